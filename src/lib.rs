@@ -1,0 +1,1 @@
+//! Memory of Huawei Ascend NPUs from user space.

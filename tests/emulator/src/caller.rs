@@ -1,0 +1,56 @@
+//! Who makes a system call, and the memory that it can name.
+
+use nix::errno::Errno;
+use std::time::Instant;
+
+/// A range of the caller's memory could not be read or written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault;
+
+/// A caller's address space, as `copy_from_user` and `copy_to_user` see it.
+pub trait Memory {
+    /// Reads all of `buffer` from `address`, or faults.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault>;
+    /// Writes all of `bytes` to `address`, or faults (possibly after a part was written).
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+}
+
+/// The task that makes a system call. Ids are those of the emulator's own pid namespace, which plays the initial one.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    /// Thread id.
+    pub tid: i32,
+    /// Process id.
+    pub tgid: i32,
+    /// Start of the process's leader, in nanoseconds since boot (with the resolution of `/proc/PID/stat`).
+    pub start_time: u64,
+    /// Inode of the mount namespace: what tells containers apart for the driver.
+    pub mount_namespace: u64,
+    /// Effective user id.
+    pub uid: u32,
+    /// The caller's memory.
+    pub memory: &'a dyn Memory,
+    /// When the call arrived: a call that waits is presented again with the same value.
+    pub arrived: Instant,
+}
+
+/// What becomes of a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It returns now. A positive value is the system call's own return value.
+    Done(Result<i64, Errno>),
+    /// It sleeps in the kernel: present the same call again at this time (or earlier, if the caller died).
+    Sleep(Instant),
+}
+
+impl From<Result<i64, Errno>> for Outcome {
+    fn from(result: Result<i64, Errno>) -> Self {
+        Outcome::Done(result)
+    }
+}
+
+impl From<Errno> for Outcome {
+    fn from(errno: Errno) -> Self {
+        Outcome::Done(Err(errno))
+    }
+}

@@ -1,0 +1,1 @@
+//! `/dev/davinci_manager`: the multiplexer that binds a file to a module and releases files.

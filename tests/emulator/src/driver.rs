@@ -1,0 +1,97 @@
+//! The whole driver: files, and which module answers for each.
+
+use crate::caller::{Caller, Outcome};
+use crate::config::Config;
+use crate::machine::Machine;
+use crate::svm::Svm;
+use nix::errno::Errno;
+use std::fs::File;
+
+/// An open file description of one of the driver's character devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u64);
+
+/// The arguments of mmap(2) on one of the driver's files.
+#[derive(Debug, Clone, Copy)]
+pub struct Mmap {
+    /// Wanted address.
+    pub hint: u64,
+    /// Whether the wanted range was free, so that the kernel will honour the hint.
+    pub free: bool,
+    /// Length in bytes.
+    pub length: u64,
+    /// PROT_* bits.
+    pub prot: i32,
+    /// MAP_* bits.
+    pub flags: i32,
+    /// File offset.
+    pub offset: u64,
+}
+
+/// A change that a process makes to its own address space.
+#[derive(Debug, Clone, Copy)]
+pub struct AddressSpaceChange {
+    /// Which system call.
+    pub kind: ChangeKind,
+    /// First address.
+    pub start: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// The system call behind an [`AddressSpaceChange`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// munmap, or mmap with MAP_FIXED over it.
+    Unmap,
+    /// mprotect to these PROT_* bits.
+    Protect(i32),
+    /// madvise with this advice.
+    Advise(i32),
+    /// mremap to this new size.
+    Remap(u64),
+}
+
+/// The emulated driver on its emulated host.
+pub struct Driver {
+    /// Hardware and firmware.
+    pub machine: Machine,
+    /// The memory module.
+    pub svm: Svm,
+}
+
+impl Driver {
+    /// A freshly loaded driver.
+    pub fn new(config: Config) -> Self {
+        Driver { machine: Machine::new(config), svm: Svm::default() }
+    }
+
+    /// open(2) of `path`; `None` if it is no path of the driver's. `backing` is the memfd that the client will hold: its pages are what mappings show.
+    pub fn open(
+        &mut self,
+        _caller: &Caller,
+        _path: &str,
+        _flags: i32,
+        _backing: File,
+    ) -> Option<Result<FileId, Errno>> {
+        None
+    }
+
+    /// ioctl(2).
+    pub fn ioctl(&mut self, _caller: &Caller, _file: FileId, _request: u32, _arg: u64) -> Outcome {
+        Errno::ENOTTY.into()
+    }
+
+    /// mmap(2).
+    pub fn mmap(&mut self, _caller: &Caller, _file: FileId, _mmap: &Mmap) -> Result<(), Errno> {
+        Err(Errno::ENODEV)
+    }
+
+    /// munmap, mprotect, madvise or mremap somewhere in the driver's address ranges.
+    pub fn address_space_change(&mut self, _caller: &Caller, _change: &AddressSpaceChange) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// The last reference to a file (descriptors and mappings) is gone. `alive` tells whether the opener's address space still exists.
+    pub fn close(&mut self, _file: FileId, _alive: bool) {}
+}

@@ -1,0 +1,14 @@
+//! The kernel driver of Huawei Ascend NPUs, emulated for tests.
+//!
+//! Two halves that know nothing of each other's job:
+//!
+//! * the **model** ([`driver`], [`machine`], [`davinci`], `uda`, `urd`, `devmng`, [`svm`], `hdc`, `tsd`): a state machine that answers open, ioctl, mmap and
+//!   close the way the kernel driver does, given a [`caller::Caller`] and its memory. It makes no system calls on the caller's behalf;
+//! * the **front** (`front`): seccomp user notification, which brings the real system calls of real processes to the model.
+
+pub mod caller;
+pub mod config;
+pub mod davinci;
+pub mod driver;
+pub mod machine;
+pub mod svm;
