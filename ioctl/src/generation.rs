@@ -1,16 +1,186 @@
-//! Driver generations.
-/// A generation of the driver's ABI.
+//! Driver generations: each is its parent plus what changed.
+//!
+//! Versions are never compared as text: the numbers of the vendor's packages are not ordered. A client finds out which generation it talks
+//! to by asking for things that only one of them has (see the crate's documentation), and refuses what it does not know.
+
+use crate::svm::{self, Op, SvmCommand};
+use core::fmt;
+use core::str::FromStr;
+
+/// A generation of the driver's ABI, named after the driver release that it was measured on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Generation {
-    /// 8.5.0
+    /// 8.5.0.
     V8_5_0,
-    /// 9.0.0
+    /// 9.0.0.
     V9_0_0,
-    /// 26.1
+    /// 26.1.
     V26_1,
 }
 
+/// What a generation adds to its parent, and the facts that differ.
+#[derive(Debug)]
+pub struct Delta {
+    /// The generation that this one grew from.
+    pub parent: Option<Generation>,
+    /// SVM commands that are new, or have another number or handler than in the parent.
+    pub svm: &'static [SvmCommand],
+    /// SVM numbers from here on are EINVAL.
+    pub svm_numbers: u8,
+    /// SVM numbers below this need an initialised process.
+    pub svm_private_numbers: u8,
+    /// [`svm::UpdateHeap::sub_kind`]s from here on are EINVAL.
+    pub sub_kinds: u32,
+    /// Address ranges that a session maps, in this order, without the host-pin range.
+    pub segments: &'static [svm::Segment],
+    /// Whether a host-pin range follows once a device has come up.
+    pub host_pin: bool,
+    /// Whether [`svm::InitProcess::uvm_page_size`] is answered.
+    pub uvm: bool,
+    /// Whether [`svm::MemImport::memory`] is answered.
+    pub import_tells_memory: bool,
+    /// Whether normal-page host memory can be imported on a device.
+    pub normal_host_share_on_device: bool,
+    /// Whether MEM_CREATE looks if a NUMA node is online.
+    pub checks_numa_node: bool,
+    /// Numbers of DEVMNG from here on are EINVAL.
+    pub devmng_numbers: u8,
+    /// Size of GET_DEVINFO's struct.
+    pub devinfo_size: usize,
+    /// Size of the P2P feature's struct.
+    pub p2p_size: usize,
+    /// The feature that answers published values.
+    pub udis_get: crate::urd::Key,
+}
+
+const SVM: svm::Segment = svm::Segment { start: svm::SVM_START, size: svm::SVM_SIZE };
+const SOMA: svm::Segment = svm::Segment { start: svm::SOMA_START, size: svm::SOMA_SIZE };
+const UVM: svm::Segment = svm::Segment { start: svm::UVM_START, size: svm::UVM_SIZE };
+
+const V8_5_0: Delta = Delta {
+    parent: None,
+    svm: svm::V8_5_0,
+    svm_numbers: 71,
+    svm_private_numbers: 66,
+    sub_kinds: 7,
+    segments: &[SVM],
+    host_pin: false,
+    uvm: false,
+    import_tells_memory: false,
+    normal_host_share_on_device: true,
+    checks_numa_node: false,
+    devmng_numbers: 208,
+    devinfo_size: 312,
+    p2p_size: 24,
+    udis_get: crate::urd::UDIS_GET_85,
+};
+
+const V9_0_0: Delta = Delta {
+    parent: Some(Generation::V8_5_0),
+    svm: svm::V9_0_0,
+    svm_numbers: 106,
+    svm_private_numbers: 100,
+    host_pin: true,
+    import_tells_memory: true,
+    normal_host_share_on_device: false,
+    checks_numa_node: true,
+    devmng_numbers: 209,
+    p2p_size: 32,
+    udis_get: crate::urd::UDIS_GET,
+    ..V8_5_0
+};
+
+const V26_1: Delta = Delta {
+    parent: Some(Generation::V9_0_0),
+    svm: svm::V26_1,
+    svm_numbers: 105,
+    sub_kinds: 9,
+    segments: &[SVM, SOMA, UVM],
+    uvm: true,
+    devinfo_size: 320,
+    ..V9_0_0
+};
+
 impl Generation {
-    /// The newest that we know.
+    /// All generations that this crate knows, oldest first.
+    pub const ALL: [Generation; 3] = [Generation::V8_5_0, Generation::V9_0_0, Generation::V26_1];
+
+    /// The newest that this crate knows.
     pub const NEWEST: Generation = Generation::V26_1;
+
+    /// What the generation is made of.
+    pub const fn delta(self) -> &'static Delta {
+        match self {
+            Generation::V8_5_0 => &V8_5_0,
+            Generation::V9_0_0 => &V9_0_0,
+            Generation::V26_1 => &V26_1,
+        }
+    }
+
+    /// Name of the generation, as on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Generation::V8_5_0 => "8.5.0",
+            Generation::V9_0_0 => "9.0.0",
+            Generation::V26_1 => "26.1",
+        }
+    }
+
+    /// An SVM command in this generation; `None` if it does not have it.
+    pub fn svm(self, op: Op) -> Option<&'static SvmCommand> {
+        let mut generation = Some(self);
+        while let Some(delta) = generation.map(Generation::delta) {
+            if let Some(found) = delta.svm.iter().find(|command| command.op == op) {
+                return Some(found);
+            }
+            generation = delta.parent;
+        }
+        None
+    }
+
+    /// The SVM command that has this number in this generation.
+    pub fn svm_by_number(self, number: u8) -> Option<&'static SvmCommand> {
+        let mut generation = Some(self);
+        while let Some(delta) = generation.map(Generation::delta) {
+            let found = delta.svm.iter().find(|command| command.command.number == number);
+            // A number that an older generation used is only good if the command did not move since.
+            if let Some(found) = found {
+                return self.svm(found.op).filter(|now| now.command.number == number);
+            }
+            generation = delta.parent;
+        }
+        None
+    }
+
+    /// All SVM commands of this generation.
+    pub fn svm_commands(self) -> impl Iterator<Item = &'static SvmCommand> {
+        Op::ALL.iter().filter_map(move |&op| self.svm(op))
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is none of a known generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnknownGeneration;
+
+impl fmt::Display for UnknownGeneration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("unknown driver generation; known are 8.5.0, 9.0.0 and 26.1")
+    }
+}
+
+impl core::error::Error for UnknownGeneration {}
+
+impl FromStr for Generation {
+    type Err = UnknownGeneration;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Generation::ALL.into_iter().find(|generation| generation.name() == name).ok_or(UnknownGeneration)
+    }
 }

@@ -1,4 +1,49 @@
-//! Structs, numbers and constants of the driver.
+//! Structs, ioctl numbers and constants of the Huawei Ascend NPU kernel driver, for every driver generation that we know.
+//!
+//! `no_std`, no system calls, no meaning: only the bytes that cross the system-call boundary, and what the kernel demands of each command.
+//! One module per device or driver module:
+//!
+//! | module | device | module name |
+//! |---|---|---|
+//! | [`davinci`] | `/dev/davinci_manager` | (the multiplexer itself) |
+//! | [`uda`] | " | `uda`: which devices, under which numbers |
+//! | [`urd`] | " | `URD`: feature queries |
+//! | [`devmng`] | " | `DEVMNG`: identity of devices and processes |
+//! | [`svm`] | " | `SVM`: memory |
+//! | [`hdc`] | `/dev/hisi_hdc` | packets to daemons on the device |
+//! | [`klog`] | - | the page in which the kernel explains its errors |
+//!
+//! All structs are `#[repr(C)]` with explicit padding and derive zerocopy's traits, so that a buffer is never partly uninitialised.
+//!
+//! ```
+//! use ascend_ioctl::{Generation, svm::{self, Op}};
+//!
+//! // A command is a value that knows its number in a generation, or that the generation does not have it.
+//! let alloc = Generation::V8_5_0.svm(Op::AllocProcStruct).unwrap();
+//! assert_eq!(alloc.command.request(), 0x4158_4D43);
+//! assert_eq!(Generation::V26_1.svm(Op::AllocProcStruct).unwrap().command.number, 101);
+//! assert!(Generation::V9_0_0.svm(Op::MemHandleSetAttr).is_none());
+//!
+//! // An argument is 344 bytes whatever the command.
+//! let arg = svm::Arg::new(0, &svm::MemCreate { size: 2 << 20, side: svm::SIDE_DEVICE, page: svm::PAGE_HUGE, ..Default::default() });
+//! assert_eq!(size_of_val(&arg), 344);
+//! assert_eq!(arg.para::<svm::MemCreate>().size, 2 << 20);
+//! ```
+//!
+//! This crate is not affiliated with Huawei; "Ascend" is used to say which hardware it is for.
+
 #![no_std]
+
+pub mod command;
+pub mod davinci;
+pub mod devmng;
 mod generation;
-pub use generation::Generation;
+pub mod hdc;
+pub mod klog;
+pub mod layout;
+pub mod svm;
+pub mod uda;
+pub mod urd;
+
+pub use command::Command;
+pub use generation::{Delta, Generation, UnknownGeneration};

@@ -1,0 +1,309 @@
+//! `/dev/hisi_hdc`: packets to daemons on the device.
+//!
+//! Every command takes the same 200-byte argument, [`Arg`], of which each reads and writes its own view. Errors are **private codes that
+//! come back as errno**; they collide with the usual ones and are translated by number ([`error`]). CONNECT gives a session number and a
+//! reuse counter; the file that SET_SESSION_OWNER is called on is tied to the session, and closing it closes the session.
+
+use crate::command::{Command, Direction};
+use crate::layout::{declare_constants, declare_layouts};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Path of the device.
+pub const PATH: &str = "/dev/hisi_hdc";
+
+/// The argument of every command: as large as the largest view.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Arg(pub [u8; 200]);
+
+/// Size of the argument.
+pub const ARG_SIZE: usize = 200;
+
+const _: () = assert!(size_of::<Arg>() == ARG_SIZE);
+
+/// A command's view of the argument.
+pub trait View: FromBytes + IntoBytes + Immutable + KnownLayout + Copy {}
+
+impl Arg {
+    /// The argument that begins with `view`, the rest zero.
+    pub fn new<V: View>(view: &V) -> Arg {
+        let mut arg = Arg::new_zeroed();
+        // A view is never longer than the argument, so this writes all of it.
+        let _ = view.write_to_prefix(&mut arg.0);
+        arg
+    }
+
+    /// What the argument says to a command.
+    pub fn view<V: View>(&self) -> V {
+        match V::read_from_prefix(&self.0) {
+            Ok((view, _)) => view,
+            Err(_) => V::new_zeroed(),
+        }
+    }
+}
+
+declare_layouts! {
+    /// CONFIG.
+    pub struct Config = "hdcdrv_cmd_config", 48 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        /// In: wanted, out: granted size of a packet.
+        pub segment: i32 = "segment" @ 24,
+        pub _reserved: [u32; 4] = "reserved" @ 28,
+        pub _pad0: [u8; 4],
+    }
+
+    /// CONNECT. On success all 200 bytes come back, with the *physical* id in [`Connect::device`]: do not reuse the argument.
+    pub struct Connect = "hdcdrv_cmd_connect", 88 {
+        /// -1: any; 0 would ask for a server with pid 0.
+        pub peer_pid: i32 = "peer_pid" @ 0,
+        /// Logical id.
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        /// [`SERVICE_TSD`].
+        pub service: i32 = "service_type" @ 24,
+        /// Out: session number; may be 0.
+        pub session: i32 = "session" @ 28,
+        /// Seconds, 1 to 30.
+        pub timeout: u32 = "timeout" @ 32,
+        /// Out: reuse counter.
+        pub alloc_index: u32 = "session_cur_alloc_idx" @ 36,
+        pub ret: i32 = "ret" @ 40,
+        pub unique: u32 = "unique_val" @ 44,
+        pub user_va: u64 = "user_va" @ 48,
+        pub _reserved: [u32; 8] = "reserved" @ 56,
+    }
+
+    /// CLOSE. With a wrong reuse counter it answers 0 and closes nothing.
+    pub struct Close = "hdcdrv_cmd_close", 88 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        pub session: i32 = "session" @ 24,
+        pub unique: u32 = "unique_val" @ 28,
+        pub task_start_time: u64 = "task_start_time" @ 32,
+        pub remote_session: u32 = "remote_session" @ 40,
+        pub local_close_state: i32 = "local_close_state" @ 44,
+        pub remote_close_state: i32 = "remote_local_state" @ 48,
+        pub alloc_index: u32 = "session_cur_alloc_idx" @ 52,
+        pub _reserved: [u32; 8] = "reserved" @ 56,
+    }
+
+    /// SEND: queues one packet.
+    pub struct Send = "hdcdrv_cmd_send", 104 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        pub session: i32 = "session" @ 24,
+        pub _pad0: [u8; 4],
+        pub source: u64 = "src_buf" @ 32,
+        pub length: i32 = "len" @ 40,
+        pub _pad1: [u8; 4],
+        pub pool_buffer: u64 = "pool_buf" @ 48,
+        pub pool_address: u64 = "pool_addr" @ 56,
+        /// [`WAIT_TIMEOUT`].
+        pub wait: i32 = "wait_flag" @ 64,
+        /// Milliseconds.
+        pub timeout: u32 = "timeout" @ 68,
+        pub _reserved: [u32; 8] = "reserved" @ 72,
+    }
+
+    /// RECV_PEEK: waits for a packet and tells its length.
+    pub struct RecvPeek = "hdcdrv_cmd_recv_peek", 88 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        pub session: i32 = "session" @ 24,
+        /// Out: length of the packet; 0 means that the session was closed.
+        pub length: i32 = "len" @ 28,
+        /// [`WAIT_TIMEOUT`].
+        pub wait: i32 = "wait_flag" @ 32,
+        /// Milliseconds; 0 means 3000.
+        pub timeout: u32 = "timeout" @ 36,
+        pub group: i32 = "group_flag" @ 40,
+        /// Out: packets queued.
+        pub count: i32 = "count" @ 44,
+        pub alloc_index: u32 = "session_cur_alloc_idx" @ 48,
+        pub _reserved: [u32; 8] = "reserved" @ 52,
+        pub _pad0: [u8; 4],
+    }
+
+    /// RECV: takes the packet. Never waits.
+    pub struct Recv = "hdcdrv_cmd_recv", 200 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        pub session: i32 = "session" @ 24,
+        pub _pad0: [u8; 4],
+        pub destination: u64 = "dst_buf" @ 32,
+        pub length: i32 = "len" @ 40,
+        pub _pad1: [u8; 4],
+        pub pool_buffer: u64 = "pool_buf" @ 48,
+        /// Out.
+        pub received: i32 = "out_len" @ 56,
+        /// 1.
+        pub buffers: i32 = "buf_count" @ 60,
+        pub group: i32 = "group_flag" @ 64,
+        pub _pad2: [u8; 4],
+        pub buffer_list: [u64; 8] = "buf_list" @ 72,
+        pub buffer_lengths: [u32; 8] = "buf_len" @ 136,
+        pub _reserved: [u32; 8] = "reserved" @ 168,
+    }
+
+    /// SET_SESSION_OWNER: ties the file to the session. Within 60 s of CONNECT.
+    pub struct SetSessionOwner = "hdcdrv_cmd_set_session_owner", 56 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        pub parent_pid: u64 = "ppid" @ 24,
+        pub session: i32 = "session" @ 32,
+        pub _reserved: [u32; 4] = "reserved" @ 36,
+        pub _pad0: [u8; 4],
+    }
+
+    /// GET_SESSION_ATTR.
+    pub struct GetSessionAttr = "hdcdrv_cmd_get_session_attr", 56 {
+        pub ret: i32 = "ret" @ 0,
+        pub device: i32 = "dev_id" @ 4,
+        pub pid: u64 = "pid" @ 8,
+        pub _reserve_comm: u64 = "reserve_comm" @ 16,
+        /// [`ATTR_STATUS`].
+        pub kind: i32 = "cmd_type" @ 24,
+        pub session: i32 = "session" @ 28,
+        /// Out: 0 connected.
+        pub output: i32 = "output" @ 32,
+        pub alloc_index: u32 = "session_cur_alloc_idx" @ 36,
+        pub _reserved: [u32; 4] = "reserved" @ 40,
+    }
+}
+
+impl View for Config {}
+impl View for Connect {}
+impl View for Close {}
+impl View for Send {}
+impl View for RecvPeek {}
+impl View for Recv {}
+impl View for SetSessionOwner {}
+impl View for GetSessionAttr {}
+
+declare_constants! {
+    /// The service of the daemon that starts device processes.
+    pub const SERVICE_TSD: i32 = 9, "HDCDRV_SERVICE_TYPE_TSD";
+    /// Number of service types.
+    pub const SERVICES: i32 = 128, "HDCDRV_SUPPORT_MAX_SERVICE";
+}
+
+/// `wait`: for ever.
+pub const WAIT_FOREVER: i32 = 0;
+/// `wait`: not at all for SEND; about 3 s for RECV_PEEK on a TSD session.
+pub const WAIT_NOT: i32 = 1;
+/// `wait`: up to the timeout.
+pub const WAIT_TIMEOUT: i32 = 2;
+/// [`GetSessionAttr::kind`]: connected or not.
+pub const ATTR_STATUS: i32 = 4;
+/// Largest packet.
+pub const MAX_PACKET: usize = 512 * 1024;
+
+/// The private error codes, as errno shows them.
+pub mod error {
+    /// Unspecific; also "owner already set".
+    pub const FAILED: i32 = 1;
+    /// Bad parameter; also wrong session number, wrong container, close by another than the owner.
+    pub const PARAMETER: i32 = 2;
+    /// Argument or buffer not readable.
+    pub const COPY_IN: i32 = 3;
+    /// Argument not writable; or a signal.
+    pub const COPY_OUT: i32 = 4;
+    /// No DMA buffer.
+    pub const NO_BUFFER: i32 = 8;
+    /// No session left.
+    pub const NO_SESSION: i32 = 9;
+    /// The control message failed.
+    pub const CONTROL: i32 = 10;
+    /// The peer refused.
+    pub const REFUSED: i32 = 11;
+    /// Connecting took too long.
+    pub const CONNECT_TIMEOUT: i32 = 12;
+    /// Length 0 or too large.
+    pub const LENGTH: i32 = 14;
+    /// The peer has closed.
+    pub const PEER_CLOSED: i32 = 15;
+    /// The receive buffer is too small; the packet stays queued.
+    pub const BUFFER_SMALL: i32 = 16;
+    /// The device is not ready.
+    pub const NOT_READY: i32 = 17;
+    /// The device was reset.
+    pub const RESET: i32 = 18;
+    /// Not supported; also a UB link from 9.0.0 on.
+    pub const NOT_SUPPORTED: i32 = 19;
+    /// Nobody listens for the service on the device.
+    pub const NOBODY_LISTENS: i32 = 20;
+    /// Nothing there.
+    pub const NOTHING: i32 = 21;
+    /// The session is closed.
+    pub const CLOSED: i32 = 22;
+    /// The device id could not be translated.
+    pub const TRANSLATION: i32 = 24;
+    /// No packet came in time.
+    pub const RECEIVE_TIMEOUT: i32 = 27;
+    /// The packet could not be sent in time.
+    pub const SEND_TIMEOUT: i32 = 28;
+    /// Not the owner.
+    pub const PERMISSION: i32 = 41;
+    /// The channel is invalid.
+    pub const CHANNEL: i32 = 43;
+    /// The peer rebooted.
+    pub const PEER_REBOOT: i32 = 49;
+}
+
+/// Magic.
+pub const MAGIC: u8 = b'H';
+
+const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
+    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)
+}
+
+/// Asks for the peer's device number (used for file transfer only).
+pub const GET_PEER_DEV_ID: Command = command("GET_PEER_DEV_ID", "HDCDRV_CMD_GET_PEER_DEV_ID", 0x07, None);
+/// Negotiates the packet size. Optional.
+pub const CONFIG: Command = command("CONFIG", "HDCDRV_CMD_CONFIG", 0x08, Some("Config"));
+/// Opens a session.
+pub const CONNECT: Command = command("CONNECT", "HDCDRV_CMD_CONNECT", 0x13, Some("Connect"));
+/// Closes a session.
+pub const CLOSE: Command = command("CLOSE", "HDCDRV_CMD_CLOSE", 0x14, Some("Close"));
+/// Sends a packet.
+pub const SEND: Command = command("SEND", "HDCDRV_CMD_SEND", 0x15, Some("Send"));
+/// Waits for a packet.
+pub const RECV_PEEK: Command = command("RECV_PEEK", "HDCDRV_CMD_RECV_PEEK", 0x16, Some("RecvPeek"));
+/// Takes a packet.
+pub const RECV: Command = command("RECV", "HDCDRV_CMD_RECV", 0x17, Some("Recv"));
+/// Ties the file to a session.
+pub const SET_SESSION_OWNER: Command =
+    command("SET_SESSION_OWNER", "HDCDRV_CMD_SET_SESSION_OWNER", 0x18, Some("SetSessionOwner"));
+/// Asks about a session.
+pub const GET_SESSION_ATTR: Command =
+    command("GET_SESSION_ATTR", "HDCDRV_CMD_GET_SESSION_ATTR", 0x1A, Some("GetSessionAttr"));
+/// Asks for the page size (the vendor's start-up does).
+pub const GET_PAGE_SIZE: Command = command("GET_PAGE_SIZE", "HDCDRV_CMD_GET_PAGE_SIZE", 0x1D, None);
+
+/// The device's commands that this project knows.
+pub const COMMANDS: &[Command] = &[
+    GET_PEER_DEV_ID,
+    CONFIG,
+    CONNECT,
+    CLOSE,
+    SEND,
+    RECV_PEEK,
+    RECV,
+    SET_SESSION_OWNER,
+    GET_SESSION_ATTR,
+    GET_PAGE_SIZE,
+];

@@ -1,0 +1,167 @@
+//! Layout facts: what the driver's own headers say about each struct and constant, kept beside the Rust definition.
+//!
+//! The kernel copies its own `sizeof` in and out and checks nothing, so a wrong offset corrupts memory silently. Each struct of this crate
+//! is declared together with the C name, offset and size of every field; the compiler checks them, and a test compares all of them with
+//! tables that were measured on the driver's headers of every generation (`abi/*.json`).
+
+use crate::Generation;
+
+/// A C struct of the driver and where our definition puts its fields.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Name of the Rust struct.
+    pub name: &'static str,
+    /// Name of the struct in the driver's headers.
+    pub c_name: &'static str,
+    /// Size in bytes.
+    pub size: usize,
+    /// Alignment in bytes.
+    pub align: usize,
+    /// Fields, without padding.
+    pub fields: &'static [Field],
+    /// The generations that have this struct in this or a shorter form (fields are only ever appended).
+    pub generations: &'static [Generation],
+}
+
+/// A field of a [`Layout`].
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Name in Rust.
+    pub name: &'static str,
+    /// Name in the driver's headers.
+    pub c_name: &'static str,
+    /// Offset in bytes.
+    pub offset: usize,
+    /// Size in bytes.
+    pub size: usize,
+}
+
+/// A named number of the driver's headers.
+#[derive(Debug, Clone, Copy)]
+pub struct Constant {
+    /// Name in Rust.
+    pub name: &'static str,
+    /// Name in the driver's headers.
+    pub c_name: &'static str,
+    /// Value.
+    pub value: i128,
+    /// The generations that define it with this value.
+    pub generations: &'static [Generation],
+}
+
+/// Every struct that this crate defines.
+pub fn layouts() -> impl Iterator<Item = &'static Layout> {
+    [
+        crate::davinci::LAYOUTS,
+        crate::uda::LAYOUTS,
+        crate::urd::LAYOUTS,
+        crate::devmng::LAYOUTS,
+        crate::svm::LAYOUTS,
+        crate::hdc::LAYOUTS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Every constant that this crate takes from the driver's headers.
+pub fn constants() -> impl Iterator<Item = &'static Constant> {
+    [
+        crate::davinci::CONSTANTS,
+        crate::uda::CONSTANTS,
+        crate::urd::CONSTANTS,
+        crate::devmng::CONSTANTS,
+        crate::svm::CONSTANTS,
+        crate::hdc::CONSTANTS,
+        crate::klog::CONSTANTS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The generations of a declaration: all, unless it says otherwise.
+macro_rules! declared_generations {
+    () => {
+        &$crate::Generation::ALL
+    };
+    ($($generation:ident)+) => {
+        &[$($crate::Generation::$generation),+]
+    };
+}
+
+/// Declares `#[repr(C)]` structs with their layout facts, and `LAYOUTS`, the list of them.
+///
+/// `field: Type = "c_name" @ offset` is a field of the driver; a field without a C name is padding.
+macro_rules! declare_layouts {
+    ($(
+        $(#[$meta:meta])*
+        pub struct $name:ident = $c_name:literal, $size:literal $(, only [$($generation:ident)+])? {
+            $( $(#[$field_meta:meta])* pub $field:ident: $type:ty $(= $c_field:literal @ $offset:literal)?, )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[allow(missing_docs)]
+            #[repr(C)]
+            #[derive(
+                Debug, Clone, Copy, PartialEq, Eq,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout,
+            )]
+            pub struct $name {
+                $( $(#[$field_meta])* pub $field: $type, )*
+            }
+
+            impl Default for $name {
+                /// All bytes zero.
+                fn default() -> Self {
+                    zerocopy::FromZeros::new_zeroed()
+                }
+            }
+
+            const _: () = {
+                assert!(size_of::<$name>() == $size);
+                $( $( assert!(core::mem::offset_of!($name, $field) == $offset, $c_field); )? )*
+            };
+        )*
+
+        /// The structs of this module.
+        pub const LAYOUTS: &[$crate::layout::Layout] = &[$(
+            $crate::layout::Layout {
+                name: stringify!($name),
+                c_name: $c_name,
+                size: size_of::<$name>(),
+                align: align_of::<$name>(),
+                fields: &[$( $(
+                    $crate::layout::Field {
+                        name: stringify!($field),
+                        c_name: $c_field,
+                        offset: core::mem::offset_of!($name, $field),
+                        size: size_of::<$type>(),
+                    },
+                )? )*],
+                generations: $crate::layout::declared_generations!($($($generation)+)?),
+            },
+        )*];
+    };
+}
+
+/// Declares constants of the driver's headers, and `CONSTANTS`, the list of them.
+macro_rules! declare_constants {
+    ($(
+        $(#[$meta:meta])*
+        pub const $name:ident: $type:ty = $value:expr, $c_name:literal $(, only [$($generation:ident)+])?;
+    )*) => {
+        $( $(#[$meta])* pub const $name: $type = $value; )*
+
+        /// The numbers that this module takes from the driver's headers.
+        pub const CONSTANTS: &[$crate::layout::Constant] = &[$(
+            $crate::layout::Constant {
+                name: stringify!($name),
+                c_name: $c_name,
+                value: $value as i128,
+                generations: $crate::layout::declared_generations!($($($generation)+)?),
+            },
+        )*];
+    };
+}
+
+pub(crate) use {declare_constants, declare_layouts, declared_generations};

@@ -1,0 +1,454 @@
+//! Module `SVM`, second generation ("devmm"): memory.
+//!
+//! All commands share one 344-byte argument: a head with the device, then a union. The kernel ignores the size bits of the request, copies
+//! *its own* size in and out, copies nothing back on error, and rewrites the head of commands that convert the device id: build the
+//! argument anew for every call, and never pass a buffer smaller than the kernel's. The direction bits decide what is copied, except that
+//! INIT_PROCESS must be the exact value. Which commands exist under which number depends on the generation: [`crate::Generation::svm`].
+
+mod para;
+
+pub use para::*;
+
+use crate::command::{Command, DeviceId, Direction, Lock, Needs, Reference};
+use crate::layout::declare_constants;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// The argument of every command, in all known generations.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Arg {
+    /// Which device.
+    pub head: Head,
+    /// Padding.
+    pub _pad: [u8; 4],
+    /// The union: one [`Para`].
+    pub data: [u64; 41],
+}
+
+/// Size of the argument.
+pub const ARG_SIZE: usize = 344;
+
+/// Offset of the union in it.
+pub const DATA: usize = 16;
+
+const _: () = {
+    assert!(size_of::<Arg>() == ARG_SIZE);
+    assert!(core::mem::offset_of!(Arg, data) == DATA);
+};
+
+impl Arg {
+    /// The argument of a command on `device` (a logical id, or [`HOST_ID`]); all other bytes zero.
+    #[inline]
+    pub fn new<P: Para>(device: u32, para: &P) -> Arg {
+        let mut arg = Arg::new_zeroed();
+        arg.head.device = device;
+        // A member is never longer than the union, so this writes all of it.
+        let _ = para.write_to_prefix(arg.data.as_mut_bytes());
+        arg
+    }
+
+    /// What the union says to a command.
+    #[inline]
+    pub fn para<P: Para>(&self) -> P {
+        match P::read_from_prefix(self.data.as_bytes()) {
+            Ok((para, _)) => para,
+            Err(_) => P::new_zeroed(),
+        }
+    }
+}
+
+declare_constants! {
+    /// Magic. DEVMNG has the same: the file tells them apart.
+    pub const MAGIC: u8 = b'M', "DEVMM_SVM_MAGIC";
+    /// The host agent's id; unsupported on current hardware.
+    pub const HOST_AGENT_ID: u32 = 64, "SVM_HOST_AGENT_ID";
+    /// Device ids from here on are ENODEV.
+    pub const DEVICE_IDS: u32 = 1124, "DEVMM_MAX_DEVICE_NUM";
+    /// Number of physical devices.
+    pub const PHYSICAL_DEVICES: u32 = 64, "DEVMM_MAX_PHY_DEVICE_NUM";
+    /// Number of ids that can be granted access.
+    pub const ACCESS_IDS: u32 = 66, "DEVMM_MAX_LOGIC_DEVICE_NUM";
+
+    /// Start of the SVM segment.
+    pub const SVM_START: u64 = 0x1000_0000_0000, "DEVMM_SVM_MEM_START";
+    /// Its size: 8 TiB.
+    pub const SVM_SIZE: u64 = 0x800_0000_0000, "DEVMM_SVM_MEM_SIZE";
+    /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel for ever.**
+    pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", only [V26_1];
+    /// Its size: 2 TiB.
+    pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", only [V26_1];
+    /// Start of the UVM segment.
+    pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", only [V26_1];
+    /// Its size: 3 TiB.
+    pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", only [V26_1];
+    /// Start of the host-pin segment when devices hang on PCI Express.
+    pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", only [V9_0_0 V26_1];
+    /// Start of the host-pin segment when devices hang on HCCS.
+    pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", only [V9_0_0 V26_1];
+    /// Its size: 1 TiB.
+    pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", only [V9_0_0 V26_1];
+    /// Where ordinary heaps begin; below it are the areas of the video and read-only heaps.
+    pub const NORMAL_START: u64 = 0x12C0_0000_0000, "DEVMM_NORMAL_ADDR_START";
+    /// Where addresses begin that need a mapping of their own.
+    pub const DYNAMIC_START: u64 = 0x1800_0000_0000, "DEVMM_MAX_DYN_ALLOC_BASE";
+    /// Unit of heaps: 1 GiB.
+    pub const HEAP_UNIT: u64 = 0x4000_0000, "DEVMM_HEAP_SIZE";
+    /// Heap indices of the static range.
+    pub const STATIC_HEAPS: u32 = 8192, "DEVMM_MAX_HEAP_NUM";
+    /// All heap indices.
+    pub const HEAPS: u32 = 0x3_C000, "DEVMM_TOTAL_MAX_HEAP_NUM";
+    /// 1 GiB.
+    pub const GIANT_PAGE: u64 = 0x4000_0000, "DEVMM_GIANT_PAGE_SIZE";
+    /// Most pages of a static heap.
+    pub const HEAP_PAGES: u64 = 0x1FFF_FFFF, "DEVMM_MAX_ALLOC_PAGE_NUM";
+
+    /// [`UpdateHeap::operation`].
+    pub const HEAP_ENABLE: u32 = 0, "DEVMM_HEAP_ENABLE";
+    /// [`UpdateHeap::operation`].
+    pub const HEAP_DISABLE: u32 = 1, "DEVMM_HEAP_DISABLE";
+    /// [`UpdateHeap::kind`]: pinned host memory.
+    pub const HEAP_PINNED_HOST: u32 = 0xEFEF_0001, "DEVMM_HEAP_PINNED_HOST";
+    /// [`UpdateHeap::kind`]: 2 MiB chunks.
+    pub const HEAP_HUGE: u32 = 0xEFEF_0002, "DEVMM_HEAP_HUGE_PAGE";
+    /// [`UpdateHeap::kind`]: chunks of the host's page size.
+    pub const HEAP_CHUNK: u32 = 0xEFEF_0003, "DEVMM_HEAP_CHUNK_PAGE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_SVM: u32 = 0, "SUB_SVM_TYPE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_DEVICE: u32 = 1, "SUB_DEVICE_TYPE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_HOST: u32 = 2, "SUB_HOST_TYPE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_DVPP: u32 = 3, "SUB_DVPP_TYPE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_READ_ONLY: u32 = 4, "SUB_READ_ONLY_TYPE";
+    /// [`UpdateHeap::sub_kind`]: reservations that physical memory is mapped into.
+    pub const SUB_RESERVE: u32 = 5, "SUB_RESERVE_TYPE";
+    /// [`UpdateHeap::sub_kind`].
+    pub const SUB_DEVICE_READ_ONLY: u32 = 6, "SUB_DEV_READ_ONLY_TYPE";
+
+    /// Side: host memory.
+    pub const SIDE_HOST: u32 = 0, "MEM_HOST_SIDE";
+    /// Side: device memory.
+    pub const SIDE_DEVICE: u32 = 1, "MEM_DEV_SIDE";
+    /// Side: host memory of one NUMA node; MEM_CREATE only.
+    pub const SIDE_HOST_NUMA: u32 = 2, "MEM_HOST_NUMA_SIDE";
+    /// Sides from here on are EINVAL.
+    pub const SIDES: u32 = 3, "MEM_MAX_SIDE";
+    /// Page: the host's.
+    pub const PAGE_NORMAL: u32 = 0, "MEM_NORMAL_PAGE_TYPE";
+    /// Page: 2 MiB.
+    pub const PAGE_HUGE: u32 = 1, "MEM_HUGE_PAGE_TYPE";
+    /// Page: 1 GiB.
+    pub const PAGE_GIANT: u32 = 2, "MEM_GIANT_PAGE_TYPE";
+    /// Page kinds from here on are EINVAL.
+    pub const PAGES: u32 = 3, "MEM_MAX_PAGE_TYPE";
+    /// Memory: HBM.
+    pub const MEMORY_HBM: u32 = 0, "MEM_HBM_TYPE";
+    /// Memory: DDR.
+    pub const MEMORY_DDR: u32 = 1, "MEM_DDR_TYPE";
+    /// Memory: HBM that peers can reach.
+    pub const MEMORY_P2P_HBM: u32 = 2, "MEM_P2P_HBM_TYPE";
+    /// Memory: DDR that peers can reach.
+    pub const MEMORY_P2P_DDR: u32 = 3, "MEM_P2P_DDR_TYPE";
+    /// Memory: the task scheduler's DDR.
+    pub const MEMORY_TS_DDR: u32 = 4, "MEM_TS_DDR_TYPE";
+    /// Memory kinds from here on are EINVAL.
+    pub const MEMORIES: u32 = 5, "MEM_MAX_TYPE";
+    /// Access: none. **Never pass it.**
+    pub const ACCESS_NONE: u32 = 0, "MEM_ACCESS_TYPE_NONE";
+    /// Access: read. Stored, but the mapping is writable all the same.
+    pub const ACCESS_READ: u32 = 1, "MEM_ACCESS_TYPE_READ";
+    /// Access: read and write.
+    pub const ACCESS_READ_WRITE: u32 = 3, "MEM_ACCESS_TYPE_READWRITE";
+
+    /// [`MemImport::kind`].
+    pub const HANDLE_NONE: u32 = 0, "MEM_HANDLE_TYPE_NONE";
+    /// [`MemImport::kind`].
+    pub const HANDLE_FABRIC: u32 = 1, "MEM_HANDLE_TYPE_FABRIC";
+    /// [`MemImport::kind`].
+    pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", only [V9_0_0 V26_1];
+    /// [`MemRelease::kind`]: it was an import.
+    pub const RELEASED_IMPORT: u32 = 2, "SVM_MEM_HANDLE_IMPORT_TYPE";
+    /// Most processes in a trust list, and in one call.
+    pub const TRUST_LIST: u32 = 65535, "DEVMM_SHARE_MEM_MAX_PID_CNT";
+
+    /// Direction: host to host. The kernel copies nothing.
+    pub const COPY_HOST_TO_HOST: u32 = 0, "DEVMM_COPY_HOST_TO_HOST";
+    /// Direction: host to device.
+    pub const COPY_HOST_TO_DEVICE: u32 = 1, "DEVMM_COPY_HOST_TO_DEVICE";
+    /// Direction: device to host.
+    pub const COPY_DEVICE_TO_HOST: u32 = 2, "DEVMM_COPY_DEVICE_TO_HOST";
+    /// Direction: device to device.
+    pub const COPY_DEVICE_TO_DEVICE: u32 = 3, "DEVMM_COPY_DEVICE_TO_DEVICE";
+    /// Direction: let the kernel find out.
+    pub const COPY_DETECT: u32 = 4, "DEVMM_COPY_INVILED_DIRECTION";
+    /// [`AsyncMemcpy::state`]: done.
+    pub const ASYNC_DONE: u64 = 0x5A5A_5A5A, "DEVMM_ASYNC_CPY_FINISH_VALUE";
+    /// Advice: 2 MiB pages.
+    pub const ADVISE_HUGE: u32 = 0x4, "DV_ADVISE_HUGEPAGE";
+    /// Advice: populate; EOPNOTSUPP for reservations.
+    pub const ADVISE_POPULATE: u32 = 0x8, "DV_ADVISE_POPULATE";
+    /// Advice: lock on the device.
+    pub const ADVISE_PERSISTENT: u32 = 0x800, "DV_ADVISE_PERSISTENT";
+}
+
+/// [`AsyncMemcpy::state`]: failed (-18).
+pub const ASYNC_FAILED: u64 = -18i64 as u64;
+/// The host's id, wherever a device id is expected.
+pub const HOST_ID: u32 = 65;
+/// 2 MiB.
+pub const HUGE_PAGE: u64 = 0x20_0000;
+/// Largest reserve heap in the static range: 128 GiB.
+pub const RESERVE_HEAP_MAX: u64 = 128 << 30;
+/// Most elements of MEMCPY_BATCH.
+pub const BATCH: u32 = 4096;
+/// Most asynchronous copies that wait to be refreshed.
+pub const ASYNC_TASKS: usize = 65535;
+
+macro_rules! ops {
+    ($($name:ident = $text:literal,)*) => {
+        /// The commands by meaning; the number may differ between generations.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)]
+        pub enum Op { $($name),* }
+
+        impl Op {
+            /// Every command of every generation.
+            pub const ALL: &[Op] = &[$(Op::$name),*];
+
+            /// Short name, as traces and errors print it.
+            pub const fn name(self) -> &'static str {
+                match self { $(Op::$name => $text),* }
+            }
+        }
+    };
+}
+
+ops! {
+    MemQueryOwner = "MEM_QUERY_OWNER",
+    MemSetAccess = "MEM_SET_ACCESS",
+    MemGetAccess = "MEM_GET_ACCESS",
+    Alloc = "ALLOC",
+    FreePages = "FREE_PAGES",
+    Memcpy = "MEMCPY",
+    Memcpy2d = "MEMCPY2D",
+    AsyncMemcpy = "ASYNC_MEMCPY",
+    MemcpyResultRefresh = "MEMCPY_RESULT_REFRESH",
+    SubmitConvertCopy = "SUBMIT_CONVERT_CPY",
+    WaitConvertCopy = "WAIT_CONVERT_CPY_RESULT",
+    ConvertAddr = "CONVERT_ADDR",
+    DestroyAddr = "DESTROY_ADDR",
+    Advise = "ADVISE",
+    Prefetch = "PREFETCH",
+    Memset8 = "MEMSET8",
+    DestroyAddrBatch = "DESTROY_ADDR_BATCH",
+    Translate = "TRANSLATE",
+    IpcMemOpen = "IPC_MEM_OPEN",
+    IpcMemClose = "IPC_MEM_CLOSE",
+    SetupDevice = "SETUP_DEVICE",
+    IpcMemCreate = "IPC_MEM_CREATE",
+    IpcMemDestroy = "IPC_MEM_DESTROY",
+    IpcMemQuery = "IPC_MEM_QUERY",
+    IpcMemSetPid = "IPC_MEM_SET_PID",
+    IpcMemSetPidPod = "IPC_MEM_SET_PID_POD",
+    IpcMemSetAttr = "IPC_MEM_SET_ATTR",
+    IpcMemGetAttr = "IPC_MEM_GET_ATTR",
+    InitProcess = "INIT_PROCESS",
+    UpdateHeap = "UPDATE_HEAP",
+    GetProcStatus = "GET_PROC_STATUS",
+    ProcessStatusQuery = "PROCESS_STATUS_QUERY",
+    DbgVaStatus = "DBG_VA_STATUS",
+    CloseDevice = "CLOSE_DEVICE",
+    MemRemoteMap = "MEM_REMOTE_MAP",
+    MemRemoteUnmap = "MEM_REMOTE_UNMAP",
+    QueryMemUsedInfo = "QUERY_MEM_USEDINFO",
+    CheckMemInfo = "CHECK_MEMINFO",
+    MapDevReserve = "MAP_DEV_RESERVE",
+    MemCreate = "MEM_CREATE",
+    MemRelease = "MEM_RELEASE",
+    MemMap = "MEM_MAP",
+    MemUnmap = "MEM_UNMAP",
+    MemExport = "MEM_EXPORT",
+    MemImport = "MEM_IMPORT",
+    MemSetPid = "MEM_SET_PID",
+    MemSetAttr = "MEM_SET_ATTR",
+    MemGetAttr = "MEM_GET_ATTR",
+    MemGetInfo = "MEM_GET_INFO",
+    RegisterDma = "REGISTER_DMA",
+    UnregisterDma = "UNREGISTER_DMA",
+    MemRepair = "MEM_REPAIR",
+    ReserveAddrInfoQuery = "RESERVE_ADDR_INFO_QUERY",
+    PrepareCloseDevice = "PREPARE_CLOSE_DEVICE",
+    MemcpyBatch = "MEMCPY_BATCH",
+    AllocProcStruct = "ALLOC_PROC_STRUCT",
+    DevSetSibling = "DEV_SET_SIBLING",
+    DevBindSibling = "DEV_BIND_SIBLING",
+    GetMmapInfo = "GET_MMAP_INFO",
+    MemMapCap = "MEM_MAP_CAP",
+    SomaPoolCreate = "SOMA_POOL_CREATE",
+    SomaPoolDestroy = "SOMA_POOL_DESTROY",
+    SomaPoolMalloc = "SOMA_POOL_MALLOC",
+    SomaPoolFree = "SOMA_POOL_FREE",
+    SomaPoolTrim = "SOMA_POOL_TRIM",
+    UvmAlloc = "UVM_ALLOC",
+    UvmAdvise = "UVM_ADVISE",
+    UvmMemRangeGetAttributes = "UVM_MEM_RANGE_GET_ATTRIBUTES",
+    UvmMemcpy = "UVM_MEMCPY",
+    UvmPrefetch = "UVM_PREFETCH",
+    UvmPrefetchBatch = "UVM_PREFETCH_BATCH",
+    MemHandleSetAttr = "MEM_HANDLE_SET_ATTR",
+    MemHandleGetAttr = "MEM_HANDLE_GET_ATTR",
+}
+
+/// A command of one generation.
+#[derive(Debug, Clone, Copy)]
+pub struct SvmCommand {
+    /// What it means.
+    pub op: Op,
+    /// Its number and the kernel's demands.
+    pub command: Command,
+}
+
+/// A line of the command tables.
+macro_rules! command {
+    ($number:literal $op:ident $c_name:literal $direction:ident $($argument:ident)?; $lock:ident $device:ident $reference:ident $($state:ident)?) => {
+        SvmCommand {
+            op: Op::$op,
+            command: Command {
+                name: Op::$op.name(),
+                c_name: $c_name,
+                magic: MAGIC,
+                number: $number,
+                direction: Direction::$direction,
+                size: ARG_SIZE as u16,
+                argument: command!(@argument $($argument)?),
+                needs: command!(@needs $($state)?),
+                device_id: DeviceId::$device,
+                lock: Lock::$lock,
+                reference: Reference::$reference,
+                handled: command!(@handled $($state)?),
+            },
+        }
+    };
+    (@argument) => { None };
+    (@argument $argument:ident) => { Some(stringify!($argument)) };
+    (@needs) => { Needs::Session };
+    (@needs unhandled) => { Needs::Session };
+    (@needs file) => { Needs::File };
+    (@needs file_unhandled) => { Needs::File };
+    (@needs process) => { Needs::Process };
+    (@handled) => { true };
+    (@handled unhandled) => { false };
+    (@handled file) => { true };
+    (@handled file_unhandled) => { false };
+    (@handled process) => { true };
+}
+
+/// 8.5.0: all commands. Numbers up to 65 never changed since.
+pub(crate) const V8_5_0: &[SvmCommand] = &[
+    command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner; Shared ConvertedOrHost None),
+    command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess; Shared ConvertedOrHost None),
+    command!(2 MemGetAccess "DEVMM_SVM_MEM_GET_ACCESS" ReadWrite MemAccess; Shared ConvertedOrHost None),
+    command!(3 Alloc "DEVMM_SVM_ALLOC" Write Alloc; Shared Raw Malloc),
+    command!(4 FreePages "DEVMM_SVM_FREE_PAGES" Write FreePages; Shared Raw Free),
+    command!(5 Memcpy "DEVMM_SVM_MEMCPY" ReadWrite Memcpy; Shared Raw During),
+    command!(6 Memcpy2d "DEVMM_SVM_MEMCPY2D" ReadWrite Memcpy2d; Shared Raw During),
+    command!(7 AsyncMemcpy "DEVMM_SVM_ASYNC_MEMCPY" ReadWrite AsyncMemcpy; Shared Raw During),
+    command!(8 MemcpyResultRefresh "DEVMM_SVM_MEMCPY_RESLUT_REFRESH" ReadWrite AsyncMemcpy; Shared Raw None),
+    command!(9 SubmitConvertCopy "DEVMM_SVM_SUMBIT_CONVERT_CPY" Write ConvertCopy; Shared Raw None),
+    command!(10 WaitConvertCopy "DEVMM_SVM_WAIT_CONVERT_CPY_RESLUT" Write ConvertCopy; Shared Raw None),
+    command!(11 ConvertAddr "DEVMM_SVM_CONVERT_ADDR" ReadWrite ConvertAddress; Shared Converted Keep),
+    command!(12 DestroyAddr "DEVMM_SVM_DESTROY_ADDR" Write DestroyAddress; Shared Converted None),
+    command!(13 Advise "DEVMM_SVM_ADVISE" Write Advise; Shared Converted Advise),
+    command!(14 Prefetch "DEVMM_SVM_PREFETCH" Write Advise; Shared Converted Advise),
+    command!(15 Memset8 "DEVMM_SVM_MEMSET8" ReadWrite Memset; Shared Raw During),
+    command!(16 DestroyAddrBatch "DEVMM_SVM_DESTROY_ADDR_BATCH" Write DestroyAddressBatch; Shared Raw None),
+    command!(17 Translate "DEVMM_SVM_TRANSLATE" ReadWrite Translate; Shared Raw During),
+    command!(21 IpcMemOpen "DEVMM_SVM_IPC_MEM_OPEN" Write IpcOpen; Shared Converted Advise),
+    command!(22 IpcMemClose "DEVMM_SVM_IPC_MEM_CLOSE" Write IpcClose; Shared Raw During),
+    command!(26 SetupDevice "DEVMM_SVM_SETUP_DEVICE" ReadWrite SetupDevice; Shared Converted None),
+    command!(27 IpcMemCreate "DEVMM_SVM_IPC_MEM_CREATE" ReadWrite IpcCreate; Shared Raw During),
+    command!(28 IpcMemDestroy "DEVMM_SVM_IPC_MEM_DESTROY" Write IpcDestroy; Shared Raw None),
+    command!(29 IpcMemQuery "DEVMM_SVM_IPC_MEM_QUERY" ReadWrite IpcQuery; Shared Raw None),
+    command!(32 IpcMemSetPid "DEVMM_SVM_IPC_MEM_SET_PID" Write IpcSetPid; Shared Raw None),
+    command!(33 IpcMemSetPidPod "DEVMM_SVM_IPC_MEM_SET_PID_POD" Write IpcSetPid; Shared Raw None),
+    command!(34 IpcMemSetAttr "DEVMM_SVM_IPC_MEM_SET_ATTR" Write IpcSetAttr; Shared Raw None),
+    command!(35 IpcMemGetAttr "DEVMM_SVM_IPC_MEM_GET_ATTR" ReadWrite IpcGetAttr; Shared Raw None),
+    command!(36 InitProcess "DEVMM_SVM_INIT_PROCESS" ReadWrite InitProcess; None Raw None process),
+    command!(37 UpdateHeap "DEVMM_SVM_UPDATE_HEAP" Write UpdateHeap; Exclusive Raw None),
+    command!(38 GetProcStatus "DEVMM_SVM_GET_PROC_STATUS" Write ; Shared Raw None unhandled),
+    command!(39 ProcessStatusQuery "DEVMM_SVM_PROCESS_STATUS_QUERY" ReadWrite ProcessStatusQuery; Shared Converted None),
+    command!(41 DbgVaStatus "DEVMM_SVM_DBG_VA_STATUS" ReadWrite DebugVaStatus; Shared Raw None),
+    command!(42 CloseDevice "DEVMM_SVM_CLOSE_DEVICE" Write ; Exclusive Converted None),
+    command!(45 MemRemoteMap "DEVMM_SVM_MEM_REMOTE_MAP" ReadWrite RemoteMap; Shared Converted Keep),
+    command!(46 MemRemoteUnmap "DEVMM_SVM_MEM_REMOTE_UNMAP" ReadWrite RemoteUnmap; Shared Converted GiveBack),
+    command!(47 QueryMemUsedInfo "DEVMM_SVM_QUERY_MEM_USEDINFO" ReadWrite MemUsedInfo; None Converted None),
+    command!(48 CheckMemInfo "DEVMM_SVM_CHECK_MEMINFO" Write CheckMemInfo; Shared Converted None),
+    command!(49 MapDevReserve "DEVMM_SVM_MAP_DEV_RESERVE" ReadWrite MapDevReserve; Shared Converted None),
+    command!(50 MemCreate "DEVMM_SVM_MEM_CREATE" ReadWrite MemCreate; Shared ConvertedOrHost None),
+    command!(51 MemRelease "DEVMM_SVM_MEM_RELEASE" ReadWrite MemRelease; Shared ConvertedOrHost None),
+    command!(52 MemMap "DEVMM_SVM_MEM_MAP" Write MemMap; Shared ConvertedOrHost Keep),
+    command!(53 MemUnmap "DEVMM_SVM_MEM_UNMAP" ReadWrite MemUnmap; Shared ConvertedOrHost GiveBack),
+    command!(54 MemExport "DEVMM_SVM_MEM_EXPORT" ReadWrite MemExport; Shared ConvertedOrHost None),
+    command!(55 MemImport "DEVMM_SVM_MEM_IMPORT" ReadWrite MemImport; Shared ConvertedOrHost None),
+    command!(56 MemSetPid "DEVMM_SVM_MEM_SET_PID" Write MemSetPid; Shared ConvertedOrHost None),
+    command!(57 MemSetAttr "DEVMM_SVM_MEM_SET_ATTR" Write MemSetAttr; Shared ConvertedOrHost None),
+    command!(58 MemGetAttr "DEVMM_SVM_MEM_GET_ATTR" ReadWrite MemGetAttr; Shared Raw None),
+    command!(59 MemGetInfo "DEVMM_SVM_MEM_GET_INFO" ReadWrite MemGetInfo; Shared Raw None),
+    command!(60 RegisterDma "DEVMM_SVM_REGISTER_DMA" Write RegisterDma; Shared Converted During),
+    command!(61 UnregisterDma "DEVMM_SVM_UNREGISTER_DMA" Write UnregisterDma; Shared Converted None),
+    command!(62 MemRepair "DEVMM_SVM_MEM_REPLAIR" Write MemRepair; Exclusive Converted During),
+    command!(63 ReserveAddrInfoQuery "DEVMM_SVM_RESERVE_ADDR_INFO_QUERY" ReadWrite ReserveAddressInfo; Shared Raw During),
+    command!(64 PrepareCloseDevice "DEVMM_SVM_PREPARE_CLOSE_DEVICE" Write ; Exclusive Converted None),
+    command!(65 MemcpyBatch "DEVMM_SVM_MEMCPY_BATCH" Write MemcpyBatch; Shared Raw None),
+    command!(67 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
+    command!(68 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
+    command!(69 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
+    command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
+];
+
+/// 9.0.0: what it adds to, or moves from, 8.5.0.
+pub(crate) const V9_0_0: &[SvmCommand] = &[
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write ; Shared Raw None unhandled),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write ; Shared Raw None unhandled),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write ; Shared Raw None unhandled),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write ; Shared Raw None unhandled),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite ; Shared Raw None unhandled),
+    command!(101 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
+    command!(102 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
+    command!(103 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
+    command!(104 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
+    command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None file),
+];
+
+/// 26.1: what it adds to, or moves from, 9.0.0.
+pub(crate) const V26_1: &[SvmCommand] = &[
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate; Shared Converted None),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy; Shared Converted None),
+    command!(68 UvmAlloc "DEVMM_UVM_ALLOC" Write Alloc; Shared Raw None),
+    command!(69 UvmAdvise "DEVMM_UVM_ADVISE" Write UvmAdvise; Shared Raw None),
+    command!(70 UvmMemRangeGetAttributes "DEVMM_UVM_MEM_RANGE_GET_ATTRIBUTES" Write UvmRangeAttributes; Shared Raw None),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write SomaPoolMalloc; Shared Raw None unhandled),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write SomaPoolFree; Shared Raw None unhandled),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite SomaPoolTrim; Shared Converted None),
+    command!(74 UvmMemcpy "DEVMM_UVM_MEMCPY" ReadWrite Memcpy; Shared Raw None),
+    command!(75 UvmPrefetch "DEVMM_UVM_PREFETCH" Write UvmPrefetch; Shared Raw None),
+    command!(76 UvmPrefetchBatch "DEVMM_UVM_PREFETCH_BATCH" Write UvmPrefetchBatch; Shared Raw None),
+    command!(77 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None),
+    command!(78 MemHandleSetAttr "DEVMM_SVM_MEM_HANDLE_SET_ATTR" Write MemHandleAttr; Shared ConvertedOrHost None),
+    command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr; Shared ConvertedOrHost None),
+];
+
+/// The request value of a command that has the same number in every generation; `None` for the others, which only
+/// [`crate::Generation::svm`] can tell.
+pub const fn stable(op: Op) -> Option<u32> {
+    let mut index = 0;
+    while index < V8_5_0.len() {
+        if V8_5_0[index].op as u8 == op as u8 && V8_5_0[index].command.number <= 65 {
+            return Some(V8_5_0[index].command.request());
+        }
+        index += 1;
+    }
+    None
+}
