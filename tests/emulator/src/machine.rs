@@ -2,6 +2,7 @@
 
 use crate::caller::Caller;
 use crate::config::Config;
+use crate::trap::Trap;
 use nix::errno::Errno;
 
 /// The host id that stands for "the CPU" wherever a device id is expected.
@@ -11,12 +12,14 @@ pub const HOST: u32 = 65;
 pub struct Machine {
     /// What the host is made of.
     pub config: Config,
+    /// What clients did that would have crashed the kernel. The front takes these after each call, and kills the client.
+    pub traps: Vec<Trap>,
 }
 
 impl Machine {
     /// A host as configured, freshly booted.
     pub fn new(config: Config) -> Self {
-        Machine { config }
+        Machine { config, traps: Vec::new() }
     }
 
     /// The physical id (udevid) behind a logical id in the caller's namespace; EINVAL if there is none. 65 and 64 are the callers' business.

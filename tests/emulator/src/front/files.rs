@@ -1,0 +1,187 @@
+//! The driver's open files as clients hold them, and the moment when the last reference to one is gone.
+//!
+//! Each open gets a memfd of its own. The client receives a description of it that was opened anew, so the kernel counts descriptors, forks, dups
+//! and mappings of that description for us. An inotify watch tells that *some* description of the memfd was closed; whether it was the
+//! client's is told by an open-file-description lock that the client's description holds without knowing. In the kernel the event comes before the
+//! lock goes, hence a file under suspicion is probed again until it is clear; both happen before close, munmap or waitpid returns to the program.
+
+use super::process::{Inode, ProcessKey};
+use crate::driver::FileId;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, fstat};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Large enough that every mapping of a segment lies within the file; sparse.
+const LENGTH: i64 = 64 << 40;
+
+/// How long a suspicion is looked into without a cause. After that it is looked into only when something is asked of the emulator.
+const SUSPICION: Duration = Duration::from_secs(1);
+
+/// A memfd that is not yet anybody's file.
+pub struct Blank {
+    memfd: File,
+    inode: Inode,
+}
+
+impl Blank {
+    /// A fresh one.
+    pub fn new() -> Result<Self, Errno> {
+        let create = |flags| memfd_create(c"davinci", MFdFlags::MFD_CLOEXEC | flags);
+        // Kernels before 6.3 do not know the flag; later ones complain in their log if it is not used.
+        let memfd = create(MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL)).or_else(|_| create(MFdFlags::empty()))?;
+        let memfd = File::from(memfd);
+        nix::unistd::ftruncate(&memfd, LENGTH)?;
+        let stat = fstat(&memfd)?;
+        Ok(Blank { memfd, inode: (stat.st_dev, stat.st_ino) })
+    }
+
+    /// Another descriptor of the pages.
+    pub fn backing(&self) -> Result<File, Errno> {
+        self.memfd.try_clone().map_err(|_| Errno::ENFILE)
+    }
+}
+
+/// An open file of the driver.
+pub struct OpenFile {
+    /// The model's name for it.
+    pub id: FileId,
+    /// The processes that used it.
+    pub users: Vec<ProcessKey>,
+    access: OFlag,
+    /// Our description of the memfd: holds no lock, so that it can ask for others'.
+    probe: File,
+    watch: WatchDescriptor,
+}
+
+impl OpenFile {
+    /// Whether the client's description still exists.
+    fn is_held(&self) -> bool {
+        let mut lock = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: 0,
+            l_len: 1,
+            l_pid: 0,
+        };
+        // An error cannot be told from "held"; a file that stays open for ever is noticed, one that is closed too early corrupts.
+        match nix::fcntl::fcntl(&self.probe, FcntlArg::F_OFD_GETLK(&mut lock)) {
+            Ok(_) => lock.l_type != libc::F_UNLCK as i16,
+            Err(_) => true,
+        }
+    }
+
+    /// Whether the access mode allows such a mapping, as the kernel judges it.
+    pub fn may_map(&self, prot: i32, flags: i32) -> bool {
+        let shared_write = flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0;
+        self.access != OFlag::O_WRONLY && (self.access == OFlag::O_RDWR || !shared_write)
+    }
+
+    /// Remembers who uses the file.
+    pub fn used_by(&mut self, process: ProcessKey) {
+        if !self.users.contains(&process) {
+            self.users.push(process);
+        }
+    }
+}
+
+/// All open files.
+pub struct Files {
+    inotify: Inotify,
+    files: HashMap<Inode, OpenFile>,
+    watches: HashMap<WatchDescriptor, Inode>,
+    /// Some description of these was closed.
+    suspects: HashMap<Inode, Instant>,
+}
+
+impl Files {
+    /// No files yet.
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Files {
+            inotify: Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?,
+            files: HashMap::new(),
+            watches: HashMap::new(),
+            suspects: HashMap::new(),
+        })
+    }
+
+    /// Makes a blank the file `id`, and returns the description for the client.
+    pub fn publish(&mut self, blank: Blank, id: FileId, flags: i32, user: ProcessKey) -> Result<OwnedFd, Errno> {
+        // This thread has a descriptor table of its own, which is not the one behind /proc/self.
+        let name = format!("/proc/thread-self/fd/{}", blank.memfd.as_raw_fd());
+        let flags = OFlag::from_bits_truncate(flags & (libc::O_ACCMODE | libc::O_NONBLOCK)) | OFlag::O_CLOEXEC;
+        let client = nix::fcntl::open(name.as_str(), flags, Mode::empty())?;
+        let kind = if flags & OFlag::O_ACCMODE == OFlag::O_WRONLY { libc::F_WRLCK } else { libc::F_RDLCK };
+        let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };
+        nix::fcntl::fcntl(&client, FcntlArg::F_OFD_SETLK(&lock))?;
+        let watch = self.inotify.add_watch(name.as_str(), AddWatchFlags::IN_CLOSE)?;
+        self.watches.insert(watch, blank.inode);
+        let file = OpenFile { id, users: vec![user], access: flags & OFlag::O_ACCMODE, probe: blank.memfd, watch };
+        self.files.insert(blank.inode, file);
+        Ok(client)
+    }
+
+    /// The file behind an inode, if it is one of the driver's.
+    pub fn get_mut(&mut self, inode: Inode) -> Option<&mut OpenFile> {
+        self.files.get_mut(&inode)
+    }
+
+    /// Takes in what the kernel reported.
+    pub fn read_events(&mut self) {
+        while let Ok(events) = self.inotify.read_events() {
+            let now = Instant::now();
+            for event in events {
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    // Reports were lost: any file may have been closed.
+                    self.suspects.extend(self.files.keys().map(|inode| (*inode, now)));
+                } else if let Some(inode) = self.watches.get(&event.wd) {
+                    self.suspects.insert(*inode, now);
+                }
+            }
+        }
+    }
+
+    /// Removes and returns the files whose last reference is gone, oldest first, except those in `busy`.
+    pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<OpenFile> {
+        if self.suspects.is_empty() {
+            return Vec::new();
+        }
+        let closed: Vec<Inode> = self
+            .suspects
+            .keys()
+            .filter(|inode| !busy.contains(inode))
+            .filter(|inode| self.files.get(inode).is_some_and(|file| !file.is_held()))
+            .copied()
+            .collect();
+        let mut files: Vec<OpenFile> = closed
+            .iter()
+            .filter_map(|inode| {
+                self.suspects.remove(inode);
+                self.files.remove(inode)
+            })
+            .collect();
+        files.sort_by_key(|file| file.id);
+        for file in &files {
+            self.watches.remove(&file.watch);
+            // The watch goes with the inode anyway; an error means that it is gone.
+            let _ = self.inotify.rm_watch(file.watch);
+        }
+        files
+    }
+
+    /// Whether it is worth to look again soon.
+    pub fn is_suspicious(&self) -> bool {
+        self.suspects.values().any(|since| since.elapsed() < SUSPICION)
+    }
+}
+
+impl AsFd for Files {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}

@@ -1,0 +1,226 @@
+//! The front: brings the system calls of real, unmodified processes to the model.
+//!
+//! A seccomp filter with a listener ([`listener`], [`filter`]) is installed on one thread and inherited by whatever that thread starts. One server
+//! thread ([`server`]) answers: it owns the model, so the model needs no locks, and it has a descriptor table of its own, so that a fork anywhere else in
+//! the process never copies a descriptor that is about to be handed over. What the kernel keeps for a real driver, the front keeps for the
+//! model: files and their references ([`files`]), callers and their address spaces ([`process`]).
+
+mod files;
+mod filter;
+mod listener;
+mod node;
+mod process;
+mod server;
+
+pub use process::ProcessKey;
+
+use crate::config::Config;
+use crate::fault::Fault;
+use crate::record::Record;
+use crate::state::State;
+use crate::trap::Trap;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// Why there can be no emulated driver here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// No user notification.
+    #[error(
+        "the emulated driver needs seccomp user notification (Linux 5.14 or later), which this kernel refuses: {0}"
+    )]
+    Kernel(Errno),
+    /// The filter was refused.
+    #[error("the emulated driver needs to install a seccomp filter, which this environment refuses: {0}")]
+    Filter(Errno),
+    /// Somebody else listens.
+    #[error(
+        "another seccomp listener (an outer emulator or a container manager) is already in force here, and the kernel allows only one"
+    )]
+    Occupied,
+    /// A resource for the server thread is missing.
+    #[error("the emulated driver's server could not be started: {0}")]
+    Server(Errno),
+}
+
+/// What the owner asks of the server thread.
+pub(crate) enum Order {
+    /// Listen to the filter whose descriptor came with the wake-up.
+    Listen,
+    /// Everything that is open now, after all closes that happened before were taken in.
+    State(Sender<State>),
+    /// Misbehave.
+    Inject(Fault),
+    /// Write every call to this file from now on.
+    RecordTo(PathBuf, Sender<io::Result<()>>),
+    /// Keep every call in memory from now on.
+    Record,
+    /// The calls kept so far.
+    Records(Sender<Vec<Record>>),
+    /// What would have crashed the kernel so far.
+    Traps(Sender<Vec<Trap>>),
+}
+
+/// An emulated host with its driver. It answers as long as the value lives; afterwards the calls of threads that are still attached give ENOSYS.
+///
+/// The handle belongs to the process that started it: a forked child is a client like any other, and must not use it.
+pub struct Emulator {
+    orders: Option<Mutex<Sender<Order>>>,
+    /// Wakes the server, and carries descriptors into its table.
+    wake: OwnedFd,
+    server: Option<JoinHandle<()>>,
+    pid: u32,
+}
+
+impl Emulator {
+    /// Boots an emulated host. No thread can see it yet: see [`Emulator::attach`], [`Emulator::run`] and [`Emulator::spawn`].
+    ///
+    /// Call it from a thread that is not itself attached to an emulator, since the server inherits its filters.
+    pub fn start(config: Config) -> Result<Self, Unavailable> {
+        listener::probe()?;
+        let (wake, woken) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+            .map_err(Unavailable::Server)?;
+        let (orders, receiver) = channel();
+        let (ready, started) = channel();
+        // The number is all that the server needs: it fetches the descriptor into a table of its own.
+        let number = woken.as_raw_fd();
+        let server = std::thread::Builder::new()
+            .name("ascend-emulator".into())
+            .spawn(move || server::main(config, number, receiver, ready))
+            .map_err(|error| Unavailable::Server(Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN))))?;
+        match started.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(Unavailable::Server(error)),
+            Err(_) => return Err(Unavailable::Server(Errno::ECHILD)),
+        }
+        drop(woken);
+        Ok(Emulator { orders: Some(Mutex::new(orders)), wake, server: Some(server), pid: std::process::id() })
+    }
+
+    /// Gives the calling thread, and all threads and processes that it starts from now on, the emulated driver. There is no way back.
+    pub fn attach(&self) -> Result<(), Unavailable> {
+        let listener = listener::install()?;
+        self.order(Order::Listen, Some(listener));
+        Ok(())
+    }
+
+    /// Runs `body` on a new thread that sees the emulated driver. A panic of the body goes on in the caller.
+    ///
+    /// # Panics
+    /// If seccomp does not allow it, and with what the real kernel would have crashed of, if a client tried that.
+    pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let result = std::thread::scope(|scope| {
+            let name = std::thread::current().name().unwrap_or("attached").to_owned();
+            let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, || {
+                if let Err(unavailable) = self.attach() {
+                    panic!("{unavailable}");
+                }
+                body()
+            });
+            match thread {
+                Ok(thread) => thread.join(),
+                Err(error) => panic!("no thread for the body: {error}"),
+            }
+        });
+        self.assert_no_traps();
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Starts a program that sees the emulated driver.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        std::thread::scope(|scope| {
+            let spawned = scope.spawn(|| {
+                self.attach().map_err(io::Error::other)?;
+                command.spawn()
+            });
+            spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Who holds what, after everything that was closed before this call has been released.
+    pub fn state(&self) -> State {
+        self.ask(Order::State)
+    }
+
+    /// Makes the driver or a device misbehave from now on.
+    pub fn inject(&self, fault: Fault) {
+        self.order(Order::Inject(fault), None);
+    }
+
+    /// Writes every call from now on to a file, as JSON lines.
+    pub fn record_to(&self, path: impl Into<PathBuf>) -> io::Result<()> {
+        let path = path.into();
+        self.ask(|reply| Order::RecordTo(path, reply))
+    }
+
+    /// Keeps every call from now on in memory, for [`Emulator::records`].
+    pub fn record(&self) {
+        self.order(Order::Record, None);
+    }
+
+    /// The calls since [`Emulator::record`].
+    pub fn records(&self) -> Vec<Record> {
+        self.ask(Order::Records)
+    }
+
+    /// What clients did that would have crashed or wedged the real kernel. Each such client was killed.
+    pub fn traps(&self) -> Vec<Trap> {
+        self.ask(Order::Traps)
+    }
+
+    /// Fails with a report if a client did what would have crashed the real kernel.
+    ///
+    /// # Panics
+    /// In that case.
+    pub fn assert_no_traps(&self) {
+        let traps = self.traps();
+        if !traps.is_empty() {
+            let report: Vec<String> = traps.iter().map(ToString::to_string).collect();
+            panic!("{}", report.join("\n"));
+        }
+    }
+
+    fn ask<T>(&self, order: impl FnOnce(Sender<T>) -> Order) -> T {
+        let (reply, answer): (Sender<T>, Receiver<T>) = channel();
+        self.order(order(reply), None);
+        match answer.recv() {
+            Ok(answer) => answer,
+            Err(_) => panic!("the emulator's server thread ended; its report is above"),
+        }
+    }
+
+    fn order(&self, order: Order, descriptor: Option<OwnedFd>) {
+        assert_eq!(self.pid, std::process::id(), "an emulator is used only by the process that started it");
+        let orders = self.orders.as_ref().expect("orders end with the emulator");
+        // The lock keeps wake-ups, descriptors and orders in one sequence.
+        let orders = orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let raw = descriptor.as_ref().map(AsRawFd::as_raw_fd);
+        let rights = raw.as_slice();
+        let control = if rights.is_empty() { vec![] } else { vec![ControlMessage::ScmRights(rights)] };
+        let sent = orders.send(order).is_ok()
+            && sendmsg::<()>(self.wake.as_raw_fd(), &[IoSlice::new(&[0])], &control, MsgFlags::MSG_NOSIGNAL, None)
+                .is_ok();
+        assert!(sent, "the emulator's server thread ended; its report is above");
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        self.orders = None;
+        // An end of file wakes the server, which finds that there will be no more orders.
+        let _ = nix::sys::socket::shutdown(self.wake.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Paths: which of them are the driver's, and how its nodes look to stat.
+
+use super::process::ProcessMemory;
+use libc::c_int;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+/// The path that a caller names, if it may be one of the driver's nodes. Those never reach the real file system, not even if this host has such
+/// devices.
+pub fn driver_path(tid: i32, directory: c_int, address: u64) -> Option<String> {
+    let path = ProcessMemory(tid).path(address)?;
+    // Nearly all paths are foreign: decide that by the last component before anything is looked up.
+    let name = path.rsplit(|byte| *byte == b'/').next()?;
+    if !is_driver_name(name) {
+        return None;
+    }
+    let mut path = PathBuf::from(std::ffi::OsString::from_vec(path));
+    if path.is_relative() {
+        let base = match directory {
+            libc::AT_FDCWD => fs::read_link(format!("/proc/{tid}/cwd")).ok()?,
+            descriptor => fs::read_link(format!("/proc/{tid}/fd/{descriptor}")).ok()?,
+        };
+        path = base.join(path);
+    }
+    let path = normalized(&path);
+    path.starts_with("/dev/").then_some(path)
+}
+
+fn is_driver_name(name: &[u8]) -> bool {
+    [&b"davinci"[..], b"hisi_hdc", b"devmm_svm"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn normalized(path: &Path) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => parts.push(part.to_string_lossy().into_owned()),
+            Component::ParentDir => drop(parts.pop()),
+            _ => {}
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// Major number of the emulated nodes; the kernel gives the real ones any free number.
+const MAJOR: u32 = 236;
+const MODE: u32 = libc::S_IFCHR | 0o666;
+
+fn minor(path: &str) -> u32 {
+    path.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+}
+
+/// What stat tells of a node.
+pub fn stat(path: &str) -> Vec<u8> {
+    // SAFETY: all zeroes is a valid value of these integers.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    stat.st_mode = MODE;
+    stat.st_nlink = 1;
+    stat.st_rdev = libc::makedev(MAJOR, minor(path));
+    bytes_of(&stat)
+}
+
+/// What statx tells of a node.
+pub fn statx(path: &str) -> Vec<u8> {
+    // SAFETY: all zeroes is a valid value of these integers.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    stat.stx_mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_NLINK | libc::STATX_UID | libc::STATX_GID;
+    stat.stx_mode = MODE as u16;
+    stat.stx_nlink = 1;
+    stat.stx_rdev_major = MAJOR;
+    stat.stx_rdev_minor = minor(path);
+    bytes_of(&stat)
+}
+
+fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
+    // SAFETY: the value was zeroed as a whole before, padding too, so all of its bytes are initialised.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(path: &str) -> Option<String> {
+        let text = std::ffi::CString::new(path).unwrap();
+        driver_path(std::process::id() as i32, libc::AT_FDCWD, text.as_ptr() as u64)
+    }
+
+    #[test]
+    fn the_drivers_nodes_are_found_under_any_spelling() {
+        for path in ["/dev/davinci_manager", "//dev/./davinci_manager", "/dev/../dev/davinci_manager"] {
+            assert_eq!(named(path).as_deref(), Some("/dev/davinci_manager"));
+        }
+        assert_eq!(named("/dev/davinci0").as_deref(), Some("/dev/davinci0"));
+        assert_eq!(named("/dev/hisi_hdc").as_deref(), Some("/dev/hisi_hdc"));
+    }
+
+    #[test]
+    fn other_paths_are_nobodys() {
+        for path in ["/dev/null", "/home/davinci/file", "/tmp/davinci0", "davinci0", "", "/"] {
+            assert_eq!(named(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_may_end_at_the_end_of_a_mapping() {
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap() as usize;
+        let length = std::num::NonZero::new(2 * page).unwrap();
+        let prot = nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE;
+        // SAFETY: a new anonymous mapping, of which the second page is given back and the first one is kept for good.
+        let end = unsafe {
+            let start =
+                nix::sys::mman::mmap_anonymous(None, length, prot, nix::sys::mman::MapFlags::MAP_PRIVATE).unwrap();
+            nix::sys::mman::munmap(start.byte_add(page), page).unwrap();
+            start.byte_add(page)
+        };
+        let text = b"/dev/davinci_manager\0";
+        // SAFETY: the bytes lie at the end of the kept page.
+        unsafe { end.as_ptr().cast::<u8>().sub(text.len()).copy_from(text.as_ptr(), text.len()) };
+        let address = end.as_ptr() as u64 - text.len() as u64;
+        let path = driver_path(std::process::id() as i32, libc::AT_FDCWD, address);
+        assert_eq!(path.as_deref(), Some("/dev/davinci_manager"));
+    }
+}

@@ -1,0 +1,324 @@
+//! Client processes: who calls, what its memory holds, and when its address space ends.
+//!
+//! The kernel names a caller by its thread id alone. Everything else comes from `/proc`, is looked up once per thread and process, and is tied to
+//! the thread by a kept descriptor of its `/proc` directory: that one goes stale with the thread, so a recycled id is never taken for the old one.
+
+use crate::caller::{Fault, Memory};
+use nix::errno::Errno;
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// A process, told apart from an earlier one with the same id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProcessKey {
+    /// Process id.
+    pub tgid: i32,
+    /// Start of its leader, in nanoseconds since boot.
+    pub start_time: u64,
+}
+
+/// The memory of a thread's process.
+pub struct ProcessMemory(pub i32);
+
+impl Memory for ProcessMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match read_some(self.0, address + done as u64, &mut buffer[done..]) {
+                Ok(count) if count > 0 => done += count,
+                _ => return Err(Fault),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let pid = nix::unistd::Pid::from_raw(self.0);
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = &bytes[done..];
+            let remote = nix::sys::uio::RemoteIoVec { base: (address + done as u64) as usize, len: rest.len() };
+            match nix::sys::uio::process_vm_writev(pid, &[IoSlice::new(rest)], &[remote]) {
+                Ok(count) if count > 0 => done += count,
+                _ => return Err(Fault),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_some(tid: i32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let remote = nix::sys::uio::RemoteIoVec { base: address as usize, len: buffer.len() };
+    nix::sys::uio::process_vm_readv(nix::unistd::Pid::from_raw(tid), &mut [IoSliceMut::new(buffer)], &[remote])
+}
+
+impl ProcessMemory {
+    /// A path of the caller's, without ever reading into a page that it does not need: the string may end just before an unmapped one.
+    pub fn path(&self, address: u64) -> Option<Vec<u8>> {
+        const STEP: u64 = 256;
+        let mut path = Vec::new();
+        while path.len() < libc::PATH_MAX as usize {
+            let at = address + path.len() as u64;
+            let mut buffer = [0u8; STEP as usize];
+            let room = (STEP - at % STEP) as usize;
+            let count = read_some(self.0, at, &mut buffer[..room]).ok()?;
+            if count == 0 {
+                return None;
+            }
+            match buffer[..count].iter().position(|byte| *byte == 0) {
+                Some(end) => {
+                    path.extend_from_slice(&buffer[..end]);
+                    return Some(path);
+                }
+                None => path.extend_from_slice(&buffer[..count]),
+            }
+        }
+        None
+    }
+}
+
+/// What distinguishes an address space from the one that exec puts in its place: where its stack and arguments are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct AddressSpace {
+    stack: u64,
+    arguments: u64,
+    environment: u64,
+}
+
+/// The fields of `/proc/PID/stat` that matter here.
+struct Stat {
+    start_time: u64,
+    /// None once the task gave its address space back.
+    address_space: Option<AddressSpace>,
+}
+
+impl Stat {
+    fn read(path: &str) -> io::Result<Stat> {
+        let text = fs::read_to_string(path)?;
+        // The second field is the command's name in parentheses and may hold anything, spaces and parentheses too.
+        let rest = text.rfind(')').map_or("", |end| &text[end + 1..]);
+        let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3).and_then(|text| text.parse().ok());
+        let (Some(start), Some(size)) = (field(22), field(23)) else { return Err(io::ErrorKind::InvalidData.into()) };
+        let start: u64 = start;
+        let address_space = (size != 0u64).then(|| AddressSpace {
+            stack: field(28).unwrap_or(0),
+            arguments: field(48).unwrap_or(0),
+            environment: field(50).unwrap_or(0),
+        });
+        Ok(Stat { start_time: start * (1_000_000_000 / ticks_per_second()), address_space })
+    }
+}
+
+fn ticks_per_second() -> u64 {
+    // SAFETY: reads a constant of the system.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1)
+}
+
+/// A process that used the driver.
+pub struct Process {
+    /// Who it is.
+    pub key: ProcessKey,
+    /// Inode of its mount namespace.
+    pub mount_namespace: u64,
+    /// Effective user id.
+    pub uid: u32,
+    /// Readable once all of its threads are gone.
+    pub pidfd: OwnedFd,
+    address_space: Option<AddressSpace>,
+    /// The thread that asked to exec: the address space may be another one at the next look.
+    execing: Option<i32>,
+}
+
+impl Process {
+    fn look_up(tgid: i32) -> io::Result<Process> {
+        // SAFETY: takes two integers.
+        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
+        let descriptor = Errno::result(descriptor)? as i32;
+        // SAFETY: the call returned a new descriptor that nobody else owns.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let stat = Stat::read(&format!("/proc/{tgid}/stat"))?;
+        let mut process = Process {
+            key: ProcessKey { tgid, start_time: stat.start_time },
+            mount_namespace: fs::metadata(format!("/proc/{tgid}/ns/mnt"))?.ino(),
+            uid: fs::metadata(format!("/proc/{tgid}"))?.uid(),
+            pidfd,
+            address_space: None,
+            execing: None,
+        };
+        process.address_space = process.current_address_space();
+        Ok(process)
+    }
+
+    /// The address space that its threads have now. The leader may be gone while others live on.
+    fn current_address_space(&self) -> Option<AddressSpace> {
+        let tgid = self.key.tgid;
+        let leader = Stat::read(&format!("/proc/{tgid}/stat")).ok()?;
+        if leader.start_time != self.key.start_time {
+            return None;
+        }
+        leader.address_space.or_else(|| {
+            fs::read_dir(format!("/proc/{tgid}/task"))
+                .ok()?
+                .flatten()
+                .find_map(|task| Stat::read(&format!("{}/stat", task.path().display())).ok()?.address_space)
+        })
+    }
+
+    /// Whether the address space in which it used the driver still exists.
+    pub fn has_address_space(&self) -> bool {
+        self.address_space.is_some() && self.current_address_space() == self.address_space
+    }
+
+    /// Notes that the address space is gone; true the first time.
+    pub fn end_address_space(&mut self) -> bool {
+        self.address_space.take().is_some()
+    }
+
+    /// Notes that a thread of the process makes a call of the driver: it does so in the address space that the process has now.
+    pub fn calls(&mut self, tid: i32) {
+        if self.execing == Some(tid) && self.has_address_space() {
+            // The exec failed.
+            self.execing = None;
+        }
+        if self.address_space.is_none() {
+            self.address_space = self.current_address_space();
+            self.execing = None;
+        }
+    }
+}
+
+struct Thread {
+    tgid: i32,
+    /// `/proc/TGID/task/TID`.
+    directory: OwnedFd,
+}
+
+/// Clients by thread and by process.
+#[derive(Default)]
+pub struct Processes {
+    threads: HashMap<i32, Thread>,
+    processes: HashMap<i32, Process>,
+}
+
+/// Descriptors are finite: forget all threads when there are this many, and look them up again.
+const REMEMBERED_THREADS: usize = 256;
+
+/// Device and inode of an open file.
+pub type Inode = (u64, u64);
+
+impl Processes {
+    /// The file behind a descriptor of a thread that was seen before; `None` if the thread is unknown or gone, or the descriptor is closed.
+    pub fn file_of_known(&self, tid: i32, descriptor: i32) -> Option<Inode> {
+        let thread = self.threads.get(&tid)?;
+        let mut name = [0u8; 16];
+        io::Write::write_fmt(&mut &mut name[..], format_args!("fd/{descriptor}\0")).ok()?;
+        let name = CStr::from_bytes_until_nul(&name).ok()?;
+        let stat = nix::sys::stat::fstatat(&thread.directory, name, nix::fcntl::AtFlags::empty()).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// The process of a thread, looked up if needed. The flag tells whether it is a new one.
+    pub fn of(&mut self, tid: i32) -> io::Result<(&mut Process, bool)> {
+        if let Some(thread) = self.threads.get(&tid) {
+            // A directory of a dead thread cannot be walked.
+            let alive = nix::sys::stat::fstatat(&thread.directory, c"fd", nix::fcntl::AtFlags::empty()).is_ok();
+            if !alive {
+                self.threads.remove(&tid);
+            }
+        }
+        let tgid = match self.threads.get(&tid) {
+            Some(thread) => thread.tgid,
+            None => self.remember(tid)?,
+        };
+        match self.processes.entry(tgid) {
+            std::collections::hash_map::Entry::Occupied(entry) => Ok((entry.into_mut(), false)),
+            std::collections::hash_map::Entry::Vacant(entry) => Ok((entry.insert(Process::look_up(tgid)?), true)),
+        }
+    }
+
+    fn remember(&mut self, tid: i32) -> io::Result<i32> {
+        let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
+        let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|text| text.trim().parse().ok());
+        let Some(tgid) = tgid else { return Err(io::ErrorKind::InvalidData.into()) };
+        let directory = fs::File::open(format!("/proc/{tgid}/task/{tid}"))?.into();
+        if self.threads.len() >= REMEMBERED_THREADS {
+            self.threads.clear();
+        }
+        self.threads.insert(tid, Thread { tgid, directory });
+        Ok(tgid)
+    }
+
+    /// The process with this id, if it used the driver.
+    pub fn get_mut(&mut self, tgid: i32) -> Option<&mut Process> {
+        self.processes.get_mut(&tgid)
+    }
+
+    /// Whether the thread belongs to a process that used the driver.
+    pub fn is_client(&mut self, tid: i32) -> bool {
+        if self.processes.is_empty() {
+            return false;
+        }
+        let known = self.threads.get(&tid).map(|thread| thread.tgid);
+        known.or_else(|| self.remember(tid).ok()).is_some_and(|tgid| self.processes.contains_key(&tgid))
+    }
+
+    /// A thread asks to exec.
+    pub fn will_exec(&mut self, tid: i32) {
+        if !self.is_client(tid) {
+            return;
+        }
+        let process = self.threads.get(&tid).and_then(|thread| self.processes.get_mut(&thread.tgid));
+        if let Some(process) = process {
+            process.execing = Some(tid);
+        }
+    }
+
+    /// Those that asked to exec and may have done it unnoticed.
+    pub fn execing(&mut self) -> impl Iterator<Item = &mut Process> {
+        self.processes.values_mut().filter(|process| process.execing.is_some() && process.address_space.is_some())
+    }
+
+    /// Forgets a process that ended.
+    pub fn forget(&mut self, tgid: i32) -> Option<Process> {
+        self.threads.retain(|_, thread| thread.tgid != tgid);
+        self.processes.remove(&tgid)
+    }
+}
+
+/// The file behind a descriptor of any thread.
+pub fn file_of(tid: i32, descriptor: i32) -> Option<Inode> {
+    let metadata = fs::metadata(format!("/proc/{tid}/fd/{descriptor}")).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Whether no mapping of the thread's process touches the range.
+pub fn range_is_free(tid: i32, start: u64, length: u64) -> bool {
+    let Some(end) = start.checked_add(length) else { return false };
+    let Ok(maps) = fs::read_to_string(format!("/proc/{tid}/maps")) else { return false };
+    maps.lines().all(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        match range.and_then(|(low, high)| Some((number(low)?, number(high)?))) {
+            Some((low, high)) => high <= start || low >= end,
+            None => true,
+        }
+    })
+}
+
+/// Ends a process at once.
+pub fn kill(process: &Process) {
+    // SAFETY: the descriptor names the process, whatever became of its id; the remaining arguments are integers and a null pointer.
+    unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+}

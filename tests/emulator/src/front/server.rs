@@ -1,0 +1,596 @@
+//! The server thread: owns the model and answers one system call after another.
+//!
+//! What "settled" means is decided here. Before a call is looked at or a question of the owner is answered, everything that the kernel reported
+//! before is taken in: ended processes and dropped files. The kernel queues these reports before close, munmap or waitpid returns, so whoever
+//! saw one of them return also sees the driver without that process or file, as with a real driver.
+
+use super::files::{Blank, Files};
+use super::listener::{Answer, Listener, Notification};
+use super::process::{self, Inode, ProcessKey, ProcessMemory, Processes};
+use super::{Order, node};
+use crate::caller::{Caller, Memory, Outcome};
+use crate::config::Config;
+use crate::driver::{AddressSpaceChange, ChangeKind, Driver, Mmap};
+use crate::fault::{CommandFaults, Fault};
+use crate::record::{Record, Recorder};
+use crate::trap::Trap;
+use libc::c_int;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use std::collections::HashSet;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// The token of the files' reports among those of processes, whose tokens are their ids.
+const FILES: u64 = 0;
+
+/// The body of the server thread. `wake` is a descriptor of the process's table, which is not this thread's.
+pub fn main(config: Config, wake: RawFd, orders: Receiver<Order>, ready: Sender<Result<(), Errno>>) {
+    // Signals belong to the program, not to its driver.
+    let _ = nix::sys::signal::SigSet::all().thread_block();
+    let server = own_table(wake).and_then(|wake| Server::new(config, wake, orders));
+    match server {
+        Ok(mut server) => {
+            if ready.send(Ok(())).is_ok() {
+                server.serve();
+            }
+        }
+        Err(error) => drop(ready.send(Err(error))),
+    }
+}
+
+/// Gives this thread a descriptor table of its own with the standard streams and `wake` in it.
+///
+/// In a shared table, a fork of any other thread would copy the descriptors that are about to be handed to a client, and keep its files open.
+fn own_table(wake: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: the kernel makes the copy without the descriptors of the range, so nobody's descriptors are closed.
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_UNSHARE) })?;
+    // SAFETY: takes two integers.
+    let process = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    let process = unsafe { OwnedFd::from_raw_fd(process as RawFd) };
+    // SAFETY: takes three integers. The table is that of the main thread, which the thread that opened `wake` shares.
+    let wake = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), wake, 0) })?;
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(wake as RawFd) })
+}
+
+/// A call that sleeps in the driver.
+struct Parked {
+    listener: Rc<Listener>,
+    notification: Notification,
+    arrived: Instant,
+    wake: Instant,
+    file: Inode,
+}
+
+/// What becomes of a call.
+enum Reply {
+    Now(Answer),
+    Later(Instant, Inode),
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Reply::Now(answer)
+    }
+}
+
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Self {
+        Reply::Now(Answer::Error(errno))
+    }
+}
+
+/// The facts about a caller that do not change during a call.
+#[derive(Clone, Copy)]
+struct Who {
+    key: ProcessKey,
+    tid: i32,
+    mount_namespace: u64,
+    uid: u32,
+    arrived: Instant,
+}
+
+impl Who {
+    fn caller<'a>(&self, memory: &'a dyn Memory) -> Caller<'a> {
+        Caller {
+            tid: self.tid,
+            tgid: self.key.tgid,
+            start_time: self.key.start_time,
+            mount_namespace: self.mount_namespace,
+            uid: self.uid,
+            memory,
+            arrived: self.arrived,
+        }
+    }
+
+    fn record(&self, call: &'static str) -> Record {
+        Record { call, pid: self.key.tgid, tid: self.tid, ..Record::default() }
+    }
+}
+
+struct Server {
+    driver: Driver,
+    wake: OwnedFd,
+    orders: Receiver<Order>,
+    listeners: Vec<Rc<Listener>>,
+    /// Reports about files and processes.
+    reports: Epoll,
+    files: Files,
+    processes: Processes,
+    parked: Vec<Parked>,
+    faults: CommandFaults,
+    recorder: Recorder,
+    traps: Vec<Trap>,
+}
+
+impl Server {
+    fn new(config: Config, wake: OwnedFd, orders: Receiver<Order>) -> Result<Self, Errno> {
+        let files = Files::new()?;
+        let reports = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        reports.add(&files, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
+        Ok(Server {
+            driver: Driver::new(config),
+            wake,
+            orders,
+            listeners: Vec::new(),
+            reports,
+            files,
+            processes: Processes::default(),
+            parked: Vec::new(),
+            faults: CommandFaults::default(),
+            recorder: Recorder::default(),
+            traps: Vec::new(),
+        })
+    }
+
+    fn serve(&mut self) {
+        let mut polled: Vec<libc::pollfd> = Vec::new();
+        loop {
+            polled.clear();
+            let descriptors = [self.wake.as_raw_fd(), self.reports.0.as_raw_fd()];
+            let listeners = self.listeners.iter().map(|listener| listener.as_fd().as_raw_fd());
+            polled.extend(descriptors.into_iter().chain(listeners).map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            }));
+            // SAFETY: the pointer and the length are those of the vector.
+            let result = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, self.timeout()) };
+            if result < 0 && Errno::last() != Errno::EINTR {
+                return;
+            }
+            if polled[0].revents != 0 && !self.obey() {
+                self.recorder.flush();
+                return;
+            }
+            self.settle();
+            for index in (0..self.listeners.len().min(polled.len() - 2)).rev() {
+                let events = polled[index + 2].revents;
+                if events & libc::POLLIN != 0 {
+                    self.receive(index);
+                } else if events != 0 {
+                    // The last thread under this filter is gone.
+                    self.listeners.remove(index);
+                }
+            }
+            self.resume();
+        }
+    }
+
+    /// How long there is nothing to do if nothing comes, in milliseconds as poll wants it.
+    fn timeout(&self) -> c_int {
+        if self.files.is_suspicious() {
+            return 1;
+        }
+        let now = Instant::now();
+        let next = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now)).min();
+        // Rounded up: waking too early only to sleep again would be a busy loop.
+        next.map_or(-1, |time| (time + Duration::from_micros(999)).as_millis().min(60_000) as c_int)
+    }
+
+    /// Does what the owner asks; false when there will be no more orders.
+    fn obey(&mut self) -> bool {
+        let mut byte = [0u8];
+        let mut space = nix::cmsg_space!([RawFd; 1]);
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let mut descriptor = None;
+        match recvmsg::<()>(
+            self.wake.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC,
+        ) {
+            Ok(message) => {
+                for control in message.cmsgs().into_iter().flatten() {
+                    if let ControlMessageOwned::ScmRights(received) = control {
+                        // SAFETY: the kernel put these descriptors into this thread's table for us.
+                        descriptor = received.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).last();
+                    }
+                }
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => return true,
+            Err(_) => return false,
+        }
+        // One wake-up per order, sent after it.
+        let order = match self.orders.try_recv() {
+            Ok(order) => order,
+            Err(TryRecvError::Empty) => return true,
+            Err(TryRecvError::Disconnected) => return false,
+        };
+        // A questioner that went away needs no answer, so failures to send are none of ours.
+        match order {
+            Order::Listen => self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor)))),
+            Order::State(reply) => {
+                self.settle();
+                let _ = reply.send(self.driver.state());
+            }
+            Order::Inject(Fault::Command { name, nth, errno }) => self.faults.add(name, nth, errno),
+            Order::Inject(fault) => self.driver.inject(&fault),
+            Order::RecordTo(path, reply) => drop(reply.send(self.recorder.write_to(&path))),
+            Order::Record => self.recorder.keep(),
+            Order::Records(reply) => {
+                self.settle();
+                let _ = reply.send(self.recorder.kept());
+            }
+            Order::Traps(reply) => {
+                self.settle();
+                let _ = reply.send(self.traps.clone());
+            }
+        }
+        true
+    }
+
+    /// Takes in everything that happened until now.
+    fn settle(&mut self) {
+        let mut events = [EpollEvent::empty(); 32];
+        let mut ended = Vec::new();
+        loop {
+            let count = self.reports.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+            for event in &events[..count] {
+                match event.data() {
+                    FILES => self.files.read_events(),
+                    tgid => ended.push(tgid as i32),
+                }
+            }
+            for tgid in ended.drain(..) {
+                self.end_address_space(tgid);
+                if let Some(process) = self.processes.forget(tgid) {
+                    let _ = self.reports.delete(&process.pidfd);
+                }
+            }
+            if count < events.len() {
+                break;
+            }
+        }
+        let execed: Vec<i32> = self
+            .processes
+            .execing()
+            .filter(|process| !process.has_address_space())
+            .map(|process| process.key.tgid)
+            .collect();
+        for tgid in execed {
+            self.end_address_space(tgid);
+        }
+        // A call that sleeps holds its file, even if the program closed it meanwhile; but not if the caller was killed.
+        self.parked.retain(|parked| parked.listener.waits(parked.notification.id));
+        let busy: HashSet<Inode> = self.parked.iter().map(|parked| parked.file).collect();
+        for file in self.files.take_closed(&busy) {
+            let mut alive = false;
+            for (index, user) in file.users.iter().enumerate() {
+                let process = self.processes.get_mut(user.tgid).filter(|process| process.key == *user);
+                let Some(process) = process else { continue };
+                if process.has_address_space() {
+                    alive |= index == 0;
+                } else {
+                    self.end_address_space(user.tgid);
+                }
+            }
+            if self.recorder.is_on() {
+                self.recorder.add(Record { call: "close", file: Some(file.id.0), ..Record::default() });
+            }
+            self.driver.close(file.id, alive);
+            self.spring_traps();
+        }
+    }
+
+    /// Tells the model, once, that the address space with which a process used the driver is gone.
+    fn end_address_space(&mut self, tgid: i32) {
+        let Some(process) = self.processes.get_mut(tgid) else { return };
+        if process.end_address_space() {
+            let key = process.key;
+            self.driver.exit(key.tgid, key.start_time);
+            self.spring_traps();
+        }
+    }
+
+    /// Kills whoever did what would have crashed the kernel.
+    fn spring_traps(&mut self) {
+        for trap in std::mem::take(&mut self.driver.machine.traps) {
+            eprintln!("ascend-emulator: {trap}");
+            if trap.tgid as u32 == std::process::id() {
+                // The offender is the process that we run in: nothing it says from here on would be true.
+                self.recorder.flush();
+                std::process::abort();
+            }
+            if let Some(process) = self.processes.get_mut(trap.tgid) {
+                process::kill(process);
+            }
+            self.traps.push(trap);
+        }
+    }
+
+    /// Takes the next call of a listener.
+    fn receive(&mut self, index: usize) {
+        let listener = self.listeners[index].clone();
+        match listener.receive() {
+            Ok(Some(notification)) => {
+                self.settle();
+                self.present(listener, notification, Instant::now());
+            }
+            Ok(None) => {}
+            Err(error) => {
+                eprintln!("ascend-emulator: the kernel's listener failed: {error}");
+                self.listeners.remove(index);
+            }
+        }
+    }
+
+    /// Presents again the calls that slept long enough.
+    fn resume(&mut self) {
+        if self.parked.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let (due, sleeping) = std::mem::take(&mut self.parked).into_iter().partition(|parked| parked.wake <= now);
+        self.parked = sleeping;
+        let due: Vec<Parked> = due;
+        for parked in due {
+            self.present(parked.listener, parked.notification, parked.arrived);
+        }
+    }
+
+    fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant) {
+        match self.dispatch(&listener, &notification, arrived) {
+            Reply::Now(answer) => listener.answer(notification.id, answer),
+            Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
+        }
+        if !self.driver.machine.traps.is_empty() {
+            self.spring_traps();
+        }
+    }
+
+    fn dispatch(&mut self, listener: &Listener, call: &Notification, arrived: Instant) -> Reply {
+        let [a, b, c, d, ..] = call.arguments;
+        let at = a as c_int;
+        match call.number {
+            libc::SYS_ioctl => self.ioctl(call, arrived),
+            libc::SYS_openat => self.open(listener, call, at, b, c as c_int, arrived),
+            libc::SYS_openat2 => {
+                let mut flags = [0; 8];
+                match ProcessMemory(call.tid).read(c, &mut flags) {
+                    Ok(()) => self.open(listener, call, at, b, u64::from_le_bytes(flags) as c_int, arrived),
+                    Err(_) => Answer::Continue.into(),
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open => self.open(listener, call, libc::AT_FDCWD, a, b as c_int, arrived),
+            libc::SYS_newfstatat => self.stat(call, at, b, c, node::stat),
+            libc::SYS_statx => self.stat(call, at, b, call.arguments[4], node::statx),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_stat | libc::SYS_lstat => self.stat(call, libc::AT_FDCWD, a, b, node::stat),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => self.access(call, at, b),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_access => self.access(call, libc::AT_FDCWD, a),
+            libc::SYS_mmap => self.mmap(call, arrived),
+            libc::SYS_munmap => self.change(call, "munmap", ChangeKind::Unmap, arrived),
+            libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
+            libc::SYS_madvise => self.change(call, "madvise", ChangeKind::Advise(c as i32), arrived),
+            libc::SYS_mbind => self.change(call, "mbind", ChangeKind::Bind(c as i32), arrived),
+            libc::SYS_mremap => {
+                let fixed = d as c_int & libc::MREMAP_FIXED != 0;
+                self.change(call, "mremap", ChangeKind::Remap { length: c, fixed }, arrived)
+            }
+            libc::SYS_execve | libc::SYS_execveat => {
+                self.processes.will_exec(call.tid);
+                Answer::Continue.into()
+            }
+            _ => Answer::Continue.into(),
+        }
+    }
+
+    /// Who calls.
+    fn who(&mut self, tid: i32, arrived: Instant) -> io::Result<Who> {
+        let (process, new) = self.processes.of(tid)?;
+        if new {
+            let token = process.key.tgid as u64;
+            self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
+        }
+        process.calls(tid);
+        Ok(Who { key: process.key, tid, mount_namespace: process.mount_namespace, uid: process.uid, arrived })
+    }
+
+    fn open(
+        &mut self,
+        listener: &Listener,
+        call: &Notification,
+        at: c_int,
+        path: u64,
+        flags: c_int,
+        arrived: Instant,
+    ) -> Reply {
+        let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
+        // The path was read by thread id: make sure that it still was the caller's.
+        if !listener.waits(call.id) {
+            return Errno::ESRCH.into();
+        }
+        let Ok(who) = self.who(call.tid, arrived) else { return Errno::ESRCH.into() };
+        let mut record = who.record("open");
+        let result = self.open_file(&who, &path, flags);
+        if self.recorder.is_on() {
+            record.file = result.as_ref().ok().map(|(id, _)| *id);
+            record.path = Some(path);
+            record.flags = Some(format!("{flags:#x}"));
+            self.finish(record, result.as_ref().map(|_| 0).map_err(|errno| *errno), arrived);
+        }
+        match result {
+            Ok((_, file)) => Answer::Descriptor { file, cloexec: flags & libc::O_CLOEXEC != 0 }.into(),
+            Err(errno) => errno.into(),
+        }
+    }
+
+    fn open_file(&mut self, who: &Who, path: &str, flags: c_int) -> Result<(u64, OwnedFd), Errno> {
+        let memory = ProcessMemory(who.tid);
+        let blank = Blank::new()?;
+        // A path with the driver's name that the model does not have must not be looked for on the real host.
+        let id = self.driver.open(&who.caller(&memory), path, flags, blank.backing()?).unwrap_or(Err(Errno::ENOENT))?;
+        match self.files.publish(blank, id, flags, who.key) {
+            Ok(file) => Ok((id.0, file)),
+            Err(errno) => {
+                self.driver.close(id, true);
+                Err(errno)
+            }
+        }
+    }
+
+    fn stat(&mut self, call: &Notification, at: c_int, path: u64, buffer: u64, describe: fn(&str) -> Vec<u8>) -> Reply {
+        let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
+        if !self.driver.exists(&path) {
+            return Errno::ENOENT.into();
+        }
+        match ProcessMemory(call.tid).write(buffer, &describe(&path)) {
+            Ok(()) => Answer::Value(0).into(),
+            Err(_) => Errno::EFAULT.into(),
+        }
+    }
+
+    fn access(&mut self, call: &Notification, at: c_int, path: u64) -> Reply {
+        let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
+        if self.driver.exists(&path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
+    }
+
+    /// The caller and its file, if the descriptor is one of the driver's.
+    fn file(&mut self, tid: i32, descriptor: c_int, arrived: Instant) -> Option<(Who, Inode)> {
+        let known = self.processes.file_of_known(tid, descriptor);
+        let inode = known.or_else(|| process::file_of(tid, descriptor))?;
+        self.files.get_mut(inode)?;
+        let who = self.who(tid, arrived).ok()?;
+        self.files.get_mut(inode)?.used_by(who.key);
+        Some((who, inode))
+    }
+
+    fn ioctl(&mut self, call: &Notification, arrived: Instant) -> Reply {
+        let [descriptor, request, argument, ..] = call.arguments;
+        let Some((who, inode)) = self.file(call.tid, descriptor as c_int, arrived) else {
+            return Answer::Continue.into();
+        };
+        let Some(file) = self.files.get_mut(inode).map(|file| file.id) else { return Answer::Continue.into() };
+        let memory = ProcessMemory(call.tid);
+        let request = request as u32;
+        let outcome = self.driver.ioctl(&who.caller(&memory), file, request, argument);
+        match outcome {
+            Outcome::Sleep(wake) => Reply::Later(wake, inode),
+            Outcome::Done(result) => {
+                if self.recorder.is_on() {
+                    let mut record = who.record("ioctl");
+                    record.file = Some(file.0);
+                    record.value = Some(format!("{request:#x}"));
+                    self.finish(record, result, arrived);
+                }
+                match result {
+                    Ok(value) => Answer::Value(value).into(),
+                    Err(errno) => errno.into(),
+                }
+            }
+        }
+    }
+
+    fn mmap(&mut self, call: &Notification, arrived: Instant) -> Reply {
+        let [_, _, _, flags, descriptor, _] = call.arguments;
+        let flags = flags as c_int;
+        if flags & libc::MAP_ANONYMOUS == 0 {
+            if let Some((who, inode)) = self.file(call.tid, descriptor as c_int, arrived) {
+                return self.mmap_file(call, &who, inode);
+            }
+        }
+        if flags & libc::MAP_FIXED != 0 {
+            return self.change(call, "mmap", ChangeKind::Unmap, arrived);
+        }
+        Answer::Continue.into()
+    }
+
+    fn mmap_file(&mut self, call: &Notification, who: &Who, inode: Inode) -> Reply {
+        let [address, length, prot, flags, _, offset] = call.arguments;
+        let (prot, flags, page) = (prot as c_int, flags as c_int, page_size());
+        let Some(file) = self.files.get_mut(inode) else { return Answer::Continue.into() };
+        if length == 0 || offset % page != 0 {
+            // Refused by the kernel before any driver is asked.
+            return Answer::Continue.into();
+        }
+        // The kernel asks the driver for a place first, then looks at the access mode, and only then lets the driver map.
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        if !fixed && !file.may_map(prot, flags) {
+            return Errno::EACCES.into();
+        }
+        let id = file.id;
+        let hint = address.next_multiple_of(page);
+        let length = length.next_multiple_of(page);
+        let free = hint != 0 && process::range_is_free(call.tid, hint, length);
+        let memory = ProcessMemory(call.tid);
+        let mmap = Mmap { hint, free, length, prot, flags, offset };
+        let result = self.driver.mmap(&who.caller(&memory), id, &mmap);
+        if self.recorder.is_on() {
+            let mut record = who.record("mmap");
+            record.file = Some(id.0);
+            record.flags = Some(format!("{flags:#x}"));
+            record.addr = Some(format!("{hint:#x}"));
+            record.len = Some(format!("{length:#x}"));
+            record.arg = Some(prot.into());
+            self.finish(record, result.map(|()| hint as i64), who.arrived);
+        }
+        match result {
+            Ok(()) => Answer::Continue.into(),
+            Err(errno) => errno.into(),
+        }
+    }
+
+    fn change(&mut self, call: &Notification, name: &'static str, kind: ChangeKind, arrived: Instant) -> Reply {
+        let [start, length, argument, ..] = call.arguments;
+        // Only a process that used the driver has mappings that are the driver's concern.
+        if !self.processes.is_client(call.tid) {
+            return Answer::Continue.into();
+        }
+        let Ok(who) = self.who(call.tid, arrived) else { return Answer::Continue.into() };
+        let memory = ProcessMemory(call.tid);
+        let result =
+            self.driver.address_space_change(&who.caller(&memory), &AddressSpaceChange { kind, start, length });
+        if self.recorder.is_on() {
+            let mut record = who.record(name);
+            record.addr = Some(format!("{start:#x}"));
+            record.len = Some(format!("{length:#x}"));
+            record.arg = (kind != ChangeKind::Unmap).then_some(argument as i64);
+            self.finish(record, result.map(|()| 0), arrived);
+        }
+        match result {
+            Ok(()) => Answer::Continue.into(),
+            Err(errno) => errno.into(),
+        }
+    }
+
+    fn finish(&mut self, mut record: Record, result: Result<i64, Errno>, arrived: Instant) {
+        record.ret = result.unwrap_or(-1);
+        record.errno = result.err().map(|errno| format!("{errno:?}"));
+        record.us = arrived.elapsed().as_micros() as u64;
+        self.recorder.add(record);
+    }
+}
+
+fn page_size() -> u64 {
+    // SAFETY: reads a constant of the system.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}

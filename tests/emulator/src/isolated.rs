@@ -1,0 +1,140 @@
+//! A process of its own for each test.
+//!
+//! The driver knows one memory session per process, at fixed addresses, so two tests of the library cannot live in one process. A test
+//! wrapped in [`isolated`] runs its own test binary again for itself alone, with an emulated driver inside, and reports what became of it.
+//! Works with `cargo test` and with nextest.
+
+use crate::config::Config;
+use crate::front::Emulator;
+use ascend_ioctl::Generation;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::any::type_name;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in the process that is to run the body; its value is the configuration's index and a word that the body prints at its end.
+const MARKER: &str = "ASCEND_EMULATOR_ISOLATED";
+
+/// A test that takes longer hangs.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Runs a test's body in a process of its own, on a thread that sees an emulated driver, and checks at the end that the body left nothing open in it.
+///
+/// `body` must be a closure written in the test function itself: its type's name tells the test's.
+///
+/// # Panics
+/// With the body's output, if the body panics, ends its process, hangs, springs a trap of the kernel or leaves something behind.
+pub fn isolated<F: FnOnce(&Emulator)>(config: Config, body: F) {
+    isolate(type_name::<F>(), vec![config], true, |_, emulator| body(emulator));
+}
+
+/// As [`isolated`], but the body may leave files open and memory allocated.
+///
+/// # Panics
+/// As [`isolated`], except for what is left behind.
+pub fn isolated_leaky<F: FnOnce(&Emulator)>(config: Config, body: F) {
+    isolate(type_name::<F>(), vec![config], false, |_, emulator| body(emulator));
+}
+
+/// As [`isolated`], for each driver generation in turn, each in a process of its own.
+///
+/// # Panics
+/// As [`isolated`], for the first generation that fails.
+pub fn on_each_generation<F: FnOnce(Generation, &Emulator)>(config: Config, body: F) {
+    let configs = Generation::ALL.iter().map(|generation| Config { generation: *generation, ..config.clone() });
+    isolate(type_name::<F>(), configs.collect(), true, |config, emulator| body(config.generation, emulator));
+}
+
+fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(&Config, &Emulator)) {
+    let Ok(marker) = std::env::var(MARKER) else {
+        for (index, config) in configs.iter().enumerate() {
+            run_again(&test_name(closure), index, config);
+        }
+        return;
+    };
+    let Some((index, word)) = marker.split_once(':') else { panic!("{MARKER} is set to `{marker}`") };
+    let Some(config) = index.parse().ok().and_then(|index: usize| configs.get(index)) else {
+        panic!("no configuration {index}")
+    };
+    // The parent gives up on us after a time, or may be killed: do not outlive it.
+    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    let emulator = Emulator::start(config.clone()).unwrap_or_else(|unavailable| panic!("{unavailable}"));
+    emulator.attach().unwrap_or_else(|unavailable| panic!("{unavailable}"));
+    body(config, &emulator);
+    emulator.assert_no_traps();
+    let state = emulator.state();
+    assert!(!strict || state.is_empty(), "the test left this behind in the driver: {state:#?}");
+    // Not println: the harness must not have a say in it.
+    let _ = std::io::stdout().write_all(format!("\n{word}\n").as_bytes());
+    let _ = std::io::stdout().flush();
+}
+
+/// The name of the test in whose body a closure was written, as the harness knows it.
+fn test_name(closure: &str) -> String {
+    let path = closure.split("::{{closure}}").next().unwrap_or(closure);
+    path.split_once("::").map_or(path, |(_crate, test)| test).to_owned()
+}
+
+fn run_again(test: &str, index: usize, config: &Config) {
+    let word = format!("isolated-{}-{index}-done", std::process::id());
+    let output = memfd_create(c"output", MFdFlags::MFD_CLOEXEC).map(File::from);
+    let mut output = output.unwrap_or_else(|error| panic!("no room for the test's output: {error}"));
+    let stream = || output.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
+    let program = std::env::current_exe().unwrap_or_else(|error| panic!("the test's own program is unknown: {error}"));
+    let child = Command::new(program)
+        .args([test, "--exact", "--nocapture", "--include-ignored"])
+        .env(MARKER, format!("{index}:{word}"))
+        .stdin(Stdio::null())
+        .stdout(stream())
+        .stderr(stream())
+        .process_group(0)
+        .spawn();
+    let mut child = child.unwrap_or_else(|error| panic!("the test's own program cannot be started: {error}"));
+    let ended = wait(child.id(), TIMEOUT);
+    // Whatever the test started ends with it.
+    let group = nix::unistd::Pid::from_raw(child.id() as i32);
+    let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+    let status = child.wait().unwrap_or_else(|error| panic!("waitpid: {error}"));
+    let mut text = Vec::new();
+    let _ = output.rewind().and_then(|()| output.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let done = text.contains(&word);
+    if ended && status.success() && done {
+        return;
+    }
+    let reason = if ended { explain(status, done) } else { format!("hung for {} s and was killed", TIMEOUT.as_secs()) };
+    panic!("`{test}` on driver {:?}: {reason}. Its output:\n{text}", config.generation);
+}
+
+fn explain(status: ExitStatus, done: bool) -> String {
+    match (status.success(), done) {
+        (true, _) => "its body did not run: the closure must be written in the test function itself".to_owned(),
+        (false, _) => format!("failed in its own process ({status})"),
+    }
+}
+
+/// Waits for the end of a child, without reaping it; false if that does not come in time.
+fn wait(pid: u32, timeout: Duration) -> bool {
+    // SAFETY: takes two integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    assert!(descriptor >= 0, "pidfd_open: {}", Errno::last());
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut polled = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) if left.is_zero() => return false,
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => return true,
+            Err(error) => panic!("poll: {error}"),
+        }
+    }
+}

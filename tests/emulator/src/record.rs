@@ -1,0 +1,122 @@
+//! Recording of calls, one JSON object per line.
+//!
+//! Pointers are volatile between runs; everything else is what the caller passed and what the model answered. Bytes are in hexadecimal without
+//! trailing zeroes, as the argument structs are mostly empty.
+
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// A call of a client and its answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Record {
+    /// `open`, `ioctl`, `mmap`, `munmap`, `mprotect`, `madvise`, `mremap`, `mbind` or `close`.
+    pub call: &'static str,
+    /// The process; 0 for a close, which is told of the file and not of who dropped the last reference.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pid: i32,
+    /// The thread.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tid: i32,
+    /// The file, numbered in the order of opening.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<u64>,
+    /// Path of an open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Flags of an open or mmap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flags: Option<String>,
+    /// The ioctl's name, if the module that the file is bound to has one with this number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cmd: Option<&'static str>,
+    /// The ioctl's request value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The argument before the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_hex: Option<String>,
+    /// The argument after the call, if it was changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_hex: Option<String>,
+    /// Address of a mapping or of a change to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub addr: Option<String>,
+    /// Its length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub len: Option<String>,
+    /// Protection of a mapping, advice of a madvise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arg: Option<i64>,
+    /// What the call returned; -1 with `errno`.
+    pub ret: i64,
+    /// The errno's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errno: Option<String>,
+    /// Microseconds from the arrival of the call to its answer, sleep included.
+    pub us: u64,
+}
+
+fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
+/// Bytes as text.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    bytes[..end].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where records go.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    file: Option<BufWriter<File>>,
+    kept: Option<Vec<Record>>,
+}
+
+impl Recorder {
+    /// Write to a new file from now on.
+    pub fn write_to(&mut self, path: &Path) -> io::Result<()> {
+        self.file = Some(BufWriter::new(File::create(path)?));
+        Ok(())
+    }
+
+    /// Keep from now on.
+    pub fn keep(&mut self) {
+        self.kept.get_or_insert_default();
+    }
+
+    /// What was kept.
+    pub fn kept(&self) -> Vec<Record> {
+        self.kept.clone().unwrap_or_default()
+    }
+
+    /// Whether anyone wants records.
+    pub fn is_on(&self) -> bool {
+        self.file.is_some() || self.kept.is_some()
+    }
+
+    /// Takes a record.
+    pub fn add(&mut self, record: Record) {
+        if let Some(file) = &mut self.file {
+            let written = serde_json::to_writer(&mut *file, &record)
+                .map_err(io::Error::from)
+                .and_then(|()| file.write_all(b"\n"));
+            if let Err(error) = written {
+                eprintln!("ascend-emulator: recording ends: {error}");
+                self.file = None;
+            }
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.push(record);
+        }
+    }
+
+    /// Brings everything to the file.
+    pub fn flush(&mut self) {
+        if let Some(file) = &mut self.file {
+            let _ = file.flush();
+        }
+    }
+}
