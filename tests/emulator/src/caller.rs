@@ -39,7 +39,8 @@ pub struct Caller<'a> {
 pub enum Outcome {
     /// It returns now. A positive value is the system call's own return value.
     Done(Result<i64, Errno>),
-    /// It sleeps in the kernel: present the same call again at this time (or earlier, if the caller died).
+    /// It sleeps in the kernel: the same call is presented again at this time. If the caller dies before, the call is dropped without a word, so a
+    /// sleeping call must have left no trace in the model. The file stays open as long as a call on it sleeps.
     Sleep(Instant),
 }
 

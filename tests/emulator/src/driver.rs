@@ -117,6 +117,11 @@ impl Driver {
         path == "/dev/davinci_manager" || device.is_some_and(|device: u32| device < self.machine.config.devices)
     }
 
+    /// The name of the module that answers a file's ioctls; empty if there is none yet.
+    pub fn module(&self, file: FileId) -> &str {
+        self.files.get(&file).and_then(|file| file.module.as_deref()).unwrap_or("")
+    }
+
     /// Something breaks. Failing commands are the front's business and do not come here.
     pub fn inject(&mut self, _fault: &Fault) {}
 

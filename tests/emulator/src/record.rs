@@ -3,6 +3,7 @@
 //! Pointers are volatile between runs; everything else is what the caller passed and what the model answered. Bytes are in hexadecimal without
 //! trailing zeroes, as the argument structs are mostly empty.
 
+use ascend_ioctl::{Command, Generation, command, davinci, devmng, hdc, svm, uda, urd};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -60,6 +61,31 @@ pub struct Record {
 
 fn is_zero(number: &i32) -> bool {
     *number == 0
+}
+
+/// The command that a request means to the module (as in [`crate::driver::Driver::module`]) that gets it.
+pub(crate) fn command(generation: Generation, module: &str, request: u32) -> Option<&'static Command> {
+    let number = command::number(request);
+    let commands = match module {
+        _ if command::magic(request) == davinci::MAGIC && module != "hdc" => davinci::COMMANDS,
+        "SVM" => return generation.svm_by_number(number).map(|svm| &svm.command),
+        "uda" => uda::COMMANDS,
+        "URD" => urd::COMMANDS,
+        "DEVMNG" => devmng::COMMANDS,
+        "hdc" => hdc::COMMANDS,
+        _ => return None,
+    };
+    commands.iter().find(|command| command.number == number)
+}
+
+/// How many bytes of argument a command has: those of its module's common argument, or of its own struct.
+pub(crate) fn argument_size(module: &str, command: &Command) -> usize {
+    match module {
+        _ if command.magic == davinci::MAGIC => size_of::<davinci::OpenArg>(),
+        "SVM" => size_of::<svm::Arg>(),
+        "hdc" => size_of::<hdc::Arg>(),
+        _ => command.layout().map_or(0, |layout| layout.size),
+    }
 }
 
 /// Bytes as text.

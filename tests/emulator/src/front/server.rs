@@ -10,9 +10,9 @@ use super::process::{self, Inode, ProcessKey, ProcessMemory, Processes};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
-use crate::driver::{AddressSpaceChange, ChangeKind, Driver, Mmap};
+use crate::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
 use crate::fault::{CommandFaults, Fault};
-use crate::record::{Record, Recorder};
+use crate::record::{self, Record, Recorder, hex};
 use crate::trap::Trap;
 use libc::c_int;
 use nix::errno::Errno;
@@ -209,8 +209,8 @@ impl Server {
             Ok(message) => {
                 for control in message.cmsgs().into_iter().flatten() {
                     if let ControlMessageOwned::ScmRights(received) = control {
-                        // SAFETY: the kernel put these descriptors into this thread's table for us.
-                        descriptor = received.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).last();
+                        // SAFETY: the kernel put this descriptor, the only one of the message, into this thread's table for us.
+                        descriptor = received.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
                     }
                 }
             }
@@ -331,7 +331,7 @@ impl Server {
         match listener.receive() {
             Ok(Some(notification)) => {
                 self.settle();
-                self.present(listener, notification, Instant::now());
+                self.present(listener, notification, Instant::now(), false);
             }
             Ok(None) => {}
             Err(error) => {
@@ -351,12 +351,12 @@ impl Server {
         self.parked = sleeping;
         let due: Vec<Parked> = due;
         for parked in due {
-            self.present(parked.listener, parked.notification, parked.arrived);
+            self.present(parked.listener, parked.notification, parked.arrived, true);
         }
     }
 
-    fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant) {
-        match self.dispatch(&listener, &notification, arrived) {
+    fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant, again: bool) {
+        match self.dispatch(&listener, &notification, arrived, again) {
             Reply::Now(answer) => listener.answer(notification.id, answer),
             Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
         }
@@ -365,11 +365,11 @@ impl Server {
         }
     }
 
-    fn dispatch(&mut self, listener: &Listener, call: &Notification, arrived: Instant) -> Reply {
+    fn dispatch(&mut self, listener: &Listener, call: &Notification, arrived: Instant, again: bool) -> Reply {
         let [a, b, c, d, ..] = call.arguments;
         let at = a as c_int;
         match call.number {
-            libc::SYS_ioctl => self.ioctl(call, arrived),
+            libc::SYS_ioctl => self.ioctl(call, arrived, again),
             libc::SYS_openat => self.open(listener, call, at, b, c as c_int, arrived),
             libc::SYS_openat2 => {
                 let mut flags = [0; 8];
@@ -484,7 +484,7 @@ impl Server {
         Some((who, inode))
     }
 
-    fn ioctl(&mut self, call: &Notification, arrived: Instant) -> Reply {
+    fn ioctl(&mut self, call: &Notification, arrived: Instant, again: bool) -> Reply {
         let [descriptor, request, argument, ..] = call.arguments;
         let Some((who, inode)) = self.file(call.tid, descriptor as c_int, arrived) else {
             return Answer::Continue.into();
@@ -492,22 +492,45 @@ impl Server {
         let Some(file) = self.files.get_mut(inode).map(|file| file.id) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
         let request = request as u32;
-        let outcome = self.driver.ioctl(&who.caller(&memory), file, request, argument);
-        match outcome {
-            Outcome::Sleep(wake) => Reply::Later(wake, inode),
-            Outcome::Done(result) => {
-                if self.recorder.is_on() {
-                    let mut record = who.record("ioctl");
-                    record.file = Some(file.0);
-                    record.value = Some(format!("{request:#x}"));
-                    self.finish(record, result, arrived);
-                }
-                match result {
-                    Ok(value) => Answer::Value(value).into(),
-                    Err(errno) => errno.into(),
-                }
-            }
+        let observed = self.recorder.is_on() || !self.faults.is_empty();
+        let mut record = observed.then(|| self.describe(&who, file, request));
+        // A call that slept was counted when it came.
+        let name = record.as_ref().and_then(|(record, _)| record.cmd).filter(|_| !again);
+        let struck = name.and_then(|name| self.faults.strike(name));
+        let read = |length: usize| {
+            let mut bytes = vec![0; length];
+            memory.read(argument, &mut bytes).is_ok().then_some(bytes)
+        };
+        let before = record.as_ref().and_then(|(_, length)| read(*length));
+        let outcome = match struck {
+            Some(errno) => errno.into(),
+            None => self.driver.ioctl(&who.caller(&memory), file, request, argument),
+        };
+        let result = match outcome {
+            Outcome::Sleep(wake) => return Reply::Later(wake, inode),
+            Outcome::Done(result) => result,
+        };
+        if let Some((mut record, length)) = record.take().filter(|_| self.recorder.is_on()) {
+            let after = read(length).filter(|after| before.as_ref() != Some(after));
+            record.in_hex = before.as_deref().map(hex);
+            record.out_hex = after.as_deref().map(hex);
+            self.finish(record, result, arrived);
         }
+        match result {
+            Ok(value) => Answer::Value(value).into(),
+            Err(errno) => errno.into(),
+        }
+    }
+
+    /// What an ioctl is called, and how long its argument is.
+    fn describe(&self, who: &Who, file: FileId, request: u32) -> (Record, usize) {
+        let module = self.driver.module(file);
+        let command = record::command(self.driver.machine.config.generation, module, request);
+        let mut record = who.record("ioctl");
+        record.file = Some(file.0);
+        record.value = Some(format!("{request:#x}"));
+        record.cmd = command.map(|command| command.name);
+        (record, command.map_or(0, |command| record::argument_size(module, command)))
     }
 
     fn mmap(&mut self, call: &Notification, arrived: Instant) -> Reply {

@@ -1,0 +1,288 @@
+//! The front against real processes and the real kernel: what a program sees of files, and what the emulator sees of their end.
+//!
+//! Tests that look for the end of a file are isolated: in the harness's own process another test may be about to start a program, and between fork and
+//! exec that has a copy of every descriptor, which a real driver would notice just as well.
+
+use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::Mode;
+use std::num::NonZero;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+const MANAGER: &str = "/dev/davinci_manager";
+
+fn emulator() -> Emulator {
+    Emulator::start(Config::default()).unwrap()
+}
+
+fn open_manager() -> OwnedFd {
+    open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).unwrap()
+}
+
+fn open_files(emulator: &Emulator) -> usize {
+    emulator.state().files.len()
+}
+
+#[test]
+fn an_open_file_is_seen_until_it_is_closed() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        assert_eq!(open_files(emulator), 1);
+        drop(file);
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_thread_that_is_not_attached_sees_the_real_host() {
+    let emulator = emulator();
+    // Whatever this host has there, the emulator does not hear of it.
+    let _file = open(MANAGER, OFlag::O_RDWR, Mode::empty());
+    assert_eq!(open_files(&emulator), 0);
+}
+
+#[test]
+fn every_access_mode_can_be_opened_and_unknown_nodes_do_not_exist() {
+    isolated(Config::default(), |emulator| {
+        for mode in [OFlag::O_RDONLY, OFlag::O_WRONLY, OFlag::O_RDWR] {
+            drop(open(MANAGER, mode, Mode::empty()).unwrap());
+        }
+        assert_eq!(open("/dev/davinci63", OFlag::O_RDONLY, Mode::empty()).unwrap_err(), Errno::ENOENT);
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn stat_and_access_know_the_nodes() {
+    use std::os::unix::fs::FileTypeExt;
+    isolated(Config::default(), |_| {
+        assert!(std::fs::metadata(MANAGER).unwrap().file_type().is_char_device());
+        assert!(std::path::Path::new("/dev/davinci1").exists());
+        assert!(!std::path::Path::new("/dev/davinci2").exists());
+        nix::unistd::access(MANAGER, nix::unistd::AccessFlags::R_OK).unwrap();
+        assert_eq!(nix::unistd::access("/dev/davinci9", nix::unistd::AccessFlags::F_OK), Err(Errno::ENOENT));
+        assert_eq!(nix::sys::stat::stat("/dev/davinci1").unwrap().st_mode & libc::S_IFMT, libc::S_IFCHR);
+    });
+}
+
+#[test]
+fn a_burst_of_closes_leaves_nothing() {
+    isolated(Config::default(), |emulator| {
+        let files: Vec<_> = (0..64).map(|_| open_manager()).collect();
+        assert_eq!(open_files(emulator), 64);
+        drop(files);
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_duplicate_keeps_the_file_open() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        // SAFETY: the new descriptor is nobody else's.
+        let high = unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
+        drop(file);
+        assert_eq!(open_files(emulator), 1);
+        drop(high);
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_mapping_keeps_the_file_open() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        let length = NonZero::new(8 << 40).unwrap();
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let hint = NonZero::new(0x1000_0000_0000);
+        // SAFETY: a new mapping at a hint; nothing is replaced.
+        let mapped = unsafe { mmap(hint, length, prot, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
+        assert_eq!(mapped.as_ptr() as u64, 0x1000_0000_0000);
+        drop(file);
+        assert_eq!(open_files(emulator), 1);
+        // SAFETY: nothing refers to the mapping.
+        unsafe { munmap(mapped, length.get()) }.unwrap();
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_fixed_mapping_of_the_drivers_file_is_refused() {
+    isolated(Config::default(), |_| {
+        let file = open_manager();
+        for flag in [MapFlags::MAP_FIXED, MapFlags::MAP_FIXED_NOREPLACE] {
+            let length = NonZero::new(1 << 30).unwrap();
+            let hint = NonZero::new(0x1000_0000_0000);
+            // SAFETY: the range is not used by anyone, and the call is to be refused.
+            let result = unsafe { mmap(hint, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED | flag, &file, 0) };
+            assert_eq!(result.unwrap_err(), Errno::EINVAL);
+        }
+    });
+}
+
+#[test]
+fn the_access_mode_limits_mappings_as_for_any_file() {
+    isolated(Config::default(), |_| {
+        let file = open(MANAGER, OFlag::O_RDONLY, Mode::empty()).unwrap();
+        let length = NonZero::new(1 << 30).unwrap();
+        let map = |prot| {
+            // SAFETY: a new mapping at a place of the kernel's choice.
+            unsafe { mmap(NonZero::new(0x1800_0000_0000), length, prot, MapFlags::MAP_SHARED, &file, 0) }
+        };
+        assert_eq!(map(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE).unwrap_err(), Errno::EACCES);
+        let mapped = map(ProtFlags::PROT_READ).unwrap();
+        // SAFETY: nothing refers to the mapping.
+        unsafe { munmap(mapped, length.get()) }.unwrap();
+    });
+}
+
+#[test]
+fn opening_the_file_again_through_proc_and_closing_that_does_not_close_the_file() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        drop(std::fs::File::open(format!("/proc/thread-self/fd/{}", file.as_raw_fd())).unwrap());
+        assert_eq!(open_files(emulator), 1);
+        drop(file);
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_child_that_inherits_the_file_keeps_it_open() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        let go = Line::new();
+        let child = fork(|| {
+            go.receive();
+        });
+        drop(file);
+        assert_eq!(open_files(emulator), 1);
+        go.send(0);
+        child.join();
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_killed_client_releases_everything_before_waitpid_returns() {
+    isolated(Config::default(), |emulator| {
+        for _ in 0..50 {
+            let opened = Line::new();
+            let child = fork(|| {
+                let _files = [open_manager(), open_manager()];
+                opened.send(0);
+                std::thread::park();
+            });
+            opened.receive();
+            assert_eq!(emulator.state().files.iter().filter(|file| file.tgid == child.pid()).count(), 2);
+            child.kill();
+            assert_eq!(open_files(emulator), 0);
+        }
+    });
+}
+
+#[test]
+fn each_emulator_is_a_host_of_its_own() {
+    let (one, other) = (emulator(), emulator());
+    let _file = one.run(open_manager);
+    assert_eq!((open_files(&one), open_files(&other)), (1, 0));
+    let _elsewhere = other.run(open_manager);
+    assert_eq!((open_files(&one), open_files(&other)), (1, 1));
+}
+
+#[test]
+#[should_panic(expected = "the body's own words")]
+fn a_panic_of_a_body_goes_on_in_the_caller() {
+    emulator().run(|| panic!("the body's own words"));
+}
+
+#[test]
+fn an_unmodified_program_opens_the_node() {
+    let emulator = emulator();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 3<>/dev/davinci_manager && test -c /dev/davinci0 && ! test -e /dev/davinci7"]);
+    let status = emulator.spawn(&mut shell).unwrap().wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(emulator.state().is_empty());
+}
+
+#[test]
+fn exec_closes_what_is_marked_and_keeps_the_rest() {
+    isolated(Config::default(), |emulator| {
+        let go = Line::new();
+        let child = fork(|| {
+            let _marked = open_manager();
+            // Not marked, hence inherited by the new program.
+            let kept = open(MANAGER, OFlag::O_RDWR, Mode::empty()).unwrap();
+            std::mem::forget(kept);
+            go.receive();
+            let error = std::os::unix::process::CommandExt::exec(Command::new("sh").args(["-c", "kill -STOP $$"]));
+            panic!("{error}");
+        });
+        go.send(0);
+        let pid = nix::unistd::Pid::from_raw(child.pid());
+        let stopped = nix::sys::wait::waitpid(pid, Some(nix::sys::wait::WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(stopped, nix::sys::wait::WaitStatus::Stopped(..)), "{stopped:?}");
+        assert_eq!(open_files(emulator), 1);
+        child.kill();
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+#[should_panic(expected = "left this behind")]
+fn an_isolated_test_that_leaves_a_file_open_fails() {
+    isolated(Config::default(), |_| std::mem::forget(open_manager()));
+}
+
+#[test]
+fn a_leaky_test_may_leave_a_file_open() {
+    isolated_leaky(Config::default(), |_| std::mem::forget(open_manager()));
+}
+
+#[test]
+#[should_panic(expected = "two and two is four")]
+fn an_isolated_test_reports_its_own_panic() {
+    isolated(Config::default(), |_| assert_eq!(2 + 2, 5, "two and two is four"));
+}
+
+#[test]
+fn a_body_runs_once_on_each_generation() {
+    on_each_generation(Config::default(), |generation, emulator| {
+        drop(open_manager());
+        assert!(emulator.state().is_empty(), "{generation}");
+    });
+}
+
+#[test]
+fn calls_are_recorded_in_order() {
+    isolated(Config::default(), |emulator| {
+        emulator.record();
+        let file = open_manager();
+        // SAFETY: the request has no argument that anybody could read.
+        unsafe { libc::ioctl(file.as_raw_fd(), 0x5a01, 0) };
+        drop(file);
+        let records = emulator.records();
+        let calls: Vec<_> = records.iter().map(|record| (record.call, record.cmd)).collect();
+        assert_eq!(calls, [("open", None), ("ioctl", Some("CLOSE")), ("close", None)]);
+        assert!(serde_json::to_string(&records[0]).unwrap().contains(r#""path":"/dev/davinci_manager""#));
+    });
+}
+
+#[test]
+fn a_command_fails_when_the_test_orders_it() {
+    isolated(Config::default(), |emulator| {
+        emulator.inject("CLOSE#2=ENOMEM".parse().unwrap());
+        let file = open_manager();
+        let close = || {
+            // SAFETY: the request has no argument that anybody could read.
+            Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), 0x5a01, 0) })
+        };
+        assert_ne!(close(), Err(Errno::ENOMEM));
+        assert_eq!(close(), Err(Errno::ENOMEM));
+        assert_ne!(close(), Err(Errno::ENOMEM));
+    });
+}
