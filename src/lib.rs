@@ -1,1 +1,3 @@
 //! Memory of Huawei Ascend NPUs from user space.
+
+pub mod discovery;

@@ -1,0 +1,134 @@
+//! The three numberings of devices, as types that do not mix.
+//!
+//! The driver numbers the devices of the caller's mount namespace from 0: the **logical** id, which almost every ioctl takes. The
+//! **physical** id is the minor number of `/dev/davinciN` and the same for everybody on the host; peer access takes it. The **user** id
+//! counts the entries of `ASCEND_RT_VISIBLE_DEVICES` and exists only in user space: it is what `aclrtSetDevice` takes.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A device as the driver numbers it in the caller's namespace (container or host), from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogicalId(pub u32);
+
+/// A device as the host numbers it: the minor number of `/dev/davinciN`. Virtual instances are 100 and above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PhysicalId(pub u32);
+
+/// A device as `ASCEND_RT_VISIBLE_DEVICES` numbers it: the position in that list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UserId(pub u32);
+
+impl fmt::Display for LogicalId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for PhysicalId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What `ASCEND_RT_VISIBLE_DEVICES` says: which logical device each user id stands for.
+///
+/// Unset, user ids are logical ids. The list ends at the first entry that is not a number or that appeared before (so the vendor's
+/// documentation describes its runtime; not verified here on hardware).
+///
+/// ```
+/// use ascend_vmm::discovery::{LogicalId, UserId, VisibleDevices};
+///
+/// let visible: VisibleDevices = "2,3".parse()?;
+/// assert_eq!(visible.logical(UserId(0)), Some(LogicalId(2)));
+/// assert_eq!(visible.user(LogicalId(3)), Some(UserId(1)));
+/// assert_eq!(visible.logical(UserId(2)), None);
+/// # Ok::<(), std::convert::Infallible>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct VisibleDevices(Option<Vec<LogicalId>>);
+
+impl VisibleDevices {
+    /// Name of the environment variable.
+    pub const VARIABLE: &'static str = "ASCEND_RT_VISIBLE_DEVICES";
+
+    /// Every device, under its logical id.
+    pub fn all() -> Self {
+        VisibleDevices(None)
+    }
+
+    /// What the process's environment says.
+    pub fn from_environment() -> Self {
+        match std::env::var(Self::VARIABLE) {
+            Ok(text) => VisibleDevices::parse(&text),
+            Err(_) => VisibleDevices::all(),
+        }
+    }
+
+    /// The device behind a user id; `None` if the list hides it. Whether the driver has such a device is another question.
+    pub fn logical(&self, user: UserId) -> Option<LogicalId> {
+        match &self.0 {
+            None => Some(LogicalId(user.0)),
+            Some(list) => list.get(usize::try_from(user.0).ok()?).copied(),
+        }
+    }
+
+    /// The user id of a device; `None` if the list hides it.
+    pub fn user(&self, logical: LogicalId) -> Option<UserId> {
+        match &self.0 {
+            None => Some(UserId(logical.0)),
+            Some(list) => list.iter().position(|&id| id == logical).and_then(|at| u32::try_from(at).ok()).map(UserId),
+        }
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut list = Vec::new();
+        for entry in text.split(',') {
+            match entry.trim().parse().map(LogicalId) {
+                Ok(id) if !list.contains(&id) => list.push(id),
+                _ => break,
+            }
+        }
+        VisibleDevices(Some(list))
+    }
+}
+
+impl FromStr for VisibleDevices {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(VisibleDevices::parse(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_list_user_ids_are_logical_ids() {
+        let visible = VisibleDevices::all();
+        assert_eq!(visible.logical(UserId(5)), Some(LogicalId(5)));
+        assert_eq!(visible.user(LogicalId(5)), Some(UserId(5)));
+    }
+
+    #[test]
+    fn an_empty_list_hides_every_device() {
+        let visible = VisibleDevices::parse("");
+        assert_eq!(visible.logical(UserId(0)), None);
+        assert_eq!(visible.user(LogicalId(0)), None);
+    }
+
+    #[test]
+    fn the_list_ends_at_the_first_bad_or_repeated_entry() {
+        assert_eq!(VisibleDevices::parse("4, 2,x,1"), VisibleDevices(Some(vec![LogicalId(4), LogicalId(2)])));
+        assert_eq!(VisibleDevices::parse("1,1,2"), VisibleDevices(Some(vec![LogicalId(1)])));
+        assert_eq!(VisibleDevices::parse("-1,0"), VisibleDevices(Some(vec![])));
+    }
+}
