@@ -14,6 +14,7 @@ pub mod driver;
 pub mod fault;
 pub mod front;
 pub mod isolated;
+pub mod latency;
 pub mod machine;
 pub mod record;
 pub mod state;

@@ -146,11 +146,13 @@ impl Files {
         }
     }
 
+    /// Whether any file may have been closed.
+    pub fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
     /// Removes and returns the files whose last reference is gone, oldest first, except those in `busy`.
     pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<OpenFile> {
-        if self.suspects.is_empty() {
-            return Vec::new();
-        }
         let closed: Vec<Inode> = self
             .suspects
             .keys()

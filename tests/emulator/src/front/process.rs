@@ -257,6 +257,11 @@ impl Processes {
         self.processes.get_mut(&tgid)
     }
 
+    /// The process of a thread, if both were seen before.
+    pub fn known(&mut self, tid: i32) -> Option<&mut Process> {
+        self.processes.get_mut(&self.threads.get(&tid)?.tgid)
+    }
+
     /// Whether the thread belongs to a process that used the driver.
     pub fn is_client(&mut self, tid: i32) -> bool {
         if self.processes.is_empty() {

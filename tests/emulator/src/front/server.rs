@@ -6,7 +6,7 @@
 
 use super::files::{Blank, Files};
 use super::listener::{Answer, Listener, Notification};
-use super::process::{self, Inode, ProcessKey, ProcessMemory, Processes};
+use super::process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
@@ -97,6 +97,11 @@ struct Who {
 }
 
 impl Who {
+    fn new(process: &mut Process, tid: i32, arrived: Instant) -> Self {
+        process.calls(tid);
+        Who { key: process.key, tid, mount_namespace: process.mount_namespace, uid: process.uid, arrived }
+    }
+
     fn caller<'a>(&self, memory: &'a dyn Memory) -> Caller<'a> {
         Caller {
             tid: self.tid,
@@ -169,15 +174,19 @@ impl Server {
                 self.recorder.flush();
                 return;
             }
-            self.settle();
+            let mut settled = false;
             for index in (0..self.listeners.len().min(polled.len() - 2)).rev() {
                 let events = polled[index + 2].revents;
                 if events & libc::POLLIN != 0 {
                     self.receive(index);
+                    settled = true;
                 } else if events != 0 {
                     // The last thread under this filter is gone.
                     self.listeners.remove(index);
                 }
+            }
+            if !settled {
+                self.settle();
             }
             self.resume();
         }
@@ -279,6 +288,9 @@ impl Server {
         }
         // A call that sleeps holds its file, even if the program closed it meanwhile; but not if the caller was killed.
         self.parked.retain(|parked| parked.listener.waits(parked.notification.id));
+        if !self.files.has_suspects() {
+            return;
+        }
         let busy: HashSet<Inode> = self.parked.iter().map(|parked| parked.file).collect();
         for file in self.files.take_closed(&busy) {
             let mut alive = false;
@@ -411,8 +423,7 @@ impl Server {
             let token = process.key.tgid as u64;
             self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
-        process.calls(tid);
-        Ok(Who { key: process.key, tid, mount_namespace: process.mount_namespace, uid: process.uid, arrived })
+        Ok(Who::new(process, tid, arrived))
     }
 
     fn open(
@@ -479,7 +490,12 @@ impl Server {
         let known = self.processes.file_of_known(tid, descriptor);
         let inode = known.or_else(|| process::file_of(tid, descriptor))?;
         self.files.get_mut(inode)?;
-        let who = self.who(tid, arrived).ok()?;
+        // A thread whose descriptors could be looked at needs no further proof of life.
+        let proven = known.and_then(|_| self.processes.known(tid)).map(|process| Who::new(process, tid, arrived));
+        let who = match proven {
+            Some(who) => who,
+            None => self.who(tid, arrived).ok()?,
+        };
         self.files.get_mut(inode)?.used_by(who.key);
         Some((who, inode))
     }
