@@ -3,6 +3,8 @@
 //! As text: `MEM_MAP#3=ENOMEM` fails the third MEM_MAP from now on (1 is the next one), `MEM_CREATE=ENOMEM` every one, `device1=dead` takes a
 //! device away, `device0=silent:2s` lets it not answer for a time, `copies=link-error` breaks copies to and from all devices.
 
+use crate::config::Config;
+use crate::record;
 use nix::errno::Errno;
 use std::str::FromStr;
 use std::time::Duration;
@@ -47,6 +49,21 @@ pub enum DeviceFault {
 pub struct BadFault {
     spec: String,
     reason: String,
+}
+
+impl Fault {
+    /// Whether the fault can happen on such a host at all; the reason if not.
+    pub fn check(&self, config: &Config) -> Result<(), String> {
+        match self {
+            Fault::Command { name, .. } if !record::names(config.generation).any(|known| known == name) => {
+                Err(format!("driver {} has no command {name}", config.generation))
+            }
+            Fault::Device { device, .. } if *device >= config.devices => {
+                Err(format!("there is no device {device} among {}", config.devices))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl FromStr for Fault {
@@ -146,6 +163,7 @@ impl CommandFaults {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ascend_ioctl::Generation;
 
     #[test]
     fn faults_are_read_as_documented() {
@@ -178,6 +196,19 @@ mod tests {
             let error = spec.parse::<Fault>().unwrap_err().to_string();
             assert!(error.contains(reason), "{spec}: {error}");
         }
+    }
+
+    #[test]
+    fn a_fault_must_fit_the_host() {
+        let on = |generation, spec: &str| {
+            let fault: Fault = spec.parse().unwrap();
+            fault.check(&Config { generation, devices: 2, ..Config::default() })
+        };
+        assert_eq!(on(Generation::V26_1, "MEM_MAP=ENOMEM"), Ok(()));
+        assert_eq!(on(Generation::V26_1, "CONNECT=EIO"), Ok(()));
+        assert!(on(Generation::V26_1, "MEM_MELT=ENOMEM").unwrap_err().contains("MEM_MELT"));
+        assert_eq!(on(Generation::V26_1, "device1=dead"), Ok(()));
+        assert!(on(Generation::V26_1, "device2=dead").unwrap_err().contains("no device 2"));
     }
 
     #[test]

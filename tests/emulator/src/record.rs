@@ -78,6 +78,14 @@ pub(crate) fn command(generation: Generation, module: &str, request: u32) -> Opt
     commands.iter().find(|command| command.number == number)
 }
 
+/// The names of all commands of a generation.
+pub(crate) fn names(generation: Generation) -> impl Iterator<Item = &'static str> {
+    let svm = generation.svm_commands().map(|svm| svm.command.name);
+    let others =
+        [davinci::COMMANDS, uda::COMMANDS, urd::COMMANDS, devmng::COMMANDS, hdc::COMMANDS].into_iter().flatten();
+    others.map(|command| command.name).chain(svm)
+}
+
 /// How many bytes of argument a command has: those of its module's common argument, or of its own struct.
 pub(crate) fn argument_size(module: &str, command: &Command) -> usize {
     match module {

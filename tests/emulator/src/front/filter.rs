@@ -3,7 +3,7 @@
 //! Whatever cannot concern the driver must stay in the kernel, since a detour costs microseconds; whatever might concern it must not slip
 //! through, since a program under the emulator may be any program. A filter sees numbers but no memory, so paths are decided later:
 //!
-//! * every open that neither creates nor asks for a directory (the driver's nodes are legally opened read-only too), and stat and access;
+//! * every open that does not ask for a directory (the driver's nodes are legally opened read-only, and by shells with O_CREAT), stat and access;
 //! * every ioctl except those of terminals, sockets and file systems: the real modules accept foreign magic bytes, so the byte decides little;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses where only the driver puts some;
 //! * exec, which ends an address space without ending the process.
@@ -86,9 +86,7 @@ impl Rule {
     }
 
     fn open(number: c_long, flags: u32) -> Self {
-        Rule::of(number)
-            .when(low(flags), ANY_OF, (libc::O_CREAT | libc::O_DIRECTORY | libc::O_PATH) as u32, ALLOW)
-            .otherwise(NOTIFY)
+        Rule::of(number).when(low(flags), ANY_OF, (libc::O_DIRECTORY | libc::O_PATH) as u32, ALLOW).otherwise(NOTIFY)
     }
 
     fn always(number: c_long) -> Self {
@@ -148,6 +146,8 @@ pub fn program() -> Vec<sock_filter> {
         Rule::always(libc::SYS_execveat),
         #[cfg(target_arch = "x86_64")]
         Rule::open(libc::SYS_open, 1),
+        #[cfg(target_arch = "x86_64")]
+        Rule::always(libc::SYS_creat),
         #[cfg(target_arch = "x86_64")]
         Rule::always(libc::SYS_access),
         #[cfg(target_arch = "x86_64")]
@@ -210,12 +210,12 @@ mod tests {
     }
 
     #[test]
-    fn opens_are_looked_at_unless_they_create_or_list() {
+    fn opens_are_looked_at_unless_they_list() {
         let openat = |flags: i32| run(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
         assert_eq!(openat(libc::O_RDWR), NOTIFY);
         assert_eq!(openat(libc::O_RDONLY | libc::O_CLOEXEC), NOTIFY);
         assert_eq!(openat(libc::O_WRONLY), NOTIFY);
-        assert_eq!(openat(libc::O_RDWR | libc::O_CREAT), ALLOW);
+        assert_eq!(openat(libc::O_RDWR | libc::O_CREAT), NOTIFY);
         assert_eq!(openat(libc::O_RDONLY | libc::O_DIRECTORY), ALLOW);
     }
 

@@ -392,6 +392,11 @@ impl Server {
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_open => self.open(listener, call, libc::AT_FDCWD, a, b as c_int, arrived),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_creat => {
+                let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+                self.open(listener, call, libc::AT_FDCWD, a, flags, arrived)
+            }
             libc::SYS_newfstatat => self.stat(call, at, b, c, node::stat),
             libc::SYS_statx => self.stat(call, at, b, call.arguments[4], node::statx),
             #[cfg(target_arch = "x86_64")]
@@ -456,6 +461,9 @@ impl Server {
     }
 
     fn open_file(&mut self, who: &Who, path: &str, flags: c_int) -> Result<(u64, OwnedFd), Errno> {
+        if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL && self.driver.exists(path) {
+            return Err(Errno::EEXIST);
+        }
         let memory = ProcessMemory(who.tid);
         let blank = Blank::new()?;
         // A path with the driver's name that the model does not have must not be looked for on the real host.

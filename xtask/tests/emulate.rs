@@ -1,0 +1,91 @@
+//! `cargo xtask emulate` as a user calls it.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+fn emulate(arguments: &[&str]) -> Output {
+    let xtask = env!("CARGO_BIN_EXE_xtask");
+    Command::new(xtask).arg("emulate").args(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_programs_exit_status_is_passed_on() {
+    for code in [0, 1, 42, 255] {
+        let output = emulate(&["--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_programs_signal_is_passed_on() {
+    for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11), ("INT", 2)] {
+        let output = emulate(&["--", "sh", "-c", &format!("ulimit -c 0; kill -{name} $$")]);
+        assert_eq!(output.status.signal(), Some(number), "{name}: {:?} {}", output.status, stderr(&output));
+    }
+}
+
+#[test]
+fn a_terminate_sent_to_the_runner_reaches_the_program() {
+    let xtask = env!("CARGO_BIN_EXE_xtask");
+    let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
+    let mut command = Command::new(xtask);
+    command.args(["emulate", "--", "sh", "-c", script]).stdout(std::process::Stdio::piped());
+    let mut runner = command.spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(runner.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(runner.id() as i32), nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(runner.wait().unwrap().code(), Some(7));
+}
+
+#[test]
+fn bad_input_gets_a_clear_error_and_exit_2() {
+    for (arguments, reason) in [
+        (&["--driver", "7.0", "--", "true"][..], "unknown driver generation; known are 8.5.0, 9.0.0 and 26.1"),
+        (&["--turbo", "--", "true"], "unexpected argument '--turbo'"),
+        (&["--devices", "many", "--", "true"], "invalid value 'many'"),
+        (&["--devices", "65", "--", "true"], "65 is not in 0..=64"),
+        (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is none of the units"),
+        (&["--attach", "usb", "--", "true"], "invalid value 'usb'"),
+        (&["--device-process", "maybe", "--", "true"], "invalid value 'maybe'"),
+        (&["--fault", "MEM_MAP", "--", "true"], "`MEM_MAP` is not a fault"),
+        (&["--fault", "MEM_MELT=ENOMEM", "--", "true"], "has no command MEM_MELT"),
+        (&["--fault", "device9=dead", "--", "true"], "there is no device 9"),
+        (&["--record", "/nonexistent/file", "--", "true"], "cannot record to /nonexistent/file"),
+        (&["--", "no-such-program-anywhere"], "cannot run no-such-program-anywhere"),
+        (&[], "required arguments were not provided"),
+    ] {
+        let output = emulate(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(reason), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_emulator_inside_an_emulator_says_why_it_cannot_be() {
+    let output = emulate(&["--", env!("CARGO_BIN_EXE_xtask"), "emulate", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("another seccomp listener"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_number_of_devices_is_what_was_asked_for() {
+    let script = "test -c /dev/davinci2 && ! test -e /dev/davinci3";
+    let output = emulate(&["--devices", "3", "--", "sh", "-c", script]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn calls_are_recorded_as_json_lines() {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulate-record.jsonl");
+    let output = emulate(&["--record", file.to_str().unwrap(), "--", "sh", "-c", "exec 3<>/dev/davinci_manager"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let calls: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(calls[0]["call"], "open");
+    assert_eq!(calls[0]["path"], "/dev/davinci_manager");
+    assert_eq!(calls.last().unwrap()["call"], "close");
+}
