@@ -1,0 +1,559 @@
+//! One error type that explains.
+//!
+//! The driver answers with a bare errno, and the vendor's library folds most of them into one code. An [`Error`] says what was tried, on
+//! what and with which arguments, what the kernel answered (by name, and in its own sentences when it left any in the log page), what
+//! that most likely means, what to do, and which codes the vendor's library would have returned, for those who search for them.
+//!
+//! What can be known without asking the kernel is refused before it is asked ([`Error::Invalid`] and friends), so a [`Error::Refused`]
+//! always comes from a system call. Calls that consume an object give it back in [`Failed`]: nothing is lost by an error.
+
+mod explain;
+
+use ascend_ioctl::Command;
+use ascend_ioctl::svm::{GIANT_PAGE, HUGE_PAGE};
+pub use nix::errno::Errno;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Result of this library's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device node could not be opened.
+    #[error(transparent)]
+    Open(Box<OpenFailed>),
+    /// The kernel refused a command.
+    #[error(transparent)]
+    Refused(Box<Refused>),
+    /// There is not enough memory of the wanted kind.
+    #[error(transparent)]
+    OutOfMemory(Box<OutOfMemory>),
+    /// The caller's arguments cannot be right; the kernel was not asked.
+    #[error(transparent)]
+    Invalid(Box<Invalid>),
+    /// This process already has a memory session that is not ours to share.
+    #[error(transparent)]
+    SessionTaken(Box<SessionTaken>),
+    /// A session of this library is already open in this process.
+    #[error(
+        "this process already has an open session; the driver allows one per process. \
+         Clone that session, or take it with Session::current()"
+    )]
+    SessionOpen,
+    /// The object belongs to the parent of this process.
+    #[error(
+        "this session was opened by the parent of process {process}, and the driver does not serve it in a child of fork. \
+         Open a session in the child, or use the parent's only in the parent"
+    )]
+    OtherProcess {
+        /// The process that asked.
+        process: u32,
+    },
+    /// Other objects still use it.
+    #[error("cannot {operation}: {users}")]
+    InUse {
+        /// What was tried.
+        operation: &'static str,
+        /// Who still uses it, and what to do.
+        users: String,
+    },
+    /// A driver that this library does not know.
+    #[error(transparent)]
+    UnknownGeneration(Box<UnknownDriver>),
+    /// The device-side process that serves this process's memory is gone.
+    #[error(
+        "the device process of this process on device {device} has died ({operation} got {errno:?}); its memory is lost. \
+         Drop what lives on that device, then open the device again"
+    )]
+    DeviceProcessDied {
+        /// Logical id of the device.
+        device: u32,
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+/// A call that consumes an object could not do it: the error, and the object, unharmed.
+#[derive(Debug)]
+pub struct Failed<T> {
+    /// Why.
+    pub error: Error,
+    /// What was passed in.
+    pub object: T,
+}
+
+impl<T> fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> std::error::Error for Failed<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Error {
+        failed.error
+    }
+}
+
+/// A device node could not be opened.
+#[derive(Debug)]
+pub struct OpenFailed {
+    /// The node.
+    pub path: PathBuf,
+    /// Why.
+    pub errno: Errno,
+}
+
+impl OpenFailed {
+    pub(crate) fn new(path: &Path, errno: Errno) -> OpenFailed {
+        OpenFailed { path: path.to_owned(), errno }
+    }
+}
+
+impl fmt::Display for OpenFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (cause, remedy) = explain::open(self.errno);
+        write!(f, "cannot open {}: {}: {cause}. {remedy}", self.path.display(), named(self.errno))
+    }
+}
+
+impl std::error::Error for OpenFailed {}
+
+/// The kernel refused a command.
+#[derive(Debug)]
+pub struct Refused {
+    /// What was tried, as a verb phrase.
+    pub operation: &'static str,
+    /// The driver's command.
+    pub command: &'static str,
+    /// On what.
+    pub object: String,
+    /// With which arguments.
+    pub arguments: String,
+    /// What the kernel answered.
+    pub errno: Errno,
+    /// The kernel's own sentences, if it left any; one per line, the outermost last.
+    pub kernel_log: String,
+    /// Most likely meaning.
+    pub cause: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl Refused {
+    /// A refusal of `command`, with the meaning that the errno has for it.
+    pub(crate) fn new(operation: &'static str, command: &Command, errno: Errno) -> Refused {
+        Refused::named(operation, command.name, errno)
+    }
+
+    /// The same for a command that is known by name only.
+    pub(crate) fn named(operation: &'static str, command: &'static str, errno: Errno) -> Refused {
+        let (cause, remedy) = explain::command(command, errno);
+        Refused {
+            operation,
+            command,
+            object: String::new(),
+            arguments: String::new(),
+            errno,
+            kernel_log: String::new(),
+            cause,
+            remedy,
+        }
+    }
+
+    /// Says on what it was tried.
+    pub(crate) fn object(mut self, object: impl Into<String>) -> Refused {
+        self.object = object.into();
+        self
+    }
+
+    /// Says with which arguments.
+    pub(crate) fn arguments(mut self, arguments: impl Into<String>) -> Refused {
+        self.arguments = arguments.into();
+        self
+    }
+
+    /// Adds what the kernel said.
+    pub(crate) fn kernel_log(mut self, sentences: String) -> Refused {
+        self.kernel_log = sentences;
+        self
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}", self.operation)?;
+        if !self.object.is_empty() {
+            write!(f, " ({})", self.object)?;
+        }
+        write!(f, ": {}", self.command)?;
+        if !self.arguments.is_empty() {
+            write!(f, " {{{}}}", self.arguments)?;
+        }
+        write!(f, " was refused with {}: {}. {}", named(self.errno), self.cause, self.remedy)?;
+        if !self.kernel_log.is_empty() {
+            write!(f, " The kernel said: \"{}\".", self.kernel_log.trim_end().replace('\n', " / "))?;
+        }
+        write!(f, " [{}]", VendorCode::of(self.errno))
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Error {
+        Error::Refused(Box::new(refused))
+    }
+}
+
+/// There is not enough memory of the wanted kind.
+#[derive(Debug)]
+pub struct OutOfMemory {
+    /// Where: `device 0, HBM`, or `host`.
+    pub place: String,
+    /// Bytes that were asked for.
+    pub asked: u64,
+    /// Size of the pages that were asked for.
+    pub page: u64,
+    /// Free bytes in 2 MiB pages, where the driver told.
+    pub free_huge: Option<u64>,
+    /// Free bytes in 1 GiB pages, where the driver told.
+    pub free_giant: Option<u64>,
+    /// The kernel's own sentences.
+    pub kernel_log: String,
+}
+
+impl OutOfMemory {
+    /// The largest page size in which the asked size would fit now, by what the driver reports as free.
+    pub fn page_that_fits(&self) -> Option<u64> {
+        if self.free_giant.is_some_and(|free| free >= self.asked && self.asked % GIANT_PAGE == 0) {
+            Some(GIANT_PAGE)
+        } else if self.free_huge.is_some_and(|free| free >= self.asked) {
+            Some(HUGE_PAGE)
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "out of memory on {}: {} were asked for in pages of {}",
+            self.place,
+            bytes(self.asked),
+            bytes(self.page)
+        )?;
+        if let Some(free) = self.free_huge {
+            write!(f, "; free in 2 MiB pages: {}", bytes(free))?;
+        }
+        if let Some(free) = self.free_giant {
+            write!(f, "; free in 1 GiB pages: {}", bytes(free))?;
+        }
+        match self.page_that_fits() {
+            Some(page) if page != self.page => write!(f, ". It would fit in pages of {}", bytes(page))?,
+            Some(_) => f.write_str(
+                ". By these figures it should fit: the memory may be fragmented, just taken by another process, or limited by a cgroup",
+            )?,
+            None if self.free_huge.is_some() || self.free_giant.is_some() => {
+                f.write_str(". Free memory, ask for less, or use another device")?;
+            }
+            None => f.write_str(". Free memory or ask for less")?,
+        }
+        if !self.kernel_log.is_empty() {
+            write!(f, ". The kernel said: \"{}\"", self.kernel_log.trim_end().replace('\n', " / "))?;
+        }
+        write!(f, " [{}]", VendorCode::of(Errno::ENOMEM))
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+impl From<OutOfMemory> for Error {
+    fn from(error: OutOfMemory) -> Error {
+        Error::OutOfMemory(Box::new(error))
+    }
+}
+
+/// Arguments that cannot be right.
+#[derive(Debug)]
+pub struct Invalid {
+    /// What was tried, as a verb phrase.
+    pub operation: &'static str,
+    /// What is wrong with the arguments.
+    pub problem: String,
+    /// The rule, and what would be right.
+    pub rule: &'static str,
+}
+
+impl Invalid {
+    /// An error to be returned.
+    #[cold]
+    pub(crate) fn because(operation: &'static str, problem: impl Into<String>, rule: &'static str) -> Error {
+        Error::Invalid(Box::new(Invalid { operation, problem: problem.into(), rule }))
+    }
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}: {}; {} [{}]", self.operation, self.problem, self.rule, VendorCode::INVALID_VALUE)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+/// INIT_PROCESS found another session of this process.
+#[derive(Debug)]
+pub struct SessionTaken {
+    /// Path of the vendor's library, if it is loaded in this process.
+    pub vendor_library: Option<String>,
+}
+
+impl fmt::Display for SessionTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the driver allows one memory session per process, and this process already has one (EEXIST). ")?;
+        match &self.vendor_library {
+            Some(library) => write!(
+                f,
+                "{library} is loaded here and most likely holds it: this library and the vendor's cannot both drive the memory of one process. \
+                 Use one of them, or move one into another process"
+            )?,
+            None => f.write_str(
+                "Another copy of this library holds it, or an earlier session that was opened without address segments: \
+                 that one ends only with the process",
+            )?,
+        }
+        write!(f, " [{}]", VendorCode::of(Errno::EEXIST))
+    }
+}
+
+impl std::error::Error for SessionTaken {}
+
+/// A driver whose answers fit no known generation.
+#[derive(Debug)]
+pub struct UnknownDriver {
+    /// What was seen.
+    pub detected: String,
+}
+
+impl fmt::Display for UnknownDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown driver generation: {}. Known are ", self.detected)?;
+        for (index, generation) in ascend_ioctl::Generation::ALL.iter().enumerate() {
+            write!(f, "{}{generation}", if index == 0 { "" } else { ", " })?;
+        }
+        f.write_str(
+            ". Nothing was done with it. A newer version of this library may know it; \
+             SessionBuilder::assume_generation treats it as a known one, at your own risk",
+        )
+    }
+}
+
+impl std::error::Error for UnknownDriver {}
+
+impl Error {
+    /// The errno that the kernel answered, if it was asked.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Error::Open(failed) => Some(failed.errno),
+            Error::Refused(refused) => Some(refused.errno),
+            Error::OutOfMemory(_) => Some(Errno::ENOMEM),
+            Error::SessionTaken(_) => Some(Errno::EEXIST),
+            Error::DeviceProcessDied { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+
+    /// The kernel's own sentences about the failure, if it left any.
+    pub fn kernel_log(&self) -> Option<&str> {
+        let log = match self {
+            Error::Refused(refused) => &refused.kernel_log,
+            Error::OutOfMemory(error) => &error.kernel_log,
+            _ => return None,
+        };
+        (!log.is_empty()).then_some(log.as_str())
+    }
+
+    /// The codes that the vendor's libraries return for this, where they have any.
+    pub fn vendor_code(&self) -> Option<VendorCode> {
+        match self {
+            Error::Invalid(_) => Some(VendorCode::INVALID_VALUE),
+            Error::InUse { .. } => Some(VendorCode::of(Errno::EBUSY)),
+            _ => self.errno().map(VendorCode::of),
+        }
+    }
+}
+
+/// What the vendor's libraries call an error: the driver library's code and the runtime's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VendorCode {
+    /// Value of `drvError_t`.
+    pub driver: u32,
+    /// Its name, without the prefix `DRV_ERROR_`.
+    pub driver_name: &'static str,
+    /// Value of `aclError`.
+    pub acl: u32,
+}
+
+impl VendorCode {
+    /// An argument that the driver library refuses itself.
+    pub const INVALID_VALUE: VendorCode = VendorCode { driver: 3, driver_name: "INVALID_VALUE", acl: 107_000 };
+
+    /// What an errno of the driver becomes. Most end in 507899, "driver internal error".
+    pub fn of(errno: Errno) -> VendorCode {
+        let (driver, driver_name, acl) = match errno {
+            Errno::ESRCH => (42, "PROCESS_EXIT", 507_899),
+            Errno::EPERM => (46, "OPER_NOT_PERMITTED", 207_006),
+            Errno::ENOENT | Errno::EEXIST => (38, "FILE_OPS", 507_899),
+            Errno::ENXIO | Errno::ENODEV => (1, "NO_DEVICE", 207_004),
+            Errno::E2BIG => (37, "OVER_LIMIT", 207_012),
+            Errno::EAGAIN => (51, "TRY_AGAIN", 507_899),
+            Errno::ENOMEM => (6, "OUT_OF_MEMORY", 207_001),
+            Errno::EFAULT => (4, "INVALID_HANDLE", 107_017),
+            Errno::EBUSY => (13, "BUSY", 507_899),
+            Errno::EINVAL => (8, "PARA_ERROR", 507_899),
+            Errno::ENOSPC => (14, "NO_RESOURCES", 207_005),
+            Errno::EOPNOTSUPP => (0xfffe, "NOT_SUPPORT", 207_000),
+            Errno::ETIMEDOUT => (16, "WAIT_TIMEOUT", 507_012),
+            _ => (17, "IOCRL_FAIL", 507_899),
+        };
+        VendorCode { driver, driver_name, acl }
+    }
+}
+
+impl fmt::Display for VendorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the vendor's codes: drvError {} {}, aclError {}", self.driver, self.driver_name, self.acl)
+    }
+}
+
+/// `EINVAL (Invalid argument)`.
+fn named(errno: Errno) -> String {
+    format!("{errno:?} ({})", errno.desc())
+}
+
+/// A size as people write it, exact.
+pub(crate) fn bytes(size: u64) -> String {
+    for (unit, name) in [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+        if size >= unit && size % unit == 0 {
+            return format!("{} {name}", size / unit);
+        }
+    }
+    format!("{size} bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_ioctl::svm::Op;
+
+    /// The errnos that the memory driver is known to answer.
+    const ERRNOS: [Errno; 22] = [
+        Errno::ESRCH,
+        Errno::EPERM,
+        Errno::ENOENT,
+        Errno::EEXIST,
+        Errno::ENXIO,
+        Errno::ENODEV,
+        Errno::E2BIG,
+        Errno::EAGAIN,
+        Errno::ENOMEM,
+        Errno::EFAULT,
+        Errno::EBUSY,
+        Errno::EINVAL,
+        Errno::ENOSPC,
+        Errno::EOPNOTSUPP,
+        Errno::ETIMEDOUT,
+        Errno::EACCES,
+        Errno::EADDRINUSE,
+        Errno::EADDRNOTAVAIL,
+        Errno::EBADRQC,
+        Errno::ENONET,
+        Errno::ENOSYS,
+        Errno::EALREADY,
+    ];
+
+    #[test]
+    fn every_errno_of_the_driver_has_a_cause_and_a_remedy_for_every_command() {
+        let unexplained = explain::command("NO_SUCH_COMMAND", Errno::EDQUOT);
+        for errno in ERRNOS.into_iter().chain([Errno::EBADFD, Errno::EIO, Errno::EUSERS]) {
+            for op in Op::ALL {
+                let (cause, remedy) = explain::command(op.name(), errno);
+                assert_ne!((cause, remedy), unexplained, "{} {errno:?}", op.name());
+                assert!(!cause.ends_with('.') && remedy.ends_with('.'), "{} {errno:?}: {cause} / {remedy}", op.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_tried_on_what_and_what_the_kernel_said() {
+        let error = Error::from(
+            Refused::named("map physical memory", "MEM_MAP", Errno::EADDRINUSE)
+                .object("handle 7 of device 1")
+                .arguments("address 0x12c000000000, size 2 MiB")
+                .kernel_log("first\nsecond\n".to_owned()),
+        );
+        let text = error.to_string();
+        for part in [
+            "cannot map physical memory (handle 7 of device 1)",
+            "MEM_MAP {address 0x12c000000000, size 2 MiB}",
+            "EADDRINUSE",
+            "\"first / second\"",
+            "drvError 17 IOCRL_FAIL, aclError 507899",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text:?}");
+        }
+        assert_eq!(error.errno(), Some(Errno::EADDRINUSE));
+        assert_eq!(error.kernel_log(), Some("first\nsecond\n"));
+    }
+
+    #[test]
+    fn out_of_memory_names_the_page_kind_that_would_fit() {
+        let error = OutOfMemory {
+            place: "device 0, HBM".to_owned(),
+            asked: 2 << 30,
+            page: GIANT_PAGE,
+            free_huge: Some(3 << 30),
+            free_giant: Some(1 << 30),
+            kernel_log: String::new(),
+        };
+        assert_eq!(error.page_that_fits(), Some(HUGE_PAGE));
+        let text = error.to_string();
+        assert!(text.contains("2 GiB were asked for in pages of 1 GiB"), "{text}");
+        assert!(text.contains("It would fit in pages of 2 MiB"), "{text}");
+        assert!(text.contains("aclError 207001"), "{text}");
+    }
+
+    #[test]
+    fn vendor_codes_are_those_of_the_vendors_tables() {
+        assert_eq!(VendorCode::of(Errno::EACCES), VendorCode { driver: 17, driver_name: "IOCRL_FAIL", acl: 507_899 });
+        assert_eq!(VendorCode::of(Errno::EOPNOTSUPP).driver, 0xfffe);
+        assert_eq!(VendorCode::of(Errno::EFAULT).acl, 107_017);
+        assert_eq!(VendorCode::of(Errno::ETIMEDOUT).acl, 507_012);
+        assert_eq!(Invalid::because("x", "y", "z").vendor_code(), Some(VendorCode::INVALID_VALUE));
+    }
+
+    #[test]
+    fn an_error_is_small_enough_to_return_by_value() {
+        assert!(size_of::<Error>() <= 40);
+    }
+
+    #[test]
+    fn sizes_are_written_exactly() {
+        assert_eq!(bytes(2 << 20), "2 MiB");
+        assert_eq!(bytes((1 << 30) + (2 << 20)), "1026 MiB");
+        assert_eq!(bytes(0), "0 bytes");
+        assert_eq!(bytes(4097), "4097 bytes");
+    }
+}
