@@ -1,1 +1,167 @@
 //! `/dev/davinci_manager`: the multiplexer that binds a file to a module and releases files.
+//!
+//! OPEN binds a file to a module for good; CLOSE only announces that close(2) will be an orderly one. A bound file that is closed without it is taken for
+//! the first sign of a dying process: every file of the process goes with it, in the order in which the modules were loaded, and whoever still holds
+//! one gets EBADFD from then on. From the driver's `drv_davinci_intf_host/davinci_intf_init.c`.
+
+use crate::caller::Caller;
+use crate::config::Config;
+use ascend_ioctl::davinci::{NAME_LENGTH, OpenArg, StatusArg, module};
+use nix::errno::Errno;
+use serde::Serialize;
+use std::fs::File;
+use std::mem::offset_of;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A module behind the multiplexer, in the order of loading: `asdrv_pbl`, `asdrv_dms`, `asdrv_svm`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Module {
+    /// Device numbering.
+    Uda,
+    /// Feature queries.
+    Urd,
+    /// Resources. Bound, and answers EINVAL to everything.
+    Resmng,
+    /// Resource map. Bound, and answers EINVAL to everything.
+    Rmo,
+    /// Memory statistics. Bound, and answers EINVAL to everything.
+    DpProcMng,
+    /// Identity of devices and processes.
+    Devmng,
+    /// Memory.
+    Svm,
+    /// The next memory driver. Bound, and answers EINVAL to everything.
+    SvmV3,
+}
+
+impl Module {
+    const ALL: [Module; 8] = [
+        Module::Uda,
+        Module::Urd,
+        Module::Resmng,
+        Module::Rmo,
+        Module::DpProcMng,
+        Module::Devmng,
+        Module::Svm,
+        Module::SvmV3,
+    ];
+
+    /// The name that OPEN takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Module::Uda => module::UDA,
+            Module::Urd => module::URD,
+            Module::Resmng => "RESMNG",
+            Module::Rmo => "rmo",
+            Module::DpProcMng => "DP_PROC_MNG",
+            Module::Devmng => module::DEVMNG,
+            Module::Svm => module::SVM,
+            Module::SvmV3 => module::SVM_V3,
+        }
+    }
+
+    /// The module with this name, if this host has it.
+    fn registered(config: &Config, name: &str) -> Option<Module> {
+        let module = Module::ALL.into_iter().find(|module| module.name() == name)?;
+        let there = match module {
+            Module::Svm => !config.svm_v3,
+            Module::SvmV3 => config.svm_v3,
+            _ => true,
+        };
+        (there && !config.missing_modules.iter().any(|missing| missing == name)).then_some(module)
+    }
+}
+
+/// What the file's release will mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Announcement {
+    /// Never bound: nothing to release.
+    Unbound,
+    /// Bound: closing it is the process's end.
+    Bound,
+    /// CLOSE was called: only this file goes.
+    Close,
+}
+
+/// A file of `/dev/davinci_manager`.
+#[derive(Debug)]
+pub(crate) struct ManagerFile {
+    /// Who opened it.
+    pub tgid: i32,
+    /// The start of that process: with the tgid, what tells processes apart.
+    pub start_time: u64,
+    /// The module, once bound.
+    pub module: Option<Module>,
+    /// What the client's mappings of the file show; the module's, once bound.
+    pub backing: Option<File>,
+    /// It was released together with the others of its process.
+    pub torn: bool,
+    announcement: Announcement,
+}
+
+impl ManagerFile {
+    /// A freshly opened file.
+    pub fn new(caller: &Caller, backing: File) -> Self {
+        ManagerFile {
+            tgid: caller.tgid,
+            start_time: caller.start_time,
+            module: None,
+            backing: Some(backing),
+            torn: false,
+            announcement: Announcement::Unbound,
+        }
+    }
+
+    /// OPEN: which module the file is to be bound to. The caller binds it.
+    pub fn open(&mut self, config: &Config, caller: &Caller, arg: u64) -> Result<Module, Errno> {
+        let mut open = OpenArg::new_zeroed();
+        if arg == 0 {
+            return Err(Errno::EINVAL);
+        }
+        caller.memory.read(arg, open.as_mut_bytes()).map_err(|_| Errno::EFAULT)?;
+        let name = name(&open.module_name);
+        if name.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        if self.announcement != Announcement::Unbound {
+            return Err(Errno::ENOSYS);
+        }
+        let module = std::str::from_utf8(name).ok().and_then(|name| Module::registered(config, name));
+        let module = module.ok_or(Errno::EINVAL)?;
+        self.announcement = Announcement::Bound;
+        self.module = Some(module);
+        Ok(module)
+    }
+
+    /// CLOSE: by any process but the opener it does nothing. On a file that is not bound it spoils it for OPEN.
+    pub fn close(&mut self, caller: &Caller) {
+        if caller.tgid == self.tgid {
+            self.announcement = Announcement::Close;
+        }
+    }
+
+    /// Whether close(2) of this file ends the process for the driver.
+    pub fn ends_process(&self) -> bool {
+        !self.torn && self.announcement == Announcement::Bound
+    }
+}
+
+/// GET_MODULE_STATUS: whether no file is bound to the name. It does not tell whether the module is there.
+pub(crate) fn status(caller: &Caller, arg: u64, used: impl Fn(&str) -> bool) -> Result<i64, Errno> {
+    let mut status = StatusArg::new_zeroed();
+    if arg == 0 {
+        return Err(Errno::EINVAL);
+    }
+    caller.memory.read(arg, status.as_mut_bytes()).map_err(|_| Errno::EFAULT)?;
+    let in_use = std::str::from_utf8(name(&status.module_name)).is_ok_and(used);
+    let unused = u32::from(!in_use);
+    let place = arg.wrapping_add(offset_of!(StatusArg, status) as u64);
+    caller.memory.write(place, &unused.to_ne_bytes()).map_err(|_| Errno::EFAULT)?;
+    Ok(0)
+}
+
+/// The text before the NUL; the last byte counts as one.
+fn name(bytes: &[u8; NAME_LENGTH]) -> &[u8] {
+    let text = &bytes[..NAME_LENGTH - 1];
+    &text[..text.iter().position(|byte| *byte == 0).unwrap_or(text.len())]
+}

@@ -20,6 +20,8 @@ pub mod record;
 pub mod state;
 pub mod svm;
 pub mod trap;
+mod uda;
+mod urd;
 
 pub use child::{Client, Line, fork};
 pub use config::Config;
