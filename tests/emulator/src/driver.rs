@@ -76,7 +76,7 @@ const DEVMM_SVM: &str = "/dev/devmm_svm";
 #[derive(Debug)]
 enum Kind {
     Manager(ManagerFile),
-    Node(u32),
+    Node,
     Hdc,
 }
 
@@ -130,7 +130,7 @@ impl Driver {
         self.machine.device(physical).filter(|device| device.known()).ok_or(Errno::ENOENT)?;
         self.machine.node_opens(caller, physical)?;
         self.machine.occupy(caller, physical)?;
-        Ok(Kind::Node(physical))
+        Ok(Kind::Node)
     }
 
     /// Whether the node exists (stat and access; nothing is opened).
@@ -153,7 +153,7 @@ impl Driver {
         self.machine.advance(Instant::now());
         let Some(open) = self.files.get_mut(&file) else { return Errno::EBADF.into() };
         let manager = match &mut open.kind {
-            Kind::Node(_) | Kind::Hdc => return Errno::ENOTTY.into(),
+            Kind::Node | Kind::Hdc => return Errno::ENOTTY.into(),
             Kind::Manager(manager) if manager.torn => return Errno::EBADFD.into(),
             Kind::Manager(manager) => manager,
         };
@@ -171,7 +171,8 @@ impl Driver {
 
     fn manager_ioctl(&mut self, caller: &Caller, file: FileId, number: u8, arg: u64) -> Result<i64, Errno> {
         if number == ioctl::GET_MODULE_STATUS.number {
-            let bound = |name: &str| self.managers().any(|(_, it)| it.module.is_some_and(|module| module.name() == name));
+            let bound =
+                |name: &str| self.managers().any(|(_, it)| it.module.is_some_and(|module| module.name() == name));
             return davinci::status(caller, arg, bound);
         }
         let Some(Kind::Manager(manager)) = self.files.get_mut(&file).map(|open| &mut open.kind) else {
@@ -229,7 +230,10 @@ impl Driver {
 
     /// The name of the module that answers a file's ioctls; empty if there is none yet.
     pub fn module(&self, file: FileId) -> &str {
-        self.files.get(&file).and_then(|file| file.module.as_deref()).unwrap_or("")
+        match self.files.get(&file).map(|open| &open.kind) {
+            Some(Kind::Manager(manager)) => manager.module.map_or("", Module::name),
+            _ => "",
+        }
     }
 
     /// Something breaks. Failing commands are the front's business and do not come here.
@@ -293,7 +297,8 @@ impl Driver {
 /// have it under this one everywhere.
 fn node(path: &str) -> Option<u32> {
     let number = path.strip_prefix("/dev/davinci")?;
-    if number.is_empty() || (number.len() > 1 && number.starts_with('0')) || !number.bytes().all(|c| c.is_ascii_digit()) {
+    if number.is_empty() || (number.len() > 1 && number.starts_with('0')) || !number.bytes().all(|c| c.is_ascii_digit())
+    {
         return None;
     }
     number.parse().ok()

@@ -17,6 +17,8 @@ pub mod isolated;
 pub mod latency;
 pub mod machine;
 pub mod record;
+#[cfg(test)]
+mod rig;
 pub mod state;
 pub mod svm;
 pub mod trap;

@@ -230,7 +230,7 @@ impl Machine {
     }
 
     /// Tells every device that a host process is gone: their records of it are marked.
-    pub(crate) fn orphan(&mut self, tgid: i32) {
+    pub fn orphan(&mut self, tgid: i32) {
         for device in self.devices.values_mut() {
             if let Some(companion) = device.companions.get_mut(&tgid) {
                 companion.orphaned = true;

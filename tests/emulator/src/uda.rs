@@ -224,12 +224,12 @@ impl Machine {
     }
 
     /// Whether the caller's namespace has a table.
-    pub(crate) fn has_table(&self, caller: &Caller) -> bool {
+    pub fn has_table(&self, caller: &Caller) -> bool {
         self.tables.find(self.namespace(caller), caller.tgid).is_some()
     }
 
     /// How many devices the caller's namespace has.
-    pub(crate) fn table_length(&self, caller: &Caller) -> usize {
+    pub fn table_length(&self, caller: &Caller) -> usize {
         self.tables.find(self.namespace(caller), caller.tgid).map_or(0, |table| table.devices.len())
     }
 
@@ -325,4 +325,207 @@ fn virtual_to_logical(machine: &mut Machine, _: &Caller, physical: u32) -> Resul
 /// Local and remote ids are the same on this host.
 fn same(machine: &mut Machine, _: &Caller, physical: u32) -> Result<u32, Errno> {
     machine.device(physical).filter(|device| device.known()).map(|_| physical).ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Place};
+    use crate::driver::FileId;
+    use crate::rig::{OK, Process, Rig, positive, refused};
+
+    const A: Process = Process(100);
+    const B: Process = Process(200);
+
+    fn rig(config: Config) -> Rig {
+        Rig::new(config)
+    }
+
+    fn list(rig: &mut Rig, process: Process, file: FileId, end: u32) -> Vec<(u16, u16)> {
+        let array = rig.heap.put(&vec![0; end as usize * 8]);
+        let (outcome, _) = rig.call(process, file, GET_DEV_LIST.request(), DeviceList { start: 0, end, array });
+        assert_eq!(outcome, OK);
+        let devices = (0..u64::from(end)).map(|index| rig.heap.get::<LogicalDevice>(array + index * 8));
+        devices.filter(|device| device.valid()).map(|device| (device.logical, device.physical)).collect()
+    }
+
+    fn setup(rig: &mut Rig, process: Process, file: FileId, devices: u32) -> Outcome {
+        rig.call(process, file, SETUP_DEV_TABLE.request(), SetupTable { devices }).0
+    }
+
+    fn physical(rig: &mut Rig, process: Process, file: FileId, from: u32) -> Result<u32, Errno> {
+        let (outcome, answer) = rig.call(process, file, DEVID_TO_UDEVID.request(), Translation { from, to: 77 });
+        match outcome {
+            Outcome::Done(Ok(0)) => Ok(answer.to),
+            Outcome::Done(Err(errno)) => {
+                assert_eq!(answer.to, 77, "nothing is written on failure");
+                Err(errno)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_host_lists_every_card_even_without_setup() {
+        let mut rig = rig(Config { virtual_instances: vec![103], ..Config::default() });
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(list(&mut rig, A, file, 100), [(0, 0), (1, 1)]);
+        assert_eq!(list(&mut rig, A, file, 1124), [(0, 0), (1, 1), (103, 103)]);
+        for devices in [100, 0, 5000] {
+            assert_eq!(setup(&mut rig, A, file, devices), OK);
+        }
+        assert_eq!(physical(&mut rig, A, file, 1), Ok(1));
+        assert_eq!(physical(&mut rig, A, file, 103), Ok(103));
+        for absent in [2, 64, 99, 100, 1123, u32::MAX] {
+            assert_eq!(physical(&mut rig, A, file, absent), Err(Errno::EINVAL));
+        }
+        let (outcome, info) = rig.call(A, file, GET_USER_INFO.request(), UserInfo::default());
+        assert_eq!(outcome, OK);
+        assert_eq!(info.as_bytes(), [1u32, 0, 100, 1124, 1].as_bytes());
+    }
+
+    #[test]
+    fn the_list_is_written_at_absolute_indices() {
+        let mut rig = rig(Config::default());
+        let file = rig.module(A, "uda").unwrap();
+        let array = rig.heap.put(&[0; 16]);
+        rig.call(A, file, GET_DEV_LIST.request(), DeviceList { start: 1, end: 2, array });
+        assert!(!rig.heap.get::<LogicalDevice>(array).valid());
+        assert_eq!(rig.heap.get::<LogicalDevice>(array + 8).physical, 1);
+        for (start, end) in [(0, 0), (5, 5), (6, 5), (0, 1125), (1124, 1125)] {
+            let list = DeviceList { start, end, array };
+            assert_eq!(rig.call(A, file, GET_DEV_LIST.request(), list).0, refused(Errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_failing_copy_answers_the_bytes_that_are_left() {
+        let mut rig = rig(Config::default());
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(rig.ioctl(A, file, GET_USER_INFO.request(), 16), positive(20));
+        assert_eq!(rig.ioctl(A, file, SETUP_DEV_TABLE.request(), 16), positive(4));
+        assert_eq!(rig.ioctl(A, file, GET_DEV_LIST.request(), 16), positive(16));
+        assert_eq!(rig.ioctl(A, file, DEVID_TO_UDEVID.request(), 16), positive(8));
+        let list = DeviceList { start: 0, end: 2, array: 16 };
+        assert_eq!(rig.call(A, file, GET_DEV_LIST.request(), list).0, positive(8));
+        for unknown in [0x5507, 0x5508, 0x55FF] {
+            assert_eq!(rig.ioctl(A, file, unknown, 16), refused(Errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_container_numbers_what_it_opened_before_setup() {
+        let mut rig = rig(Config { places: vec![Place::container(&[1])], ..Config::default() });
+        assert_eq!(rig.open(A, "/dev/davinci0"), Err(Errno::ENOENT));
+        rig.open(A, "/dev/davinci1").unwrap();
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 1), OK);
+        assert_eq!(list(&mut rig, A, file, 1124), [(0, 1)]);
+        assert_eq!((physical(&mut rig, A, file, 0), physical(&mut rig, A, file, 1)), (Ok(1), Err(Errno::EINVAL)));
+        let second = rig.module(B, "uda").unwrap();
+        assert_eq!(list(&mut rig, B, second, 100), [(0, 1)]);
+    }
+
+    #[test]
+    fn a_container_that_asks_before_setup_loses_its_devices() {
+        let mut rig = rig(Config { places: vec![Place::container(&[0])], ..Config::default() });
+        rig.open(A, "/dev/davinci0").unwrap();
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(list(&mut rig, A, file, 100), []);
+        assert_eq!(setup(&mut rig, A, file, 1), refused(Errno::EBUSY));
+        rig.open(A, "/dev/davinci0").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 2), refused(Errno::EBUSY));
+        assert_eq!(setup(&mut rig, A, file, 1), refused(Errno::EBUSY));
+        rig.open(A, "/dev/davinci0").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 1), OK);
+        assert_eq!(list(&mut rig, A, file, 100), [(0, 0)]);
+    }
+
+    #[test]
+    fn a_containers_table_is_frozen_by_its_first_setup() {
+        let mut rig = rig(Config { places: vec![Place::container(&[0])], ..Config::default() });
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 0), OK);
+        rig.open(A, "/dev/davinci0").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 1), OK);
+        assert_eq!(list(&mut rig, A, file, 100), []);
+    }
+
+    #[test]
+    fn only_a_container_that_did_setup_keeps_others_out() {
+        let both = || Place::container(&[0, 1]);
+        let mut rig = rig(Config { places: vec![both(), both()], occupied: vec![1], ..Config::default() });
+        rig.driver.machine.put(B.0, 1);
+        let [a, b] = [A, B].map(|process| rig.module(process, "uda").unwrap());
+        rig.open(A, "/dev/davinci0").unwrap();
+        rig.open(B, "/dev/davinci0").unwrap();
+        assert_eq!(setup(&mut rig, B, b, 1), OK);
+        assert_eq!(setup(&mut rig, A, a, 1), refused(Errno::EBUSY));
+        assert_eq!(rig.open(A, "/dev/davinci0"), Err(Errno::EBUSY));
+        assert_eq!(rig.open(A, "/dev/davinci1"), Err(Errno::EBUSY), "a container outside has it");
+        rig.driver.machine.end_container(1);
+        assert!(rig.open(A, "/dev/davinci0").is_ok());
+    }
+
+    #[test]
+    fn a_restricted_user_gets_a_table_of_its_own_and_can_blind_the_host() {
+        let places = vec![Place::host(), Place::host_without(&[0])];
+        let mut rig = rig(Config { places, ..Config::default() });
+        rig.driver.machine.put(B.0, 1);
+        let [a, b] = [A, B].map(|process| rig.module(process, "uda").unwrap());
+        assert_eq!(setup(&mut rig, B, b, 100), OK);
+        assert_eq!(list(&mut rig, B, b, 100), [(0, 1)]);
+        // Made first, its table hides the host's own.
+        assert_eq!(setup(&mut rig, A, a, 100), OK);
+        assert_eq!(list(&mut rig, A, a, 100), []);
+        assert_eq!(physical(&mut rig, A, a, 0), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn a_restricted_user_who_did_no_setup_sees_the_hosts_table() {
+        let places = vec![Place::host(), Place::host_without(&[0, 1])];
+        let mut rig = rig(Config { places, ..Config::default() });
+        rig.driver.machine.put(B.0, 1);
+        let [a, b] = [A, B].map(|process| rig.module(process, "uda").unwrap());
+        assert_eq!(setup(&mut rig, A, a, 100), OK);
+        assert_eq!(list(&mut rig, B, b, 100), [(0, 0), (1, 1)]);
+        assert_eq!(setup(&mut rig, B, b, 100), refused(Errno::ENODEV));
+        assert_eq!(setup(&mut rig, B, b, 100), OK, "given only once");
+        assert_eq!(list(&mut rig, B, b, 100), []);
+        rig.exit(B, &[b]);
+        assert_eq!(list(&mut rig, A, a, 100), [(0, 0), (1, 1)]);
+    }
+
+    #[test]
+    fn the_first_setup_waits_for_detected_cards() {
+        let boot = Duration::from_millis(20);
+        let mut rig = rig(Config { phases: vec![(1, Phase::Detected)], boot: Some(boot), ..Config::default() });
+        let file = rig.module(A, "uda").unwrap();
+        let Outcome::Sleep(until) = setup(&mut rig, A, file, 100) else { panic!("it sleeps") };
+        assert!(until <= Instant::now() + boot);
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        assert_eq!(setup(&mut rig, A, file, 100), OK);
+        assert_eq!(list(&mut rig, A, file, 100), [(0, 0), (1, 1)]);
+    }
+
+    #[test]
+    fn the_wait_ends_and_later_cards_are_appended() {
+        let phases = vec![(0, Phase::Detected), (1, Phase::Detected)];
+        let mut rig = rig(Config { phases, setup_patience: Duration::ZERO, ..Config::default() });
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(setup(&mut rig, A, file, 100), refused(Errno::ENODEV));
+        assert_eq!(setup(&mut rig, A, file, 100), OK);
+        assert_eq!(list(&mut rig, A, file, 100), []);
+        assert_eq!(rig.driver.machine.add_device(), 2);
+        assert_eq!(list(&mut rig, A, file, 100), [(0, 2)]);
+    }
+
+    #[test]
+    fn a_removed_card_is_still_listed_and_can_be_opened() {
+        let mut rig = rig(Config { phases: vec![(1, Phase::Removed)], ..Config::default() });
+        let file = rig.module(A, "uda").unwrap();
+        assert_eq!(list(&mut rig, A, file, 100), [(0, 0), (1, 1)]);
+        let node = rig.open(A, "/dev/davinci1").unwrap();
+        assert_eq!(rig.ioctl(A, node, GET_USER_INFO.request(), 0), refused(Errno::ENOTTY));
+    }
 }
