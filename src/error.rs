@@ -63,6 +63,14 @@ pub enum Error {
     /// A driver that this library does not know.
     #[error(transparent)]
     UnknownGeneration(Box<UnknownDriver>),
+    /// A process on the device, which memory needs, could not be started or ended.
+    #[error("no device process on device {device}: {failure}. Remedy: {}", failure.remedy())]
+    DeviceProcess {
+        /// Logical id of the device.
+        device: u32,
+        /// Why.
+        failure: Box<crate::process::Failure>,
+    },
     /// The device-side process that serves this process's memory is gone.
     #[error(
         "the device process of this process on device {device} has died ({operation} got {errno:?}); its memory is lost. \

@@ -1,5 +1,7 @@
 //! `cargo xtask`: the commands of the project.
 
+mod emulate;
+
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -8,12 +10,12 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Xtask {
-    #[command(flatten)]
-    Host(xtask::Host),
+    /// Run a program on a host with an emulated driver.
+    Emulate(emulate::Emulate),
 }
 
 fn main() -> ExitCode {
     match Xtask::parse() {
-        Xtask::Host(command) => command.run(),
+        Xtask::Emulate(command) => emulate::run(command),
     }
 }

@@ -1,0 +1,186 @@
+//! The process's one file of the module DEVMNG: who we are to the driver, and what it knows of a device.
+//!
+//! The driver keys what it knows of a process by the process id, not by the file: when *any* DEVMNG file of a process is closed it forgets
+//! the process's registration, withdraws its peer access and tells every device that the process died. So there is exactly one, shared by
+//! discovery, sessions and device processes. A [`Devmng`] is a counted claim on it: the file is opened at the first question and closed
+//! when the last claim is dropped. A session takes its claim first and drops it last, whether it asks anything or not, so that nobody
+//! else's question closes the file under it.
+
+use crate::davinci::DavinciFile;
+use crate::discovery::LogicalId;
+use crate::error::{Error, Refused, Result};
+use ascend_ioctl::{Command, davinci, devmng};
+use nix::errno::Errno;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+static SHARED: Mutex<Shared> = Mutex::new(Shared { process: 0, claims: 0, file: None });
+
+struct Shared {
+    /// The process that the rest belongs to: a child of fork(2) starts anew.
+    process: u32,
+    claims: usize,
+    file: Option<Arc<DavinciFile>>,
+}
+
+/// A claim on the process's DEVMNG file.
+#[derive(Debug)]
+pub(crate) struct Devmng {
+    process: u32,
+    path: PathBuf,
+}
+
+/// How the driver calls this process; START must carry it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sign {
+    /// This process's id in the initial pid namespace.
+    pub(crate) tgid: u32,
+    /// 48 zeros in every known generation; the registration behind it is what counts.
+    pub(crate) text: Vec<u8>,
+}
+
+impl Devmng {
+    /// Takes a claim; opens nothing. `path` is the driver's device, used if this claim is the first to ask something.
+    pub(crate) fn hold(path: &Path) -> Devmng {
+        let process = std::process::id();
+        let mut shared = lock();
+        if shared.process != process {
+            // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
+            *shared = Shared { process, claims: 0, file: None };
+        }
+        shared.claims += 1;
+        Devmng { process, path: path.to_owned() }
+    }
+
+    /// This process's id in the initial pid namespace, which trust lists and the device use. Needs no device.
+    pub(crate) fn bare_tgid(&self) -> Result<i32> {
+        let mut tgid = 0i32;
+        let mut arg = devmng::ContainerArg {
+            call: devmng::ContainerCall {
+                command: devmng::BARE_TGID,
+                output: (&raw mut tgid) as u64,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let answer = self.command(&devmng::CONTAINER_CMD, &mut arg);
+        self.done("ask for this process's id", &devmng::CONTAINER_CMD, None, answer)?;
+        // SAFETY: `tgid` is a live local; the driver wrote it through the address in the argument, so it is read as memory that others write.
+        Ok(unsafe { (&raw const tgid).read_volatile() })
+    }
+
+    /// Registers this process and returns how the driver calls it. Idempotent, and lost when a thread other than the main one opens DEVMNG
+    /// (kernels from 5.17 on): to be asked for anew right before it is needed.
+    pub(crate) fn sign(&self) -> Result<Sign> {
+        let mut sign = devmng::ProcessSign::default();
+        let answer = self.command(&devmng::GET_PROCESS_SIGN, &mut sign);
+        self.done("register this process with the driver", &devmng::GET_PROCESS_SIGN, None, answer)?;
+        let text = CStr::from_bytes_until_nul(&sign.sign).map_or(&sign.sign[..], CStr::to_bytes);
+        Ok(Sign { tgid: sign.tgid.unsigned_abs(), text: text.to_vec() })
+    }
+
+    /// The pid, on the device, of the process that is bound to ours; `None` if there is none.
+    pub(crate) fn device_process(&self, device: LogicalId) -> Result<Option<i32>> {
+        // The driver looks the host's pid up in the caller's pid namespace, so it is getpid()'s here and not the bare one.
+        let mut query =
+            devmng::QueryPid { device: device.0, host_pid: std::process::id() as i32, ..Default::default() };
+        match self.command(&devmng::QUERY_DEV_PID, &mut query)? {
+            Answer::Done => Ok(Some(query.pid)),
+            // 62 says that nobody is bound; an unknown host process is EINVAL. Both mean none.
+            Answer::Positive(_) | Answer::Refused(Errno::EINVAL | Errno::ESRCH) => Ok(None),
+            refused => {
+                self.done("ask for the device process", &devmng::QUERY_DEV_PID, Some(device), Ok(refused))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// One command. The outer error is about the file, the answer is the module's.
+    pub(crate) fn command<T: FromBytes + IntoBytes + Immutable>(
+        &self,
+        command: &Command,
+        arg: &mut T,
+    ) -> Result<Answer> {
+        Ok(Answer::of(self.file()?.command(command, arg)))
+    }
+
+    /// Turns an answer into the error that explains it.
+    fn done(
+        &self,
+        operation: &'static str,
+        command: &Command,
+        device: Option<LogicalId>,
+        answer: Result<Answer>,
+    ) -> Result<()> {
+        let object = || device.map_or_else(|| "DEVMNG".to_owned(), |device| format!("device {device}"));
+        match answer? {
+            Answer::Done => Ok(()),
+            Answer::Refused(errno) => Err(Refused::new(operation, command, errno).object(object()).into()),
+            Answer::Positive(number) => Err(Refused::new(operation, command, Errno::EIO)
+                .object(object())
+                .arguments(format!("the driver's own code {number}"))
+                .into()),
+        }
+    }
+
+    fn file(&self) -> Result<Arc<DavinciFile>> {
+        let mut shared = lock();
+        if shared.process != self.process {
+            return Err(Error::OtherProcess { process: std::process::id() });
+        }
+        if let Some(file) = &shared.file {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(DavinciFile::open(&self.path, davinci::module::DEVMNG)?);
+        shared.file = Some(file.clone());
+        Ok(file)
+    }
+}
+
+impl Clone for Devmng {
+    fn clone(&self) -> Self {
+        Devmng::hold(&self.path)
+    }
+}
+
+impl Drop for Devmng {
+    fn drop(&mut self) {
+        let mut shared = lock();
+        // A claim that was taken before a fork counts in the parent only. (In a child that never asked anything the count is a copy of the
+        // parent's, and letting it go closes nothing that the parent does not hold too.)
+        if shared.process == self.process {
+            shared.claims -= 1;
+            if shared.claims == 0 {
+                shared.file = None;
+            }
+        }
+    }
+}
+
+/// What a module answered: these modules also return positive numbers of their own, which are refusals too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Done.
+    Done,
+    /// An errno.
+    Refused(Errno),
+    /// A positive return value: a vendor error number, or bytes that could not be copied.
+    Positive(i32),
+}
+
+impl Answer {
+    pub(crate) fn of(returned: std::result::Result<i32, Errno>) -> Answer {
+        match returned {
+            Ok(0) => Answer::Done,
+            Ok(number) => Answer::Positive(number),
+            Err(errno) => Answer::Refused(errno),
+        }
+    }
+}
+
+fn lock() -> MutexGuard<'static, Shared> {
+    // Every change is made in one step, so a panic elsewhere cannot have left it half done.
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
