@@ -1,7 +1,5 @@
 //! `cargo xtask`: the commands of the project.
 
-mod emulate;
-
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -10,12 +8,12 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Xtask {
-    /// Run a program on a host with an emulated driver.
-    Emulate(emulate::Emulate),
+    #[command(flatten)]
+    Host(xtask::Host),
 }
 
 fn main() -> ExitCode {
     match Xtask::parse() {
-        Xtask::Emulate(command) => emulate::run(command),
+        Xtask::Host(command) => command.run(),
     }
 }

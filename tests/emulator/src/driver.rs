@@ -1,14 +1,22 @@
 //! The whole driver: files, and which module answers for each.
+//!
+//! Four kinds of nodes: `/dev/davinci_manager` (the door to all modules), `/dev/davinciN` (opening it is all that can be done with it), `/dev/hisi_hdc`
+//! (packets to daemons on the device) and `/dev/devmm_svm`, which exists only to be refused.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::Config;
-use crate::fault::Fault;
+use crate::davinci::{self, ManagerFile, Module};
+use crate::fault::{DeviceFault, Fault};
 use crate::machine::Machine;
-use crate::state::{FileState, State};
+use crate::state::{DeviceProcessState, FileState, State};
 use crate::svm::Svm;
+use crate::uda;
+use ascend_ioctl::command::{magic, number};
+use ascend_ioctl::{davinci as ioctl, hdc};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::time::Instant;
 
 /// An open file description of one of the driver's character devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,13 +70,30 @@ pub enum ChangeKind {
     },
 }
 
+/// The refused node of the memory driver.
+const DEVMM_SVM: &str = "/dev/devmm_svm";
+
+#[derive(Debug)]
+enum Kind {
+    Manager(ManagerFile),
+    Node,
+    Hdc,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: String,
+    tgid: i32,
+    kind: Kind,
+}
+
 /// The emulated driver on its emulated host.
 pub struct Driver {
     /// Hardware and firmware.
     pub machine: Machine,
     /// The memory module.
     pub svm: Svm,
-    files: BTreeMap<FileId, FileState>,
+    files: BTreeMap<FileId, OpenFile>,
     opened: u64,
 }
 
@@ -79,59 +104,202 @@ impl Driver {
     }
 
     /// open(2) of `path`; `None` if it is no path of the driver's. `backing` is the memfd that the client will hold: its pages are what mappings show.
-    pub fn open(&mut self, caller: &Caller, path: &str, _flags: i32, _backing: File) -> Option<Result<FileId, Errno>> {
-        if !self.exists(path) {
-            return None;
+    pub fn open(&mut self, caller: &Caller, path: &str, _flags: i32, backing: File) -> Option<Result<FileId, Errno>> {
+        self.machine.advance(Instant::now());
+        let kind = match path {
+            ioctl::PATH => match self.machine.config.door.errno() {
+                Some(errno) => Err(errno),
+                None => Ok(Kind::Manager(ManagerFile::new(caller, backing))),
+            },
+            hdc::PATH => self.machine.config.hdc_door.errno().map_or(Ok(Kind::Hdc), Err),
+            DEVMM_SVM => Err(self.machine.config.door.errno().unwrap_or(Errno::EACCES)),
+            _ => self.open_node(caller, node(path)?),
+        };
+        Some(kind.map(|kind| {
+            self.opened += 1;
+            let id = FileId(self.opened);
+            self.files.insert(id, OpenFile { path: path.to_owned(), tgid: caller.tgid, kind });
+            id
+        }))
+    }
+
+    fn open_node(&mut self, caller: &Caller, physical: u32) -> Result<Kind, Errno> {
+        if let Some(errno) = self.machine.config.door.errno() {
+            return Err(errno);
         }
-        self.opened += 1;
-        let id = FileId(self.opened);
-        self.files.insert(id, FileState { path: path.to_owned(), tgid: caller.tgid, module: None });
-        Some(Ok(id))
+        self.machine.device(physical).filter(|device| device.known()).ok_or(Errno::ENOENT)?;
+        self.machine.node_opens(caller, physical)?;
+        self.machine.occupy(caller, physical)?;
+        Ok(Kind::Node)
+    }
+
+    /// Whether the node exists (stat and access; nothing is opened).
+    pub fn exists(&self, path: &str) -> bool {
+        use crate::config::Door::Missing;
+        let config = &self.machine.config;
+        match path {
+            ioctl::PATH | DEVMM_SVM => config.door != Missing,
+            hdc::PATH => config.hdc_door != Missing,
+            _ => node(path).is_some_and(|id| {
+                let nodes = config.places.first().and_then(|place| place.nodes.as_ref());
+                let passed = nodes.is_none_or(|nodes| nodes.contains(&id));
+                config.door != Missing && passed && self.machine.device(id).is_some_and(|device| device.known())
+            }),
+        }
     }
 
     /// ioctl(2).
-    pub fn ioctl(&mut self, _caller: &Caller, _file: FileId, _request: u32, _arg: u64) -> Outcome {
-        Errno::ENOTTY.into()
+    pub fn ioctl(&mut self, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
+        self.machine.advance(Instant::now());
+        let Some(open) = self.files.get_mut(&file) else { return Errno::EBADF.into() };
+        let manager = match &mut open.kind {
+            Kind::Node | Kind::Hdc => return Errno::ENOTTY.into(),
+            Kind::Manager(manager) if manager.torn => return Errno::EBADFD.into(),
+            Kind::Manager(manager) => manager,
+        };
+        if magic(request) == ioctl::MAGIC {
+            return self.manager_ioctl(caller, file, number(request), arg).into();
+        }
+        let machine = &mut self.machine;
+        match manager.module {
+            None => Errno::ENODEV.into(),
+            Some(Module::Uda) => uda::ioctl(machine, caller, request, arg),
+            Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
+            Some(_) => Errno::EINVAL.into(),
+        }
+    }
+
+    fn manager_ioctl(&mut self, caller: &Caller, file: FileId, number: u8, arg: u64) -> Result<i64, Errno> {
+        if number == ioctl::GET_MODULE_STATUS.number {
+            let bound =
+                |name: &str| self.managers().any(|(_, it)| it.module.is_some_and(|module| module.name() == name));
+            return davinci::status(caller, arg, bound);
+        }
+        let Some(Kind::Manager(manager)) = self.files.get_mut(&file).map(|open| &mut open.kind) else {
+            return Err(Errno::EBADFD);
+        };
+        if number == ioctl::CLOSE.number {
+            manager.close(caller);
+            return Ok(0);
+        }
+        if number != ioctl::OPEN.number {
+            return Err(Errno::EINVAL);
+        }
+        let module = manager.open(&self.machine.config, caller, arg)?;
+        if module == Module::Svm {
+            if let Some(backing) = manager.backing.take() {
+                self.svm.open(file, caller, backing);
+            }
+        }
+        Ok(0)
+    }
+
+    fn managers(&self) -> impl Iterator<Item = (FileId, &ManagerFile)> {
+        self.files.iter().filter_map(|(id, open)| match &open.kind {
+            Kind::Manager(manager) if !manager.torn => Some((*id, manager)),
+            _ => None,
+        })
     }
 
     /// mmap(2).
-    pub fn mmap(&mut self, _caller: &Caller, _file: FileId, mmap: &Mmap) -> Result<(), Errno> {
+    pub fn mmap(&mut self, caller: &Caller, file: FileId, mmap: &Mmap) -> Result<(), Errno> {
+        let Some(open) = self.files.get(&file) else { return Err(Errno::EBADF) };
+        let Kind::Manager(manager) = &open.kind else { return Err(Errno::ENODEV) };
+        // The driver chooses the place itself, and knows no fixed one.
         if mmap.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
-        Ok(())
+        match manager.module {
+            _ if manager.torn => Err(Errno::EBADFD),
+            None => Err(Errno::EBADFD),
+            Some(Module::Svm) => self.svm.mmap(&mut self.machine, caller, file, mmap),
+            Some(_) => Err(Errno::EINVAL),
+        }
     }
 
     /// munmap, mprotect, madvise or mremap somewhere in the driver's address ranges.
-    pub fn address_space_change(&mut self, _caller: &Caller, _change: &AddressSpaceChange) -> Result<(), Errno> {
-        Ok(())
+    pub fn address_space_change(&mut self, caller: &Caller, change: &AddressSpaceChange) -> Result<(), Errno> {
+        self.svm.address_space_change(&mut self.machine, caller, change)
     }
 
     /// The address space of a process is gone: it exited, was killed or did exec. Comes before the close of the files that went with it; files that
     /// others hold stay open.
-    pub fn exit(&mut self, _tgid: i32, _start_time: u64) {}
-
-    /// Whether the node exists (stat and access; nothing is opened).
-    pub fn exists(&self, path: &str) -> bool {
-        let device = path.strip_prefix("/dev/davinci").and_then(|number| number.parse().ok());
-        path == "/dev/davinci_manager" || device.is_some_and(|device: u32| device < self.machine.config.devices)
+    pub fn exit(&mut self, tgid: i32, _start_time: u64) {
+        self.machine.exit(tgid);
     }
 
     /// The name of the module that answers a file's ioctls; empty if there is none yet.
     pub fn module(&self, file: FileId) -> &str {
-        self.files.get(&file).and_then(|file| file.module.as_deref()).unwrap_or("")
+        match self.files.get(&file).map(|open| &open.kind) {
+            Some(Kind::Manager(manager)) => manager.module.map_or("", Module::name),
+            _ => "",
+        }
     }
 
     /// Something breaks. Failing commands are the front's business and do not come here.
-    pub fn inject(&mut self, _fault: &Fault) {}
+    pub fn inject(&mut self, fault: &Fault) {
+        match fault {
+            Fault::Command { .. } => {}
+            Fault::Device { device, fault: DeviceFault::Dead } => self.machine.kill_device(*device),
+            Fault::Device { device, fault: DeviceFault::Silent(time) } => self.machine.silence_device(*device, *time),
+            Fault::Copies => self.machine.link_broken = true,
+        }
+    }
 
     /// Who holds what.
     pub fn state(&self) -> State {
-        State { files: self.files.values().cloned().collect() }
+        let module = |kind: &Kind| match kind {
+            Kind::Manager(manager) => manager.module.map(|module| module.name().to_owned()),
+            _ => None,
+        };
+        let files = self.files.values();
+        let companions = self.machine.companions();
+        State {
+            files: files
+                .map(|open| FileState { path: open.path.clone(), tgid: open.tgid, module: module(&open.kind) })
+                .collect(),
+            device_processes: companions
+                .map(|(device, tgid, it)| DeviceProcessState { device, tgid, pid: it.pid, orphaned: it.orphaned })
+                .collect(),
+            ..State::default()
+        }
     }
 
     /// The last reference to a file (descriptors and mappings) is gone. `alive` tells whether the opener's address space still exists.
-    pub fn close(&mut self, file: FileId, _alive: bool) {
-        self.files.remove(&file);
+    pub fn close(&mut self, file: FileId, alive: bool) {
+        let Some(open) = self.files.remove(&file) else { return };
+        let Kind::Manager(manager) = open.kind else { return };
+        if manager.torn {
+            return;
+        }
+        let mut released = vec![(manager.module, file)];
+        if manager.ends_process() {
+            for (id, open) in &mut self.files {
+                if let Kind::Manager(other) = &mut open.kind {
+                    if !other.torn && (other.tgid, other.start_time) == (manager.tgid, manager.start_time) {
+                        other.torn = true;
+                        released.push((other.module, *id));
+                    }
+                }
+            }
+            // In the order in which the modules were loaded.
+            released.sort();
+        }
+        for (module, id) in released {
+            if module == Some(Module::Svm) {
+                self.svm.release(&mut self.machine, id, alive);
+            }
+        }
     }
+}
+
+/// The physical id in `/dev/davinciN`. Virtual instances have their node under another name on the host and under this one in a container; here they
+/// have it under this one everywhere.
+fn node(path: &str) -> Option<u32> {
+    let number = path.strip_prefix("/dev/davinci")?;
+    if number.is_empty() || (number.len() > 1 && number.starts_with('0')) || !number.bytes().all(|c| c.is_ascii_digit())
+    {
+        return None;
+    }
+    number.parse().ok()
 }

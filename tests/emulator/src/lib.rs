@@ -17,9 +17,13 @@ pub mod isolated;
 pub mod latency;
 pub mod machine;
 pub mod record;
+#[cfg(test)]
+mod rig;
 pub mod state;
 pub mod svm;
 pub mod trap;
+mod uda;
+mod urd;
 
 pub use child::{Client, Line, fork};
 pub use config::Config;

@@ -1,12 +1,72 @@
 //! The emulated host's hardware and firmware as the driver's modules see it: devices, their numbering, their memory, the processes that run on them.
+//!
+//! A device has a *physical* id (udevid): 0 to 63 for whole cards, 100 and up for virtual instances. What a client calls device 0 is a *logical* id, an
+//! index into the table of the mount namespace that it runs in; the tables and the rules by which they come and go are in [`crate::uda`].
+//! A device process is what the firmware runs on behalf of one host process; memory needs it (see [`crate::tsd`] for how it is started).
 
 use crate::caller::Caller;
-use crate::config::Config;
+use crate::config::{Config, Daemon, DeviceProcess, Namespace, Phase, Place};
 use crate::trap::Trap;
-use nix::errno::Errno;
+use crate::uda::Tables;
+use crate::urd::PeerAccess;
+use ascend_ioctl::uda::FIRST_VIRTUAL;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// The host id that stands for "the CPU" wherever a device id is expected.
 pub const HOST: u32 = 65;
+
+/// A device process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Companion {
+    /// Its pid on the device.
+    pub pid: i32,
+    /// The device was told that the host process is gone.
+    pub orphaned: bool,
+}
+
+/// An NPU.
+#[derive(Debug)]
+pub struct Device {
+    /// How far it is.
+    pub phase: Phase,
+    /// It stopped answering for good.
+    pub dead: bool,
+    /// It does not answer messages until then.
+    pub silent_until: Option<Instant>,
+    /// 0 normal, 1 minor, 2 major, 3 fatal.
+    pub alarm: u32,
+    /// Bytes of HBM in use, as the memory module says.
+    pub used: u64,
+    /// Device processes by host tgid.
+    companions: BTreeMap<i32, Companion>,
+    last_pid: i32,
+}
+
+impl Device {
+    fn new(phase: Phase) -> Self {
+        Device {
+            phase,
+            dead: false,
+            silent_until: None,
+            alarm: 0,
+            used: 0,
+            companions: BTreeMap::new(),
+            // The firmware's own processes have the small numbers.
+            last_pid: 1000,
+        }
+    }
+
+    /// Whether the device takes messages at all: it is up, and did not die.
+    pub fn answers(&self) -> bool {
+        !self.dead && matches!(self.phase, Phase::Ready | Phase::Resetting)
+    }
+
+    /// Whether the driver has an instance of it. A removed card keeps its own.
+    pub fn known(&self) -> bool {
+        self.phase != Phase::Detected
+    }
+}
 
 /// Hardware and firmware, shared by all modules of the driver.
 pub struct Machine {
@@ -14,21 +74,212 @@ pub struct Machine {
     pub config: Config,
     /// What clients did that would have crashed the kernel. The front takes these after each call, and kills the client.
     pub traps: Vec<Trap>,
+    /// Copies between host and devices fail on the link.
+    pub link_broken: bool,
+    /// What the daemon does, as configured or as a test ordered since.
+    pub daemon: Daemon,
+    pub(crate) devices: BTreeMap<u32, Device>,
+    pub(crate) tables: Tables,
+    pub(crate) peers: PeerAccess,
+    placed: BTreeMap<i32, usize>,
+    booted: Instant,
 }
 
 impl Machine {
     /// A host as configured, freshly booted.
     pub fn new(config: Config) -> Self {
-        Machine { config, traps: Vec::new() }
+        let phase = |id: u32| config.phases.iter().find(|(of, _)| *of == id).map_or(Phase::Ready, |(_, phase)| *phase);
+        let ids = (0..config.devices).chain(config.virtual_instances.iter().copied());
+        let devices = ids.map(|id| (id, Device::new(phase(id)))).collect();
+        Machine {
+            traps: Vec::new(),
+            link_broken: false,
+            daemon: config.daemon.clone(),
+            devices,
+            tables: Tables::default(),
+            peers: PeerAccess::default(),
+            placed: BTreeMap::new(),
+            booted: Instant::now(),
+            config,
+        }
     }
 
-    /// The physical id (udevid) behind a logical id in the caller's namespace; EINVAL if there is none. 65 and 64 are the callers' business.
-    pub fn physical(&self, _caller: &Caller, logical: u32) -> Result<u32, Errno> {
-        if logical < self.config.devices { Ok(logical) } else { Err(Errno::EINVAL) }
+    /// A device by its physical id.
+    pub fn device(&self, physical: u32) -> Option<&Device> {
+        self.devices.get(&physical)
+    }
+
+    /// A device by its physical id.
+    pub fn device_mut(&mut self, physical: u32) -> Option<&mut Device> {
+        self.devices.get_mut(&physical)
+    }
+
+    /// The physical ids of all devices, whatever their state.
+    pub fn physical_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.devices.keys().copied()
+    }
+
+    /// When detected devices become ready, if ever.
+    pub(crate) fn boot_time(&self) -> Option<Instant> {
+        self.config.boot.map(|after| self.booted + after)
+    }
+
+    /// Lets time pass: devices that finished booting join the driver and the tables that show every device.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        if self.boot_time().is_none_or(|at| now < at) {
+            return;
+        }
+        let up: Vec<u32> = self
+            .devices
+            .iter_mut()
+            .filter(|(_, device)| device.phase == Phase::Detected)
+            .map(|(id, device)| {
+                device.phase = Phase::Ready;
+                *id
+            })
+            .collect();
+        for id in up {
+            self.tables.added(id);
+        }
+    }
+
+    /// Where a process runs: its index in [`Config::places`].
+    pub fn place_of(&self, tgid: i32) -> usize {
+        self.placed.get(&tgid).copied().unwrap_or(0)
+    }
+
+    /// The place itself.
+    pub(crate) fn place(&self, index: usize) -> Place {
+        self.config.places.get(index).cloned().unwrap_or_default()
+    }
+
+    /// Puts a process into a place. To be done before it opens anything of the driver's.
+    pub fn put(&mut self, tgid: i32, place: usize) {
+        self.placed.insert(tgid, place);
+    }
+
+    /// The process is gone.
+    pub(crate) fn exit(&mut self, tgid: i32) {
+        self.placed.remove(&tgid);
+        self.peers.forget(tgid);
+        self.tables.exit(tgid);
+    }
+
+    /// Whether the caller is an administrator to the driver: on the host or in a privileged container.
+    pub(crate) fn is_admin(&self, caller: &Caller) -> bool {
+        self.place(self.place_of(caller.tgid)).namespace != Namespace::Container
+    }
+
+    /// The card of a device; a virtual instance's is the one that it is cut from.
+    pub fn card(physical: u32) -> u32 {
+        if physical < FIRST_VIRTUAL { physical } else { (physical - FIRST_VIRTUAL) / 16 }
+    }
+
+    /// PCI address: bus, device, function. Made up; one bus per card.
+    pub fn pci(physical: u32) -> (u8, u8, u8) {
+        (0x41u8.wrapping_add(2 * Machine::card(physical) as u8), 0, 0)
+    }
+
+    /// Chip and die. Made up: one die per chip, as on Ascend 910B.
+    pub fn chip(physical: u32) -> (u32, u32) {
+        (Machine::card(physical) % 16, 0)
+    }
+
+    /// The id in the super pod: physical id, die, chip and server from the low end.
+    pub fn sdid(&self, physical: u32) -> u32 {
+        let (chip, die) = Machine::chip(physical);
+        physical | die << 16 | chip << 18 | self.config.server << 22
+    }
+
+    /// Whether both devices asked for access to each other.
+    pub fn peers(&self, one: u32, other: u32) -> bool {
+        one == other || self.peers.both(one, other)
     }
 
     /// The pid of the device process bound to a host process on a physical device, if one runs.
-    pub fn device_process(&self, _tgid: i32, _physical: u32) -> Option<i32> {
-        None
+    pub fn device_process(&self, tgid: i32, physical: u32) -> Option<i32> {
+        let device = self.devices.get(&physical).filter(|device| device.answers())?;
+        device.companions.get(&tgid).map(|companion| companion.pid)
+    }
+
+    /// What SETUP_DEVICE meets: the device process, started now if this host does that by itself.
+    pub fn companion(&mut self, tgid: i32, physical: u32) -> Option<i32> {
+        let running = self.device_process(tgid, physical);
+        if running.is_none() && self.config.device_process == DeviceProcess::Automatic {
+            return self.start_device_process(tgid, physical);
+        }
+        running
+    }
+
+    /// Starts a device process; `None` if the device does not answer or is full.
+    pub(crate) fn start_device_process(&mut self, tgid: i32, physical: u32) -> Option<i32> {
+        let limit = self.config.device_process_limit;
+        let device = self.devices.get_mut(&physical).filter(|device| device.answers())?;
+        if device.companions.len() >= limit {
+            return None;
+        }
+        device.last_pid += 1;
+        let pid = device.last_pid;
+        device.companions.insert(tgid, Companion { pid, orphaned: false });
+        Some(pid)
+    }
+
+    /// Ends a device process, with all that it held on the device.
+    pub fn end_device_process(&mut self, tgid: i32, physical: u32) -> bool {
+        self.devices.get_mut(&physical).is_some_and(|device| device.companions.remove(&tgid).is_some())
+    }
+
+    /// Tells every device that a host process is gone: their records of it are marked.
+    pub fn orphan(&mut self, tgid: i32) {
+        for device in self.devices.values_mut() {
+            if let Some(companion) = device.companions.get_mut(&tgid) {
+                companion.orphaned = true;
+            }
+        }
+    }
+
+    /// All device processes: physical id, host tgid, process.
+    pub fn companions(&self) -> impl Iterator<Item = (u32, i32, Companion)> + '_ {
+        self.devices.iter().flat_map(|(id, device)| device.companions.iter().map(|(tgid, it)| (*id, *tgid, *it)))
+    }
+
+    /// A device dies now: it answers nothing any more, and what ran on it is gone.
+    pub fn kill_device(&mut self, physical: u32) {
+        if let Some(device) = self.devices.get_mut(&physical) {
+            device.dead = true;
+            device.alarm = 3;
+            device.companions.clear();
+        }
+    }
+
+    /// A device does not answer messages for a while.
+    pub fn silence_device(&mut self, physical: u32, time: Duration) {
+        if let Some(device) = self.devices.get_mut(&physical) {
+            device.silent_until = Some(Instant::now() + time);
+        }
+    }
+
+    /// Takes a card away. The driver goes on listing it, and its node stays.
+    pub fn remove_device(&mut self, physical: u32) {
+        if let Some(device) = self.devices.get_mut(&physical) {
+            device.phase = Phase::Removed;
+            device.companions.clear();
+        }
+    }
+
+    /// Puts a removed or dead card back, ready for use.
+    pub fn restore_device(&mut self, physical: u32) {
+        if let Some(device) = self.devices.get_mut(&physical) {
+            *device = Device { used: device.used, last_pid: device.last_pid, ..Device::new(Phase::Ready) };
+        }
+    }
+
+    /// Adds a whole card to the running host; returns its physical id.
+    pub fn add_device(&mut self) -> u32 {
+        let id = self.config.devices;
+        self.config.devices += 1;
+        self.devices.insert(id, Device::new(Phase::Ready));
+        self.tables.added(id);
+        id
     }
 }

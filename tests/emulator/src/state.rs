@@ -1,10 +1,18 @@
 //! A view of the model's state for tests: who holds what.
 
+use serde::Serialize;
+
 /// Everything that clients hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct State {
     /// Open files, in the order of their opening.
     pub files: Vec<FileState>,
+    /// Processes that run on devices for host processes.
+    pub device_processes: Vec<DeviceProcessState>,
+    /// Host processes that are registered with the devices.
+    pub registrations: Vec<i32>,
+    /// Connections to daemons on devices.
+    pub sessions: Vec<SessionState>,
 }
 
 impl State {
@@ -15,7 +23,7 @@ impl State {
 }
 
 /// An open file of the driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileState {
     /// Its path.
     pub path: String,
@@ -23,4 +31,30 @@ pub struct FileState {
     pub tgid: i32,
     /// The module that it is bound to.
     pub module: Option<String>,
+}
+
+/// A device process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceProcessState {
+    /// Physical id of the device.
+    pub device: u32,
+    /// The host process that it belongs to.
+    pub tgid: i32,
+    /// Its pid on the device.
+    pub pid: i32,
+    /// The device believes that the host process is gone.
+    pub orphaned: bool,
+}
+
+/// A connection of `/dev/hisi_hdc`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SessionState {
+    /// Physical id of the device.
+    pub device: u32,
+    /// The host process that made it.
+    pub tgid: i32,
+    /// Service type; 9 is the daemon that starts device processes.
+    pub service: i32,
+    /// Whether a file is tied to it.
+    pub owned: bool,
 }

@@ -1,0 +1,143 @@
+//! Counts what a process does between two marks: user-space instructions and system calls, exactly.
+//!
+//! The process asks to be traced and stops itself with SIGSTOP at each mark ([`mark`]). Its parent goes from one mark to the next in one of three gaits: at
+//! full speed, from system call to system call, or instruction by instruction. A step over a system call is one instruction, however long the kernel works.
+//! This needs neither valgrind nor a hardware counter and gives the same number each time; it costs some microseconds per instruction.
+
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::io;
+use std::process::{Child, Command};
+
+/// In the traced process: asks the parent to trace this thread. The other threads of the process are neither stopped nor counted.
+pub fn trace_me() -> Result<(), Errno> {
+    ptrace::traceme()
+}
+
+/// In the traced process: a mark.
+pub fn mark() -> Result<(), Errno> {
+    raise(Signal::SIGSTOP)
+}
+
+/// How the parent goes from one mark to the next, and so what it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gait {
+    /// Counts nothing.
+    Run,
+    /// Counts system calls.
+    Calls,
+    /// Counts instructions.
+    Steps,
+}
+
+/// Why there is no count.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    /// The process could not be started.
+    #[error("the measured process cannot be started: {0}")]
+    Spawn(io::Error),
+    /// Tracing is not allowed.
+    #[error("this environment does not allow ptrace ({0}); in a container, add --cap-add SYS_PTRACE")]
+    Trace(Errno),
+    /// The process ended before its next mark.
+    #[error("the measured process ended too early: {0:?}")]
+    Ended(WaitStatus),
+}
+
+/// A process that stopped at a mark. ptrace binds it to the *thread* that started it: all calls come from that one.
+#[derive(Debug)]
+pub struct Traced {
+    child: Child,
+    pid: Pid,
+    ended: bool,
+}
+
+impl Traced {
+    /// Starts a program that calls [`trace_me`], and waits for its first mark.
+    pub fn spawn(command: &mut Command) -> Result<Self, CountError> {
+        let child = command.spawn().map_err(CountError::Spawn)?;
+        // A process id fits: the kernel's limit is 2^22.
+        let pid = Pid::from_raw(child.id() as i32);
+        let mut traced = Traced { child, pid, ended: false };
+        traced.wait(&mut |_| None)?;
+        ptrace::setoptions(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD | ptrace::Options::PTRACE_O_EXITKILL)
+            .map_err(CountError::Trace)?;
+        Ok(traced)
+    }
+
+    /// The started program, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Goes to the next mark and tells how much lay between.
+    pub fn advance(&mut self, gait: Gait) -> Result<u64, CountError> {
+        let mut count = 0;
+        let pid = self.pid;
+        let go = move |signal: Option<Signal>| match gait {
+            Gait::Run => ptrace::cont(pid, signal),
+            Gait::Calls => ptrace::syscall(pid, signal),
+            Gait::Steps => ptrace::step(pid, signal),
+        };
+        go(None).map_err(CountError::Trace)?;
+        self.wait(&mut |status| {
+            match status {
+                WaitStatus::PtraceSyscall(_) | WaitStatus::Stopped(_, Signal::SIGTRAP) => count += 1,
+                _ => {}
+            }
+            Some(go(match status {
+                WaitStatus::Stopped(_, signal) if *signal != Signal::SIGTRAP => Some(*signal),
+                _ => None,
+            }))
+        })?;
+        // A system call stops twice, before and after. The one that raised the mark stops only before.
+        Ok(if gait == Gait::Calls { count / 2 } else { count })
+    }
+
+    /// Lets it run to its end.
+    pub fn finish(mut self) -> Result<(), CountError> {
+        ptrace::detach(self.pid, None).map_err(CountError::Trace)?;
+        self.ended = true;
+        match waitpid(self.pid, None) {
+            Ok(WaitStatus::Exited(_, 0)) => Ok(()),
+            Ok(status) => Err(CountError::Ended(status)),
+            Err(error) => Err(CountError::Trace(error)),
+        }
+    }
+
+    /// Waits for the next mark. At other stops asks `at_stop` to go on.
+    fn wait(&mut self, at_stop: &mut dyn FnMut(&WaitStatus) -> Option<Result<(), Errno>>) -> Result<(), CountError> {
+        loop {
+            let status = match waitpid(self.pid, None) {
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(CountError::Trace(error)),
+                Ok(status) => status,
+            };
+            match status {
+                WaitStatus::Stopped(_, Signal::SIGSTOP) => return Ok(()),
+                WaitStatus::Exited(..) | WaitStatus::Signaled(..) => {
+                    self.ended = true;
+                    return Err(CountError::Ended(status));
+                }
+                _ => {}
+            }
+            match at_stop(&status) {
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Err(CountError::Trace(error)),
+                None => return Err(CountError::Ended(status)),
+            }
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.child.kill();
+            let _ = waitpid(self.pid, None);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The commands that people run: `cargo xtask NAME` in a clone, `ascend-vmm-tool NAME` on a host that has nothing but that file.
+//!
+//! [`Host`] has those that make sense in both places; the ones that need the source tree (`abi`, `dist`) are only in `cargo xtask`. Exit statuses are the same
+//! everywhere: 0 yes, 1 no (something failed, differs, or missed its target), 2 wrong arguments or impossible here, 3 no device.
+
+pub mod bench;
+pub mod emulate;
+
+use std::process::ExitCode;
+
+/// What can be done on any host.
+#[derive(clap::Subcommand)]
+pub enum Host {
+    /// Run a program on a host with an emulated driver.
+    Emulate(emulate::Emulate),
+    /// Measure what the library adds to the kernel's work, beside its targets.
+    #[command(hide = true)]
+    Bench(bench::Bench),
+    /// The process that `bench` measures.
+    #[command(hide = true)]
+    BenchClient(bench::client::Client),
+}
+
+impl Host {
+    /// Runs the command; the exit status is its answer.
+    pub fn run(self) -> ExitCode {
+        match self {
+            Host::Emulate(command) => emulate::run(command),
+            Host::Bench(bench) => bench.run(),
+            Host::BenchClient(client) => client.run(),
+        }
+    }
+}
+
+/// Says why a command could not do its work: one sentence, and exit status 2.
+pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
+    eprintln!("error: {reason}");
+    ExitCode::from(2)
+}
