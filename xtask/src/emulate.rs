@@ -92,6 +92,7 @@ pub fn run(options: Emulate) -> ExitCode {
             Start::Required => DeviceProcess::Required,
             Start::Automatic => DeviceProcess::Automatic,
         },
+        ..Config::default()
     };
     for fault in &options.faults {
         if let Err(reason) = fault.check(&config) {
