@@ -120,6 +120,26 @@ fn a_mapping_keeps_the_file_open() {
 }
 
 #[test]
+fn a_child_does_not_inherit_the_drivers_mappings() {
+    isolated(Config::default(), |emulator| {
+        let file = open_manager();
+        let length = NonZero::new(1 << 30).unwrap();
+        let hint = NonZero::new(0x1000_0000_0000);
+        // SAFETY: a new mapping at a hint; nothing is replaced.
+        let mapped = unsafe { mmap(hint, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
+        assert_eq!(open_files(emulator), 1);
+        let address = mapped.as_ptr() as usize;
+        let child = fork(move || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(!maps.contains(&format!("{address:x}-")), "{maps}");
+        });
+        child.join();
+        // SAFETY: nothing refers to the mapping.
+        unsafe { munmap(mapped, length.get()) }.unwrap();
+    });
+}
+
+#[test]
 fn a_fixed_mapping_of_the_drivers_file_is_refused() {
     isolated(Config::default(), |_| {
         let file = open_manager();

@@ -113,6 +113,14 @@ impl Stat {
     }
 }
 
+/// A number of `/proc/PID/status`.
+fn status(id: i32, name: &str, column: usize) -> io::Result<i32> {
+    let text = fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_ascii_whitespace().nth(column)?.parse::<i64>().ok());
+    number.map(|number| number as i32).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 fn ticks_per_second() -> u64 {
     // SAFETY: reads a constant of the system.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1)
@@ -144,7 +152,7 @@ impl Process {
         let mut process = Process {
             key: ProcessKey { tgid, start_time: stat.start_time },
             mount_namespace: fs::metadata(format!("/proc/{tgid}/ns/mnt"))?.ino(),
-            uid: fs::metadata(format!("/proc/{tgid}"))?.uid(),
+            uid: status(tgid, "Uid:", 1)? as u32,
             pidfd,
             address_space: None,
             execing: None,
@@ -241,9 +249,7 @@ impl Processes {
     }
 
     fn remember(&mut self, tid: i32) -> io::Result<i32> {
-        let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
-        let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|text| text.trim().parse().ok());
-        let Some(tgid) = tgid else { return Err(io::ErrorKind::InvalidData.into()) };
+        let tgid = status(tid, "Tgid:", 0)?;
         let directory = fs::File::open(format!("/proc/{tgid}/task/{tid}"))?.into();
         if self.threads.len() >= REMEMBERED_THREADS {
             self.threads.clear();

@@ -132,6 +132,8 @@ struct Server {
     faults: CommandFaults,
     recorder: Recorder,
     traps: Vec<Trap>,
+    /// Mappings of this very process that a fork must not copy yet: see [`Server::spare_forks`].
+    uncopied: Vec<(u64, u64)>,
 }
 
 impl Server {
@@ -151,6 +153,7 @@ impl Server {
             faults: CommandFaults::default(),
             recorder: Recorder::default(),
             traps: Vec::new(),
+            uncopied: Vec::new(),
         })
     }
 
@@ -255,8 +258,22 @@ impl Server {
         true
     }
 
+    /// Keeps the driver's mappings out of forked children, as the real driver does (VM_DONTCOPY). Nobody can do that to another process; for clients in
+    /// our own it is done as soon as the kernel has made the mapping, which is before the next call is answered.
+    fn spare_forks(&mut self) {
+        self.uncopied.retain(|(start, length)| {
+            // SAFETY: changes a flag of a mapping that belongs to the driver, and nobody's memory.
+            let result = unsafe { libc::madvise(*start as *mut libc::c_void, *length as usize, libc::MADV_DONTFORK) };
+            // ENOMEM: the mapping is not there yet.
+            result != 0 && Errno::last() == Errno::ENOMEM
+        });
+    }
+
     /// Takes in everything that happened until now.
     fn settle(&mut self) {
+        if !self.uncopied.is_empty() {
+            self.spare_forks();
+        }
         let mut events = [EpollEvent::empty(); 32];
         let mut ended = Vec::new();
         loop {
@@ -601,7 +618,12 @@ impl Server {
             self.finish(record, result.map(|()| hint as i64), who.arrived);
         }
         match result {
-            Ok(()) => Answer::Continue.into(),
+            Ok(()) => {
+                if who.key.tgid as u32 == std::process::id() {
+                    self.uncopied.push((hint, length));
+                }
+                Answer::Continue.into()
+            }
             Err(errno) => errno.into(),
         }
     }

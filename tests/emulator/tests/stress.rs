@@ -1,0 +1,93 @@
+//! Clients that are killed wherever they happen to be: nothing of them may be left when waitpid has returned.
+
+mod client;
+
+use ascend_emulator::config::DeviceProcess;
+use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated};
+use client::{MANAGER, Session, open_manager};
+use nix::fcntl::{OFlag, open};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::stat::Mode;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Clients at a time.
+const CLIENTS: usize = 4;
+
+/// Pseudo-random numbers: enough to be killed at ever other points.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// A counter that forked clients share.
+fn shared_counter() -> &'static AtomicU64 {
+    let length = NonZero::new(4096).unwrap();
+    let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new mapping, zeroed, never given back, and large enough for the counter.
+    unsafe { mmap_anonymous(None, length, prot, MapFlags::MAP_SHARED).unwrap().cast().as_ref() }
+}
+
+/// Starts clients, kills each after a random time of at most `longest`, and looks at the driver after each time that all are gone.
+fn kill_at_random(emulator: &Emulator, rounds: usize, longest: Duration, body: impl Fn(&Line)) {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for round in 0..rounds {
+        let started = Line::new();
+        let clients: Vec<Client> = (0..CLIENTS).map(|_| fork(|| body(&started))).collect();
+        for _ in 0..CLIENTS {
+            started.receive();
+        }
+        for client in clients {
+            let end = Instant::now() + Duration::from_nanos(random.below(longest.as_nanos() as u64));
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+            client.kill();
+        }
+        let state = emulator.state();
+        assert!(state.is_empty(), "round {round}: {state:#?}");
+    }
+}
+
+#[test]
+fn clients_killed_between_open_and_close_leave_no_file() {
+    isolated(Config::default(), |emulator| {
+        kill_at_random(emulator, 150, Duration::from_micros(400), |started| {
+            started.send(0);
+            loop {
+                let inherited = open(MANAGER, OFlag::O_RDWR, Mode::empty()).unwrap();
+                let duplicate = inherited.try_clone().unwrap();
+                drop((open_manager(), inherited));
+                drop(duplicate);
+            }
+        });
+    });
+}
+
+#[test]
+fn clients_killed_while_they_use_memory_leave_no_memory() {
+    let config = Config { device_process: DeviceProcess::Automatic, ..Config::default() };
+    isolated(config.clone(), |emulator| {
+        let cycles = shared_counter();
+        kill_at_random(emulator, 120, Duration::from_millis(1), |started| {
+            started.send(0);
+            let session = Session::start(config.generation).unwrap();
+            let heap = session.heap().unwrap();
+            loop {
+                let id = session.create(4).unwrap();
+                session.map(heap, id, 4).unwrap();
+                session.unmap(heap).unwrap();
+                session.release(id, 4).unwrap();
+                cycles.fetch_add(1, Relaxed);
+            }
+        });
+        assert_ne!(cycles.load(Relaxed), 0, "no client came so far as to use memory");
+    });
+}
