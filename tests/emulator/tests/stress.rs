@@ -72,6 +72,7 @@ fn clients_killed_between_open_and_close_leave_no_file() {
 }
 
 #[test]
+#[ignore = "the memory module cannot map yet"]
 fn clients_killed_while_they_use_memory_leave_no_memory() {
     let config = Config { device_process: DeviceProcess::Automatic, ..Config::default() };
     isolated(config.clone(), |emulator| {

@@ -1,5 +1,7 @@
 //! A client that speaks to the driver by system calls alone, for tests of the front.
 
+#![allow(dead_code, reason = "each test program uses its own part of it")]
+
 use ascend_ioctl::command::Command;
 use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{Generation, davinci};
@@ -7,8 +9,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::stat::Mode;
+use std::ffi::c_void;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 
 /// Path of the multiplexer.
 pub const MANAGER: &str = "/dev/davinci_manager";
@@ -40,19 +44,35 @@ pub struct Session {
 }
 
 impl Session {
-    /// Brings a session up, with its segments mapped and device 0 set up (which needs a host where devices start their processes by themselves).
-    pub fn start(generation: Generation) -> Result<Self, Errno> {
+    /// A file that is bound to the memory module and may map its segments, which are returned.
+    pub fn prepare(generation: Generation) -> Result<(Self, Vec<svm::Segment>), Errno> {
         let session = Session { generation, file: open_module("SVM")? };
         session.call(Op::AllocProcStruct, 0, &svm::InitProcess::default())?;
-        let mut segments = [svm::Segment::default(); 16];
+        let mut segments = vec![svm::Segment::default(); 16];
         let array = segments.as_mut_ptr() as u64;
         let info = svm::MmapInfo { segments: segments.len() as u32, array, ..Default::default() };
         let info = session.call(Op::GetMmapInfo, 0, &info)?;
-        for segment in &segments[..info.segments as usize] {
-            let (hint, length) = (NonZero::new(segment.start as usize), NonZero::new(segment.size as usize));
-            let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: a new mapping at a hint; nothing is replaced.
-            unsafe { mmap(hint, length.ok_or(Errno::EINVAL)?, prot, MapFlags::MAP_SHARED, &session.file, 0) }?;
+        segments.truncate(info.segments as usize);
+        Ok((session, segments))
+    }
+
+    /// Maps a segment.
+    pub fn map_segment(
+        &self,
+        segment: &svm::Segment,
+        prot: ProtFlags,
+        flags: MapFlags,
+    ) -> Result<NonNull<c_void>, Errno> {
+        let (hint, length) = (NonZero::new(segment.start as usize), NonZero::new(segment.size as usize));
+        // SAFETY: a new mapping at a hint where nobody else maps anything.
+        unsafe { mmap(hint, length.ok_or(Errno::EINVAL)?, prot, flags, &self.file, 0) }
+    }
+
+    /// Brings a session up, with its segments mapped and device 0 set up (which needs a host where devices start their processes by themselves).
+    pub fn start(generation: Generation) -> Result<Self, Errno> {
+        let (session, segments) = Session::prepare(generation)?;
+        for segment in &segments {
+            session.map_segment(segment, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED)?;
         }
         session.call(Op::InitProcess, 0, &svm::InitProcess::default())?;
         session.call(Op::SetupDevice, 0, &svm::SetupDevice { stats_address: 1, ..Default::default() })?;
