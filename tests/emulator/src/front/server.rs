@@ -173,10 +173,6 @@ impl Server {
             if result < 0 && Errno::last() != Errno::EINTR {
                 return;
             }
-            if polled[0].revents != 0 && !self.obey() {
-                self.recorder.flush();
-                return;
-            }
             let mut settled = false;
             for index in (0..self.listeners.len().min(polled.len() - 2)).rev() {
                 let events = polled[index + 2].revents;
@@ -190,6 +186,11 @@ impl Server {
             }
             if !settled {
                 self.settle();
+            }
+            // After the calls: whoever saw a client wait in a call may rely on it.
+            if polled[0].revents != 0 && !self.obey() {
+                self.recorder.flush();
+                return;
             }
             self.resume();
         }
@@ -360,7 +361,7 @@ impl Server {
         match listener.receive() {
             Ok(Some(notification)) => {
                 self.settle();
-                self.present(listener, notification, Instant::now(), false);
+                self.present(listener, notification, Instant::now(), None);
             }
             Ok(None) => {}
             Err(error) => {
@@ -380,12 +381,12 @@ impl Server {
         self.parked = sleeping;
         let due: Vec<Parked> = due;
         for parked in due {
-            self.present(parked.listener, parked.notification, parked.arrived, true);
+            self.present(parked.listener, parked.notification, parked.arrived, Some(parked.file));
         }
     }
 
-    fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant, again: bool) {
-        match self.dispatch(&listener, &notification, arrived, again) {
+    fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant, slept: Option<Inode>) {
+        match self.dispatch(&listener, &notification, arrived, slept) {
             Reply::Now(answer) => listener.answer(notification.id, answer),
             Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
         }
@@ -394,11 +395,11 @@ impl Server {
         }
     }
 
-    fn dispatch(&mut self, listener: &Listener, call: &Notification, arrived: Instant, again: bool) -> Reply {
+    fn dispatch(&mut self, listener: &Listener, call: &Notification, arrived: Instant, slept: Option<Inode>) -> Reply {
         let [a, b, c, d, ..] = call.arguments;
         let at = a as c_int;
         match call.number {
-            libc::SYS_ioctl => self.ioctl(call, arrived, again),
+            libc::SYS_ioctl => self.ioctl(call, arrived, slept),
             libc::SYS_openat => self.open(listener, call, at, b, c as c_int, arrived),
             libc::SYS_openat2 => {
                 let mut flags = [0; 8];
@@ -525,18 +526,21 @@ impl Server {
         Some((who, inode))
     }
 
-    fn ioctl(&mut self, call: &Notification, arrived: Instant, again: bool) -> Reply {
+    fn ioctl(&mut self, call: &Notification, arrived: Instant, slept: Option<Inode>) -> Reply {
         let [descriptor, request, argument, ..] = call.arguments;
-        let Some((who, inode)) = self.file(call.tid, descriptor as c_int, arrived) else {
-            return Answer::Continue.into();
+        // A call that slept has its file already, whatever its descriptor stands for now.
+        let found = match slept {
+            Some(inode) => self.who(call.tid, arrived).ok().map(|who| (who, inode)),
+            None => self.file(call.tid, descriptor as c_int, arrived),
         };
+        let Some((who, inode)) = found else { return Answer::Continue.into() };
         let Some(file) = self.files.get_mut(inode).map(|file| file.id) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
         let request = request as u32;
         let observed = self.recorder.is_on() || !self.faults.is_empty();
         let mut record = observed.then(|| self.describe(&who, file, request));
         // A call that slept was counted when it came.
-        let name = record.as_ref().and_then(|(record, _)| record.cmd).filter(|_| !again);
+        let name = record.as_ref().and_then(|(record, _)| record.cmd).filter(|_| slept.is_none());
         let struck = name.and_then(|name| self.faults.strike(name));
         let read = |length: usize| {
             let mut bytes = vec![0; length];
