@@ -62,11 +62,11 @@ pub(crate) enum Order {
     /// Everything that is open now, after all closes that happened before were taken in.
     State(Sender<State>),
     /// Misbehave.
-    Inject(Fault),
+    Inject(Fault, Sender<()>),
     /// Write every call to this file from now on.
     RecordTo(PathBuf, Sender<io::Result<()>>),
     /// Keep every call in memory from now on.
-    Record,
+    Record(Sender<()>),
     /// The calls kept so far.
     Records(Sender<Vec<Record>>),
     /// What would have crashed the kernel so far.
@@ -156,7 +156,7 @@ impl Emulator {
 
     /// Makes the driver or a device misbehave from now on.
     pub fn inject(&self, fault: Fault) {
-        self.order(Order::Inject(fault), None);
+        self.ask(|done| Order::Inject(fault, done));
     }
 
     /// Writes every call from now on to a file, as JSON lines.
@@ -167,7 +167,7 @@ impl Emulator {
 
     /// Keeps every call from now on in memory, for [`Emulator::records`].
     pub fn record(&self) {
-        self.order(Order::Record, None);
+        self.ask(Order::Record);
     }
 
     /// The calls since [`Emulator::record`].

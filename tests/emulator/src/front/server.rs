@@ -243,10 +243,18 @@ impl Server {
                 self.settle();
                 let _ = reply.send(self.driver.state());
             }
-            Order::Inject(Fault::Command { name, nth, errno }) => self.faults.add(name, nth, errno),
-            Order::Inject(fault) => self.driver.inject(&fault),
+            Order::Inject(fault, done) => {
+                match fault {
+                    Fault::Command { name, nth, errno } => self.faults.add(name, nth, errno),
+                    fault => self.driver.inject(&fault),
+                }
+                let _ = done.send(());
+            }
             Order::RecordTo(path, reply) => drop(reply.send(self.recorder.write_to(&path))),
-            Order::Record => self.recorder.keep(),
+            Order::Record(done) => {
+                self.recorder.keep();
+                let _ = done.send(());
+            }
             Order::Records(reply) => {
                 self.settle();
                 let _ = reply.send(self.recorder.kept());
