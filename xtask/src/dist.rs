@@ -1,0 +1,235 @@
+//! `cargo xtask dist`: `ascend-vmm-tool`, one static file per architecture that runs on a host that has nothing else of us.
+//!
+//! The C library is linked in (glibc as the GNU targets have it, so no other target needs to be installed), and each file is looked at
+//! afterwards: a program that still asks for an interpreter is not what was promised.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+/// Options of `dist`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  cargo xtask dist\n  scp target/dist/ascend-vmm-tool-aarch64 host:\n  ssh host ./ascend-vmm-tool-aarch64 probe"
+)]
+pub struct Dist {
+    /// Only this architecture; without it, every one that can be built here.
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Arch {
+    #[value(name = "x86_64")]
+    X86_64,
+    #[value(name = "aarch64")]
+    Aarch64,
+}
+
+impl Arch {
+    fn name(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64",
+            Arch::Aarch64 => "aarch64",
+        }
+    }
+
+    fn triple(self) -> String {
+        format!("{}-unknown-linux-gnu", self.name())
+    }
+
+    fn is_native(self) -> bool {
+        std::env::consts::ARCH == self.name()
+    }
+
+    /// The C compiler that links for it.
+    fn linker(self) -> String {
+        if self.is_native() { "cc".to_owned() } else { format!("{}-linux-gnu-gcc", self.name()) }
+    }
+
+    /// `e_machine` of its programs.
+    fn machine(self) -> u16 {
+        match self {
+            Arch::X86_64 => 62,
+            Arch::Aarch64 => 183,
+        }
+    }
+}
+
+/// A compiler with its cargo.
+struct Toolchain {
+    cargo: PathBuf,
+    rustc: PathBuf,
+}
+
+impl Toolchain {
+    /// One that has a standard library for the architecture: the one in use, else the distribution's.
+    fn for_arch(arch: Arch) -> Option<Toolchain> {
+        let used = std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
+        let rustc = std::env::var_os("RUSTC").map_or_else(|| used.with_file_name("rustc"), PathBuf::from);
+        let candidates = [
+            Toolchain { cargo: used, rustc },
+            Toolchain { cargo: "/usr/bin/cargo".into(), rustc: "/usr/bin/rustc".into() },
+        ];
+        candidates.into_iter().find(|toolchain| toolchain.has_std(arch))
+    }
+
+    fn has_std(&self, arch: Arch) -> bool {
+        let output =
+            Command::new(&self.rustc).args(["--print", "target-libdir", "--target", &arch.triple()]).output().ok();
+        let directory = output.and_then(|output| String::from_utf8(output.stdout).ok());
+        let Some(Ok(files)) = directory.map(|directory| fs::read_dir(directory.trim())) else { return false };
+        files.flatten().any(|file| {
+            let name = file.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("libstd-") && name.ends_with(".rlib")
+        })
+    }
+}
+
+/// Runs the command; the exit status is its answer.
+pub fn run(options: Dist) -> ExitCode {
+    let target = match target_directory() {
+        Ok(target) => target,
+        Err(reason) => return xtask::impossible(reason),
+    };
+    let mut built = 0;
+    for arch in [Arch::X86_64, Arch::Aarch64] {
+        if options.arch.is_some_and(|only| only != arch) {
+            continue;
+        }
+        match build(arch, &target) {
+            Ok(Some(line)) => {
+                println!("{line}");
+                built += 1;
+            }
+            Ok(None) => {
+                let sentence = format!(
+                    "{}: cannot be built here: it needs a Rust standard library for {} and the linker {} (on Debian 12: rustc-web, cargo-web, \
+                     libstd-rust-web-dev:arm64, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross; with rustup: rustup target add {})",
+                    arch.name(),
+                    arch.triple(),
+                    arch.linker(),
+                    arch.triple()
+                );
+                if options.arch.is_some() || arch.is_native() {
+                    return xtask::impossible(sentence);
+                }
+                println!("{sentence}");
+            }
+            Err(reason) => {
+                eprintln!("error: {}: {reason}", arch.name());
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    if built == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Builds the file for one architecture; `None` where the tools are missing. The answer is a line for the user.
+fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
+    let Some(toolchain) = Toolchain::for_arch(arch) else { return Ok(None) };
+    if Command::new(arch.linker()).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        return Ok(None);
+    }
+    let linker_variable = format!("CARGO_TARGET_{}_LINKER", arch.triple().to_uppercase().replace('-', "_"));
+    // A directory of its own: these flags must not make the ordinary builds of the clone start anew.
+    let scratch = target.join("dist-build").join(arch.name());
+    let status = Command::new(&toolchain.cargo)
+        .args(["build", "--release", "--package", "xtask", "--bin", "ascend-vmm-tool", "--target", &arch.triple()])
+        .arg("--target-dir")
+        .arg(&scratch)
+        .env("RUSTC", &toolchain.rustc)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
+        .env(linker_variable, arch.linker())
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .map_err(|error| format!("{} cannot be started: {error}", toolchain.cargo.display()))?;
+    if !status.success() {
+        return Err(format!("the build failed: {status}"));
+    }
+    let made = scratch.join(arch.triple()).join("release/ascend-vmm-tool");
+    let program = fs::read(&made).map_err(|error| format!("{}: {error}", made.display()))?;
+    check_static(&program, arch)?;
+    let place = target.join("dist");
+    let file = place.join(format!("ascend-vmm-tool-{}", arch.name()));
+    fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
+    fs::copy(&made, &file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let ran = runs(arch, &file)?;
+    Ok(Some(format!("{}  {:.1} MiB  static  {ran}", file.display(), program.len() as f64 / f64::from(1 << 20))))
+}
+
+/// Tries the file once, where that is possible.
+fn runs(arch: Arch, file: &Path) -> Result<String, String> {
+    let emulator = format!("qemu-{}", arch.name());
+    let mut command = if arch.is_native() { Command::new(file) } else { Command::new(&emulator) };
+    if !arch.is_native() {
+        command.arg(file);
+    }
+    match command.arg("--version").output() {
+        Err(_) if !arch.is_native() => Ok(format!("not tried: there is no {emulator} here")),
+        Err(error) => Err(format!("it does not start: {error}")),
+        Ok(output) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        Ok(output) => Err(format!("it does not run: {}", output.status)),
+    }
+}
+
+/// Refuses a program that is for another machine or that needs a dynamic linker.
+fn check_static(program: &[u8], arch: Arch) -> Result<(), String> {
+    const INTERPRETER: u32 = 3;
+    let half = |at: usize| program.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    let word = |at: usize| program.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let bad = || "the built file is no 64-bit ELF program".to_owned();
+    if program.get(..5) != Some(b"\x7fELF\x02") {
+        return Err(bad());
+    }
+    if half(18) != Some(arch.machine()) {
+        return Err(format!("the built file is not for {}", arch.name()));
+    }
+    // The table of program headers begins within the first 4 GiB, so the low word is the offset.
+    let (Some(table), Some(size), Some(count)) = (word(32), half(54), half(56)) else { return Err(bad()) };
+    for index in 0..usize::from(count) {
+        let Some(kind) = word(table as usize + index * usize::from(size)) else { return Err(bad()) };
+        if kind == INTERPRETER {
+            return Err("the built file is not static: it asks for an interpreter".into());
+        }
+    }
+    Ok(())
+}
+
+/// Where this clone's cargo puts what it builds.
+fn target_directory() -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo cannot be started: {error}"))?;
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("`cargo metadata` gave no answer that can be read: {error}"))?;
+    metadata["target_directory"].as_str().map(PathBuf::from).ok_or_else(|| "cargo names no target directory".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dynamic_program_is_refused_and_a_foreign_one_too() {
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let (native, foreign) =
+            if Arch::X86_64.is_native() { (Arch::X86_64, Arch::Aarch64) } else { (Arch::Aarch64, Arch::X86_64) };
+        // A test binary is linked dynamically on the GNU targets.
+        assert!(check_static(&own, native).unwrap_err().contains("interpreter"));
+        assert!(check_static(&own, foreign).unwrap_err().contains("not for"));
+    }
+
+    #[test]
+    fn anything_else_than_a_whole_program_is_refused() {
+        assert!(check_static(b"#!/bin/sh\n", Arch::X86_64).is_err());
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let arch = if Arch::X86_64.is_native() { Arch::X86_64 } else { Arch::Aarch64 };
+        assert!(check_static(&own[..60], arch).is_err());
+    }
+}
