@@ -170,23 +170,21 @@ declare_layouts! {
 declare_constants! {
     /// Length of [`ProcessSign::sign`].
     pub const SIGN_LENGTH: usize = 49, "PROCESS_SIGN_LENGTH";
+    /// Magic of the module's commands. It is not checked.
+    pub const MAGIC: u8 = b'M', "DEVDRV_MANAGER_MAGIC";
+    /// [`ContainerCall::command`]: the calling thread's id in the initial pid namespace.
+    pub const BARE_PID: u32 = 1, "DEVDRV_CONTAINER_GET_BARE_PID";
+    /// [`ContainerCall::command`]: the calling process's id in the initial pid namespace.
+    pub const BARE_TGID: u32 = 2, "DEVDRV_CONTAINER_GET_BARE_TGID";
+    /// [`MachineFlag::flag`]: physical machine.
+    pub const MACHINE_PHYSICAL: u32 = 0x5A6B_7C8D, "DEVDRV_HOST_PHY_MACH_FLAG";
+    /// [`MachineFlag::flag`]: virtual machine.
+    pub const MACHINE_VIRTUAL: u32 = 0x1A2B_3C4D, "DEVDRV_HOST_VM_MACH_FLAG";
+    /// [`MachineFlag::flag`]: container.
+    pub const MACHINE_CONTAINER: u32 = 0xA4B3_C2D1, "DEVDRV_HOST_CONTAINER_MACH_FLAG";
+    /// Positive answer of [`QUERY_DEV_PID`]: no device process is bound to this host process.
+    pub const NO_PROCESS: i32 = 62, "DRV_ERROR_NO_PROCESS";
 }
-
-/// [`ContainerCall::command`]: the calling thread's id in the initial pid namespace.
-pub const BARE_PID: u32 = 1;
-/// [`ContainerCall::command`]: the calling process's id in the initial pid namespace.
-pub const BARE_TGID: u32 = 2;
-/// [`MachineFlag::flag`]: physical machine.
-pub const MACHINE_PHYSICAL: u32 = 0x5A6B_7C8D;
-/// [`MachineFlag::flag`]: virtual machine.
-pub const MACHINE_VIRTUAL: u32 = 0x1A2B_3C4D;
-/// [`MachineFlag::flag`]: container.
-pub const MACHINE_CONTAINER: u32 = 0xA4B3_C2D1;
-/// Positive answer of [`QUERY_DEV_PID`]: no device process is bound to this host process.
-pub const NO_PROCESS: i32 = 62;
-
-/// Magic of the module's commands. It is not checked.
-pub const MAGIC: u8 = b'M';
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
     Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)

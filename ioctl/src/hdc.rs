@@ -4,8 +4,9 @@
 //! come back as errno**; they collide with the usual ones and are translated by number ([`error`]). CONNECT gives a session number and a
 //! reuse counter; the file that SET_SESSION_OWNER is called on is tied to the session, and closing it closes the session.
 
+use crate::Generation;
 use crate::command::{Command, Direction};
-use crate::layout::{declare_constants, declare_layouts};
+use crate::layout::{Layout, declare_constants, declare_layouts};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Path of the device.
@@ -20,6 +21,16 @@ pub struct Arg(pub [u8; 200]);
 pub const ARG_SIZE: usize = 200;
 
 const _: () = assert!(size_of::<Arg>() == ARG_SIZE);
+
+/// The driver's union of all views, of which [`Arg`] is the bytes.
+pub const UNION: &Layout = &Layout {
+    name: "Arg",
+    c_name: "hdcdrv_cmd",
+    size: size_of::<Arg>(),
+    align: align_of::<Arg>(),
+    fields: &[],
+    generations: &Generation::ALL,
+};
 
 /// A command's view of the argument.
 pub trait View: FromBytes + IntoBytes + Immutable + KnownLayout + Copy {}
@@ -199,73 +210,88 @@ declare_constants! {
     pub const SERVICE_TSD: i32 = 9, "HDCDRV_SERVICE_TYPE_TSD";
     /// Number of service types.
     pub const SERVICES: i32 = 128, "HDCDRV_SUPPORT_MAX_SERVICE";
+    /// Magic.
+    pub const MAGIC: u8 = b'H', "HDCDRV_CMD_MAGIC";
+    /// `wait`: for ever.
+    pub const WAIT_FOREVER: i32 = 0, "HDCDRV_WAIT_ALWAYS";
+    /// `wait`: not at all for SEND; about 3 s for RECV_PEEK on a TSD session.
+    pub const WAIT_NOT: i32 = 1, "HDCDRV_NOWAIT";
+    /// `wait`: up to the timeout.
+    pub const WAIT_TIMEOUT: i32 = 2, "HDCDRV_WAIT_TIMEOUT";
+    /// [`GetSessionAttr::kind`]: connected or not.
+    pub const ATTR_STATUS: i32 = 4, "HDCDRV_SESSION_ATTR_STATUS";
 }
 
-/// `wait`: for ever.
-pub const WAIT_FOREVER: i32 = 0;
-/// `wait`: not at all for SEND; about 3 s for RECV_PEEK on a TSD session.
-pub const WAIT_NOT: i32 = 1;
-/// `wait`: up to the timeout.
-pub const WAIT_TIMEOUT: i32 = 2;
-/// [`GetSessionAttr::kind`]: connected or not.
-pub const ATTR_STATUS: i32 = 4;
 /// Largest packet.
 pub const MAX_PACKET: usize = 512 * 1024;
 
 /// The private error codes, as errno shows them.
 pub mod error {
-    /// Unspecific; also "owner already set".
-    pub const FAILED: i32 = 1;
-    /// Bad parameter; also wrong session number, wrong container, close by another than the owner.
-    pub const PARAMETER: i32 = 2;
-    /// Argument or buffer not readable.
-    pub const COPY_IN: i32 = 3;
-    /// Argument not writable; or a signal.
-    pub const COPY_OUT: i32 = 4;
-    /// No DMA buffer.
-    pub const NO_BUFFER: i32 = 8;
-    /// No session left.
-    pub const NO_SESSION: i32 = 9;
-    /// The control message failed.
-    pub const CONTROL: i32 = 10;
-    /// The peer refused.
-    pub const REFUSED: i32 = 11;
-    /// Connecting took too long.
-    pub const CONNECT_TIMEOUT: i32 = 12;
-    /// Length 0 or too large.
-    pub const LENGTH: i32 = 14;
-    /// The peer has closed.
-    pub const PEER_CLOSED: i32 = 15;
-    /// The receive buffer is too small; the packet stays queued.
-    pub const BUFFER_SMALL: i32 = 16;
-    /// The device is not ready.
-    pub const NOT_READY: i32 = 17;
-    /// The device was reset.
-    pub const RESET: i32 = 18;
-    /// Not supported; also a UB link from 9.0.0 on.
-    pub const NOT_SUPPORTED: i32 = 19;
-    /// Nobody listens for the service on the device.
-    pub const NOBODY_LISTENS: i32 = 20;
-    /// Nothing there.
-    pub const NOTHING: i32 = 21;
-    /// The session is closed.
-    pub const CLOSED: i32 = 22;
-    /// The device id could not be translated.
-    pub const TRANSLATION: i32 = 24;
-    /// No packet came in time.
-    pub const RECEIVE_TIMEOUT: i32 = 27;
-    /// The packet could not be sent in time.
-    pub const SEND_TIMEOUT: i32 = 28;
-    /// Not the owner.
-    pub const PERMISSION: i32 = 41;
-    /// The channel is invalid.
-    pub const CHANNEL: i32 = 43;
-    /// The peer rebooted.
-    pub const PEER_REBOOT: i32 = 49;
-}
+    use crate::layout::Constant;
 
-/// Magic.
-pub const MAGIC: u8 = b'H';
+    /// The headers have the codes negative, as the kernel's functions return them.
+    macro_rules! codes {
+        ($( $(#[$meta:meta])* pub const $name:ident: i32 = $value:literal, $c_name:literal; )*) => {
+            $( $(#[$meta])* pub const $name: i32 = $value; )*
+
+            /// The codes as the driver's headers have them.
+            pub const CONSTANTS: &[Constant] = &[$(
+                Constant { name: stringify!($name), c_name: $c_name, value: -$value, generations: &crate::Generation::ALL },
+            )*];
+        };
+    }
+
+    codes! {
+        /// Unspecific; also "owner already set".
+        pub const FAILED: i32 = 1, "HDCDRV_ERR";
+        /// Bad parameter; also wrong session number, wrong container, close by another than the owner.
+        pub const PARAMETER: i32 = 2, "HDCDRV_PARA_ERR";
+        /// Argument or buffer not readable.
+        pub const COPY_IN: i32 = 3, "HDCDRV_COPY_FROM_USER_FAIL";
+        /// Argument not writable; or a signal.
+        pub const COPY_OUT: i32 = 4, "HDCDRV_COPY_TO_USER_FAIL";
+        /// No DMA buffer.
+        pub const NO_BUFFER: i32 = 8, "HDCDRV_DMA_MEM_ALLOC_FAIL";
+        /// No session left.
+        pub const NO_SESSION: i32 = 9, "HDCDRV_NO_SESSION";
+        /// The control message failed.
+        pub const CONTROL: i32 = 10, "HDCDRV_SEND_CTRL_MSG_FAIL";
+        /// The peer refused.
+        pub const REFUSED: i32 = 11, "HDCDRV_REMOTE_REFUSED_CONNECT";
+        /// Connecting took too long.
+        pub const CONNECT_TIMEOUT: i32 = 12, "HDCDRV_CONNECT_TIMEOUT";
+        /// Length 0 or too large.
+        pub const LENGTH: i32 = 14, "HDCDRV_TX_LEN_ERR";
+        /// The peer has closed.
+        pub const PEER_CLOSED: i32 = 15, "HDCDRV_TX_REMOTE_CLOSE";
+        /// The receive buffer is too small; the packet stays queued.
+        pub const BUFFER_SMALL: i32 = 16, "HDCDRV_RX_BUF_SMALL";
+        /// The device is not ready.
+        pub const NOT_READY: i32 = 17, "HDCDRV_DEVICE_NOT_READY";
+        /// The device was reset.
+        pub const RESET: i32 = 18, "HDCDRV_DEVICE_RESET";
+        /// Not supported; also a UB link from 9.0.0 on.
+        pub const NOT_SUPPORTED: i32 = 19, "HDCDRV_NOT_SUPPORT";
+        /// Nobody listens for the service on the device.
+        pub const NOBODY_LISTENS: i32 = 20, "HDCDRV_REMOTE_SERVICE_NO_LISTENING";
+        /// Nothing there.
+        pub const NOTHING: i32 = 21, "HDCDRV_NO_BLOCK";
+        /// The session is closed.
+        pub const CLOSED: i32 = 22, "HDCDRV_SESSION_HAS_CLOSED";
+        /// The device id could not be translated.
+        pub const TRANSLATION: i32 = 24, "HDCDRV_CONV_FAILED";
+        /// No packet came in time.
+        pub const RECEIVE_TIMEOUT: i32 = 27, "HDCDRV_RX_TIMEOUT";
+        /// The packet could not be sent in time.
+        pub const SEND_TIMEOUT: i32 = 28, "HDCDRV_TX_TIMEOUT";
+        /// Not the owner.
+        pub const PERMISSION: i32 = 41, "HDCDRV_NO_PERMISSION";
+        /// The channel is invalid.
+        pub const CHANNEL: i32 = 43, "HDCDRV_SESSION_CHAN_INVALID";
+        /// The peer rebooted.
+        pub const PEER_REBOOT: i32 = 49, "HDCDRV_PEER_REBOOT";
+    }
+}
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
     Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)

@@ -5,7 +5,7 @@
 //! outermost last. There is no wrap-around: a sentence that does not fit is cut and both positions become 0. The reader consumes by
 //! setting [`Page::read`] to [`Page::write`], which makes the kernel start again at the beginning.
 
-use crate::layout::declare_constants;
+use crate::layout::{declare_constants, declare_layouts};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 declare_constants! {
@@ -17,10 +17,27 @@ declare_constants! {
     pub const PAGE_SIZE: usize = 4096, "SHARE_LOG_MAX_SIZE";
     /// Offset of the text.
     pub const TEXT: usize = 100, "SHARE_LOG_RECORD_OFFSET";
+    /// Length of the magic word with its NUL.
+    pub const MAGIC_LENGTH: usize = 24, "SHARE_LOG_MAGIC_LENGTH";
+}
+
+declare_layouts! {
+    /// The driver's own view of the beginning of a [`Page`].
+    pub struct Head = "share_log_info", 56 {
+        /// [`MAGIC`].
+        pub magic: [u8; 24] = "magic" @ 0,
+        pub total: i32 = "total_size" @ 24,
+        pub _pad0: [u8; 4],
+        pub base: u64 = "record_base" @ 32,
+        pub record_size: i32 = "record_size" @ 40,
+        pub read: i32 = "read" @ 44,
+        pub write: i32 = "write" @ 48,
+        pub _pad1: [u8; 4],
+    }
 }
 
 /// The word that a page must begin with, with its NUL.
-pub const MAGIC: [u8; 24] = *b"drvshartlogab90cd78ef56\0";
+pub const MAGIC: [u8; MAGIC_LENGTH] = *b"drvshartlogab90cd78ef56\0";
 
 /// Bytes for text.
 pub const CAPACITY: usize = PAGE_SIZE - TEXT;
@@ -51,11 +68,12 @@ pub struct Page {
 
 const _: () = {
     assert!(size_of::<Page>() == PAGE_SIZE);
-    assert!(core::mem::offset_of!(Page, total) == 24);
-    assert!(core::mem::offset_of!(Page, base) == 32);
-    assert!(core::mem::offset_of!(Page, record_size) == 40);
-    assert!(core::mem::offset_of!(Page, read) == 44);
-    assert!(core::mem::offset_of!(Page, write) == 48);
+    assert!(core::mem::offset_of!(Page, magic) == core::mem::offset_of!(Head, magic));
+    assert!(core::mem::offset_of!(Page, total) == core::mem::offset_of!(Head, total));
+    assert!(core::mem::offset_of!(Page, base) == core::mem::offset_of!(Head, base));
+    assert!(core::mem::offset_of!(Page, record_size) == core::mem::offset_of!(Head, record_size));
+    assert!(core::mem::offset_of!(Page, read) == core::mem::offset_of!(Head, read));
+    assert!(core::mem::offset_of!(Page, write) == core::mem::offset_of!(Head, write));
     assert!(core::mem::offset_of!(Page, text) == TEXT);
 };
 

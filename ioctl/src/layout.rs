@@ -4,7 +4,7 @@
 //! is declared together with the C name, offset and size of every field; the compiler checks them, and a test compares all of them with
 //! tables that were measured on the driver's headers of every generation (`abi/*.json`).
 
-use crate::Generation;
+use crate::{Command, Generation};
 
 /// A C struct of the driver and where our definition puts its fields.
 #[derive(Debug, Clone, Copy)]
@@ -58,9 +58,11 @@ pub fn layouts() -> impl Iterator<Item = &'static Layout> {
         crate::devmng::LAYOUTS,
         crate::svm::LAYOUTS,
         crate::hdc::LAYOUTS,
+        crate::klog::LAYOUTS,
     ]
     .into_iter()
     .flatten()
+    .chain([crate::hdc::UNION])
 }
 
 /// Every constant that this crate takes from the driver's headers.
@@ -72,10 +74,25 @@ pub fn constants() -> impl Iterator<Item = &'static Constant> {
         crate::devmng::CONSTANTS,
         crate::svm::CONSTANTS,
         crate::hdc::CONSTANTS,
+        crate::hdc::error::CONSTANTS,
         crate::klog::CONSTANTS,
     ]
     .into_iter()
     .flatten()
+}
+
+/// Every command of a generation, of all modules.
+pub fn commands(generation: Generation) -> impl Iterator<Item = &'static Command> {
+    [
+        crate::davinci::COMMANDS,
+        crate::uda::COMMANDS,
+        crate::urd::COMMANDS,
+        crate::devmng::COMMANDS,
+        crate::hdc::COMMANDS,
+    ]
+    .into_iter()
+    .flatten()
+    .chain(generation.svm_commands().map(|svm| &svm.command))
 }
 
 /// The generations of a declaration: all, unless it says otherwise.

@@ -11,19 +11,7 @@ pub use para::*;
 
 use crate::command::{Command, DeviceId, Direction, Lock, Needs, Reference};
 use crate::layout::declare_constants;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
-
-/// The argument of every command, in all known generations.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct Arg {
-    /// Which device.
-    pub head: Head,
-    /// Padding.
-    pub _pad: [u8; 4],
-    /// The union: one [`Para`].
-    pub data: [u64; 41],
-}
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Size of the argument.
 pub const ARG_SIZE: usize = 344;
@@ -191,18 +179,20 @@ declare_constants! {
     pub const ADVISE_POPULATE: u32 = 0x8, "DV_ADVISE_POPULATE";
     /// Advice: lock on the device.
     pub const ADVISE_PERSISTENT: u32 = 0x800, "DV_ADVISE_PERSISTENT";
+    /// Most elements of MEMCPY_BATCH.
+    pub const BATCH: u32 = 4096, "DEVMM_MEMCPY_BATCH_MAX_COUNT";
+    /// [`ASYNC_FAILED`] as the driver writes it.
+    pub const ASYNC_ERROR: i64 = -18, "DEVMM_ASYNC_CPY_ERR_VALUE";
 }
 
-/// [`AsyncMemcpy::state`]: failed (-18).
-pub const ASYNC_FAILED: u64 = -18i64 as u64;
+/// [`AsyncMemcpy::state`]: failed.
+pub const ASYNC_FAILED: u64 = ASYNC_ERROR as u64;
 /// The host's id, wherever a device id is expected.
 pub const HOST_ID: u32 = 65;
 /// 2 MiB.
 pub const HUGE_PAGE: u64 = 0x20_0000;
 /// Largest reserve heap in the static range: 128 GiB.
 pub const RESERVE_HEAP_MAX: u64 = 128 << 30;
-/// Most elements of MEMCPY_BATCH.
-pub const BATCH: u32 = 4096;
 /// Most asynchronous copies that wait to be refreshed.
 pub const ASYNC_TASKS: usize = 65535;
 

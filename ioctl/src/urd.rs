@@ -83,7 +83,9 @@ declare_layouts! {
         pub server_id: u32 = "server_id" @ 12,
         pub chassis_id: u32 = "chassis_id" @ 16,
         pub super_pod_type: u32 = "super_pod_type" @ 20,
-        pub reserved: [u32; 6],
+        /// From 26.1 on; reserved before.
+        pub intercon_type: u32 = "super_pod_intercon_type" @ 24,
+        pub reserved: [u32; 5],
     }
 
     /// Input and output of [`P2P`] from 9.0.0 on: both lengths exactly 32.
@@ -188,6 +190,28 @@ declare_constants! {
     pub const SUB_PHYSICAL_INFO: u32 = 58, "DMS_SUBCMD_GET_PHY_DEVICE_INFO", only [V9_0_0 V26_1];
     /// [`MEMORY_INFO`].
     pub const SUB_MEMORY_INFO: u32 = 39, "DMS_SUBCMD_DEV_MEM_INFO", only [V26_1];
+    /// [`TS_HEARTBEAT`].
+    pub const SUB_TS_HEARTBEAT: u32 = 4, "DMS_SUBCMD_GET_TS_HB_STATUS";
+    /// [`UDIS_GET`].
+    pub const SUB_UDIS_GET: u32 = 56, "DMS_SUBCMD_GET_UDIS_DEVICE_INFO", only [V9_0_0 V26_1];
+    /// [`UDIS_GET_85`].
+    pub const MAIN_UDIS_GET_85: u32 = 0x60063, "DMS_GET_UDIS_DEVICE_INFO_CMD", only [V8_5_0];
+    /// [`SPOD_INFO`].
+    pub const MAIN_DEVICE_INFO: u32 = 0x6003F, "DMS_GET_GET_DEVICE_INFO_CMD";
+    /// Requests peer access.
+    pub const P2P_ENABLE: u32 = 0, "DEVDRV_P2P_ADD";
+    /// Withdraws it.
+    pub const P2P_DISABLE: u32 = 1, "DEVDRV_P2P_DEL";
+    /// Asks whether both directions are requested.
+    pub const P2P_STATUS: u32 = 2, "DEVDRV_P2P_QUERY";
+    /// Asks whether the two devices can reach each other.
+    pub const P2P_CAN_ACCESS: u32 = 3, "DEVDRV_P2P_ACCESS_STATUS_QUERY";
+    /// Asks for the capability word.
+    pub const P2P_CAPABILITY: u32 = 4, "DEVDRV_P2P_CAPABILITY_QUERY";
+    /// Positive answer: the caller's role is not allowed to.
+    pub const NOT_PERMITTED: i32 = 46, "DRV_ERROR_OPER_NOT_PERMITTED";
+    /// Positive answer: not in this environment (container, virtual instance).
+    pub const NOT_SUPPORTED_HERE: i32 = 65534, "DRV_ERROR_NOT_SUPPORT";
 }
 
 /// The name of a feature.
@@ -226,32 +250,16 @@ pub const PHYSICAL_INFO: Key = key(MAIN_BASIC, SUB_PHYSICAL_INFO);
 /// Memory of a device: in [`MemoryInfoIn`], out six u64. From 26.1 on; answered by the firmware, if at all.
 pub const MEMORY_INFO: Key = key(MAIN_MEMORY, SUB_MEMORY_INFO);
 /// Heartbeat of the task scheduler: in [`TsHeartbeatIn`], out u32 as [`INIT_STATUS`].
-pub const TS_HEARTBEAT: Key = key(MAIN_TRS, 4);
+pub const TS_HEARTBEAT: Key = key(MAIN_TRS, SUB_TS_HEARTBEAT);
 /// Super-pod ids: in [`DeviceInfoIn`], out [`DeviceInfoOut`].
-pub const SPOD_INFO: Key = Key { main: 0x6003F, sub: 0, filter: "main_cmd=0xc,sub_cmd=0x1" };
+pub const SPOD_INFO: Key = Key { main: MAIN_DEVICE_INFO, sub: 0, filter: "main_cmd=0xc,sub_cmd=0x1" };
 /// Published values from 9.0.0 on: in [`UdisIn`], out [`UdisOut`].
-pub const UDIS_GET: Key = key(MAIN_BASIC, 56);
+pub const UDIS_GET: Key = key(MAIN_BASIC, SUB_UDIS_GET);
 /// Published values in 8.5.0.
-pub const UDIS_GET_85: Key = key(0x60063, 0);
+pub const UDIS_GET_85: Key = key(MAIN_UDIS_GET_85, 0);
 
 /// Name of the published memory size: three blocks of 64 bytes, the last of which starts with total and free in KiB.
 pub const HBM_MEM_INFO: &[u8; 16] = b"hbm_mem_info\0\0\0\0";
-
-/// Requests peer access.
-pub const P2P_ENABLE: u32 = 0;
-/// Withdraws it.
-pub const P2P_DISABLE: u32 = 1;
-/// Asks whether both directions are requested.
-pub const P2P_STATUS: u32 = 2;
-/// Asks whether the two devices can reach each other.
-pub const P2P_CAN_ACCESS: u32 = 3;
-/// Asks for the capability word.
-pub const P2P_CAPABILITY: u32 = 4;
-
-/// Positive answer: the caller's role is not allowed to.
-pub const NOT_PERMITTED: i32 = 46;
-/// Positive answer: not in this environment (container, virtual instance).
-pub const NOT_SUPPORTED_HERE: i32 = 65534;
 
 /// The one command.
 pub const CALL: Command = Command::plain("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));

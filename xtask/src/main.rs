@@ -1,5 +1,6 @@
 //! `cargo xtask`: the commands of the project.
 
+mod abi;
 mod dist;
 
 use std::process::ExitCode;
@@ -14,11 +15,15 @@ enum Xtask {
     Host(xtask::Host),
     /// Build the tool as one static file for each architecture.
     Dist(dist::Dist),
+    /// Compare our layout tables with a driver source tree.
+    #[command(subcommand)]
+    Abi(abi::Abi),
 }
 
 fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::Host(command) => command.run(),
         Xtask::Dist(options) => dist::run(options),
+        Xtask::Abi(command) => abi::run(command),
     }
 }

@@ -5,6 +5,16 @@
 use crate::layout::declare_layouts;
 
 declare_layouts! {
+    /// The argument of every command, in all known generations.
+    pub struct Arg = "devmm_ioctl_arg", 344 {
+        /// Which device.
+        pub head: Head = "head" @ 0,
+        /// Padding.
+        pub _pad: [u8; 4],
+        /// The union: one [`Para`](super::Para).
+        pub data: [u64; 41] = "data" @ 16,
+    }
+
     /// The first bytes of every argument.
     pub struct Head = "devmm_devid", 12 {
         /// Out, for commands that convert: what the caller put into `device`.

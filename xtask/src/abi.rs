@@ -1,0 +1,110 @@
+//! `cargo xtask abi`: our layout tables against a driver's own headers.
+//!
+//! The kernel checks no sizes: a wrong offset corrupts memory silently. So the tables in `ioctl/abi` are never typed by
+//! hand. `dump` writes one from a driver source tree and `check` compares one with a tree; the layout test of
+//! `ascend-ioctl` compares the Rust structs with the tables. What is looked for is what `ascend-ioctl` defines, and
+//! every request of the memory driver, also one that we do not know yet.
+
+mod declarations;
+mod probe;
+mod table;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ascend_ioctl::{Generation, layout};
+use probe::Wanted;
+use table::{Difference, Table};
+use tree::DriverTree;
+
+/// Compare our layout tables with a driver source tree.
+#[derive(clap::Subcommand)]
+pub enum Abi {
+    /// Compare a driver source tree with our table: exit 0 when equal, 1 when not, 2 when it could not be compared.
+    Check {
+        /// The driver's source tree, laid out as hicann/driver.
+        #[arg(long, value_name = "DIR")]
+        driver_src: PathBuf,
+        /// Compare with this generation instead of the one that fits best.
+        #[arg(long, value_name = "NAME", value_parser = GENERATIONS.map(|(name, _)| name))]
+        generation: Option<String>,
+    },
+    /// Print the table of a driver source tree as JSON.
+    Dump {
+        /// The driver's source tree, laid out as hicann/driver.
+        #[arg(long, value_name = "DIR")]
+        driver_src: PathBuf,
+        /// The name to give the generation.
+        #[arg(long, value_name = "NAME", default_value = "unknown")]
+        generation: String,
+    },
+}
+
+/// The tables of the generations that we know.
+const GENERATIONS: [(&str, &str); 3] = [
+    ("8.5.0", include_str!("../../ioctl/abi/8.5.0.json")),
+    ("9.0.0", include_str!("../../ioctl/abi/9.0.0.json")),
+    ("26.1", include_str!("../../ioctl/abi/26.1.json")),
+];
+
+/// Runs the command; the exit status is its answer.
+pub fn run(command: Abi) -> ExitCode {
+    let result = match &command {
+        Abi::Check { driver_src, generation } => check(driver_src, generation.as_deref()),
+        Abi::Dump { driver_src, generation } => dump(driver_src, generation),
+    };
+    result.unwrap_or_else(|reason| {
+        eprintln!("error: {reason}");
+        ExitCode::from(2)
+    })
+}
+
+fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String> {
+    let measured = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    let mut candidates = Vec::new();
+    for (name, json) in GENERATIONS.iter().filter(|(name, _)| generation.is_none_or(|wanted| wanted == *name)) {
+        let table: Table = serde_json::from_str(json).map_err(|error| format!("our table of {name}: {error}"))?;
+        candidates.push((table.differences(&measured), table));
+    }
+    // The trees' own version files do not help: that of 9.0.0 still says 8.5.
+    let best = candidates.into_iter().min_by_key(|(differences, _)| differences.len());
+    let Some((differences, table)) = best else { return Err("there is no such generation".to_owned()) };
+    let (name, facts) = (&table.generation, table.facts());
+    let chosen = if generation.is_some() { "asked for" } else { "fits best" };
+    if differences.is_empty() {
+        println!("generation {name} ({chosen}): no difference in {facts} facts");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("generation {name} ({chosen}): {} of {facts} facts differ", differences.len());
+    print_rows(&differences);
+    Ok(ExitCode::FAILURE)
+}
+
+fn dump(driver_src: &Path, generation: &str) -> Result<ExitCode, String> {
+    let mut table = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    table.generation = generation.to_owned();
+    print!("{}", table.to_json());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_rows(differences: &[Difference]) {
+    let heading = Difference { what: "what".into(), ours: "our table".into(), tree: "the tree".into() };
+    let rows = || std::iter::once(&heading).chain(differences);
+    let width = |column: fn(&Difference) -> &String| rows().map(|row| column(row).len()).max().unwrap_or(0);
+    let (what, ours) = (width(|row| &row.what), width(|row| &row.ours));
+    for row in rows() {
+        println!("  {:what$}  {:ours$}  {}", row.what, row.ours, row.tree);
+    }
+}
+
+/// The C names of all that `ascend-ioctl` defines.
+fn wanted() -> Wanted {
+    let mut wanted = Wanted::default();
+    wanted.structs.extend(layout::layouts().map(|layout| layout.c_name.to_owned()));
+    wanted.constants.extend(layout::constants().map(|constant| constant.c_name.to_owned()));
+    for command in Generation::ALL.into_iter().flat_map(layout::commands) {
+        wanted.requests.insert(command.c_name.to_owned());
+    }
+    wanted
+}
