@@ -5,6 +5,22 @@
 //! * the **model** ([`driver`], [`machine`], [`davinci`], `uda`, `urd`, `devmng`, [`svm`], `hdc`, `tsd`): a state machine that answers open, ioctl, mmap and
 //!   close the way the kernel driver does, given a [`caller::Caller`] and its memory. It makes no system calls on the caller's behalf;
 //! * the **front** ([`front`]): seccomp user notification, which brings the real system calls of real processes to the model.
+//!
+//! A test that uses the driver through descriptors and mappings runs in a process of its own and must leave nothing behind ([`isolated()`]). Whoever needs less
+//! attaches a thread:
+//!
+//! ```
+//! use ascend_emulator::{Config, Emulator};
+//!
+//! let emulator = Emulator::start(Config::default())?;
+//! emulator.attach()?;
+//! // From here on this thread, and what it starts, is on a host with two NPUs.
+//! let file = std::fs::File::open("/dev/davinci1")?;
+//! assert_eq!(emulator.state().files[0].path, "/dev/davinci1");
+//! drop(file);
+//! assert!(emulator.state().is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod caller;
 pub mod child;

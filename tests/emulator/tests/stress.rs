@@ -4,7 +4,8 @@ mod client;
 
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated};
-use client::{MANAGER, Session, open_manager};
+use ascend_ioctl::uda;
+use client::{MANAGER, Session, ioctl, open_manager, open_module};
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::stat::Mode;
@@ -67,6 +68,25 @@ fn clients_killed_between_open_and_close_leave_no_file() {
                 drop((open_manager(), inherited));
                 drop(duplicate);
             }
+        });
+    });
+}
+
+#[test]
+fn clients_with_several_threads_killed_at_random_leave_no_file() {
+    isolated(Config::default(), |emulator| {
+        kill_at_random(emulator, 60, Duration::from_millis(1), |started| {
+            let churn = || loop {
+                let file = open_module("uda").unwrap();
+                let mut user = uda::UserInfo::default();
+                ioctl(&file, &uda::GET_USER_INFO, &mut user).unwrap();
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(churn);
+                scope.spawn(churn);
+                started.send(0);
+                churn();
+            });
         });
     });
 }

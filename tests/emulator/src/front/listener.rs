@@ -42,7 +42,7 @@ pub enum Answer {
 /// The supervisor's end of one filter.
 pub struct Listener(OwnedFd);
 
-/// Whether the kernel has user notification at all, without installing anything.
+/// Whether the front can work here. Tried on a thread that ends at once, since a filter cannot be taken off again.
 pub fn probe() -> Result<(), Unavailable> {
     let mut sizes = libc::seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
     // SAFETY: the kernel writes the three sizes into the struct and nothing else.
@@ -53,7 +53,16 @@ pub fn probe() -> Result<(), Unavailable> {
     if usize::from(sizes.seccomp_notif) > size_of::<Buffer>() {
         return Err(Unavailable::Kernel(Errno::E2BIG));
     }
-    Ok(())
+    let tried = std::thread::spawn(|| {
+        let listener = install()?;
+        // A kernel that can hand over a descriptor together with the answer (Linux 5.14) looks for a call with this id, and there is none.
+        match Listener(listener).hand_over(0, None, false) {
+            Err(Errno::ENOENT) => Ok(()),
+            Err(error) => Err(Unavailable::Kernel(error)),
+            Ok(()) => Err(Unavailable::Kernel(Errno::EPROTO)),
+        }
+    });
+    tried.join().unwrap_or(Err(Unavailable::Server(Errno::ECHILD)))
 }
 
 /// Installs the filter on the calling thread and everything that it will start, for good.
@@ -134,7 +143,7 @@ impl Listener {
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
             Answer::Value(value) => (value, 0, 0),
             Answer::Error(errno) => (0, -(errno as i32), 0),
-            Answer::Descriptor { file, cloexec } => match self.hand_over(id, &file, cloexec) {
+            Answer::Descriptor { file, cloexec } => match self.hand_over(id, Some(&file), cloexec) {
                 Ok(()) | Err(Errno::ENOENT) => return,
                 // The caller's table is full, say: that is its open's answer.
                 Err(error) => (0, -(error as i32), 0),
@@ -145,12 +154,12 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) };
     }
 
-    /// Puts a descriptor into the caller's table and makes its call return the number.
-    fn hand_over(&self, id: u64, file: &OwnedFd, cloexec: bool) -> Result<(), Errno> {
+    /// Puts a descriptor (of the listener itself, if none is given) into the caller's table and makes its call return the number.
+    fn hand_over(&self, id: u64, file: Option<&OwnedFd>, cloexec: bool) -> Result<(), Errno> {
         let request = seccomp_notif_addfd {
             id,
             flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
-            srcfd: file.as_raw_fd() as u32,
+            srcfd: file.unwrap_or(&self.0).as_raw_fd() as u32,
             newfd: 0,
             newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
         };
