@@ -1,5 +1,412 @@
-//! Which NPUs are there, under which numbers.
+//! Which NPUs are there, under which numbers, in which state; and what is wrong when there are none.
+//!
+//! The driver gives each mount namespace its own table of devices, numbered from 0. On the host the table has all whole devices; in a
+//! container it has the devices whose nodes the container opened *before* the table was made, and then it is frozen. So the order of
+//! questions matters (`table.rs`), and a careless one takes the devices away from everybody in the container.
+//!
+//! [`survey`] keeps to that order, asks everything that can be asked without a memory session, and returns the devices together with
+//! [`Finding`]s: sentences about what is wrong and what to do. It never blocks longer than [`Options::timeout`]. [`list`] is the short form.
+//!
+//! ```no_run
+//! for npu in ascend_vmm::discovery::list()? {
+//!     println!("{}: {} {}", npu.logical, npu.soc.as_deref().unwrap_or("?"), npu.identity);
+//! }
+//! # Ok::<(), ascend_vmm::Error>(())
+//! ```
 
+mod finding;
+mod host;
 mod id;
+mod identity;
+mod npu;
+mod peer;
+mod table;
+mod urd;
 
+pub use finding::{Finding, Severity};
+pub use host::Versions;
 pub use id::{LogicalId, PhysicalId, UserId, VisibleDevices};
+pub use identity::{Identity, NotAnAddress, NotAnIdentity, PciAddress, SuperPod};
+pub use npu::{Hbm, Health, Instance, Machine, Npu, Split, State};
+#[allow(unused_imports)] // until peer access uses it
+pub(crate) use peer::PeerAccess;
+pub use peer::can_access;
+
+use crate::davinci::DavinciFile;
+use crate::devmng::{Answer, Devmng};
+use crate::error::{Error, Result};
+use ascend_ioctl::davinci::module;
+use ascend_ioctl::{Generation, davinci, hdc, uda};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use npu::Sources;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use table::{Nodes, Setup, Table};
+use urd::Urd;
+
+/// A process that hides all devices from others is cleared away by the driver about a second after its end.
+const CLEARING: Duration = Duration::from_secs(2);
+
+/// Where to look, and for how long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The driver's device.
+    pub manager: PathBuf,
+    /// The device that leads to the daemons on the devices.
+    pub hdc: PathBuf,
+    /// The directory of the nodes `davinciN`.
+    pub nodes: PathBuf,
+    /// Where the host's `/proc`, `/sys`, `/etc` and installation directories hang.
+    pub root: PathBuf,
+    /// Longest wait. The first question after the driver was loaded waits for all devices to start, for up to 160 s in the kernel.
+    pub timeout: Duration,
+    /// Which devices the user sees, under which numbers.
+    pub visible: VisibleDevices,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            manager: davinci::PATH.into(),
+            hdc: hdc::PATH.into(),
+            nodes: "/dev".into(),
+            root: "/".into(),
+            timeout: Duration::from_secs(10),
+            visible: VisibleDevices::from_environment(),
+        }
+    }
+}
+
+/// Where the driver thinks that we are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Environment {
+    /// On the host, or in a container with all privileges: all whole devices, under the host's numbers.
+    Host,
+    /// In an ordinary container: its own devices, numbered from 0. (A private mount namespace on the host counts as one, too.)
+    Container,
+}
+
+/// Which memory driver is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryDriver {
+    /// SVM v2: the one that this library drives.
+    V2,
+    /// SVM v3 (Ascend 950): another interface.
+    V3,
+    /// None.
+    Missing,
+}
+
+/// What was found out about a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survey {
+    /// Where we are; `None` if the driver could not be asked.
+    pub environment: Option<Environment>,
+    /// The driver's generation, if it was asked and is a known one.
+    pub generation: Option<Generation>,
+    /// The memory driver; `None` if the driver could not be asked.
+    pub memory_driver: Option<MemoryDriver>,
+    /// Version strings of the installed package.
+    pub versions: Versions,
+    /// NPUs that sysfs shows on PCI, come up or not.
+    pub on_pci: Vec<PciAddress>,
+    /// The devices, by logical id.
+    pub devices: Vec<Npu>,
+    /// What is wrong or worth knowing, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl Survey {
+    /// A device by its logical id.
+    pub fn device(&self, logical: LogicalId) -> Option<&Npu> {
+        self.devices.iter().find(|npu| npu.logical == logical)
+    }
+
+    /// A device by its number in `ASCEND_RT_VISIBLE_DEVICES`.
+    pub fn user_device(&self, user: UserId) -> Option<&Npu> {
+        self.devices.iter().find(|npu| npu.user == Some(user))
+    }
+
+    /// A device by its physical id.
+    pub fn physical_device(&self, physical: PhysicalId) -> Option<&Npu> {
+        self.devices.iter().find(|npu| npu.physical == physical)
+    }
+}
+
+/// The NPUs of this process; an error with the most likely reason if there are none.
+pub fn list() -> Result<Vec<Npu>> {
+    list_with(&Options::default())
+}
+
+/// As [`list`], with options.
+pub fn list_with(options: &Options) -> Result<Vec<Npu>> {
+    let survey = survey(options);
+    match survey.findings.into_iter().next() {
+        Some(finding) if survey.devices.is_empty() => Err(Error::NoDevices(Box::new(finding))),
+        _ => Ok(survey.devices),
+    }
+}
+
+/// Finds out all that can be found out without a memory session, in the order that does no harm.
+pub fn survey(options: &Options) -> Survey {
+    let span = tracing::debug_span!("survey");
+    let _entered = span.enter();
+    let mut survey = Survey {
+        environment: None,
+        generation: None,
+        memory_driver: None,
+        versions: Versions::read(&options.root),
+        on_pci: host::pci_functions(&options.root),
+        devices: Vec::new(),
+        findings: Vec::new(),
+    };
+    survey.ask(options);
+    survey.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity()));
+    survey
+}
+
+/// Makes this process's device table if nobody did: in a container nothing works before. For the session, when the driver does not know a
+/// device that the user names.
+pub(crate) fn prepare(options: &Options) -> Result<()> {
+    let deadline = Instant::now() + options.timeout;
+    let mut findings = Vec::new();
+    let listed = Table::open(&options.manager)
+        .map(|table| set_up(&table, options, deadline, 0, &mut findings).is_some_and(|devices| !devices.is_empty()))?;
+    match findings.into_iter().max_by_key(Finding::severity) {
+        Some(finding) if !listed => Err(Error::NoDevices(Box::new(finding))),
+        _ => Ok(()),
+    }
+}
+
+/// The physical id behind a logical id of this process.
+pub(crate) fn physical(manager: &Path, logical: LogicalId) -> Result<PhysicalId> {
+    Table::open(manager)?.physical(logical)
+}
+
+/// A device's place in a super pod, for handles that go to other hosts.
+pub(crate) fn super_pod(manager: &Path, device: LogicalId) -> Result<Option<SuperPod>> {
+    Ok(Urd::open(manager)?.super_pod(device).map(|info| SuperPod {
+        sdid: info.sdid,
+        server: info.server_id,
+        super_pod: info.super_pod_id,
+        chassis: info.chassis_id,
+        scale: info.scale_type,
+    }))
+}
+
+impl Survey {
+    fn ask(&mut self, options: &Options) {
+        let deadline = Instant::now() + options.timeout;
+        let table = match Table::open(&options.manager) {
+            Ok(table) => table,
+            Err(error) => {
+                self.findings.push(closed_door(&error, module::UDA, options));
+                return;
+            }
+        };
+        self.environment = Some(if table.user.admin != 0 { Environment::Host } else { Environment::Container });
+        if let Err(errno) = open(&options.hdc, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()) {
+            self.findings.push(Finding::NoDaemonNode(options.hdc.clone(), errno));
+        }
+        self.ask_memory_driver(options);
+        let Some(listed) = set_up(&table, options, deadline, self.on_pci.len(), &mut self.findings) else { return };
+        self.ask_devices(options, &listed);
+    }
+
+    /// Opening the memory module and closing it again disturbs no session that this process has.
+    fn ask_memory_driver(&mut self, options: &Options) {
+        let driver = match DavinciFile::open(&options.manager, module::SVM) {
+            Ok(_) => MemoryDriver::V2,
+            Err(error) if error.errno() == Some(Errno::EINVAL) => {
+                // Refused for its device number or not: only a module that is not there says EINVAL.
+                match DavinciFile::open(&options.manager, module::SVM_V3) {
+                    Err(error) if error.errno() == Some(Errno::EINVAL) => MemoryDriver::Missing,
+                    _ => MemoryDriver::V3,
+                }
+            }
+            Err(error) => {
+                self.findings.push(closed_door(&error, module::SVM, options));
+                return;
+            }
+        };
+        self.memory_driver = Some(driver);
+        match driver {
+            MemoryDriver::V2 => {}
+            MemoryDriver::V3 => self.findings.push(Finding::MemoryDriverV3),
+            MemoryDriver::Missing => self.findings.push(Finding::MemoryDriverMissing),
+        }
+    }
+
+    fn ask_devices(&mut self, options: &Options, listed: &[uda::LogicalDevice]) {
+        let devmng = Devmng::hold(&options.manager);
+        // The harmless question opens the file, so that a missing module is told once and not for every device.
+        if let Err(error) = devmng.bare_tgid() {
+            self.findings.push(closed_door(&error, module::DEVMNG, options));
+        }
+        let urd = match Urd::open(&options.manager) {
+            Ok(urd) => Some(urd),
+            Err(error) => {
+                self.findings.push(closed_door(&error, module::URD, options));
+                None
+            }
+        };
+        match urd.as_ref().map(Urd::generation) {
+            Some(Ok(generation)) => self.generation = Some(generation),
+            Some(Err(seen)) => self.findings.push(Finding::UnknownGeneration(seen)),
+            None => {}
+        }
+        let sources = Sources {
+            devmng: &devmng,
+            urd: urd.as_ref(),
+            published: self.generation.map(|generation| generation.delta().udis_get),
+            visible: &options.visible,
+            functions: &self.on_pci,
+        };
+        self.devices = listed.iter().map(|device| Npu::ask(&sources, device)).collect();
+        self.findings.extend(self.devices.iter().flat_map(Npu::findings));
+    }
+}
+
+/// Opens the nodes and makes the table, unless that would do harm. `None` if there is no table to ask about.
+fn set_up(
+    table: &Table,
+    options: &Options,
+    deadline: Instant,
+    on_pci: usize,
+    findings: &mut Vec<Finding>,
+) -> Option<Vec<uda::LogicalDevice>> {
+    let started = Instant::now();
+    let host = table.user.admin != 0;
+    let mut nodes = Nodes::open(&options.nodes, &table.user);
+    let opened = nodes.opened();
+    findings.extend(closed_nodes(&nodes, host));
+    if opened == 0 {
+        // No SETUP: on the host it would hide all devices from others, in a container it would freeze an empty table.
+        if nodes.closed.is_empty() {
+            findings.push(match (host, on_pci) {
+                (false, _) => Finding::NoDevicePassed,
+                (true, 0) => Finding::NoDevice,
+                (true, on_pci) => Finding::NoneCameUp { on_pci },
+            });
+        }
+        return None;
+    }
+    let mut tried_again = false;
+    loop {
+        match table.set_up(nodes, deadline) {
+            Setup::Answered(Answer::Done) => {}
+            // Given once only: the next caller gets success and an empty list.
+            Setup::Answered(Answer::Refused(Errno::ENODEV)) => {
+                findings.push(if on_pci == 0 { Finding::NoDevice } else { Finding::NoneCameUp { on_pci } });
+                return None;
+            }
+            // Somebody in this container asked too early, or another container was faster; either way the nodes must be opened again.
+            Setup::Answered(Answer::Refused(Errno::EBUSY)) if !tried_again => {
+                tried_again = true;
+                nodes = Nodes::open(&options.nodes, &table.user);
+                if nodes.opened() == 0 {
+                    findings.extend(closed_nodes(&nodes, host));
+                    findings.push(Finding::TakenAway);
+                    return None;
+                }
+                continue;
+            }
+            Setup::Answered(Answer::Refused(Errno::EBUSY)) => {
+                findings.push(Finding::TakenAway);
+                return None;
+            }
+            Setup::Answered(Answer::Refused(errno)) => {
+                findings.push(Finding::SetupRefused(errno));
+                return None;
+            }
+            Setup::Answered(Answer::Positive(number)) => {
+                findings.push(Finding::Unexpected(format!("SETUP answered {number}, which is no errno")));
+                return None;
+            }
+            Setup::Waiting => {
+                findings.push(Finding::StillStarting { waited: started.elapsed() });
+                return None;
+            }
+            Setup::NoThread => {
+                findings.push(Finding::Unexpected("no thread could be started to set up the devices".into()));
+                return None;
+            }
+        }
+        let mut listed = match table.devices() {
+            Ok(listed) => listed,
+            Err(refused) => {
+                findings.push(Finding::Unexpected(format!("the list of devices was refused: {refused:?}")));
+                return None;
+            }
+        };
+        // On the host, virtual instances are listed behind the whole devices; they belong to containers.
+        listed.retain(|device| u32::from(device.logical) < table.user.max_devices);
+        if listed.is_empty() && host && !tried_again && Instant::now() + CLEARING < deadline {
+            // A restricted process was first and its table hides ours: the driver clears it away some time after its end.
+            tried_again = true;
+            std::thread::sleep(CLEARING);
+            nodes = Nodes::open(&options.nodes, &table.user);
+            continue;
+        }
+        findings.extend(missing_devices(&listed, opened, on_pci, host));
+        return Some(listed);
+    }
+}
+
+/// What it means that the list is empty or shorter than it could be.
+fn missing_devices(listed: &[uda::LogicalDevice], opened: usize, on_pci: usize, host: bool) -> Option<Finding> {
+    // Two devices can share one PCI function, so only fewer devices than functions say something.
+    match (host, listed.len()) {
+        (true, 0) => Some(Finding::Hidden),
+        (true, listed) if listed < on_pci && listed == opened => Some(Finding::SomeDidNotComeUp { on_pci, listed }),
+        (false, listed) if listed < opened => Some(Finding::TableFrozen { opened, listed }),
+        (false, listed) if listed < on_pci => Some(Finding::PartlyPassed { listed, on_pci }),
+        _ => None,
+    }
+}
+
+fn closed_nodes(nodes: &Nodes, host: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let with = |wanted: &[Errno]| -> Vec<u32> {
+        nodes.closed.iter().filter(|(_, errno)| wanted.contains(errno)).map(|(number, _)| *number).collect()
+    };
+    let forbidden = with(&[Errno::EACCES, Errno::EPERM]);
+    if !forbidden.is_empty() {
+        findings.push(if host && nodes.opened() == 0 {
+            Finding::NodesForbidden { nodes: forbidden.len() }
+        } else {
+            Finding::SomeNodesForbidden { nodes: forbidden }
+        });
+    }
+    findings.extend(with(&[Errno::EBUSY]).into_iter().map(|number| Finding::Occupied(PhysicalId(number))));
+    findings.extend(
+        with(&[Errno::ENODEV, Errno::ENXIO]).into_iter().map(|number| Finding::NodeOfNothing(PhysicalId(number))),
+    );
+    findings
+}
+
+/// Why a file of a module could not be had.
+fn closed_door(error: &Error, module: &'static str, options: &Options) -> Finding {
+    let path = options.manager.clone();
+    match error {
+        Error::Open(failed) => match failed.errno {
+            Errno::ENOENT | Errno::ENOTDIR => match host::driver_loaded(&options.root) {
+                Some(false) => Finding::DriverNotLoaded,
+                Some(true) | None => Finding::NodeMissing(path),
+            },
+            Errno::ENXIO | Errno::ENODEV => Finding::StaleNode(path),
+            Errno::EACCES => Finding::Forbidden(path),
+            Errno::EPERM => Finding::Denied(path),
+            errno => Finding::Unopenable(path, errno),
+        },
+        other => match other.errno() {
+            Some(Errno::EINVAL) => Finding::ModuleMissing(module),
+            Some(Errno::EBUSY) => Finding::ModuleUnloading(module),
+            Some(errno) => Finding::ModuleRefused(module, errno),
+            None => Finding::Unexpected(other.to_string()),
+        },
+    }
+}

@@ -63,6 +63,9 @@ pub enum Error {
     /// A driver that this library does not know.
     #[error(transparent)]
     UnknownGeneration(Box<UnknownDriver>),
+    /// This process has no NPU; the finding says why.
+    #[error("no NPU: {0}. {remedy}", remedy = .0.remedy())]
+    NoDevices(Box<crate::discovery::Finding>),
     /// A process on the device, which memory needs, could not be started or ended.
     #[error("no device process on device {device}: {failure}. Remedy: {}", failure.remedy())]
     DeviceProcess {

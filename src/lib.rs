@@ -4,6 +4,7 @@
 mod davinci;
 #[allow(dead_code)] // until the session uses it
 mod devmng;
+#[allow(dead_code)] // until the session uses it
 pub mod discovery;
 #[allow(dead_code)]
 pub mod error;
