@@ -6,7 +6,9 @@
 use crate::caller::{Caller, Outcome};
 use crate::config::Config;
 use crate::davinci::{self, ManagerFile, Module};
+use crate::devmng::Devmng;
 use crate::fault::{DeviceFault, Fault};
+use crate::hdc::Hdc;
 use crate::machine::Machine;
 use crate::state::{DeviceProcessState, FileState, State};
 use crate::svm::Svm;
@@ -93,6 +95,8 @@ pub struct Driver {
     pub machine: Machine,
     /// The memory module.
     pub svm: Svm,
+    devmng: Devmng,
+    hdc: Hdc,
     files: BTreeMap<FileId, OpenFile>,
     opened: u64,
 }
@@ -100,7 +104,14 @@ pub struct Driver {
 impl Driver {
     /// A freshly loaded driver.
     pub fn new(config: Config) -> Self {
-        Driver { machine: Machine::new(config), svm: Svm::default(), files: BTreeMap::new(), opened: 0 }
+        Driver {
+            machine: Machine::new(config),
+            svm: Svm::default(),
+            devmng: Devmng::default(),
+            hdc: Hdc::default(),
+            files: BTreeMap::new(),
+            opened: 0,
+        }
     }
 
     /// open(2) of `path`; `None` if it is no path of the driver's. `backing` is the memfd that the client will hold: its pages are what mappings show.
@@ -153,7 +164,8 @@ impl Driver {
         self.machine.advance(Instant::now());
         let Some(open) = self.files.get_mut(&file) else { return Errno::EBADF.into() };
         let manager = match &mut open.kind {
-            Kind::Node | Kind::Hdc => return Errno::ENOTTY.into(),
+            Kind::Node => return Errno::ENOTTY.into(),
+            Kind::Hdc => return self.hdc.ioctl(&mut self.machine, &self.devmng, caller, file, request, arg),
             Kind::Manager(manager) if manager.torn => return Errno::EBADFD.into(),
             Kind::Manager(manager) => manager,
         };
@@ -164,6 +176,7 @@ impl Driver {
         match manager.module {
             None => Errno::ENODEV.into(),
             Some(Module::Uda) => uda::ioctl(machine, caller, request, arg),
+            Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }
@@ -186,10 +199,10 @@ impl Driver {
             return Err(Errno::EINVAL);
         }
         let module = manager.open(&self.machine.config, caller, arg)?;
-        if module == Module::Svm {
-            if let Some(backing) = manager.backing.take() {
-                self.svm.open(file, caller, backing);
-            }
+        match (module, manager.backing.take()) {
+            (Module::Svm, Some(backing)) => self.svm.open(file, caller, backing),
+            (Module::Devmng, _) => self.devmng.open(caller),
+            _ => {}
         }
         Ok(0)
     }
@@ -204,7 +217,12 @@ impl Driver {
     /// mmap(2).
     pub fn mmap(&mut self, caller: &Caller, file: FileId, mmap: &Mmap) -> Result<(), Errno> {
         let Some(open) = self.files.get(&file) else { return Err(Errno::EBADF) };
-        let Kind::Manager(manager) = &open.kind else { return Err(Errno::ENODEV) };
+        let manager = match &open.kind {
+            Kind::Manager(manager) => manager,
+            // It maps buffers for large transfers only, which nobody here makes.
+            Kind::Hdc => return Err(Errno::EINVAL),
+            Kind::Node => return Err(Errno::ENODEV),
+        };
         // The driver chooses the place itself, and knows no fixed one.
         if mmap.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
@@ -261,14 +279,24 @@ impl Driver {
             device_processes: companions
                 .map(|(device, tgid, it)| DeviceProcessState { device, tgid, pid: it.pid, orphaned: it.orphaned })
                 .collect(),
-            ..State::default()
+            registrations: self.devmng.registered().collect(),
+            sessions: self.hdc.sessions().collect(),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hurry_sessions(&mut self, time: std::time::Duration) {
+        self.hdc.hurry(&mut self.machine, time);
     }
 
     /// The last reference to a file (descriptors and mappings) is gone. `alive` tells whether the opener's address space still exists.
     pub fn close(&mut self, file: FileId, alive: bool) {
         let Some(open) = self.files.remove(&file) else { return };
-        let Kind::Manager(manager) = open.kind else { return };
+        let manager = match open.kind {
+            Kind::Manager(manager) => manager,
+            Kind::Hdc => return self.hdc.release(&mut self.machine, file),
+            Kind::Node => return,
+        };
         if manager.torn {
             return;
         }
@@ -286,8 +314,13 @@ impl Driver {
             released.sort();
         }
         for (module, id) in released {
-            if module == Some(Module::Svm) {
-                self.svm.release(&mut self.machine, id, alive);
+            match module {
+                Some(Module::Devmng) => self.devmng.release(&mut self.machine, manager.tgid),
+                Some(Module::Svm) => {
+                    self.svm.release(&mut self.machine, id, alive);
+                    self.machine.end_automatic(manager.tgid);
+                }
+                _ => {}
             }
         }
     }

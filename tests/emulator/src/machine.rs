@@ -191,15 +191,34 @@ impl Machine {
         physical | die << 16 | chip << 18 | self.config.server << 22
     }
 
+    /// The state word of a device: 0 initialising, 1 working, 2 exception, 4 communication lost.
+    pub(crate) fn state_of(&self, physical: u32) -> u32 {
+        match self.device(physical) {
+            Some(device) if device.dead => 4,
+            Some(device) => match device.phase {
+                Phase::Ready | Phase::Resetting => 1,
+                Phase::Detected | Phase::Registered => 0,
+                Phase::Removed => 4,
+            },
+            None => 4,
+        }
+    }
+
     /// Whether both devices asked for access to each other.
     pub fn peers(&self, one: u32, other: u32) -> bool {
         one == other || self.peers.both(one, other)
     }
 
-    /// The pid of the device process bound to a host process on a physical device, if one runs.
+    /// The pid of the device process bound to a host process on a physical device, if one runs. Once the device believes that the host process is gone
+    /// it is as good as gone; what the firmware really does then is not known.
     pub fn device_process(&self, tgid: i32, physical: u32) -> Option<i32> {
         let device = self.devices.get(&physical).filter(|device| device.answers())?;
-        device.companions.get(&tgid).map(|companion| companion.pid)
+        device.companions.get(&tgid).filter(|companion| !companion.orphaned).map(|companion| companion.pid)
+    }
+
+    /// Whether a device process runs, even if the device believes its host process gone.
+    pub(crate) fn runs_device_process(&self, tgid: i32, physical: u32) -> bool {
+        self.devices.get(&physical).is_some_and(|device| device.companions.contains_key(&tgid))
     }
 
     /// What SETUP_DEVICE meets: the device process, started now if this host does that by itself.
@@ -229,8 +248,17 @@ impl Machine {
         self.devices.get_mut(&physical).is_some_and(|device| device.companions.remove(&tgid).is_some())
     }
 
+    /// The memory session of a process is gone, and with it the device processes that SETUP_DEVICE started by itself.
+    pub(crate) fn end_automatic(&mut self, tgid: i32) {
+        if self.config.device_process == DeviceProcess::Automatic {
+            for device in self.devices.values_mut() {
+                device.companions.remove(&tgid);
+            }
+        }
+    }
+
     /// Tells every device that a host process is gone: their records of it are marked.
-    pub fn orphan(&mut self, tgid: i32) {
+    pub(crate) fn orphan(&mut self, tgid: i32) {
         for device in self.devices.values_mut() {
             if let Some(companion) = device.companions.get_mut(&tgid) {
                 companion.orphaned = true;

@@ -224,7 +224,7 @@ impl Machine {
     }
 
     /// Whether the caller's namespace has a table.
-    pub fn has_table(&self, caller: &Caller) -> bool {
+    pub(crate) fn has_table(&self, caller: &Caller) -> bool {
         self.tables.find(self.namespace(caller), caller.tgid).is_some()
     }
 

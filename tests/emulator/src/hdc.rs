@@ -1,0 +1,625 @@
+//! `/dev/hisi_hdc`: packets to daemons on the device.
+//!
+//! CONNECT gives a slot number and a reuse counter; SET_SESSION_OWNER, within a minute, ties the session to a file, and releasing that file closes the
+//! session. Only the process that connected may send and receive. Every command copies the same 200 bytes in, few copy them out, and errors are private
+//! codes that reach the client as errno. Whatever is said over a session to service 9 is the daemon's business ([`crate::tsd`]); nobody listens for other
+//! services. From the driver's `hdc/pcie/common/hdcdrv_core.c`.
+
+use crate::caller::{Caller, Outcome};
+use crate::config::{Daemon, Phase};
+use crate::devmng::Devmng;
+use crate::driver::FileId;
+use crate::machine::Machine;
+use crate::state::SessionState;
+use crate::tsd::{Client, Dialogue, Said};
+use ascend_ioctl::command::{magic, number};
+use ascend_ioctl::hdc::{
+    ARG_SIZE, ATTR_STATUS, Arg, CLOSE, CONFIG, CONNECT, Close, Config, Connect, GET_PAGE_SIZE, GET_PEER_DEV_ID,
+    GET_SESSION_ATTR, GetSessionAttr, MAGIC, MAX_PACKET, RECV, RECV_PEEK, Recv, RecvPeek, SEND, SERVICE_TSD, SERVICES,
+    SET_SESSION_OWNER, Send, SetSessionOwner, View, WAIT_FOREVER, WAIT_NOT, error,
+};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Sessions per device.
+const SESSIONS: usize = 264;
+/// A session that nobody claimed is taken back.
+const RECLAIM: Duration = Duration::from_secs(60);
+/// How long a session that the device closed can still be read.
+const HALF_CLOSED: Duration = Duration::from_secs(3);
+/// A receiver that gave no time waits so long.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the slowest control message takes before it is given up.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a sleeping receiver looks whether somebody else closed its session.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// How an ioctl fails: a private code.
+type Code = i32;
+
+/// What an ioctl does when it does not fail.
+enum Answer {
+    /// Returns 0 and copies nothing back.
+    Done,
+    /// Returns 0 and copies the argument back.
+    Copied,
+    /// Sleeps.
+    Later(Instant),
+}
+
+#[derive(Debug)]
+struct Session {
+    /// Physical id.
+    device: u32,
+    service: i32,
+    /// Where it was made: other containers do not see it.
+    place: usize,
+    /// Who made it, by tgid and start time.
+    owner: (i32, u64),
+    alloc_index: u32,
+    /// The file that it is tied to.
+    file: Option<FileId>,
+    reclaimed_at: Option<Instant>,
+    /// When the device's end was closed.
+    closed: Option<Instant>,
+    /// Packets from the device, and when they arrive.
+    inbox: VecDeque<(Instant, Vec<u8>)>,
+    dialogue: Dialogue,
+}
+
+/// All sessions.
+#[derive(Debug, Default)]
+pub(crate) struct Hdc {
+    slots: Vec<Option<Session>>,
+    /// Reuse counters by slot.
+    counters: Vec<u32>,
+}
+
+impl Hdc {
+    /// All sessions, for the tests' view of the state.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionState> + '_ {
+        self.slots.iter().flatten().map(|session| SessionState {
+            device: session.device,
+            tgid: session.owner.0,
+            service: session.service,
+            owned: session.file.is_some(),
+        })
+    }
+
+    /// The last reference to a file is gone: its session closes.
+    pub fn release(&mut self, machine: &mut Machine, file: FileId) {
+        let tied = |slot: &Option<Session>| slot.as_ref().is_some_and(|session| session.file == Some(file));
+        if let Some(index) = self.slots.iter().position(tied) {
+            self.free(machine, index);
+        }
+    }
+
+    fn free(&mut self, machine: &mut Machine, index: usize) {
+        if let Some(mut session) = self.slots.get_mut(index).and_then(Option::take) {
+            session.dialogue.end(machine, session.owner.0, session.device);
+        }
+    }
+
+    /// Lets time pass for sessions that wait for their end.
+    #[cfg(test)]
+    pub fn hurry(&mut self, machine: &mut Machine, time: Duration) {
+        self.expire(machine, Instant::now() + time);
+    }
+
+    /// Takes back what nobody claimed, and what the device closed long enough ago.
+    fn expire(&mut self, machine: &mut Machine, now: Instant) {
+        for index in 0..self.slots.len() {
+            let Some(Some(session)) = self.slots.get(index) else { continue };
+            let unclaimed = session.reclaimed_at.is_some_and(|at| at <= now);
+            let closed = session.closed.is_some_and(|at| at + HALF_CLOSED <= now);
+            if unclaimed || closed {
+                self.free(machine, index);
+            }
+        }
+    }
+
+    /// ioctl(2).
+    pub fn ioctl(
+        &mut self,
+        machine: &mut Machine,
+        devmng: &Devmng,
+        caller: &Caller,
+        file: FileId,
+        request: u32,
+        arg: u64,
+    ) -> Outcome {
+        // A failure is a negative number of the driver's own; not all of them are errnos.
+        let failed = |code: Code| Outcome::Done(Ok(-i64::from(code)));
+        if arg == 0 {
+            return failed(error::PARAMETER);
+        }
+        let mut data = Arg([0; ARG_SIZE]);
+        if caller.memory.read(arg, &mut data.0).is_err() {
+            return failed(error::COPY_IN);
+        }
+        self.expire(machine, Instant::now());
+        match self.command(machine, devmng, caller, file, request, &mut data) {
+            Err(code) => failed(code),
+            Ok(Answer::Later(wake)) => Outcome::Sleep(wake),
+            Ok(Answer::Done) => Outcome::Done(Ok(0)),
+            Ok(Answer::Copied) => match caller.memory.write(arg, &data.0) {
+                Ok(()) => Outcome::Done(Ok(0)),
+                Err(_) => failed(error::COPY_OUT),
+            },
+        }
+    }
+
+    fn command(
+        &mut self,
+        machine: &mut Machine,
+        devmng: &Devmng,
+        caller: &Caller,
+        file: FileId,
+        request: u32,
+        data: &mut Arg,
+    ) -> Result<Answer, Code> {
+        let number = number(request);
+        // Only these take a device's id; it is translated in place.
+        if number == CONNECT.number || number == GET_PEER_DEV_ID.number {
+            let mut view: Connect = data.view();
+            let physical = machine.physical(caller, view.device as u32).map_err(|_| error::TRANSLATION)?;
+            view.device = physical as i32;
+            put(data, &view);
+        }
+        let mut head: Config = data.view();
+        head.pid = caller.tgid as u64;
+        put(data, &head);
+        if magic(request) != MAGIC {
+            return Err(error::PARAMETER);
+        }
+        match number {
+            n if n == GET_PEER_DEV_ID.number => peer_device(machine, data),
+            n if n == CONFIG.number => config(machine, data),
+            n if n == CONNECT.number => self.connect(machine, caller, data),
+            n if n == CLOSE.number => self.close(machine, caller, &data.view()),
+            n if n == SEND.number => self.send(machine, devmng, caller, &data.view()),
+            n if n == RECV_PEEK.number => self.peek(machine, caller, data),
+            n if n == RECV.number => self.receive(machine, caller, data),
+            n if n == SET_SESSION_OWNER.number => self.claim(machine, caller, file, &data.view()),
+            n if n == GET_SESSION_ATTR.number => self.attribute(machine, caller, data),
+            n if n == GET_PAGE_SIZE.number => Ok(page_size(data)),
+            _ => Err(error::PARAMETER),
+        }
+    }
+
+    fn connect(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+        let mut view: Connect = data.view();
+        if !(0..SERVICES).contains(&view.service) {
+            return Err(error::PARAMETER);
+        }
+        let physical = view.device as u32;
+        let device = machine.device(physical).filter(|device| device.phase == Phase::Ready);
+        let device = device.ok_or(error::NOT_READY)?;
+        if device.dead {
+            return Err(error::CONTROL);
+        }
+        if let Some(until) = device.silent_until.filter(|until| Instant::now() < *until) {
+            let deadline = caller.arrived + CONNECT_PATIENCE;
+            return if Instant::now() < deadline {
+                Ok(Answer::Later(until.min(deadline)))
+            } else {
+                Err(error::CONTROL)
+            };
+        }
+        if view.service != SERVICE_TSD || view.peer_pid != -1 || machine.daemon == Daemon::Absent {
+            return Err(error::NOBODY_LISTENS);
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        if free.is_none() && self.slots.len() >= SESSIONS * machine.physical_ids().count() {
+            return Err(error::NO_SESSION);
+        }
+        let index = free.unwrap_or_else(|| {
+            self.slots.push(None);
+            self.counters.push(0);
+            self.slots.len() - 1
+        });
+        self.counters[index] += 1;
+        let alloc_index = self.counters[index];
+        self.slots[index] = Some(Session {
+            device: physical,
+            service: view.service,
+            place: machine.place_of(caller.tgid),
+            owner: (caller.tgid, caller.start_time),
+            alloc_index,
+            file: None,
+            reclaimed_at: Some(Instant::now() + RECLAIM),
+            closed: None,
+            inbox: VecDeque::new(),
+            dialogue: Dialogue::default(),
+        });
+        (view.session, view.alloc_index) = (index as i32, alloc_index);
+        put(data, &view);
+        Ok(Answer::Copied)
+    }
+
+    /// The session of a slot, as anybody in its container sees it.
+    fn visible(&mut self, machine: &Machine, caller: &Caller, slot: i32) -> Result<&mut Session, Code> {
+        let limit = SESSIONS * machine.physical_ids().count();
+        let index = usize::try_from(slot).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
+        let session = self.slots.get_mut(index).and_then(Option::as_mut).ok_or(error::CLOSED)?;
+        if session.place == machine.place_of(caller.tgid) { Ok(session) } else { Err(error::PARAMETER) }
+    }
+
+    /// The session of a slot, for its owner.
+    fn owned(&mut self, machine: &Machine, caller: &Caller, slot: i32) -> Result<&mut Session, Code> {
+        let session = self.visible(machine, caller, slot)?;
+        if session.owner != (caller.tgid, caller.start_time) {
+            return Err(error::PERMISSION);
+        }
+        let up = machine.device(session.device).is_some_and(|device| device.answers());
+        if up { Ok(session) } else { Err(error::RESET) }
+    }
+
+    fn claim(
+        &mut self,
+        machine: &Machine,
+        caller: &Caller,
+        file: FileId,
+        view: &SetSessionOwner,
+    ) -> Result<Answer, Code> {
+        if self.slots.iter().flatten().any(|session| session.file == Some(file)) {
+            return Err(error::PARAMETER);
+        }
+        let session = self.visible(machine, caller, view.session)?;
+        // The driver also lets a direct child of the maker do this; the model does not know parents.
+        if session.owner.0 != caller.tgid {
+            return Err(error::PERMISSION);
+        }
+        if session.file.is_some() {
+            return Err(error::FAILED);
+        }
+        session.file = Some(file);
+        session.reclaimed_at = None;
+        Ok(Answer::Done)
+    }
+
+    fn close(&mut self, machine: &mut Machine, caller: &Caller, view: &Close) -> Result<Answer, Code> {
+        let limit = SESSIONS * machine.physical_ids().count();
+        let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
+        // Closed already, or another session by now: nothing to do.
+        let Some(Some(session)) = self.slots.get(index) else { return Ok(Answer::Done) };
+        if session.alloc_index != view.alloc_index {
+            return Ok(Answer::Done);
+        }
+        let own = session.owner == (caller.tgid, caller.start_time);
+        if !own || session.place != machine.place_of(caller.tgid) {
+            return Err(error::PARAMETER);
+        }
+        self.free(machine, index);
+        Ok(Answer::Done)
+    }
+
+    fn send(&mut self, machine: &mut Machine, devmng: &Devmng, caller: &Caller, view: &Send) -> Result<Answer, Code> {
+        if view.source == 0 {
+            return Err(error::PARAMETER);
+        }
+        let session = self.owned(machine, caller, view.session)?;
+        let length = usize::try_from(view.length).ok().filter(|length| (1..=MAX_PACKET).contains(length));
+        let mut packet = vec![0; length.ok_or(error::LENGTH)?];
+        if session.closed.is_some() {
+            return Err(error::PEER_CLOSED);
+        }
+        caller.memory.read(view.source, &mut packet).map_err(|_| error::COPY_IN)?;
+        let now = Instant::now();
+        let silence = machine.device(session.device).and_then(|device| device.silent_until);
+        let arrival = silence.map_or(now, |until| until.max(now));
+        let client =
+            Client { tgid: session.owner.0, device: session.device, registered: devmng.knows(session.owner.0) };
+        match session.dialogue.hear(machine, &client, &packet) {
+            Said::Nothing => {}
+            Said::Reply(after, reply) => session.inbox.push_back((arrival + after, reply)),
+            Said::HungUp => session.closed = Some(arrival),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn peek(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+        let mut view: RecvPeek = data.view();
+        let limit = SESSIONS * machine.physical_ids().count();
+        let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
+        if self.slots.get(index).and_then(Option::as_ref).is_none_or(|it| it.alloc_index != view.alloc_index) {
+            return Err(error::CLOSED);
+        }
+        let session = self.owned(machine, caller, view.session)?;
+        let now = Instant::now();
+        let arrived: Vec<i32> =
+            session.inbox.iter().filter(|(at, _)| *at <= now).map(|(_, packet)| packet.len() as i32).collect();
+        if let Some(first) = arrived.first() {
+            let whole = (arrived.iter().sum(), arrived.len() as i32);
+            (view.length, view.count) = if view.group == 0 { (*first, 1) } else { whole };
+            put(data, &view);
+            return Ok(Answer::Copied);
+        }
+        let (patience, over) = match view.wait {
+            WAIT_FOREVER => (None, error::RECEIVE_TIMEOUT),
+            // Not quite "not at all": on such a session the driver looks again for about three seconds.
+            WAIT_NOT => (Some(DEFAULT_TIMEOUT), error::NOTHING),
+            _ if view.timeout == 0 => (Some(DEFAULT_TIMEOUT), error::RECEIVE_TIMEOUT),
+            _ => (Some(Duration::from_millis(view.timeout.into())), error::RECEIVE_TIMEOUT),
+        };
+        let deadline = patience.map(|patience| caller.arrived + patience);
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(over);
+        }
+        let next = session.inbox.iter().map(|(at, _)| *at).min();
+        let wake = [Some(now + GLANCE), deadline, next].into_iter().flatten().min();
+        Ok(Answer::Later(wake.unwrap_or(now)))
+    }
+
+    fn receive(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+        let mut view: Recv = data.view();
+        if view.destination == 0 || !(1..8).contains(&view.buffers) {
+            return Err(error::PARAMETER);
+        }
+        let session = self.owned(machine, caller, view.session)?;
+        let now = Instant::now();
+        let arrived = session.inbox.iter().filter(|(at, _)| *at <= now).count();
+        view.received = 0;
+        if arrived > 0 {
+            let wanted = view.buffers as usize;
+            let bytes: Vec<u8> =
+                session.inbox.iter().take(wanted.min(arrived)).flat_map(|(_, packet)| packet.clone()).collect();
+            if bytes.len() as i64 > i64::from(view.length) || arrived < wanted {
+                return Err(error::BUFFER_SMALL);
+            }
+            for (slot, (_, packet)) in view.buffer_lengths.iter_mut().zip(session.inbox.drain(..wanted)) {
+                *slot = packet.len() as u32;
+            }
+            // The packets are gone even if this fails.
+            caller.memory.write(view.destination, &bytes).map_err(|_| error::COPY_OUT)?;
+            view.received = bytes.len() as i32;
+        }
+        put(data, &view);
+        Ok(Answer::Copied)
+    }
+
+    fn attribute(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+        let mut view: GetSessionAttr = data.view();
+        if view.kind != ATTR_STATUS {
+            // The others tell about virtual functions and users of a server; not modelled.
+            return self.owned(machine, caller, view.session).and(Err(error::NOT_SUPPORTED));
+        }
+        let expected = view.alloc_index;
+        view.output = match self.owned(machine, caller, view.session) {
+            Ok(session) if session.alloc_index == expected => 0,
+            Err(error::PARAMETER) => return Err(error::PARAMETER),
+            _ => -error::CLOSED,
+        };
+        put(data, &view);
+        Ok(Answer::Copied)
+    }
+}
+
+/// Writes a view over the beginning of the argument and leaves the rest.
+fn put<V: View>(data: &mut Arg, view: &V) {
+    // A view is never longer than the argument.
+    let _ = view.write_to_prefix(&mut data.0);
+}
+
+fn peer_device(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
+    let mut view: Config = data.view();
+    let ready = machine.device(view.device as u32).is_some_and(|device| device.phase == Phase::Ready);
+    if !ready {
+        return Err(error::NOT_READY);
+    }
+    // The answer is where CONFIG has the segment; each device calls itself 0 here, which is made up.
+    view.segment = 0;
+    put(data, &view);
+    Ok(Answer::Copied)
+}
+
+fn config(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
+    let any = machine.physical_ids().any(|id| machine.device(id).is_some_and(|device| device.phase != Phase::Detected));
+    if !any {
+        return Err(error::PARAMETER);
+    }
+    let mut view: Config = data.view();
+    view.segment = view.segment.min(MAX_PACKET as i32);
+    put(data, &view);
+    Ok(Answer::Copied)
+}
+
+fn page_size(data: &mut Arg) -> Answer {
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as u32;
+    for (offset, value) in [(24, page), (28, 2 << 20), (32, page.trailing_zeros())] {
+        data.0[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    Answer::Copied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config as Host, Place};
+    use crate::rig::{OK, Process, Rig};
+    use ascend_ioctl::hdc::PATH;
+    use ascend_ioctl::{Command, devmng};
+
+    const A: Process = Process(4242);
+    const B: Process = Process(4243);
+    const GREETING: [u8; 25] =
+        [0x19, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x20, 0x72, 3, 8, 0x92, 0x21, 0x8A, 2, 3, 8, 0xCE, 9];
+
+    /// A code comes back as a negative number.
+    fn code(code: i32) -> Outcome {
+        Outcome::Done(Ok(-i64::from(code)))
+    }
+
+    fn call<V: View>(rig: &mut Rig, process: Process, file: FileId, command: Command, view: &V) -> (Outcome, V) {
+        let (outcome, arg) = rig.call(process, file, command.request(), Arg::new(view));
+        (outcome, arg.view())
+    }
+
+    const TO_DAEMON: Connect = Connect {
+        peer_pid: -1,
+        device: 1,
+        pid: 0,
+        _reserve_comm: 0,
+        service: SERVICE_TSD,
+        session: 0,
+        timeout: 30,
+        alloc_index: 0,
+        ret: 0,
+        unique: 0,
+        user_va: 0,
+        _reserved: [0; 8],
+    };
+
+    /// A claimed session: file, slot, counter.
+    fn connected(rig: &mut Rig) -> (FileId, i32, u32) {
+        let file = rig.open(A, PATH).unwrap();
+        let (outcome, view) = call(rig, A, file, CONNECT, &TO_DAEMON);
+        assert_eq!((outcome, view.device, view.pid), (OK, 1, 4242));
+        let owner = SetSessionOwner { session: view.session, ..Default::default() };
+        assert_eq!(call(rig, A, file, SET_SESSION_OWNER, &owner).0, OK);
+        assert_eq!(call(rig, A, file, SET_SESSION_OWNER, &owner).0, code(error::PARAMETER), "one session per file");
+        (file, view.session, view.alloc_index)
+    }
+
+    fn send(rig: &mut Rig, process: Process, file: FileId, session: i32, packet: &[u8]) -> Outcome {
+        let source = rig.heap.put(packet);
+        let view = Send { session, source, length: packet.len() as i32, wait: 2, timeout: 1000, ..Default::default() };
+        call(rig, process, file, SEND, &view).0
+    }
+
+    fn peek(rig: &mut Rig, file: FileId, session: i32, alloc_index: u32, timeout: u32) -> (Outcome, RecvPeek) {
+        let view = RecvPeek { session, alloc_index, wait: 2, timeout, ..Default::default() };
+        call(rig, A, file, RECV_PEEK, &view)
+    }
+
+    #[test]
+    fn packets_go_to_the_daemon_and_come_back() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, index) = connected(&mut rig);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        let (outcome, view) = peek(&mut rig, file, session, index, 1000);
+        assert_eq!((outcome, view.count), (OK, 1));
+        let destination = rig.heap.put(&[0; 200]);
+        let mut recv = Recv { session, destination, length: view.length - 1, buffers: 1, ..Default::default() };
+        assert_eq!(call(&mut rig, A, file, RECV, &recv).0, code(error::BUFFER_SMALL));
+        recv.length = view.length;
+        let (outcome, answer) = call(&mut rig, A, file, RECV, &recv);
+        assert_eq!((outcome, answer.received), (OK, view.length));
+        assert_eq!(rig.heap.get::<u32>(destination), view.length as u32);
+        assert_eq!(call(&mut rig, A, file, RECV, &recv).1.received, 0, "RECV does not wait");
+        let Outcome::Sleep(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
+        rig.now -= Duration::from_secs(2);
+        assert_eq!(peek(&mut rig, file, session, index, 1000).0, code(error::RECEIVE_TIMEOUT));
+    }
+
+    #[test]
+    fn only_the_process_that_connected_may_use_a_session() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, alloc_index) = connected(&mut rig);
+        assert_eq!(send(&mut rig, B, file, session, &GREETING), code(error::PERMISSION));
+        let close = Close { session, alloc_index, ..Default::default() };
+        assert_eq!(call(&mut rig, B, file, CLOSE, &close).0, code(error::PARAMETER));
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+    }
+
+    #[test]
+    fn a_wrong_counter_closes_nothing_and_reports_closed() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, alloc_index) = connected(&mut rig);
+        let mut close = Close { session, alloc_index: alloc_index + 1, ..Default::default() };
+        assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK);
+        assert_eq!(rig.driver.state().sessions.len(), 1);
+        assert_eq!(peek(&mut rig, file, session, alloc_index + 1, 100).0, code(error::CLOSED));
+        close.alloc_index = alloc_index;
+        assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK);
+        assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK, "twice is fine");
+        assert_eq!(rig.driver.state().sessions, []);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::CLOSED));
+        let (_, again, counter) = connected(&mut rig);
+        assert_eq!((again, counter > alloc_index), (session, true), "the slot is used again");
+    }
+
+    #[test]
+    fn connect_tells_its_failures_apart() {
+        let mut rig = Rig::new(Host { phases: vec![(0, Phase::Registered)], ..Host::default() });
+        let file = rig.open(A, PATH).unwrap();
+        let connect = |rig: &mut Rig, view: Connect| call(rig, A, file, CONNECT, &view).0;
+        assert_eq!(connect(&mut rig, Connect { device: 2, ..TO_DAEMON }), code(error::TRANSLATION));
+        assert_eq!(connect(&mut rig, Connect { device: 0, ..TO_DAEMON }), code(error::NOT_READY));
+        assert_eq!(connect(&mut rig, Connect { service: 128, ..TO_DAEMON }), code(error::PARAMETER));
+        assert_eq!(connect(&mut rig, Connect { service: 3, ..TO_DAEMON }), code(error::NOBODY_LISTENS));
+        assert_eq!(connect(&mut rig, Connect { peer_pid: 0, ..TO_DAEMON }), code(error::NOBODY_LISTENS));
+        rig.driver.machine.daemon = Daemon::Absent;
+        assert_eq!(connect(&mut rig, TO_DAEMON), code(error::NOBODY_LISTENS));
+        rig.driver.machine.kill_device(1);
+        assert_eq!(connect(&mut rig, TO_DAEMON), code(error::CONTROL));
+        assert_eq!(rig.ioctl(A, file, CONNECT.request(), 0), code(error::PARAMETER));
+        assert_eq!(rig.ioctl(A, file, CONNECT.request(), 16), code(error::COPY_IN));
+    }
+
+    #[test]
+    fn closing_the_file_ends_the_session_and_the_device_process() {
+        let mut rig = Rig::new(Host::default());
+        let manager = rig.module(A, "DEVMNG").unwrap();
+        let sign = devmng::GET_PROCESS_SIGN.request();
+        assert_eq!(rig.call(A, manager, sign, devmng::ProcessSign::default()).0, OK);
+        let (file, session, _) = connected(&mut rig);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        // START for device 1, process 4242, sign of 48 zeros, log level 103.
+        let mut start =
+            vec![0x60, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x10, 6, 0x68, 1, 0x72, 0x35, 8, 0x92, 0x21, 0x12, 0x30];
+        start.extend([b'0'; 48]);
+        start.extend([0x78, 1, 0x80, 2, 1, 0x9A, 2, 5, 0x0A, 3, b'1', b'0', b'3', 0xD2, 2, 0, 0xEA, 3, 0, 0xF2, 3, 0]);
+        start.extend([0xA0, 4, 2]);
+        assert_eq!(send(&mut rig, A, file, session, &start), OK);
+        assert!(rig.driver.machine.device_process(4242, 1).is_some());
+        rig.exit(A, &[file]);
+        assert_eq!(rig.driver.machine.device_process(4242, 1), None);
+        rig.exit(A, &[manager]);
+        assert!(rig.driver.state().is_empty());
+    }
+
+    #[test]
+    fn a_session_that_the_daemon_closed_can_still_be_read_for_a_while() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, index) = connected(&mut rig);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        assert_eq!(send(&mut rig, A, file, session, &[1, 2, 3]), OK);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::PEER_CLOSED));
+        assert_eq!(peek(&mut rig, file, session, index, 100).0, OK);
+        rig.driver.hurry_sessions(HALF_CLOSED);
+        assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
+    }
+
+    #[test]
+    fn a_session_nobody_claims_is_taken_back() {
+        let mut rig = Rig::new(Host::default());
+        let file = rig.open(A, PATH).unwrap();
+        assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, OK);
+        rig.driver.close(file, true);
+        assert_eq!(rig.driver.state().sessions.len(), 1, "closing a file that it is not tied to does nothing");
+        rig.driver.hurry_sessions(RECLAIM);
+        assert_eq!(rig.driver.state().sessions, []);
+    }
+
+    #[test]
+    fn another_container_does_not_see_the_session() {
+        let places = vec![Place::host(), Place::container(&[1])];
+        let mut rig = Rig::new(Host { places, ..Host::default() });
+        rig.driver.machine.put(B.0, 1);
+        let (_, session, _) = connected(&mut rig);
+        let file = rig.open(B, PATH).unwrap();
+        assert_eq!(send(&mut rig, B, file, session, &GREETING), code(error::PARAMETER));
+        assert_eq!(call(&mut rig, B, file, CONNECT, &Connect { device: 0, ..TO_DAEMON }).0, code(error::TRANSLATION));
+    }
+
+    #[test]
+    fn a_late_answer_comes_late_and_the_receiver_sleeps_until_then() {
+        let mut rig = Rig::new(Host { daemon: Daemon::Late(Duration::from_millis(5)), ..Host::default() });
+        let (file, session, index) = connected(&mut rig);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        let Outcome::Sleep(wake) = peek(&mut rig, file, session, index, 1000).0 else { panic!("it is late") };
+        std::thread::sleep(wake.saturating_duration_since(Instant::now()));
+        assert_eq!(peek(&mut rig, file, session, index, 1000).0, OK);
+    }
+}
