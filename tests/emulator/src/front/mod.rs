@@ -20,6 +20,7 @@ mod server;
 pub use process::ProcessKey;
 
 use crate::config::Config;
+use crate::driver::Driver;
 use crate::fault::Fault;
 use crate::record::Record;
 use crate::state::State;
@@ -63,6 +64,8 @@ pub(crate) enum Order {
     State(Sender<State>),
     /// Misbehave.
     Inject(Fault, Sender<()>),
+    /// Do this to the model.
+    Control(Box<dyn FnOnce(&mut Driver) + Send>),
     /// Write every call to this file from now on.
     RecordTo(PathBuf, Sender<io::Result<()>>),
     /// Keep every call in memory from now on.
@@ -157,6 +160,16 @@ impl Emulator {
     /// Makes the driver or a device misbehave from now on.
     pub fn inject(&self, fault: Fault) {
         self.ask(|done| Order::Inject(fault, done));
+    }
+
+    /// Does something to the model, or asks it: places processes into containers, kills devices or their processes, lets the daemon misbehave.
+    /// Closes that happened before are taken in first.
+    pub fn control<T: Send + 'static>(&self, action: impl FnOnce(&mut Driver) -> T + Send + 'static) -> T {
+        self.ask(|reply: Sender<T>| {
+            Order::Control(Box::new(move |driver| {
+                let _ = reply.send(action(driver));
+            }))
+        })
     }
 
     /// Writes every call from now on to a file, as JSON lines.

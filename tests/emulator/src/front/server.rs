@@ -250,6 +250,10 @@ impl Server {
                 }
                 let _ = done.send(());
             }
+            Order::Control(action) => {
+                self.settle();
+                action(&mut self.driver);
+            }
             Order::RecordTo(path, reply) => drop(reply.send(self.recorder.write_to(&path))),
             Order::Record(done) => {
                 self.recorder.keep();
