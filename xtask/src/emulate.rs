@@ -18,6 +18,9 @@ use nix::unistd::Pid;
 
 /// Options of `emulate`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  cargo xtask emulate -- cargo xtask probe\n  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program"
+)]
 pub struct Emulate {
     /// Generation of the emulated driver: 8.5.0, 9.0.0 or 26.1.
     #[arg(long, value_name = "GENERATION", default_value_t = Generation::NEWEST)]
