@@ -4,6 +4,9 @@
 //! and mappings of that description for us. An inotify watch tells that *some* description of the memfd was closed; whether it was the
 //! client's is told by an open-file-description lock that the client's description holds without knowing. In the kernel the event comes before the
 //! lock goes, hence a file under suspicion is probed again until it is clear; both happen before close, munmap or waitpid returns to the program.
+//!
+//! inotify is a scarce resource (128 instances per user by default). Where there is none, files are probed before each call instead, which is slower
+//! and otherwise the same.
 
 use super::process::{Inode, ProcessKey};
 use crate::driver::FileId;
@@ -56,7 +59,7 @@ pub struct OpenFile {
     access: OFlag,
     /// Our description of the memfd: holds no lock, so that it can ask for others'.
     probe: File,
-    watch: WatchDescriptor,
+    watch: Option<WatchDescriptor>,
 }
 
 impl OpenFile {
@@ -92,22 +95,30 @@ impl OpenFile {
 
 /// All open files.
 pub struct Files {
-    inotify: Inotify,
+    inotify: Option<Inotify>,
     files: HashMap<Inode, OpenFile>,
     watches: HashMap<WatchDescriptor, Inode>,
+    /// Nothing tells when these are closed.
+    unwatched: HashSet<Inode>,
     /// Some description of these was closed.
     suspects: HashMap<Inode, Instant>,
 }
 
 impl Files {
     /// No files yet.
-    pub fn new() -> Result<Self, Errno> {
-        Ok(Files {
-            inotify: Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?,
+    pub fn new() -> Self {
+        Files {
+            inotify: Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok(),
             files: HashMap::new(),
             watches: HashMap::new(),
+            unwatched: HashSet::new(),
             suspects: HashMap::new(),
-        })
+        }
+    }
+
+    /// Readable when something was closed, if anything tells so.
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_ref().map(AsFd::as_fd)
     }
 
     /// Makes a blank the file `id`, and returns the description for the client.
@@ -119,8 +130,11 @@ impl Files {
         let kind = if flags & OFlag::O_ACCMODE == OFlag::O_WRONLY { libc::F_WRLCK } else { libc::F_RDLCK };
         let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };
         nix::fcntl::fcntl(&client, FcntlArg::F_OFD_SETLK(&lock))?;
-        let watch = self.inotify.add_watch(name.as_str(), AddWatchFlags::IN_CLOSE)?;
-        self.watches.insert(watch, blank.inode);
+        let watch = self.inotify.as_ref().and_then(|it| it.add_watch(name.as_str(), AddWatchFlags::IN_CLOSE).ok());
+        match watch {
+            Some(watch) => drop(self.watches.insert(watch, blank.inode)),
+            None => drop(self.unwatched.insert(blank.inode)),
+        }
         let file = OpenFile { id, users: vec![user], access: flags & OFlag::O_ACCMODE, probe: blank.memfd, watch };
         self.files.insert(blank.inode, file);
         Ok(client)
@@ -133,7 +147,8 @@ impl Files {
 
     /// Takes in what the kernel reported.
     pub fn read_events(&mut self) {
-        while let Ok(events) = self.inotify.read_events() {
+        let Some(inotify) = &self.inotify else { return };
+        while let Ok(events) = inotify.read_events() {
             let now = Instant::now();
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
@@ -148,14 +163,14 @@ impl Files {
 
     /// Whether any file may have been closed.
     pub fn has_suspects(&self) -> bool {
-        !self.suspects.is_empty()
+        !self.suspects.is_empty() || !self.unwatched.is_empty()
     }
 
     /// Removes and returns the files whose last reference is gone, oldest first, except those in `busy`.
     pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<OpenFile> {
-        let closed: Vec<Inode> = self
-            .suspects
-            .keys()
+        let suspects: HashSet<Inode> = self.suspects.keys().chain(&self.unwatched).copied().collect();
+        let closed: Vec<Inode> = suspects
+            .iter()
             .filter(|inode| !busy.contains(inode))
             .filter(|inode| self.files.get(inode).is_some_and(|file| !file.is_held()))
             .copied()
@@ -164,14 +179,15 @@ impl Files {
             .iter()
             .filter_map(|inode| {
                 self.suspects.remove(inode);
+                self.unwatched.remove(inode);
                 self.files.remove(inode)
             })
             .collect();
         files.sort_by_key(|file| file.id);
-        for file in &files {
-            self.watches.remove(&file.watch);
+        for watch in files.iter().filter_map(|file| file.watch) {
+            self.watches.remove(&watch);
             // The watch goes with the inode anyway; an error means that it is gone.
-            let _ = self.inotify.rm_watch(file.watch);
+            let _ = self.inotify.as_ref().map(|inotify| inotify.rm_watch(watch));
         }
         files
     }
@@ -179,11 +195,5 @@ impl Files {
     /// Whether it is worth to look again soon.
     pub fn is_suspicious(&self) -> bool {
         self.suspects.values().any(|since| since.elapsed() < SUSPICION)
-    }
-}
-
-impl AsFd for Files {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
     }
 }

@@ -138,9 +138,11 @@ struct Server {
 
 impl Server {
     fn new(config: Config, wake: OwnedFd, orders: Receiver<Order>) -> Result<Self, Errno> {
-        let files = Files::new()?;
+        let files = Files::new();
         let reports = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        reports.add(&files, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
+        if let Some(events) = files.events() {
+            reports.add(events, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
+        }
         Ok(Server {
             driver: Driver::new(config),
             wake,
