@@ -36,8 +36,19 @@ declare_layouts! {
     }
 }
 
-/// The word that a page must begin with, with its NUL.
-pub const MAGIC: [u8; MAGIC_LENGTH] = *b"drvshartlogab90cd78ef56\0";
+/// The word that a page must begin with.
+pub const MAGIC_TEXT: &str = "drvshartlogab90cd78ef56";
+
+/// The same with its NUL.
+pub const MAGIC: [u8; MAGIC_LENGTH] = {
+    let mut magic = [0; MAGIC_LENGTH];
+    let mut at = 0;
+    while at < MAGIC_TEXT.len() {
+        magic[at] = MAGIC_TEXT.as_bytes()[at];
+        at += 1;
+    }
+    magic
+};
 
 /// Bytes for text.
 pub const CAPACITY: usize = PAGE_SIZE - TEXT;

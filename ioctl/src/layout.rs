@@ -81,6 +81,29 @@ pub fn constants() -> impl Iterator<Item = &'static Constant> {
     .flatten()
 }
 
+/// The limits that differ between generations, by their names in the driver's headers.
+pub fn limits(generation: Generation) -> [(&'static str, i128); 4] {
+    let delta = generation.delta();
+    [
+        ("DEVMM_SVM_CMD_MAX_CMD", delta.svm_numbers.into()),
+        ("DEVMM_SVM_CMD_USE_PRIVATE_MAX_CMD", delta.svm_private_numbers.into()),
+        ("SUB_MAX_TYPE", delta.sub_kinds.into()),
+        ("DEVDRV_MANAGER_CMD_MAX_NR", delta.devmng_numbers.into()),
+    ]
+}
+
+/// The texts that this crate takes from the driver's headers, by their names there; without the NUL.
+pub fn texts() -> [(&'static str, &'static [u8]); 5] {
+    use crate::davinci::module;
+    [
+        ("UDA_CHAR_DEV_NAME", module::UDA.as_bytes()),
+        ("DAVINCI_INTF_MODULE_URD", module::URD.as_bytes()),
+        ("DAVINCI_INTF_MODULE_DEVMNG", module::DEVMNG.as_bytes()),
+        ("DAVINCI_SVM_SUB_MODULE_NAME", module::SVM.as_bytes()),
+        ("SHARE_LOG_MAGIC", crate::klog::MAGIC_TEXT.as_bytes()),
+    ]
+}
+
 /// Every command of a generation, of all modules.
 pub fn commands(generation: Generation) -> impl Iterator<Item = &'static Command> {
     [

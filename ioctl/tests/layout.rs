@@ -6,7 +6,7 @@
 
 use ascend_ioctl::layout::{self, Layout};
 use ascend_ioctl::svm::Op;
-use ascend_ioctl::{Command, Generation, hdc};
+use ascend_ioctl::{Command, Generation, hdc, klog};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -214,9 +214,34 @@ fn every_constant_has_the_drivers_value_and_only_where_it_says_so() {
 }
 
 #[test]
+fn every_limit_is_that_of_its_generation() {
+    for (generation, table) in tables() {
+        for (c_name, value) in layout::limits(generation) {
+            assert_eq!(table.constant(c_name), Some(value), "{c_name} in {generation}");
+        }
+        let size = |c_name: &str| table.part("structs")[c_name]["size"].as_u64().unwrap() as usize;
+        assert_eq!(size("devdrv_manager_hccl_devinfo"), generation.delta().devinfo_size, "{generation}");
+        assert_eq!(size("urd_p2p_attr"), generation.delta().p2p_size, "{generation}");
+    }
+}
+
+#[test]
+fn every_text_is_the_drivers() {
+    for (generation, table) in tables() {
+        for (c_name, value) in layout::texts() {
+            let measured = table.part("constants").get(c_name).and_then(Value::as_str);
+            assert_eq!(measured.map(str::as_bytes), Some(value), "{c_name} in {generation}");
+        }
+    }
+    assert_eq!(klog::MAGIC.strip_prefix(klog::MAGIC_TEXT.as_bytes()), Some(&[0][..]), "one NUL ends the magic word");
+}
+
+#[test]
 fn every_constant_of_the_tables_is_used() {
     for (generation, table) in tables() {
         let mut used: BTreeSet<&str> = layout::constants().map(|constant| constant.c_name).collect();
+        used.extend(layout::texts().map(|(c_name, _)| c_name));
+        used.extend(layout::limits(generation).map(|(c_name, _)| c_name));
         used.extend(hdc::COMMANDS.iter().map(|command| command.c_name));
         for c_name in table.part("constants").keys() {
             assert!(used.contains(c_name.as_str()), "{c_name} of {generation} is not used by the crate");

@@ -103,6 +103,8 @@ fn wanted() -> Wanted {
     let mut wanted = Wanted::default();
     wanted.structs.extend(layout::layouts().map(|layout| layout.c_name.to_owned()));
     wanted.constants.extend(layout::constants().map(|constant| constant.c_name.to_owned()));
+    wanted.constants.extend(layout::texts().map(|(c_name, _)| c_name.to_owned()));
+    wanted.constants.extend(Generation::ALL.into_iter().flat_map(layout::limits).map(|(c_name, _)| c_name.to_owned()));
     for command in Generation::ALL.into_iter().flat_map(layout::commands) {
         wanted.requests.insert(command.c_name.to_owned());
     }
