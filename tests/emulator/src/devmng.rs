@@ -57,6 +57,7 @@ impl Devmng {
     pub fn release(&mut self, machine: &mut Machine, tgid: i32) {
         self.registered.remove(&tgid);
         machine.orphan(tgid);
+        machine.peers.forget(tgid);
     }
 
     /// Whether the device would find the process when it asks.

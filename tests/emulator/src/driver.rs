@@ -12,7 +12,7 @@ use crate::hdc::Hdc;
 use crate::machine::Machine;
 use crate::state::{DeviceProcessState, FileState, State};
 use crate::svm::Svm;
-use crate::uda;
+use crate::{uda, urd};
 use ascend_ioctl::command::{magic, number};
 use ascend_ioctl::{davinci as ioctl, hdc};
 use nix::errno::Errno;
@@ -74,6 +74,9 @@ pub enum ChangeKind {
 
 /// The refused node of the memory driver.
 const DEVMM_SVM: &str = "/dev/devmm_svm";
+
+/// The numbers by which clients tell the memory driver's generations apart: ALLOC_PROC_STRUCT and GET_MMAP_INFO, old and new.
+const MOVED: [u8; 4] = [67, 70, 101, 104];
 
 #[derive(Debug)]
 enum Kind {
@@ -176,7 +179,11 @@ impl Driver {
         match manager.module {
             None => Errno::ENODEV.into(),
             Some(Module::Uda) => uda::ioctl(machine, caller, request, arg),
+            Some(Module::Urd) => urd::ioctl(machine, caller, request, arg),
             Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
+            Some(Module::Svm) if machine.config.unknown_generation && MOVED.contains(&number(request)) => {
+                Errno::EINVAL.into()
+            }
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }
@@ -281,6 +288,7 @@ impl Driver {
                 .collect(),
             registrations: self.devmng.registered().collect(),
             sessions: self.hdc.sessions().collect(),
+            peer_requests: self.machine.peers.requests().collect(),
         }
     }
 

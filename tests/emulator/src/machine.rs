@@ -161,7 +161,6 @@ impl Machine {
     /// The process is gone.
     pub(crate) fn exit(&mut self, tgid: i32) {
         self.placed.remove(&tgid);
-        self.peers.forget(tgid);
         self.tables.exit(tgid);
     }
 

@@ -13,6 +13,8 @@ pub struct State {
     pub registrations: Vec<i32>,
     /// Connections to daemons on devices.
     pub sessions: Vec<SessionState>,
+    /// Requests for access between devices: process, device, peer (physical ids), count.
+    pub peer_requests: Vec<(i32, u32, u32, u32)>,
 }
 
 impl State {

@@ -229,7 +229,7 @@ impl Machine {
     }
 
     /// How many devices the caller's namespace has.
-    pub fn table_length(&self, caller: &Caller) -> usize {
+    pub(crate) fn table_length(&self, caller: &Caller) -> usize {
         self.tables.find(self.namespace(caller), caller.tgid).map_or(0, |table| table.devices.len())
     }
 
