@@ -257,6 +257,7 @@ impl Driver {
     pub fn module(&self, file: FileId) -> &str {
         match self.files.get(&file).map(|open| &open.kind) {
             Some(Kind::Manager(manager)) => manager.module.map_or("", Module::name),
+            Some(Kind::Hdc) => "hdc",
             _ => "",
         }
     }
