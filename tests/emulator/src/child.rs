@@ -1,6 +1,6 @@
 //! Client processes for tests that need several: a fork that runs a closure.
 //!
-//! A fork copies only the calling thread, and locks that others hold at that moment stay locked in the child. In a process of [`crate::isolated`] the other
+//! A fork copies only the calling thread, and locks that others hold at that moment stay locked in the child. In a process of [`crate::isolated()`] the other
 //! threads are the test harness, which waits, and the emulator's server, whose only locks that a child could want are the allocator's, which the
 //! C library unlocks in the child. The child must not use the [`crate::Emulator`]: it is a client, and the server is not its own.
 

@@ -1,8 +1,8 @@
 //! The emulated host's hardware and firmware as the driver's modules see it: devices, their numbering, their memory, the processes that run on them.
 //!
 //! A device has a *physical* id (udevid): 0 to 63 for whole cards, 100 and up for virtual instances. What a client calls device 0 is a *logical* id, an
-//! index into the table of the mount namespace that it runs in; the tables and the rules by which they come and go are in [`crate::uda`].
-//! A device process is what the firmware runs on behalf of one host process; memory needs it (see [`crate::tsd`] for how it is started).
+//! index into the table of the mount namespace that it runs in; the tables and the rules by which they come and go are in `uda`.
+//! A device process is what the firmware runs on behalf of one host process; memory needs it (see `tsd` for how it is started).
 
 use crate::caller::Caller;
 use crate::config::{Config, Daemon, DeviceProcess, Namespace, Phase, Place};
