@@ -1,0 +1,515 @@
+//! Finding devices, and saying what is wrong when there are none, on every kind of host that the emulated driver can play.
+
+use ascend_emulator::config::{Door, Phase, Place};
+use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_vmm::discovery::{
+    self, Environment, Finding, Health, LogicalId, MemoryDriver, Options, PhysicalId, Severity, Split, State, Survey,
+    UserId, VisibleDevices,
+};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// A place without any of the host's files, so that the machine that runs the test has no say.
+fn options() -> Options {
+    Options { root: "/nonexistent".into(), visible: VisibleDevices::all(), ..Options::default() }
+}
+
+fn survey() -> Survey {
+    discovery::survey(&options())
+}
+
+fn codes(survey: &Survey) -> Vec<&'static str> {
+    survey.findings.iter().map(Finding::code).collect()
+}
+
+/// Names of the commands that were sent, in order.
+fn commands(emulator: &Emulator) -> Vec<&'static str> {
+    emulator.records().iter().filter_map(|record| record.cmd).collect()
+}
+
+/// A directory that plays the root of a host's files, and goes when dropped.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(files: &[(&str, &str)]) -> Root {
+        let root = Root(std::env::temp_dir().join(format!("ascend-vmm-root-{}", std::process::id())));
+        for (path, text) in files {
+            let path = root.0.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_healthy_host_shows_every_device_with_all_its_facts() {
+    on_each_generation(Config::default(), |generation, _| {
+        let survey = survey();
+        assert_eq!(survey.findings, []);
+        assert_eq!(survey.environment, Some(Environment::Host));
+        assert_eq!(survey.generation, Some(generation));
+        assert_eq!(survey.memory_driver, Some(MemoryDriver::V2));
+        assert_eq!(survey.devices.len(), 2);
+        for (number, npu) in (0..).zip(&survey.devices) {
+            assert_eq!(npu.logical, LogicalId(number));
+            assert_eq!(npu.physical, PhysicalId(number));
+            assert_eq!(npu.user, Some(UserId(number)));
+            assert_eq!(npu.state, State::Working);
+            assert!(npu.is_usable());
+            assert_eq!(npu.health, Some(Health::Normal));
+            assert_eq!(npu.split, Some(Split::Whole));
+            assert_eq!(npu.sharing_obstacle(), None);
+            assert_eq!(npu.instance, None);
+            let chip = npu.chip.as_deref().unwrap();
+            assert_eq!(npu.soc.as_deref(), Some(format!("Ascend{chip}").as_str()));
+            assert!(npu.ai_cores.is_some());
+            let hbm = npu.hbm.unwrap();
+            assert_eq!(hbm.total, 64 << 30);
+            assert!(hbm.free <= hbm.total && hbm.free > 0);
+            let pci = npu.pci.unwrap();
+            assert_eq!(pci.domain, None, "there is no sysfs to tell it");
+            let pod = npu.super_pod.unwrap();
+            assert_eq!(pod.sdid & 0xffff, number);
+            assert_eq!(pod.sdid >> 22, pod.server);
+            assert_eq!(npu.identity.to_string(), format!("{pci}/{number}@{:08x}", pod.sdid));
+        }
+        let [first, second] = &survey.devices[..] else { panic!() };
+        assert_ne!(first.identity, second.identity);
+    });
+}
+
+#[test]
+fn discovery_leaves_nothing_open_and_can_be_repeated() {
+    isolated(Config::default(), |emulator| {
+        let first = survey();
+        assert!(emulator.state().is_empty());
+        assert_eq!(survey(), first);
+        assert_eq!(discovery::list_with(&options()).unwrap(), first.devices);
+    });
+}
+
+#[test]
+fn threads_may_discover_at_the_same_time() {
+    isolated(Config::default(), |_| {
+        let expected = survey();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(survey)).collect();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), expected);
+            }
+        });
+    });
+}
+
+#[test]
+fn the_pci_domain_comes_from_sysfs() {
+    isolated(Config::default(), |_| {
+        let pci = survey().devices[0].pci.unwrap();
+        let entry = |file: &str| format!("sys/bus/pci/devices/0002:{pci}/{file}");
+        let root = Root::new(&[(&entry("vendor"), "0x19e5\n"), (&entry("device"), "0xd802\n")]);
+        let survey = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(survey.devices[0].pci.unwrap().to_string(), format!("0002:{pci}"));
+        assert_eq!(survey.devices[1].pci.unwrap().domain, None);
+        assert_eq!(survey.devices[0].identity.to_string().split('/').next(), Some(pci.to_string().as_str()));
+        assert_eq!(survey.on_pci.len(), 1);
+    });
+}
+
+#[test]
+fn user_ids_follow_the_list_of_visible_devices() {
+    isolated(Config { devices: 4, ..Config::default() }, |_| {
+        let options = Options { visible: "3,1".parse().unwrap(), ..options() };
+        let survey = discovery::survey(&options);
+        assert_eq!(survey.user_device(UserId(0)).unwrap().logical, LogicalId(3));
+        assert_eq!(survey.user_device(UserId(1)).unwrap().logical, LogicalId(1));
+        assert_eq!(survey.user_device(UserId(2)), None);
+        assert_eq!(survey.device(LogicalId(0)).unwrap().user, None);
+        assert_eq!(survey.physical_device(PhysicalId(2)).unwrap().logical, LogicalId(2));
+    });
+}
+
+#[test]
+fn no_driver_is_told_from_a_container_without_the_node() {
+    isolated(Config { door: Door::Missing, ..Config::default() }, |_| {
+        assert_eq!(codes(&survey()), ["node-missing"], "whether the driver is loaded cannot be known");
+        let root = Root::new(&[("proc/modules", "nvme 1 0 - Live 0x0\n")]);
+        let none = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(none.findings, [Finding::DriverNotLoaded]);
+        assert_eq!(none.environment, None);
+        drop(root);
+        let root = Root::new(&[("proc/modules", "asdrv_pbl 1 0 - Live 0x0\n")]);
+        let here = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(here.findings, [Finding::NodeMissing("/dev/davinci_manager".into())]);
+
+        let error = discovery::list_with(&options()).unwrap_err().to_string();
+        assert!(error.contains("/dev/davinci_manager") && error.contains("--device"), "{error}");
+    });
+}
+
+#[test]
+fn a_mode_that_forbids_the_manager_is_recognised() {
+    isolated(Config { door: Door::Forbidden, ..Config::default() }, |_| {
+        assert_eq!(codes(&survey()), ["no-permission"]);
+    });
+}
+
+#[test]
+fn a_cgroup_that_denies_the_manager_is_recognised() {
+    isolated(Config { door: Door::Denied, ..Config::default() }, |_| {
+        assert_eq!(codes(&survey()), ["denied-by-cgroup"]);
+    });
+}
+
+#[test]
+fn a_node_of_an_unloaded_driver_is_recognised() {
+    isolated(Config { door: Door::Stale, ..Config::default() }, |_| {
+        assert_eq!(codes(&survey()), ["stale-node"]);
+    });
+}
+
+#[test]
+fn a_missing_module_is_named() {
+    isolated(Config { missing_modules: vec!["uda".into()], ..Config::default() }, |_| {
+        assert_eq!(survey().findings, [Finding::ModuleMissing("uda")]);
+    });
+}
+
+#[test]
+fn devices_are_listed_even_when_the_modules_for_their_facts_are_missing() {
+    let missing_modules = vec!["URD".into(), "DEVMNG".into()];
+    isolated(Config { missing_modules, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::ModuleMissing("DEVMNG"), Finding::ModuleMissing("URD")]);
+        assert_eq!(survey.devices.len(), 2);
+        assert_eq!(survey.devices[0].state, State::Unknown);
+        assert_eq!(survey.devices[0].soc, None);
+    });
+}
+
+#[test]
+fn a_host_without_devices_says_so() {
+    isolated(Config { devices: 0, ..Config::default() }, |emulator| {
+        emulator.record();
+        assert_eq!(survey().findings, [Finding::NoDevice]);
+        assert!(!commands(emulator).contains(&"SETUP_DEV_TABLE"), "without nodes nobody is asked");
+    });
+}
+
+#[test]
+fn a_user_who_may_open_no_node_does_not_blind_the_others() {
+    let places = vec![Place::host_without(&[0, 1])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.record();
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::NodesForbidden { nodes: 2 }]);
+        assert!(survey.devices.is_empty());
+        let commands = commands(emulator);
+        assert!(!commands.contains(&"SETUP_DEV_TABLE") && !commands.contains(&"GET_DEV_LIST"), "{commands:?}");
+    });
+}
+
+#[test]
+fn a_user_who_may_open_some_nodes_gets_those() {
+    let places = vec![Place::host_without(&[0])];
+    isolated(Config { devices: 3, places, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::SomeNodesForbidden { nodes: vec![0] }]);
+        let ids: Vec<_> = survey.devices.iter().map(|npu| (npu.logical.0, npu.physical.0)).collect();
+        assert_eq!(ids, [(0, 1), (1, 2)]);
+    });
+}
+
+#[test]
+fn a_container_sees_its_own_devices_under_its_own_numbers() {
+    let places = vec![Place::container(&[1, 3])];
+    on_each_generation(Config { devices: 4, places, ..Config::default() }, |generation, emulator| {
+        emulator.record();
+        let survey = survey();
+        assert_eq!(survey.environment, Some(Environment::Container));
+        assert_eq!(survey.generation, Some(generation));
+        assert_eq!(survey.findings, []);
+        let ids: Vec<_> = survey.devices.iter().map(|npu| (npu.logical.0, npu.physical.0)).collect();
+        assert_eq!(ids, [(0, 1), (1, 3)]);
+
+        // Nothing that needs the table comes before it.
+        let commands = commands(emulator);
+        let setup = commands.iter().position(|&name| name == "SETUP_DEV_TABLE").unwrap();
+        let early = ["URD", "GET_DEV_LIST", "GET_DEVINFO", "GET_PCIINFO", "GET_HOST_PHY_MACH_FLAG"];
+        assert!(commands[..setup].iter().all(|name| !early.contains(name)), "{commands:?}");
+    });
+}
+
+#[test]
+fn a_device_has_the_same_identity_inside_and_outside_a_container() {
+    let places = vec![Place::host(), Place::container(&[1])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        let outside = survey().physical_device(PhysicalId(1)).unwrap().identity;
+        let pid = std::process::id() as i32;
+        emulator.control(move |driver| driver.machine.put(pid, 1));
+        let inside = survey();
+        assert_eq!(inside.environment, Some(Environment::Container));
+        assert_eq!(inside.devices.len(), 1);
+        assert_eq!(inside.devices[0].logical, LogicalId(0));
+        assert_eq!(inside.devices[0].identity, outside);
+    });
+}
+
+#[test]
+fn a_container_without_a_device_is_not_frozen_by_the_question() {
+    let places = vec![Place::container(&[])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.record();
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::NoDevicePassed]);
+        assert!(!commands(emulator).contains(&"SETUP_DEV_TABLE"));
+    });
+}
+
+#[test]
+fn a_device_of_another_container_is_named_and_the_rest_is_usable() {
+    let places = vec![Place::container(&[0, 1])];
+    isolated(Config { occupied: vec![0], places, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::Occupied(PhysicalId(0))]);
+        let ids: Vec<_> = survey.devices.iter().map(|npu| (npu.logical.0, npu.physical.0)).collect();
+        assert_eq!(ids, [(0, 1)]);
+    });
+}
+
+#[test]
+fn a_container_whose_only_device_is_taken_gets_a_reason() {
+    let places = vec![Place::container(&[0])];
+    isolated(Config { occupied: vec![0], places, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::Occupied(PhysicalId(0))]);
+        assert!(survey.devices.is_empty());
+        let error = discovery::list_with(&options()).unwrap_err().to_string();
+        assert!(error.contains("another container"), "{error}");
+    });
+}
+
+#[test]
+fn a_container_with_a_part_of_the_hosts_devices_is_told_so() {
+    let places = vec![Place::container(&[0])];
+    isolated(Config { places, ..Config::default() }, |_| {
+        let functions = ["0000:c1:00.0", "0000:c2:00.0"];
+        let files: Vec<_> = functions
+            .iter()
+            .flat_map(|function| {
+                let entry = format!("sys/bus/pci/devices/{function}");
+                [(format!("{entry}/vendor"), "0x19e5"), (format!("{entry}/device"), "0xd802")]
+            })
+            .collect();
+        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+        let root = Root::new(&files);
+        let survey = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(survey.findings, [Finding::PartlyPassed { listed: 1, on_pci: 2 }]);
+        assert_eq!(survey.findings[0].severity(), Severity::Note);
+    });
+}
+
+#[test]
+fn a_container_that_was_asked_too_early_gets_its_devices_back() {
+    // Another process of the container asked for the list before it opened the nodes: the driver drops what was opened, once.
+    let places = vec![Place::container(&[0, 1])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.inject("SETUP_DEV_TABLE#1=EBUSY".parse().unwrap());
+        let survey = survey();
+        assert_eq!(survey.findings, []);
+        assert_eq!(survey.devices.len(), 2);
+    });
+}
+
+#[test]
+fn a_container_that_keeps_losing_its_devices_says_why() {
+    let places = vec![Place::container(&[0, 1])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.inject("SETUP_DEV_TABLE=EBUSY".parse().unwrap());
+        assert_eq!(survey().findings, [Finding::TakenAway]);
+    });
+}
+
+#[test]
+fn too_many_containers_have_their_own_remedy() {
+    let places = vec![Place::container(&[0])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.inject("SETUP_DEV_TABLE=ENOMEM".parse().unwrap());
+        let survey = survey();
+        assert_eq!(codes(&survey), ["setup-refused"]);
+        assert!(survey.findings[0].remedy().contains("128"));
+    });
+}
+
+#[test]
+fn a_removed_device_is_recognised_although_it_is_listed() {
+    on_each_generation(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, |_, _| {
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::Removed(LogicalId(1))]);
+        assert_eq!(survey.devices.len(), 2);
+        assert!(survey.devices[0].is_usable());
+        assert_eq!(survey.devices[1].state, State::Removed);
+        assert!(!survey.devices[1].is_usable());
+    });
+}
+
+#[test]
+fn a_device_in_reset_is_told_from_a_removed_one() {
+    isolated(Config { phases: vec![(0, Phase::Resetting)], ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.devices[0].state, State::Resetting);
+        assert_eq!(survey.findings, [Finding::Resetting(LogicalId(0))]);
+    });
+}
+
+#[test]
+fn a_device_that_is_not_ready_is_starting() {
+    isolated(Config { phases: vec![(0, Phase::Registered)], ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.devices[0].state, State::Starting);
+        assert_eq!(survey.findings[0], Finding::Starting(LogicalId(0)));
+    });
+}
+
+#[test]
+fn the_caller_waits_no_longer_than_it_allows() {
+    // One device never starts, so the driver makes everybody wait two seconds, and the caller allows a tenth of that.
+    let config = Config {
+        phases: vec![(1, Phase::Detected)],
+        boot: None,
+        setup_patience: Duration::from_secs(2),
+        ..Config::default()
+    };
+    isolated(config, |_| {
+        let short = Options { timeout: Duration::from_millis(200), ..options() };
+        let start = Instant::now();
+        let survey = discovery::survey(&short);
+        assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+        assert_eq!(codes(&survey), ["still-starting"]);
+
+        // The next one waits for the same SETUP, to its end.
+        let survey = discovery::survey(&options());
+        assert_eq!(survey.devices.len(), 1);
+        assert!(start.elapsed() >= Duration::from_millis(1900), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn a_device_that_starts_in_time_is_waited_for() {
+    let config =
+        Config { phases: vec![(1, Phase::Detected)], boot: Some(Duration::from_millis(300)), ..Config::default() };
+    isolated(config, |_| {
+        assert_eq!(survey().devices.len(), 2);
+    });
+}
+
+#[test]
+fn a_virtual_instance_cannot_share_its_memory() {
+    let config = Config {
+        virtual_instances: vec![103],
+        split_mode: 2,
+        places: vec![Place::container(&[103])],
+        ..Config::default()
+    };
+    isolated(config, |_| {
+        let survey = survey();
+        let npu = &survey.devices[0];
+        assert_eq!((npu.logical, npu.physical), (LogicalId(0), PhysicalId(103)));
+        assert_eq!(npu.instance.unwrap().card, PhysicalId(0));
+        assert!(npu.sharing_obstacle().is_some());
+        assert!(codes(&survey).contains(&"virtual-instance"));
+    });
+}
+
+#[test]
+fn a_split_device_cannot_share_its_memory() {
+    isolated(Config { split_mode: 2, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.devices[0].split, Some(Split::Containers));
+        assert!(survey.devices[0].sharing_obstacle().is_some());
+        assert_eq!(codes(&survey), ["split-device", "split-device"]);
+    });
+}
+
+#[test]
+fn the_memory_driver_of_the_next_hardware_is_recognised() {
+    isolated(Config { svm_v3: true, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.memory_driver, Some(MemoryDriver::V3));
+        assert_eq!(survey.findings, [Finding::MemoryDriverV3]);
+    });
+}
+
+#[test]
+fn a_missing_memory_driver_is_recognised() {
+    isolated(Config { missing_modules: vec!["SVM".into()], ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(survey.memory_driver, Some(MemoryDriver::Missing));
+        assert_eq!(survey.findings, [Finding::MemoryDriverMissing]);
+        assert_eq!(survey.devices.len(), 2);
+    });
+}
+
+#[test]
+fn a_container_without_the_daemons_node_is_warned() {
+    isolated(Config { hdc_door: Door::Missing, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(codes(&survey), ["no-daemon-node"]);
+        assert_eq!(survey.devices.len(), 2);
+    });
+}
+
+#[test]
+fn peers_on_one_host_can_reach_each_other() {
+    on_each_generation(Config::default(), |_, _| {
+        survey();
+        assert!(discovery::can_access(LogicalId(0), LogicalId(1)).unwrap());
+        let error = discovery::can_access(LogicalId(0), LogicalId(7)).unwrap_err();
+        assert!(error.to_string().contains("device 7"), "{error}");
+    });
+}
+
+#[test]
+fn every_finding_has_a_sentence_and_a_remedy() {
+    let path = PathBuf::from("/dev/davinci_manager");
+    let device = LogicalId(0);
+    let findings = [
+        Finding::DriverNotLoaded,
+        Finding::NodeMissing(path.clone()),
+        Finding::StaleNode(path.clone()),
+        Finding::Forbidden(path.clone()),
+        Finding::Denied(path),
+        Finding::ModuleMissing("URD"),
+        Finding::NoDevice,
+        Finding::NoneCameUp { on_pci: 2 },
+        Finding::SomeDidNotComeUp { on_pci: 2, listed: 1 },
+        Finding::NodesForbidden { nodes: 2 },
+        Finding::SomeNodesForbidden { nodes: vec![1, 2] },
+        Finding::NoDevicePassed,
+        Finding::Occupied(PhysicalId(1)),
+        Finding::TableFrozen { opened: 2, listed: 1 },
+        Finding::TakenAway,
+        Finding::StillStarting { waited: Duration::from_secs(3) },
+        Finding::Hidden,
+        Finding::Removed(device),
+        Finding::Lost(device),
+        Finding::Unhealthy(device, Health::Major),
+        Finding::MemoryDriverV3,
+        Finding::UnknownGeneration("x".into()),
+    ];
+    let mut codes: Vec<_> = findings.iter().map(Finding::code).collect();
+    for finding in &findings {
+        let sentence = finding.to_string();
+        assert!(sentence.len() > 20 && !sentence.ends_with('.'), "{sentence}");
+        assert!(finding.remedy().ends_with('.'), "{}", finding.remedy());
+    }
+    codes.sort_unstable();
+    codes.dedup();
+    assert_eq!(codes.len(), findings.len());
+}
