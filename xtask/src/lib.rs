@@ -5,12 +5,16 @@
 
 pub mod bench;
 pub mod emulate;
+pub mod probe;
+pub mod table;
 
 use std::process::ExitCode;
 
 /// What can be done on any host.
 #[derive(clap::Subcommand)]
 pub enum Host {
+    /// List the NPUs, what they offer, and what is wrong.
+    Probe(probe::Probe),
     /// Run a program on a host with an emulated driver.
     Emulate(emulate::Emulate),
     /// Measure what the library adds to the kernel's work, beside its targets.
@@ -25,6 +29,7 @@ impl Host {
     /// Runs the command; the exit status is its answer.
     pub fn run(self) -> ExitCode {
         match self {
+            Host::Probe(command) => command.run(),
             Host::Emulate(command) => emulate::run(command),
             Host::Bench(bench) => bench.run(),
             Host::BenchClient(client) => client.run(),
@@ -36,4 +41,13 @@ impl Host {
 pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
     eprintln!("error: {reason}");
     ExitCode::from(2)
+}
+
+/// Prints a document for programs.
+pub fn print_json(document: &impl serde::Serialize) {
+    match serde_json::to_string_pretty(document) {
+        Ok(text) => println!("{text}"),
+        // Nothing that we print has keys that are no texts, which is what could fail.
+        Err(error) => eprintln!("error: {error}"),
+    }
 }
