@@ -1,0 +1,199 @@
+//! `probe` on every kind of host that the emulated driver can play.
+
+mod schema;
+
+use ascend_emulator::config::{Door, Phase, Place};
+use ascend_emulator::{Config, Emulator};
+use ascend_ioctl::Generation;
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Runs `probe` on an emulated host.
+fn probe(config: Config, arguments: &[&str]) -> Output {
+    let emulator = Emulator::start(config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.arg("probe").args(arguments).env_remove("ASCEND_RT_VISIBLE_DEVICES");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    emulator.assert_no_traps();
+    assert!(emulator.state().is_empty(), "probe left something open: {:#?}", emulator.state());
+    output
+}
+
+/// The document of `probe --json`, checked against its schema, and the exit status.
+fn document(config: Config) -> (Value, i32) {
+    let output = probe(config, &["--json", "--timeout", "1"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let document: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|error| panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr)));
+    schema::assert_fits("probe", &document);
+    (document, output.status.code().unwrap())
+}
+
+/// The codes of the findings.
+fn codes(document: &Value) -> Vec<&str> {
+    document["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect()
+}
+
+/// A host on which the finding is told, with so many devices.
+#[track_caller]
+fn finds(config: Config, code: &str, devices: usize) -> Value {
+    let (document, status) = document(config);
+    assert!(codes(&document).contains(&code), "{code} is not in {:?}\n{document:#}", codes(&document));
+    assert_eq!(document["devices"].as_array().unwrap().len(), devices, "{document:#}");
+    assert_eq!(status, if devices == 0 { 3 } else { 0 });
+    document
+}
+
+#[test]
+fn a_healthy_host_is_described_in_every_generation() {
+    for generation in Generation::ALL {
+        let (document, status) = document(Config { generation, ..Config::default() });
+        assert_eq!(status, 0);
+        assert_eq!(codes(&document), [""; 0], "{document:#}");
+        assert_eq!(document["driver"]["generation"], generation.to_string());
+        assert_eq!(document["driver"]["memory"], "v2");
+        assert_eq!(document["container"], false);
+        let devices = document["devices"].as_array().unwrap();
+        assert_eq!(devices.len(), 2);
+        for (index, device) in devices.iter().enumerate() {
+            assert_eq!(device["logical"], index);
+            assert_eq!(device["state"], "working");
+            assert_eq!(device["hbm"]["total"], 64u64 << 30);
+            assert_eq!(device["features"]["vmm"]["offered"], true);
+            assert_eq!(device["features"]["sharing"]["offered"], true);
+        }
+        assert_ne!(devices[0]["identity"], devices[1]["identity"]);
+    }
+}
+
+#[test]
+fn people_get_a_table_without_colour_codes_when_it_is_not_a_terminal() {
+    let output = probe(Config::default(), &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text.contains("Ascend910B3") && text.contains("working"), "{text}");
+    assert!(!text.contains('\x1b'), "{text:?}");
+    assert!(text.lines().all(|line| line.trim_end() == line), "{text:?}");
+}
+
+#[test]
+fn a_host_without_a_driver_is_recognised() {
+    let config = Config { door: Door::Missing, ..Config::default() };
+    let (document, status) = document(config);
+    // Whether the module is loaded is read from the real host's /proc, where it is not, if that can be read.
+    assert!(["driver-not-loaded", "node-missing"].contains(&codes(&document)[0]), "{document:#}");
+    assert_eq!(status, 3);
+}
+
+#[test]
+fn missing_permission_is_recognised_and_told_apart_from_a_cgroup() {
+    finds(Config { door: Door::Forbidden, ..Config::default() }, "no-permission", 0);
+    finds(Config { door: Door::Denied, ..Config::default() }, "denied-by-cgroup", 0);
+}
+
+#[test]
+fn nodes_that_this_user_may_not_open_are_recognised() {
+    finds(Config { places: vec![Place::host_without(&[0, 1])], ..Config::default() }, "nodes-no-permission", 0);
+    finds(Config { places: vec![Place::host_without(&[1])], ..Config::default() }, "some-nodes-no-permission", 1);
+}
+
+#[test]
+fn a_stale_node_is_recognised() {
+    finds(Config { door: Door::Stale, ..Config::default() }, "stale-node", 0);
+}
+
+#[test]
+fn a_module_that_is_not_loaded_is_recognised() {
+    finds(Config { missing_modules: vec!["uda".into()], ..Config::default() }, "module-missing", 0);
+    finds(Config { missing_modules: vec!["SVM".into()], ..Config::default() }, "memory-driver-missing", 2);
+}
+
+#[test]
+fn a_host_without_devices_is_recognised() {
+    finds(Config { devices: 0, ..Config::default() }, "no-device", 0);
+}
+
+#[test]
+fn a_container_sees_its_own_devices_under_its_own_numbers() {
+    let (document, status) = document(Config { devices: 4, places: vec![Place::container(&[2])], ..Config::default() });
+    assert_eq!(status, 0);
+    assert_eq!(document["container"], true);
+    let device = &document["devices"][0];
+    assert_eq!((&device["logical"], &device["physical"]), (&Value::from(0), &Value::from(2)), "{document:#}");
+}
+
+#[test]
+fn a_container_without_a_device_is_recognised() {
+    finds(Config { places: vec![Place::container(&[])], ..Config::default() }, "no-device-passed", 0);
+}
+
+#[test]
+fn a_device_of_another_container_is_recognised() {
+    let config = Config { places: vec![Place::container(&[0, 1])], occupied: vec![1], ..Config::default() };
+    finds(config, "occupied", 1);
+    finds(Config { places: vec![Place::container(&[0])], occupied: vec![0], ..Config::default() }, "occupied", 0);
+}
+
+#[test]
+fn a_virtual_instance_is_recognised_and_does_not_share() {
+    let config = Config {
+        virtual_instances: vec![100],
+        split_mode: 2,
+        places: vec![Place::container(&[100])],
+        ..Config::default()
+    };
+    let document = finds(config, "virtual-instance", 1);
+    let sharing = &document["devices"][0]["features"]["sharing"];
+    assert_eq!(sharing["offered"], false);
+    assert!(sharing["reason"].as_str().unwrap().contains("virtual instance"), "{sharing}");
+}
+
+#[test]
+fn a_removed_device_is_recognised_although_it_is_listed() {
+    let document = finds(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, "device-removed", 2);
+    assert_eq!(document["devices"][1]["features"]["vmm"]["offered"], false);
+    assert_eq!(document["devices"][0]["features"]["vmm"]["offered"], true);
+}
+
+#[test]
+fn devices_that_are_still_starting_are_not_waited_for_longer_than_allowed() {
+    let config =
+        Config { phases: vec![(1, Phase::Detected)], setup_patience: Duration::from_secs(100), ..Config::default() };
+    let start = std::time::Instant::now();
+    finds(config, "still-starting", 0);
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn the_next_memory_interface_is_recognised() {
+    let document = finds(Config { svm_v3: true, ..Config::default() }, "memory-driver-v3", 2);
+    assert_eq!(document["driver"]["memory"], "v3");
+    assert_eq!(document["devices"][0]["features"]["vmm"]["offered"], false);
+}
+
+#[test]
+fn a_missing_way_to_the_daemon_is_told() {
+    finds(Config { hdc_door: Door::Missing, ..Config::default() }, "no-daemon-node", 2);
+}
+
+#[test]
+fn hidden_devices_have_no_user_number() {
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["probe", "--json"]).env("ASCEND_RT_VISIBLE_DEVICES", "1").stdout(Stdio::piped());
+    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["devices"][0]["user"], Value::Null);
+    assert_eq!(document["devices"][1]["user"], 0);
+}
+
+#[test]
+fn wrong_arguments_get_a_sentence_and_exit_2() {
+    for arguments in [&["--jsno"][..], &["--timeout", "0"], &["--timeout", "soon"], &["extra"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("probe").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+    }
+}
