@@ -40,11 +40,6 @@ impl DavinciFile {
         Ok(DavinciFile { fd, module })
     }
 
-    /// Name of the module.
-    pub(crate) fn module(&self) -> &'static str {
-        self.module
-    }
-
     /// One command of the module. The kernel may write to `arg` as far as `T` reaches, so `T` must be the whole argument of the command;
     /// what it returns beside 0 is a value of the module's (some return positive numbers).
     ///

@@ -366,7 +366,7 @@ impl fmt::Display for UnknownDriver {
         }
         f.write_str(
             ". Nothing was done with it. A newer version of this library may know it; \
-             SessionBuilder::assume_generation treats it as a known one, at your own risk",
+             SessionBuilder::allow_unknown_generation goes on with the newest known tables, at your own risk",
         )
     }
 }

@@ -1,14 +1,22 @@
 //! Memory of Huawei Ascend NPUs from user space.
 
-#[allow(dead_code)] // until the session and discovery use all of it
+pub mod copy;
 mod davinci;
-#[allow(dead_code)] // until the session uses it
+mod device;
 mod devmng;
 #[allow(dead_code)] // until the session uses it
 pub mod discovery;
-#[allow(dead_code)]
 pub mod error;
-#[allow(dead_code)] // until the session uses it
+mod mapping;
+mod physical;
 pub mod process;
+mod reserve;
+mod session;
 
-pub use error::{Error, Result};
+pub use ascend_ioctl::Generation;
+pub use device::{Capabilities, Device, Host, MemoryInfo};
+pub use error::{Error, Failed, Result};
+pub use mapping::{HostView, Mapping};
+pub use physical::{Granularity, Kind, Location, MemoryKind, Page, PhysicalMemory};
+pub use reserve::{Reservation, ReserveOptions};
+pub use session::{Session, SessionBuilder};

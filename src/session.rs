@@ -1,0 +1,433 @@
+//! This process's one session with the memory driver.
+//!
+//! The driver ties all memory to a *session*: a file of the memory module that INIT_PROCESS bound to the calling process. A process has
+//! at most one, so a [`Session`] is a reference to it that can be cloned and used from any thread; the vendor's library wants the same
+//! one, which is why the two cannot live in one process. Everything made through a session keeps it alive, and when the last user is gone
+//! it is closed in the order that the driver wants: mappings, reservations, memory, devices, address segments, CLOSE, close(2). After
+//! that a new one can be opened.
+//!
+//! A child of fork(2) has no session, whatever it inherited: using the parent's there is an error that says so, and dropping it does
+//! nothing. The child may open its own.
+
+mod bringup;
+pub(crate) mod call;
+mod fork;
+mod klog;
+mod segments;
+
+use crate::device::{Device, DeviceInner, DeviceTable};
+use crate::devmng::Devmng;
+use crate::discovery::LogicalId;
+use crate::error::{Errno, Error, Failed, Result};
+use crate::mapping::MappingTable;
+use crate::process;
+use crate::reserve::arena::{Arena, Window};
+use crate::reserve::{Reservation, ReserveOptions};
+use crate::{Host, PhysicalMemory};
+use ascend_ioctl::Generation;
+use ascend_ioctl::svm::{
+    FreePages, HEAP_DISABLE, HEAP_ENABLE, HEAP_HUGE, HOST_ID, InitProcess, MemRelease, MemUnmap, SUB_RESERVE,
+    UpdateHeap,
+};
+use call::{FREE_PAGES, RELEASE, Request, Svm, UNMAP, UPDATE_HEAP};
+pub(crate) use fork::ForkGuard;
+use segments::Segments;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A reference to this process's session.
+///
+/// ```no_run
+/// use ascend_vmm::{Session, discovery::LogicalId};
+///
+/// let session = Session::open()?;
+/// let device = session.device(LogicalId(0))?;
+/// let memory = device.create(64 << 20)?;
+/// let reservation = session.reserve(64 << 20)?;
+/// let mapping = reservation.map(0, &memory)?;
+/// mapping.write(0, b"hello")?;
+/// # Ok::<(), ascend_vmm::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Session {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// How a session is opened.
+#[derive(Debug, Clone)]
+pub struct SessionBuilder {
+    davinci_manager: PathBuf,
+    segments: bool,
+    allow_unknown_generation: bool,
+    process: process::Settings,
+}
+
+impl Default for SessionBuilder {
+    fn default() -> Self {
+        SessionBuilder {
+            davinci_manager: PathBuf::from(ascend_ioctl::davinci::PATH),
+            segments: true,
+            allow_unknown_generation: false,
+            process: process::Settings::default(),
+        }
+    }
+}
+
+impl SessionBuilder {
+    /// Path of the driver's multiplexer, `/dev/davinci_manager` unless told otherwise.
+    pub fn davinci_manager(mut self, path: impl Into<PathBuf>) -> Self {
+        self.davinci_manager = path.into();
+        self
+    }
+
+    /// Whether the driver's address segments (8 to 14 TiB of address space, no memory) are mapped, which they are by default.
+    ///
+    /// Leave them out under address sanitizers, or where address space is limited. Device memory works without them, but: the CPU can
+    /// see no memory of the driver's (no host memory, no [`Mapping::host_view`](crate::Mapping::host_view)), once closed the session cannot be opened again in
+    /// this process, and a library that unmaps one of the driver's address ranges ends the session unnoticed.
+    pub fn segments(mut self, mapped: bool) -> Self {
+        self.segments = mapped;
+        self
+    }
+
+    /// Go on with the newest known tables when the driver is of an unknown generation. The kernel checks no sizes: a wrong guess can
+    /// corrupt memory.
+    pub fn allow_unknown_generation(mut self, allow: bool) -> Self {
+        self.allow_unknown_generation = allow;
+        self
+    }
+
+    /// When and how device processes are started, and how long that may take.
+    pub fn device_process(mut self, settings: process::Settings) -> Self {
+        self.process = settings;
+        self
+    }
+
+    /// Opens the session; an error if this process has one already.
+    pub fn open(self) -> Result<Session> {
+        match open(&self)? {
+            Opened::New(session) => Ok(session),
+            Opened::Existing(_) => Err(Error::SessionOpen),
+        }
+    }
+}
+
+/// Which session this process has.
+enum Current {
+    None,
+    /// Being opened by a thread, or closed by the one that dropped the last reference.
+    Changing(ForkGuard),
+    Open(ForkGuard, Weak<Inner>),
+}
+
+static CURRENT: Mutex<Current> = Mutex::new(Current::None);
+static CHANGED: Condvar = Condvar::new();
+
+enum Opened {
+    New(Session),
+    Existing(Session),
+}
+
+fn open(builder: &SessionBuilder) -> Result<Opened> {
+    let guard = ForkGuard::new();
+    let mut current = lock(&CURRENT);
+    loop {
+        match &*current {
+            Current::Open(owner, session) if !owner.in_child() => {
+                if let Some(inner) = session.upgrade() {
+                    return Ok(Opened::Existing(Session { inner }));
+                }
+                // The last reference is gone, and the thread that dropped it is closing the session.
+            }
+            Current::Changing(owner) if !owner.in_child() => {}
+            // None, or a leftover of the parent.
+            _ => break,
+        }
+        current = CHANGED.wait(current).unwrap_or_else(PoisonError::into_inner);
+    }
+    *current = Current::Changing(guard);
+    drop(current);
+
+    let opened = Inner::open(builder, guard);
+    *lock(&CURRENT) = match &opened {
+        Ok(inner) => Current::Open(guard, Arc::downgrade(inner)),
+        Err(_) => Current::None,
+    };
+    CHANGED.notify_all();
+    Ok(Opened::New(Session { inner: opened? }))
+}
+
+/// What an object that was dropped could not give back. Plain numbers, so that nothing is kept alive by it; tried again when a device or
+/// the session is closed, in this order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Orphan {
+    /// A mapping that the kernel would not undo.
+    Mapping(MemUnmap),
+    /// A reservation that the kernel would not free.
+    Reservation(FreePages),
+    /// Memory that the kernel would not release.
+    Memory(u32, MemRelease),
+}
+
+/// The session itself.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) arena: Mutex<Arena>,
+    pub(crate) mappings: MappingTable,
+    pub(crate) devices: DeviceTable,
+    orphans: Mutex<Vec<Orphan>>,
+    generation: Generation,
+    pages: InitProcess,
+    segments: Segments,
+    davinci_manager: PathBuf,
+    /// How device processes are started.
+    pub(crate) process: process::Settings,
+    // Fields are dropped in this order: the file, the claim on the DEVMNG file that must be closed after it, and the process's place for
+    // a session.
+    pub(crate) svm: Svm,
+    pub(crate) devmng: Devmng,
+    _place: Place,
+}
+
+/// This process's place for a session, taken by one until everything of it is closed.
+#[derive(Debug)]
+struct Place(ForkGuard);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.0.in_child() {
+            *lock(&CURRENT) = Current::None;
+            CHANGED.notify_all();
+        }
+    }
+}
+
+impl Session {
+    /// Opens this process's session. An error if it has one already: then clone that, or use [`Session::current`].
+    pub fn open() -> Result<Session> {
+        SessionBuilder::default().open()
+    }
+
+    /// How to open a session that is not like the default.
+    pub fn builder() -> SessionBuilder {
+        SessionBuilder::default()
+    }
+
+    /// This process's session, opened now if there is none.
+    pub fn current() -> Result<Session> {
+        match open(&SessionBuilder::default())? {
+            Opened::New(session) | Opened::Existing(session) => Ok(session),
+        }
+    }
+
+    /// The device with this id in the process's own numbering, set up for this process: one SETUP_DEVICE the first time, then shared.
+    pub fn device(&self, id: LogicalId) -> Result<Device> {
+        Device::open(&self.inner, id)
+    }
+
+    /// The host, as a place for memory.
+    pub fn host(&self) -> Result<Host> {
+        self.inner.svm.check_process()?;
+        Ok(Host::new(DeviceInner::host(&self.inner)))
+    }
+
+    /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB.
+    #[inline]
+    pub fn reserve(&self, size: u64) -> Result<Reservation> {
+        Reservation::new(&self.inner, size, &ReserveOptions::default())
+    }
+
+    /// Reserves addresses with an alignment, or at a place.
+    pub fn reserve_with(&self, size: u64, options: &ReserveOptions) -> Result<Reservation> {
+        Reservation::new(&self.inner, size, options)
+    }
+
+    /// The memory that is mapped at an address, anywhere inside the mapping.
+    pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
+        self.inner.mappings.find(address).map(|found| found.memory())
+    }
+
+    /// The start and size of the mapping that contains an address.
+    pub fn mapping_at(&self, address: u64) -> Option<(u64, u64)> {
+        self.inner.mappings.find(address).map(|found| found.range())
+    }
+
+    /// The driver's generation, as found out when the session was opened.
+    pub fn generation(&self) -> Generation {
+        self.inner.generation
+    }
+
+    /// Page size of the host, as the driver sees it.
+    pub fn host_page_size(&self) -> u64 {
+        u64::from(self.inner.pages.host_page_size)
+    }
+
+    /// Whether the host offers memory in 1 GiB pages.
+    pub fn has_host_giant_pages(&self) -> bool {
+        self.inner.pages.host_giant_page != 0
+    }
+
+    /// Whether the address segments are mapped: see [`SessionBuilder::segments`].
+    pub fn has_segments(&self) -> bool {
+        self.inner.segments.has_svm()
+    }
+
+    /// Path of the driver's multiplexer.
+    pub fn davinci_manager(&self) -> &Path {
+        &self.inner.davinci_manager
+    }
+
+    /// Closes the session, and tells what went wrong. It must be the last reference, with nothing left that was made through it;
+    /// otherwise the session is handed back. It is not when it was closed, but something in it could not be undone. (Dropping the last reference closes it too, and logs what goes wrong.)
+    pub fn close(self) -> Result<(), Failed<Option<Session>>> {
+        if let Err(error) = self.inner.svm.check_process() {
+            return Err(Failed { error, object: Some(self) });
+        }
+        match Arc::try_unwrap(self.inner) {
+            Ok(mut inner) => {
+                let result = inner.shut_down();
+                drop(inner);
+                // The session is gone, and with it what could not be undone in order: that is now the kernel's to clean up.
+                result.map_err(|error| Failed { error, object: None })
+            }
+            Err(inner) => {
+                let users = format!(
+                    "{} other reference(s) are alive: clones of the session, devices, memory, reservations or mappings; drop them first",
+                    Arc::strong_count(&inner) - 1
+                );
+                let error = Error::InUse { operation: "close the session", users };
+                Err(Failed { error, object: Some(Session { inner }) })
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn open(builder: &SessionBuilder, guard: ForkGuard) -> Result<Arc<Inner>> {
+        let devmng = Devmng::hold(&builder.davinci_manager);
+        let (prepared, pages) = bringup::bring_up(builder, guard)?;
+        Ok(Arc::new(Inner {
+            arena: Mutex::new(Arena::new()),
+            mappings: MappingTable::default(),
+            devices: DeviceTable::default(),
+            orphans: Mutex::new(Vec::new()),
+            generation: prepared.generation,
+            pages,
+            segments: prepared.segments,
+            davinci_manager: builder.davinci_manager.clone(),
+            process: builder.process.clone(),
+            svm: prepared.svm,
+            devmng,
+            _place: Place(guard),
+        }))
+    }
+
+    /// Whether the CPU can see memory.
+    pub(crate) fn has_segments(&self) -> bool {
+        self.segments.has_svm()
+    }
+
+    /// Whether the host has 1 GiB pages.
+    pub(crate) fn has_host_giant_pages(&self) -> bool {
+        self.pages.host_giant_page != 0
+    }
+
+    /// Enables a heap in which reservations can be made. The caller holds the arena, so that no two threads enable the same.
+    pub(crate) fn enable_heap(&self, window: Window) -> Result<()> {
+        self.svm.call(UPDATE_HEAP, 0, window.size(), &heap(HEAP_ENABLE, window)).map(drop).map_err(|errno| {
+            self.svm
+                .refused("enable a heap for reservations", UPDATE_HEAP, errno)
+                .arguments(format!("index {}, size {}", window.index(), crate::error::bytes(window.size())))
+                .into()
+        })
+    }
+
+    /// Gives all heaps back if nothing is reserved in them. They cost the kernel little, so this is done only when all else ends.
+    pub(crate) fn disable_idle_heaps(&self) {
+        let mut arena = lock(&self.arena);
+        if !arena.is_idle() {
+            return;
+        }
+        for window in arena.take_heaps() {
+            if let Err(errno) = self.svm.call(UPDATE_HEAP, 0, window.size(), &heap(HEAP_DISABLE, window)) {
+                let error = self.svm.refused("disable a heap", UPDATE_HEAP, errno);
+                tracing::warn!(%error, index = window.index(), "a heap stays until the session is closed");
+                // It is still enabled: keep it usable.
+                arena.add_heap(window);
+            }
+        }
+    }
+
+    /// Remembers what a dropped object could not give back.
+    #[cold]
+    pub(crate) fn adopt(&self, orphan: Orphan, operation: &'static str, request: Request, errno: Errno) {
+        let error = self.svm.refused(operation, request, errno);
+        tracing::error!(%error, ?orphan, "not undone now; it is tried again when the device or the session is closed");
+        lock(&self.orphans).push(orphan);
+    }
+
+    /// Tries again to give back what could not be given back before.
+    pub(crate) fn retry_orphans(&self) {
+        let mut orphans = lock(&self.orphans);
+        if orphans.is_empty() {
+            return;
+        }
+        let svm = &self.svm;
+        for pass in 0..3 {
+            orphans.retain(|orphan| match (pass, orphan) {
+                (0, Orphan::Mapping(unmap)) => match svm.call(UNMAP, HOST_ID, 0, unmap) {
+                    Ok(_) => {
+                        self.mappings.remove(unmap.address);
+                        false
+                    }
+                    Err(_) => true,
+                },
+                (1, Orphan::Reservation(free)) => match svm.call(FREE_PAGES, 0, 0, free) {
+                    Ok(_) => {
+                        lock(&self.arena).free(free.address);
+                        false
+                    }
+                    Err(_) => true,
+                },
+                (2, Orphan::Memory(device, release)) => svm.call(RELEASE, *device, 0, release).is_err(),
+                _ => true,
+            });
+        }
+    }
+
+    fn shut_down(&mut self) -> Result<()> {
+        self.retry_orphans();
+        let lost = std::mem::take(&mut *lock(&self.orphans));
+        self.disable_idle_heaps();
+        self.segments.unmap();
+        if lost.is_empty() {
+            Ok(())
+        } else {
+            let users = format!("the kernel would not give back {lost:?}");
+            Err(Error::InUse { operation: "undo all of the session", users })
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.svm.guard.in_child() {
+            // All of it is the parent's. The file says CLOSE, which is a no-op here, and closes this process's copy.
+            self.segments.forget();
+            return;
+        }
+        if let Err(error) = self.shut_down() {
+            tracing::warn!(%error, "the session was closed, but not all could be undone");
+        }
+    }
+}
+
+fn heap(operation: u32, window: Window) -> UpdateHeap {
+    UpdateHeap { operation, kind: HEAP_HUGE, sub_kind: SUB_RESERVE, index: window.index(), size: window.size() }
+}
+
+/// Locks a mutex. A thread that panicked while holding it left nothing half done: no user code runs under our locks.
+#[inline]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
