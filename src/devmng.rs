@@ -7,7 +7,7 @@
 //! else's question closes the file under it.
 
 use crate::davinci::DavinciFile;
-use crate::discovery::LogicalId;
+use crate::discovery::{self, LogicalId};
 use crate::error::{Error, Refused, Result};
 use ascend_ioctl::{Command, davinci, devmng};
 use nix::errno::Errno;
@@ -93,6 +93,24 @@ impl Devmng {
             refused => {
                 self.done("ask for the device process", &devmng::QUERY_DEV_PID, Some(device), Ok(refused))?;
                 Ok(None)
+            }
+        }
+    }
+
+    /// Sets up the devices of a container in which nobody did that yet; whether there is reason to try again. On the host there is none:
+    /// the driver makes the table by itself there.
+    pub(crate) fn prepare_devices(&self) -> bool {
+        let mut container = 0u32;
+        let answer = self.command(&devmng::GET_CONTAINER_FLAG, &mut container);
+        if !matches!(answer, Ok(Answer::Done)) || container == 0 {
+            return false;
+        }
+        let options = discovery::Options { manager: self.path.clone(), ..Default::default() };
+        match discovery::prepare(&options) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the devices of this container could not be set up");
+                false
             }
         }
     }

@@ -336,6 +336,11 @@ pub(crate) fn bring_up(
     settings: &Settings,
     mut setup: impl FnMut() -> Result<(), Error>,
 ) -> Result<Option<DeviceProcess>, Error> {
+    let mut setup = || match setup() {
+        // Also the answer of a container whose devices nobody has set up yet; then it works the second time.
+        Err(error) if error.errno() == Some(Errno::EINVAL) && devmng.prepare_devices() => setup(),
+        result => result,
+    };
     match settings.policy {
         Policy::Never => return setup().map(|()| None),
         Policy::Always => {}
@@ -403,7 +408,12 @@ fn attempt(
 }
 
 fn register(devmng: &Devmng) -> Result<Sign, Failure> {
-    devmng.sign().map_err(|error| Failure::Register { reason: error.to_string() })
+    let sign = match devmng.sign() {
+        // Also the answer of a container whose devices nobody has set up yet.
+        Err(error) if error.errno() == Some(Errno::EINVAL) && devmng.prepare_devices() => devmng.sign(),
+        result => result,
+    };
+    sign.map_err(|error| Failure::Register { reason: error.to_string() })
 }
 
 fn connect(device: LogicalId, settings: &Settings) -> Result<Connection, Failure> {

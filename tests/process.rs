@@ -1,6 +1,6 @@
 //! Starting and ending the process on the device, with every daemon that the emulated device can play.
 
-use ascend_emulator::config::{Daemon, Door};
+use ascend_emulator::config::{Daemon, Door, Place};
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::process::{self, DeviceProcess, Failure, Order, Settings, Step};
@@ -120,6 +120,28 @@ fn greeting_starts_nothing() {
         let greeting = process::greet(LogicalId(0), Path::new(MANAGER), &impatient()).unwrap();
         assert_eq!(greeting.version, 1230);
         assert!(emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn in_a_container_the_devices_are_set_up_first() {
+    let places = vec![Place::container(&[1])];
+    on_each_generation(Config { places, ..Config::default() }, |_, emulator| {
+        let process = start().unwrap();
+        let state = emulator.state();
+        assert_eq!(state.device_processes.len(), 1);
+        assert_eq!(state.device_processes[0].device, 1, "logical 0 of this container");
+        process.close().unwrap();
+    });
+}
+
+#[test]
+fn in_a_container_without_devices_the_reason_is_given() {
+    let places = vec![Place::container(&[])];
+    isolated(Config { places, ..Config::default() }, |_| {
+        let failure = start().unwrap_err();
+        assert!(matches!(failure, Failure::Register { .. }), "{failure:?}");
+        assert!(failure.remedy().contains("/dev/davinciN"));
     });
 }
 
