@@ -146,7 +146,7 @@ pub enum Daemon {
 pub struct Config {
     /// Driver generation.
     pub generation: Generation,
-    /// Number of NPUs.
+    /// Number of NPUs. Without any, the first SETUP waits for one as the driver does: see [`Config::setup_patience`].
     pub devices: u32,
     /// Bytes of HBM of each.
     pub hbm: u64,

@@ -4,7 +4,7 @@
 //! (packets to daemons on the device) and `/dev/devmm_svm`, which exists only to be refused.
 
 use crate::caller::{Caller, Outcome};
-use crate::config::Config;
+use crate::config::{Config, Door};
 use crate::davinci::{self, ManagerFile, Module};
 use crate::devmng::Devmng;
 use crate::fault::{DeviceFault, Fault};
@@ -141,24 +141,18 @@ impl Driver {
         if let Some(errno) = self.machine.config.door.errno() {
             return Err(errno);
         }
-        self.machine.device(physical).filter(|device| device.known()).ok_or(Errno::ENOENT)?;
         self.machine.node_opens(caller, physical)?;
         self.machine.occupy(caller, physical)?;
         Ok(Kind::Node)
     }
 
-    /// Whether the node exists (stat and access; nothing is opened).
-    pub fn exists(&self, path: &str) -> bool {
-        use crate::config::Door::Missing;
+    /// Whether the node exists where a process runs (stat and access; nothing is opened).
+    pub fn exists(&self, tgid: i32, path: &str) -> bool {
         let config = &self.machine.config;
         match path {
-            ioctl::PATH | DEVMM_SVM => config.door != Missing,
-            hdc::PATH => config.hdc_door != Missing,
-            _ => node(path).is_some_and(|id| {
-                let nodes = config.places.first().and_then(|place| place.nodes.as_ref());
-                let passed = nodes.is_none_or(|nodes| nodes.contains(&id));
-                config.door != Missing && passed && self.machine.device(id).is_some_and(|device| device.known())
-            }),
+            ioctl::PATH | DEVMM_SVM => config.door != Door::Missing,
+            hdc::PATH => config.hdc_door != Door::Missing,
+            _ => node(path).is_some_and(|id| config.door != Door::Missing && self.machine.node_exists(tgid, id)),
         }
     }
 
@@ -335,8 +329,7 @@ impl Driver {
     }
 }
 
-/// The physical id in `/dev/davinciN`. Virtual instances have their node under another name on the host and under this one in a container; here they
-/// have it under this one everywhere.
+/// The physical id in `/dev/davinciN`.
 fn node(path: &str) -> Option<u32> {
     let number = path.strip_prefix("/dev/davinci")?;
     if number.is_empty() || (number.len() > 1 && number.starts_with('0')) || !number.bytes().all(|c| c.is_ascii_digit())

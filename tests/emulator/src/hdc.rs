@@ -51,6 +51,8 @@ enum Answer {
 struct Session {
     /// Physical id.
     device: u32,
+    /// The device's life that it belongs to.
+    revivals: u32,
     service: i32,
     /// Where it was made: other containers do not see it.
     place: usize,
@@ -106,13 +108,15 @@ impl Hdc {
         self.expire(machine, Instant::now() + time);
     }
 
-    /// Takes back what nobody claimed, and what the device closed long enough ago.
+    /// Takes back what nobody claimed, what the device closed long enough ago, and what went with a device.
     fn expire(&mut self, machine: &mut Machine, now: Instant) {
         for index in 0..self.slots.len() {
             let Some(Some(session)) = self.slots.get(index) else { continue };
             let unclaimed = session.reclaimed_at.is_some_and(|at| at <= now);
             let closed = session.closed.is_some_and(|at| at + HALF_CLOSED <= now);
-            if unclaimed || closed {
+            // A device that came back remembers nothing.
+            let forgotten = machine.device(session.device).is_none_or(|device| device.revivals != session.revivals);
+            if unclaimed || closed || forgotten {
                 self.free(machine, index);
             }
         }
@@ -222,6 +226,7 @@ impl Hdc {
         let alloc_index = self.counters[index];
         self.slots[index] = Some(Session {
             device: physical,
+            revivals: device.revivals,
             service: view.service,
             place: machine.place_of(caller.tgid),
             owner: (caller.tgid, caller.start_time),
@@ -600,6 +605,18 @@ mod tests {
         assert_eq!(rig.driver.state().sessions.len(), 1, "closing a file that it is not tied to does nothing");
         rig.driver.hurry_sessions(RECLAIM);
         assert_eq!(rig.driver.state().sessions, []);
+    }
+
+    #[test]
+    fn a_device_that_comes_back_has_forgotten_its_sessions() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, index) = connected(&mut rig);
+        rig.driver.machine.remove_device(1);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::RESET));
+        rig.driver.machine.restore_device(1);
+        assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
+        assert_eq!(rig.driver.state().sessions, []);
+        let (_, _, _) = connected(&mut rig);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Device {
     pub alarm: u32,
     /// Bytes of HBM in use, as the memory module says.
     pub used: u64,
+    /// How often it was put back after it had died or been removed.
+    pub(crate) revivals: u32,
     /// Device processes by host tgid.
     companions: BTreeMap<i32, Companion>,
     last_pid: i32,
@@ -51,6 +53,7 @@ impl Device {
             silent_until: None,
             alarm: 0,
             used: 0,
+            revivals: 0,
             companions: BTreeMap::new(),
             // The firmware's own processes have the small numbers.
             last_pid: 1000,
@@ -148,9 +151,14 @@ impl Machine {
         self.placed.get(&tgid).copied().unwrap_or(0)
     }
 
-    /// The place itself.
-    pub(crate) fn place(&self, index: usize) -> Place {
-        self.config.places.get(index).cloned().unwrap_or_default()
+    /// The place where a process runs; `None` for a host that was configured without any.
+    pub(crate) fn surroundings(&self, tgid: i32) -> Option<&Place> {
+        self.config.places.get(self.place_of(tgid))
+    }
+
+    /// The kind of mount namespace that a process is in.
+    pub(crate) fn namespace_of(&self, tgid: i32) -> Namespace {
+        self.surroundings(tgid).map(|place| place.namespace).unwrap_or_default()
     }
 
     /// Puts a process into a place. To be done before it opens anything of the driver's.
@@ -166,7 +174,7 @@ impl Machine {
 
     /// Whether the caller is an administrator to the driver: on the host or in a privileged container.
     pub(crate) fn is_admin(&self, caller: &Caller) -> bool {
-        self.place(self.place_of(caller.tgid)).namespace != Namespace::Container
+        self.namespace_of(caller.tgid) != Namespace::Container
     }
 
     /// The card of a device; a virtual instance's is the one that it is cut from.
@@ -297,7 +305,8 @@ impl Machine {
     /// Puts a removed or dead card back, ready for use.
     pub fn restore_device(&mut self, physical: u32) {
         if let Some(device) = self.devices.get_mut(&physical) {
-            *device = Device { used: device.used, last_pid: device.last_pid, ..Device::new(Phase::Ready) };
+            let (used, last_pid, revivals) = (device.used, device.last_pid, device.revivals + 1);
+            *device = Device { used, last_pid, revivals, ..Device::new(Phase::Ready) };
         }
     }
 

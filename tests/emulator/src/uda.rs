@@ -102,20 +102,27 @@ impl Tables {
 
 impl Machine {
     fn namespace(&self, caller: &Caller) -> MountNamespace {
-        let place = self.place_of(caller.tgid);
-        match self.place(place).namespace {
+        match self.namespace_of(caller.tgid) {
             Namespace::Host => MountNamespace::Host,
-            _ => MountNamespace::Place(place),
+            _ => MountNamespace::Place(self.place_of(caller.tgid)),
         }
     }
 
-    /// The node's file mode and existence, where the caller is.
+    /// Whether `/dev/davinciN` exists where a process runs. A virtual instance has its node under this name only where a container was given it.
+    pub(crate) fn node_exists(&self, tgid: i32, physical: u32) -> bool {
+        let known = self.device(physical).is_some_and(|device| device.known());
+        let place = self.surroundings(tgid);
+        let passed = place.and_then(|place| place.nodes.as_ref()).is_none_or(|nodes| nodes.contains(&physical));
+        known && passed && (physical < FIRST_VIRTUAL || self.namespace_of(tgid) == Namespace::Container)
+    }
+
+    /// The node's existence and file mode, where the caller is.
     pub(crate) fn node_opens(&self, caller: &Caller, physical: u32) -> Result<(), Errno> {
-        let place = self.place(self.place_of(caller.tgid));
-        if place.nodes.is_some_and(|nodes| !nodes.contains(&physical)) {
+        if !self.node_exists(caller.tgid, physical) {
             return Err(Errno::ENOENT);
         }
-        if place.closed.contains(&physical) { Err(Errno::EACCES) } else { Ok(()) }
+        let closed = self.surroundings(caller.tgid).is_some_and(|place| place.closed.contains(&physical));
+        if closed { Err(Errno::EACCES) } else { Ok(()) }
     }
 
     /// open(2) of `/dev/davinciN`: an ordinary container occupies the device by it.

@@ -493,7 +493,9 @@ impl Server {
     }
 
     fn open_file(&mut self, who: &Who, path: &str, flags: c_int) -> Result<(u64, OwnedFd), Errno> {
-        if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL && self.driver.exists(path) {
+        if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL
+            && self.driver.exists(who.key.tgid, path)
+        {
             return Err(Errno::EEXIST);
         }
         let memory = ProcessMemory(who.tid);
@@ -509,9 +511,13 @@ impl Server {
         }
     }
 
+    fn exists(&mut self, tid: i32, path: &str) -> bool {
+        self.who(tid, Instant::now()).is_ok_and(|who| self.driver.exists(who.key.tgid, path))
+    }
+
     fn stat(&mut self, call: &Notification, at: c_int, path: u64, buffer: u64, describe: fn(&str) -> Vec<u8>) -> Reply {
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
-        if !self.driver.exists(&path) {
+        if !self.exists(call.tid, &path) {
             return Errno::ENOENT.into();
         }
         match ProcessMemory(call.tid).write(buffer, &describe(&path)) {
@@ -522,7 +528,7 @@ impl Server {
 
     fn access(&mut self, call: &Notification, at: c_int, path: u64) -> Reply {
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
-        if self.driver.exists(&path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
+        if self.exists(call.tid, &path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
     }
 
     /// The caller and its file, if the descriptor is one of the driver's.
