@@ -9,6 +9,7 @@
 use crate::davinci::DavinciFile;
 use crate::discovery::{self, LogicalId};
 use crate::error::{Error, Refused, Result};
+use crate::session::ForkGuard;
 use ascend_ioctl::{Command, davinci, devmng};
 use nix::errno::Errno;
 use std::ffi::CStr;
@@ -16,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared { process: 0, claims: 0, file: None });
+static SHARED: Mutex<Shared> = Mutex::new(Shared { process: None, claims: 0, file: None });
 
 struct Shared {
     /// The process that the rest belongs to: a child of fork(2) starts anew.
-    process: u32,
+    process: Option<ForkGuard>,
     claims: usize,
     file: Option<Arc<DavinciFile>>,
 }
@@ -28,7 +29,7 @@ struct Shared {
 /// A claim on the process's DEVMNG file.
 #[derive(Debug)]
 pub(crate) struct Devmng {
-    process: u32,
+    process: ForkGuard,
     path: PathBuf,
 }
 
@@ -44,11 +45,11 @@ pub(crate) struct Sign {
 impl Devmng {
     /// Takes a claim; opens nothing. `path` is the driver's device, used if this claim is the first to ask something.
     pub(crate) fn hold(path: &Path) -> Devmng {
-        let process = std::process::id();
+        let process = ForkGuard::new();
         let mut shared = lock();
-        if shared.process != process {
+        if shared.process != Some(process) {
             // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
-            *shared = Shared { process, claims: 0, file: None };
+            *shared = Shared { process: Some(process), claims: 0, file: None };
         }
         shared.claims += 1;
         Devmng { process, path: path.to_owned() }
@@ -145,7 +146,7 @@ impl Devmng {
 
     fn file(&self) -> Result<Arc<DavinciFile>> {
         let mut shared = lock();
-        if shared.process != self.process {
+        if self.process.in_child() {
             return Err(Error::OtherProcess { process: std::process::id() });
         }
         if let Some(file) = &shared.file {
@@ -166,9 +167,8 @@ impl Clone for Devmng {
 impl Drop for Devmng {
     fn drop(&mut self) {
         let mut shared = lock();
-        // A claim that was taken before a fork counts in the parent only. (In a child that never asked anything the count is a copy of the
-        // parent's, and letting it go closes nothing that the parent does not hold too.)
-        if shared.process == self.process {
+        // A claim that was taken before a fork counts in the parent only.
+        if !self.process.in_child() {
             shared.claims -= 1;
             if shared.claims == 0 {
                 shared.file = None;

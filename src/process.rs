@@ -12,6 +12,7 @@ mod tsd;
 use crate::devmng::{Devmng, Sign};
 use crate::discovery::LogicalId;
 use crate::error::Error;
+use crate::session::ForkGuard;
 use hdc::Connection;
 use nix::errno::Errno;
 use std::fmt;
@@ -239,7 +240,7 @@ pub struct DeviceProcess {
     device: LogicalId,
     tgid: u32,
     /// The process that started it: a child of fork(2) must leave it alone.
-    owner: u32,
+    owner: ForkGuard,
     patience: Duration,
     ended: bool,
     /// The registration must outlive the session, so this is the last field: fields are dropped in order.
@@ -274,7 +275,7 @@ impl DeviceProcess {
             connection,
             device,
             tgid,
-            owner: std::process::id(),
+            owner: ForkGuard::new(),
             patience: settings.close,
             ended: false,
             devmng,
@@ -302,7 +303,7 @@ impl DeviceProcess {
     }
 
     fn end(&mut self) -> Result<(), Failure> {
-        if std::mem::replace(&mut self.ended, true) || std::process::id() != self.owner {
+        if std::mem::replace(&mut self.ended, true) || self.owner.in_child() {
             return Ok(());
         }
         let deadline = Instant::now() + self.patience;
