@@ -120,6 +120,7 @@ impl Driver {
     /// open(2) of `path`; `None` if it is no path of the driver's. `backing` is the memfd that the client will hold: its pages are what mappings show.
     pub fn open(&mut self, caller: &Caller, path: &str, _flags: i32, backing: File) -> Option<Result<FileId, Errno>> {
         self.machine.advance(Instant::now());
+        self.machine.meet(caller.tgid);
         let kind = match path {
             ioctl::PATH => match self.machine.config.door.errno() {
                 Some(errno) => Err(errno),
@@ -337,4 +338,79 @@ fn node(path: &str) -> Option<u32> {
         return None;
     }
     number.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Place;
+    use crate::rig::{Process, Rig};
+    use ascend_ioctl::Generation;
+
+    /// A generator whose numbers look random and are the same in every run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        /// Small numbers, large numbers and addresses, as clients confuse them.
+        fn word(&mut self, address: u64) -> u64 {
+            match self.next() % 6 {
+                0 => self.next(),
+                1 => u64::MAX - self.next() % 4,
+                2 => address + self.next() % 64,
+                3 => 0,
+                _ => self.next() % 200,
+            }
+        }
+    }
+
+    #[test]
+    fn no_argument_makes_the_model_panic() {
+        for generation in Generation::ALL {
+            let places = vec![Place::host(), Place::container(&[1])];
+            let mut rig = Rig::new(Config { generation, places, virtual_instances: vec![100], ..Config::default() });
+            rig.driver.machine.put(200, 1);
+            let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
+            let processes = [Process(100), Process(200)];
+            let names = ["uda", "URD", "DEVMNG", "RESMNG"];
+            let mut files: Vec<FileId> =
+                processes.iter().flat_map(|it| names.map(|name| rig.module(*it, name).unwrap())).collect();
+            files.extend(processes.map(|process| rig.open(process, hdc::PATH).unwrap()));
+            let arg = rig.heap.put(&[0; 512]);
+            for _ in 0..4_000 {
+                for offset in (0..512).step_by(4) {
+                    let word = numbers.word(arg);
+                    if offset % 8 == 0 || word <= u64::from(u32::MAX) {
+                        let _ = crate::caller::Memory::write(&rig.heap, arg + offset, &(word as u32).to_ne_bytes());
+                    }
+                }
+                let file = files[numbers.next() as usize % files.len()];
+                let magics = [0x5500, 0x5600, 0x4D00, 0x4800, 0x5A00];
+                let mut request = magics[numbers.next() as usize % magics.len()] | (numbers.next() as u32 % 256);
+                // CLOSE would leave nothing to ask.
+                request = if request == ioctl::CLOSE.request() { 0x5601 } else { request };
+                let process = processes[numbers.next() as usize % 2];
+                rig.ioctl(process, file, request, arg);
+            }
+            rig.driver.close(files[0], true);
+            rig.driver.close(files[4], false);
+        }
+    }
+
+    #[test]
+    fn only_plain_numbers_name_a_device() {
+        assert_eq!(node("/dev/davinci0"), Some(0));
+        assert_eq!(node("/dev/davinci103"), Some(103));
+        for path in
+            ["/dev/davinci", "/dev/davinci_manager", "/dev/davinci01", "/dev/davinci+1", "/dev/davinci99999999999"]
+        {
+            assert_eq!(node(path), None, "{path}");
+        }
+    }
 }

@@ -161,14 +161,28 @@ impl Machine {
         self.surroundings(tgid).map(|place| place.namespace).unwrap_or_default()
     }
 
-    /// Puts a process into a place. To be done before it opens anything of the driver's.
+    /// Puts a process, and those that it starts afterwards, into a place. To be done before it opens anything of the driver's.
     pub fn put(&mut self, tgid: i32, place: usize) {
         self.placed.insert(tgid, place);
     }
 
-    /// The process is gone.
+    /// A process shows itself: it is where its nearest placed ancestor is.
+    pub(crate) fn meet(&mut self, tgid: i32) {
+        if self.placed.is_empty() || self.placed.contains_key(&tgid) {
+            return;
+        }
+        let mut ancestor = parent(tgid);
+        while let Some(of) = ancestor {
+            if let Some(place) = self.placed.get(&of).copied() {
+                self.placed.insert(tgid, place);
+                return;
+            }
+            ancestor = parent(of);
+        }
+    }
+
+    /// The address space of a process is gone.
     pub(crate) fn exit(&mut self, tgid: i32) {
-        self.placed.remove(&tgid);
         self.tables.exit(tgid);
     }
 
@@ -318,4 +332,12 @@ impl Machine {
         self.tables.added(id);
         id
     }
+}
+
+/// The process that started a process, while both live.
+fn parent(tgid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
+    // The name in parentheses may contain anything, so the fields are counted from its end.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
 }

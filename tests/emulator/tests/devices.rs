@@ -234,6 +234,13 @@ fn two_containers_number_the_same_cards_differently() {
                 assert_eq!(call(&numbering, uda::SETUP_DEV_TABLE, &mut setup), Ok(0));
                 assert_eq!(devices(&numbering), expected);
                 finish(numbering);
+                // Its own child is in the same container.
+                fork(|| {
+                    let numbering = module(davinci::module::UDA);
+                    assert_eq!(devices(&numbering), expected);
+                    finish(numbering);
+                })
+                .join();
             });
             let pid = client.pid();
             emulator.control(move |driver| driver.machine.put(pid, place));
