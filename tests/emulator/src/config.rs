@@ -150,6 +150,8 @@ pub struct Config {
     pub devices: u32,
     /// Bytes of HBM of each.
     pub hbm: u64,
+    /// Bytes of host memory that the driver can have.
+    pub host_memory: u64,
     /// How they are attached.
     pub attachment: Attachment,
     /// Whether the device process must be started by the client.
@@ -194,6 +196,7 @@ impl Default for Config {
             generation: Generation::NEWEST,
             devices: 2,
             hbm: 64 << 30,
+            host_memory: 16 << 30,
             attachment: Attachment::default(),
             device_process: DeviceProcess::default(),
             door: Door::default(),

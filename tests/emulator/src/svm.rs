@@ -1,47 +1,307 @@
 //! The memory driver, SVM v2 ("devmm").
+//!
+//! A file that is bound to this module gets one *process object* (ALLOC_PROC_STRUCT), which becomes a *session* when its owner calls INIT_PROCESS; a
+//! process has at most one. A session knows heaps (ranges of the address space with a kind), reservations in them, physical memory by handle, mappings
+//! of one in the other, and shares. Host memory is the session's own; device memory belongs to an agent, a process on the device, whose checks are
+//! inferred from code that the driver has in common with it.
+//!
+//! [`Svm::ioctl`] is the driver's dispatcher (`devmm_svm_ioctl`): what it checks, in which order, and what it copies. The handlers are in the
+//! modules below, one per noun.
+
+mod address_space;
+mod advise;
+mod agent;
+mod copy;
+mod handle;
+mod heap;
+mod klog;
+mod mapping;
+mod ranges;
+mod session;
+mod share;
+mod state;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use state::{HandleState, HeapState, MappingState, SessionState, ShareState, SvmState};
 
 use crate::caller::{Caller, Outcome};
-use crate::driver::{AddressSpaceChange, FileId, Mmap};
-use crate::machine::Machine;
+use crate::driver::FileId;
+use crate::machine::{HOST, Machine};
+use ascend_ioctl::Generation;
+use ascend_ioctl::command::{self, DeviceId, Needs};
+use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
 use nix::errno::Errno;
+use session::Process;
+use share::Shares;
+use std::collections::HashMap;
 use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+use store::Store;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Why a command is not done now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Refused, and why, for the kernel-log page.
+    Refused(Errno, &'static str),
+    /// It waits in the kernel until then. Nothing was changed yet.
+    Sleep(Instant),
+}
+
+type Answer<T = ()> = Result<T, Stop>;
+
+/// The answer of a check that failed.
+fn refuse<T>(errno: Errno, why: &'static str) -> Answer<T> {
+    Err(Stop::Refused(errno, why))
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Stop::Refused(errno, "the memory could not be accessed")
+    }
+}
+
+/// Identity of a process object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct ProcessId(u64);
+
+/// A file that is bound to the module.
+struct Bound {
+    /// What the client's mappings of the file show.
+    backing: Arc<File>,
+    /// ALLOC_PROC_STRUCT was called.
+    called: bool,
+    process: Option<ProcessId>,
+}
+
+/// What all sessions share.
+#[derive(Default)]
+struct World {
+    store: Store,
+    shares: Shares,
+}
 
 /// State of the SVM module: every process's session and every share.
 #[derive(Default)]
-pub struct Svm {}
+pub struct Svm {
+    files: HashMap<FileId, Bound>,
+    processes: HashMap<ProcessId, Process>,
+    /// Sessions by process: what EEXIST and the address-space hooks look at.
+    sessions: HashMap<i32, ProcessId>,
+    world: World,
+    last_process: u64,
+    /// Process objects that the kernel can never release: their file was closed after INIT_PROCESS had answered EEXIST.
+    stuck: u32,
+    /// The commands by number.
+    commands: Vec<Option<&'static SvmCommand>>,
+}
+
+/// A command of a session while it is carried out.
+struct Call<'a, 'm> {
+    machine: &'a mut Machine,
+    caller: &'a Caller<'m>,
+    world: &'a mut World,
+    process: &'a mut Process,
+    /// `head.devid` as the caller gave it.
+    logical: u32,
+    /// What it was converted to, for commands that convert it.
+    physical: u32,
+}
 
 impl Svm {
     /// A file was bound to the module. `backing` is the file that the client's mappings of it show: what is written there at
     /// `va - segment start` is what its CPU sees.
-    pub fn open(&mut self, _file: FileId, _caller: &Caller, _backing: File) {}
+    pub fn open(&mut self, file: FileId, _caller: &Caller, backing: File) {
+        self.files.insert(file, Bound { backing: Arc::new(backing), called: false, process: None });
+    }
 
     /// An ioctl on a bound file.
-    pub fn ioctl(
-        &mut self,
-        _machine: &mut Machine,
-        _caller: &Caller,
-        _file: FileId,
-        _request: u32,
-        _arg: u64,
-    ) -> Outcome {
-        Errno::EINVAL.into()
+    pub fn ioctl(&mut self, machine: &mut Machine, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
+        let mut argument = Arg::new_zeroed();
+        match self.dispatch(machine, caller, file, request, arg, &mut argument) {
+            Ok(()) => Ok(0).into(),
+            Err(Stop::Sleep(until)) => Outcome::Sleep(until),
+            Err(Stop::Refused(errno, why)) => {
+                let name = self.command(machine, command::number(request)).map_or("ioctl", |known| known.op.name());
+                klog::record(caller, name, request, &argument, errno, why);
+                errno.into()
+            }
+        }
     }
 
-    /// mmap of a bound file. On success the front lets the kernel do it at the hint.
-    pub fn mmap(&mut self, _machine: &mut Machine, _caller: &Caller, _file: FileId, _mmap: &Mmap) -> Result<(), Errno> {
-        Err(Errno::EINVAL)
+    /// The command with a number, if this generation has it.
+    fn command(&mut self, machine: &Machine, number: u8) -> Option<&'static SvmCommand> {
+        if self.commands.is_empty() {
+            let generation: Generation = machine.config.generation;
+            self.commands = (0..=u8::MAX).map(|number| generation.svm_by_number(number)).collect();
+        }
+        self.commands.get(usize::from(number)).copied().flatten()
     }
 
-    /// The caller is about to change its address space between 7 and 24 TiB (or somewhere that a dynamic mapping was recorded).
-    pub fn address_space_change(
+    fn dispatch(
         &mut self,
-        _machine: &mut Machine,
-        _caller: &Caller,
-        _change: &AddressSpaceChange,
-    ) -> Result<(), Errno> {
+        machine: &mut Machine,
+        caller: &Caller,
+        file: FileId,
+        request: u32,
+        address: u64,
+        arg: &mut Arg,
+    ) -> Answer {
+        let number = command::number(request);
+        let delta = machine.config.generation.delta();
+        let Some(bound) = self.files.get(&file) else {
+            return refuse(Errno::EINVAL, "the file is not bound to the memory module");
+        };
+        let process = bound.process;
+        if address == 0 {
+            return refuse(Errno::EINVAL, "the argument is a null pointer");
+        }
+        if command::magic(request) != svm::MAGIC || number >= delta.svm_numbers {
+            return refuse(Errno::EINVAL, "no such command");
+        }
+        if command::writes(request) && caller.memory.read(address, arg.as_mut_bytes()).is_err() {
+            return refuse(Errno::EINVAL, "the argument cannot be read");
+        }
+        let known = self.command(machine, number);
+        match known.map(|known| known.op) {
+            Some(Op::AllocProcStruct) => self.alloc_process(machine, caller, file)?,
+            Some(Op::GetMmapInfo) => session::mmap_info(machine, caller, arg)?,
+            _ => {
+                if number < delta.svm_private_numbers {
+                    let is_init = Some(request) == svm::stable(Op::InitProcess);
+                    let process = process.and_then(|id| self.processes.get(&id));
+                    if process.is_none_or(|process| !is_init && !process.belongs_to(caller)) {
+                        return refuse(Errno::EINVAL, "the calling process has no session on this file");
+                    }
+                }
+                let Some(known) = known.filter(|known| known.command.handled) else {
+                    return refuse(Errno::EOPNOTSUPP, "this driver has no handler for the command");
+                };
+                self.handle(machine, caller, process, known, arg)?;
+            }
+        }
+        // The command is done, whether its caller learns the answer or not.
+        if command::reads(request) && caller.memory.write(address, arg.as_bytes()).is_err() {
+            return refuse(Errno::EINVAL, "the answer cannot be written; the command was carried out");
+        }
         Ok(())
     }
 
-    /// The last reference to the file is gone. `alive` tells whether the process that it belongs to still has its address space.
-    pub fn release(&mut self, _machine: &mut Machine, _file: FileId, _alive: bool) {}
+    /// Converts the device id and runs the handler.
+    fn handle(
+        &mut self,
+        machine: &mut Machine,
+        caller: &Caller,
+        id: Option<ProcessId>,
+        known: &SvmCommand,
+        arg: &mut Arg,
+    ) -> Answer {
+        let logical = arg.head.device;
+        let mut physical = logical;
+        if known.command.device_id != DeviceId::Raw {
+            let process = id.and_then(|id| self.processes.get_mut(&id));
+            physical = to_physical(machine, caller, process, logical)?;
+            arg.head.logical = logical;
+            arg.head.device = physical;
+        }
+        if known.op == Op::InitProcess {
+            return self.init_process(machine, caller, id, arg);
+        }
+        if known.command.needs == Needs::File && known.op == Op::MemMapCap {
+            return advise::map_capability(arg);
+        }
+        let Some(process) = id.and_then(|id| self.processes.get_mut(&id)) else {
+            return refuse(Errno::EINVAL, "the calling process has no session on this file");
+        };
+        let mut call = Call { machine, caller, world: &mut self.world, process, logical, physical };
+        match known.op {
+            Op::SetupDevice => call.setup_device(arg),
+            Op::PrepareCloseDevice => call.prepare_close_device(),
+            Op::CloseDevice => call.close_device(),
+            Op::UpdateHeap => call.update_heap(arg),
+            Op::Alloc => call.alloc(arg),
+            Op::FreePages => call.free_pages(arg),
+            Op::MemCreate => call.mem_create(arg),
+            Op::MemRelease => call.mem_release(arg),
+            Op::MemHandleSetAttr => call.handle_set_attr(arg),
+            Op::MemHandleGetAttr => call.handle_get_attr(arg),
+            Op::MemMap => call.mem_map(arg),
+            Op::MemUnmap => call.mem_unmap(arg),
+            Op::MemQueryOwner => call.query_owner(arg),
+            Op::MemSetAccess => call.set_access(arg),
+            Op::MemGetAccess => call.get_access(arg),
+            Op::ReserveAddrInfoQuery => call.reserve_address_info(arg),
+            Op::MemExport => call.mem_export(arg),
+            Op::MemImport => call.mem_import(arg),
+            Op::MemSetPid => call.mem_set_pid(arg),
+            Op::MemSetAttr => call.mem_set_attr(arg),
+            Op::MemGetAttr => call.mem_get_attr(arg),
+            Op::MemGetInfo => call.mem_get_info(arg),
+            Op::Memcpy => call.memcpy(arg),
+            Op::Memcpy2d => call.memcpy_2d(arg),
+            Op::MemcpyBatch => call.memcpy_batch(arg),
+            Op::AsyncMemcpy => call.async_memcpy(arg),
+            Op::MemcpyResultRefresh => call.refresh(arg),
+            Op::Memset8 => call.memset(arg),
+            Op::Advise => call.advise(arg),
+            Op::Prefetch => call.prefetch(arg),
+            Op::QueryMemUsedInfo => call.query_used(arg),
+            Op::CheckMemInfo => call.check_info(arg),
+            Op::MemMapCap => advise::map_capability(arg),
+            // The rest has handlers in the driver, for features of the vendor's runtime that have no place in this model (address conversion for
+            // its task queues, its own inter-process memory, managed memory). What they answer here is our choice.
+            _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),
+        }
+    }
+
+    /// Carries bytes between windows on the same memory. To be called every few milliseconds while [`Svm::is_aliased`].
+    pub fn settle_windows(&mut self) {
+        self.world.store.settle();
+    }
+
+    /// Whether some memory is seen by CPUs at more than one place.
+    pub fn is_aliased(&self) -> bool {
+        self.world.store.is_aliased()
+    }
+
+    /// Bytes in use on a device, or on the host (65).
+    pub fn used(&self, physical: u32) -> u64 {
+        self.world.store.used(physical)
+    }
+}
+
+/// The driver's id conversion (`devmm_convert_id_from_vir_to_phy`). What was found once is good for the life of the process object.
+fn to_physical(machine: &mut Machine, caller: &Caller, process: Option<&mut Process>, logical: u32) -> Answer<u32> {
+    if logical >= svm::DEVICE_IDS {
+        return refuse(Errno::ENODEV, "there are no device ids this large");
+    }
+    if logical == HOST || logical == svm::HOST_AGENT_ID {
+        return Ok(logical);
+    }
+    if let Some(&known) = process.as_ref().and_then(|process| process.translated.get(&logical)) {
+        return Ok(known);
+    }
+    let Ok(physical) = machine.physical(caller, logical) else {
+        return refuse(Errno::EINVAL, "the caller has no such device");
+    };
+    if let Some(process) = process {
+        process.translated.insert(logical, physical);
+    }
+    Ok(physical)
+}
+
+/// Puts a struct into the argument's union.
+fn put<P: svm::Para>(arg: &mut Arg, para: &P) {
+    // A member is never longer than the union, so this writes all of it.
+    let _ = para.write_to_prefix(arg.data.as_mut_bytes());
+}
+
+/// The host's page size.
+fn page_size() -> u64 {
+    // SAFETY: sysconf only reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).unwrap_or(4096)
 }

@@ -1,0 +1,248 @@
+//! What a process does to its own address space: the driver watches, and takes some of it for the end of the session.
+//!
+//! The driver sees the *ranges of the calls*: one that is exactly a segment it knows ends the session, a larger one goes unnoticed, and one that splits a
+//! mapping ends the session as well. SOMA and UVM are left out of all this. Sessions that mapped nothing are as fragile: ranges that are exactly one
+//! of the driver's areas end them, whatever lies there.
+
+use super::session::{Process, Stage, Vma, host_pin_start};
+use super::store::for_each_data;
+use super::{ProcessId, Svm, page_size};
+use crate::caller::Caller;
+use crate::driver::{AddressSpaceChange, ChangeKind};
+use crate::machine::Machine;
+use crate::trap::Trap;
+use ascend_ioctl::svm;
+use nix::errno::Errno;
+use std::ops::Range;
+
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+/// How a change lies to a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cover {
+    Nothing,
+    Part,
+    Whole,
+}
+
+fn cover(vma: &Vma, range: &Range<u64>) -> Cover {
+    if range.end <= vma.start || range.start >= vma.end() {
+        Cover::Nothing
+    } else if range.start <= vma.start && range.end >= vma.end() {
+        Cover::Whole
+    } else {
+        Cover::Part
+    }
+}
+
+/// Whether a range is exactly one of the driver's areas of the SVM range (`_devmm_mem_is_in_vma_range`).
+fn is_area(range: &Range<u64>) -> bool {
+    let start = svm::SVM_START;
+    let size = range.end - range.start;
+    let slot = size == 16 * GIB
+        && range.start >= start
+        && (range.start - start) % (32 * GIB) == 0
+        && (range.start - start) / (32 * GIB) < u64::from(svm::PHYSICAL_DEVICES);
+    slot || *range == (start..start + svm::SVM_SIZE)
+        || *range == (start..start + 2 * TIB)
+        || *range == (start + 2 * TIB..start + 2 * TIB + 256 * GIB)
+        || *range == (start + 2 * TIB + 256 * GIB..svm::NORMAL_START)
+        || *range == (svm::NORMAL_START..svm::DYNAMIC_START)
+}
+
+impl Process {
+    /// The mappings of a process that this is about: those whose splitting ends a session, and the others.
+    fn vmas(&self, machine: &Machine, tgid: i32) -> impl Iterator<Item = (Slot, Vma, bool)> {
+        let host_pin = machine.config.generation.delta().segments.len();
+        let segments = self.segments.iter().map(move |(&number, vma)| (Slot::Segment(number), *vma, number == 0 || number == host_pin));
+        let dynamics = self.dynamics.iter().filter_map(|(&start, dynamic)| Some((Slot::Dynamic(start), dynamic.vma?, true)));
+        segments.chain(dynamics).filter(move |(_, vma, _)| vma.tgid == tgid)
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        match slot {
+            Slot::Segment(number) => drop(self.segments.remove(&number)),
+            Slot::Dynamic(start) => {
+                if let Some(dynamic) = self.dynamics.get_mut(&start) {
+                    dynamic.vma = None;
+                }
+            }
+        }
+    }
+
+    /// Reports what a CPU touched where nothing was mapped. On the real driver the touch itself is SIGSEGV, or in the SOMA segment a thread that
+    /// spins in the kernel for ever; here the page is found when the file is looked at.
+    pub fn report_touches(&self, machine: &mut Machine) {
+        let mut found = None;
+        // Pages may come in larger pieces than one: only what is far from every window is certain.
+        let near = |offset: u64| {
+            let low = offset / svm::HUGE_PAGE * svm::HUGE_PAGE;
+            let before = self.windows.range(..low + svm::HUGE_PAGE).next_back();
+            before.is_some_and(|(&start, &length)| start + length > low)
+        };
+        let _ = for_each_data(&self.backing, 0, i64::MAX as u64, |offset, length| {
+            let mut at = offset;
+            while at < offset + length as u64 {
+                if !near(at) {
+                    found = Some(at);
+                    return Err(Errno::ECANCELED);
+                }
+                at = (at / svm::HUGE_PAGE + 1) * svm::HUGE_PAGE;
+            }
+            Ok(())
+        });
+        let Some(offset) = found else { return };
+        let touchable = self.segments.values().filter(|vma| vma.prot != libc::PROT_NONE);
+        let candidates: Vec<String> = touchable
+            .filter(|vma| (vma.offset..vma.offset + vma.size).contains(&offset))
+            .map(|vma| format!("{:#x}", vma.start + (offset - vma.offset)))
+            .collect();
+        let soma = self.segments.values().any(|vma| {
+            vma.start == svm::SOMA_START && vma.prot != libc::PROT_NONE && offset < vma.offset + vma.size
+        });
+        let hang = if soma { "; if it was the one in the SOMA segment, the thread would hang in the kernel for ever" } else { "" };
+        let detail = format!(
+            "the CPU touched an address of the driver's where no memory is mapped (offset {offset:#x} of the file; mapped there: {}): SIGSEGV{hang}",
+            if candidates.is_empty() { "nothing any more".to_owned() } else { candidates.join(", ") }
+        );
+        machine.traps.push(Trap { name: "touch-of-unmapped-address", tgid: self.tgid, detail });
+    }
+}
+
+/// Names a mapping of a process.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Segment(usize),
+    Dynamic(u64),
+}
+
+impl Svm {
+    /// The caller is about to change its address space between 7 and 24 TiB (or somewhere that a dynamic mapping was recorded). The answer is the
+    /// kernel's where the driver's mappings decide it; otherwise the system call goes its way.
+    pub fn address_space_change(
+        &mut self,
+        machine: &mut Machine,
+        caller: &Caller,
+        change: &AddressSpaceChange,
+    ) -> Result<(), Errno> {
+        let page = page_size();
+        let range = change.start..change.start.saturating_add(change.length.saturating_add(page - 1) / page * page);
+        let concerned: Vec<ProcessId> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| {
+                let session = process.stage == Stage::Session && process.tgid == caller.tgid;
+                session || process.vmas(machine, caller.tgid).next().is_some()
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        let mut answer = Ok(());
+        for id in concerned {
+            answer = answer.and(self.change_one(machine, caller, id, &change.kind, &range));
+        }
+        answer
+    }
+
+    fn change_one(
+        &mut self,
+        machine: &mut Machine,
+        caller: &Caller,
+        id: ProcessId,
+        kind: &ChangeKind,
+        range: &Range<u64>,
+    ) -> Result<(), Errno> {
+        let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
+        let met: Vec<(Slot, Vma, bool, Cover)> = process
+            .vmas(machine, caller.tgid)
+            .map(|(slot, vma, fragile)| (slot, vma, fragile, cover(&vma, range)))
+            .filter(|(.., cover)| *cover != Cover::Nothing)
+            .collect();
+        let splits = met.iter().any(|(_, _, fragile, cover)| *fragile && *cover == Cover::Part);
+        let mut ends = false;
+        match *kind {
+            ChangeKind::Unmap => {
+                process.report_touches(machine);
+                ends = process.unmap_ends(machine, caller.tgid, range) || splits;
+                for (slot, _, _, cover) in &met {
+                    if *cover == Cover::Whole {
+                        process.forget(*slot);
+                    }
+                }
+                process.forget_dynamic(range);
+            }
+            ChangeKind::Protect(prot) => {
+                ends = met.iter().any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
+                for (slot, _, _, cover) in &met {
+                    if *cover == Cover::Whole {
+                        process.protect(*slot, prot);
+                    }
+                }
+            }
+            ChangeKind::Advise(advice) => match advice {
+                libc::MADV_DONTNEED if met.is_empty() => ends = is_area(range),
+                libc::MADV_DONTNEED | libc::MADV_DODUMP | libc::MADV_DOFORK | libc::MADV_FREE | libc::MADV_REMOVE
+                    if !met.is_empty() =>
+                {
+                    return Err(Errno::EINVAL);
+                }
+                libc::MADV_RANDOM | libc::MADV_SEQUENTIAL | libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => ends = splits,
+                _ => {}
+            },
+            ChangeKind::Bind(_) => ends = splits,
+            ChangeKind::Remap { length, fixed } => {
+                if met.is_empty() {
+                    return Ok(());
+                }
+                let old = range.end - range.start;
+                if fixed {
+                    return Err(Errno::EINVAL);
+                }
+                if old == 0 || length > old {
+                    return Err(Errno::EFAULT);
+                }
+                if length < old {
+                    ends = met.iter().any(|(_, _, fragile, _)| *fragile);
+                }
+            }
+        }
+        if ends {
+            self.kill(id);
+        }
+        Ok(())
+    }
+}
+
+impl Process {
+    /// Whether a munmap of exactly this range ends the session (`_devmm_notifier_start`).
+    fn unmap_ends(&self, machine: &Machine, tgid: i32, range: &Range<u64>) -> bool {
+        if self.stage != Stage::Session || self.tgid != tgid {
+            return false;
+        }
+        if let Some(dynamic) = self.dynamics.get(&range.start).filter(|it| range.start + it.size == range.end) {
+            return dynamic.vma.is_some() && self.heap(range.start).is_some();
+        }
+        let host_pin = machine.config.generation.delta().segments.len();
+        let start = host_pin_start(machine);
+        is_area(range)
+            || (*range == (start..start + svm::HOST_PIN_SIZE) && self.segments.contains_key(&host_pin) && self.host_pin)
+    }
+
+    /// A dynamic range that is unmapped as a whole, and has no heap, is forgotten.
+    fn forget_dynamic(&mut self, range: &Range<u64>) {
+        let exact = self.dynamics.get(&range.start).is_some_and(|it| range.start + it.size == range.end && it.vma.is_none());
+        if exact && self.heap(range.start).is_none() {
+            self.dynamics.remove(&range.start);
+        }
+    }
+
+    fn protect(&mut self, slot: Slot, prot: i32) {
+        let vma = match slot {
+            Slot::Segment(number) => self.segments.get_mut(&number),
+            Slot::Dynamic(start) => self.dynamics.get_mut(&start).and_then(|dynamic| dynamic.vma.as_mut()),
+        };
+        if let Some(vma) = vma {
+            vma.prot = prot;
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! ADVISE, PREFETCH (access for peers), and the questions about memory: QUERY_MEM_USEDINFO, CHECK_MEMINFO, MEM_MAP_CAP.
+
+use super::{Answer, Call, agent, put, refuse};
+use ascend_ioctl::svm::{self, Arg};
+use nix::errno::Errno;
+
+/// Most addresses of CHECK_MEMINFO.
+const ADDRESSES: u32 = 1024;
+
+/// Kinds of units on the device that MEM_MAP_CAP knows.
+const UNITS: u32 = 10;
+
+impl Call<'_, '_> {
+    /// ADVISE. For reservations there is nothing to advise, but the driver looks.
+    pub(super) fn advise(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::Advise = arg.para();
+        self.process.refer_idle(para.address, para.size)?;
+        let Some(heap) = self.process.heap(para.address) else {
+            return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
+        };
+        if !heap.holds(para.address, para.size) {
+            return refuse(Errno::EINVAL, "the range is empty or leaves the heap");
+        }
+        let chunks = heap.chunks(para.address, para.size);
+        if heap.is_reserve() && !heap.is_reserved(chunks) {
+            return refuse(Errno::EINVAL, "part of the range is not reserved");
+        }
+        if para.advice & svm::ADVISE_PERSISTENT != 0 && heap.is_reserve() {
+            return self.message(self.physical);
+        }
+        if para.advice & svm::ADVISE_POPULATE != 0 {
+            // For reservations the driver refuses this; for other heaps it is how the vendor's library allocates, which this model does not do.
+            return refuse(Errno::EOPNOTSUPP, "memory is not made by advice here");
+        }
+        Ok(())
+    }
+
+    /// PREFETCH: lets another device of the process reach device memory.
+    pub(super) fn prefetch(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::Advise = arg.para();
+        self.process.refer_idle(para.address, para.size)?;
+        let Some(heap) = self.process.heap(para.address) else {
+            return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
+        };
+        if !heap.holds(para.address, para.size) {
+            return refuse(Errno::EINVAL, "the range is empty or leaves the heap");
+        }
+        if !heap.is_reserved(heap.chunks(para.address, para.size)) {
+            return refuse(Errno::EINVAL, "part of the range is not reserved");
+        }
+        let Some(mapping) = heap.mapping(para.address) else {
+            return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address");
+        };
+        if mapping.imported {
+            return refuse(Errno::EINVAL, "imported memory cannot be shared with peers");
+        }
+        if mapping.physical == self.physical {
+            return Ok(());
+        }
+        self.message(self.physical)
+    }
+
+    /// QUERY_MEM_USEDINFO: asks the device; no session on it is needed.
+    pub(super) fn query_used(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemUsedInfo = arg.para();
+        agent::link(self.machine, self.physical, self.caller.arrived)?;
+        // The emulated device has HBM only, and all of it serves huge and normal pages alike; it is told under huge pages.
+        let hbm = matches!(para.memory, 2 | 4);
+        let total = if hbm { self.machine.config.hbm } else { 0 };
+        let used = if hbm { self.world.store.used(self.physical) } else { 0 };
+        para.normal_total_size = 0;
+        para.normal_free_size = 0;
+        para.huge_total_size = total;
+        para.huge_free_size = total.saturating_sub(used);
+        para.giant_total_size = 0;
+        para.giant_free_size = 0;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// CHECK_MEMINFO: whether all addresses have memory of the wanted kind, of this device.
+    pub(super) fn check_info(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::CheckMemInfo = arg.para();
+        if para.addresses == 0 {
+            return refuse(Errno::EINVAL, "the list is a null pointer");
+        }
+        if para.count == 0 || para.count > ADDRESSES {
+            return refuse(Errno::EINVAL, "the number of addresses is out of range");
+        }
+        for address in self.read_words(para.addresses, para.count)? {
+            let Some(heap) = self.process.heap(address) else {
+                return refuse(Errno::EFAULT, "an address lies in no heap");
+            };
+            let mapping = heap.mapping(address);
+            let chunk = heap.chunks(address, 1);
+            if mapping.is_none() && heap.stale.first_in(chunk).is_none() {
+                return refuse(Errno::EFAULT, "an address has no memory");
+            }
+            if para.heap_subtype_mask & 1 << heap.sub_kind == 0 {
+                return refuse(Errno::EFAULT, "an address is of another kind");
+            }
+            let foreign = |it: &super::mapping::Mapping| it.side == svm::SIDE_DEVICE && it.physical != self.physical;
+            if mapping.is_some_and(foreign) {
+                return refuse(Errno::EFAULT, "an address is of another device");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// MEM_MAP_CAP: which units of the device can reach the host's memory. What they can is made up: all of them, as no unit is emulated.
+pub fn map_capability(arg: &mut Arg) -> Answer {
+    let mut para: svm::MapCapability = arg.para();
+    if para.acc_module_type >= UNITS {
+        return refuse(Errno::EINVAL, "no such unit");
+    }
+    para.mem_map_capability = 1;
+    put(arg, &para);
+    Ok(())
+}

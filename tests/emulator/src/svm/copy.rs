@@ -1,0 +1,422 @@
+//! Copies and fills: MEMCPY, MEMCPY2D, MEMCPY_BATCH, ASYNC_MEMCPY with its refresh, MEMSET8.
+//!
+//! An address is the host's (pageable memory, or a host mapping) or a device's. The driver copies between host and device and between devices; copies from host to host, and
+//! fills of host memory, it answers with success and leaves to the caller. The ranges are checked by a walk over whole mappings, which misses the end of a
+//! range that begins inside one: then the mapped part is written before the copy fails.
+
+use super::session::Process;
+use super::store::BlockId;
+use super::{Answer, Call, agent, put, refuse};
+use crate::caller::Fault;
+use crate::machine::HOST;
+use ascend_ioctl::svm::{self, Arg};
+use nix::errno::Errno;
+use std::collections::BTreeMap;
+
+/// Task ids go round here.
+const TASK_IDS: i32 = 65535;
+
+/// An asynchronous copy that was not refreshed.
+#[derive(Debug)]
+pub struct Task {
+    source: u64,
+    destination: u64,
+    size: u64,
+    failed: bool,
+}
+
+/// The asynchronous copies of a session.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    next: i32,
+    tasks: BTreeMap<i32, Task>,
+}
+
+impl Tasks {
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    fn take_id(&mut self) -> i32 {
+        loop {
+            let id = self.next;
+            self.next = (id + 1) % TASK_IDS;
+            if !self.tasks.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}
+
+/// How a copy was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Sync,
+    Async,
+    /// With the device of the elements before.
+    Batch(Option<u32>),
+}
+
+/// What is at an address.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// `None` is the host.
+    device: Option<u32>,
+    imported: bool,
+    /// Device memory that the host sees through a BAR.
+    bar: bool,
+}
+
+/// Pageable memory of the caller.
+const PAGEABLE: Place = Place { device: None, imported: false, bar: false };
+
+/// A copy that passed its checks.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    direction: u32,
+    /// The device whose engine does it.
+    device: u32,
+}
+
+impl Process {
+    /// What is at an address (`devmm_get_memory_attributes`).
+    fn place(&self, address: u64) -> Answer<Place> {
+        if !self.is_svm(address) {
+            return Ok(PAGEABLE);
+        }
+        let Some(heap) = self.heap(address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        let Some(mapping) = heap.mapping(address) else {
+            if heap.is_reserve() {
+                return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address");
+            }
+            // Memory of heaps other than reservations is made by ADVISE, which this model does not do.
+            return refuse(Errno::EINVAL, "the address has no memory");
+        };
+        let device = (mapping.side == svm::SIDE_DEVICE).then_some(mapping.physical);
+        Ok(Place { device, imported: mapping.imported, bar: mapping.bar })
+    }
+
+    /// Whether a range lies in its heap. Addresses that are not the module's always do.
+    fn in_heap(&self, address: u64, size: u64) -> bool {
+        !self.is_svm(address) || self.heap(address).is_some_and(|heap| heap.holds(address, size))
+    }
+
+    /// Whether a range covers memory of several devices, or own and imported memory (`devmm_va_is_multi_dev_map`).
+    fn is_mixed(&self, address: u64, size: u64) -> bool {
+        let Some(heap) = self.heap(address).filter(|heap| self.is_svm(address) && heap.is_reserve()) else {
+            return false;
+        };
+        let mut first = None;
+        let mut at = address;
+        while at < address + size {
+            let Some(mapping) = heap.mapping(at) else { return false };
+            let kind = (mapping.physical, mapping.imported);
+            if *first.get_or_insert(kind) != kind {
+                return true;
+            }
+            at = mapping.end();
+        }
+        false
+    }
+
+    /// The memory at an address: the block, the offset in it, and how many of `size` bytes lie in the same mapping.
+    fn resolve(&self, address: u64, size: u64) -> Option<(BlockId, u64, u64)> {
+        let mapping = self.heap(address)?.mapping(address)?;
+        Some((mapping.block, address - mapping.start, size.min(mapping.end() - address)))
+    }
+
+    /// Holds, or lets go, what an asynchronous copy uses.
+    fn hold(&mut self, address: u64, size: u64, hold: bool) {
+        if !self.is_svm(address) {
+            return;
+        }
+        let Some(heap) = self.heap_mut(address) else { return };
+        let step = |count: u64| if hold { count + 1 } else { count.saturating_sub(1) };
+        // The mappings may have gone meanwhile, with their heap or their device.
+        for start in heap.walk(address, size).unwrap_or_default() {
+            if let Some(mapping) = heap.mappings.get_mut(&start) {
+                mapping.readers = step(u64::from(mapping.readers)) as u32;
+            }
+        }
+        if let Some(reservation) = heap.reservation_mut(address) {
+            reservation.counter = step(reservation.counter);
+        }
+    }
+}
+
+impl Call<'_, '_> {
+    /// MEMCPY.
+    pub(super) fn memcpy(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::Memcpy = arg.para();
+        self.process.refer(para.destination, Some(para.size))?;
+        self.process.refer(para.source, Some(para.size))?;
+        if para.device_local != 0 {
+            if para.direction != svm::COPY_DEVICE_TO_HOST {
+                return refuse(Errno::EOPNOTSUPP, "device-local addresses can only be read");
+            }
+            return refuse(Errno::EINVAL, "the emulated device has no local addresses");
+        }
+        let plan = self.plan(para.destination, para.source, para.size, para.direction, Mode::Sync)?;
+        self.carry(plan, para.destination, para.source, para.size)?;
+        para.direction = plan.direction;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// The checks of a copy (`devmm_memcpy_proc`), up to the transfer.
+    fn plan(&mut self, destination: u64, source: u64, size: u64, direction: u32, mode: Mode) -> Answer<Plan> {
+        let from = self.process.place(source)?;
+        let to = self.process.place(destination)?;
+        if size == 0 {
+            return refuse(Errno::EINVAL, "there is nothing to copy");
+        }
+        if !self.process.in_heap(source, size) || !self.process.in_heap(destination, size) {
+            return refuse(Errno::EINVAL, "the range leaves its heap");
+        }
+        if self.process.is_mixed(source, size) || self.process.is_mixed(destination, size) {
+            return refuse(Errno::EINVAL, "the range covers memory of several owners");
+        }
+        let (real, device) = match (from.device, to.device) {
+            (None, None) => (svm::COPY_HOST_TO_HOST, HOST),
+            (None, Some(device)) => (svm::COPY_HOST_TO_DEVICE, device),
+            (Some(device), None) => (svm::COPY_DEVICE_TO_HOST, device),
+            (Some(device), Some(_)) => (svm::COPY_DEVICE_TO_DEVICE, device),
+        };
+        if direction < svm::COPY_DETECT && direction != real {
+            return refuse(Errno::EINVAL, "the direction is another one");
+        }
+        let one_way = matches!(real, svm::COPY_HOST_TO_DEVICE | svm::COPY_DEVICE_TO_HOST);
+        if mode != Mode::Sync && !one_way {
+            return refuse(Errno::EINVAL, "only copies between host and device can be done this way");
+        }
+        if mode == Mode::Async && !self.process.agents.get(&device).is_some_and(|agent| agent.allows_async) {
+            return refuse(Errno::ENONET, "the device is closing");
+        }
+        if let Mode::Batch(before) = mode {
+            if (to.device.is_some() && to.imported) || (from.device.is_some() && from.imported) {
+                return refuse(Errno::EOPNOTSUPP, "imported memory cannot be copied in a batch");
+            }
+            if before.is_some_and(|before| before != device) {
+                return refuse(Errno::EINVAL, "a batch is for one device");
+            }
+        }
+        if one_way && (from.bar || to.bar) {
+            return refuse(Errno::EOPNOTSUPP, "device memory that the host imported is not copied by the device");
+        }
+        if real == svm::COPY_DEVICE_TO_DEVICE && from.device == to.device && (from.imported || to.imported) {
+            return refuse(Errno::EOPNOTSUPP, "imported memory is not copied within one device");
+        }
+        if real != svm::COPY_HOST_TO_HOST && mode != Mode::Async {
+            self.transfer(device)?;
+            if let Some(other) = to.device.filter(|other| *other != device) {
+                self.transfer(other)?;
+            }
+        }
+        Ok(Plan { direction: real, device })
+    }
+
+    /// Moves the bytes, in the pieces that the driver makes of a copy. A failure leaves the pieces before it done.
+    fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
+        if plan.direction == svm::COPY_HOST_TO_HOST {
+            return Ok(());
+        }
+        let piece = match size {
+            ..=783_360 => 256 << 10,
+            ..=1_310_720 => 512 << 10,
+            ..=3_145_728 => 1 << 20,
+            _ => 2 << 20,
+        };
+        let mut buffer = vec![0; piece.min(size) as usize];
+        let mut done = 0;
+        while done < size {
+            let (from, to) = (source + done, destination + done);
+            let mut length = piece.min(size - done);
+            let source = self.reach(from, &mut length)?;
+            let destination = self.reach(to, &mut length)?;
+            let bytes = &mut buffer[..length as usize];
+            match source {
+                Some((block, offset)) => self.world.store.read(block, offset, bytes)?,
+                None => self.caller.memory.read(from, bytes).or_else(unpinned)?,
+            }
+            match destination {
+                Some((block, offset)) => self.world.store.write(block, offset, bytes)?,
+                None => self.caller.memory.write(to, bytes).or_else(unpinned)?,
+            }
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Where an address is, and how far from there: `None` in the caller's own memory.
+    fn reach(&self, address: u64, length: &mut u64) -> Answer<Option<(BlockId, u64)>> {
+        if !self.process.is_svm(address) {
+            return Ok(None);
+        }
+        let Some((block, offset, run)) = self.process.resolve(address, *length) else {
+            return refuse(Errno::EFAULT, "the copy ran into an address where nothing is mapped");
+        };
+        *length = run;
+        Ok(Some((block, offset)))
+    }
+
+    /// MEMCPY2D: row by row.
+    pub(super) fn memcpy_2d(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::Memcpy2d = arg.para();
+        self.process.refer(para.destination, None)?;
+        self.process.refer(para.source, None)?;
+        if para.width > para.destination_pitch || para.width > para.source_pitch {
+            return refuse(Errno::EINVAL, "the width is larger than a pitch");
+        }
+        if para.width == 0 || para.height == 0 {
+            return refuse(Errno::EINVAL, "there is nothing to copy");
+        }
+        if para.direction == svm::COPY_HOST_TO_HOST || para.direction > svm::COPY_DETECT {
+            return refuse(Errno::EOPNOTSUPP, "the direction must be said");
+        }
+        let wraps = para.source.checked_add(para.source_pitch).is_none()
+            || para.destination.checked_add(para.destination_pitch).is_none();
+        if para.height != 1 && wraps {
+            return refuse(Errno::EINVAL, "the pitch leaves the address space");
+        }
+        if para.direction >= svm::COPY_DEVICE_TO_DEVICE {
+            return refuse(Errno::EOPNOTSUPP, "only copies between host and device have rows");
+        }
+        let (mut source, mut destination) = (para.source, para.destination);
+        for _ in 0..para.height {
+            for address in [source, destination] {
+                if !(svm::SVM_START..svm::SVM_START + svm::SVM_SIZE).contains(&address) {
+                    continue;
+                }
+                let heap = self.process.heap(address);
+                if heap.is_none_or(|heap| heap.is_reserve() && heap.walk(address, para.width).is_none()) {
+                    return refuse(Errno::EINVAL, "part of a row is not mapped");
+                }
+            }
+            let plan = self.plan(destination, source, para.width, para.direction, Mode::Sync)?;
+            self.carry(plan, destination, source, para.width)?;
+            source = source.wrapping_add(para.source_pitch);
+            destination = destination.wrapping_add(para.destination_pitch);
+        }
+        Ok(())
+    }
+
+    /// MEMCPY_BATCH: elements before a failing one stay copied.
+    pub(super) fn memcpy_batch(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::MemcpyBatch = arg.para();
+        if para.destinations == 0 || para.sources == 0 || para.sizes == 0 || para.count == 0 {
+            return refuse(Errno::EINVAL, "there is nothing to copy");
+        }
+        if para.count > svm::BATCH {
+            return refuse(Errno::EOPNOTSUPP, "there are too many copies");
+        }
+        let destinations = self.read_words(para.destinations, para.count)?;
+        let sources = self.read_words(para.sources, para.count)?;
+        let sizes = self.read_words(para.sizes, para.count)?;
+        let mut first: Option<Plan> = None;
+        for ((destination, source), size) in destinations.into_iter().zip(sources).zip(sizes) {
+            self.process.refer(destination, Some(size))?;
+            self.process.refer(source, Some(size))?;
+            let direction = first.map_or(svm::COPY_DETECT, |plan| plan.direction);
+            let mode = Mode::Batch(first.map(|plan| plan.device));
+            let plan = self.plan(destination, source, size, direction, mode)?;
+            self.carry(plan, destination, source, size)?;
+            first.get_or_insert(plan);
+        }
+        Ok(())
+    }
+
+    /// An array of the caller's.
+    pub(super) fn read_words(&self, address: u64, count: u32) -> Answer<Vec<u64>> {
+        let mut bytes = vec![0; count as usize * 8];
+        if self.caller.memory.read(address, &mut bytes).is_err() {
+            return refuse(Errno::EINVAL, "an array cannot be read");
+        }
+        let words = bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+        Ok(words.collect())
+    }
+
+    /// ASYNC_MEMCPY. The bytes move at once; what it uses is held until the refresh.
+    pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::AsyncMemcpy = arg.para();
+        let (destination, source, size) = (para.destination, para.source, para.size);
+        self.process.refer(destination, Some(size))?;
+        self.process.refer(source, Some(size))?;
+        let plan = self.plan(destination, source, size, svm::COPY_DETECT, Mode::Async)?;
+        if self.process.tasks.len() >= svm::ASYNC_TASKS {
+            return refuse(Errno::ENOSPC, "too many copies were not refreshed");
+        }
+        self.message(plan.device)?;
+        // A broken link is found out by the refresh.
+        let failed = agent::link_broken(self.machine);
+        if !failed {
+            self.carry(plan, destination, source, size)?;
+        }
+        let id = self.process.tasks.take_id();
+        self.process.tasks.tasks.insert(id, Task { source, destination, size, failed });
+        self.process.hold(source, size, true);
+        self.process.hold(destination, size, true);
+        para.task = id;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// MEMCPY_RESULT_REFRESH: once per task.
+    pub(super) fn refresh(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::AsyncMemcpy = arg.para();
+        let Some(task) = self.process.tasks.tasks.remove(&para.task) else {
+            return refuse(Errno::EINVAL, "there is no such copy");
+        };
+        self.process.hold(task.source, task.size, false);
+        self.process.hold(task.destination, task.size, false);
+        para.state = if task.failed { svm::ASYNC_FAILED } else { svm::ASYNC_DONE };
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// MEMSET8.
+    pub(super) fn memset(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::Memset = arg.para();
+        if !self.process.refer(para.destination, Some(para.size))? {
+            return refuse(Errno::EINVAL, "the address is none of the module's");
+        }
+        let place = self.process.place(para.destination)?;
+        let heap_size = self.process.heap(para.destination).map_or(0, |heap| heap.size);
+        if para.size > heap_size {
+            return refuse(Errno::EINVAL, "the range is larger than its heap");
+        }
+        let Some(device) = place.device else {
+            para.host_mapped = 1;
+            put(arg, &para);
+            return Ok(());
+        };
+        let heap = self.process.heap(para.destination);
+        if para.size == 0 || !heap.is_some_and(|heap| {
+            heap.holds(para.destination, para.size)
+                && heap.is_reserved(para.destination..para.destination + para.size)
+        }) {
+            return refuse(Errno::EINVAL, "the range is empty or not reserved");
+        }
+        self.message(device)?;
+        let mut done = 0;
+        while done < para.size {
+            let address = para.destination + done;
+            let place = self.process.place(address).ok();
+            let Some((block, offset, run)) = self.process.resolve(address, para.size - done) else {
+                return refuse(Errno::EFAULT, "the fill ran into an address where nothing is mapped");
+            };
+            if place.is_none_or(|place| place.device != Some(device)) {
+                return refuse(Errno::EFAULT, "the fill ran into memory that is not the device's");
+            }
+            self.world.store.fill(block, offset, run, para.value as u8)?;
+            done += run;
+        }
+        Ok(())
+    }
+}
+
+/// Memory of the caller that cannot be held for a transfer.
+fn unpinned<T>(_: Fault) -> Answer<T> {
+    refuse(Errno::EFAULT, "the caller's memory cannot be accessed")
+}

@@ -1,0 +1,320 @@
+//! Physical memory by handle: MEM_CREATE, MEM_RELEASE and a handle's attributes.
+//!
+//! A handle is an integer: host memory has ids per process, device memory has ids per process and device. Ids go up and come round only at the end of the
+//! numbers; a create that fails for lack of memory has used one up. What a handle is made of (pages, module, page kind) must be said again by whoever
+//! maps it. A handle can be released in parts, from the end; in between it is of no use.
+
+use super::store::BlockId;
+use super::{Answer, Call, page_size, put, refuse};
+use crate::machine::HOST;
+use crate::trap::Trap;
+use ascend_ioctl::svm::{self, Arg, GIANT_PAGE, HUGE_PAGE};
+use nix::errno::Errno;
+use std::collections::HashMap;
+
+/// Most pages that one message to a device names.
+const PAGES_PER_MESSAGE: u64 = 3072;
+
+/// A device's small page, whatever the host's is.
+const DEVICE_PAGE: u64 = 4096;
+
+/// NUMA nodes that a kernel of the older generations can name.
+const MAX_NUMA_NODES: u32 = 1024;
+
+/// What a handle is to the share that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandleKind {
+    Normal,
+    Exported,
+    Imported,
+}
+
+/// A handle.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    pub block: BlockId,
+    pub kind: HandleKind,
+    /// As created: what a map must repeat.
+    pub pages: u64,
+    /// Not yet released.
+    pub left: u64,
+    pub page: u32,
+    pub page_size: u64,
+    pub giant: bool,
+    pub module: u32,
+    pub memory: u32,
+    /// A release began and did not end it.
+    pub half_freed: bool,
+    /// Mappings of it.
+    pub mapped: u32,
+    /// Device memory that was imported to the host: seen through the device's BAR.
+    pub bar: bool,
+    /// The way by which the device reaches it.
+    pub route: u32,
+}
+
+/// Handles by id.
+#[derive(Debug, Default)]
+pub struct HandleTable {
+    next: i32,
+    handles: HashMap<i32, Handle>,
+}
+
+impl HandleTable {
+    /// The next id. It is used up even if nothing comes of it.
+    pub fn take_id(&mut self) -> i32 {
+        loop {
+            let id = self.next;
+            self.next = if id == i32::MAX { 0 } else { id + 1 };
+            if !self.handles.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    pub fn insert(&mut self, id: i32, handle: Handle) {
+        self.handles.insert(id, handle);
+    }
+
+    pub fn get(&self, id: i32) -> Option<&Handle> {
+        self.handles.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: i32) -> Option<&mut Handle> {
+        self.handles.get_mut(&id)
+    }
+
+    pub fn remove(&mut self, id: i32) -> Option<Handle> {
+        self.handles.remove(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (i32, &Handle)> {
+        self.handles.iter().map(|(&id, handle)| (id, handle))
+    }
+
+    /// Takes all handles out.
+    pub fn drain(&mut self) -> impl Iterator<Item = Handle> {
+        std::mem::take(&mut self.handles).into_values()
+    }
+}
+
+impl Call<'_, '_> {
+    /// The handles of host memory, or of a device's.
+    pub(super) fn table(&mut self, physical: u32) -> Option<&mut HandleTable> {
+        if physical == HOST {
+            return Some(&mut self.process.host);
+        }
+        self.process.agents.get_mut(&physical).map(|agent| &mut agent.handles)
+    }
+
+    /// MEM_CREATE.
+    pub(super) fn mem_create(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemCreate = arg.para();
+        let unit = if para.page == svm::PAGE_NORMAL { page_size() } else { HUGE_PAGE };
+        if para.size == 0 || para.size % unit != 0 {
+            return refuse(Errno::EINVAL, "the size is no multiple of the page");
+        }
+        if para.flags != 0 {
+            return refuse(Errno::EINVAL, "there are no flags");
+        }
+        if para.side >= svm::SIDES {
+            return refuse(Errno::EINVAL, "no such side");
+        }
+        if para.side == svm::SIDE_HOST_NUMA && para.numa_node != u32::MAX && !self.has_numa_node(para.numa_node) {
+            return refuse(Errno::EINVAL, "no such NUMA node");
+        }
+        if para.side != svm::SIDE_DEVICE && self.physical != HOST {
+            return refuse(Errno::EINVAL, "host memory is created on device 65");
+        }
+        if para.page >= svm::PAGES || para.memory >= svm::MEMORIES {
+            return refuse(Errno::EINVAL, "no such kind of page or memory");
+        }
+        if self.physical == svm::HOST_AGENT_ID {
+            return refuse(Errno::EOPNOTSUPP, "the host agent has no memory");
+        }
+        let physical = self.physical;
+        let mut size = para.size;
+        let page_size = if para.side == svm::SIDE_DEVICE {
+            self.message(physical)?;
+            if para.page == svm::PAGE_GIANT {
+                size = size.checked_next_multiple_of(GIANT_PAGE).ok_or(Errno::ENOMEM)?;
+            }
+            if para.page == svm::PAGE_NORMAL { DEVICE_PAGE } else { HUGE_PAGE }
+        } else if para.page == svm::PAGE_GIANT {
+            if size % GIANT_PAGE != 0 {
+                return refuse(Errno::EINVAL, "the size is no multiple of 1 GiB");
+            }
+            // Giant pages of the host need a kind of machine that this is not; the id is used up before that is found.
+            self.process.host.take_id();
+            return refuse(Errno::ENOMEM, "the host has no giant pages");
+        } else {
+            unit
+        };
+        let memory = if physical == HOST { self.machine.config.host_memory } else { self.machine.config.hbm };
+        self.world.store.add_pool(physical, memory)?;
+        let Some(table) = self.table(physical) else {
+            return refuse(Errno::EINVAL, "the host has no channel to itself");
+        };
+        let id = table.take_id();
+        let Ok(block) = self.world.store.create(physical, size) else {
+            return refuse(Errno::ENOMEM, "out of memory");
+        };
+        let handle = Handle {
+            block,
+            kind: HandleKind::Normal,
+            pages: size / page_size,
+            left: size / page_size,
+            // A device's giant pages are huge pages that lie side by side.
+            page: para.page.min(svm::PAGE_HUGE),
+            page_size,
+            giant: para.page == svm::PAGE_GIANT,
+            module: para.module,
+            memory: para.memory,
+            half_freed: false,
+            mapped: 0,
+            bar: false,
+            route: 0,
+        };
+        para.id = id;
+        para.pages = handle.pages;
+        if let Some(table) = self.table(physical) {
+            table.insert(id, handle);
+        }
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// The emulated host has one NUMA node. Older generations only look whether the kernel could name it.
+    fn has_numa_node(&self, node: u32) -> bool {
+        if self.machine.config.generation.delta().checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
+    }
+
+    /// MEM_RELEASE.
+    pub(super) fn mem_release(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemRelease = arg.para();
+        if para.side != svm::SIDE_HOST && para.side != svm::SIDE_DEVICE {
+            return refuse(Errno::EINVAL, "no such side");
+        }
+        if para.side == svm::SIDE_HOST && self.physical != HOST {
+            return refuse(Errno::EINVAL, "host memory is released on device 65");
+        }
+        para.kind = 0;
+        match self.process.nodes.get(&(self.physical, para.id)).copied() {
+            None => self.release_plain(&para)?,
+            Some(node) => {
+                self.release_shared(&para)?;
+                self.process.nodes.remove(&(self.physical, para.id));
+                self.world.shares.put(&mut self.world.store, node, self.physical, self.process.tgid, false);
+                if node.imported {
+                    para.kind = svm::RELEASED_IMPORT;
+                }
+            }
+        }
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// Frees pages of a handle that nobody shares.
+    fn release_plain(&mut self, para: &svm::MemRelease) -> Answer {
+        if para.side == svm::SIDE_HOST {
+            return self.release_pages(para.id, para.pages);
+        }
+        // A device gets as many messages as it takes to name all pages: none for none.
+        let mut named = 0;
+        while named < para.pages {
+            self.message(self.physical)?;
+            let pages = (para.pages - named).min(PAGES_PER_MESSAGE);
+            self.release_pages(para.id, pages)?;
+            named += pages;
+        }
+        Ok(())
+    }
+
+    fn release_pages(&mut self, id: i32, pages: u64) -> Answer {
+        let physical = self.physical;
+        let Some(handle) = self.table(physical).and_then(|table| table.get_mut(id)) else {
+            return refuse(Errno::EINVAL, "there is no such handle");
+        };
+        if handle.mapped != 0 {
+            return refuse(Errno::EBUSY, "the handle is mapped");
+        }
+        handle.left -= pages.min(handle.left);
+        let (block, length) = (handle.block, handle.left * handle.page_size);
+        if handle.left == 0 {
+            if let Some(table) = self.table(physical) {
+                table.remove(id);
+            }
+            self.world.store.free(block);
+        } else {
+            handle.half_freed = true;
+            self.world.store.shrink(block, length);
+        }
+        Ok(())
+    }
+
+    /// Drops an exported or imported handle; the pages are the share's. How many the caller names does not matter.
+    fn release_shared(&mut self, para: &svm::MemRelease) -> Answer {
+        if para.side == svm::SIDE_DEVICE {
+            self.message(self.physical)?;
+        }
+        let physical = self.physical;
+        let Some(handle) = self.table(physical).and_then(|table| table.get(para.id)) else {
+            return refuse(Errno::EINVAL, "there is no such handle");
+        };
+        if handle.mapped != 0 {
+            return refuse(Errno::EBUSY, "the handle is mapped");
+        }
+        let trapped = physical == HOST
+            && handle.kind == HandleKind::Exported
+            && handle.half_freed
+            && handle.page == svm::PAGE_HUGE;
+        if trapped {
+            let detail = format!(
+                "MEM_RELEASE of handle {}, huge pages of the host that were half released and exported after that: the kernel would use a page that is no more",
+                para.id
+            );
+            self.machine.traps.push(Trap { name: "release-of-half-freed-export", tgid: self.caller.tgid, detail });
+        }
+        if let Some(table) = self.table(physical) {
+            table.remove(para.id);
+        }
+        Ok(())
+    }
+
+    /// MEM_HANDLE_SET_ATTR.
+    pub(super) fn handle_set_attr(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::MemHandleAttr = arg.para();
+        if para.kind != 0 {
+            return refuse(Errno::EOPNOTSUPP, "no such attribute");
+        }
+        if para.value.route > 1 {
+            return refuse(Errno::EINVAL, "no such route");
+        }
+        if para.side != svm::SIDE_DEVICE {
+            return refuse(Errno::EOPNOTSUPP, "only device memory has a route");
+        }
+        self.message(self.physical)?;
+        let physical = self.physical;
+        let Some(handle) = self.table(physical).and_then(|table| table.get_mut(para.id)) else {
+            return refuse(Errno::EINVAL, "there is no such handle");
+        };
+        handle.route = para.value.route;
+        Ok(())
+    }
+
+    /// MEM_HANDLE_GET_ATTR.
+    pub(super) fn handle_get_attr(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemHandleAttr = arg.para();
+        if para.kind != 0 {
+            return refuse(Errno::EOPNOTSUPP, "no such attribute");
+        }
+        self.message(self.physical)?;
+        let physical = self.physical;
+        let Some(handle) = self.table(physical).and_then(|table| table.get(para.id)) else {
+            return refuse(Errno::EINVAL, "there is no such handle");
+        };
+        para.value.route = handle.route;
+        put(arg, &para);
+        Ok(())
+    }
+}

@@ -1,0 +1,393 @@
+//! Addresses: heaps, and the reservations in them.
+//!
+//! A heap is a range of whole GiBs with a kind, which decides its chunk: 2 MiB, or the host's page. A reservation is a run of chunks; it has one counter, which is 1 when
+//! it is idle, and which mappings and asynchronous copies raise. It also bears the *owner mark*: the device (or the host) that was mapped into it first,
+//! which stays until the reservation is freed. The driver keeps words per chunk; what can be told apart from outside is per reservation, except for the
+//! populate bits that a refused map leaves behind.
+
+use super::mapping::Mapping;
+use super::ranges::Ranges;
+use super::session::{Dynamic, Process, host_pin_start};
+use super::{Answer, Call, World, page_size, refuse};
+use crate::machine::{HOST, Machine};
+use crate::trap::Trap;
+use ascend_ioctl::svm::{self, Arg, HEAP_UNIT};
+use nix::errno::Errno;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A run of chunks that ALLOC took.
+#[derive(Debug, Clone)]
+pub struct Reservation {
+    pub start: u64,
+    pub size: u64,
+    pub counter: u64,
+    /// The logical device that was mapped here first, or 65.
+    pub owner: Option<u32>,
+}
+
+/// An enabled heap.
+#[derive(Debug)]
+pub struct Heap {
+    pub start: u64,
+    pub size: u64,
+    pub kind: u32,
+    pub sub_kind: u32,
+    /// Granularity of its reservations.
+    pub chunk: u64,
+    pub reservations: BTreeMap<u64, Reservation>,
+    pub mappings: BTreeMap<u64, Mapping>,
+    /// Chunks whose populate bit was left set by a map that met EADDRINUSE further on.
+    pub stale: Ranges,
+}
+
+impl Heap {
+    pub fn end(&self) -> u64 {
+        self.start + self.size
+    }
+
+    pub fn is_reserve(&self) -> bool {
+        self.sub_kind == svm::SUB_RESERVE
+    }
+
+    /// The page kind that a handle must have to be mapped here.
+    pub fn page(&self) -> u32 {
+        if self.kind == svm::HEAP_HUGE { svm::PAGE_HUGE } else { svm::PAGE_NORMAL }
+    }
+
+    /// The reservation that an address lies in.
+    pub fn reservation(&self, address: u64) -> Option<&Reservation> {
+        let (_, found) = self.reservations.range(..=address).next_back()?;
+        (address < found.start + found.size).then_some(found)
+    }
+
+    pub fn reservation_mut(&mut self, address: u64) -> Option<&mut Reservation> {
+        let (_, found) = self.reservations.range_mut(..=address).next_back()?;
+        (address < found.start + found.size).then_some(found)
+    }
+
+    /// The mapping that an address lies in.
+    pub fn mapping(&self, address: u64) -> Option<&Mapping> {
+        let (_, found) = self.mappings.range(..=address).next_back()?;
+        (address < found.end()).then_some(found)
+    }
+
+    pub fn mapping_mut(&mut self, address: u64) -> Option<&mut Mapping> {
+        let (_, found) = self.mappings.range_mut(..=address).next_back()?;
+        (address < found.end()).then_some(found)
+    }
+
+    /// Whether every chunk of a range is taken.
+    pub fn is_reserved(&self, range: Range<u64>) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            match self.reservation(at) {
+                Some(found) => at = found.start + found.size,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The chunks that a range touches.
+    pub fn chunks(&self, address: u64, size: u64) -> Range<u64> {
+        let first = self.start + (address - self.start) / self.chunk * self.chunk;
+        first..address.saturating_add(size).next_multiple_of(self.chunk)
+    }
+
+    /// The driver's test that a range lies in the heap (`devmm_check_va_add_size_by_heap`).
+    pub fn holds(&self, address: u64, size: u64) -> bool {
+        if size > self.size {
+            return false;
+        }
+        let chunks = self.chunks(address, size);
+        !chunks.is_empty() && chunks.end <= self.end()
+    }
+
+    /// The driver's walk over the mappings of a range (`devmm_vmmas_occupy_inc`). It advances by whole mappings, so that the end of a range which
+    /// begins inside a mapping is not looked at. Returns the starts of the mappings that it met, or `None` at a hole.
+    pub fn walk(&self, address: u64, size: u64) -> Option<Vec<u64>> {
+        let mut met = Vec::new();
+        let mut done = 0;
+        while done < size {
+            let mapping = self.mapping(address + done)?;
+            met.push(mapping.start);
+            done += mapping.size;
+        }
+        Some(met)
+    }
+}
+
+impl Process {
+    /// The heap that an address lies in.
+    pub fn heap(&self, address: u64) -> Option<&Heap> {
+        let (_, heap) = self.heaps.range(..=address).next_back()?;
+        (address < heap.end()).then_some(heap)
+    }
+
+    pub fn heap_mut(&mut self, address: u64) -> Option<&mut Heap> {
+        let (_, heap) = self.heaps.range_mut(..=address).next_back()?;
+        (address < heap.end()).then_some(heap)
+    }
+
+    /// The step before a command that uses an address (`devmm_set_page_ref_before_ioctl`): its reservation is counted, and with a known size the
+    /// mappings of the range are held. One command runs at a time here, so only the checks are left of it. False if the address is none of the module's.
+    pub fn refer(&self, address: u64, size: Option<u64>) -> Answer<bool> {
+        if !self.is_svm(address) {
+            return Ok(false);
+        }
+        let Some(heap) = self.heap(address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        if heap.reservation(address).is_none() {
+            return refuse(Errno::EINVAL, "the address lies in no reservation");
+        }
+        if let Some(size) = size.filter(|_| heap.is_reserve()) {
+            if heap.walk(address, size).is_none() {
+                return refuse(Errno::EINVAL, "part of the range is not mapped");
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same step for ADVISE and PREFETCH: unless device memory is mapped at its first page, the reservation must be idle.
+    pub fn refer_idle(&self, address: u64, size: u64) -> Answer {
+        self.refer(address, None)?;
+        let Some((heap, reservation)) =
+            self.heap(address).and_then(|heap| Some((heap, heap.reservation(address)?)))
+        else {
+            return Ok(());
+        };
+        if heap.mapping(address).is_some_and(|mapping| mapping.side == svm::SIDE_DEVICE) {
+            return self.refer(address, Some(size)).map(drop);
+        }
+        if reservation.counter != 1 {
+            return refuse(Errno::EBUSY, "the reservation is in use");
+        }
+        Ok(())
+    }
+
+    /// A heap goes: its mappings end, whatever they are, and their handles are free of them.
+    pub fn end_heap(&mut self, world: &mut World, heap: Heap) {
+        for mapping in heap.mappings.into_values() {
+            self.end_mapping(world, mapping);
+        }
+    }
+}
+
+impl Call<'_, '_> {
+    /// UPDATE_HEAP.
+    pub(super) fn update_heap(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::UpdateHeap = arg.para();
+        let enable = para.operation == svm::HEAP_ENABLE;
+        if enable && para.sub_kind == svm::SUB_HOST && !self.process.enabled {
+            return refuse(Errno::EINVAL, "host heaps need the segments to be mapped");
+        }
+        let of_agent = para.kind == svm::HEAP_CHUNK && para.sub_kind == svm::SUB_DEVICE;
+        if self.logical == svm::HOST_AGENT_ID && !of_agent {
+            return refuse(Errno::EINVAL, "the host agent has no such heap");
+        }
+        if para.size == 0 || para.size % HEAP_UNIT != 0 {
+            return refuse(Errno::EINVAL, "the size is no multiple of 1 GiB");
+        }
+        let units = para.size / HEAP_UNIT;
+        let index = u64::from(para.index);
+        if index >= u64::from(svm::HEAPS) || index + units > u64::from(svm::HEAPS) {
+            return refuse(Errno::EINVAL, "the heap lies beyond the address space");
+        }
+        let is_static = para.index < svm::STATIC_HEAPS;
+        if is_static && index + units > u64::from(svm::STATIC_HEAPS) {
+            return refuse(Errno::EINVAL, "the heap leaves the static range");
+        }
+        if is_static && para.size > svm::HEAP_PAGES * page_size() {
+            return refuse(Errno::EINVAL, "the heap has too many pages");
+        }
+        let start = svm::SVM_START + index * HEAP_UNIT;
+        if para.operation == svm::HEAP_DISABLE {
+            return self.disable_heap(start, para.size);
+        }
+        if !(svm::HEAP_PINNED_HOST..=svm::HEAP_CHUNK).contains(&para.kind) {
+            return refuse(Errno::EINVAL, "no such kind of heap");
+        }
+        if para.sub_kind >= self.machine.config.generation.delta().sub_kinds || !enable {
+            return refuse(Errno::EINVAL, "no such sub kind of heap, or no such operation");
+        }
+        let end = start + para.size;
+        if self.process.heaps.range(..end).next_back().is_some_and(|(_, heap)| heap.end() > start) {
+            return refuse(Errno::EINVAL, "there is a heap already");
+        }
+        self.check_heap_size(&para, is_static)?;
+        if !is_static {
+            self.claim_dynamic(start, para.size)?;
+        }
+        let chunk = if para.kind == svm::HEAP_CHUNK { page_size() } else { svm::HUGE_PAGE };
+        let heap = Heap {
+            start,
+            size: para.size,
+            kind: para.kind,
+            sub_kind: para.sub_kind,
+            chunk,
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            stale: Ranges::default(),
+        };
+        self.process.heaps.insert(start, heap);
+        Ok(())
+    }
+
+    fn check_heap_size(&mut self, para: &svm::UpdateHeap, is_static: bool) -> Answer {
+        let gib = para.size / HEAP_UNIT;
+        let good = match para.sub_kind {
+            svm::SUB_SVM => gib <= 128,
+            svm::SUB_RESERVE => gib <= if is_static { 128 } else { 128 << 10 },
+            svm::SUB_DVPP => gib == 4 || gib == 16,
+            svm::SUB_READ_ONLY => gib == 4,
+            svm::SUB_DEVICE_READ_ONLY => gib == 8,
+            svm::SUB_HOST => para.size <= self.machine.config.host_memory.next_multiple_of(HEAP_UNIT),
+            svm::SUB_DEVICE => {
+                let logical = self.logical;
+                let physical = super::to_physical(self.machine, self.caller, Some(self.process), logical)?;
+                if !self.process.agents.contains_key(&physical) {
+                    return refuse(Errno::ESRCH, "the device is not set up");
+                }
+                para.size <= self.machine.config.hbm.next_multiple_of(HEAP_UNIT)
+            }
+            _ => false,
+        };
+        if good { Ok(()) } else { refuse(Errno::EINVAL, "a heap of this sub kind cannot have this size") }
+    }
+
+    /// A heap beyond the static range covers a recorded mapping exactly, or none at all.
+    fn claim_dynamic(&mut self, start: u64, size: u64) -> Answer {
+        let below = self.process.dynamics.range(..start + size).next_back();
+        match below.filter(|(found, dynamic)| **found + dynamic.size > start) {
+            None => {
+                self.process.dynamics.insert(start, Dynamic { size, vma: None });
+                Ok(())
+            }
+            Some((&found, dynamic)) if found == start && dynamic.size == size => Ok(()),
+            Some(_) => refuse(Errno::EINVAL, "the heap is not exactly the mapped range"),
+        }
+    }
+
+    /// Disabling looks at the place and the size only: a wrong description destroys the heap all the same.
+    fn disable_heap(&mut self, start: u64, size: u64) -> Answer {
+        if self.process.heaps.get(&start).is_none_or(|heap| heap.size != size) {
+            return refuse(Errno::EINVAL, "there is no such heap");
+        }
+        if let Some(heap) = self.process.heaps.remove(&start) {
+            self.process.end_heap(self.world, heap);
+        }
+        if self.process.dynamics.get(&start).is_some_and(|dynamic| dynamic.vma.is_none()) {
+            self.process.dynamics.remove(&start);
+        }
+        Ok(())
+    }
+
+    /// ALLOC: takes the chunks that the range touches.
+    pub(super) fn alloc(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::Alloc = arg.para();
+        let address = para.address;
+        if !self.process.is_svm(address) {
+            return self.alloc_elsewhere(address, para.size);
+        }
+        let Some(heap) = self.process.heap_mut(address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        if heap.reservation(address).is_some() {
+            return refuse(Errno::EBUSY, "the chunk belongs to a reservation");
+        }
+        if !heap.holds(address, para.size) {
+            return refuse(Errno::EADDRNOTAVAIL, "the range is empty or leaves the heap");
+        }
+        let chunks = heap.chunks(address, para.size);
+        if heap.reservations.range(chunks.clone()).next().is_some() {
+            return refuse(Errno::EINVAL, "a later chunk belongs to a reservation");
+        }
+        let size = chunks.end - chunks.start;
+        let reservation = Reservation { start: chunks.start, size, counter: 1, owner: None };
+        heap.reservations.insert(chunks.start, reservation);
+        Ok(())
+    }
+
+    /// ALLOC in the other segments.
+    fn alloc_elsewhere(&mut self, address: u64, size: u64) -> Answer {
+        match segment_of(self.machine, address) {
+            // Its bookkeeping is the pool's, which has no place in this model.
+            Some(Elsewhere::Soma) => Ok(()),
+            Some(Elsewhere::HostPin) if self.process.host_pin => {
+                self.process.pinned.insert(address, size);
+                Ok(())
+            }
+            _ => refuse(Errno::EADDRNOTAVAIL, "the address is none of the module's"),
+        }
+    }
+
+    /// FREE_PAGES: frees the reservation that begins at the address.
+    pub(super) fn free_pages(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::FreePages = arg.para();
+        let address = para.address;
+        if !self.process.is_svm(address) {
+            return match segment_of(self.machine, address) {
+                Some(Elsewhere::Soma) => Ok(()),
+                Some(Elsewhere::HostPin) if self.process.pinned.remove(&address).is_some() => Ok(()),
+                Some(_) => refuse(Errno::EINVAL, "nothing was allocated at the address"),
+                None => refuse(Errno::EADDRNOTAVAIL, "the address is none of the module's"),
+            };
+        }
+        let Some(heap) = self.process.heap_mut(address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        let Some(reservation) = heap.reservation(address) else {
+            return refuse(Errno::EINVAL, "the address lies in no reservation");
+        };
+        if reservation.counter != 1 {
+            return refuse(Errno::EBUSY, "the reservation is in use");
+        }
+        if address % heap.chunk != 0 {
+            return refuse(Errno::EADDRNOTAVAIL, "the address is not that of a chunk");
+        }
+        if reservation.start != address {
+            return refuse(Errno::EINVAL, "the address is not the reservation's first");
+        }
+        let range = reservation.start..reservation.start + reservation.size;
+        heap.reservations.remove(&address);
+        heap.stale.remove(range.clone());
+        let spans = heap.mapping(range.start).is_some() || heap.mappings.range(range.clone()).next().is_some();
+        if spans {
+            let detail = format!(
+                "FREE_PAGES of the reservation at {address:#x}, into which a mapping of the reservation before it reaches: its pages would be freed although their handle still owns them, and given to the next one"
+            );
+            self.machine.traps.push(Trap { name: "free-under-spanning-map", tgid: self.caller.tgid, detail });
+        }
+        Ok(())
+    }
+}
+
+/// A segment beside the SVM range.
+enum Elsewhere {
+    Soma,
+    Uvm,
+    HostPin,
+}
+
+/// The segment beside the SVM range that an address lies in, if the generation has it.
+fn segment_of(machine: &Machine, address: u64) -> Option<Elsewhere> {
+    let delta = machine.config.generation.delta();
+    let has = |start: u64, size: u64| (start..start + size).contains(&address);
+    let declared = |start: u64| delta.segments.iter().any(|segment| segment.start == start);
+    if declared(svm::SOMA_START) && has(svm::SOMA_START, svm::SOMA_SIZE) {
+        Some(Elsewhere::Soma)
+    } else if declared(svm::UVM_START) && has(svm::UVM_START, svm::UVM_SIZE) {
+        Some(Elsewhere::Uvm)
+    } else if delta.host_pin && has(host_pin_start(machine), svm::HOST_PIN_SIZE) {
+        Some(Elsewhere::HostPin)
+    } else {
+        None
+    }
+}
+
+/// The owner mark that a map of this side sets: the logical device, or the host.
+pub fn owner_of(side: u32, logical: u32) -> u32 {
+    if side == svm::SIDE_HOST { HOST } else { logical }
+}

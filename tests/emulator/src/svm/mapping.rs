@@ -1,0 +1,365 @@
+//! Mappings: MEM_MAP, MEM_UNMAP, who may access them, and what is where.
+//!
+//! A mapping puts the beginning of a handle at an address inside a reservation. Host memory is then seen by the CPU; device memory is seen by its device,
+//! by peers after PREFETCH, and by the CPU through the device's BAR after MEM_SET_ACCESS for the host. Mappings are whole: one is unmapped as it was mapped.
+
+use super::handle::HandleKind;
+use super::heap::owner_of;
+use super::session::{Process, View};
+use super::{Answer, Call, World, page_size, put, refuse, to_physical};
+use crate::config::Attachment;
+use crate::machine::HOST;
+use crate::trap::Trap;
+use ascend_ioctl::svm::{self, Arg, GIANT_PAGE};
+use nix::errno::Errno;
+use std::collections::BTreeMap;
+
+/// A mapping record (the driver's "vmma").
+#[derive(Debug, Clone)]
+pub struct Mapping {
+    pub start: u64,
+    pub size: u64,
+    pub side: u32,
+    pub logical: u32,
+    pub physical: u32,
+    pub id: i32,
+    pub module: u32,
+    pub imported: bool,
+    /// Device memory imported to the host.
+    pub bar: bool,
+    pub block: super::store::BlockId,
+    /// What the owner's own access was set to.
+    pub access: u32,
+    /// What was granted to others, by logical id.
+    pub granted: BTreeMap<u32, u32>,
+    /// Where the CPU sees it.
+    pub view: Option<View>,
+    /// Asynchronous copies that were not refreshed yet.
+    pub readers: u32,
+}
+
+impl Mapping {
+    pub fn end(&self) -> u64 {
+        self.start + self.size
+    }
+}
+
+impl Process {
+    /// A mapping goes without being unmapped by its owner.
+    pub fn end_mapping(&mut self, world: &mut World, mapping: Mapping) {
+        if let Some(view) = mapping.view {
+            self.hide(world, view);
+        }
+        let table = match mapping.side {
+            svm::SIDE_HOST => Some(&mut self.host),
+            _ => self.agents.get_mut(&mapping.physical).map(|agent| &mut agent.handles),
+        };
+        if let Some(handle) = table.and_then(|table| table.get_mut(mapping.id)) {
+            handle.mapped = handle.mapped.saturating_sub(1);
+        }
+    }
+}
+
+impl Call<'_, '_> {
+    /// MEM_MAP.
+    pub(super) fn mem_map(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::MemMap = arg.para();
+        self.process.refer(para.address, None)?;
+        self.check_map(&para)?;
+        let logical = self.logical;
+        let Some(heap) = self.process.heap_mut(para.address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        let range = para.address..para.address + para.size;
+        // Ranges that the process mapped by itself have no owner mark.
+        let mut marked = false;
+        if para.address < svm::DYNAMIC_START {
+            let owner = owner_of(para.side, logical);
+            if let Some(reservation) = heap.reservation_mut(para.address) {
+                match reservation.owner {
+                    None => {
+                        reservation.owner = Some(owner);
+                        marked = true;
+                    }
+                    Some(marked) if marked != owner => {
+                        return refuse(Errno::EINVAL, "the reservation belongs to another device or side");
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        let mapped = match heap.mapping(range.start) {
+            Some(_) => Some(range.start),
+            None => heap.mappings.range(range.clone()).next().map(|(&start, _)| start),
+        };
+        let stale = heap.stale.first_in(range.clone());
+        if let Some(taken) = [mapped, stale].into_iter().flatten().min() {
+            // The roll-back forgets the populate bits of the chunks before.
+            heap.stale.insert(range.start..taken);
+            self.unmark(para.address, marked);
+            return refuse(Errno::EADDRINUSE, "part of the range is mapped already");
+        }
+        let mapping = self.map(&para).inspect_err(|_| self.unmark(para.address, marked))?;
+        if let Some(heap) = self.process.heap_mut(para.address) {
+            if let Some(reservation) = heap.reservation_mut(para.address) {
+                reservation.counter += 1;
+            }
+            heap.mappings.insert(mapping.start, mapping);
+        }
+        Ok(())
+    }
+
+    fn unmark(&mut self, address: u64, marked: bool) {
+        let heap = self.process.heap_mut(address).filter(|_| marked);
+        if let Some(reservation) = heap.and_then(|heap| heap.reservation_mut(address)) {
+            reservation.owner = None;
+        }
+    }
+
+    /// The checks that need no handle (`devmm_ioctl_mem_map_para_check`).
+    fn check_map(&mut self, para: &svm::MemMap) -> Answer {
+        let Some(heap) = self.process.heap(para.address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        if !heap.is_reserve() {
+            return refuse(Errno::EINVAL, "the heap is not one of reservations");
+        }
+        if para.size == 0 || para.address % heap.chunk != 0 || para.size % heap.chunk != 0 {
+            return refuse(Errno::EINVAL, "the range is not one of whole chunks");
+        }
+        if !heap.holds(para.address, para.size) {
+            return refuse(Errno::EINVAL, "the range leaves the heap");
+        }
+        if para.side != svm::SIDE_HOST && para.side != svm::SIDE_DEVICE {
+            return refuse(Errno::EINVAL, "no such side");
+        }
+        if para.page >= svm::PAGES {
+            return refuse(Errno::EINVAL, "no such kind of page");
+        }
+        if para.side == svm::SIDE_HOST && self.physical != HOST {
+            return refuse(Errno::EINVAL, "host memory is mapped on device 65");
+        }
+        let reserved = heap.reservation(para.address).map_or(0, |reservation| reservation.size);
+        if para.size > reserved {
+            return refuse(Errno::EINVAL, "the range is larger than the reservation");
+        }
+        if !heap.is_reserved(para.address..para.address + para.size) {
+            return refuse(Errno::EINVAL, "part of the range is not reserved");
+        }
+        Ok(())
+    }
+
+    /// The checks of the handle (`devmm_mem_map`), on the host or in the agent, and the mapping itself.
+    fn map(&mut self, para: &svm::MemMap) -> Answer<Mapping> {
+        let host = para.side == svm::SIDE_HOST;
+        let physical = self.physical;
+        if !host {
+            self.message(physical)?;
+        }
+        let heap_page = self.process.heap(para.address).map_or(svm::PAGE_NORMAL, |heap| heap.page());
+        let Some(handle) = self.table(physical).and_then(|table| table.get(para.id)).cloned() else {
+            return refuse(Errno::EINVAL, "there is no such handle");
+        };
+        let page = if para.page == svm::PAGE_GIANT { svm::PAGE_GIANT } else { heap_page };
+        if !handle.bar && page != handle.page {
+            return refuse(Errno::EINVAL, "the handle's pages are not the heap's");
+        }
+        if para.pages != handle.pages {
+            return refuse(Errno::EINVAL, "the handle has another number of pages");
+        }
+        if para.module != handle.module {
+            return refuse(Errno::EINVAL, "the handle belongs to another module");
+        }
+        if handle.giant && (para.address % GIANT_PAGE != 0 || para.size % GIANT_PAGE != 0) {
+            return refuse(Errno::EINVAL, "giant pages need a range of whole GiBs");
+        }
+        if handle.half_freed {
+            return refuse(Errno::EBADRQC, "the handle is half released");
+        }
+        if handle.bar && para.size % handle.page_size != 0 {
+            return refuse(Errno::EINVAL, "the size is no multiple of the handle's page");
+        }
+        if para.size > handle.left * handle.page_size {
+            return refuse(Errno::ENOMEM, "the range is larger than the handle");
+        }
+        let mut view = None;
+        if host {
+            view = match self.process.show(self.world, handle.block, para.address, para.size) {
+                None => return refuse(Errno::EADDRNOTAVAIL, "the process has not mapped the segment"),
+                Some(Err(_)) => return refuse(Errno::ENOMEM, "the pages could not be put into the segment"),
+                Some(Ok(view)) => Some(view),
+            };
+        }
+        if let Some(handle) = self.table(physical).and_then(|table| table.get_mut(para.id)) {
+            handle.mapped += 1;
+        }
+        Ok(Mapping {
+            start: para.address,
+            size: para.size,
+            side: para.side,
+            logical: self.logical,
+            physical,
+            id: para.id,
+            module: para.module,
+            imported: handle.kind == HandleKind::Imported,
+            bar: handle.bar,
+            block: handle.block,
+            access: svm::ACCESS_READ_WRITE,
+            granted: BTreeMap::new(),
+            view,
+            readers: 0,
+        })
+    }
+
+    /// MEM_UNMAP.
+    pub(super) fn mem_unmap(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemUnmap = arg.para();
+        self.process.refer(para.address, None)?;
+        let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {
+            return refuse(Errno::EINVAL, "nothing is mapped at the address");
+        };
+        if mapping.start != para.address {
+            return refuse(Errno::EINVAL, "the address is not the mapping's first");
+        }
+        if mapping.readers != 0 {
+            return refuse(Errno::EBUSY, "an asynchronous copy uses the mapping");
+        }
+        let (side, physical, size) = (mapping.side, mapping.physical, mapping.size);
+        if side == svm::SIDE_DEVICE {
+            self.message(physical)?;
+        }
+        let heap = self.process.heap_mut(para.address);
+        let Some((heap, mut mapping)) = heap.and_then(|heap| {
+            let mapping = heap.mappings.remove(&para.address)?;
+            Some((heap, mapping))
+        }) else {
+            return refuse(Errno::EINVAL, "nothing is mapped at the address");
+        };
+        if let Some(reservation) = heap.reservation_mut(para.address) {
+            reservation.counter = reservation.counter.saturating_sub(1);
+        }
+        heap.stale.remove(para.address..para.address + size);
+        if side == svm::SIDE_DEVICE && mapping.granted.get(&HOST).is_none_or(|access| *access == svm::ACCESS_NONE) {
+            // The driver finds nothing to undo, and the CPU goes on seeing the memory.
+            self.process.orphans.extend(mapping.view.take());
+        }
+        para.size = size;
+        para.side = side;
+        para.device = mapping.logical;
+        self.process.end_mapping(self.world, mapping);
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// The mapping that is exactly this range (`devmm_vmma_matched_get`).
+    fn exact_mapping(&mut self, address: u64, size: u64) -> Answer<&mut Mapping> {
+        let found = self.process.heap_mut(address).and_then(|heap| heap.mapping_mut(address));
+        match found.filter(|mapping| mapping.start == address && mapping.size == size) {
+            Some(mapping) => Ok(mapping),
+            None => refuse(Errno::EINVAL, "the range is not exactly one mapping"),
+        }
+    }
+
+    /// MEM_QUERY_OWNER.
+    pub(super) fn query_owner(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemQueryOwner = arg.para();
+        let mapping = self.exact_mapping(para.address, para.size)?;
+        para.device = mapping.physical;
+        para.local = u32::from(!mapping.imported);
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// The device that an access command names, by its physical id.
+    fn access_target(&mut self, logical: u32) -> Answer<u32> {
+        let found = to_physical(self.machine, self.caller, None, logical);
+        match found.ok().filter(|_| logical < svm::ACCESS_IDS && logical != svm::HOST_AGENT_ID) {
+            Some(physical) => Ok(physical),
+            None => refuse(Errno::EINVAL, "the caller has no such device"),
+        }
+    }
+
+    /// MEM_SET_ACCESS.
+    pub(super) fn set_access(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::MemAccess = arg.para();
+        let target = self.access_target(para.device)?;
+        if !matches!(para.access, svm::ACCESS_NONE | svm::ACCESS_READ | svm::ACCESS_READ_WRITE) {
+            return refuse(Errno::EINVAL, "no such access");
+        }
+        let mapping = self.exact_mapping(para.address, para.size)?;
+        if target == mapping.physical {
+            mapping.access = para.access;
+            return Ok(());
+        }
+        if mapping.granted.get(&para.device).is_some_and(|access| *access != svm::ACCESS_NONE) {
+            return refuse(Errno::EEXIST, "access was set already");
+        }
+        let (owner, block, seen) = (mapping.physical, mapping.block, mapping.view.is_some());
+        if owner == HOST {
+            if self.machine.config.attachment != Attachment::Hccs {
+                return refuse(Errno::EOPNOTSUPP, "the device cannot reach the host's memory");
+            }
+            self.message(target)?;
+        } else if target == HOST {
+            self.show_on_host(&para, block, seen)?;
+        }
+        self.exact_mapping(para.address, para.size)?.granted.insert(para.device, para.access);
+        Ok(())
+    }
+
+    /// Device memory becomes visible to the CPU at its own address, writable whatever was asked.
+    fn show_on_host(&mut self, para: &svm::MemAccess, block: super::store::BlockId, seen: bool) -> Answer {
+        let page = page_size();
+        if para.address % page != 0 || para.size % page != 0 {
+            return refuse(Errno::EINVAL, "the range is not one of the host's pages");
+        }
+        if seen {
+            let detail = format!(
+                "MEM_SET_ACCESS for the host at {:#x} after one with access 0: the pages are mapped already although the record says that they are not",
+                para.address
+            );
+            self.machine.traps.push(Trap { name: "access-after-access-none", tgid: self.caller.tgid, detail });
+            return Ok(());
+        }
+        let view = match self.process.show(self.world, block, para.address, para.size) {
+            Some(Ok(view)) => view,
+            _ => return refuse(Errno::EINVAL, "the process has not mapped the segment"),
+        };
+        self.exact_mapping(para.address, para.size)?.view = Some(view);
+        Ok(())
+    }
+
+    /// MEM_GET_ACCESS.
+    pub(super) fn get_access(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::MemAccess = arg.para();
+        let target = self.access_target(para.device)?;
+        let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {
+            return refuse(Errno::EINVAL, "nothing is mapped at the address");
+        };
+        if para.address.checked_add(para.size).is_none_or(|end| end > mapping.end()) {
+            return refuse(Errno::EINVAL, "the range leaves the mapping");
+        }
+        para.size = mapping.size;
+        para.access = match target == mapping.physical {
+            true => mapping.access,
+            false => mapping.granted.get(&para.device).copied().unwrap_or(svm::ACCESS_NONE),
+        };
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// RESERVE_ADDR_INFO_QUERY: the mapping, not the reservation, that an address lies in.
+    pub(super) fn reserve_address_info(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::ReserveAddressInfo = arg.para();
+        self.process.refer(para.address, None)?;
+        let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {
+            return refuse(Errno::EINVAL, "nothing is mapped at the address");
+        };
+        para.start = mapping.start;
+        para.end = mapping.end() - 1;
+        para.module = mapping.module;
+        para.device = mapping.logical;
+        put(arg, &para);
+        Ok(())
+    }
+}

@@ -1,0 +1,474 @@
+//! Bytes: the memory of the host and of every device, and the windows through which CPUs see it.
+//!
+//! A *block* is the physical memory behind a handle. Each device, and the host, has one sparse memfd; a block is a range of it that is never used again,
+//! so untouched memory costs nothing and freed memory cannot leak into the next block. What fits is accounted, not what was touched.
+//!
+//! A *window* is a range of a client's segment that shows a block: a host mapping, or the BAR view of device memory. The client maps a memfd of its own
+//! there (the segment must be one mapping), and pages of two memfds cannot be one page; so bytes are carried between them. With one window on a block, that
+//! window holds the truth. With more, the store does, and [`Store::settle`] carries what any CPU wrote to all others: before and after everything
+//! that the driver does, and every few milliseconds in between. That is weaker than hardware: two CPUs that watch one page through two windows see
+//! each other's stores late, and two stores to one byte in between may be seen in either order.
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Whence, lseek64};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// A block of physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(u64);
+
+/// A window on a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WindowId(u64);
+
+/// Bytes are carried in pieces of this size.
+const PIECE: usize = 256 << 10;
+
+/// Where pages of a memfd begin.
+const GRAIN: u64 = 4096;
+
+/// The physical memory of a device, or of the host.
+struct Pool {
+    file: File,
+    next: u64,
+    used: u64,
+    size: u64,
+}
+
+struct Window {
+    id: WindowId,
+    file: Arc<File>,
+    offset: u64,
+    length: u64,
+}
+
+struct Block {
+    pool: u32,
+    offset: u64,
+    length: u64,
+    windows: Vec<Window>,
+}
+
+/// All physical memory.
+#[derive(Default)]
+pub struct Store {
+    pools: HashMap<u32, Pool>,
+    blocks: HashMap<BlockId, Block>,
+    last: u64,
+    /// How many blocks are seen through more than one window.
+    aliased: usize,
+}
+
+impl Store {
+    /// Tells how much memory a device (or the host, 65) has.
+    pub fn add_pool(&mut self, pool: u32, size: u64) -> Result<(), Errno> {
+        if let Some(pool) = self.pools.get_mut(&pool) {
+            pool.size = size;
+            return Ok(());
+        }
+        let file = File::from(memfd_create("ascend-physical", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len(i64::MAX as u64 & !(GRAIN - 1)).map_err(errno)?;
+        self.pools.insert(pool, Pool { file, next: 0, used: 0, size });
+        Ok(())
+    }
+
+    /// Bytes in use.
+    pub fn used(&self, pool: u32) -> u64 {
+        self.pools.get(&pool).map_or(0, |pool| pool.used)
+    }
+
+    /// Bytes in use, of every pool that has any.
+    pub fn all_used(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.pools.iter().filter(|(_, pool)| pool.used != 0).map(|(&id, pool)| (id, pool.used))
+    }
+
+    /// New zeroed memory, or ENOMEM.
+    pub fn create(&mut self, pool: u32, length: u64) -> Result<BlockId, Errno> {
+        let memory = self.pools.get_mut(&pool).ok_or(Errno::ENOMEM)?;
+        let used = memory.used.checked_add(length).filter(|used| *used <= memory.size).ok_or(Errno::ENOMEM)?;
+        let end = memory.next.checked_add(length).filter(|end| *end < i64::MAX as u64).ok_or(Errno::ENOMEM)?;
+        let block = Block { pool, offset: memory.next, length, windows: Vec::new() };
+        memory.used = used;
+        memory.next = end;
+        self.last += 1;
+        self.blocks.insert(BlockId(self.last), block);
+        Ok(BlockId(self.last))
+    }
+
+    /// Gives back everything from `length` on.
+    pub fn shrink(&mut self, block: BlockId, length: u64) {
+        let Some(block) = self.blocks.get_mut(&block).filter(|block| block.length > length) else { return };
+        let Some(pool) = self.pools.get_mut(&block.pool) else { return };
+        punch(&pool.file, block.offset + length, block.length - length);
+        pool.used -= block.length - length;
+        block.length = length;
+    }
+
+    /// Gives back all of it; windows that are left show nothing any more.
+    pub fn free(&mut self, block: BlockId) {
+        let Some(gone) = self.blocks.remove(&block) else { return };
+        self.aliased -= usize::from(gone.windows.len() > 1);
+        for window in gone.windows {
+            punch(&window.file, window.offset, window.length);
+        }
+        if let Some(pool) = self.pools.get_mut(&gone.pool) {
+            punch(&pool.file, gone.offset, gone.length);
+            pool.used -= gone.length;
+        }
+    }
+
+    /// Shows the beginning of a block in a client's file, from now on.
+    pub fn show(&mut self, id: BlockId, file: Arc<File>, offset: u64, length: u64) -> Result<WindowId, Errno> {
+        self.last += 1;
+        let window = WindowId(self.last);
+        let block = self.blocks.get_mut(&id).ok_or(Errno::EINVAL)?;
+        let pool = self.pools.get(&block.pool).ok_or(Errno::EINVAL)?;
+        match block.windows.as_slice() {
+            [] => {}
+            // The truth moves from the only window to the store.
+            [only] => carry_range(&only.file, only.offset, &pool.file, block.offset, only.length)?,
+            _ => block.settle(pool)?,
+        }
+        punch(&file, offset, length);
+        carry_data(&pool.file, block.offset, &file, offset, length)?;
+        block.windows.push(Window { id: window, file, offset, length });
+        self.aliased += usize::from(block.windows.len() == 2);
+        Ok(window)
+    }
+
+    /// Ends a window; its place in the client's file becomes a hole.
+    pub fn hide(&mut self, id: BlockId, window: WindowId) {
+        let Some(block) = self.blocks.get_mut(&id) else { return };
+        let Some(pool) = self.pools.get(&block.pool) else { return };
+        let Some(index) = block.windows.iter().position(|it| it.id == window) else { return };
+        if block.windows.len() == 1 {
+            let only = &block.windows[0];
+            // A failure here is the emulator's own host out of memory; the bytes are lost and nothing else can be done.
+            let _ = carry_range(&only.file, only.offset, &pool.file, block.offset, only.length.min(block.length));
+        } else {
+            let _ = block.settle(pool);
+            self.aliased -= usize::from(block.windows.len() == 2);
+        }
+        let window = block.windows.remove(index);
+        punch(&window.file, window.offset, window.length);
+        // What is left alone becomes the truth: where it does not reach, the store is up to date already.
+    }
+
+    /// Whether bytes may have to be carried between windows.
+    pub fn is_aliased(&self) -> bool {
+        self.aliased != 0
+    }
+
+    /// Carries what CPUs wrote to all windows on the same memory.
+    pub fn settle(&mut self) {
+        if self.aliased == 0 {
+            return;
+        }
+        for block in self.blocks.values().filter(|block| block.windows.len() > 1) {
+            if let Some(pool) = self.pools.get(&block.pool) {
+                let _ = block.settle(pool);
+            }
+        }
+    }
+
+    /// Reads from a block.
+    pub fn read(&self, id: BlockId, offset: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+        let (block, pool) = self.find(id)?;
+        if let [only] = block.windows.as_slice() {
+            let (inside, outside) = buffer.split_at_mut(only.reach(offset, buffer.len()));
+            only.file.read_exact_at(inside, only.offset + offset).map_err(errno)?;
+            return pool.file.read_exact_at(outside, block.offset + offset + inside.len() as u64).map_err(errno);
+        }
+        if block.windows.len() > 1 {
+            block.settle_range(pool, offset, buffer.len() as u64)?;
+        }
+        pool.file.read_exact_at(buffer, block.offset + offset).map_err(errno)
+    }
+
+    /// Writes to a block.
+    pub fn write(&self, id: BlockId, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (block, pool) = self.find(id)?;
+        if let [only] = block.windows.as_slice() {
+            let (inside, outside) = bytes.split_at(only.reach(offset, bytes.len()));
+            only.file.write_all_at(inside, only.offset + offset).map_err(errno)?;
+            return pool.file.write_all_at(outside, block.offset + offset + inside.len() as u64).map_err(errno);
+        }
+        if block.windows.len() > 1 {
+            block.settle_range(pool, offset, bytes.len() as u64)?;
+        }
+        pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
+        for window in &block.windows {
+            window.file.write_all_at(&bytes[..window.reach(offset, bytes.len())], window.offset + offset).map_err(errno)?;
+        }
+        Ok(())
+    }
+
+    /// Sets all bytes of a range.
+    pub fn fill(&self, id: BlockId, offset: u64, length: u64, value: u8) -> Result<(), Errno> {
+        if value == 0 {
+            // Zeros are holes.
+            let (block, pool) = self.find(id)?;
+            if block.windows.len() > 1 {
+                block.settle(pool)?;
+            }
+            punch(&pool.file, block.offset + offset, length);
+            for window in &block.windows {
+                punch(&window.file, window.offset + offset, length.min(window.length.saturating_sub(offset)));
+            }
+            return Ok(());
+        }
+        let bytes = vec![value; length.min(PIECE as u64) as usize];
+        let mut done = 0;
+        while done < length {
+            let piece = (length - done).min(PIECE as u64);
+            self.write(id, offset + done, &bytes[..piece as usize])?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn find(&self, id: BlockId) -> Result<(&Block, &Pool), Errno> {
+        let block = self.blocks.get(&id).ok_or(Errno::EFAULT)?;
+        Ok((block, self.pools.get(&block.pool).ok_or(Errno::EFAULT)?))
+    }
+}
+
+impl Window {
+    /// How many of `length` bytes from `offset` of the block this window shows.
+    fn reach(&self, offset: u64, length: usize) -> usize {
+        (length as u64).min(self.length.saturating_sub(offset)) as usize
+    }
+}
+
+impl Block {
+    /// Carries every CPU's stores to the store and to all other windows.
+    fn settle(&self, pool: &Pool) -> Result<(), Errno> {
+        self.settle_range(pool, 0, self.length)
+    }
+
+    fn settle_range(&self, pool: &Pool, offset: u64, length: u64) -> Result<(), Errno> {
+        let (mut seen, mut known) = (vec![0; PIECE], vec![0; PIECE]);
+        for window in &self.windows {
+            let end = (offset + length).min(window.length);
+            if offset >= end {
+                continue;
+            }
+            for_each_data(&window.file, window.offset + offset, window.offset + end, |at, length| {
+                let inside = at - window.offset;
+                let (seen, known) = (&mut seen[..length], &mut known[..length]);
+                window.file.read_exact_at(seen, at).map_err(errno)?;
+                pool.file.read_exact_at(known, self.offset + inside).map_err(errno)?;
+                if seen == known {
+                    return Ok(());
+                }
+                for (start, end) in differences(seen, known) {
+                    let bytes = &seen[start..end];
+                    let inside = inside + start as u64;
+                    pool.file.write_all_at(bytes, self.offset + inside).map_err(errno)?;
+                    for other in self.windows.iter().filter(|other| other.id != window.id) {
+                        let bytes = &bytes[..other.reach(inside, bytes.len())];
+                        other.file.write_all_at(bytes, other.offset + inside).map_err(errno)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The runs of bytes in which two buffers differ.
+fn differences(one: &[u8], other: &[u8]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    // Most of a piece is equal: skip it in large steps.
+    const STEP: usize = 64;
+    for (index, (a, b)) in one.chunks(STEP).zip(other.chunks(STEP)).enumerate() {
+        if a == b {
+            continue;
+        }
+        for (at, _) in a.iter().zip(b).enumerate().filter(|(_, (a, b))| a != b) {
+            let at = index * STEP + at;
+            match runs.last_mut() {
+                Some((_, end)) if *end == at => *end += 1,
+                _ => runs.push((at, at + 1)),
+            }
+        }
+    }
+    runs
+}
+
+/// Copies what `from` holds, and holes as holes.
+fn carry_range(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
+    punch(to, to_offset, length);
+    carry_data(from, from_offset, to, to_offset, length)
+}
+
+/// Copies what `from` holds; where it has holes, `to` stays as it is.
+fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
+    let mut buffer = Vec::new();
+    for_each_data(from, from_offset, from_offset + length, |at, length| {
+        buffer.resize(length, 0);
+        from.read_exact_at(&mut buffer, at).map_err(errno)?;
+        to.write_all_at(&buffer, to_offset + (at - from_offset)).map_err(errno)
+    })
+}
+
+/// Calls `each` with every piece of a range that is not a hole.
+pub fn for_each_data(
+    file: &File,
+    start: u64,
+    end: u64,
+    mut each: impl FnMut(u64, usize) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut at = start;
+    while at < end {
+        let data = match lseek64(file, at as i64, Whence::SeekData) {
+            Ok(data) if (data as u64) < end => data as u64,
+            // Beyond the last data there is ENXIO.
+            _ => return Ok(()),
+        };
+        let hole = lseek64(file, data as i64, Whence::SeekHole).map_or(end, |hole| (hole as u64).min(end));
+        at = data;
+        while at < hole {
+            let length = (hole - at).min(PIECE as u64);
+            each(at, length as usize)?;
+            at += length;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a hole. A failure would only waste memory, or leave bytes that the next owner of the address overwrites first.
+pub fn punch(file: &File, offset: u64, length: u64) {
+    if length != 0 {
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let _ = fallocate(file, mode, offset as i64, length as i64);
+    }
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn store() -> Store {
+        let mut store = Store::default();
+        store.add_pool(0, 8 * MIB).unwrap();
+        store
+    }
+
+    fn client() -> Arc<File> {
+        let file = File::from(memfd_create("client", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.set_len(1 << 40).unwrap();
+        Arc::new(file)
+    }
+
+    fn byte(file: &File, offset: u64) -> u8 {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        byte[0]
+    }
+
+    #[test]
+    fn memory_runs_out_and_comes_back() {
+        let mut store = store();
+        let block = store.create(0, 6 * MIB).unwrap();
+        assert_eq!(store.create(0, 4 * MIB), Err(Errno::ENOMEM));
+        store.shrink(block, 2 * MIB);
+        let other = store.create(0, 6 * MIB).unwrap();
+        store.free(block);
+        store.free(other);
+        assert_eq!(store.used(0), 0);
+    }
+
+    #[test]
+    fn a_new_block_never_shows_old_bytes() {
+        let mut store = store();
+        let block = store.create(0, 8 * MIB).unwrap();
+        store.write(block, 0, b"secret").unwrap();
+        store.free(block);
+        let block = store.create(0, 8 * MIB).unwrap();
+        let mut bytes = [1; 6];
+        store.read(block, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 6]);
+    }
+
+    #[test]
+    fn one_window_is_the_memory_itself() {
+        let mut store = store();
+        let client = client();
+        let block = store.create(0, 4 * MIB).unwrap();
+        store.write(block, MIB, b"before").unwrap();
+        store.write(block, 3 * MIB, b"beyond").unwrap();
+        let window = store.show(block, client.clone(), 64 * MIB, 2 * MIB).unwrap();
+        assert_eq!(byte(&client, 65 * MIB), b'b');
+        client.write_all_at(b"by CPU", 65 * MIB).unwrap();
+        let mut bytes = [0; 6];
+        store.read(block, MIB, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"by CPU");
+        // A range that leaves the window comes from both.
+        store.write(block, 2 * MIB - 3, b"border").unwrap();
+        store.read(block, 2 * MIB - 3, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"border");
+        store.hide(block, window);
+        assert_eq!(byte(&client, 65 * MIB), 0);
+        store.read(block, MIB, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"by CPU");
+        store.read(block, 3 * MIB, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"beyond");
+    }
+
+    #[test]
+    fn two_windows_on_one_block_agree_after_settling() {
+        let mut store = store();
+        let (one, two) = (client(), client());
+        let block = store.create(0, 2 * MIB).unwrap();
+        let first = store.show(block, one.clone(), 0, 2 * MIB).unwrap();
+        one.write_all_at(b"one", 100).unwrap();
+        let second = store.show(block, two.clone(), MIB, 2 * MIB).unwrap();
+        assert_eq!(byte(&two, MIB + 100), b'o');
+        two.write_all_at(b"two", MIB + 5000).unwrap();
+        one.write_all_at(b"x", 200).unwrap();
+        assert!(store.is_aliased());
+        store.settle();
+        assert_eq!(byte(&one, 5000), b't');
+        assert_eq!(byte(&two, MIB + 200), b'x');
+        // Bytes that the driver writes are seen by both, and its reads see what either wrote last.
+        store.write(block, 7, b"d").unwrap();
+        assert_eq!((byte(&one, 7), byte(&two, MIB + 7)), (b'd', b'd'));
+        one.write_all_at(b"e", 7).unwrap();
+        let mut bytes = [0];
+        store.read(block, 7, &mut bytes).unwrap();
+        assert_eq!(bytes, *b"e");
+        store.hide(block, first);
+        assert!(!store.is_aliased());
+        two.write_all_at(b"z", MIB).unwrap();
+        store.hide(block, second);
+        store.read(block, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, *b"z");
+    }
+
+    #[test]
+    fn a_byte_set_to_zero_by_a_cpu_is_carried_too() {
+        let mut store = store();
+        let (one, two) = (client(), client());
+        let block = store.create(0, 2 * MIB).unwrap();
+        store.write(block, 0, &[9; 8]).unwrap();
+        store.show(block, one.clone(), 0, 2 * MIB).unwrap();
+        store.show(block, two.clone(), 0, 2 * MIB).unwrap();
+        one.write_all_at(&[0], 3).unwrap();
+        store.settle();
+        assert_eq!(byte(&two, 3), 0);
+        assert_eq!(byte(&two, 4), 9);
+    }
+}
