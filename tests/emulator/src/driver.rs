@@ -244,7 +244,8 @@ impl Driver {
 
     /// The address space of a process is gone: it exited, was killed or did exec. Comes before the close of the files that went with it; files that
     /// others hold stay open.
-    pub fn exit(&mut self, tgid: i32, _start_time: u64) {
+    pub fn exit(&mut self, tgid: i32, start_time: u64) {
+        self.svm.exit(&mut self.machine, tgid, start_time);
         self.machine.exit(tgid);
     }
 
@@ -285,6 +286,7 @@ impl Driver {
             registrations: self.devmng.registered().collect(),
             sessions: self.hdc.sessions().collect(),
             peer_requests: self.machine.peers.requests().collect(),
+            memory: self.svm.state(),
         }
     }
 

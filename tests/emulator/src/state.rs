@@ -1,5 +1,6 @@
 //! A view of the model's state for tests: who holds what.
 
+use crate::svm::SvmState;
 use serde::Serialize;
 
 /// Everything that clients hold.
@@ -15,6 +16,8 @@ pub struct State {
     pub sessions: Vec<SessionState>,
     /// Requests for access between devices: process, device, peer (physical ids), count.
     pub peer_requests: Vec<(i32, u32, u32, u32)>,
+    /// What the memory module holds.
+    pub memory: SvmState,
 }
 
 impl State {

@@ -38,9 +38,12 @@ use share::Shares;
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use store::Store;
 use zerocopy::{FromZeros, IntoBytes};
+
+/// How long CPUs may see different bytes through two windows on the same memory, if the driver is not called.
+const SETTLING: Duration = Duration::from_millis(1);
 
 /// Why a command is not done now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,8 @@ pub struct Svm {
     last_process: u64,
     /// Process objects that the kernel can never release: their file was closed after INIT_PROCESS had answered EEXIST.
     stuck: u32,
+    /// When bytes were last carried between windows.
+    settled: Option<Instant>,
     /// The commands by number.
     commands: Vec<Option<&'static SvmCommand>>,
 }
@@ -121,13 +126,24 @@ impl Svm {
     /// An ioctl on a bound file.
     pub fn ioctl(&mut self, machine: &mut Machine, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
         let mut argument = Arg::new_zeroed();
-        match self.dispatch(machine, caller, file, request, arg, &mut argument) {
+        let answer = self.dispatch(machine, caller, file, request, arg, &mut argument);
+        self.tell_used(machine);
+        match answer {
             Ok(()) => Ok(0).into(),
             Err(Stop::Sleep(until)) => Outcome::Sleep(until),
             Err(Stop::Refused(errno, why)) => {
                 let name = self.command(machine, command::number(request)).map_or("ioctl", |known| known.op.name());
                 klog::record(caller, name, request, &argument, errno, why);
                 errno.into()
+            }
+        }
+    }
+
+    /// Tells the devices how much of their memory is in use: they report it themselves to whoever asks.
+    fn tell_used(&self, machine: &mut Machine) {
+        for (physical, used) in self.world.store.used_by_pool() {
+            if let Some(device) = machine.device_mut(physical) {
+                device.used = used;
             }
         }
     }
@@ -166,6 +182,10 @@ impl Svm {
             return refuse(Errno::EINVAL, "the argument cannot be read");
         }
         let known = self.command(machine, number);
+        let telling = matches!(known, Some(known) if matches!(known.op, Op::AllocProcStruct | Op::GetMmapInfo | Op::MemMapCap));
+        if machine.config.unknown_generation && telling {
+            return refuse(Errno::EINVAL, "no such command");
+        }
         match known.map(|known| known.op) {
             Some(Op::AllocProcStruct) => self.alloc_process(machine, caller, file)?,
             Some(Op::GetMmapInfo) => session::mmap_info(machine, caller, arg)?,
@@ -257,9 +277,13 @@ impl Svm {
         }
     }
 
-    /// Carries bytes between windows on the same memory. To be called every few milliseconds while [`Svm::is_aliased`].
+    /// Carries bytes between windows on the same memory. To be called every millisecond while [`Svm::is_aliased`]; more often is in vain.
     pub fn settle_windows(&mut self) {
-        self.world.store.settle();
+        let now = Instant::now();
+        if self.is_aliased() && self.settled.is_none_or(|last| now - last >= SETTLING) {
+            self.world.store.settle();
+            self.settled = Some(now);
+        }
     }
 
     /// Whether some memory is seen by CPUs at more than one place.

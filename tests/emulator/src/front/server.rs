@@ -195,12 +195,14 @@ impl Server {
                 return;
             }
             self.resume();
+            // Memory that CPUs see at two places is kept equal in the meantime.
+            self.driver.svm.settle_windows();
         }
     }
 
     /// How long there is nothing to do if nothing comes, in milliseconds as poll wants it.
     fn timeout(&self) -> c_int {
-        if self.files.is_suspicious() {
+        if self.files.is_suspicious() || self.driver.svm.is_aliased() {
             return 1;
         }
         let now = Instant::now();

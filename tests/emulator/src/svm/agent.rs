@@ -4,8 +4,9 @@
 //! or late device makes of a command is in the host's source: no link is ENODEV, no answer in time is ENOSYS, and an agent that does not know
 //! the process answers ESRCH.
 
-use super::handle::HandleTable;
+use super::handle::{HandleKind, HandleTable};
 use super::{Answer, Call, Stop, refuse};
+use crate::config::DeviceProcess;
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::svm::HOST_AGENT_ID;
 use nix::errno::Errno;
@@ -29,7 +30,17 @@ pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> Answer {
     if physical == HOST || physical == HOST_AGENT_ID {
         return refuse(Errno::EINVAL, "the host has no channel to itself");
     }
-    let _ = (machine, arrived, PATIENCE);
+    let Some(device) = machine.device(physical).filter(|device| device.answers()) else {
+        return refuse(Errno::ENODEV, "the device cannot be reached");
+    };
+    let now = Instant::now();
+    if let Some(until) = device.silent_until.filter(|until| *until > now) {
+        let given_up = arrived + PATIENCE;
+        if now >= given_up {
+            return refuse(Errno::ENOSYS, "the device does not answer");
+        }
+        return Err(Stop::Sleep(until.min(given_up)));
+    }
     Ok(())
 }
 
@@ -40,10 +51,19 @@ impl Call<'_, '_> {
         let Some(agent) = self.process.agents.get(&physical) else {
             return refuse(Errno::ESRCH, "the device has no process for the caller: it was not set up");
         };
-        if !alive(self.machine, self.process.tgid, physical, agent.pid) {
+        if self.machine.device_process(self.process.tgid, physical) != Some(agent.pid) {
+            self.bury(physical);
             return refuse(Errno::ESRCH, "the caller's process on the device is gone");
         }
         Ok(())
+    }
+
+    /// The device process ended by itself: the memory that only it held went with it. The host's records stay until the device is closed.
+    fn bury(&mut self, physical: u32) {
+        let Some(agent) = self.process.agents.get_mut(&physical) else { return };
+        for handle in agent.handles.drain().filter(|handle| handle.kind == HandleKind::Normal) {
+            self.world.store.free(handle.block);
+        }
     }
 
     /// The link part of a copy: a dead device is offline rather than unreachable, and a broken link fails the transfer.
@@ -57,25 +77,18 @@ impl Call<'_, '_> {
 }
 
 /// Whether copies fail on the link.
-pub fn link_broken(_machine: &Machine) -> bool {
-    false
+pub fn link_broken(machine: &Machine) -> bool {
+    machine.link_broken
 }
 
-/// Whether the device process that SETUP_DEVICE met still runs.
-fn alive(_machine: &Machine, _tgid: i32, _physical: u32, _pid: i32) -> bool {
-    true
+/// Whether a super-pod id is of this server (`svm_is_sdid_in_local_server`).
+pub fn is_local(machine: &Machine, sdid: u32) -> bool {
+    sdid >> 22 == machine.config.server & 0x3FF
 }
 
-/// The device process that SETUP_DEVICE meets, started now if this host does that by itself.
-pub fn meet(machine: &mut Machine, tgid: i32, physical: u32) -> Option<i32> {
-    let running = machine.device_process(tgid, physical);
-    running.or((machine.config.device_process == crate::config::DeviceProcess::Automatic).then_some(1000 + tgid))
+/// The device was told to end the session's process. Where the host starts device processes by itself it ends them too; otherwise they are the daemon's.
+pub fn part(machine: &mut Machine, tgid: i32, physical: u32) {
+    if machine.config.device_process == DeviceProcess::Automatic {
+        machine.end_device_process(tgid, physical);
+    }
 }
-
-/// Whether a super-pod id is of this server; ids that say nothing are taken for local.
-pub fn is_local(_machine: &Machine, sdid: u32) -> bool {
-    sdid == u32::MAX || sdid >> 22 == 0
-}
-
-/// The device has been told that a session's memory is no more. A host that starts device processes by itself also ends them.
-pub fn part(_machine: &mut Machine, _tgid: i32, _physical: u32) {}

@@ -13,7 +13,7 @@ use super::share::Node;
 use super::store::{BlockId, WindowId};
 use super::{Answer, Call, ProcessId, Stop, Svm, World, page_size, put, refuse};
 use crate::caller::Caller;
-use crate::config::Attachment;
+use crate::config::{Attachment, Phase};
 use crate::driver::{FileId, Mmap};
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::svm::{self, Arg, HOST_AGENT_ID, Segment};
@@ -229,10 +229,15 @@ pub fn segments(machine: &Machine) -> Vec<Segment> {
     let delta = machine.config.generation.delta();
     let mut segments = delta.segments.to_vec();
     // The host-pin range joins when the first device comes up.
-    if delta.host_pin && machine.config.devices != 0 {
+    if delta.host_pin && has_device(machine) {
         segments.push(Segment { start: host_pin_start(machine), size: svm::HOST_PIN_SIZE });
     }
     segments
+}
+
+/// Whether any device has come up.
+fn has_device(machine: &Machine) -> bool {
+    machine.physical_ids().any(|id| machine.device(id).is_some_and(|device| device.known()))
 }
 
 /// Where the host-pin segment is.
@@ -324,7 +329,7 @@ impl Svm {
         let Some((id, process)) = id.and_then(|id| Some((id, self.processes.get_mut(&id)?))) else {
             return refuse(Errno::EINVAL, "there is no process object on this file");
         };
-        if machine.config.devices == 0 {
+        if !has_device(machine) {
             return refuse(Errno::ENODEV, "no device has come up yet");
         }
         if !matches!(process.stage, Stage::Made | Stage::Mapped) {
@@ -388,6 +393,7 @@ impl Svm {
         if process.stage == Stage::Unmapped {
             self.processes.remove(&id);
         }
+        self.tell_used(machine);
     }
 
     /// The address space of a process is gone: it exited, was killed or did exec.
@@ -438,12 +444,15 @@ impl Call<'_, '_> {
             return refuse(Errno::EFAULT, "the host is not set up");
         }
         if !self.process.agents.contains_key(&physical) {
+            if self.machine.device(physical).is_some_and(|device| device.phase == Phase::Resetting) {
+                return refuse(Errno::EBUSY, "the device is about to be reset");
+            }
             match agent::link(self.machine, physical, self.caller.arrived) {
                 Ok(()) => {}
                 Err(Stop::Sleep(until)) => return Err(Stop::Sleep(until)),
                 Err(Stop::Refused(..)) => return refuse(Errno::EFAULT, "the device did not answer the setup message"),
             }
-            let Some(pid) = agent::meet(self.machine, self.process.tgid, physical) else {
+            let Some(pid) = self.machine.companion(self.process.tgid, physical) else {
                 return refuse(Errno::EFAULT, "no process runs on the device for the caller");
             };
             let agent = Agent { pid, allows_async: true, handles: HandleTable::default() };

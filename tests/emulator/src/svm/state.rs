@@ -163,7 +163,8 @@ impl Svm {
                 needs_trust: share.needs_trust,
             }
         });
-        SvmState { sessions, shares: shares.collect(), used: self.world.store.all_used().collect() }
+        let used = self.world.store.used_by_pool().filter(|(_, used)| *used != 0).collect();
+        SvmState { sessions, shares: shares.collect(), used }
     }
 
     /// Process objects that the kernel could never release: their files were closed after INIT_PROCESS had answered EEXIST.

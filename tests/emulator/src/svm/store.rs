@@ -82,9 +82,9 @@ impl Store {
         self.pools.get(&pool).map_or(0, |pool| pool.used)
     }
 
-    /// Bytes in use, of every pool that has any.
-    pub fn all_used(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.pools.iter().filter(|(_, pool)| pool.used != 0).map(|(&id, pool)| (id, pool.used))
+    /// Bytes in use, of every pool.
+    pub fn used_by_pool(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.pools.iter().map(|(&id, pool)| (id, pool.used))
     }
 
     /// New zeroed memory, or ENOMEM.
