@@ -182,7 +182,8 @@ impl Svm {
             return refuse(Errno::EINVAL, "the argument cannot be read");
         }
         let known = self.command(machine, number);
-        let telling = matches!(known, Some(known) if matches!(known.op, Op::AllocProcStruct | Op::GetMmapInfo | Op::MemMapCap));
+        let telling =
+            matches!(known, Some(known) if matches!(known.op, Op::AllocProcStruct | Op::GetMmapInfo | Op::MemMapCap));
         if machine.config.unknown_generation && telling {
             return refuse(Errno::EINVAL, "no such command");
         }

@@ -55,8 +55,12 @@ impl Process {
     /// The mappings of a process that this is about: those whose splitting ends a session, and the others.
     fn vmas(&self, machine: &Machine, tgid: i32) -> impl Iterator<Item = (Slot, Vma, bool)> {
         let host_pin = machine.config.generation.delta().segments.len();
-        let segments = self.segments.iter().map(move |(&number, vma)| (Slot::Segment(number), *vma, number == 0 || number == host_pin));
-        let dynamics = self.dynamics.iter().filter_map(|(&start, dynamic)| Some((Slot::Dynamic(start), dynamic.vma?, true)));
+        let segments = self
+            .segments
+            .iter()
+            .map(move |(&number, vma)| (Slot::Segment(number), *vma, number == 0 || number == host_pin));
+        let dynamics =
+            self.dynamics.iter().filter_map(|(&start, dynamic)| Some((Slot::Dynamic(start), dynamic.vma?, true)));
         segments.chain(dynamics).filter(move |(_, vma, _)| vma.tgid == tgid)
     }
 
@@ -98,10 +102,15 @@ impl Process {
             .filter(|vma| (vma.offset..vma.offset + vma.size).contains(&offset))
             .map(|vma| format!("{:#x}", vma.start + (offset - vma.offset)))
             .collect();
-        let soma = self.segments.values().any(|vma| {
-            vma.start == svm::SOMA_START && vma.prot != libc::PROT_NONE && offset < vma.offset + vma.size
-        });
-        let hang = if soma { "; if it was the one in the SOMA segment, the thread would hang in the kernel for ever" } else { "" };
+        let soma = self
+            .segments
+            .values()
+            .any(|vma| vma.start == svm::SOMA_START && vma.prot != libc::PROT_NONE && offset < vma.offset + vma.size);
+        let hang = if soma {
+            "; if it was the one in the SOMA segment, the thread would hang in the kernel for ever"
+        } else {
+            ""
+        };
         let detail = format!(
             "the CPU touched an address of the driver's where no memory is mapped (offset {offset:#x} of the file; mapped there: {}): SIGSEGV{hang}",
             if candidates.is_empty() { "nothing any more".to_owned() } else { candidates.join(", ") }
@@ -186,7 +195,9 @@ impl Svm {
                 {
                     return Err(Errno::EINVAL);
                 }
-                libc::MADV_RANDOM | libc::MADV_SEQUENTIAL | libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => ends = splits,
+                libc::MADV_RANDOM | libc::MADV_SEQUENTIAL | libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
+                    ends = splits
+                }
                 _ => {}
             },
             ChangeKind::Bind(_) => ends = splits,
@@ -230,7 +241,8 @@ impl Process {
 
     /// A dynamic range that is unmapped as a whole, and has no heap, is forgotten.
     fn forget_dynamic(&mut self, range: &Range<u64>) {
-        let exact = self.dynamics.get(&range.start).is_some_and(|it| range.start + it.size == range.end && it.vma.is_none());
+        let exact =
+            self.dynamics.get(&range.start).is_some_and(|it| range.start + it.size == range.end && it.vma.is_none());
         if exact && self.heap(range.start).is_none() {
             self.dynamics.remove(&range.start);
         }

@@ -222,12 +222,9 @@ impl Call<'_, '_> {
         if plan.direction == svm::COPY_HOST_TO_HOST {
             return Ok(());
         }
-        let piece = match size {
-            ..=783_360 => 256 << 10,
-            ..=1_310_720 => 512 << 10,
-            ..=3_145_728 => 1 << 20,
-            _ => 2 << 20,
-        };
+        // Sizes of a copy up to which it is cut into pieces of this size.
+        const PIECES: [(u64, u64); 3] = [(765 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
+        let piece = PIECES.iter().find(|(up_to, _)| size <= *up_to).map_or(2 << 20, |(_, piece)| *piece);
         let mut buffer = vec![0; piece.min(size) as usize];
         let mut done = 0;
         while done < size {
@@ -333,7 +330,8 @@ impl Call<'_, '_> {
         if self.caller.memory.read(address, &mut bytes).is_err() {
             return refuse(Errno::EINVAL, "an array cannot be read");
         }
-        let words = bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+        let words =
+            bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
         Ok(words.collect())
     }
 
@@ -392,10 +390,12 @@ impl Call<'_, '_> {
             return Ok(());
         };
         let heap = self.process.heap(para.destination);
-        if para.size == 0 || !heap.is_some_and(|heap| {
-            heap.holds(para.destination, para.size)
-                && heap.is_reserved(para.destination..para.destination + para.size)
-        }) {
+        if para.size == 0
+            || !heap.is_some_and(|heap| {
+                heap.holds(para.destination, para.size)
+                    && heap.is_reserved(para.destination..para.destination + para.size)
+            })
+        {
             return refuse(Errno::EINVAL, "the range is empty or not reserved");
         }
         self.message(device)?;

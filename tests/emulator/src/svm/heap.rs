@@ -153,8 +153,7 @@ impl Process {
     /// The same step for ADVISE and PREFETCH: unless device memory is mapped at its first page, the reservation must be idle.
     pub fn refer_idle(&self, address: u64, size: u64) -> Answer {
         self.refer(address, None)?;
-        let Some((heap, reservation)) =
-            self.heap(address).and_then(|heap| Some((heap, heap.reservation(address)?)))
+        let Some((heap, reservation)) = self.heap(address).and_then(|heap| Some((heap, heap.reservation(address)?)))
         else {
             return Ok(());
         };

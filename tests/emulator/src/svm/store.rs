@@ -203,7 +203,10 @@ impl Store {
         }
         pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
         for window in &block.windows {
-            window.file.write_all_at(&bytes[..window.reach(offset, bytes.len())], window.offset + offset).map_err(errno)?;
+            window
+                .file
+                .write_all_at(&bytes[..window.reach(offset, bytes.len())], window.offset + offset)
+                .map_err(errno)?;
         }
         Ok(())
     }

@@ -623,7 +623,7 @@ fn bytes_go_to_the_device_and_back() {
     assert!(back == pattern);
     // The bytes are the handle's, not the address's.
     bench.unmap(&client, VA).unwrap();
-    bench.map(&client, 0, id, VA + 0, 2 * MIB, 2).unwrap();
+    bench.map(&client, 0, id, VA, 2 * MIB, 2).unwrap();
     bench.memory.write(BUFFER, &[0; 64]).unwrap();
     bench.copy(&client, BUFFER, VA + 5, 64).unwrap();
     bench.memory.read(BUFFER, &mut back[..64]).unwrap();
