@@ -75,9 +75,6 @@ pub enum ChangeKind {
 /// The refused node of the memory driver.
 const DEVMM_SVM: &str = "/dev/devmm_svm";
 
-/// The numbers by which clients tell the memory driver's generations apart: ALLOC_PROC_STRUCT and GET_MMAP_INFO, old and new.
-const MOVED: [u8; 4] = [67, 70, 101, 104];
-
 #[derive(Debug)]
 enum Kind {
     Manager(ManagerFile),
@@ -176,9 +173,6 @@ impl Driver {
             Some(Module::Uda) => uda::ioctl(machine, caller, request, arg),
             Some(Module::Urd) => urd::ioctl(machine, caller, request, arg),
             Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
-            Some(Module::Svm) if machine.config.unknown_generation && MOVED.contains(&number(request)) => {
-                Errno::EINVAL.into()
-            }
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }
@@ -322,10 +316,7 @@ impl Driver {
         for (module, id) in released {
             match module {
                 Some(Module::Devmng) => self.devmng.release(&mut self.machine, manager.tgid),
-                Some(Module::Svm) => {
-                    self.svm.release(&mut self.machine, id, alive);
-                    self.machine.end_automatic(manager.tgid);
-                }
+                Some(Module::Svm) => self.svm.release(&mut self.machine, id, alive),
                 _ => {}
             }
         }

@@ -269,15 +269,6 @@ impl Machine {
         self.devices.get_mut(&physical).is_some_and(|device| device.companions.remove(&tgid).is_some())
     }
 
-    /// The memory session of a process is gone, and with it the device processes that SETUP_DEVICE started by itself.
-    pub(crate) fn end_automatic(&mut self, tgid: i32) {
-        if self.config.device_process == DeviceProcess::Automatic {
-            for device in self.devices.values_mut() {
-                device.companions.remove(&tgid);
-            }
-        }
-    }
-
     /// Tells every device that a host process is gone: their records of it are marked.
     pub(crate) fn orphan(&mut self, tgid: i32) {
         for device in self.devices.values_mut() {
