@@ -5,13 +5,14 @@
 //! their addresses for the rest of the session, so memory, and through it every mapping, keeps its device open, and the last one to go
 //! closes it.
 
-use crate::discovery::LogicalId;
+use crate::discovery::{self, LogicalId, Options, PeerAccess};
 use crate::error::{Errno, Error, Failed, Invalid, Result};
 use crate::process::{self, DeviceProcess};
 use crate::session::call::{CLOSE_DEVICE, PREPARE_CLOSE_DEVICE, QUERY_MEM_USED_INFO, Request, SETUP_DEVICE};
 use crate::session::{Inner, lock};
 use ascend_ioctl::svm::{FreePages, HOST_AGENT_ID, HOST_ID, MemUsedInfo, SetupDevice};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 /// A device that is set up for this process.
@@ -70,6 +71,8 @@ pub(crate) struct DeviceTable {
     /// A dead entry is a device that is being set up or closed.
     open: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
     changed: Condvar,
+    /// Pairs that reach each other's memory.
+    peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
 }
 
 /// A device, or the host, which needs no setting up.
@@ -166,6 +169,23 @@ impl Device {
     /// The process on the device that we started for this process, if that was needed.
     pub fn device_process(&self) -> Option<&DeviceProcess> {
         self.inner.process.as_ref()
+    }
+
+    /// Lets this device and `peer` reach each other's memory over the link between them: both directions, once, until one of them is
+    /// closed. [`Mapping::grant`](crate::Mapping::grant) does it when needed.
+    pub fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        let session = &self.inner.session;
+        session.svm.check_process()?;
+        let (first, second) = (self.inner.id.min(peer.inner.id), self.inner.id.max(peer.inner.id));
+        if first == second || !Arc::ptr_eq(session, &peer.inner.session) {
+            return Ok(());
+        }
+        let mut peers = lock(&session.devices.peers);
+        if let Entry::Vacant(pair) = peers.entry((first, second)) {
+            let (manager, generation) = session.driver();
+            pair.insert(PeerAccess::enable(manager, generation, LogicalId(first), LogicalId(second))?);
+        }
+        Ok(())
     }
 
     /// Closes the device, and tells what went wrong. It must be the last reference, with no memory left on it; otherwise it is handed
@@ -267,6 +287,7 @@ impl DeviceInner {
         }
         let session = &self.session;
         session.retry_orphans();
+        lock(&session.devices.peers).retain(|&(first, second), _| first != self.id && second != self.id);
         if session.devices.is_last(self.id) {
             session.disable_idle_heaps();
         }
@@ -314,10 +335,24 @@ fn set_up(session: &Arc<Inner>, id: LogicalId) -> Result<(SetupDevice, Option<De
     let process = process::bring_up(id, &session.devmng, &session.process, || {
         // An address that is not page-aligned says that no statistics are wanted.
         let wanted = SetupDevice { stats_address: 1, ..Default::default() };
-        setup = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted).map_err(|errno| {
-            Error::from(session.svm.refused("set up a device", SETUP_DEVICE, errno).object(format!("device {id}")))
-        })?;
+        let mut answer = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted);
+        if answer == Err(Errno::EINVAL) {
+            // The driver knows no such device. In a container that may be because nobody made the container's table yet.
+            let error = refused(session, id, Errno::EINVAL);
+            let options = Options { manager: session.driver().0.to_owned(), ..Options::default() };
+            discovery::prepare(&options)?;
+            answer = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted);
+            if answer == Err(Errno::EINVAL) {
+                return Err(error);
+            }
+        }
+        setup = answer.map_err(|errno| refused(session, id, errno))?;
         Ok(())
     })?;
     Ok((setup, process))
+}
+
+#[cold]
+fn refused(session: &Inner, id: LogicalId, errno: Errno) -> Error {
+    session.svm.refused("set up a device", SETUP_DEVICE, errno).object(format!("device {id}")).into()
 }

@@ -28,7 +28,6 @@ pub use host::Versions;
 pub use id::{LogicalId, PhysicalId, UserId, VisibleDevices};
 pub use identity::{Identity, NotAnAddress, NotAnIdentity, PciAddress, SuperPod};
 pub use npu::{Hbm, Health, Instance, Machine, Npu, Split, State};
-#[allow(unused_imports)] // until peer access uses it
 pub(crate) use peer::PeerAccess;
 pub use peer::can_access;
 
@@ -187,6 +186,7 @@ pub(crate) fn physical(manager: &Path, logical: LogicalId) -> Result<PhysicalId>
 }
 
 /// A device's place in a super pod, for handles that go to other hosts.
+#[allow(dead_code)] // until sharing asks for it
 pub(crate) fn super_pod(manager: &Path, device: LogicalId) -> Result<Option<SuperPod>> {
     Ok(Urd::open(manager)?.super_pod(device).map(|info| SuperPod {
         sdid: info.sdid,

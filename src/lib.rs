@@ -4,7 +4,6 @@ pub mod copy;
 mod davinci;
 mod device;
 mod devmng;
-#[allow(dead_code)] // until the session uses it
 pub mod discovery;
 pub mod error;
 mod mapping;

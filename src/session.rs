@@ -83,8 +83,8 @@ impl SessionBuilder {
     /// Whether the driver's address segments (8 to 14 TiB of address space, no memory) are mapped, which they are by default.
     ///
     /// Leave them out under address sanitizers, or where address space is limited. Device memory works without them, but: the CPU can
-    /// see no memory of the driver's (no host memory, no [`Mapping::host_view`](crate::Mapping::host_view)), once closed the session cannot be opened again in
-    /// this process, and a library that unmaps one of the driver's address ranges ends the session unnoticed.
+    /// see no memory of the driver's (no host memory, no [`Mapping::host_view`](crate::Mapping::host_view)); once closed, a session can be opened again in this process
+    /// only if 8 TiB of addresses from 16 TiB on can be had for a moment; and a library that unmaps one of the driver's address ranges ends the session unnoticed.
     pub fn segments(mut self, mapped: bool) -> Self {
         self.segments = mapped;
         self
@@ -179,6 +179,8 @@ pub(crate) struct Inner {
     generation: Generation,
     pages: InitProcess,
     segments: Segments,
+    /// Whether it was shut down already.
+    ended: bool,
     davinci_manager: PathBuf,
     /// How device processes are started.
     pub(crate) process: process::Settings,
@@ -314,12 +316,18 @@ impl Inner {
             generation: prepared.generation,
             pages,
             segments: prepared.segments,
+            ended: false,
             davinci_manager: builder.davinci_manager.clone(),
             process: builder.process.clone(),
             svm: prepared.svm,
             devmng,
             _place: Place(guard),
         }))
+    }
+
+    /// Path and generation of the driver.
+    pub(crate) fn driver(&self) -> (&Path, Generation) {
+        (&self.davinci_manager, self.generation)
     }
 
     /// Whether the CPU can see memory.
@@ -399,7 +407,12 @@ impl Inner {
         self.retry_orphans();
         let lost = std::mem::take(&mut *lock(&self.orphans));
         self.disable_idle_heaps();
-        self.segments.unmap();
+        if !std::mem::replace(&mut self.ended, true) {
+            if !self.segments.has_svm() {
+                segments::end_without();
+            }
+            self.segments.unmap();
+        }
         if lost.is_empty() {
             Ok(())
         } else {

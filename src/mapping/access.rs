@@ -20,8 +20,8 @@ impl Mapping {
     /// Grants another device access to this mapping, at the same address. Nothing to do for the device that owns the memory, and once
     /// is enough.
     ///
-    /// Peer access between the two devices must be enabled in both directions before. Imported memory cannot be granted on; host
-    /// memory can be granted to devices that are attached by HCCS.
+    /// Enables peer access between the two devices first. Imported memory cannot be granted on; host memory can be granted to devices
+    /// that are attached by HCCS.
     pub fn grant(&self, peer: &Device) -> Result<()> {
         let mapped = &*self.inner;
         mapped.session().svm.check_process()?;
@@ -37,6 +37,7 @@ impl Mapping {
             return Ok(());
         }
         if !mapped.block.is_host() {
+            Device { inner: mapped.block.device.clone() }.enable_peer_access(peer)?;
             let advise = Advise { address: mapped.address, size: mapped.block.size, ..Default::default() };
             if let Err(errno) = mapped.session().svm.call(PREFETCH, id, mapped.block.size, &advise) {
                 return Err(mapped.block.device.failed("grant a peer access", PREFETCH, errno, mapped.describe(id)));

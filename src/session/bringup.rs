@@ -38,7 +38,10 @@ const SEGMENTS: usize = 64;
 pub(super) fn bring_up(builder: &SessionBuilder, guard: ForkGuard) -> Result<(Prepared, InitProcess)> {
     let parked = PARKED.lock().unwrap_or_else(PoisonError::into_inner).take();
     let prepared = match parked {
-        Some(prepared) if !prepared.svm.guard.in_child() => prepared,
+        Some(mut prepared) if !prepared.svm.guard.in_child() => {
+            prepared.segments.check();
+            prepared
+        }
         Some(mut inherited) => {
             // The parent's: its segments are not in this process.
             inherited.segments.forget();

@@ -7,8 +7,8 @@
 
 use crate::davinci::DavinciFile;
 use crate::error::{Errno, Error, Refused, Result};
-use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_START, Segment};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap};
+use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_SIZE, SVM_START, Segment};
+use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, mmap_anonymous, mprotect, msync, munmap};
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -89,9 +89,44 @@ impl Segments {
         }
     }
 
+    /// Forgets the segments that somebody else has unmapped: what ended the session in our way may have done that too.
+    pub(crate) fn check(&mut self) {
+        self.mapped.retain(|(address, segment)| {
+            // SAFETY: asks the kernel only; nothing is written back, as the mapping is not of a file with contents.
+            let there = unsafe { msync(*address, 4096, MsFlags::MS_ASYNC) } != Err(Errno::ENOMEM);
+            if !there {
+                tracing::warn!(start = segment.start, "an address segment was unmapped by another library");
+            }
+            there
+        });
+    }
+
     /// Forgets the segments in a child of fork, where they are not mapped and their addresses may be somebody else's.
     pub(crate) fn forget(&mut self) {
         self.mapped.clear();
+    }
+}
+
+/// Ends a session that has no segments mapped. The kernel gives it up only when exactly the SVM range is unmapped, whatever was there,
+/// so map something inaccessible there and unmap it. Where the addresses are taken the session lasts as long as the process.
+pub(crate) fn end_without() {
+    let (Some(start), Some(size)) = (NonZeroUsize::new(SVM_START as usize), NonZeroUsize::new(SVM_SIZE as usize))
+    else {
+        return;
+    };
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+    // SAFETY: without MAP_FIXED the kernel only hands out addresses that nobody uses.
+    let mapped = unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) };
+    let Ok(address) = mapped else {
+        tracing::warn!("no session can be opened in this process any more: this one had no address segments");
+        return;
+    };
+    if address.addr() != start {
+        tracing::warn!("no session can be opened in this process any more: its addresses are used by something else");
+    }
+    // SAFETY: this is the mapping that was just made, and nobody knows of it.
+    if let Err(errno) = unsafe { munmap(address, size.get()) } {
+        tracing::error!(?errno, "addresses could not be unmapped");
     }
 }
 
