@@ -129,11 +129,16 @@ impl Svm {
         let answer = self.dispatch(machine, caller, file, request, arg, &mut argument);
         self.tell_used(machine);
         match answer {
-            Ok(()) => Ok(0).into(),
+            Ok(()) => {
+                if let Some(known) = self.command(machine, command::number(request)) {
+                    klog::note(caller, known.op, &argument);
+                }
+                Ok(0).into()
+            }
             Err(Stop::Sleep(until)) => Outcome::Sleep(until),
             Err(Stop::Refused(errno, why)) => {
-                let name = self.command(machine, command::number(request)).map_or("ioctl", |known| known.op.name());
-                klog::record(caller, name, request, &argument, errno, why);
+                let op = self.command(machine, command::number(request)).map(|known| known.op);
+                klog::refusal(caller, op, request, &argument, errno, why);
                 errno.into()
             }
         }
@@ -201,7 +206,11 @@ impl Svm {
                 let Some(known) = known.filter(|known| known.command.handled) else {
                     return refuse(Errno::EOPNOTSUPP, "this driver has no handler for the command");
                 };
-                self.handle(machine, caller, process, known, arg)?;
+                let answer = self.handle(machine, caller, process, known, arg);
+                if let Some(id) = process.filter(|id| self.processes.get(id).is_some_and(|process| process.doomed)) {
+                    self.kill(id);
+                }
+                answer?;
             }
         }
         // The command is done, whether its caller learns the answer or not.

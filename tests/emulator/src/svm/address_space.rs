@@ -37,7 +37,7 @@ fn cover(vma: &Vma, range: &Range<u64>) -> Cover {
 }
 
 /// Whether a range is exactly one of the driver's areas of the SVM range (`_devmm_mem_is_in_vma_range`).
-fn is_area(range: &Range<u64>) -> bool {
+pub fn is_area(range: &Range<u64>) -> bool {
     let start = svm::SVM_START;
     let size = range.end - range.start;
     let slot = size == 16 * GIB

@@ -1,13 +1,13 @@
-//! The kernel-log page: when a command is refused, the driver writes a sentence into a page of the calling process, if it finds a magic word there.
+//! The kernel-log pages: when a command is refused, the driver writes a sentence into a page of the calling process, if it finds a magic word there. A
+//! second page has the notes that are no errors.
 //!
 //! There is no wrap-around: a sentence that does not fit is cut, and both positions become 0. The reader consumes by setting the read position to the
 //! write position. The sentences are ours; the driver's say the same in other words, one to six of them per call.
 
 use crate::caller::Caller;
-use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, SVM_ERRORS, TEXT};
-use ascend_ioctl::svm::Arg;
+use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, SVM_ERRORS, SVM_RUN_INFO, TEXT};
+use ascend_ioctl::svm::{Arg, Op};
 use nix::errno::Errno;
-use std::fmt::Write;
 
 /// Offsets of the page's head, which is all that is read.
 const TOTAL: usize = 24;
@@ -16,10 +16,48 @@ const READ: usize = 44;
 const WRITE: usize = 48;
 const HEAD: usize = 52;
 
+/// Which of the two pages a sentence goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Page {
+    /// Errors.
+    Errors,
+    /// What the driver did, and what it does not support.
+    RunInfo,
+}
+
+/// The page that a refusal is explained in: what a machine cannot do is no error to these commands.
+pub fn page_of(op: Option<Op>, errno: Errno) -> Page {
+    let notes = matches!(op, Some(Op::MemImport | Op::MemSetAccess | Op::Memcpy | Op::Memcpy2d | Op::AsyncMemcpy));
+    if notes && errno == Errno::EOPNOTSUPP { Page::RunInfo } else { Page::Errors }
+}
+
 /// Writes why a command was refused, if the caller wants to know.
-pub fn record(caller: &Caller, name: &str, request: u32, arg: &Arg, errno: Errno, why: &str) {
+pub fn refusal(caller: &Caller, op: Option<Op>, request: u32, arg: &Arg, errno: Errno, why: &str) {
+    let name = op.map_or("ioctl", Op::name);
+    append(caller, page_of(op, errno), || {
+        let [first, second, ..] = arg.data;
+        let device = arg.head.device;
+        format!(
+            "{name} is refused: {why}. (request={request:#x}; device={device}; first={first:#x}; second={second:#x}; errno={})\n",
+            errno as i32
+        )
+    });
+}
+
+/// Writes what was done: some commands leave a note of their success.
+pub fn note(caller: &Caller, op: Op, arg: &Arg) {
+    if matches!(op, Op::SetupDevice | Op::CloseDevice | Op::MemSetAttr) {
+        append(caller, Page::RunInfo, || format!("{} is done. (device={})\n", op.name(), arg.head.device));
+    }
+}
+
+fn append(caller: &Caller, page: Page, text: impl FnOnce() -> String) {
+    let page = match page {
+        Page::Errors => SVM_ERRORS,
+        Page::RunInfo => SVM_RUN_INFO,
+    };
     let mut head = [0; HEAD];
-    if caller.memory.read(SVM_ERRORS, &mut head).is_err() || head[..MAGIC.len()] != MAGIC {
+    if caller.memory.read(page, &mut head).is_err() || head[..MAGIC.len()] != MAGIC {
         return;
     }
     let number = |at: usize| i32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
@@ -31,16 +69,9 @@ pub fn record(caller: &Caller, name: &str, request: u32, arg: &Arg, errno: Errno
     if read >= write {
         (read, write) = (0, 0);
     }
-    let mut text = format!("{name} is refused: {why}. (");
-    // Writing to a string cannot fail.
-    let _ = write!(text, "request={request:#x}; device={}; ", arg.head.device);
-    for (name, value) in ["first", "second"].iter().zip(arg.data) {
-        let _ = write!(text, "{name}={value:#x}; ");
-    }
-    let _ = writeln!(text, "errno={})", errno as i32);
+    let mut bytes = text().into_bytes();
     let room = CAPACITY - write as usize;
-    let at = SVM_ERRORS + (TEXT + write as usize) as u64;
-    let mut bytes = text.into_bytes();
+    let at = page + (TEXT + write as usize) as u64;
     let written = bytes.len() as i32;
     bytes.push(0);
     if bytes.len() > room {
@@ -55,6 +86,6 @@ pub fn record(caller: &Caller, name: &str, request: u32, arg: &Arg, errno: Errno
     let positions = [read.to_le_bytes(), write.to_le_bytes()].concat();
     // A read-only page gets nothing, and nobody is told.
     if caller.memory.write(at, &bytes).is_ok() {
-        let _ = caller.memory.write(SVM_ERRORS + READ as u64, &positions);
+        let _ = caller.memory.write(page + READ as u64, &positions);
     }
 }

@@ -3,6 +3,7 @@
 //! A mapping puts the beginning of a handle at an address inside a reservation. Host memory is then seen by the CPU; device memory is seen by its device,
 //! by peers after PREFETCH, and by the CPU through the device's BAR after MEM_SET_ACCESS for the host. Mappings are whole: one is unmapped as it was mapped.
 
+use super::address_space::is_area;
 use super::handle::HandleKind;
 use super::heap::owner_of;
 use super::session::{Process, View};
@@ -10,6 +11,7 @@ use super::{Answer, Call, World, page_size, put, refuse, to_physical};
 use crate::config::Attachment;
 use crate::machine::HOST;
 use crate::trap::Trap;
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
@@ -185,6 +187,7 @@ impl Call<'_, '_> {
         let mut view = None;
         if host {
             view = match self.process.show(self.world, handle.block, para.address, para.size) {
+                Some(Err(Errno::ELOOP)) => return self.cannot_show(para.address),
                 None => return refuse(Errno::EADDRNOTAVAIL, "the process has not mapped the segment"),
                 Some(Err(_)) => return refuse(Errno::ENOMEM, "the pages could not be put into the segment"),
                 Some(Ok(view)) => Some(view),
@@ -209,6 +212,15 @@ impl Call<'_, '_> {
             view,
             readers: 0,
         })
+    }
+
+    /// A limit of the emulator's own: the client's file can show only one thing at one offset. Better a failed test than wrong bytes.
+    fn cannot_show<T>(&mut self, address: u64) -> Answer<T> {
+        let detail = format!(
+            "{address:#x} and another address where the CPU sees memory lie at the same offset of the file. The real driver can do this, the emulator cannot: map dynamic ranges at different file offsets"
+        );
+        self.machine.traps.push(Trap { name: "emulator-limit-same-offset", tgid: self.caller.tgid, detail });
+        refuse(Errno::ENOMEM, "the emulator cannot show two things at one offset of the file")
     }
 
     /// MEM_UNMAP.
@@ -239,6 +251,13 @@ impl Call<'_, '_> {
             reservation.counter = reservation.counter.saturating_sub(1);
         }
         heap.stale.remove(para.address..para.address + size);
+        let range = para.address..para.address + size;
+        let dynamic = self.process.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size);
+        // Taking host pages out of the segment looks like a munmap of their range. For dynamic ranges that was mended after 8.5.0.
+        let oldest = self.machine.config.generation == Generation::V8_5_0;
+        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && oldest)) {
+            self.process.doomed = true;
+        }
         if side == svm::SIDE_DEVICE && mapping.granted.get(&HOST).is_none_or(|access| *access == svm::ACCESS_NONE) {
             // The driver finds nothing to undo, and the CPU goes on seeing the memory.
             self.process.orphans.extend(mapping.view.take());
@@ -323,6 +342,7 @@ impl Call<'_, '_> {
         }
         let view = match self.process.show(self.world, block, para.address, para.size) {
             Some(Ok(view)) => view,
+            Some(Err(Errno::ELOOP)) => return self.cannot_show(para.address),
             _ => return refuse(Errno::EINVAL, "the process has not mapped the segment"),
         };
         self.exact_mapping(para.address, para.size)?.view = Some(view);

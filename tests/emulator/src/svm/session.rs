@@ -95,6 +95,8 @@ pub struct Process {
     pub host_pin: bool,
     /// INIT_PROCESS answered EEXIST once.
     pub refused: bool,
+    /// The driver took something that it did itself for the process unmapping its segments.
+    pub doomed: bool,
     /// The file is closed.
     pub released: bool,
     pub translated: HashMap<u32, u32>,
@@ -125,6 +127,7 @@ impl Process {
             enabled: false,
             host_pin: false,
             refused: false,
+            doomed: false,
             released: false,
             translated: HashMap::new(),
             heaps: BTreeMap::new(),
@@ -170,6 +173,10 @@ impl Process {
             return Some(Err(Errno::ENOMEM));
         }
         let offset = vma.offset + (address - vma.start);
+        // Two dynamic mappings both begin at the beginning of the client's file.
+        if self.windows.range(..offset + size).next_back().is_some_and(|(&start, &length)| start + length > offset) {
+            return Some(Err(Errno::ELOOP));
+        }
         Some(world.store.show(block, self.backing.clone(), offset, size).map(|window| {
             self.windows.insert(offset, size);
             View { block, window, offset }

@@ -186,7 +186,7 @@ impl Call<'_, '_> {
     /// The physical id of the device that a share is looked up on.
     fn exporting_device(&mut self, logical: u32) -> Answer<u32> {
         if logical == svm::HOST_AGENT_ID {
-            return Ok(logical);
+            return refuse(Errno::EINVAL, "the caller has no such device");
         }
         to_physical(self.machine, self.caller, None, logical)
     }

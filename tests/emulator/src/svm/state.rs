@@ -110,6 +110,8 @@ impl Svm {
         let mut sessions: Vec<SessionState> = self
             .processes
             .values()
+            // A closed session that only waits for its address space to go holds nothing.
+            .filter(|process| !process.released || process.host.iter().next().is_some() || !process.heaps.is_empty())
             .map(|process| {
                 let handle = |device: u32| {
                     move |(id, handle): (i32, &Handle)| HandleState {

@@ -921,6 +921,42 @@ fn a_refusal_is_explained_in_the_log_page() {
 }
 
 #[test]
+fn what_a_machine_cannot_do_is_noted_in_the_other_page() {
+    let mut bench = Bench::new();
+    let client = bench.session(10);
+    for page in [klog::SVM_ERRORS, klog::SVM_RUN_INFO] {
+        bench.memory.map(page, 4096);
+        bench.memory.write(page, klog::Page::empty(page).as_bytes()).unwrap();
+    }
+    let para = svm::MemImport { kind: 9, ..Default::default() };
+    assert_eq!(bench.call(&client, Op::MemImport, 0, para).map(drop), Err(Errno::EOPNOTSUPP));
+    let written = |bench: &Bench, page: u64| {
+        let mut bytes = [0; 4];
+        bench.memory.read(page + 48, &mut bytes).unwrap();
+        i32::from_le_bytes(bytes)
+    };
+    assert_eq!(written(&bench, klog::SVM_ERRORS), 0);
+    let noted = written(&bench, klog::SVM_RUN_INFO);
+    assert!(noted > 0);
+    bench.setup(&client, 1).unwrap();
+    assert!(written(&bench, klog::SVM_RUN_INFO) > noted);
+}
+
+#[test]
+fn in_the_oldest_generation_an_unmap_of_a_whole_dynamic_range_ends_the_session() {
+    for (generation, survives) in [(Generation::V8_5_0, false), (Generation::V26_1, true)] {
+        let mut bench = Bench::with(|config| config.generation = generation);
+        let client = bench.session(10);
+        let va = 26u64 << 40;
+        bench.mmap(&client, va, GIB).unwrap();
+        bench.enable(&client, 10 << 10, svm::HEAP_HUGE).unwrap();
+        bench.mapped(&client, HOST, va, GIB);
+        bench.unmap(&client, va).unwrap();
+        assert_eq!(bench.create(&client, HOST, 2 * MIB).is_ok(), survives, "{generation}");
+    }
+}
+
+#[test]
 fn a_silent_device_makes_calls_wait_and_a_dead_one_fails_them() {
     let mut bench = Bench::new();
     let client = bench.session(10);
