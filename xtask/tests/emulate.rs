@@ -89,3 +89,57 @@ fn calls_are_recorded_as_json_lines() {
     assert_eq!(calls[0]["path"], "/dev/davinci_manager");
     assert_eq!(calls.last().unwrap()["call"], "close");
 }
+
+/// Compiles a C program of this directory and returns its path.
+fn compile(name: &str) -> String {
+    let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    // Tests run side by side, and one must not write what the other executes.
+    let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
+    let program = format!("{}/{name}-{test}", env!("CARGO_TARGET_TMPDIR"));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let output = Command::new(&compiler).args(["-Wall", "-Werror", "-o", &program, &source]).output();
+    let output = output.unwrap_or_else(|error| panic!("the C compiler {compiler} is needed for this test: {error}"));
+    assert!(output.status.success(), "{}", stderr(&output));
+    program
+}
+
+#[test]
+fn a_c_program_brings_up_a_session() {
+    let program = compile("client");
+    let output = emulate(&["--attach", "hccs", "--", &program]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let segments = "segment 0x100000000000 + 0x80000000000\n\
+                    segment 0xc0000000000 + 0x20000000000\n\
+                    segment 0x90000000000 + 0x30000000000\n\
+                    segment 0x80000000000 + 0x10000000000\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), segments);
+    // The program speaks the language of two generations only.
+    let output = emulate(&["--driver", "8.5.0", "--", &program]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("Invalid argument"), "{}", stderr(&output));
+}
+
+#[test]
+fn two_processes_of_a_c_program_share_memory() {
+    let program = compile("share");
+    let output = emulate(&["--device-process", "automatic", "--", &program]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "child read: written by the parent\n");
+}
+
+#[test]
+fn an_injected_fault_reaches_the_program() {
+    let program = compile("share");
+    let output = emulate(&["--device-process", "automatic", "--fault", "MEM_CREATE=ENOMEM", "--", &program]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("Cannot allocate memory"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_program_that_would_crash_the_kernel_fails_with_the_name_of_the_trap() {
+    let program = compile("share");
+    let output = emulate(&["--device-process", "automatic", "--", &program, "once", "twice"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("kernel trap `access-after-access-none`"), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "access was set\n");
+}

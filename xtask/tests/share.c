@@ -40,7 +40,6 @@ static int session(int *fd)
     arg.quad[2] = 1 << 30;
     CHECK(ioctl(*fd, 0x41584d25, &arg)); /* UPDATE_HEAP */
     arg = (union arg){ .quad = { ADDRESS, HUGE_PAGE } };
-    arg.head[0] = arg.head[1] = 0;
     CHECK(ioctl(*fd, 0x41584d03, &arg)); /* ALLOC */
     return 0;
 }
@@ -88,18 +87,21 @@ static int import_and_read(int from_parent)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const char text[64] = "written by the parent";
     int fd, line[2], status;
+    (void)argv;
     union arg arg = { 0 };
     uint32_t id, share;
     pid_t child;
 
     CHECK(pipe(line));
     CHECK(child = fork());
-    if (child == 0)
+    if (child == 0) {
+        close(line[1]); /* so that the parent's end is noticed */
         return import_and_read(line[0]);
+    }
     if (session(&fd))
         return 1;
     arg.quad[1] = HUGE_PAGE;
@@ -109,6 +111,16 @@ int main(void)
     id = arg.word[0];
     if (map(fd, id) || copy(fd, ADDRESS, (uintptr_t)text, sizeof text, 1))
         return 1;
+    for (int i = 1; i < argc; i++) {
+        /* Each argument: access 0 for the host. The second one is more than the kernel bears. */
+        arg = (union arg){ 0 };
+        arg.quad[0] = ADDRESS;
+        arg.quad[1] = HUGE_PAGE;
+        arg.word[4] = 65;
+        CHECK(ioctl(fd, 0x41584d01, &arg)); /* MEM_SET_ACCESS */
+        puts("access was set");
+        fflush(stdout);
+    }
     arg = (union arg){ 0 };
     arg.word[0] = 1;
     arg.word[1] = id;

@@ -92,7 +92,6 @@ fn a_duplicate_keeps_the_file_open() {
 const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 
 #[test]
-#[ignore = "the memory module cannot map yet"]
 fn a_mapping_keeps_the_file_open() {
     on_each_generation(Config::default(), |generation, emulator| {
         let (session, segments) = Session::prepare(generation).unwrap();
@@ -107,7 +106,6 @@ fn a_mapping_keeps_the_file_open() {
 }
 
 #[test]
-#[ignore = "the memory module cannot map yet"]
 fn a_child_does_not_inherit_the_drivers_mappings() {
     isolated(Config::default(), |emulator| {
         let (session, segments) = Session::prepare(Config::default().generation).unwrap();
@@ -125,7 +123,6 @@ fn a_child_does_not_inherit_the_drivers_mappings() {
 }
 
 #[test]
-#[ignore = "the memory module cannot map yet"]
 fn a_fixed_mapping_of_the_drivers_file_is_refused() {
     on_each_generation(Config::default(), |generation, _| {
         let (session, segments) = Session::prepare(generation).unwrap();
@@ -137,18 +134,18 @@ fn a_fixed_mapping_of_the_drivers_file_is_refused() {
 }
 
 #[test]
-#[ignore = "the memory module cannot map yet"]
 fn the_access_mode_limits_mappings_as_for_any_file() {
     isolated(Config::default(), |_| {
-        let (mut session, segments) = Session::prepare(Config::default().generation).unwrap();
-        session.file = open(MANAGER, OFlag::O_RDONLY, Mode::empty()).unwrap();
-        ioctl(&session.file, &davinci::OPEN, &mut davinci::OpenArg::new("SVM")).unwrap();
+        let file = open(MANAGER, OFlag::O_RDONLY, Mode::empty()).unwrap();
+        ioctl(&file, &davinci::OPEN, &mut davinci::OpenArg::new("SVM")).unwrap();
+        let session = Session { generation: Config::default().generation, file };
         session.call(Op::AllocProcStruct, 0, &svm::InitProcess::default()).unwrap();
-        let map = |prot| session.map_segment(&segments[0], prot, MapFlags::MAP_SHARED);
+        let segment = svm::Segment { start: svm::SVM_START, size: svm::SVM_SIZE };
+        let map = |prot| session.map_segment(&segment, prot, MapFlags::MAP_SHARED);
         assert_eq!(map(READ_WRITE).unwrap_err(), Errno::EACCES);
         let mapped = map(ProtFlags::PROT_READ).unwrap();
         // SAFETY: nothing refers to the mapping.
-        unsafe { munmap(mapped, segments[0].size as usize) }.unwrap();
+        unsafe { munmap(mapped, segment.size as usize) }.unwrap();
     });
 }
 

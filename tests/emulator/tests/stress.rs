@@ -3,8 +3,8 @@
 mod client;
 
 use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated};
-use ascend_ioctl::uda;
+use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated, on_each_generation};
+use ascend_ioctl::{svm, uda};
 use client::{MANAGER, Session, ioctl, open_manager, open_module};
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
@@ -92,18 +92,21 @@ fn clients_with_several_threads_killed_at_random_leave_no_file() {
 }
 
 #[test]
-#[ignore = "the memory module cannot map yet"]
 fn clients_killed_while_they_use_memory_leave_no_memory() {
     let config = Config { device_process: DeviceProcess::Automatic, ..Config::default() };
-    isolated(config.clone(), |emulator| {
+    on_each_generation(config, |generation, emulator| {
         let cycles = shared_counter();
         kill_at_random(emulator, 120, Duration::from_millis(1), |started| {
             started.send(0);
-            let session = Session::start(config.generation).unwrap();
+            let session = Session::start(generation).unwrap();
             let heap = session.heap().unwrap();
+            let mut text = *b"what a dead client wrote";
             loop {
                 let id = session.create(4).unwrap();
                 session.map(heap, id, 4).unwrap();
+                session.copy(heap, text.as_ptr() as u64, text.len(), svm::COPY_HOST_TO_DEVICE).unwrap();
+                session.export(id).unwrap();
+                session.copy(text.as_mut_ptr() as u64, heap, text.len(), svm::COPY_DEVICE_TO_HOST).unwrap();
                 session.unmap(heap).unwrap();
                 session.release(id, 4).unwrap();
                 cycles.fetch_add(1, Relaxed);

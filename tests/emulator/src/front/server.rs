@@ -402,12 +402,14 @@ impl Server {
     }
 
     fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant, slept: Option<Inode>) {
-        match self.dispatch(&listener, &notification, arrived, slept) {
+        let reply = self.dispatch(&listener, &notification, arrived, slept);
+        if !self.driver.machine.traps.is_empty() {
+            // Killed before the answer: nobody returns from a call that crashes the kernel.
+            self.spring_traps();
+        }
+        match reply {
             Reply::Now(answer) => listener.answer(notification.id, answer),
             Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
-        }
-        if !self.driver.machine.traps.is_empty() {
-            self.spring_traps();
         }
     }
 

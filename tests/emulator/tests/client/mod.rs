@@ -139,4 +139,16 @@ impl Session {
         let release = svm::MemRelease { id, side: svm::SIDE_DEVICE, pages, ..Default::default() };
         self.call(Op::MemRelease, 0, &release).map(drop)
     }
+
+    /// Copies synchronously.
+    pub fn copy(&self, destination: u64, source: u64, size: usize, direction: u32) -> Result<(), Errno> {
+        let copy = svm::Memcpy { destination, source, size: size as u64, direction, ..Default::default() };
+        self.call(Op::Memcpy, 0, &copy).map(drop)
+    }
+
+    /// Makes a handle importable and returns the share's id.
+    pub fn export(&self, id: i32) -> Result<i32, Errno> {
+        let export = svm::MemExport { side: svm::SIDE_DEVICE as i32, id, share: 0 };
+        Ok(self.call(Op::MemExport, 0, &export)?.share)
+    }
 }

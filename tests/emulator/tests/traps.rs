@@ -1,0 +1,45 @@
+//! What would crash the real kernel ends the client and fails the test by name.
+
+mod client;
+
+use ascend_emulator::config::DeviceProcess;
+use ascend_emulator::{Config, fork, isolated};
+use ascend_ioctl::svm::{self, Op};
+use client::Session;
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
+
+fn config() -> Config {
+    Config { device_process: DeviceProcess::Automatic, ..Config::default() }
+}
+
+/// Sets access 0 for the host, and then any access: the kernel maps pages that are mapped already, and panics.
+fn crash() {
+    let session = Session::start(Config::default().generation).unwrap();
+    let address = session.heap().unwrap();
+    let id = session.create(1).unwrap();
+    session.map(address, id, 1).unwrap();
+    let set = |access| {
+        let access = svm::MemAccess { address, size: svm::HUGE_PAGE, device: svm::HOST_ID, access };
+        session.call(Op::MemSetAccess, 0, &access)
+    };
+    set(svm::ACCESS_NONE).unwrap();
+    let _ = set(svm::ACCESS_READ_WRITE);
+    eprintln!("the client came back from the dead");
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `access-after-access-none`")]
+fn a_test_whose_client_crashes_the_kernel_fails_with_the_traps_name() {
+    isolated(config(), |emulator| {
+        let status = fork(crash).wait();
+        assert!(matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "{status:?}");
+        assert!(emulator.state().is_empty(), "{:?}", emulator.state());
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `access-after-access-none`")]
+fn a_test_that_crashes_the_kernel_itself_fails_with_the_traps_name() {
+    isolated(config(), |_| crash());
+}
