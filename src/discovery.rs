@@ -104,7 +104,7 @@ pub enum MemoryDriver {
 pub struct Survey {
     /// Where we are; `None` if the driver could not be asked.
     pub environment: Option<Environment>,
-    /// The driver's generation, if it was asked and is a known one.
+    /// The memory driver's generation, if it is a known one: the one that a session would find.
     pub generation: Option<Generation>,
     /// The memory driver; `None` if the driver could not be asked.
     pub memory_driver: Option<MemoryDriver>,
@@ -211,15 +211,26 @@ impl Survey {
         if let Err(errno) = open(&options.hdc, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()) {
             self.findings.push(Finding::NoDaemonNode(options.hdc.clone(), errno));
         }
+        let listed = set_up(&table, options, deadline, self.on_pci.len(), &mut self.findings);
+        // Nothing else before the table, not even what needs no device.
         self.ask_memory_driver(options);
-        let Some(listed) = set_up(&table, options, deadline, self.on_pci.len(), &mut self.findings) else { return };
-        self.ask_devices(options, &listed);
+        if let Some(listed) = listed {
+            self.ask_devices(options, &listed);
+        }
     }
 
-    /// Opening the memory module and closing it again disturbs no session that this process has.
+    /// Opening the memory module and closing it again disturbs no session that this process has, and neither does the question for its
+    /// address segments, which tells its generation.
     fn ask_memory_driver(&mut self, options: &Options) {
-        let driver = match DavinciFile::open(&options.manager, module::SVM) {
-            Ok(_) => MemoryDriver::V2,
+        let driver = match crate::session::probe(&options.manager) {
+            Ok(generation) => {
+                self.generation = Some(generation);
+                MemoryDriver::V2
+            }
+            Err(Error::UnknownGeneration(unknown)) => {
+                self.findings.push(Finding::UnknownGeneration(unknown.detected));
+                MemoryDriver::V2
+            }
             Err(error) if error.errno() == Some(Errno::EINVAL) => {
                 // Refused for its device number or not: only a module that is not there says EINVAL.
                 match DavinciFile::open(&options.manager, module::SVM_V3) {
@@ -253,15 +264,19 @@ impl Survey {
                 None
             }
         };
-        match urd.as_ref().map(Urd::generation) {
-            Some(Ok(generation)) => self.generation = Some(generation),
-            Some(Err(seen)) => self.findings.push(Finding::UnknownGeneration(seen)),
-            None => {}
+        // The rest of the driver tells its generation by other means; the two come in one package.
+        let rest = urd.as_ref().map(Urd::generation);
+        match (&rest, self.generation) {
+            (Some(Ok(rest)), Some(memory)) if *rest != memory => self.findings.push(Finding::Unexpected(format!(
+                "the memory driver is of generation {memory} and the rest of the driver of {rest}"
+            ))),
+            (Some(Err(seen)), _) => self.findings.push(Finding::UnknownGeneration(seen.clone())),
+            _ => {}
         }
         let sources = Sources {
             devmng: &devmng,
             urd: urd.as_ref(),
-            published: self.generation.map(|generation| generation.delta().udis_get),
+            published: rest.and_then(|rest| rest.ok()).map(|rest| rest.delta().udis_get),
             visible: &options.visible,
             functions: &self.on_pci,
         };

@@ -29,6 +29,7 @@ use ascend_ioctl::svm::{
     FreePages, HEAP_DISABLE, HEAP_ENABLE, HEAP_HUGE, HOST_ID, InitProcess, MemRelease, MemUnmap, SUB_RESERVE,
     UpdateHeap,
 };
+pub(crate) use bringup::probe;
 use call::{FREE_PAGES, RELEASE, Request, Svm, UNMAP, UPDATE_HEAP};
 pub(crate) use fork::ForkGuard;
 use segments::Segments;

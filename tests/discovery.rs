@@ -447,6 +447,18 @@ fn the_memory_driver_of_the_next_hardware_is_recognised() {
 }
 
 #[test]
+fn a_memory_driver_of_an_unknown_generation_is_told_by_what_was_seen() {
+    isolated(Config { unknown_generation: true, ..Config::default() }, |_| {
+        let survey = survey();
+        assert_eq!(codes(&survey), ["unknown-generation"]);
+        assert!(survey.findings[0].to_string().contains("GET_MMAP_INFO"), "{}", survey.findings[0]);
+        assert_eq!(survey.memory_driver, Some(MemoryDriver::V2));
+        assert_eq!(survey.generation, None);
+        assert_eq!(survey.devices.len(), 2, "the devices are listed all the same");
+    });
+}
+
+#[test]
 fn a_missing_memory_driver_is_recognised() {
     isolated(Config { missing_modules: vec!["SVM".into()], ..Config::default() }, |_| {
         let survey = survey();

@@ -14,6 +14,7 @@ use crate::error::{Errno, Error, Result, SessionTaken, UnknownDriver};
 use ascend_ioctl::Generation;
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, InitProcess, MmapInfo, Op, Segment};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// A file with its process object and its segments, that INIT_PROCESS makes a session of.
@@ -96,14 +97,11 @@ fn prepare(builder: &SessionBuilder, guard: ForkGuard) -> Result<Prepared> {
         return Err(svm.refused("make the kernel's process object", request, errno).into());
     }
 
-    let mut segments = [Segment::default(); SEGMENTS];
-    let info = MmapInfo { segments: SEGMENTS as u32, array: (&raw mut segments) as u64, ..Default::default() };
     let Some(request) = Request::of(family, Op::GetMmapInfo) else { return Err(unknown("no GET_MMAP_INFO")) };
-    let count = match svm.call(request, 0, 0, &info) {
-        Ok(info) => info.segments as usize,
+    let segments = &match address_segments(&svm, request) {
+        Ok(segments) => segments,
         Err(errno) => return Err(svm.refused("ask for the driver's address segments", request, errno).into()),
-    };
-    let Some(segments) = segments.get(..count) else { return Err(unknown("GET_MMAP_INFO names too many segments")) };
+    }[..];
     let generation = match recognise(family, segments) {
         Some(generation) => generation,
         None if builder.allow_unknown_generation => {
@@ -116,6 +114,30 @@ fn prepare(builder: &SessionBuilder, guard: ForkGuard) -> Result<Prepared> {
     let segments = if builder.segments { Segments::map(&svm.file, segments)? } else { Segments::default() };
     let svm = Svm { log: LogPage::new(), ..svm };
     Ok(Prepared { svm, generation, segments })
+}
+
+/// The generation of the memory driver at `manager`, without making a process object of it, which costs the kernel up to 145 MB.
+pub(crate) fn probe(manager: &Path) -> Result<Generation> {
+    let svm = Svm { file: DavinciFile::open(manager, module::SVM)?, guard: ForkGuard::new(), log: None };
+    // 8.5.0 refuses number 104 as too high; later drivers refuse 70 on a file without a session.
+    for family in [Generation::V26_1, Generation::V8_5_0] {
+        let Some(request) = Request::of(family, Op::GetMmapInfo) else { continue };
+        match address_segments(&svm, request) {
+            Ok(segments) => return recognise(family, &segments).ok_or_else(|| unknown(&describe(family, &segments))),
+            Err(Errno::EINVAL) => {}
+            Err(errno) => return Err(svm.refused("ask for the driver's address segments", request, errno).into()),
+        }
+    }
+    Err(unknown("GET_MMAP_INFO is refused under both of its known numbers (104 and 70)"))
+}
+
+/// GET_MMAP_INFO. Needs no state of the file.
+fn address_segments(svm: &Svm, request: Request) -> std::result::Result<Vec<Segment>, Errno> {
+    let mut segments = [Segment::default(); SEGMENTS];
+    let info = MmapInfo { segments: SEGMENTS as u32, array: (&raw mut segments) as u64, ..Default::default() };
+    let count = svm.call(request, 0, 0, &info)?.segments as usize;
+    // More than there is room for is refused by the driver; a driver that says so all the same is not taken for a known one.
+    Ok(segments.into_iter().take(count).collect())
 }
 
 fn alloc_proc_struct(svm: &Svm, family: Generation) -> std::result::Result<(), Errno> {
