@@ -11,9 +11,8 @@ use crate::process::{self, DeviceProcess};
 use crate::session::call::{CLOSE_DEVICE, PREPARE_CLOSE_DEVICE, QUERY_MEM_USED_INFO, Request, SETUP_DEVICE};
 use crate::session::{Inner, lock};
 use ascend_ioctl::svm::{FreePages, HOST_AGENT_ID, HOST_ID, MemUsedInfo, SetupDevice};
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// A device that is set up for this process.
 ///
@@ -65,16 +64,6 @@ pub struct MemoryInfo {
     pub normal_free: u64,
 }
 
-/// The devices that a session has open.
-#[derive(Debug, Default)]
-pub(crate) struct DeviceTable {
-    /// A dead entry is a device that is being set up or closed.
-    open: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
-    changed: Condvar,
-    /// Pairs that reach each other's memory.
-    peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
-}
-
 /// A device, or the host, which needs no setting up.
 #[derive(Debug)]
 pub(crate) struct DeviceInner {
@@ -83,36 +72,6 @@ pub(crate) struct DeviceInner {
     /// The device process that we started, if we did: ended after CLOSE_DEVICE.
     process: Option<DeviceProcess>,
     pub(crate) session: Arc<Inner>,
-}
-
-impl DeviceTable {
-    /// The open device; `None` if there is none, and then the caller has the place and must fill or vacate it.
-    fn enter(&self, id: u32) -> Option<Arc<DeviceInner>> {
-        let mut open = lock(&self.open);
-        while let Some(entry) = open.get(&id) {
-            if let Some(device) = entry.upgrade() {
-                return Some(device);
-            }
-            open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
-        }
-        open.insert(id, Weak::new());
-        None
-    }
-
-    fn fill(&self, id: u32, device: &Arc<DeviceInner>) {
-        lock(&self.open).insert(id, Arc::downgrade(device));
-        self.changed.notify_all();
-    }
-
-    /// Whether no other device than this one is open or being opened.
-    fn is_last(&self, id: u32) -> bool {
-        lock(&self.open).keys().all(|&other| other == id || other == HOST_ID)
-    }
-
-    fn vacate(&self, id: u32) {
-        lock(&self.open).remove(&id);
-        self.changed.notify_all();
-    }
 }
 
 impl Device {
@@ -136,7 +95,7 @@ impl Device {
                 Ok(Device { inner })
             }
             Err(error) => {
-                session.devices.vacate(number);
+                session.devices.vacate(&number);
                 Err(error)
             }
         }
@@ -180,7 +139,7 @@ impl Device {
         if first == second || !Arc::ptr_eq(session, &peer.inner.session) {
             return Ok(());
         }
-        let mut peers = lock(&session.devices.peers);
+        let mut peers = lock(&session.peers);
         if let Entry::Vacant(pair) = peers.entry((first, second)) {
             let (manager, generation) = session.driver();
             pair.insert(PeerAccess::enable(manager, generation, LogicalId(first), LogicalId(second))?);
@@ -287,8 +246,9 @@ impl DeviceInner {
         }
         let session = &self.session;
         session.retry_orphans();
-        lock(&session.devices.peers).retain(|&(first, second), _| first != self.id && second != self.id);
-        if session.devices.is_last(self.id) {
+        lock(&session.peers).retain(|&(first, second), _| first != self.id && second != self.id);
+        // The last one that is open: nobody can use a heap any more.
+        if session.devices.all(|&other| other == self.id || other == HOST_ID) {
             session.disable_idle_heaps();
         }
         // The kernel copies an argument in that these commands do not look at.
@@ -308,7 +268,7 @@ impl DeviceInner {
 
     /// Ends a device that was shut down already.
     fn ended(mut self) {
-        self.session.devices.vacate(self.id);
+        self.session.devices.vacate(&self.id);
         // The place is free; nothing is left for drop to do but to let go of the session.
         self.id = ENDED;
     }
@@ -325,7 +285,7 @@ impl Drop for DeviceInner {
         if let Err(error) = self.shut_down() {
             tracing::error!(%error, device = self.id, "the device was not closed; it is when the session is");
         }
-        self.session.devices.vacate(self.id);
+        self.session.devices.vacate(&self.id);
     }
 }
 

@@ -136,11 +136,7 @@ impl Devmng {
         let object = || device.map_or_else(|| "DEVMNG".to_owned(), |device| format!("device {device}"));
         match answer? {
             Answer::Done => Ok(()),
-            Answer::Refused(errno) => Err(Refused::new(operation, command, errno).object(object()).into()),
-            Answer::Positive(number) => Err(Refused::new(operation, command, Errno::EIO)
-                .object(object())
-                .arguments(format!("the driver's own code {number}"))
-                .into()),
+            refused => Err(refused.refused(operation, command).object(object()).into()),
         }
     }
 
@@ -194,6 +190,17 @@ impl Answer {
             Ok(0) => Answer::Done,
             Ok(number) => Answer::Positive(number),
             Err(errno) => Answer::Refused(errno),
+        }
+    }
+
+    /// The error behind an answer that is not [`Answer::Done`]. A module's own number is told in the arguments.
+    pub(crate) fn refused(self, operation: &'static str, command: &Command) -> Refused {
+        match self {
+            Answer::Refused(errno) => Refused::new(operation, command, errno),
+            Answer::Done => Refused::new(operation, command, Errno::EIO),
+            Answer::Positive(number) => {
+                Refused::new(operation, command, Errno::EIO).arguments(format!("the driver's own code {number}"))
+            }
         }
     }
 }

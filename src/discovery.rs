@@ -185,16 +185,16 @@ pub(crate) fn physical(manager: &Path, logical: LogicalId) -> Result<PhysicalId>
     Table::open(manager)?.physical(logical)
 }
 
-/// A device's place in a super pod, for handles that go to other hosts.
-#[allow(dead_code)] // until sharing asks for it
-pub(crate) fn super_pod(manager: &Path, device: LogicalId) -> Result<Option<SuperPod>> {
-    Ok(Urd::open(manager)?.super_pod(device).map(|info| SuperPod {
-        sdid: info.sdid,
-        server: info.server_id,
-        super_pod: info.super_pod_id,
-        chassis: info.chassis_id,
-        scale: info.scale_type,
-    }))
+/// Every device of this process under its numbers, with its place in a super pod, if it has one.
+pub(crate) fn numbers(manager: &Path) -> Result<Vec<(LogicalId, PhysicalId, Option<SuperPod>)>> {
+    let urd = Urd::open(manager)?;
+    let listed = Table::open(manager)?.devices();
+    let devices = listed.map_err(|answer| answer.refused("list the devices", &uda::GET_DEV_LIST))?;
+    let numbers = |device: uda::LogicalDevice| {
+        let logical = LogicalId(device.logical.into());
+        (logical, PhysicalId(device.physical.into()), urd.super_pod(logical))
+    };
+    Ok(devices.into_iter().map(numbers).collect())
 }
 
 impl Survey {

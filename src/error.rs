@@ -60,6 +60,12 @@ pub enum Error {
         /// Who still uses it, and what to do.
         users: String,
     },
+    /// What came as a ticket is none.
+    #[error("cannot read the ticket: {0}")]
+    Ticket(crate::share::TicketError),
+    /// Two processes could not hand memory over.
+    #[error(transparent)]
+    Exchange(Box<Exchange>),
     /// A driver that this library does not know.
     #[error(transparent)]
     UnknownGeneration(Box<UnknownDriver>),
@@ -323,6 +329,18 @@ impl fmt::Display for Invalid {
 }
 
 impl std::error::Error for Invalid {}
+
+/// Two processes could not hand memory over: one of them died, was late, or is not what it says.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation}: {problem}. {remedy}")]
+pub struct Exchange {
+    /// What was tried, as a verb phrase.
+    pub operation: &'static str,
+    /// What went wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
 
 /// INIT_PROCESS found another session of this process.
 #[derive(Debug)]

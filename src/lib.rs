@@ -11,6 +11,7 @@ mod physical;
 pub mod process;
 mod reserve;
 mod session;
+pub mod share;
 
 pub use ascend_ioctl::Generation;
 pub use device::{Capabilities, Device, Host, MemoryInfo};

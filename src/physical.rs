@@ -9,11 +9,13 @@ use crate::discovery::LogicalId;
 use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Result, bytes};
 use crate::session::Orphan;
 use crate::session::call::{CREATE, RELEASE};
+use crate::share::ImportKey;
 use ascend_ioctl::svm::{
-    GIANT_PAGE, HUGE_PAGE, MEMORY_DDR, MEMORY_HBM, MEMORY_P2P_DDR, MEMORY_P2P_HBM, MemCreate, MemRelease, PAGE_GIANT,
-    PAGE_HUGE, SIDE_DEVICE, SIDE_HOST, SIDE_HOST_NUMA,
+    GIANT_PAGE, HUGE_PAGE, MEMORY_DDR, MEMORY_HBM, MEMORY_P2P_DDR, MEMORY_P2P_HBM, MemCreate, MemImport, MemRelease,
+    PAGE_GIANT, PAGE_HUGE, PAGE_NORMAL, SIDE_DEVICE, SIDE_HOST, SIDE_HOST_NUMA,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Size of the pages that memory is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -63,6 +65,16 @@ impl MemoryKind {
             MemoryKind::Ddr => MEMORY_DDR,
             MemoryKind::P2pHbm => MEMORY_P2P_HBM,
             MemoryKind::P2pDdr => MEMORY_P2P_DDR,
+        }
+    }
+
+    /// The kind behind the driver's number; HBM if the driver did not tell, or tells something newer.
+    const fn from_code(code: u32) -> MemoryKind {
+        match code {
+            MEMORY_DDR => MemoryKind::Ddr,
+            MEMORY_P2P_HBM => MemoryKind::P2pHbm,
+            MEMORY_P2P_DDR => MemoryKind::P2pDdr,
+            _ => MemoryKind::Hbm,
         }
     }
 
@@ -144,7 +156,14 @@ pub(crate) struct Block {
     pub(crate) imported: bool,
     /// Whether the kernel still has it.
     live: bool,
+    /// The exporting device of an import, in this process's numbering.
+    exporter: u8,
+    /// The share that it was exported as, or imported from; negative if neither.
+    share: AtomicI32,
 }
+
+/// [`Block::share`] of memory that is not shared.
+const NOT_SHARED: i32 = -1;
 
 /// Whom the vendor's tools account our memory to: the number for user programs.
 pub(crate) const MODULE: u32 = 33;
@@ -222,6 +241,8 @@ impl PhysicalMemory {
                     page_code: if side == SIDE_DEVICE { PAGE_HUGE as u8 } else { kind.page.code() as u8 },
                     imported: false,
                     live: true,
+                    exporter: 0,
+                    share: AtomicI32::new(NOT_SHARED),
                 }),
             }),
             Err(errno) => Err(not_created(device, size, kind, side, node, errno)),
@@ -288,6 +309,44 @@ impl PhysicalMemory {
 }
 
 impl Block {
+    /// Memory that was just imported. If it is of a kind that cannot be mapped here it is given back.
+    pub(crate) fn imported(device: &Arc<DeviceInner>, answer: &MemImport, key: ImportKey) -> Result<Block> {
+        // A device counts 1 GiB pages in 2 MiB ones; the host does not.
+        let unit = if answer.page == PAGE_GIANT && device.is_host() { GIANT_PAGE } else { HUGE_PAGE };
+        let block = Block {
+            device: device.clone(),
+            size: answer.pages.saturating_mul(unit),
+            pages: answer.pages as u32,
+            id: answer.id,
+            module: answer.module,
+            page: if answer.page == PAGE_GIANT { Page::Giant } else { Page::Huge },
+            memory: MemoryKind::from_code(answer.memory),
+            page_code: answer.page as u8,
+            imported: true,
+            live: true,
+            exporter: key.exporter as u8,
+            share: AtomicI32::new(key.share as i32),
+        };
+        if answer.page == PAGE_NORMAL {
+            return Err(Invalid::because(
+                "import memory",
+                "it is in pages of the host's size",
+                "this library maps memory in pages of 2 MiB and 1 GiB: create it in such pages",
+            ));
+        }
+        Ok(block)
+    }
+
+    /// The share that the memory was exported as.
+    pub(crate) fn share(&self) -> Option<u32> {
+        u32::try_from(self.share.load(Ordering::Acquire)).ok()
+    }
+
+    /// Remembers the share that the memory was exported as.
+    pub(crate) fn set_share(&self, share: u32) {
+        self.share.store(share as i32, Ordering::Release);
+    }
+
     /// Side to repeat with the handle; NUMA memory is host memory.
     #[inline]
     pub(crate) fn side(&self) -> u32 {
@@ -314,7 +373,16 @@ impl Block {
     fn release(&mut self) -> std::result::Result<(), Errno> {
         self.device.session.svm.call(RELEASE, self.device.id, self.size, &self.release_arg())?;
         self.live = false;
+        self.vacate();
         Ok(())
+    }
+
+    /// Lets the same be imported again.
+    fn vacate(&self) {
+        if let (true, Some(share)) = (self.imported, self.share()) {
+            let key = ImportKey { device: self.device.id, exporter: self.exporter.into(), share };
+            self.device.session.sharing.imports.vacate(&key);
+        }
     }
 
     fn release_arg(&self) -> MemRelease {
@@ -329,6 +397,8 @@ impl Drop for Block {
             return;
         }
         let Err(errno) = self.release() else { return };
+        // Whatever becomes of it, nobody here can use it any more.
+        self.vacate();
         let session = &self.device.session;
         if errno == Errno::ESRCH && !self.is_host() {
             tracing::warn!(device = self.device.id, handle = self.id, "memory went with its device process");

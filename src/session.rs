@@ -14,15 +14,17 @@ pub(crate) mod call;
 mod fork;
 mod klog;
 mod segments;
+mod table;
 
-use crate::device::{Device, DeviceInner, DeviceTable};
+use crate::device::{Device, DeviceInner};
 use crate::devmng::Devmng;
-use crate::discovery::LogicalId;
+use crate::discovery::{LogicalId, PeerAccess};
 use crate::error::{Errno, Error, Failed, Result};
 use crate::mapping::MappingTable;
 use crate::process;
 use crate::reserve::arena::{Arena, Window};
 use crate::reserve::{Reservation, ReserveOptions};
+use crate::share::Sharing;
 use crate::{Host, PhysicalMemory};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{
@@ -33,8 +35,10 @@ pub(crate) use bringup::probe;
 use call::{FREE_PAGES, RELEASE, Request, Svm, UNMAP, UPDATE_HEAP};
 pub(crate) use fork::ForkGuard;
 use segments::Segments;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+pub(crate) use table::WeakTable;
 
 /// A reference to this process's session.
 ///
@@ -175,7 +179,10 @@ pub(crate) enum Orphan {
 pub(crate) struct Inner {
     pub(crate) arena: Mutex<Arena>,
     pub(crate) mappings: MappingTable,
-    pub(crate) devices: DeviceTable,
+    pub(crate) devices: WeakTable<u32, DeviceInner>,
+    /// Pairs of devices that reach each other's memory.
+    pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
+    pub(crate) sharing: Sharing,
     orphans: Mutex<Vec<Orphan>>,
     generation: Generation,
     pages: InitProcess,
@@ -312,7 +319,9 @@ impl Inner {
         Ok(Arc::new(Inner {
             arena: Mutex::new(Arena::new()),
             mappings: MappingTable::default(),
-            devices: DeviceTable::default(),
+            devices: WeakTable::default(),
+            peers: Mutex::default(),
+            sharing: Sharing::default(),
             orphans: Mutex::new(Vec::new()),
             generation: prepared.generation,
             pages,

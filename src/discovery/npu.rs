@@ -327,14 +327,7 @@ impl Sources<'_> {
     }
 
     fn super_pod(&self, device: LogicalId) -> Option<SuperPod> {
-        let info = self.urd?.super_pod(device)?;
-        Some(SuperPod {
-            sdid: info.sdid,
-            server: info.server_id,
-            super_pod: info.super_pod_id,
-            chassis: info.chassis_id,
-            scale: info.scale_type,
-        })
+        self.urd?.super_pod(device)
     }
 
     /// In a virtual machine the device that the guest sees is a part, whatever URD says.

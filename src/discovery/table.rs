@@ -3,8 +3,7 @@
 //! SETUP makes the table of the caller's mount namespace. In a container it takes the devices whose nodes were opened before, so the nodes
 //! come first and SETUP right behind them: another container can take an opened device until then, and every other question asked before
 //! SETUP loses the devices. On the host the driver tries to open each node *for writing* in the caller's name; a process that can open none
-//! would make an empty table that hides all devices from everybody else too, so we look first and do not ask in that case. (A process that
-//! can open some of them gets a table of those, from us as from anybody who uses them, and hides the others' only if it is the very first.)
+//! would make an empty table that hides all devices from everybody else too, so we look first and do not ask in that case.
 //!
 //! The first SETUP after the driver was loaded waits in the kernel for all devices, for up to 160 s, and cannot be interrupted. It runs on
 //! a thread of its own that owns the file: the caller gives up when its time is over, the thread closes the file in the orderly way when the
@@ -140,14 +139,10 @@ impl Table {
         let mut arg = uda::Translation { from: logical.0, to: 0 };
         match Answer::of(self.file.command(&uda::DEVID_TO_UDEVID, &mut arg)) {
             Answer::Done => Ok(PhysicalId(arg.to)),
-            refused => {
-                let errno = match refused {
-                    Answer::Refused(errno) => errno,
-                    _ => Errno::EFAULT,
-                };
-                let refused = Refused::new("find a device's physical id", &uda::DEVID_TO_UDEVID, errno);
-                Err(refused.object(format!("device {logical}")).into())
-            }
+            refused => Err(refused
+                .refused("find a device's physical id", &uda::DEVID_TO_UDEVID)
+                .object(format!("device {logical}"))
+                .into()),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::davinci::DavinciFile;
 use crate::devmng::Answer;
-use crate::discovery::LogicalId;
+use crate::discovery::{LogicalId, SuperPod};
 use crate::error::Result;
 use ascend_ioctl::urd::{self, Key};
 use ascend_ioctl::{Generation, davinci};
@@ -77,7 +77,7 @@ impl Urd {
     }
 
     /// A device's place in a super pod; `None` where it has none.
-    pub(crate) fn super_pod(&self, device: LogicalId) -> Option<urd::SpodInfo> {
+    pub(crate) fn super_pod(&self, device: LogicalId) -> Option<SuperPod> {
         let mut info = urd::SpodInfo::default();
         let input = urd::DeviceInfoIn {
             device: device.0,
@@ -89,7 +89,13 @@ impl Urd {
         let _: urd::DeviceInfoOut = self.ask(device, &urd::SPOD_INFO, &input).ok()?;
         // SAFETY: `info` is a live local; the driver wrote it through the address in the input, so it is read as memory that others write.
         let info = unsafe { (&raw const info).read_volatile() };
-        (info.sdid != u32::MAX).then_some(info)
+        (info.sdid != u32::MAX).then_some(SuperPod {
+            sdid: info.sdid,
+            server: info.server_id,
+            super_pod: info.super_pod_id,
+            chassis: info.chassis_id,
+            scale: info.scale_type,
+        })
     }
 
     fn call(&self, device: LogicalId, key: &Key, input: &[u8], output: &mut [u8]) -> Answer {

@@ -1,0 +1,185 @@
+//! Processes as the trust list knows them.
+//!
+//! The kernel compares the importer's process id *in the initial pid namespace*, so `getpid()` is wrong in a container. The driver tells each process
+//! its own number; a process outside of all containers can take any pid as it is, and one inside cannot translate other processes' pids at all: there the
+//! importer has to say its number itself. An entry is stamped with the time when it was made and must not be older than the process, which keeps
+//! recycled pids out, and means that a process can be trusted only after it has started.
+
+use crate::Session;
+use crate::error::{Errno, Error, Invalid, Result};
+use nix::sys::signal::kill;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Pid;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+
+/// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that process.
+///
+/// ```no_run
+/// # fn example(session: &ascend_vmm::Session) -> ascend_vmm::Result<()> {
+/// use ascend_vmm::share::BareTgid;
+///
+/// // In the importer: ask, and send the number to the exporter by any means.
+/// let me = BareTgid::of_this_process(session)?;
+/// println!("{me}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct BareTgid(i32);
+
+const TRUST: &str = "trust a process";
+
+impl BareTgid {
+    /// This process. The driver is asked once per session.
+    pub fn of_this_process(session: &Session) -> Result<BareTgid> {
+        session.inner.bare_tgid().map(BareTgid)
+    }
+
+    /// A number that another process found out by [`BareTgid::of_this_process`], or by the vendor's `aclrtDeviceGetBareTgid`.
+    ///
+    /// Whoever sends a number decides which process will be trusted: take it only from those who may have the memory.
+    pub fn from_raw(tgid: i32) -> Result<BareTgid> {
+        if tgid > 0 {
+            Ok(BareTgid(tgid))
+        } else {
+            Err(Invalid::because(TRUST, format!("{tgid} is no process id"), "process ids are positive"))
+        }
+    }
+
+    /// The process that `getpid()` in this process's pid namespace calls `pid`.
+    pub fn of_process(session: &Session, pid: u32) -> Result<BareTgid> {
+        let raw = i32::try_from(pid).ok().filter(|&pid| pid > 0);
+        let Some(raw) = raw else {
+            return Err(Invalid::because(TRUST, format!("{pid} is no process id"), "process ids are positive"));
+        };
+        if pid == std::process::id() {
+            return BareTgid::of_this_process(session);
+        }
+        if !is_initial_namespace(session)? {
+            return Err(Invalid::because(
+                TRUST,
+                format!(
+                    "process {pid} is a number of this pid namespace, and the kernel compares those of the initial one"
+                ),
+                "a process in a container cannot translate it: let the importer send BareTgid::of_this_process, or use share::send and share::receive",
+            ));
+        }
+        exists(raw)?;
+        if let Some(tgid) = tgid_of_thread(raw).filter(|&tgid| tgid != raw) {
+            return Err(Invalid::because(
+                TRUST,
+                format!("{pid} is a thread of process {tgid}"),
+                "the trust list holds processes, not threads",
+            ));
+        }
+        Ok(BareTgid(raw))
+    }
+
+    /// A child of this process.
+    pub fn of_child(session: &Session, child: &Child) -> Result<BareTgid> {
+        BareTgid::of_process(session, child.id())
+    }
+
+    /// The process at the other end of a connected socket, as the kernel saw it when it connected.
+    pub fn of_peer(session: &Session, socket: &UnixStream) -> Result<BareTgid> {
+        BareTgid::of_process(session, peer_pid(socket)?)
+    }
+
+    /// The number.
+    pub const fn as_raw(self) -> i32 {
+        self.0
+    }
+}
+
+impl std::fmt::Display for BareTgid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whether pids of this process are those that the kernel compares.
+pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
+    Ok(session.inner.bare_tgid()? == std::process::id() as i32)
+}
+
+/// The pid of a socket's peer in this process's pid namespace.
+pub(super) fn peer_pid(socket: &UnixStream) -> Result<u32> {
+    match getsockopt(socket, PeerCredentials).map(|credentials| u32::try_from(credentials.pid())) {
+        // 0 is a process of another pid namespace that ours does not see.
+        Ok(Ok(pid)) if pid != 0 => Ok(pid),
+        Ok(_) => Err(Invalid::because(
+            TRUST,
+            "the socket's peer lives in a pid namespace that this process cannot see",
+            "let the importer send BareTgid::of_this_process, or use share::send and share::receive",
+        )),
+        Err(errno) => Err(Invalid::because(
+            TRUST,
+            format!("the socket has no peer ({errno})"),
+            "a connected Unix socket is needed",
+        )),
+    }
+}
+
+/// Refuses a process that does not exist (yet): the kernel would take it, and refuse it at the import.
+pub(super) fn exists(pid: i32) -> Result<()> {
+    match kill(Pid::from_raw(pid), None) {
+        // EPERM is another user's process, which exists.
+        Ok(()) | Err(Errno::EPERM) => Ok(()),
+        Err(_) => Err(not_started(pid)),
+    }
+}
+
+#[cold]
+fn not_started(pid: i32) -> Error {
+    Invalid::because(
+        TRUST,
+        format!("there is no process {pid}"),
+        "the kernel refuses a process that started after it was trusted: start it first, then trust it",
+    )
+}
+
+/// The process that a thread belongs to; `None` where /proc does not tell.
+fn tgid_of_thread(tid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// When a process started, in clock ticks since boot; `None` if it is not there, or /proc does not tell.
+pub(super) fn start_time(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the command in parentheses and may contain anything, so count from its end.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The kernel's boot id.
+pub(super) fn boot_id() -> Option<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: Vec<u32> = text.trim().chars().filter(|&c| c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect();
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_when_it_started_and_when_the_machine_did() {
+        let start = start_time(std::process::id() as i32);
+        assert!(start.is_some_and(|ticks| ticks > 0));
+        assert_eq!(start_time(i32::MAX), None);
+        assert!(boot_id().is_some_and(|id| id != [0; 16]));
+    }
+
+    #[test]
+    fn numbers_that_are_no_process_are_refused() {
+        for bad in [0, -1, i32::MIN] {
+            assert!(BareTgid::from_raw(bad).is_err());
+        }
+        assert!(exists(std::process::id() as i32).is_ok());
+        let error = exists(i32::MAX).unwrap_err().to_string();
+        assert!(error.contains("start it first"), "{error}");
+    }
+}
