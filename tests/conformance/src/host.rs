@@ -1,0 +1,200 @@
+//! What the suite runs on: found out by asking, as a client must.
+
+use crate::manager::Manager;
+use crate::rule::{Answer, Failure, Judge};
+use ascend_ioctl::svm::{self, Op};
+use ascend_ioctl::{Generation, davinci, devmng, uda, urd};
+use std::fmt::Write;
+
+/// The host and its driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Generation of the driver.
+    pub generation: Generation,
+    /// Physical id of each logical device.
+    pub physical: Vec<u32>,
+    /// Whether the devices hang on HCCS.
+    pub hccs: bool,
+    /// Whether the caller sees the host's table.
+    pub admin: bool,
+    /// Whether the driver's files, and so the page tables behind them, are its own: they are character devices.
+    pub own_files: bool,
+    /// Super-pod id of device 0.
+    pub sdid: Option<u32>,
+    /// Whether rules may use up a whole resource.
+    pub exhaustion: bool,
+}
+
+impl Host {
+    /// Looks at the host; `None` if it has no driver or no device.
+    pub fn find() -> Result<Option<Host>, Failure> {
+        if crate::manager::open(davinci::PATH, libc::O_RDWR | libc::O_CLOEXEC).map(crate::manager::close).is_err() {
+            return Ok(None);
+        }
+        let table = Manager::open()?;
+        match table.bind(davinci::module::UDA) {
+            // A file of that name that is no driver's.
+            Err(libc::ENOTTY) => return Ok(None),
+            answer => answer.granted()?,
+        };
+        let mut user = uda::UserInfo::default();
+        table.command(&uda::GET_USER_INFO, &mut user).granted()?;
+        if user.admin == 0 {
+            // A container's table is made of the nodes that were opened before; asking for the list first would lose them.
+            let nodes = (0..user.max_physical).filter(|&id| opens(id)).count() as u32;
+            table.command(&uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices: nodes }).granted()?;
+        } else {
+            let _ = table.command(&uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices: user.max_devices });
+        }
+        let physical: Vec<u32> = list(&table)?.iter().map(|device| u32::from(device.physical)).collect();
+        let file = Manager::open()?;
+        if physical.is_empty() || file.bind(davinci::module::SVM).is_err() {
+            return Ok(None);
+        }
+        let generation = generation(&file)?;
+        let segments = crate::session::Svm { file, generation, sdid: 0 }.segments(16).granted()?;
+        let hccs = match segments.last() {
+            Some(last) if generation.delta().host_pin => last.start == svm::HOST_PIN_START_HCCS,
+            _ => connected_by_hccs(),
+        };
+        Ok(Some(Host {
+            generation,
+            physical,
+            hccs,
+            admin: user.admin == 1,
+            own_files: is_character_device(),
+            sdid: sdid(),
+            exhaustion: false,
+        }))
+    }
+
+    /// The host in words.
+    pub fn describe(&self) -> String {
+        format!(
+            "driver generation {}, {} device{} on {}",
+            self.generation,
+            self.physical.len(),
+            if self.physical.len() == 1 { "" } else { "s" },
+            if self.hccs { "HCCS" } else { "PCI Express" },
+        )
+    }
+
+    /// As one line of text, to get it out of the process that looked.
+    pub(crate) fn to_line(&self) -> String {
+        let mut line = format!(
+            "{} {} {} {} {}",
+            self.generation,
+            self.hccs,
+            self.admin,
+            self.own_files,
+            self.sdid.map_or("-".to_string(), |sdid| sdid.to_string()),
+        );
+        for id in &self.physical {
+            let _ = write!(line, " {id}");
+        }
+        line
+    }
+
+    pub(crate) fn from_line(line: &str) -> Option<Host> {
+        let mut words = line.split(' ');
+        Some(Host {
+            generation: words.next()?.parse().ok()?,
+            hccs: words.next()?.parse().ok()?,
+            admin: words.next()?.parse().ok()?,
+            own_files: words.next()?.parse().ok()?,
+            sdid: words.next()?.parse().ok(),
+            physical: words.map(|word| word.parse().ok()).collect::<Option<_>>()?,
+            exhaustion: false,
+        })
+    }
+}
+
+/// The devices of the caller's namespace, without virtual instances of a host.
+pub fn list(table: &Manager) -> Result<Vec<uda::LogicalDevice>, Failure> {
+    let mut array = vec![uda::LogicalDevice::default(); 100];
+    let mut arg = uda::DeviceList { start: 0, end: 100, array: array.as_mut_ptr() as u64 };
+    table.command(&uda::GET_DEV_LIST, &mut arg).granted()?;
+    array.retain(uda::LogicalDevice::valid);
+    Ok(array)
+}
+
+fn opens(id: u32) -> bool {
+    let node = format!("/dev/davinci{id}");
+    crate::manager::open(&node, libc::O_RDONLY | libc::O_CLOEXEC).map(crate::manager::close).is_ok()
+}
+
+/// Which generation answers on a file: GET_MMAP_INFO has another number in each family and needs no state.
+fn generation(file: &Manager) -> Result<Generation, Failure> {
+    let answers = |generation: Generation| -> Answer<u32> {
+        let mut array = [svm::Segment::default(); 16];
+        let para = svm::MmapInfo { segments: 16, array: array.as_mut_ptr() as u64, ..Default::default() };
+        let mut arg = svm::Arg::new(0, &para);
+        let request = generation.svm(Op::GetMmapInfo).map_or(0, |command| command.command.request());
+        file.request(request, std::ptr::from_mut(&mut arg) as u64)?;
+        Ok(arg.para::<svm::MmapInfo>().segments)
+    };
+    if let Ok(count) = answers(Generation::NEWEST) {
+        // 9.0.0 has the SVM and the host-pin segment; later drivers have more.
+        return Ok(if count > 2 { Generation::V26_1 } else { Generation::V9_0_0 });
+    }
+    match answers(Generation::V8_5_0) {
+        Ok(_) => Ok(Generation::V8_5_0),
+        Err(code) => Err(Failure::broken(format!(
+            "the driver is of no generation that this suite knows: neither number of GET_MMAP_INFO works ({})",
+            crate::rule::errno_name(code)
+        ))),
+    }
+}
+
+fn is_character_device() -> bool {
+    let Ok(file) = Manager::open() else { return false };
+    // SAFETY: stat is plain data for which zero bytes are valid, and a local that outlives the call.
+    let mode = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        libc::fstat(file.fd(), &mut stat);
+        stat.st_mode
+    };
+    mode & libc::S_IFMT == libc::S_IFCHR
+}
+
+/// 8.5.0 tells the attachment only in its device facts.
+fn connected_by_hccs() -> bool {
+    let Ok(file) = Manager::bound(davinci::module::DEVMNG) else { return false };
+    let mut info = devmng::DevInfo::default();
+    let answer = file.command(&devmng::GET_DEVINFO, &mut info);
+    let old: devmng::DevInfo85 = zerocopy::FromBytes::read_from_prefix(zerocopy::IntoBytes::as_bytes(&info))
+        .map_or_else(|_| devmng::DevInfo85::default(), |(old, _)| old);
+    answer == Ok(0) && old.connect_type == 1
+}
+
+/// The super-pod id of device 0.
+fn sdid() -> Option<u32> {
+    let file = Manager::bound(davinci::module::URD).ok()?;
+    let mut spod = urd::SpodInfo::default();
+    let mut input = urd::DeviceInfoIn {
+        device: 0,
+        sub_command: 1,
+        buffer: std::ptr::from_mut(&mut spod) as u64,
+        buffer_size: size_of::<urd::SpodInfo>() as u32,
+        ..Default::default()
+    };
+    let mut output = urd::DeviceInfoOut::default();
+    let mut arg = urd::CallArg {
+        key: urd::CallKey {
+            main: urd::SPOD_INFO.main,
+            sub: urd::SPOD_INFO.sub,
+            filter: urd::SPOD_INFO.filter.as_ptr() as u64,
+            filter_length: urd::SPOD_INFO.filter.len() as u32,
+            ..Default::default()
+        },
+        buffers: urd::CallBuffers {
+            input: std::ptr::from_mut(&mut input) as u64,
+            input_length: size_of_val(&input) as u32,
+            output: std::ptr::from_mut(&mut output) as u64,
+            output_length: size_of_val(&output) as u32,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    (file.command(&urd::CALL, &mut arg) == Ok(0)).then_some(spod.sdid)
+}

@@ -1,0 +1,82 @@
+//! `ascend-conformance`: checks the kernel driver's rules on this host and prints a line for each.
+
+use ascend_conformance::{Options, Outcome, Report, rules, run};
+use std::process::exit;
+use std::time::Duration;
+
+const USAGE: &str = "\
+usage: ascend-conformance [OPTION]... [NAME]...
+
+Checks the rules of the Ascend kernel driver by system calls alone; with NAMEs only those whose name contains one of them.
+
+  --list            print the rules and where they come from, and check nothing
+  --quiet           print failures and the summary only
+  --exhaustion      also rules that use up all memory of a device, or a whole table, for a moment
+  --timeout SECONDS how long a rule may take (60)
+  --help            this text
+
+Exit status: 0 all rules kept, 1 some not, 2 bad usage, 3 no device.";
+
+fn main() {
+    let mut options = Options::default();
+    let mut quiet = false;
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--help" | "-h" => {
+                println!("{USAGE}");
+                return;
+            }
+            "--list" => return list(),
+            "--quiet" | "-q" => quiet = true,
+            "--exhaustion" => options.exhaustion = true,
+            "--timeout" => match words.next().and_then(|seconds| seconds.parse().ok()) {
+                Some(seconds) if seconds > 0 => options.timeout = Duration::from_secs(seconds),
+                _ => usage("--timeout wants a number of seconds"),
+            },
+            unknown if unknown.starts_with('-') => usage(&format!("unknown option {unknown}")),
+            name => options.only.push(name.to_string()),
+        }
+    }
+    if let Some(name) = options.only.iter().find(|name| !rules().any(|rule| rule.name.contains(name.as_str()))) {
+        usage(&format!("no rule's name contains {name}"));
+    }
+    match run(&options, &mut |report| print(report, quiet)) {
+        Err(text) => {
+            eprintln!("ascend-conformance: {text}");
+            exit(1);
+        }
+        Ok(summary) => {
+            match &summary.host {
+                Some(host) => println!(
+                    "{host}: {} passed, {} failed, {} skipped",
+                    summary.passed, summary.failed, summary.skipped
+                ),
+                None => println!("no Ascend driver or no device on this host"),
+            }
+            exit(summary.exit_code());
+        }
+    }
+}
+
+fn print(report: &Report, quiet: bool) {
+    let name = report.rule.name;
+    match &report.outcome {
+        Outcome::Passed if quiet => {}
+        Outcome::Skipped(_) if quiet => {}
+        Outcome::Passed => println!("ok   {name}"),
+        Outcome::Skipped(reason) => println!("skip {name}: {reason}"),
+        Outcome::Failed(text) => println!("FAIL {name}: {text} [{}, {}]", report.rule.section, report.rule.evidence),
+    }
+}
+
+fn list() {
+    for rule in rules() {
+        println!("{:8} {:34} {}", rule.section, rule.evidence, rule.name);
+    }
+}
+
+fn usage(text: &str) -> ! {
+    eprintln!("ascend-conformance: {text}\n\n{USAGE}");
+    exit(2);
+}

@@ -1,0 +1,216 @@
+//! A rule of the driver, what stands behind it, and what came of checking it.
+
+use crate::host::Host;
+use ascend_ioctl::Generation;
+use std::cell::Cell;
+use std::fmt;
+use std::panic::Location;
+
+/// How sure we are that the real driver keeps a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evidence {
+    /// The host driver was run (in a virtual machine, with stand-ins for the devices) and answered so.
+    Ran,
+    /// Read in the host driver's source.
+    Source,
+    /// The answer comes from the device's side, which is not public: inferred from code that both sides share.
+    Inferred,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Evidence::Ran => "proven by running the host driver",
+            Evidence::Source => "proven from host source",
+            Evidence::Inferred => "inferred (device side)",
+        })
+    }
+}
+
+/// What a rule needs besides one device and its driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// A second device.
+    TwoDevices,
+    /// Devices on PCI Express.
+    Pcie,
+    /// Devices on HCCS.
+    Hccs,
+    /// A caller whose table of devices is the host's.
+    Admin,
+    /// Files and page tables of the driver's own: an emulation on ordinary files cannot refuse read(2), a CPU access or a fork's copy.
+    OwnFiles,
+    /// Leave to use up all memory of a device, or all places of a table, for a moment.
+    Exhaustion,
+    /// A super-pod device id.
+    Sdid,
+}
+
+impl Need {
+    /// Why the host cannot serve it; `None` if it can.
+    pub fn missing(self, host: &Host) -> Option<&'static str> {
+        let (there, reason) = match self {
+            Need::TwoDevices => (host.physical.len() >= 2, "needs two devices"),
+            Need::Pcie => (!host.hccs, "needs devices on PCI Express"),
+            Need::Hccs => (host.hccs, "needs devices on HCCS"),
+            Need::Admin => (host.admin, "needs a caller that sees the host's table of devices"),
+            Need::OwnFiles => (host.own_files, "needs files and page tables of the driver's own; these are ordinary ones"),
+            Need::Exhaustion => (host.exhaustion, "uses up a whole resource; not allowed in this run"),
+            Need::Sdid => (host.sdid.is_some(), "needs a super-pod device id"),
+        };
+        (!there).then_some(reason)
+    }
+}
+
+/// One rule of the kernel driver.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// A sentence.
+    pub name: &'static str,
+    /// Where it is described: see the crate's documentation.
+    pub section: &'static str,
+    /// What stands behind it.
+    pub evidence: Evidence,
+    /// The generations that it is a rule of.
+    pub generations: &'static [Generation],
+    /// What it needs.
+    pub needs: &'static [Need],
+    /// Checks it, in a process of its own.
+    pub check: fn(&Host) -> Verdict,
+}
+
+impl Rule {
+    pub(crate) const fn new(
+        name: &'static str,
+        section: &'static str,
+        evidence: Evidence,
+        check: fn(&Host) -> Verdict,
+    ) -> Rule {
+        Rule { name, section, evidence, generations: &Generation::ALL, needs: &[], check }
+    }
+
+    /// The same rule, of these generations only.
+    pub(crate) const fn only(self, generations: &'static [Generation]) -> Rule {
+        Rule { generations, ..self }
+    }
+
+    /// The same rule, of the newest generation only.
+    pub(crate) const fn newest(self) -> Rule {
+        self.only(&[Generation::V26_1])
+    }
+
+    /// The same rule, from 9.0.0 on.
+    pub(crate) const fn since_9(self) -> Rule {
+        self.only(&[Generation::V9_0_0, Generation::V26_1])
+    }
+
+    /// The same rule, with needs.
+    pub(crate) const fn needs(self, needs: &'static [Need]) -> Rule {
+        Rule { needs, ..self }
+    }
+}
+
+/// A rule whose check is the function of its name.
+macro_rules! rule {
+    ($check:ident, $section:literal, $evidence:ident) => {
+        $crate::rule::Rule::new(stringify!($check), $section, $crate::rule::Evidence::$evidence, $check)
+    };
+}
+pub(crate) use rule;
+
+/// What checking a rule gave.
+pub type Verdict = Result<(), Failure>;
+
+/// Why a rule was not found kept.
+#[derive(Debug)]
+pub enum Failure {
+    /// The driver answered differently.
+    Broken(String),
+    /// It could not be asked here.
+    Skipped(String),
+}
+
+impl Failure {
+    /// A failure that is told in words.
+    #[track_caller]
+    pub fn broken(text: impl fmt::Display) -> Failure {
+        Failure::Broken(format!("{text} ({})", place(Location::caller())))
+    }
+
+    /// A check that cannot be made here.
+    pub fn skipped(reason: impl fmt::Display) -> Failure {
+        Failure::Skipped(reason.to_string())
+    }
+}
+
+thread_local! {
+    /// The last command that was issued, so that a failure can name it.
+    static LAST: Cell<&'static str> = const { Cell::new("the call") };
+}
+
+/// Notes that `name` is the command whose answer is looked at next.
+pub(crate) fn asked(name: &'static str) {
+    LAST.set(name);
+}
+
+fn place(location: &Location<'_>) -> String {
+    let file = location.file().rsplit('/').next().unwrap_or_default();
+    format!("{file}:{}", location.line())
+}
+
+/// An errno's name; private codes of the driver have none.
+pub fn errno_name(code: i32) -> String {
+    match nix::errno::Errno::from_raw(code) {
+        nix::errno::Errno::UnknownErrno => format!("errno {code}"),
+        known => format!("{known:?}"),
+    }
+}
+
+/// What a system call answered: a value, or a raw errno.
+pub type Answer<T> = Result<T, i32>;
+
+/// Judges an [`Answer`].
+pub trait Judge<T> {
+    /// The call must succeed.
+    #[track_caller]
+    fn granted(self) -> Result<T, Failure>;
+    /// The call must fail with this errno.
+    #[track_caller]
+    fn refused(self, code: i32) -> Verdict;
+}
+
+impl<T> Judge<T> for Answer<T> {
+    #[track_caller]
+    fn granted(self) -> Result<T, Failure> {
+        let location = Location::caller();
+        self.map_err(|code| {
+            Failure::Broken(format!("expected success of {}, got {} ({})", LAST.get(), errno_name(code), place(location)))
+        })
+    }
+
+    #[track_caller]
+    fn refused(self, code: i32) -> Verdict {
+        let expected = errno_name(code);
+        let got = match self {
+            Err(answer) if answer == code => return Ok(()),
+            Err(answer) => errno_name(answer),
+            Ok(_) => "success".to_string(),
+        };
+        Err(Failure::Broken(format!("expected {expected} from {}, got {got} ({})", LAST.get(), place(Location::caller()))))
+    }
+}
+
+/// Two values that must be equal.
+#[track_caller]
+pub fn equal<T: PartialEq + fmt::Debug>(what: &str, got: T, expected: T) -> Verdict {
+    if got == expected {
+        return Ok(());
+    }
+    Err(Failure::Broken(format!("{what}: expected {expected:?}, got {got:?} ({})", place(Location::caller()))))
+}
+
+/// Something that must be true.
+#[track_caller]
+pub fn holds(what: &str, true_: bool) -> Verdict {
+    if true_ { Ok(()) } else { Err(Failure::Broken(format!("not true: {what} ({})", place(Location::caller())))) }
+}

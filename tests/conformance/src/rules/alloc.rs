@@ -1,0 +1,212 @@
+//! Reservations: runs of chunks in a heap, each made and freed by one command.
+
+use crate::host::Host;
+use crate::rule::{Failure, Judge, Rule, Verdict, rule};
+use crate::session::{GIB, MIB2, Session, heap_address};
+use ascend_ioctl::svm;
+use libc::{EADDRNOTAVAIL, EBUSY, EINVAL};
+
+pub const RULES: &[Rule] = &[
+    rule!(a_reservation_is_made_once, "A", Ran),
+    rule!(a_reservation_inside_another_is_ebusy, "A", Ran),
+    rule!(a_reservation_that_runs_into_another_is_einval_and_takes_nothing, "3.4", Ran),
+    rule!(a_reservation_of_no_size_is_eaddrnotavail, "A", Ran),
+    rule!(a_reservation_of_no_size_at_an_odd_address_takes_a_chunk, "C14", Ran),
+    rule!(a_reservation_past_the_heaps_end_is_eaddrnotavail, "A", Ran),
+    rule!(a_reservation_larger_than_the_heap_is_eaddrnotavail, "3.4", Source),
+    rule!(a_reservation_does_not_cross_heaps, "3.4", Ran),
+    rule!(a_reservation_without_heap_is_einval, "A", Ran),
+    rule!(a_reservation_outside_the_ranges_is_eaddrnotavail, "3.4", Source),
+    rule!(an_odd_address_reserves_the_chunks_that_it_touches, "C14", Ran),
+    rule!(a_taken_chunk_is_told_before_a_wrong_size, "C14", Ran),
+    rule!(chunks_of_small_heaps_are_host_pages, "3.4", Source),
+    rule!(reservations_in_the_pool_segment_are_granted, "C14", Ran).newest(),
+    rule!(freeing_in_the_pool_segment_is_granted_unasked, "C14", Ran).newest(),
+    rule!(reservations_in_the_managed_segment_are_refused, "C14", Ran).newest(),
+    rule!(reservations_in_the_host_pin_segment_are_granted, "C14", Ran).newest(),
+    rule!(freeing_gives_the_whole_reservation_back, "3.4", Source),
+    rule!(freeing_twice_is_einval, "3.4", Ran),
+    rule!(freeing_outside_the_ranges_is_eaddrnotavail, "3.4", Source),
+    rule!(freeing_without_heap_is_einval, "3.4", Source),
+    rule!(freeing_what_is_not_reserved_is_einval, "C14", Ran),
+    rule!(freeing_from_the_middle_is_einval, "3.4", Ran),
+    rule!(freeing_at_an_odd_address_is_eaddrnotavail, "C14", Ran),
+    rule!(freeing_what_is_mapped_is_ebusy, "3.4", Source),
+    rule!(busy_is_told_before_an_odd_address, "C14", Ran),
+];
+
+/// A session and the address of a heap.
+fn with_heap(host: &Host) -> Result<(Session, u64), Failure> {
+    let session = Session::host(host)?;
+    let address = heap_address(session.heap()?);
+    Ok((session, address))
+}
+
+fn a_reservation_is_made_once(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 16 * MIB2).granted()?;
+    session.alloc(heap, 16 * MIB2).refused(EBUSY)
+}
+
+fn a_reservation_inside_another_is_ebusy(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 16 * MIB2).granted()?;
+    session.alloc(heap + 15 * MIB2, 4 * MIB2).refused(EBUSY)?;
+    session.alloc(heap + 5 * MIB2, MIB2).refused(EBUSY)
+}
+
+fn a_reservation_that_runs_into_another_is_einval_and_takes_nothing(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap + 2 * MIB2, MIB2).granted()?;
+    session.alloc(heap, 4 * MIB2).refused(EINVAL)?;
+    session.free(heap).refused(EINVAL)?;
+    session.alloc(heap, 2 * MIB2).granted()?;
+    session.alloc(heap + 3 * MIB2, MIB2).granted()
+}
+
+fn a_reservation_of_no_size_is_eaddrnotavail(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 0).refused(EADDRNOTAVAIL)
+}
+
+fn a_reservation_of_no_size_at_an_odd_address_takes_a_chunk(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap + 4096, 0).granted()?;
+    session.alloc(heap, MIB2).refused(EBUSY)?;
+    session.free(heap).granted()
+}
+
+fn a_reservation_past_the_heaps_end_is_eaddrnotavail(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap + GIB - MIB2, 2 * MIB2).refused(EADDRNOTAVAIL)?;
+    session.alloc(heap + GIB - MIB2, MIB2).granted()
+}
+
+fn a_reservation_larger_than_the_heap_is_eaddrnotavail(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, GIB + MIB2).refused(EADDRNOTAVAIL)?;
+    session.alloc(heap, u64::MAX).refused(EADDRNOTAVAIL)?;
+    session.alloc(heap, GIB).granted()
+}
+
+fn a_reservation_does_not_cross_heaps(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.heap()?;
+    session.alloc(heap + GIB - MIB2, 2 * MIB2).refused(EADDRNOTAVAIL)
+}
+
+fn a_reservation_without_heap_is_einval(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap + 10 * GIB, MIB2).refused(EINVAL)
+}
+
+fn a_reservation_outside_the_ranges_is_eaddrnotavail(host: &Host) -> Verdict {
+    let (session, _) = with_heap(host)?;
+    session.alloc(0x1000, MIB2).refused(EADDRNOTAVAIL)
+}
+
+fn an_odd_address_reserves_the_chunks_that_it_touches(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap + 4096, MIB2).granted()?;
+    session.alloc(heap, MIB2).refused(EBUSY)?;
+    session.alloc(heap + MIB2, MIB2).refused(EBUSY)?;
+    session.alloc(heap + 2 * MIB2, MIB2).granted()?;
+    session.free(heap).granted()
+}
+
+fn a_taken_chunk_is_told_before_a_wrong_size(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, MIB2).granted()?;
+    session.alloc(heap, 2 * GIB).refused(EBUSY)?;
+    session.alloc(heap, 0).refused(EBUSY)
+}
+
+fn chunks_of_small_heaps_are_host_pages(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = crate::manager::page_size();
+    let heap = heap_address(session.heap_of(svm::HEAP_CHUNK)?);
+    session.alloc(heap, page).granted()?;
+    session.alloc(heap + page, 2 * page).granted()?;
+    session.alloc(heap + 2 * page, page).refused(EBUSY)?;
+    session.alloc(heap + 3 * page, page).granted()
+}
+
+fn reservations_in_the_pool_segment_are_granted(host: &Host) -> Verdict {
+    Session::host(host)?.alloc(svm::SOMA_START, MIB2).granted()
+}
+
+fn freeing_in_the_pool_segment_is_granted_unasked(host: &Host) -> Verdict {
+    Session::host(host)?.free(svm::SOMA_START + GIB).granted()
+}
+
+fn reservations_in_the_managed_segment_are_refused(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    session.alloc(svm::UVM_START, MIB2).refused(EADDRNOTAVAIL)?;
+    session.free(svm::UVM_START).refused(EINVAL)
+}
+
+fn reservations_in_the_host_pin_segment_are_granted(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let start = session.segments.last().map_or(0, |segment| segment.start);
+    session.free(start).refused(EINVAL)?;
+    session.alloc(start, MIB2).granted()
+}
+
+fn freeing_gives_the_whole_reservation_back(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 8 * MIB2).granted()?;
+    session.free(heap).granted()?;
+    session.alloc(heap + 3 * MIB2, MIB2).granted()?;
+    session.alloc(heap + 7 * MIB2, MIB2).granted()
+}
+
+fn freeing_twice_is_einval(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, MIB2).granted()?;
+    session.free(heap).granted()?;
+    session.free(heap).refused(EINVAL)
+}
+
+fn freeing_outside_the_ranges_is_eaddrnotavail(host: &Host) -> Verdict {
+    Session::host(host)?.free(0x1000).refused(EADDRNOTAVAIL)
+}
+
+fn freeing_without_heap_is_einval(host: &Host) -> Verdict {
+    Session::host(host)?.free(heap_address(3000)).refused(EINVAL)
+}
+
+fn freeing_what_is_not_reserved_is_einval(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.free(heap).refused(EINVAL)?;
+    session.free(heap + 4096).refused(EINVAL)
+}
+
+fn freeing_from_the_middle_is_einval(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 4 * MIB2).granted()?;
+    session.free(heap + MIB2).refused(EINVAL)?;
+    session.free(heap).granted()
+}
+
+fn freeing_at_an_odd_address_is_eaddrnotavail(host: &Host) -> Verdict {
+    let (session, heap) = with_heap(host)?;
+    session.alloc(heap, 4 * MIB2).granted()?;
+    session.free(heap + 4096).refused(EADDRNOTAVAIL)?;
+    session.free(heap + MIB2 + 4096).refused(EADDRNOTAVAIL)?;
+    session.free(heap).granted()
+}
+
+fn freeing_what_is_mapped_is_ebusy(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (_, address) = session.host_mapping(MIB2)?;
+    session.free(address).refused(EBUSY)?;
+    session.unmap(address).granted()?;
+    session.free(address).granted()
+}
+
+fn busy_is_told_before_an_odd_address(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (_, address) = session.host_mapping(2 * MIB2)?;
+    session.free(address + 4096).refused(EBUSY)?;
+    session.free(address + MIB2).refused(EBUSY)
+}

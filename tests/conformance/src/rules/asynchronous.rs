@@ -1,0 +1,179 @@
+//! Asynchronous copies: submitted, then refreshed exactly once; what they use stays in use until then.
+
+use crate::host::Host;
+use crate::manager::{NOWHERE, anonymous, munmap, page_size};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
+use crate::session::{FIRST_HEAP, GIB, MIB2, Session};
+use ascend_ioctl::svm;
+use libc::{EBUSY, EFAULT, EINVAL, ENOSPC};
+
+pub const RULES: &[Rule] = &[
+    rule!(an_asynchronous_copy_is_done_when_refreshed, "5.4", Source),
+    rule!(tasks_are_numbered_from_zero, "N2.7", Ran),
+    rule!(refreshing_an_unknown_task_is_einval, "5.4", Source),
+    rule!(refreshing_twice_is_einval, "5.4", Source),
+    rule!(numbers_of_tasks_are_not_reused_at_once, "N2.7", Ran),
+    rule!(asynchronous_copies_within_one_side_are_einval, "5.4", Source),
+    rule!(a_task_keeps_its_mapping_until_it_is_refreshed, "5.4", Source),
+    rule!(a_task_keeps_its_reservation_until_it_is_refreshed, "5.4", Source),
+    rule!(a_failed_submission_keeps_nothing, "N2.7", Ran),
+    rule!(the_source_may_go_before_the_refresh, "N2.7", Ran),
+    rule!(finished_tasks_do_not_stop_a_device_from_closing, "C10", Ran),
+    rule!(a_task_can_be_refreshed_after_its_device_was_closed, "C10", Ran),
+    rule!(finished_tasks_do_not_stop_a_heap_from_going, "C10", Ran),
+    rule!(the_table_holds_65535_tasks, "N2.7", Ran).needs(&[Need::Exhaustion]),
+    rule!(of_two_threads_that_refresh_one_wins, "N2.7", Ran),
+];
+
+/// A session with 2 MiB of device memory mapped.
+fn on_device(host: &Host) -> Result<(Session, u64), Failure> {
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, MIB2)?;
+    Ok((session, address))
+}
+
+fn an_asynchronous_copy_is_done_when_refreshed(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = *b"there and back";
+    let near = bytes.as_mut_ptr() as u64;
+    let task = session.copy_async(far, near, 14).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    equal("bytes on the device", session.read(far, 14).granted()?, b"there and back".to_vec())?;
+    let mut back = [0u8; 5];
+    let task = session.copy_async(back.as_mut_ptr() as u64, far, 5).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    equal("bytes on the host", std::hint::black_box(back), *b"there")
+}
+
+fn tasks_are_numbered_from_zero(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    for number in 0..3 {
+        equal("task", session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?, number)?;
+    }
+    Ok(())
+}
+
+fn refreshing_an_unknown_task_is_einval(host: &Host) -> Verdict {
+    let (session, _) = on_device(host)?;
+    session.refresh(0).refused(EINVAL)?;
+    session.refresh(-1).refused(EINVAL)?;
+    session.refresh(1 << 20).refused(EINVAL)
+}
+
+fn refreshing_twice_is_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.refresh(task).granted()?;
+    session.refresh(task).refused(EINVAL)
+}
+
+fn numbers_of_tasks_are_not_reused_at_once(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.refresh(task).granted()?;
+    equal("next task", session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?, task + 1)
+}
+
+fn asynchronous_copies_within_one_side_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = [1u8; 64];
+    let near = bytes.as_mut_ptr() as u64;
+    session.copy_async(far, far + 64, 8).refused(EINVAL)?;
+    session.copy_async(near, near + 32, 8).refused(EINVAL)
+}
+
+fn a_task_keeps_its_mapping_until_it_is_refreshed(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.unmap(far).refused(EBUSY)?;
+    session.refresh(task).granted()?;
+    session.unmap(far).granted().map(drop)
+}
+
+fn a_task_keeps_its_reservation_until_it_is_refreshed(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.free(far).refused(EBUSY)?;
+    session.refresh(task).granted()?;
+    session.unmap(far).granted()?;
+    session.free(far).granted()
+}
+
+fn a_failed_submission_keeps_nothing(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.copy_async(far, NOWHERE, 64).refused(EFAULT)?;
+    session.copy_async(far, far + 64, 8).refused(EINVAL)?;
+    session.unmap(far).granted()?;
+    session.free(far).granted()
+}
+
+fn the_source_may_go_before_the_refresh(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let page = page_size();
+    let near = anonymous(0, page, libc::PROT_READ | libc::PROT_WRITE).granted()?;
+    crate::session::poke(near, 0x1357);
+    let task = session.copy_async(far, near, 8).granted()?;
+    munmap(near, page).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    equal("bytes", session.read(far, 8).granted()?, 0x1357u64.to_le_bytes().to_vec())
+}
+
+fn finished_tasks_do_not_stop_a_device_from_closing(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.prepare_close(0).granted()?;
+    session.close_device(0).granted()
+}
+
+fn a_task_can_be_refreshed_after_its_device_was_closed(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.prepare_close(0).granted()?;
+    session.close_device(0).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)
+}
+
+fn finished_tasks_do_not_stop_a_heap_from_going(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+    session.disable(FIRST_HEAP, GIB).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)
+}
+
+fn the_table_holds_65535_tasks(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let near = bytes.as_ptr() as u64;
+    for _ in 0..svm::ASYNC_TASKS {
+        session.copy_async(far, near, 8).granted()?;
+    }
+    session.copy_async(far, near, 8).refused(ENOSPC)?;
+    session.refresh(7).granted()?;
+    session.copy_async(far, near, 8).granted().map(drop)
+}
+
+fn of_two_threads_that_refresh_one_wins(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    for _ in 0..20 {
+        let task = session.copy_async(far, bytes.as_ptr() as u64, 8).granted()?;
+        let (fd, request) = (session.svm.file.fd(), session.svm.request_of(svm::Op::MemcpyResultRefresh));
+        let refresh = move || {
+            let mut arg = svm::Arg::new(0, &svm::AsyncMemcpy { task, ..Default::default() });
+            crate::manager::ioctl(fd, request, std::ptr::from_mut(&mut arg) as u64)
+        };
+        let other = std::thread::spawn(refresh);
+        let mut answers = [refresh(), other.join().map_err(|_| Failure::broken("a thread panicked"))?];
+        answers.sort();
+        equal("answers", answers, [Ok(0), Err(EINVAL)])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,623 @@
+//! Synchronous copies and fills, peer access, advice.
+
+use crate::host::Host;
+use crate::manager::{NOWHERE, anonymous, page_size};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
+use crate::session::{GIB, MIB2, Session, heap_address, peek, poke};
+use ascend_ioctl::svm::{
+    self, COPY_DETECT, COPY_DEVICE_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy,
+    Memcpy2d, MemcpyBatch, Op,
+};
+use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP};
+
+pub const RULES: &[Rule] = &[
+    rule!(copies_find_out_their_direction, "5.1", Source),
+    rule!(copies_in_the_wrong_direction_are_einval, "5.1", Source),
+    rule!(copies_of_an_unknown_direction_find_out_theirs, "5.1", Source),
+    rule!(copies_between_host_addresses_are_left_to_the_caller, "5.1", Ran),
+    rule!(copies_between_host_addresses_are_not_checked, "C23", Ran),
+    rule!(copies_of_nothing_are_einval, "5.1", Source),
+    rule!(copies_need_no_alignment, "5.1", Source),
+    rule!(copies_within_a_device_are_done, "5.1", Inferred),
+    rule!(copies_between_devices_are_done, "5.1", Inferred).needs(&[Need::TwoDevices]),
+    rule!(copies_from_mapped_host_memory_are_done, "5.1", Source),
+    rule!(copies_to_where_nothing_is_mapped_are_einval, "2", Ran),
+    rule!(copies_to_where_nothing_is_reserved_are_einval, "2", Source),
+    rule!(copies_without_heap_are_einval, "2", Source),
+    rule!(copies_that_run_out_of_a_mapping_are_einval, "C23", Ran),
+    rule!(copies_that_run_out_of_a_heap_are_einval, "C23", Ran),
+    rule!(copies_over_neighbouring_mappings_are_done, "C23", Ran),
+    rule!(copies_over_host_and_device_memory_are_einval, "C23", Ran),
+    rule!(copies_over_two_devices_are_einval, "C23", Ran).needs(&[Need::TwoDevices]),
+    rule!(copies_from_unmapped_memory_are_efault, "5.1", Source),
+    rule!(copies_to_read_only_memory_are_efault, "5.1", Source),
+    rule!(copies_of_device_local_addresses_only_go_to_the_host, "5.1", Ran),
+    rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, "5.1", Ran),
+    rule!(a_copy_keeps_no_reference, "2", Ran),
+    rule!(rows_are_copied_both_ways, "5.2", Source),
+    rule!(rows_wider_than_their_pitch_are_einval, "5.2", Source),
+    rule!(no_rows_and_empty_rows_are_einval, "5.2", Source),
+    rule!(rows_are_copied_in_explicit_directions_only, "C24", Ran),
+    rule!(sizes_of_rows_are_looked_at_before_the_direction, "C24", Ran),
+    rule!(a_pitch_that_wraps_is_einval, "C24", Ran),
+    rule!(one_row_has_any_pitch, "C24", Ran),
+    rule!(batches_are_copied, "5.3", Source),
+    rule!(batches_of_nothing_are_einval, "5.3", Source),
+    rule!(batches_without_lists_are_einval, "5.3", Source),
+    rule!(batches_have_at_most_4096_elements, "5.3", Source),
+    rule!(batches_go_one_way, "5.3", Source),
+    rule!(batches_within_one_side_are_einval, "C25", Ran),
+    rule!(batches_with_an_empty_element_are_einval, "C25", Ran),
+    rule!(a_failing_batch_leaves_what_it_copied, "C25", Ran),
+    rule!(a_failing_batch_keeps_no_reference, "C25", Ran),
+    rule!(batches_of_imported_memory_are_eopnotsupp, "5.3", Ran),
+    rule!(device_memory_is_filled, "5.5", Inferred),
+    rule!(filling_host_memory_is_left_to_the_caller, "5.5", Source),
+    rule!(filling_foreign_memory_is_einval, "5.5", Source),
+    rule!(filling_nothing_is_einval, "5.5", Source),
+    rule!(filling_more_than_a_heap_is_einval, "5.5", Source),
+    rule!(filling_where_nothing_is_mapped_is_einval, "5.5", Source),
+    rule!(peers_reach_foreign_memory_never, "C27", Ran),
+    rule!(peers_reach_nothing_where_nothing_is, "C27", Ran),
+    rule!(peers_reach_no_host_memory, "C27", Ran),
+    rule!(peers_reach_only_what_is_mapped, "C27", Ran),
+    rule!(a_device_reaches_its_own_memory, "C27", Ran),
+    rule!(a_peer_reaches_device_memory, "C27", Inferred).needs(&[Need::TwoDevices]),
+    rule!(a_peer_reaches_no_imported_memory, "C27", Ran),
+    rule!(advice_to_populate_a_reservation_is_eopnotsupp, "C27", Ran),
+    rule!(other_advice_to_a_reservation_is_granted, "C27", Ran),
+    rule!(advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy, "C27", Ran),
+    rule!(checking_no_addresses_is_einval, "5.7", Source),
+    rule!(checking_too_many_addresses_is_einval, "5.7", Source),
+    rule!(checking_addresses_without_a_list_is_einval, "5.7", Source),
+];
+
+/// A session with 4 MiB of device memory mapped.
+fn on_device(host: &Host) -> Result<(Session, u64), Failure> {
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, 2 * MIB2)?;
+    Ok((session, address))
+}
+
+fn copies_find_out_their_direction(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = *b"direction";
+    let near = bytes.as_mut_ptr() as u64;
+    equal("to the device", session.copy(far, near, 9, COPY_DETECT).granted()?, COPY_HOST_TO_DEVICE)?;
+    equal("to the host", session.copy(near, far, 9, COPY_DETECT).granted()?, COPY_DEVICE_TO_HOST)?;
+    equal("on the device", session.copy(far + 64, far, 9, COPY_DETECT).granted()?, COPY_DEVICE_TO_DEVICE)
+}
+
+fn copies_in_the_wrong_direction_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = [0u8; 64];
+    let near = bytes.as_mut_ptr() as u64;
+    session.copy(far, near, 64, COPY_HOST_TO_DEVICE).granted()?;
+    for direction in [COPY_HOST_TO_HOST, COPY_DEVICE_TO_HOST, COPY_DEVICE_TO_DEVICE] {
+        session.copy(far, near, 64, direction).refused(EINVAL)?;
+    }
+    session.copy(near, far, 64, COPY_HOST_TO_DEVICE).refused(EINVAL)
+}
+
+fn copies_of_an_unknown_direction_find_out_theirs(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 64];
+    equal("direction", session.copy(far, bytes.as_ptr() as u64, 64, 5).granted()?, COPY_HOST_TO_DEVICE)
+}
+
+fn copies_between_host_addresses_are_left_to_the_caller(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    let bytes = 0x99u64.to_le_bytes();
+    equal("direction", session.copy(near, bytes.as_ptr() as u64, 8, COPY_DETECT).granted()?, COPY_HOST_TO_HOST)?;
+    equal("word", peek(near), 0)
+}
+
+fn copies_between_host_addresses_are_not_checked(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    equal("direction", session.copy(0x1000, 0x2000, 64, COPY_DETECT).granted()?, COPY_HOST_TO_HOST)
+}
+
+fn copies_of_nothing_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 8];
+    session.copy(far, bytes.as_ptr() as u64, 0, COPY_DETECT).refused(EINVAL)
+}
+
+fn copies_need_no_alignment(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes: Vec<u8> = (1..=13).collect();
+    session.write(far + 4093, &bytes[1..]).granted()?;
+    equal("bytes", session.read(far + 4093, 12).granted()?, bytes[1..].to_vec())
+}
+
+fn copies_within_a_device_are_done(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far, b"inside").granted()?;
+    session.copy(far + MIB2 + 3, far, 6, COPY_DEVICE_TO_DEVICE).granted()?;
+    equal("bytes", session.read(far + MIB2 + 3, 6).granted()?, b"inside".to_vec())
+}
+
+fn copies_between_devices_are_done(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let (_, first) = session.device_mapping(0, MIB2)?;
+    let (_, second) = session.device_mapping(1, MIB2)?;
+    session.write(first, b"across").granted()?;
+    equal("direction", session.copy(second + 5, first, 6, COPY_DETECT).granted()?, COPY_DEVICE_TO_DEVICE)?;
+    equal("bytes", session.read(second + 5, 6).granted()?, b"across".to_vec())
+}
+
+fn copies_from_mapped_host_memory_are_done(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    poke(near + 8, 0x5A5A);
+    equal("direction", session.copy(far, near + 8, 8, COPY_DETECT).granted()?, COPY_HOST_TO_DEVICE)?;
+    equal("word on the device", session.read(far, 8).granted()?, 0x5A5Au64.to_le_bytes().to_vec())?;
+    equal("direction back", session.copy(near + 64, far, 8, COPY_DETECT).granted()?, COPY_DEVICE_TO_HOST)?;
+    equal("word through the CPU", peek(near + 64), 0x5A5A)
+}
+
+fn copies_to_where_nothing_is_mapped_are_einval(host: &Host) -> Verdict {
+    let (session, _) = on_device(host)?;
+    let address = session.reserve(MIB2)?;
+    session.write(address, b"x").refused(EINVAL)
+}
+
+fn copies_to_where_nothing_is_reserved_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far + 100 * MIB2, b"x").refused(EINVAL)
+}
+
+fn copies_without_heap_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far + 100 * GIB, b"x").refused(EINVAL)
+}
+
+fn copies_that_run_out_of_a_mapping_are_einval(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let handle = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&handle, address, MIB2).granted()?;
+    // From the mapping's start the kernel's walk sees the hole.
+    session.write(address, &vec![1; MIB2 as usize + 1]).refused(EINVAL)?;
+    session.write(address, &vec![1; MIB2 as usize]).granted()
+}
+
+fn copies_that_run_out_of_a_heap_are_einval(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let first = heap_address(session.heap()?);
+    let second = heap_address(session.heap()?);
+    session.alloc(second - MIB2, MIB2).granted()?;
+    session.alloc(second, MIB2).granted()?;
+    let handle = session.device_huge(0, MIB2).granted()?;
+    session.map(&handle, second - MIB2, MIB2).granted()?;
+    session.map(&handle, second, MIB2).granted()?;
+    equal("the heaps are neighbours", second - first, GIB)?;
+    session.write(second - MIB2, &vec![1; 2 * MIB2 as usize]).refused(EINVAL)
+}
+
+fn copies_over_neighbouring_mappings_are_done(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = heap_address(session.heap()?);
+    session.alloc(address, 2 * MIB2).granted()?;
+    session.alloc(address + 2 * MIB2, MIB2).granted()?;
+    for index in 0..3 {
+        let handle = session.device_huge(0, MIB2).granted()?;
+        session.map(&handle, address + index * MIB2, MIB2).granted()?;
+    }
+    let bytes: Vec<u8> = (0..=250).cycle().take(3 * MIB2 as usize).collect();
+    session.write(address, &bytes).granted()?;
+    equal("bytes", session.read(address, bytes.len()).granted()? == bytes, true)
+}
+
+fn copies_over_host_and_device_memory_are_einval(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = heap_address(session.heap()?);
+    session.alloc(address, MIB2).granted()?;
+    session.alloc(address + MIB2, MIB2).granted()?;
+    let far = session.device_huge(0, MIB2).granted()?;
+    let near = session.host_huge(MIB2).granted()?;
+    session.map(&far, address, MIB2).granted()?;
+    session.map(&near, address + MIB2, MIB2).granted()?;
+    session.write(address, &vec![1; 2 * MIB2 as usize]).refused(EINVAL)
+}
+
+fn copies_over_two_devices_are_einval(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let address = heap_address(session.heap()?);
+    for device in 0..2 {
+        let place = address + u64::from(device) * MIB2;
+        session.alloc(place, MIB2).granted()?;
+        let handle = session.device_huge(device, MIB2).granted()?;
+        session.map(&handle, place, MIB2).granted()?;
+    }
+    session.write(address, &vec![1; 2 * MIB2 as usize]).refused(EINVAL)
+}
+
+fn copies_from_unmapped_memory_are_efault(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.copy(far, NOWHERE, 64, COPY_DETECT).refused(EFAULT)?;
+    session.copy(NOWHERE, far, 64, COPY_DETECT).refused(EFAULT)
+}
+
+fn copies_to_read_only_memory_are_efault(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let page = anonymous(0, page_size(), libc::PROT_READ).granted()?;
+    session.copy(page, far, 64, COPY_DETECT).refused(EFAULT)?;
+    session.copy(far, page, 64, COPY_DETECT).granted().map(drop)
+}
+
+fn copies_of_device_local_addresses_only_go_to_the_host(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = [0u8; 64];
+    let near = bytes.as_mut_ptr() as u64;
+    let para = Memcpy {
+        destination: far,
+        source: near,
+        size: 64,
+        device_local: 1,
+        direction: COPY_HOST_TO_DEVICE,
+        ..Default::default()
+    };
+    session.svm.call(Op::Memcpy, 0, &para).refused(EOPNOTSUPP)
+}
+
+/// Runs `body` in another process that maps 4 MiB of device memory that this one exports.
+fn with_import(host: &Host, body: impl FnOnce(&Session, u64) -> Verdict) -> Verdict {
+    let mut peer = crate::peer::Peer::start(|link| {
+        let session = Session::start(host)?;
+        link.send(session.identity()?.tgid as u64)?;
+        let share = link.receive()? as i32;
+        let handle = session.import(0, 0, share).granted()?;
+        let address = session.reserve(2 * MIB2)?;
+        session.map(&handle, address, 2 * MIB2).granted()?;
+        body(&session, address)
+    })?;
+    let session = Session::start(host)?;
+    let handle = session.device_huge(0, 2 * MIB2).granted()?;
+    let share = session.export(&handle).granted()?;
+    let pid = peer.link.receive()? as i32;
+    session.trust(0, share, &[pid]).granted()?;
+    peer.link.send(share as u64)?;
+    peer.finish()
+}
+
+fn copies_within_a_device_of_imported_memory_are_eopnotsupp(host: &Host) -> Verdict {
+    with_import(host, |session, imported| {
+        let (_, own) = session.device_mapping(0, MIB2)?;
+        session.copy(own, imported, 64, COPY_DETECT).refused(EOPNOTSUPP)?;
+        session.copy(imported, own, 64, COPY_DETECT).refused(EOPNOTSUPP)
+    })
+}
+
+fn a_copy_keeps_no_reference(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far, b"x").granted()?;
+    session.copy(far, NOWHERE, 64, COPY_DETECT).refused(EFAULT)?;
+    session.unmap(far).granted()?;
+    session.free(far).granted()
+}
+
+/// Rows of 16 bytes, three of them, 64 bytes apart on the host and 32 on the device.
+fn rows(far: u64, near: u64) -> Memcpy2d {
+    Memcpy2d {
+        destination: far,
+        source: near,
+        destination_pitch: 32,
+        source_pitch: 64,
+        width: 16,
+        height: 3,
+        direction: COPY_HOST_TO_DEVICE,
+        ..Default::default()
+    }
+}
+
+fn copy_rows(session: &Session, para: Memcpy2d) -> Result<svm::Arg, i32> {
+    session.svm.call(Op::Memcpy2d, 0, &para)
+}
+
+fn rows_are_copied_both_ways(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes: Vec<u8> = (0..192).collect();
+    session.write(far, &[0xFF; 96]).granted()?;
+    copy_rows(&session, rows(far, bytes.as_ptr() as u64)).granted()?;
+    let mut expected = vec![0xFF; 96];
+    for row in 0..3 {
+        expected[row * 32..row * 32 + 16].copy_from_slice(&bytes[row * 64..row * 64 + 16]);
+    }
+    equal("bytes on the device", session.read(far, 96).granted()?, expected)?;
+    let before = bytes.clone();
+    bytes.fill(0);
+    let back = Memcpy2d {
+        destination: bytes.as_mut_ptr() as u64,
+        source: far,
+        destination_pitch: 64,
+        source_pitch: 32,
+        direction: COPY_DEVICE_TO_HOST,
+        ..rows(0, 0)
+    };
+    copy_rows(&session, back).granted()?;
+    for row in 0..3 {
+        equal("row on the host", &bytes[row * 64..row * 64 + 16], &before[row * 64..row * 64 + 16])?;
+        equal("gap on the host", bytes[row * 64 + 16], 0)?;
+    }
+    Ok(())
+}
+
+fn rows_wider_than_their_pitch_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 4096];
+    let near = bytes.as_ptr() as u64;
+    copy_rows(&session, Memcpy2d { width: 33, ..rows(far, near) }).refused(EINVAL)?;
+    copy_rows(&session, Memcpy2d { width: 65, destination_pitch: 128, ..rows(far, near) }).refused(EINVAL)
+}
+
+fn no_rows_and_empty_rows_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 4096];
+    let near = bytes.as_ptr() as u64;
+    copy_rows(&session, Memcpy2d { width: 0, ..rows(far, near) }).refused(EINVAL)?;
+    copy_rows(&session, Memcpy2d { height: 0, ..rows(far, near) }).refused(EINVAL)
+}
+
+fn rows_are_copied_in_explicit_directions_only(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 4096];
+    for direction in [COPY_HOST_TO_HOST, COPY_DEVICE_TO_DEVICE, COPY_DETECT, 5] {
+        let para = Memcpy2d { direction, ..rows(far, bytes.as_ptr() as u64) };
+        copy_rows(&session, para).refused(EOPNOTSUPP)?;
+    }
+    Ok(())
+}
+
+fn sizes_of_rows_are_looked_at_before_the_direction(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 4096];
+    let para = Memcpy2d { direction: COPY_DETECT, ..rows(far, bytes.as_ptr() as u64) };
+    copy_rows(&session, Memcpy2d { width: 33, ..para }).refused(EINVAL)?;
+    copy_rows(&session, Memcpy2d { height: 0, ..para }).refused(EINVAL)
+}
+
+fn a_pitch_that_wraps_is_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [0u8; 4096];
+    let near = bytes.as_ptr() as u64;
+    copy_rows(&session, Memcpy2d { source_pitch: u64::MAX - 8, ..rows(far, near) }).refused(EINVAL)?;
+    copy_rows(&session, Memcpy2d { destination_pitch: u64::MAX - 8, ..rows(far, near) }).refused(EINVAL)
+}
+
+fn one_row_has_any_pitch(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [7u8; 4096];
+    let para = Memcpy2d { destination_pitch: GIB, source_pitch: GIB, height: 1, ..rows(far, bytes.as_ptr() as u64) };
+    copy_rows(&session, para).granted()?;
+    equal("bytes", session.read(far, 16).granted()?, vec![7; 16])
+}
+
+/// MEMCPY_BATCH of (destination, source, size).
+fn batch(session: &Session, elements: &[(u64, u64, u64)]) -> Result<svm::Arg, i32> {
+    let destinations: Vec<u64> = elements.iter().map(|element| element.0).collect();
+    let sources: Vec<u64> = elements.iter().map(|element| element.1).collect();
+    let sizes: Vec<u64> = elements.iter().map(|element| element.2).collect();
+    let para = MemcpyBatch {
+        destinations: destinations.as_ptr() as u64,
+        sources: sources.as_ptr() as u64,
+        sizes: sizes.as_ptr() as u64,
+        count: elements.len() as u32,
+        ..Default::default()
+    };
+    session.svm.call(Op::MemcpyBatch, 0, &para)
+}
+
+fn batches_are_copied(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = *b"onetwothree";
+    let near = bytes.as_mut_ptr() as u64;
+    batch(&session, &[(far, near, 3), (far + 100, near + 3, 3), (far + MIB2, near + 6, 5)]).granted()?;
+    equal("second", session.read(far + 100, 3).granted()?, b"two".to_vec())?;
+    equal("third", session.read(far + MIB2, 5).granted()?, b"three".to_vec())?;
+    let mut back = [0u8; 8];
+    let place = back.as_mut_ptr() as u64;
+    batch(&session, &[(place, far, 3), (place + 3, far + MIB2, 5)]).granted()?;
+    equal("back", std::hint::black_box(back), *b"onethree")
+}
+
+fn batches_of_nothing_are_einval(host: &Host) -> Verdict {
+    let (session, _) = on_device(host)?;
+    batch(&session, &[]).refused(EINVAL)
+}
+
+fn batches_without_lists_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let list = [far];
+    let good = list.as_ptr() as u64;
+    for bad in [0, NOWHERE] {
+        for (destinations, sources, sizes) in [(bad, good, good), (good, bad, good), (good, good, bad)] {
+            let para = MemcpyBatch { destinations, sources, sizes, count: 1, ..Default::default() };
+            session.svm.call(Op::MemcpyBatch, 0, &para).refused(EINVAL)?;
+        }
+    }
+    Ok(())
+}
+
+fn batches_have_at_most_4096_elements(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    let element = (far, bytes.as_ptr() as u64, 8);
+    batch(&session, &vec![element; svm::BATCH as usize + 1]).refused(EOPNOTSUPP)?;
+    batch(&session, &vec![element; svm::BATCH as usize]).granted().map(drop)
+}
+
+fn batches_go_one_way(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = [1u8; 64];
+    let near = bytes.as_mut_ptr() as u64;
+    batch(&session, &[(far, near, 8), (near, far, 8)]).refused(EINVAL)
+}
+
+fn batches_within_one_side_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let mut bytes = [1u8; 64];
+    let near = bytes.as_mut_ptr() as u64;
+    batch(&session, &[(near, near + 32, 8)]).refused(EINVAL)?;
+    batch(&session, &[(far, far + 64, 8)]).refused(EINVAL)
+}
+
+fn batches_with_an_empty_element_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 64];
+    batch(&session, &[(far, bytes.as_ptr() as u64, 8), (far + 64, bytes.as_ptr() as u64, 0)]).refused(EINVAL)
+}
+
+fn a_failing_batch_leaves_what_it_copied(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = *b"first---";
+    let near = bytes.as_ptr() as u64;
+    batch(&session, &[(far, near, 8), (far + 100 * MIB2, near, 8)]).refused(EINVAL)?;
+    equal("bytes of the first", session.read(far, 8).granted()?, b"first---".to_vec())
+}
+
+fn a_failing_batch_keeps_no_reference(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [1u8; 8];
+    batch(&session, &[(far, bytes.as_ptr() as u64, 8), (far + 100 * MIB2, 0, 8)]).refused(EINVAL)?;
+    session.unmap(far).granted()?;
+    session.free(far).granted()
+}
+
+fn batches_of_imported_memory_are_eopnotsupp(host: &Host) -> Verdict {
+    with_import(host, |session, imported| {
+        let bytes = [1u8; 8];
+        batch(session, &[(imported, bytes.as_ptr() as u64, 8)]).refused(EOPNOTSUPP)
+    })
+}
+
+fn device_memory_is_filled(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far, &[1; 64]).granted()?;
+    equal("left to the caller", session.fill(far + 8, 0xAB, 16).granted()?, false)?;
+    let bytes = session.read(far, 64).granted()?;
+    equal("before", bytes[7], 1)?;
+    equal("filled", &bytes[8..24], &[0xAB; 16])?;
+    equal("after", bytes[24], 1)
+}
+
+fn filling_host_memory_is_left_to_the_caller(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    equal("left to the caller", session.fill(near, 0xAB, 16).granted()?, true)?;
+    equal("word", peek(near), 0)
+}
+
+fn filling_foreign_memory_is_einval(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let bytes = [0u8; 64];
+    session.fill(bytes.as_ptr() as u64, 1, 64).refused(EINVAL)
+}
+
+fn filling_nothing_is_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.fill(far, 1, 0).refused(EINVAL)
+}
+
+fn filling_more_than_a_heap_is_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.fill(far, 1, GIB + 1).refused(EINVAL)
+}
+
+fn filling_where_nothing_is_mapped_is_einval(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let address = session.reserve(MIB2)?;
+    session.fill(address, 1, 64).refused(EINVAL)?;
+    session.fill(address + 100 * MIB2, 1, 64).refused(EINVAL)
+}
+
+fn peers_reach_foreign_memory_never(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    session.prefetch(0, 0x1000, MIB2).refused(EADDRNOTAVAIL)
+}
+
+fn peers_reach_nothing_where_nothing_is(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = session.reserve(2 * MIB2)?;
+    session.prefetch(0, address + 10 * GIB, MIB2).refused(EINVAL)?;
+    session.prefetch(0, address + 100 * MIB2, MIB2).refused(EINVAL)?;
+    session.prefetch(0, address, MIB2).refused(EADDRNOTAVAIL)
+}
+
+fn peers_reach_no_host_memory(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    session.prefetch(0, near, MIB2).refused(EBUSY)
+}
+
+fn peers_reach_only_what_is_mapped(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let handle = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&handle, address, MIB2).granted()?;
+    session.prefetch(0, address + MIB2, MIB2).refused(EBUSY)?;
+    session.prefetch(0, address, 2 * MIB2).refused(EINVAL)?;
+    session.prefetch(0, address, 0).refused(EINVAL)
+}
+
+fn a_device_reaches_its_own_memory(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.prefetch(0, far, 2 * MIB2).granted()
+}
+
+fn a_peer_reaches_device_memory(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    session.prefetch(1, far, MIB2).granted()?;
+    session.prefetch(1, far, MIB2).granted()?;
+    session.unmap(far).granted()?;
+    session.free(far).granted()
+}
+
+fn a_peer_reaches_no_imported_memory(host: &Host) -> Verdict {
+    with_import(host, |session, imported| session.prefetch(0, imported, MIB2).refused(EINVAL))
+}
+
+fn advice_to_populate_a_reservation_is_eopnotsupp(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.advise(0, far, MIB2, svm::ADVISE_POPULATE).refused(EOPNOTSUPP)
+}
+
+fn other_advice_to_a_reservation_is_granted(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = session.reserve(MIB2)?;
+    session.advise(0, address, MIB2, svm::ADVISE_HUGE).granted()?;
+    session.advise(svm::HOST_ID, address, MIB2, svm::ADVISE_HUGE).granted()?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    session.advise(0, far, MIB2, 0x4000).granted()
+}
+
+fn advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let handle = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&handle, address, MIB2).granted()?;
+    session.advise(0, address + MIB2, MIB2, svm::ADVISE_HUGE).refused(EBUSY)
+}
+
+fn check_addresses(session: &Session, addresses: u64, count: u32) -> Result<svm::Arg, i32> {
+    let para = svm::CheckMemInfo { addresses, count, heap_subtype_mask: u32::MAX };
+    session.svm.call(Op::CheckMemInfo, 0, &para)
+}
+
+fn checking_no_addresses_is_einval(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let list = [0u64; 4];
+    check_addresses(&session, list.as_ptr() as u64, 0).refused(EINVAL)
+}
+
+fn checking_too_many_addresses_is_einval(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let list = [0u64; 1025];
+    check_addresses(&session, list.as_ptr() as u64, 1025).refused(EINVAL)
+}
+
+fn checking_addresses_without_a_list_is_einval(host: &Host) -> Verdict {
+    check_addresses(&Session::start(host)?, 0, 1).refused(EINVAL)
+}

@@ -1,0 +1,174 @@
+//! `/dev/hisi_hdc` and the daemon behind it, which starts the process that memory needs on the device.
+
+use crate::host::Host;
+use crate::manager::Manager;
+use crate::peer::check_in_child;
+use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
+use crate::session::eventually;
+use crate::tsd::{
+    Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process,
+};
+use ascend_ioctl::davinci::module;
+use ascend_ioctl::hdc::{self, error};
+use ascend_ioctl::devmng;
+
+pub const RULES: &[Rule] = &[
+    rule!(nobody_listens_for_other_services, "P3", Inferred),
+    rule!(a_session_is_connected_until_closed, "P3", Source),
+    rule!(a_session_has_one_owner, "P3", Source),
+    rule!(a_file_owns_one_session, "P3", Source),
+    rule!(waiting_for_a_packet_ends_with_its_own_code, "P3", Source),
+    rule!(receiving_never_waits, "P3", Source),
+    rule!(empty_packets_are_refused, "P3", Source),
+    rule!(unreadable_packets_are_refused, "P3", Source),
+    rule!(a_small_buffer_leaves_the_packet, "P3", Source),
+    rule!(closing_by_a_wrong_counter_does_nothing, "P3", Source),
+    rule!(closing_twice_is_granted, "P3", Source),
+    rule!(a_child_may_not_use_its_parents_session, "P3", Source),
+    rule!(the_daemon_shakes_hands, "P2", Inferred),
+    rule!(the_daemon_starts_a_registered_process, "P2", Inferred),
+    rule!(the_daemon_refuses_a_process_that_did_not_register, "P4", Inferred),
+    rule!(the_daemon_refuses_a_process_whose_devmng_file_was_closed, "P4", Inferred),
+    rule!(a_device_process_ends_with_its_session, "P2", Inferred),
+];
+
+fn registered() -> Result<(Manager, Identity), Failure> {
+    let file = Manager::bound(module::DEVMNG)?;
+    let identity = register(&file)?;
+    Ok((file, identity))
+}
+
+fn nobody_listens_for_other_services(_: &Host) -> Verdict {
+    let fd = hdc_open().granted()?;
+    let view = hdc::Connect { peer_pid: -1, service: 100, timeout: 30, ..Default::default() };
+    hdc_command(fd, &hdc::CONNECT, &view).refused(error::NOBODY_LISTENS)
+}
+
+fn a_session_is_connected_until_closed(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    equal("status", channel.status().granted()?, 0)?;
+    channel.close_with(channel.index).granted()?;
+    match channel.peek(1000) {
+        Err(error::CLOSED | error::PEER_REBOOT) => Ok(()),
+        Ok(answer) => equal("length of a packet of a closed session", answer.length, 0),
+        other => other.refused(error::CLOSED),
+    }
+}
+
+fn a_session_has_one_owner(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    let other = hdc_open().granted()?;
+    channel.own(other).refused(error::FAILED)
+}
+
+fn a_file_owns_one_session(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    let view = hdc::Connect { peer_pid: -1, service: hdc::SERVICE_TSD, timeout: 30, ..Default::default() };
+    let second = hdc_command(channel.fd(), &hdc::CONNECT, &view).granted()?;
+    let view = hdc::SetSessionOwner { session: second.session, ..Default::default() };
+    hdc_command(channel.fd(), &hdc::SET_SESSION_OWNER, &view).refused(error::PARAMETER)
+}
+
+fn waiting_for_a_packet_ends_with_its_own_code(_: &Host) -> Verdict {
+    Channel::connect(0)?.peek(20).refused(error::RECEIVE_TIMEOUT)
+}
+
+fn receiving_never_waits(_: &Host) -> Verdict {
+    equal("bytes", Channel::connect(0)?.receive(64).granted()?.len(), 0)
+}
+
+fn empty_packets_are_refused(_: &Host) -> Verdict {
+    Channel::connect(0)?.send(&[]).refused(error::LENGTH)
+}
+
+fn unreadable_packets_are_refused(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    let view = hdc::Send {
+        session: channel.session,
+        source: crate::manager::NOWHERE,
+        length: 64,
+        wait: hdc::WAIT_TIMEOUT,
+        timeout: 1000,
+        ..Default::default()
+    };
+    hdc_command(channel.fd(), &hdc::SEND, &view).refused(error::COPY_IN)
+}
+
+fn a_small_buffer_leaves_the_packet(_: &Host) -> Verdict {
+    let (_file, identity) = registered()?;
+    let channel = Channel::connect(0)?;
+    channel.send(&crate::tsd::handshake(identity.tgid)).granted()?;
+    let length = channel.peek(30_000).granted()?.length as usize;
+    channel.receive(4).refused(error::BUFFER_SMALL)?;
+    equal("length of the packet", channel.receive(length).granted()?.len(), length)
+}
+
+fn closing_by_a_wrong_counter_does_nothing(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    channel.close_with(channel.index.wrapping_add(1)).granted()?;
+    equal("status", channel.status().granted()?, 0)
+}
+
+fn closing_twice_is_granted(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    channel.close_with(channel.index).granted()?;
+    channel.close_with(channel.index).granted()
+}
+
+fn a_child_may_not_use_its_parents_session(_: &Host) -> Verdict {
+    let (_file, identity) = registered()?;
+    let channel = Channel::connect(0)?;
+    check_in_child(|| channel.send(&crate::tsd::handshake(identity.tgid)).refused(error::PERMISSION))?;
+    equal("status", channel.status().granted()?, 0)
+}
+
+fn the_daemon_shakes_hands(_: &Host) -> Verdict {
+    let (_file, identity) = registered()?;
+    shake_hands(&Channel::connect(0)?, &identity).map(drop)
+}
+
+/// QUERY_DEV_PID of this process on device 0.
+fn device_pid(file: &Manager) -> Option<i32> {
+    // SAFETY: getpid has no preconditions.
+    let host_pid = unsafe { libc::getpid() };
+    let mut arg = devmng::QueryPid { device: 0, host_pid, ..Default::default() };
+    (file.command(&devmng::QUERY_DEV_PID, &mut arg) == Ok(0)).then_some(arg.pid)
+}
+
+fn the_daemon_starts_a_registered_process(_: &Host) -> Verdict {
+    let (file, identity) = registered()?;
+    equal("device process before", device_pid(&file), None)?;
+    let _channel = start_device_process(&identity, 0)?;
+    holds("a device process is found", device_pid(&file).is_some_and(|pid| pid > 0))
+}
+
+/// START must be answered with a code that is not 0.
+fn refused_start(identity: &Identity) -> Verdict {
+    let channel = Channel::connect(0)?;
+    shake_hands(&channel, identity)?;
+    channel.send(&start(identity.tgid, &identity.sign, 0)).granted()?;
+    holds("the daemon refuses", channel.wait_for(8, 150)?.code != 0)
+}
+
+fn the_daemon_refuses_a_process_that_did_not_register(_: &Host) -> Verdict {
+    // SAFETY: getpid has no preconditions.
+    let tgid = unsafe { libc::getpid() };
+    refused_start(&Identity { tgid, sign: vec![b'0'; 48] })
+}
+
+fn the_daemon_refuses_a_process_whose_devmng_file_was_closed(_: &Host) -> Verdict {
+    let (file, identity) = registered()?;
+    // Any DEVMNG file counts, also one that was opened for a moment.
+    drop(Manager::bound(module::DEVMNG)?);
+    refused_start(&identity)?;
+    drop(file);
+    Ok(())
+}
+
+fn a_device_process_ends_with_its_session(_: &Host) -> Verdict {
+    let (file, identity) = registered()?;
+    let channel = start_device_process(&identity, 0)?;
+    holds("a device process is found", device_pid(&file).is_some())?;
+    drop(channel);
+    eventually("the device process is gone", || device_pid(&file).is_none())
+}

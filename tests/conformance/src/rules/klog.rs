@@ -1,0 +1,183 @@
+//! The kernel-log page: sentences about a failed command, in the calling process's own memory.
+
+use crate::host::Host;
+use crate::manager::{anonymous, mprotect, page_size};
+use crate::peer::check_in_child;
+use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
+use crate::session::{MIB2, Session, create_of};
+use ascend_ioctl::klog::{self, Page};
+use ascend_ioctl::svm::{self, HOST_ID};
+use libc::{EINVAL, PROT_READ, PROT_WRITE};
+
+pub const RULES: &[Rule] = &[
+    rule!(an_error_leaves_sentences, "N2.8", Ran),
+    rule!(the_pages_own_address_is_not_looked_at, "N2.8", Ran),
+    rule!(a_page_without_its_magic_is_left_alone, "N2.8", Ran),
+    rule!(a_page_of_another_size_is_left_alone, "N2.8", Ran),
+    rule!(unread_sentences_stay, "N2.8", Ran),
+    rule!(read_sentences_are_written_over, "N2.8", Ran),
+    rule!(an_impossible_position_silences_the_page, "N2.8", Ran),
+    rule!(a_sentence_that_does_not_fit_starts_the_page_over, "N2.8", Ran),
+    rule!(a_read_only_page_is_left_alone, "N2.8", Ran),
+    rule!(errors_of_the_dispatcher_leave_sentences, "N2.8", Ran),
+    rule!(errors_of_mappings_leave_none, "N2.8", Ran),
+    rule!(a_child_has_its_own_sentences, "N2.8", Ran),
+];
+
+/// The page, made empty.
+fn page() -> Result<&'static mut Page, Failure> {
+    let size = page_size();
+    let address = anonymous(klog::SVM_ERRORS, size, PROT_READ | PROT_WRITE).granted()?;
+    equal("address of the page", address, klog::SVM_ERRORS)?;
+    // SAFETY: the mapping was just made at this address, is at least as large as the page, lives as long as the process, and this is the
+    // only reference to it.
+    let page = unsafe { &mut *(address as *mut Page) };
+    *page = Page::empty(address);
+    Ok(page)
+}
+
+/// What the kernel left, read anew.
+fn look(page: &Page) -> Page {
+    // SAFETY: a reference is valid for reads; volatile, because the kernel writes behind the compiler's back.
+    unsafe { std::ptr::read_volatile(page) }
+}
+
+/// A command that is refused.
+#[track_caller]
+fn fail(session: &Session) -> Verdict {
+    session.create(HOST_ID, create_of(svm::SIDE_HOST, svm::PAGE_HUGE, MIB2 + 5)).refused(EINVAL)
+}
+
+/// The text up to the write position.
+fn text(page: &Page) -> Vec<u8> {
+    page.text[..(page.write.max(0) as usize).min(page.text.len())].to_vec()
+}
+
+fn an_error_leaves_sentences(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    fail(&session)?;
+    let left = look(page);
+    let text = text(&left);
+    holds("there is text", !text.is_empty())?;
+    equal("last byte", text[text.len() - 1], b'\n')?;
+    equal("byte behind the text", left.text[text.len()], 0)?;
+    holds("the text has no NUL", !text.contains(&0))?;
+    equal("read position", left.read, 0)
+}
+
+fn the_pages_own_address_is_not_looked_at(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    page.base = 0;
+    fail(&session)?;
+    holds("there is text", look(page).write > 0)
+}
+
+/// The page stays as it is when a command fails.
+fn left_alone(host: &Host, change: impl FnOnce(&mut Page)) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    change(page);
+    let before = look(page);
+    fail(&session)?;
+    holds("the page is as before", look(page) == before)
+}
+
+fn a_page_without_its_magic_is_left_alone(host: &Host) -> Verdict {
+    left_alone(host, |page| page.magic[3] ^= 1)
+}
+
+fn a_page_of_another_size_is_left_alone(host: &Host) -> Verdict {
+    left_alone(host, |page| page.total = 8192)
+}
+
+fn unread_sentences_stay(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    fail(&session)?;
+    let first = look(page);
+    fail(&session)?;
+    let second = look(page);
+    holds("text was appended", second.write > first.write)?;
+    equal("first sentences", &text(&second)[..first.write as usize], &text(&first)[..])
+}
+
+fn read_sentences_are_written_over(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    fail(&session)?;
+    let first = look(page);
+    page.read = page.write;
+    fail(&session)?;
+    let second = look(page);
+    equal("read position", second.read, 0)?;
+    equal("write position", second.write, first.write)?;
+    page.read = 4000;
+    fail(&session)?;
+    equal("write position after reading past it", look(page).write, first.write)
+}
+
+fn an_impossible_position_silences_the_page(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    for write in [klog::CAPACITY as i32 + 1, -1] {
+        (page.write, page.read) = (write, -5);
+        let before = look(page);
+        fail(&session)?;
+        holds("the page is as before", look(page) == before)?;
+    }
+    (page.write, page.read) = (0, 0);
+    fail(&session)?;
+    holds("there is text after the repair", look(page).write > 0)
+}
+
+fn a_sentence_that_does_not_fit_starts_the_page_over(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    let end = klog::CAPACITY as i32 - 6;
+    (page.write, page.read) = (end, 0);
+    fail(&session)?;
+    let left = look(page);
+    equal("read position", left.read, 0)?;
+    // Nothing is left but what a further sentence of the same command wrote after the cut one.
+    holds("the write position began anew", left.write < end)?;
+    holds("the cut sentence is at the end", left.text[end as usize..].iter().any(|&byte| byte != 0))
+}
+
+fn a_read_only_page_is_left_alone(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    mprotect(klog::SVM_ERRORS, page_size(), PROT_READ).granted()?;
+    fail(&session)?;
+    equal("write position", look(page).write, 0)
+}
+
+fn errors_of_the_dispatcher_leave_sentences(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    let request = session.svm.request_of(svm::Op::MemCreate);
+    session.svm.file.request(request, 0).refused(EINVAL)?;
+    let first = look(page).write;
+    holds("there is text for a null argument", first > 0)?;
+    session.svm.file.request(request | 0xFF, std::ptr::from_ref(&session) as u64).refused(EINVAL)?;
+    holds("there is text for an unknown number", look(page).write > first)
+}
+
+fn errors_of_mappings_leave_none(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    let below = svm::Segment { start: svm::SVM_START - (64 << 30), size: 1 << 30 };
+    session.svm.map_segment(&below).refused(EINVAL)?;
+    equal("write position", look(page).write, 0)
+}
+
+fn a_child_has_its_own_sentences(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    check_in_child(|| {
+        fail(&session)?;
+        holds("there is text in the child", look(page).write > 0)
+    })?;
+    equal("write position in the parent", look(page).write, 0)
+}

@@ -1,0 +1,412 @@
+//! MEM_MAP and MEM_UNMAP: a handle's beginning, inside a reservation, undone as a whole.
+
+use crate::host::Host;
+use crate::manager::page_size;
+use crate::rule::{Failure, Judge, Rule, Verdict, equal, rule};
+use crate::session::{GIB, Handle, MIB2, MODULE, Session, heap_address, peek, poke};
+use ascend_ioctl::svm::{self, HOST_ID, MemMap, Op};
+use libc::{EADDRINUSE, EBUSY, EINVAL, ENOMEM};
+
+pub const RULES: &[Rule] = &[
+    rule!(mapped_host_memory_is_the_cpus, "A", Ran),
+    rule!(mapping_where_something_is_mapped_is_eaddrinuse, "A", Ran),
+    rule!(a_handle_can_be_mapped_twice, "A", Ran),
+    rule!(a_mapping_may_be_smaller_than_its_handle, "A", Ran),
+    rule!(a_mapping_larger_than_its_handle_is_enomem, "A", Ran),
+    rule!(mapping_under_another_module_is_einval, "A", Ran),
+    rule!(mapping_with_another_page_count_is_einval, "A", Ran),
+    rule!(mapping_an_unknown_handle_is_einval, "A", Ran),
+    rule!(mapping_nothing_is_einval, "A", Ran),
+    rule!(mapping_at_an_odd_address_is_einval, "A", Ran),
+    rule!(mapping_an_odd_size_is_einval, "4.3", Source),
+    rule!(mapping_beyond_the_reservation_is_einval, "A", Ran),
+    rule!(mapping_where_nothing_is_reserved_is_einval, "A", Ran),
+    rule!(mapping_without_heap_is_einval, "A", Ran),
+    rule!(mapping_outside_the_ranges_is_einval, "A", Ran),
+    rule!(mapping_by_the_node_side_is_einval, "A", Ran),
+    rule!(mapping_host_memory_on_a_device_is_einval, "A", Ran),
+    rule!(mapping_an_unknown_page_is_einval, "A", Ran),
+    rule!(normal_and_huge_pages_of_the_host_are_told_by_the_heap, "C17", Ran),
+    rule!(normal_memory_does_not_fit_a_huge_heap, "A", Ran),
+    rule!(huge_memory_does_not_fit_a_heap_of_small_chunks, "4.3", Source),
+    rule!(normal_memory_fits_a_heap_of_small_chunks, "4.3", Source),
+    rule!(only_reserve_heaps_take_mappings, "A", Ran),
+    rule!(device_memory_is_not_mapped_on_the_host, "C17", Ran),
+    rule!(a_reservation_belongs_to_the_first_that_is_mapped_in_it, "4.3", Ran),
+    rule!(the_owner_of_a_reservation_outlives_the_mapping, "4.3", Ran),
+    rule!(a_failed_mapping_leaves_no_owner, "C17", Ran),
+    rule!(a_reservation_holds_many_mappings_of_its_owner, "4.3", Ran),
+    rule!(a_collision_leaves_the_free_chunks_before_it_unusable, "4.3", Ran),
+    rule!(unusable_chunks_spread, "C17", Ran),
+    rule!(unusable_chunks_answer_no_question, "C17", Ran),
+    rule!(a_mapping_beside_unusable_chunks_still_works, "C17", Ran),
+    rule!(a_mapping_may_run_into_the_next_reservation, "4.3", Ran),
+    rule!(unmapping_tells_what_was_mapped, "A", Ran),
+    rule!(unmapping_from_the_middle_is_einval, "A", Ran),
+    rule!(unmapping_twice_is_einval, "A", Ran),
+    rule!(unmapping_without_heap_is_einval, "A", Ran),
+    rule!(unmapping_outside_the_ranges_is_einval, "4.4", Source),
+    rule!(unmapping_what_is_not_reserved_is_einval, "4.4", Source),
+    rule!(unmapping_wants_some_id, "2", Source),
+    rule!(an_address_tells_its_mapping, "4.11", Ran),
+    rule!(an_address_without_mapping_tells_nothing, "4.11", Ran),
+    rule!(cpu_and_kernel_see_the_same_host_memory, "N2.5", Ran),
+];
+
+/// A session with a huge handle of 4 MiB and a reservation of 32 MiB.
+fn prepared(host: &Host) -> Result<(Session, Handle, u64), Failure> {
+    let session = Session::host(host)?;
+    let handle = session.host_huge(2 * MIB2).granted()?;
+    let address = session.reserve(16 * MIB2)?;
+    Ok((session, handle, address))
+}
+
+/// MEM_MAP of 4 MiB, changed a little, must be refused; afterwards the unchanged one must be granted.
+#[track_caller]
+fn refused_if(host: &Host, code: i32, change: impl FnOnce(&mut u32, &mut MemMap)) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    let good = Session::map_para(&handle, address, 2 * MIB2);
+    let (mut device, mut para) = (HOST_ID, good);
+    change(&mut device, &mut para);
+    session.map_raw(device, para).refused(code)?;
+    session.map_raw(HOST_ID, good).granted()
+}
+
+fn mapped_host_memory_is_the_cpus(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    poke(address, 0xABCD_1234);
+    poke(address + 2 * MIB2 - 8, 7);
+    equal("first word", peek(address), 0xABCD_1234)?;
+    equal("last word", peek(address + 2 * MIB2 - 8), 7)
+}
+
+fn mapping_where_something_is_mapped_is_eaddrinuse(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    session.map(&handle, address, 2 * MIB2).refused(EADDRINUSE)?;
+    session.map(&handle, address + MIB2, MIB2).refused(EADDRINUSE)
+}
+
+fn a_handle_can_be_mapped_twice(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    poke(address + 64, 1);
+    session.map(&handle, address + 4 * MIB2, 2 * MIB2).granted()?;
+    equal("word at the second address", peek(address + 4 * MIB2 + 64), 1)?;
+    session.unmap(address).granted()?;
+    session.release(&handle).refused(EBUSY)?;
+    session.unmap(address + 4 * MIB2).granted()?;
+    session.release(&handle).granted().map(drop)
+}
+
+fn a_mapping_may_be_smaller_than_its_handle(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, MIB2).granted()?;
+    equal("size", session.unmap(address).granted()?.size, MIB2)
+}
+
+fn a_mapping_larger_than_its_handle_is_enomem(host: &Host) -> Verdict {
+    refused_if(host, ENOMEM, |_, para| para.size = 3 * MIB2)
+}
+
+fn mapping_under_another_module_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.module = MODULE + 1)
+}
+
+fn mapping_with_another_page_count_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.pages += 1)
+}
+
+fn mapping_an_unknown_handle_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.id = 4711)
+}
+
+fn mapping_nothing_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.size = 0)
+}
+
+fn mapping_at_an_odd_address_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.address += 4096)
+}
+
+fn mapping_an_odd_size_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.size = MIB2 + 4096)
+}
+
+fn mapping_beyond_the_reservation_is_einval(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    let large = session.host_huge(20 * MIB2).granted()?;
+    session.map(&handle, address + 15 * MIB2, 2 * MIB2).refused(EINVAL)?;
+    session.map(&large, address, 17 * MIB2).refused(EINVAL)?;
+    session.map(&large, address, 16 * MIB2).granted()
+}
+
+fn mapping_where_nothing_is_reserved_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.address += 100 * MIB2)
+}
+
+fn mapping_without_heap_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.address += 10 * GIB)
+}
+
+fn mapping_outside_the_ranges_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.address = 0x1000)
+}
+
+fn mapping_by_the_node_side_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.side = svm::SIDE_HOST_NUMA)
+}
+
+fn mapping_host_memory_on_a_device_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |device, _| *device = 0)
+}
+
+fn mapping_an_unknown_page_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.page = svm::PAGES)
+}
+
+fn normal_and_huge_pages_of_the_host_are_told_by_the_heap(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    let para = MemMap { page: svm::PAGE_NORMAL, ..Session::map_para(&handle, address, MIB2) };
+    session.map_raw(HOST_ID, para).granted()
+}
+
+fn normal_memory_does_not_fit_a_huge_heap(host: &Host) -> Verdict {
+    let (session, _, address) = prepared(host)?;
+    let normal = session.host_normal(MIB2).granted()?;
+    session.map(&normal, address, MIB2).refused(EINVAL)
+}
+
+fn huge_memory_does_not_fit_a_heap_of_small_chunks(host: &Host) -> Verdict {
+    let (session, handle, _) = prepared(host)?;
+    let address = heap_address(session.heap_of(svm::HEAP_CHUNK)?);
+    session.alloc(address, 2 * MIB2).granted()?;
+    session.map(&handle, address, 2 * MIB2).refused(EINVAL)
+}
+
+fn normal_memory_fits_a_heap_of_small_chunks(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page_size();
+    let address = heap_address(session.heap_of(svm::HEAP_CHUNK)?);
+    session.alloc(address, 4 * page).granted()?;
+    let handle = session.host_normal(2 * page).granted()?;
+    session.map(&handle, address + page, 2 * page).granted()?;
+    poke(address + page, 3);
+    poke(address + 3 * page - 8, 4);
+    equal("first word", peek(address + page), 3)?;
+    equal("last word", peek(address + 3 * page - 8), 4)?;
+    equal("size", session.unmap(address + page).granted()?.size, 2 * page)
+}
+
+fn only_reserve_heaps_take_mappings(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let heap = svm::UpdateHeap {
+        operation: svm::HEAP_ENABLE,
+        kind: svm::HEAP_HUGE,
+        sub_kind: svm::SUB_SVM,
+        index: 3000,
+        size: GIB,
+    };
+    session.update_heap(heap).granted()?;
+    session.alloc(heap_address(3000), 2 * MIB2).granted()?;
+    let handle = session.host_huge(2 * MIB2).granted()?;
+    session.map(&handle, heap_address(3000), 2 * MIB2).refused(EINVAL)
+}
+
+fn device_memory_is_not_mapped_on_the_host(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.side = svm::SIDE_DEVICE)
+}
+
+fn a_reservation_belongs_to_the_first_that_is_mapped_in_it(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let near = session.host_huge(MIB2).granted()?;
+    let far = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&near, address, MIB2).granted()?;
+    session.map(&far, address + MIB2, MIB2).refused(EINVAL)?;
+    let other = session.reserve(4 * MIB2)?;
+    session.map(&far, other, MIB2).granted()?;
+    session.map(&near, other + MIB2, MIB2).refused(EINVAL)
+}
+
+fn the_owner_of_a_reservation_outlives_the_mapping(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let near = session.host_huge(MIB2).granted()?;
+    let far = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&near, address, MIB2).granted()?;
+    session.unmap(address).granted()?;
+    session.map(&far, address, MIB2).refused(EINVAL)?;
+    session.free(address).granted()?;
+    session.alloc(address, 4 * MIB2).granted()?;
+    session.map(&far, address, MIB2).granted()
+}
+
+fn a_failed_mapping_leaves_no_owner(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let near = session.host_huge(MIB2).granted()?;
+    let far = session.device_huge(0, MIB2).granted()?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&Handle { id: 4711, ..near }, address, MIB2).refused(EINVAL)?;
+    session.map(&near, address, 2 * MIB2).refused(ENOMEM)?;
+    session.map(&far, address, MIB2).granted()
+}
+
+fn a_reservation_holds_many_mappings_of_its_owner(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let address = session.reserve(16 * MIB2)?;
+    for index in 0..16 {
+        let handle = session.host_huge(MIB2).granted()?;
+        session.map(&handle, address + index * MIB2, MIB2).granted()?;
+        poke(address + index * MIB2, index);
+    }
+    for index in 0..16 {
+        equal("word", peek(address + index * MIB2), index)?;
+    }
+    Ok(())
+}
+
+/// A mapping at the third chunk, and a collision with it that began two chunks before.
+fn collided(host: &Host) -> Result<(Session, Handle, Handle, u64), Failure> {
+    let session = Session::host(host)?;
+    let small = session.host_huge(MIB2).granted()?;
+    let large = session.host_huge(4 * MIB2).granted()?;
+    let address = session.reserve(16 * MIB2)?;
+    session.map(&small, address + 2 * MIB2, MIB2).granted()?;
+    session.map(&large, address, 4 * MIB2).refused(EADDRINUSE)?;
+    Ok((session, small, large, address))
+}
+
+fn a_collision_leaves_the_free_chunks_before_it_unusable(host: &Host) -> Verdict {
+    let (session, small, large, address) = collided(host)?;
+    session.map(&small, address, MIB2).refused(EADDRINUSE)?;
+    session.map(&small, address + MIB2, MIB2).refused(EADDRINUSE)?;
+    session.map(&small, address + 3 * MIB2, MIB2).granted()?;
+    session.unmap(address + 3 * MIB2).granted()?;
+    session.unmap(address + 2 * MIB2).granted()?;
+    session.free(address).granted()?;
+    session.alloc(address, 16 * MIB2).granted()?;
+    session.map(&large, address, 4 * MIB2).granted()
+}
+
+fn unusable_chunks_spread(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let small = session.host_huge(MIB2).granted()?;
+    let large = session.host_huge(4 * MIB2).granted()?;
+    let address = session.reserve(16 * MIB2)?;
+    session.map(&small, address + 6 * MIB2, MIB2).granted()?;
+    session.map(&large, address + 4 * MIB2, 4 * MIB2).refused(EADDRINUSE)?;
+    // Chunks 4 and 5 are unusable now; running into them makes 2 and 3 so too.
+    session.map(&large, address + 2 * MIB2, 4 * MIB2).refused(EADDRINUSE)?;
+    session.map(&small, address + 2 * MIB2, MIB2).refused(EADDRINUSE)?;
+    session.map(&small, address + 3 * MIB2, MIB2).refused(EADDRINUSE)?;
+    session.map(&small, address + MIB2, MIB2).granted()
+}
+
+fn unusable_chunks_answer_no_question(host: &Host) -> Verdict {
+    let (session, _, _, address) = collided(host)?;
+    let mut bytes = [0u8; 64];
+    session.address_info(address).refused(EINVAL)?;
+    session.fill(address, 1, 64).refused(EINVAL)?;
+    session.copy(bytes.as_mut_ptr() as u64, address, 64, svm::COPY_DETECT).refused(EINVAL)
+}
+
+fn a_mapping_beside_unusable_chunks_still_works(host: &Host) -> Verdict {
+    let (session, small, _, address) = collided(host)?;
+    poke(address + 2 * MIB2, 5);
+    session.unmap(address + 2 * MIB2).granted()?;
+    session.map(&small, address + 2 * MIB2, MIB2).granted()?;
+    equal("word", peek(address + 2 * MIB2), 5)
+}
+
+fn a_mapping_may_run_into_the_next_reservation(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let address = heap_address(session.heap()?);
+    session.alloc(address, 2 * MIB2).granted()?;
+    session.alloc(address + 2 * MIB2, 2 * MIB2).granted()?;
+    let handle = session.host_huge(4 * MIB2).granted()?;
+    session.map(&handle, address, 3 * MIB2).refused(EINVAL)?;
+    session.map(&handle, address + MIB2, 2 * MIB2).granted()?;
+    // A library must never do this: the second reservation could now be freed underneath.
+    session.free(address).refused(EBUSY)?;
+    equal("size", session.unmap(address + MIB2).granted()?.size, 2 * MIB2)?;
+    session.free(address).granted()?;
+    session.free(address + 2 * MIB2).granted()
+}
+
+fn unmapping_tells_what_was_mapped(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    let answer = session.unmap(address).granted()?;
+    equal("size", answer.size, 2 * MIB2)?;
+    equal("side", answer.side, svm::SIDE_HOST)?;
+    equal("device", answer.device, HOST_ID)
+}
+
+fn unmapping_from_the_middle_is_einval(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    session.unmap(address + MIB2).refused(EINVAL)?;
+    session.unmap(address).granted().map(drop)
+}
+
+fn unmapping_twice_is_einval(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    session.unmap(address).granted()?;
+    session.unmap(address).refused(EINVAL)
+}
+
+fn unmapping_without_heap_is_einval(host: &Host) -> Verdict {
+    Session::host(host)?.unmap(heap_address(3000)).refused(EINVAL)
+}
+
+fn unmapping_outside_the_ranges_is_einval(host: &Host) -> Verdict {
+    Session::host(host)?.unmap(0x1000).refused(EINVAL)
+}
+
+fn unmapping_what_is_not_reserved_is_einval(host: &Host) -> Verdict {
+    let (session, _, address) = prepared(host)?;
+    session.unmap(address + 100 * MIB2).refused(EINVAL)
+}
+
+fn unmapping_wants_some_id(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    let para = svm::MemUnmap { address, ..Default::default() };
+    session.svm.call(Op::MemUnmap, svm::DEVICE_IDS, &para).refused(libc::ENODEV)?;
+    session.svm.call(Op::MemUnmap, crate::session::ABSENT, &para).refused(EINVAL)?;
+    session.svm.call(Op::MemUnmap, 0, &para).granted().map(drop)
+}
+
+fn an_address_tells_its_mapping(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address + MIB2, 2 * MIB2).granted()?;
+    let answer = session.address_info(address + 2 * MIB2 + 5).granted()?;
+    equal("start", answer.start, address + MIB2)?;
+    equal("end", answer.end, address + 3 * MIB2 - 1)?;
+    equal("module", answer.module, MODULE)?;
+    equal("device", answer.device, HOST_ID)
+}
+
+fn an_address_without_mapping_tells_nothing(host: &Host) -> Verdict {
+    let (session, _, address) = prepared(host)?;
+    session.address_info(address).refused(EINVAL)?;
+    session.address_info(address + 100 * MIB2).refused(EINVAL)?;
+    session.address_info(address + 10 * GIB).refused(EINVAL)?;
+    session.address_info(0x1000).refused(EINVAL)
+}
+
+fn cpu_and_kernel_see_the_same_host_memory(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    session.map(&handle, address, 2 * MIB2).granted()?;
+    let (mut reader, mut writer) = std::os::unix::net::UnixStream::pair().map_err(Failure::broken)?;
+    poke(address, 0x1122_3344);
+    // SAFETY: the 8 bytes at the address were just mapped and nothing else refers to them.
+    let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, 8) };
+    std::io::Write::write_all(&mut writer, bytes).map_err(Failure::broken)?;
+    let mut word = [0; 8];
+    std::io::Read::read_exact(&mut reader, &mut word).map_err(Failure::broken)?;
+    equal("word through a socket", u64::from_le_bytes(word), 0x1122_3344)
+}

@@ -1,0 +1,372 @@
+//! What a process may do to the segments in its address space, and what ends its session.
+
+use crate::host::Host;
+use crate::manager::{anonymous, answer, errno, madvise, mprotect, munmap, page_size};
+use crate::peer::{End, in_child, leave};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
+use crate::session::{GIB, MIB2, Session, Svm, heap_address, peek, poke};
+use ascend_ioctl::svm::{self, HOST_ID, Segment};
+use libc::{EEXIST, EFAULT, EINVAL, MAP_FIXED, PROT_NONE, PROT_READ, PROT_WRITE};
+
+pub const RULES: &[Rule] = &[
+    rule!(unmapping_the_svm_segment_ends_the_session, "C1", Ran),
+    rule!(unmapping_the_host_pin_segment_ends_the_session, "C1", Ran).since_9(),
+    rule!(unmapping_the_pool_or_managed_segment_is_harmless, "C1", Ran).newest(),
+    rule!(the_pool_and_managed_segments_cannot_be_mapped_again, "C1", Ran).newest(),
+    rule!(unmapping_more_than_a_segment_hides_from_the_driver, "C2", Ran),
+    rule!(unmapping_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
+    rule!(unmapping_a_part_of_the_host_pin_segment_ends_the_session, "C3", Ran).since_9(),
+    rule!(unmapping_a_part_of_the_pool_or_managed_segment_is_harmless, "C3", Ran).newest(),
+    rule!(mapping_over_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
+    rule!(protecting_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
+    rule!(protecting_a_part_as_it_is_is_harmless, "C3", Ran),
+    rule!(protecting_the_whole_segment_is_harmless, "N2.5", Ran),
+    rule!(protecting_the_pool_and_managed_segments_before_initialising_is_harmless, "A", Ran).newest(),
+    rule!(advice_that_splits_the_svm_segment_ends_the_session, "C3", Ran),
+    rule!(advice_on_the_whole_segment_is_harmless, "C3", Ran),
+    rule!(advice_that_the_segment_has_already_is_harmless, "C3", Ran),
+    rule!(advice_against_the_segments_nature_is_einval, "C3", Ran).needs(&[Need::OwnFiles]),
+    rule!(locking_a_part_is_harmless, "C3", Ran).needs(&[Need::OwnFiles]),
+    rule!(shrinking_the_svm_segment_ends_the_session, "C4", Ran),
+    rule!(growing_the_svm_segment_is_efault, "C4", Ran),
+    rule!(moving_the_svm_segment_is_einval, "C4", Ran),
+    rule!(without_segments_foreign_unmappings_of_certain_ranges_end_the_session, "N2.3", Ran),
+    rule!(without_segments_dropping_the_svm_range_ends_the_session, "N2.3", Ran),
+    rule!(without_segments_other_unmappings_are_harmless, "N2.3", Ran),
+    rule!(an_unused_dynamic_mapping_can_go_and_come_back, "N2.4", Ran),
+    rule!(unmapping_a_dynamic_mapping_with_a_heap_ends_the_session, "N2.4", Ran),
+    rule!(unmapping_a_part_of_a_dynamic_mapping_ends_the_session, "N2.4", Ran),
+    rule!(a_touch_of_a_reservation_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
+    rule!(a_touch_of_device_memory_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
+    rule!(a_touch_after_unmapping_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
+    rule!(a_touch_after_disabling_the_heap_is_a_segmentation_fault, "3.3", Ran).needs(&[Need::OwnFiles]),
+    rule!(segments_do_not_survive_a_fork, "1.3", Ran).needs(&[Need::OwnFiles]),
+];
+
+/// Does something to the first segment and tells whether the session still answers.
+fn after(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Result<bool, Failure> {
+    let session = Session::host(host)?;
+    act(&session, session.segments[0])?;
+    Ok(session.alive())
+}
+
+fn ends(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Verdict {
+    equal("the session answers", after(host, act)?, false)
+}
+
+fn harmless(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Verdict {
+    equal("the session answers", after(host, act)?, true)
+}
+
+fn unmapping_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    munmap(svm::SVM_START, svm::SVM_SIZE).granted()?;
+    session.host_huge(MIB2).refused(EINVAL)?;
+    session.setup_device(0).refused(EINVAL)
+}
+
+fn unmapping_the_host_pin_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |session, _| {
+        let last = session.segments[session.segments.len() - 1];
+        munmap(last.start, last.size).granted()
+    })
+}
+
+fn unmapping_the_pool_or_managed_segment_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, _| {
+        munmap(svm::SOMA_START, svm::SOMA_SIZE).granted()?;
+        munmap(svm::UVM_START, svm::UVM_SIZE).granted()
+    })
+}
+
+fn the_pool_and_managed_segments_cannot_be_mapped_again(host: &Host) -> Verdict {
+    harmless(host, |session, _| {
+        munmap(svm::SOMA_START, svm::SOMA_SIZE).granted()?;
+        session.svm.map_segment(&Segment { start: svm::SOMA_START, size: svm::SOMA_SIZE }).refused(EINVAL)?;
+        munmap(svm::UVM_START, svm::UVM_SIZE).granted()?;
+        session.svm.map_segment(&Segment { start: svm::UVM_START, size: svm::UVM_SIZE }).refused(EINVAL)
+    })
+}
+
+fn unmapping_more_than_a_segment_hides_from_the_driver(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page_size();
+    munmap(svm::SVM_START - page, svm::SVM_SIZE + page).granted()?;
+    holds("the session answers", session.alive())?;
+    drop(session);
+    let next = Svm::open(host)?;
+    next.alloc_process().granted()?;
+    next.init().refused(EEXIST)?;
+    munmap(svm::SVM_START, svm::SVM_SIZE).granted()?;
+    crate::session::eventually("the next session begins", || next.init().is_ok())
+}
+
+fn unmapping_a_part_of_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| munmap(svm.start + 100 * GIB, page_size()).granted())
+}
+
+fn unmapping_a_part_of_the_host_pin_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |session, _| {
+        let last = session.segments[session.segments.len() - 1];
+        munmap(last.start + GIB, GIB).granted()
+    })
+}
+
+fn unmapping_a_part_of_the_pool_or_managed_segment_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, _| {
+        munmap(svm::SOMA_START + GIB, GIB).granted()?;
+        munmap(svm::UVM_START, GIB).granted()
+    })
+}
+
+fn mapping_over_a_part_of_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | MAP_FIXED;
+        crate::manager::mmap(svm.start + 7000 * GIB, GIB, PROT_NONE, flags | libc::MAP_NORESERVE, -1).granted().map(drop)
+    })
+}
+
+fn protecting_a_part_of_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| mprotect(svm.start + 100 * GIB, GIB, PROT_NONE).granted())
+}
+
+fn protecting_a_part_as_it_is_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, svm| mprotect(svm.start + 100 * GIB, GIB, PROT_READ | PROT_WRITE).granted())
+}
+
+fn protecting_the_whole_segment_is_harmless(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    mprotect(svm::SVM_START, svm::SVM_SIZE, PROT_NONE).granted()?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    session.write(far, b"bytes").granted()?;
+    equal("bytes", session.read(far, 5).granted()?, b"bytes".to_vec())?;
+    mprotect(svm::SVM_START, svm::SVM_SIZE, PROT_READ | PROT_WRITE).granted()?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    poke(near, 3);
+    equal("word", peek(near), 3)
+}
+
+fn protecting_the_pool_and_managed_segments_before_initialising_is_harmless(host: &Host) -> Verdict {
+    let svm = Svm::open(host)?;
+    let segments = svm.prepare()?;
+    mprotect(svm::SOMA_START, svm::SOMA_SIZE, PROT_NONE).granted()?;
+    mprotect(svm::UVM_START, svm::UVM_SIZE, PROT_NONE).granted()?;
+    svm.init().granted()?;
+    let session = Session::of(svm, segments);
+    session.setup(0)?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    session.write(far, b"bytes").granted()?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    poke(near, 3);
+    equal("word", peek(near), 3)?;
+    session.close_device(0).granted()?;
+    session.shut_down()?;
+    holds("the next session answers", Session::host(host)?.alive())
+}
+
+fn advice_that_splits_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| madvise(svm.start + 100 * GIB, GIB, libc::MADV_RANDOM).granted())
+}
+
+fn advice_on_the_whole_segment_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        madvise(svm.start, svm.size, libc::MADV_RANDOM).granted()?;
+        madvise(svm.start, svm.size, libc::MADV_DONTDUMP).granted()
+    })
+}
+
+fn advice_that_the_segment_has_already_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        madvise(svm.start + 100 * GIB, GIB, libc::MADV_DONTDUMP).granted()?;
+        madvise(svm.start + 100 * GIB, GIB, libc::MADV_DONTFORK).granted()
+    })
+}
+
+fn advice_against_the_segments_nature_is_einval(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        for advice in [libc::MADV_DODUMP, libc::MADV_DOFORK, libc::MADV_DONTNEED] {
+            madvise(svm.start + 100 * GIB, GIB, advice).refused(EINVAL)?;
+        }
+        Ok(())
+    })
+}
+
+fn locking_a_part_is_harmless(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        let part = (svm.start + 100 * GIB) as *const libc::c_void;
+        // SAFETY: locking a range of a mapping that this process made changes no contents.
+        unsafe {
+            libc::mlock(part, MIB2 as usize);
+            libc::munlock(part, MIB2 as usize);
+        }
+        Ok(())
+    })
+}
+
+/// mremap(2).
+fn mremap(address: u64, old: u64, new: u64, flags: i32, place: u64) -> Answer<u64> {
+    asked("mremap");
+    // SAFETY: only ranges that this process mapped and to which nothing refers.
+    let moved = unsafe { libc::mremap(address as *mut libc::c_void, old as usize, new as usize, flags, place) };
+    if moved == libc::MAP_FAILED { Err(errno()) } else { Ok(moved as u64) }
+}
+
+fn shrinking_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| mremap(svm.start, svm.size, svm.size - GIB, 0, 0).granted().map(drop))
+}
+
+fn growing_the_svm_segment_is_efault(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        mremap(svm.start, svm.size, svm.size + GIB, libc::MREMAP_MAYMOVE, 0).refused(EFAULT)?;
+        mremap(svm.start, 0, svm.size, libc::MREMAP_MAYMOVE, 0).refused(EFAULT)
+    })
+}
+
+fn moving_the_svm_segment_is_einval(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        mremap(svm.start, svm.size, svm.size, flags, 0x2000_0000_0000).refused(EINVAL)
+    })
+}
+
+/// Maps anonymous memory exactly there, and unmaps it.
+fn come_and_go(start: u64, size: u64) -> Verdict {
+    equal("address", anonymous(start, size, PROT_NONE).granted()?, start)?;
+    munmap(start, size).granted()
+}
+
+const TIB: u64 = 1 << 40;
+
+/// Ranges that the driver takes for its own segment or a slot of it.
+const DANGEROUS: [(u64, u64); 6] = [
+    (svm::SVM_START, svm::SVM_SIZE),
+    (svm::SVM_START, 2 * TIB),
+    (svm::SVM_START + 3 * 32 * GIB, 16 * GIB),
+    (svm::SVM_START + 2 * TIB, 256 * GIB),
+    (svm::SVM_START + 2 * TIB + 256 * GIB, 512 * GIB),
+    (svm::NORMAL_START, svm::DYNAMIC_START - svm::NORMAL_START),
+];
+
+fn without_segments_foreign_unmappings_of_certain_ranges_end_the_session(host: &Host) -> Verdict {
+    for (start, size) in DANGEROUS {
+        crate::peer::check_in_child(|| {
+            let session = Session::unmapped(host)?;
+            come_and_go(start, size)?;
+            equal(&format!("the session answers after unmapping {start:#x}+{size:#x}"), session.alive(), false)
+        })?;
+    }
+    Ok(())
+}
+
+fn without_segments_dropping_the_svm_range_ends_the_session(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    anonymous(svm::SVM_START, svm::SVM_SIZE, PROT_NONE).granted()?;
+    madvise(svm::SVM_START, svm::SVM_SIZE, libc::MADV_DONTNEED).granted()?;
+    equal("the session answers", session.alive(), false)
+}
+
+fn without_segments_other_unmappings_are_harmless(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    for (start, size) in [
+        (svm::SVM_START, GIB),
+        (svm::SVM_START + GIB, 16 * GIB),
+        (svm::SVM_START + TIB, TIB),
+        (svm::SOMA_START, svm::SOMA_SIZE),
+        (svm::UVM_START, svm::UVM_SIZE),
+        (svm::HOST_PIN_START_PCIE, svm::HOST_PIN_SIZE),
+    ] {
+        come_and_go(start, size)?;
+        equal(&format!("the session answers after unmapping {start:#x}+{size:#x}"), session.alive(), true)?;
+    }
+    Ok(())
+}
+
+/// A dynamic range of 2 GiB.
+const DYNAMIC: Segment = Segment { start: svm::DYNAMIC_START + 16 * GIB, size: 2 * GIB };
+
+/// A session with the dynamic range mapped.
+fn with_dynamic(host: &Host) -> Result<Session, Failure> {
+    let session = Session::host(host)?;
+    equal("address", session.svm.map_segment(&DYNAMIC).granted()?, DYNAMIC.start)?;
+    Ok(session)
+}
+
+fn an_unused_dynamic_mapping_can_go_and_come_back(host: &Host) -> Verdict {
+    let session = with_dynamic(host)?;
+    munmap(DYNAMIC.start, DYNAMIC.size).granted()?;
+    holds("the session answers", session.alive())?;
+    equal("address", session.svm.map_segment(&DYNAMIC).granted()?, DYNAMIC.start)
+}
+
+fn unmapping_a_dynamic_mapping_with_a_heap_ends_the_session(host: &Host) -> Verdict {
+    let session = with_dynamic(host)?;
+    session.enable(svm::HEAP_HUGE, svm::STATIC_HEAPS + 16, DYNAMIC.size).granted()?;
+    munmap(DYNAMIC.start, DYNAMIC.size).granted()?;
+    equal("the session answers", session.alive(), false)
+}
+
+fn unmapping_a_part_of_a_dynamic_mapping_ends_the_session(host: &Host) -> Verdict {
+    let session = with_dynamic(host)?;
+    munmap(DYNAMIC.start, GIB).granted()?;
+    equal("the session answers", session.alive(), false)
+}
+
+/// A child that gets an address from `body` and reads it must die of it.
+fn touch_is_fatal(body: impl FnOnce() -> Result<(Session, u64), Failure>) -> Verdict {
+    let end = in_child(|| match body() {
+        Ok((_session, address)) => {
+            std::hint::black_box(peek(address));
+        }
+        Err(_) => leave(3),
+    });
+    equal("end of the process that touched it", end, End::Signal(libc::SIGSEGV))
+}
+
+fn a_touch_of_a_reservation_is_a_segmentation_fault(host: &Host) -> Verdict {
+    touch_is_fatal(|| {
+        let session = Session::host(host)?;
+        let address = session.reserve(MIB2)?;
+        Ok((session, address))
+    })
+}
+
+fn a_touch_of_device_memory_is_a_segmentation_fault(host: &Host) -> Verdict {
+    touch_is_fatal(|| {
+        let session = Session::start(host)?;
+        let (_, address) = session.device_mapping(0, MIB2)?;
+        Ok((session, address))
+    })
+}
+
+fn a_touch_after_unmapping_is_a_segmentation_fault(host: &Host) -> Verdict {
+    touch_is_fatal(|| {
+        let session = Session::host(host)?;
+        let (_, address) = session.host_mapping(MIB2)?;
+        poke(address, 1);
+        session.unmap(address).granted()?;
+        Ok((session, address))
+    })
+}
+
+fn a_touch_after_disabling_the_heap_is_a_segmentation_fault(host: &Host) -> Verdict {
+    touch_is_fatal(|| {
+        let session = Session::host(host)?;
+        let (_, address) = session.host_mapping(MIB2)?;
+        poke(address, 1);
+        session.disable(crate::session::FIRST_HEAP, GIB).granted()?;
+        Ok((session, address))
+    })
+}
+
+fn segments_do_not_survive_a_fork(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (_, address) = session.host_mapping(MIB2)?;
+    equal("owner", session.owner(address, MIB2).granted()?.device, HOST_ID)?;
+    let end = in_child(|| {
+        // SAFETY: msync only looks whether the range is mapped.
+        let result = unsafe { libc::msync(heap_address(0) as *mut libc::c_void, 4096, libc::MS_ASYNC) };
+        let told = answer(i64::from(result));
+        leave(i32::from(told != Err(libc::ENOMEM)));
+    });
+    equal("end of the child (0: the segment is absent)", end, End::Exit(0))
+}

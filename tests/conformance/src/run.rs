@@ -1,0 +1,202 @@
+//! Running rules, each in a process of its own, so that no answer of a driver can harm the run.
+
+use crate::host::Host;
+use crate::peer::{End, fork, leave};
+use crate::rule::{Failure, Rule, Verdict};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// How to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Only rules whose name or section contains one of these; all if empty.
+    pub only: Vec<String>,
+    /// How long a rule may take.
+    pub timeout: Duration,
+    /// Whether rules may use up a whole resource (all memory of a device, a whole table) for a moment. Not on a host that others use.
+    pub exhaustion: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { only: Vec::new(), timeout: Duration::from_secs(60), exhaustion: false }
+    }
+}
+
+/// What became of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The driver keeps it.
+    Passed,
+    /// The driver does not: what was expected and what came.
+    Failed(String),
+    /// It could not be asked.
+    Skipped(String),
+}
+
+/// A rule and what became of it.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The rule.
+    pub rule: &'static Rule,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// How long it took.
+    pub time: Duration,
+}
+
+/// A whole run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The host in words; `None` if there is no driver or no device.
+    pub host: Option<String>,
+    /// Rules that the driver keeps.
+    pub passed: usize,
+    /// Rules that it does not.
+    pub failed: usize,
+    /// Rules that could not be asked.
+    pub skipped: usize,
+}
+
+impl Summary {
+    /// What a program should exit with: 0 all rules kept, 1 some not, 3 no device.
+    pub fn exit_code(&self) -> i32 {
+        match (&self.host, self.failed) {
+            (None, _) => 3,
+            (Some(_), 0) => 0,
+            (Some(_), _) => 1,
+        }
+    }
+}
+
+/// Checks every rule and reports each as it is done. Call it from a process with few threads: it forks.
+///
+/// The host is looked at in a process of its own too; when that fails, it is reported as the reason and no rule is asked.
+pub fn run(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summary, String> {
+    let found = isolated(options.timeout.max(Duration::from_secs(200)), || {
+        Host::find().map(|host| host.map_or_else(String::new, |host| host.to_line()))
+    });
+    let line = match found {
+        Ok(line) => line,
+        Err(Failure::Broken(text) | Failure::Skipped(text)) => return Err(format!("cannot look at the driver: {text}")),
+    };
+    let mut summary = Summary::default();
+    let Some(mut host) = Host::from_line(&line) else { return Ok(summary) };
+    host.exhaustion = options.exhaustion;
+    summary.host = Some(host.describe());
+    for rule in crate::rules().filter(|rule| wanted(options, rule)) {
+        let began = Instant::now();
+        let outcome = match check(rule, &host, options.timeout) {
+            Ok(()) => Outcome::Passed,
+            Err(Failure::Broken(text)) => Outcome::Failed(text),
+            Err(Failure::Skipped(text)) => Outcome::Skipped(text),
+        };
+        match outcome {
+            Outcome::Passed => summary.passed += 1,
+            Outcome::Failed(_) => summary.failed += 1,
+            Outcome::Skipped(_) => summary.skipped += 1,
+        }
+        report(&Report { rule, outcome, time: began.elapsed() });
+    }
+    Ok(summary)
+}
+
+fn wanted(options: &Options, rule: &Rule) -> bool {
+    options.only.is_empty() || options.only.iter().any(|part| rule.name.contains(part) || rule.section == part)
+}
+
+fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {
+    if !rule.generations.contains(&host.generation) {
+        return Err(Failure::skipped(format!("no rule of generation {}", host.generation)));
+    }
+    if let Some(reason) = rule.needs.iter().find_map(|need| need.missing(host)) {
+        return Err(Failure::skipped(reason));
+    }
+    isolated(timeout, || (rule.check)(host).map(|()| String::new())).map(drop)
+}
+
+/// Runs `body` in a forked process that leads a group of its own, and brings back its text. All processes of the group are gone afterwards.
+fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -> Result<String, Failure> {
+    let (reader, writer) = UnixStream::pair().map_err(Failure::broken)?;
+    // Orphans of the group become children of this process, so that they can be waited for.
+    // SAFETY: prctl with this option takes one flag and no address.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    let pid = fork();
+    if pid == 0 {
+        // SAFETY: makes this process the leader of a new group; no memory is involved.
+        unsafe { libc::setpgid(0, 0) };
+        drop(reader);
+        child(writer, body);
+    }
+    drop(writer);
+    if pid < 0 {
+        return Err(Failure::broken("fork failed"));
+    }
+    let (text, late) = read_until(reader, Instant::now() + timeout);
+    let end = sweep(pid, late);
+    if late {
+        return Err(Failure::broken(format!("no answer within {} s", timeout.as_secs())));
+    }
+    match (end, text.split_at_checked(1)) {
+        (_, Some(("o", text))) => Ok(text.to_string()),
+        (_, Some(("f", text))) => Err(Failure::Broken(text.to_string())),
+        (_, Some(("s", text))) => Err(Failure::Skipped(text.to_string())),
+        (End::Signal(signal), _) => Err(Failure::broken(format!("the process was killed by signal {signal}"))),
+        (End::Exit(status), _) => Err(Failure::broken(format!("the process left with {status} without an answer"))),
+    }
+}
+
+fn child(mut writer: UnixStream, body: impl FnOnce() -> Result<String, Failure>) -> ! {
+    let verdict = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Failure::broken("the rule panicked")));
+    let text = match verdict {
+        Ok(text) => format!("o{text}"),
+        Err(Failure::Broken(text)) => format!("f{text}"),
+        Err(Failure::Skipped(text)) => format!("s{text}"),
+    };
+    let _ = writer.write_all(text.as_bytes());
+    leave(0)
+}
+
+/// Reads until the first answer is there or all writers are gone; tells whether the deadline came first. A stray process of the rule may
+/// hold the socket, so an answer is taken as soon as the child has written it, which it does at once.
+fn read_until(mut reader: UnixStream, deadline: Instant) -> (String, bool) {
+    let mut bytes = vec![0; 4096];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, a local that outlives the call.
+        let ready = unsafe { libc::poll(&mut poll, 1, left.as_millis().min(60_000) as i32) };
+        if ready > 0 {
+            let length = reader.read(&mut bytes).unwrap_or(0);
+            bytes.truncate(length);
+            return (String::from_utf8_lossy(&bytes).into_owned(), false);
+        }
+        if Instant::now() >= deadline {
+            return (String::new(), true);
+        }
+    }
+}
+
+/// Waits for the child, kills what it left behind, and waits for that too.
+fn sweep(pid: i32, late: bool) -> End {
+    if late {
+        kill_group(pid);
+    }
+    let end = crate::peer::wait(pid);
+    kill_group(pid);
+    loop {
+        // SAFETY: waits for children of the group that this process inherited; no status is asked for.
+        let result = unsafe { libc::waitpid(-pid, std::ptr::null_mut(), 0) };
+        if result < 0 && crate::manager::errno() != libc::EINTR {
+            return end;
+        }
+    }
+}
+
+fn kill_group(pid: i32) {
+    // SAFETY: the group is led by our child, so the number is not someone else's.
+    unsafe { libc::kill(-pid, libc::SIGKILL) };
+}
