@@ -11,6 +11,7 @@ Checks the rules of the Ascend kernel driver by system calls alone; with NAMEs o
 
   --list            print the rules and where they come from, and check nothing
   --quiet           print failures and the summary only
+  --times           print how long each rule took
   --exhaustion      also rules that use up all memory of a device, or a whole table, for a moment
   --timeout SECONDS how long a rule may take (60)
   --help            this text
@@ -19,7 +20,7 @@ Exit status: 0 all rules kept, 1 some not, 2 bad usage, 3 no device.";
 
 fn main() {
     let mut options = Options::default();
-    let mut quiet = false;
+    let (mut quiet, mut times) = (false, false);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -29,6 +30,7 @@ fn main() {
             }
             "--list" => return list(),
             "--quiet" | "-q" => quiet = true,
+            "--times" => times = true,
             "--exhaustion" => options.exhaustion = true,
             "--timeout" => match words.next().and_then(|seconds| seconds.parse().ok()) {
                 Some(seconds) if seconds > 0 => options.timeout = Duration::from_secs(seconds),
@@ -41,7 +43,7 @@ fn main() {
     if let Some(name) = options.only.iter().find(|name| !rules().any(|rule| rule.name.contains(name.as_str()))) {
         usage(&format!("no rule's name contains {name}"));
     }
-    match run(&options, &mut |report| print(report, quiet)) {
+    match run(&options, &mut |report| print(report, quiet, times)) {
         Err(text) => {
             eprintln!("ascend-conformance: {text}");
             exit(1);
@@ -59,8 +61,11 @@ fn main() {
     }
 }
 
-fn print(report: &Report, quiet: bool) {
-    let name = report.rule.name;
+fn print(report: &Report, quiet: bool, times: bool) {
+    let mut name = report.rule.name.to_string();
+    if times {
+        name = format!("{:9.3} ms {name}", report.time.as_secs_f64() * 1e3);
+    }
     match &report.outcome {
         Outcome::Passed if quiet => {}
         Outcome::Skipped(_) if quiet => {}

@@ -25,7 +25,7 @@ pub const RULES: &[Rule] = &[
     rule!(advice_that_splits_the_svm_segment_ends_the_session, "C3", Ran),
     rule!(advice_on_the_whole_segment_is_harmless, "C3", Ran),
     rule!(advice_that_the_segment_has_already_is_harmless, "C3", Ran),
-    rule!(advice_against_the_segments_nature_is_einval, "C3", Ran).needs(&[Need::OwnFiles]),
+    rule!(advice_against_the_segments_nature_is_einval, "C3", Ran),
     rule!(locking_a_part_is_harmless, "C3", Ran).needs(&[Need::OwnFiles]),
     rule!(shrinking_the_svm_segment_ends_the_session, "C4", Ran),
     rule!(growing_the_svm_segment_is_efault, "C4", Ran),

@@ -202,14 +202,19 @@ impl Svm {
             },
             ChangeKind::Bind(_) => ends = splits,
             ChangeKind::Remap { length, fixed } => {
-                if met.is_empty() {
+                let old = range.end - range.start;
+                // An old size of 0 asks for a second mapping of what is there.
+                let second = old == 0
+                    && process
+                        .vmas(machine, caller.tgid)
+                        .any(|(_, vma, _)| (vma.start..vma.start + vma.size).contains(&range.start));
+                if met.is_empty() && !second {
                     return Ok(());
                 }
-                let old = range.end - range.start;
                 if fixed {
                     return Err(Errno::EINVAL);
                 }
-                if old == 0 || length > old {
+                if second || length > old {
                     return Err(Errno::EFAULT);
                 }
                 if length < old {
