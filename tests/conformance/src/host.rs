@@ -23,6 +23,8 @@ pub struct Host {
     pub sdid: Option<u32>,
     /// Whether rules may use up a whole resource.
     pub exhaustion: bool,
+    /// Whether rules may make very many calls.
+    pub patience: bool,
 }
 
 impl Host {
@@ -65,6 +67,7 @@ impl Host {
             own_files: is_character_device(),
             sdid: sdid(),
             exhaustion: false,
+            patience: false,
         }))
     }
 
@@ -105,6 +108,7 @@ impl Host {
             sdid: words.next()?.parse().ok(),
             physical: words.map(|word| word.parse().ok()).collect::<Option<_>>()?,
             exhaustion: false,
+            patience: false,
         })
     }
 }

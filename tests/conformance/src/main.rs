@@ -12,7 +12,8 @@ Checks the rules of the Ascend kernel driver by system calls alone; with NAMEs o
   --list            print the rules and where they come from, and check nothing
   --quiet           print failures and the summary only
   --times           print how long each rule took
-  --exhaustion      also rules that use up all memory of a device, or a whole table, for a moment
+  --exhaustion      also rules that use up all memory of a device, or a whole list, for a moment
+  --patience        also rules that make tens of thousands of calls
   --timeout SECONDS how long a rule may take (60)
   --help            this text
 
@@ -32,6 +33,7 @@ fn main() {
             "--quiet" | "-q" => quiet = true,
             "--times" => times = true,
             "--exhaustion" => options.exhaustion = true,
+            "--patience" => options.patience = true,
             "--timeout" => match words.next().and_then(|seconds| seconds.parse().ok()) {
                 Some(seconds) if seconds > 0 => options.timeout = Duration::from_secs(seconds),
                 _ => usage("--timeout wants a number of seconds"),

@@ -14,7 +14,9 @@ pub struct Link(UnixStream);
 impl Link {
     /// Sends a number.
     pub fn send(&mut self, value: u64) -> Verdict {
-        self.0.write_all(&value.to_le_bytes()).map_err(|error| Failure::broken(format!("the other process is gone: {error}")))
+        self.0
+            .write_all(&value.to_le_bytes())
+            .map_err(|error| Failure::broken(format!("the other process is gone: {error}")))
     }
 
     /// Waits for a number.

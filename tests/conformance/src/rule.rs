@@ -40,8 +40,10 @@ pub enum Need {
     Admin,
     /// Files and page tables of the driver's own: an emulation on ordinary files cannot refuse read(2), a CPU access or a fork's copy.
     OwnFiles,
-    /// Leave to use up all memory of a device, or all places of a table, for a moment.
+    /// Leave to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
+    /// Leave to make tens of thousands of calls.
+    Patience,
     /// A super-pod device id.
     Sdid,
 }
@@ -54,8 +56,11 @@ impl Need {
             Need::Pcie => (!host.hccs, "needs devices on PCI Express"),
             Need::Hccs => (host.hccs, "needs devices on HCCS"),
             Need::Admin => (host.admin, "needs a caller that sees the host's table of devices"),
-            Need::OwnFiles => (host.own_files, "needs files and page tables of the driver's own; these are ordinary ones"),
+            Need::OwnFiles => {
+                (host.own_files, "needs files and page tables of the driver's own; these are ordinary ones")
+            }
             Need::Exhaustion => (host.exhaustion, "uses up a whole resource; not allowed in this run"),
+            Need::Patience => (host.patience, "makes very many calls; not asked for in this run"),
             Need::Sdid => (host.sdid.is_some(), "needs a super-pod device id"),
         };
         (!there).then_some(reason)
@@ -184,7 +189,12 @@ impl<T> Judge<T> for Answer<T> {
     fn granted(self) -> Result<T, Failure> {
         let location = Location::caller();
         self.map_err(|code| {
-            Failure::Broken(format!("expected success of {}, got {} ({})", LAST.get(), errno_name(code), place(location)))
+            Failure::Broken(format!(
+                "expected success of {}, got {} ({})",
+                LAST.get(),
+                errno_name(code),
+                place(location)
+            ))
         })
     }
 
@@ -196,7 +206,11 @@ impl<T> Judge<T> for Answer<T> {
             Err(answer) => errno_name(answer),
             Ok(_) => "success".to_string(),
         };
-        Err(Failure::Broken(format!("expected {expected} from {}, got {got} ({})", LAST.get(), place(Location::caller()))))
+        Err(Failure::Broken(format!(
+            "expected {expected} from {}, got {got} ({})",
+            LAST.get(),
+            place(Location::caller())
+        )))
     }
 }
 

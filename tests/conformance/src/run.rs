@@ -16,13 +16,15 @@ pub struct Options {
     pub only: Vec<String>,
     /// How long a rule may take.
     pub timeout: Duration,
-    /// Whether rules may use up a whole resource (all memory of a device, a whole table) for a moment. Not on a host that others use.
+    /// Whether rules may use up a whole resource (all memory of a device, a whole list) for a moment. Not on a host that others use.
     pub exhaustion: bool,
+    /// Whether rules may make tens of thousands of calls.
+    pub patience: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { only: Vec::new(), timeout: Duration::from_secs(60), exhaustion: false }
+        Options { only: Vec::new(), timeout: Duration::from_secs(60), exhaustion: false, patience: false }
     }
 }
 
@@ -81,11 +83,14 @@ pub fn run(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summar
     });
     let line = match found {
         Ok(line) => line,
-        Err(Failure::Broken(text) | Failure::Skipped(text)) => return Err(format!("cannot look at the driver: {text}")),
+        Err(Failure::Broken(text) | Failure::Skipped(text)) => {
+            return Err(format!("cannot look at the driver: {text}"));
+        }
     };
     let mut summary = Summary::default();
     let Some(mut host) = Host::from_line(&line) else { return Ok(summary) };
     host.exhaustion = options.exhaustion;
+    host.patience = options.patience;
     summary.host = Some(host.describe());
     for rule in crate::rules().filter(|rule| wanted(options, rule)) {
         let began = Instant::now();

@@ -271,13 +271,7 @@ impl Session {
 
     /// Enables a reserve heap.
     pub fn enable(&self, kind: u32, index: u32, size: u64) -> Answer<()> {
-        self.update_heap(svm::UpdateHeap {
-            operation: svm::HEAP_ENABLE,
-            kind,
-            sub_kind: svm::SUB_RESERVE,
-            index,
-            size,
-        })
+        self.update_heap(svm::UpdateHeap { operation: svm::HEAP_ENABLE, kind, sub_kind: svm::SUB_RESERVE, index, size })
     }
 
     /// Disables a reserve heap.

@@ -14,11 +14,8 @@ const START_REPLY: u64 = 8;
 const VERSION: u64 = 1230;
 
 /// Messages that both sides announce to treat alike.
-const FEATURES: [(u64, &str); 3] = [
-    (35, "check before send aicpu package"),
-    (37, "check before send open qs message"),
-    (64, "get check code retry"),
-];
+const FEATURES: [(u64, &str); 3] =
+    [(35, "check before send aicpu package"), (37, "check before send open qs message"), (64, "get check code retry")];
 
 fn varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
@@ -296,7 +293,9 @@ impl Channel {
             match parse(&packet) {
                 Some(reply) if reply.kind == kind => return Ok(reply),
                 Some(_) => {}
-                None => return Err(Failure::broken(format!("the daemon sent {} bytes that are no message", packet.len()))),
+                None => {
+                    return Err(Failure::broken(format!("the daemon sent {} bytes that are no message", packet.len())));
+                }
             }
         }
     }

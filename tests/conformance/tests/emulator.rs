@@ -1,10 +1,11 @@
 //! The whole suite on the emulated driver: every generation, both attachments, as the program that also runs on a real host.
 
-use ascend_emulator::config::Attachment;
+use ascend_emulator::config::{Attachment, DeviceProcess, Door, Place};
 use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Runs the suite's program on an emulated host and gives its output and exit status.
 fn run(config: Config, arguments: &[&str]) -> (String, Option<i32>) {
@@ -48,6 +49,13 @@ fn a_host_on_hccs_keeps_every_rule() {
 }
 
 #[test]
+fn the_table_of_asynchronous_copies_is_as_large_as_the_drivers() {
+    let (output, code) = run(Config::default(), &["--patience", "the_table_holds_65535_tasks"]);
+    assert!(output.contains("ok   the_table_holds_65535_tasks"), "{output}");
+    assert_eq!(code, Some(0), "{output}");
+}
+
+#[test]
 fn a_host_with_one_device_skips_what_needs_two() {
     let (output, code) = run(Config { devices: 1, ..Config::default() }, &["copies_between_devices", "mapped_host"]);
     assert!(output.contains("skip copies_between_devices_are_done: needs two devices"), "{output}");
@@ -57,6 +65,52 @@ fn a_host_with_one_device_skips_what_needs_two() {
 
 #[test]
 fn a_host_without_devices_is_told_apart_from_one_that_breaks_rules() {
-    let (output, code) = run(Config { devices: 0, ..Config::default() }, &[]);
-    assert_eq!(code, Some(3), "{output}");
+    let patience = Duration::from_millis(10);
+    let (output, code) = run(Config { devices: 0, setup_patience: patience, ..Config::default() }, &[]);
+    assert_eq!((output.as_str(), code), ("no Ascend driver or no device on this host\n", Some(3)));
+    let (output, code) = run(Config { door: Door::Missing, ..Config::default() }, &[]);
+    assert_eq!((output.as_str(), code), ("no Ascend driver or no device on this host\n", Some(3)));
+}
+
+#[test]
+fn a_container_keeps_every_rule_under_its_own_numbers() {
+    every_rule_is_kept(Config { devices: 3, places: vec![Place::container(&[2, 1])], ..Config::default() });
+}
+
+#[test]
+fn firmware_that_starts_device_processes_by_itself_keeps_every_rule() {
+    every_rule_is_kept(Config { device_process: DeviceProcess::Automatic, ..Config::default() });
+}
+
+#[test]
+fn an_unknown_generation_is_named_as_such() {
+    let (output, code) = run(Config { unknown_generation: true, ..Config::default() }, &[]);
+    assert_eq!((output.as_str(), code), ("", Some(1)));
+}
+
+/// Runs some rules on a driver with a fault and gives the output.
+fn run_broken(fault: &str, arguments: &[&str]) -> String {
+    let emulator = Emulator::start(Config::default()).expect("the emulated driver starts");
+    emulator.inject(fault.parse().expect("the fault is known"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-conformance"));
+    let child = emulator.spawn(command.args(arguments).stdout(Stdio::piped())).expect("the suite starts");
+    let output = child.wait_with_output().expect("the suite ends");
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stdout).expect("its output is text")
+}
+
+#[test]
+fn a_driver_that_answers_differently_is_told_so() {
+    let output = run_broken("MEM_UNMAP=EIO", &["unmapping_twice_is_einval", "freeing_twice_is_einval"]);
+    assert!(output.contains("FAIL unmapping_twice_is_einval: expected success of MEM_UNMAP, got EIO"), "{output}");
+    assert!(output.contains("ok   freeing_twice_is_einval"), "{output}");
+    assert!(output.contains("1 passed, 1 failed, 0 skipped"), "{output}");
+}
+
+#[test]
+fn a_driver_that_does_not_answer_is_told_so() {
+    let output =
+        run_broken("device0=silent:60s", &["--timeout", "1", "device_memory_holds_bytes", "freeing_twice_is_einval"]);
+    assert!(output.contains("FAIL device_memory_holds_bytes"), "{output}");
+    assert!(output.contains("ok   freeing_twice_is_einval"), "{output}");
 }

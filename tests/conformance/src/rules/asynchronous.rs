@@ -21,7 +21,7 @@ pub const RULES: &[Rule] = &[
     rule!(finished_tasks_do_not_stop_a_device_from_closing, "C10", Ran),
     rule!(a_task_can_be_refreshed_after_its_device_was_closed, "C10", Ran),
     rule!(finished_tasks_do_not_stop_a_heap_from_going, "C10", Ran),
-    rule!(the_table_holds_65535_tasks, "N2.7", Ran).needs(&[Need::Exhaustion]),
+    rule!(the_table_holds_65535_tasks, "N2.7", Ran).needs(&[Need::Patience]),
     rule!(of_two_threads_that_refresh_one_wins, "N2.7", Ran),
 ];
 

@@ -205,9 +205,9 @@ fn copies_over_neighbouring_mappings_are_done(host: &Host) -> Verdict {
         let handle = session.device_huge(0, MIB2).granted()?;
         session.map(&handle, address + index * MIB2, MIB2).granted()?;
     }
-    let bytes: Vec<u8> = (0..=250).cycle().take(3 * MIB2 as usize).collect();
-    session.write(address, &bytes).granted()?;
-    equal("bytes", session.read(address, bytes.len()).granted()? == bytes, true)
+    let bytes: Vec<u8> = (0..=250).cycle().take(MIB2 as usize + 200).collect();
+    session.write(address + MIB2 - 100, &bytes).granted()?;
+    equal("bytes", session.read(address + MIB2 - 100, bytes.len()).granted()? == bytes, true)
 }
 
 fn copies_over_host_and_device_memory_are_einval(host: &Host) -> Verdict {

@@ -37,8 +37,7 @@ pub const RULES: &[Rule] = &[
     rule!(attributes_of_a_handle_have_two_values, "4.10", Ran).newest(),
     rule!(attributes_of_host_handles_are_eopnotsupp, "4.10", Ran).newest(),
     rule!(an_attribute_of_a_handle_is_remembered, "4.10", Inferred).newest(),
-    rule!(attributes_of_handles_are_unknown_before_26_1, "4.10", Ran)
-        .only(&[Generation::V8_5_0, Generation::V9_0_0]),
+    rule!(attributes_of_handles_are_unknown_before_26_1, "4.10", Ran).only(&[Generation::V8_5_0, Generation::V9_0_0]),
 ];
 
 fn device_memory_is_counted_in_its_pages(host: &Host) -> Verdict {

@@ -5,12 +5,10 @@ use crate::manager::Manager;
 use crate::peer::check_in_child;
 use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
 use crate::session::eventually;
-use crate::tsd::{
-    Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process,
-};
+use crate::tsd::{Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process};
 use ascend_ioctl::davinci::module;
-use ascend_ioctl::hdc::{self, error};
 use ascend_ioctl::devmng;
+use ascend_ioctl::hdc::{self, error};
 
 pub const RULES: &[Rule] = &[
     rule!(nobody_listens_for_other_services, "P3", Inferred),
@@ -66,7 +64,11 @@ fn a_file_owns_one_session(_: &Host) -> Verdict {
     let view = hdc::Connect { peer_pid: -1, service: hdc::SERVICE_TSD, timeout: 30, ..Default::default() };
     let second = hdc_command(channel.fd(), &hdc::CONNECT, &view).granted()?;
     let view = hdc::SetSessionOwner { session: second.session, ..Default::default() };
-    hdc_command(channel.fd(), &hdc::SET_SESSION_OWNER, &view).refused(error::PARAMETER)
+    let answer = hdc_command(channel.fd(), &hdc::SET_SESSION_OWNER, &view);
+    // Nobody owns the second session, so nobody's end would close it.
+    let view = hdc::Close { session: second.session, alloc_index: second.alloc_index, ..Default::default() };
+    hdc_command(channel.fd(), &hdc::CLOSE, &view).granted()?;
+    answer.map(drop).refused(error::PARAMETER)
 }
 
 fn waiting_for_a_packet_ends_with_its_own_code(_: &Host) -> Verdict {

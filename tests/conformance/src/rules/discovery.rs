@@ -569,7 +569,8 @@ fn empty_probes_tell_the_generation(host: &Host) -> Verdict {
         Generation::V9_0_0 => [EOPNOTSUPP, EINVAL, EINVAL, EOPNOTSUPP],
         _ => [EOPNOTSUPP, EINVAL, EINVAL, EINVAL],
     };
-    for (key, code) in [urd::UDIS_GET_85, urd::UDIS_GET, urd::PHYSICAL_INFO, urd::MEMORY_INFO].into_iter().zip(expected) {
+    for (key, code) in [urd::UDIS_GET_85, urd::UDIS_GET, urd::PHYSICAL_INFO, urd::MEMORY_INFO].into_iter().zip(expected)
+    {
         feature(&file, key, &mut [], &mut []).refused(code)?;
     }
     Ok(())
@@ -599,12 +600,8 @@ fn published_values_want_exact_lengths(host: &Host) -> Verdict {
     feature(&file, key, &mut [0; 7], &mut [0; 4]).refused(EINVAL)?;
     feature(&file, key, &mut [0; 8], &mut [0; 3]).refused(EINVAL)?;
     let mut data = [0u8; 256];
-    let mut input = urd::UdisIn {
-        module: 1,
-        name: *b"no_such_value\0\0\0",
-        length: 208,
-        data: data.as_mut_ptr() as u64,
-    };
+    let mut input =
+        urd::UdisIn { module: 1, name: *b"no_such_value\0\0\0", length: 208, data: data.as_mut_ptr() as u64 };
     let mut ask = |length| {
         input.length = length;
         let mut output = [0u32; 4];
@@ -617,4 +614,3 @@ fn published_values_want_exact_lengths(host: &Host) -> Verdict {
     ask(0).refused(EINVAL)?;
     ask(209).refused(EINVAL)
 }
-

@@ -122,7 +122,9 @@ fn unmapping_a_part_of_the_pool_or_managed_segment_is_harmless(host: &Host) -> V
 fn mapping_over_a_part_of_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
     ends(host, |_, svm| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | MAP_FIXED;
-        crate::manager::mmap(svm.start + 7000 * GIB, GIB, PROT_NONE, flags | libc::MAP_NORESERVE, -1).granted().map(drop)
+        crate::manager::mmap(svm.start + 7000 * GIB, GIB, PROT_NONE, flags | libc::MAP_NORESERVE, -1)
+            .granted()
+            .map(drop)
     })
 }
 
