@@ -191,16 +191,15 @@ impl Process {
 
     /// The address space is gone, or as good as: mappings end, and host memory that is not shared is freed.
     pub fn end_host_side(&mut self, world: &mut World) {
+        // Memory that goes needs no carrying out of its windows: it goes first.
+        for handle in self.host.drain().filter(|handle| handle.kind == HandleKind::Normal) {
+            world.store.free(handle.block);
+        }
         for (_, heap) in std::mem::take(&mut self.heaps) {
             self.end_heap(world, heap);
         }
         for view in std::mem::take(&mut self.orphans) {
             self.hide(world, view);
-        }
-        for handle in self.host.drain() {
-            if handle.kind == HandleKind::Normal {
-                world.store.free(handle.block);
-            }
         }
         self.dynamics.clear();
         self.pinned.clear();
