@@ -29,7 +29,7 @@ pub use id::{LogicalId, PhysicalId, UserId, VisibleDevices};
 pub use identity::{Identity, NotAnAddress, NotAnIdentity, PciAddress, SuperPod};
 pub use npu::{Hbm, Health, Instance, Machine, Npu, Split, State};
 pub(crate) use peer::PeerAccess;
-pub use peer::can_access;
+pub use peer::{can_access, can_access_with};
 
 use crate::davinci::DavinciFile;
 use crate::devmng::{Answer, Devmng};
@@ -41,6 +41,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use npu::Sources;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use table::{Nodes, Setup, Table};
 use urd::Urd;
@@ -214,8 +215,21 @@ impl Survey {
         let listed = set_up(&table, options, deadline, self.on_pci.len(), &mut self.findings);
         // Nothing else before the table, not even what needs no device.
         self.ask_memory_driver(options);
-        if let Some(listed) = listed {
-            self.ask_devices(options, &listed);
+        let Some(listed) = listed else { return };
+        let questions = {
+            let (options, functions, memory) = (options.clone(), self.on_pci.clone(), self.generation);
+            let listed = listed.clone();
+            move || ask_devices(&options, &listed, &functions, memory)
+        };
+        match within(deadline, questions) {
+            Some((devices, findings)) => {
+                self.devices = devices;
+                self.findings.extend(findings);
+            }
+            None => {
+                self.devices = listed.iter().map(|device| Npu::unasked(device, &options.visible)).collect();
+                self.findings.push(Finding::Unanswered { waited: options.timeout });
+            }
         }
     }
 
@@ -250,39 +264,59 @@ impl Survey {
             MemoryDriver::Missing => self.findings.push(Finding::MemoryDriverMissing),
         }
     }
+}
 
-    fn ask_devices(&mut self, options: &Options, listed: &[uda::LogicalDevice]) {
-        let devmng = Devmng::hold(&options.manager);
-        // The harmless question opens the file, so that a missing module is told once and not for every device.
-        if let Err(error) = devmng.bare_tgid() {
-            self.findings.push(closed_door(&error, module::DEVMNG, options));
-        }
-        let urd = match Urd::open(&options.manager) {
-            Ok(urd) => Some(urd),
-            Err(error) => {
-                self.findings.push(closed_door(&error, module::URD, options));
-                None
-            }
-        };
-        // The rest of the driver tells its generation by other means; the two come in one package.
-        let rest = urd.as_ref().map(Urd::generation);
-        match (&rest, self.generation) {
-            (Some(Ok(rest)), Some(memory)) if *rest != memory => self.findings.push(Finding::Unexpected(format!(
-                "the memory driver is of generation {memory} and the rest of the driver of {rest}"
-            ))),
-            (Some(Err(seen)), _) => self.findings.push(Finding::UnknownGeneration(seen.clone())),
-            _ => {}
-        }
-        let sources = Sources {
-            devmng: &devmng,
-            urd: urd.as_ref(),
-            published: rest.and_then(|rest| rest.ok()).map(|rest| rest.delta().udis_get),
-            visible: &options.visible,
-            functions: &self.on_pci,
-        };
-        self.devices = listed.iter().map(|device| Npu::ask(&sources, device)).collect();
-        self.findings.extend(self.devices.iter().flat_map(Npu::findings));
+/// Asks everything about the devices of the table.
+fn ask_devices(
+    options: &Options,
+    listed: &[uda::LogicalDevice],
+    functions: &[PciAddress],
+    memory: Option<Generation>,
+) -> (Vec<Npu>, Vec<Finding>) {
+    let mut findings = Vec::new();
+    let devmng = Devmng::hold(&options.manager);
+    // The harmless question opens the file, so that a missing module is told once and not for every device.
+    if let Err(error) = devmng.bare_tgid() {
+        findings.push(closed_door(&error, module::DEVMNG, options));
     }
+    let urd = match Urd::open(&options.manager) {
+        Ok(urd) => Some(urd),
+        Err(error) => {
+            findings.push(closed_door(&error, module::URD, options));
+            None
+        }
+    };
+    // The rest of the driver tells its generation by other means than the memory driver; the two come in one package.
+    let rest = urd.as_ref().map(Urd::generation);
+    match (&rest, memory) {
+        (Some(Ok(rest)), Some(memory)) if *rest != memory => findings.push(Finding::Unexpected(format!(
+            "the memory driver is of generation {memory} and the rest of the driver of {rest}"
+        ))),
+        (Some(Err(seen)), _) => findings.push(Finding::UnknownGeneration(seen.clone())),
+        _ => {}
+    }
+    let sources = Sources {
+        devmng: &devmng,
+        urd: urd.as_ref(),
+        published: rest.and_then(|rest| rest.ok()).map(|rest| rest.delta().udis_get),
+        visible: &options.visible,
+        functions,
+    };
+    let devices: Vec<_> = listed.iter().map(|device| Npu::ask(&sources, device)).collect();
+    findings.extend(devices.iter().flat_map(Npu::findings));
+    (devices, findings)
+}
+
+/// What `questions` returns, if it does so until `deadline`. They run on a thread of their own, which goes on to its end in any case: some
+/// are passed on to a device, and a device that does not answer holds them up in the kernel.
+fn within<T: Send + 'static>(deadline: Instant, questions: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, answer) = mpsc::sync_channel(1);
+    let asking = move || {
+        // Nobody waits any more if this fails.
+        let _ = sender.send(questions());
+    };
+    std::thread::Builder::new().name("ascend-vmm survey".into()).spawn(asking).ok()?;
+    answer.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
 }
 
 /// Opens the nodes and makes the table, unless that would do harm. `None` if there is no table to ask about.
@@ -423,5 +457,24 @@ fn closed_door(error: &Error, module: &'static str, options: &Options) -> Findin
             Some(errno) => Finding::ModuleRefused(module, errno),
             None => Finding::Unexpected(other.to_string()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_come_in_time_are_returned() {
+        assert_eq!(within(Instant::now() + Duration::from_secs(60), || 7), Some(7));
+    }
+
+    #[test]
+    fn answers_that_do_not_come_are_not_waited_for() {
+        let (never, nothing) = mpsc::channel::<()>();
+        let begun = Instant::now();
+        assert_eq!(within(begun + Duration::from_millis(50), move || nothing.recv().is_ok()), None);
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(30));
+        drop(never);
     }
 }

@@ -508,6 +508,7 @@ fn every_finding_has_a_sentence_and_a_remedy() {
         Finding::TableFrozen { opened: 2, listed: 1 },
         Finding::TakenAway,
         Finding::StillStarting { waited: Duration::from_secs(3) },
+        Finding::Unanswered { waited: Duration::from_secs(3) },
         Finding::Hidden,
         Finding::Removed(device),
         Finding::Lost(device),

@@ -93,6 +93,11 @@ pub enum Finding {
         /// How long we waited.
         waited: Duration,
     },
+    /// The driver lists the devices and did not answer questions about them in the time that was allowed.
+    Unanswered {
+        /// How long that was.
+        waited: Duration,
+    },
     /// SETUP was refused.
     SetupRefused(Errno),
     /// On the host: the list is empty although the nodes can be opened; a restricted process was first and hides all devices.
@@ -152,6 +157,7 @@ impl Finding {
             Finding::TableFrozen { .. } => "table-frozen",
             Finding::TakenAway => "taken-away",
             Finding::StillStarting { .. } => "still-starting",
+            Finding::Unanswered { .. } => "unanswered",
             Finding::SetupRefused(_) => "setup-refused",
             Finding::Hidden => "hidden",
             Finding::Removed(_) => "device-removed",
@@ -180,6 +186,7 @@ impl Finding {
             | Finding::Occupied(_)
             | Finding::NodeOfNothing(_)
             | Finding::TableFrozen { .. }
+            | Finding::Unanswered { .. }
             | Finding::Removed(_)
             | Finding::Resetting(_)
             | Finding::Starting(_)
@@ -248,6 +255,9 @@ impl Finding {
             Finding::TakenAway => "End the other container that uses these devices, then try again.",
             Finding::StillStarting { .. } => {
                 "Wait and try again: after the driver was loaded it may take three minutes."
+            }
+            Finding::Unanswered { .. } => {
+                "Allow more time; if that does not help, look at the devices' health and the kernel log."
             }
             Finding::SetupRefused(Errno::ENOMEM) => "End containers that use NPUs: the driver serves 128 at a time.",
             Finding::SetupRefused(_) => "Look into the kernel log.",
@@ -323,6 +333,11 @@ impl fmt::Display for Finding {
             Finding::StillStarting { waited } => {
                 write!(f, "the driver still waits for devices to start, after {:.1} s", waited.as_secs_f64())
             }
+            Finding::Unanswered { waited } => write!(
+                f,
+                "the devices are listed, but questions about them were not answered within {:.1} s",
+                waited.as_secs_f64()
+            ),
             Finding::SetupRefused(errno) => write!(f, "the driver refused to set up this process's devices: {errno}"),
             Finding::Hidden => f.write_str(
                 "the nodes can be opened and the driver lists no NPU: a process without permission asked first and hides them",

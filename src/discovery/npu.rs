@@ -61,6 +61,13 @@ pub struct Instance {
     pub number: u32,
 }
 
+impl Instance {
+    fn of(listed: &uda::LogicalDevice) -> Option<Instance> {
+        let instance = Instance { card: PhysicalId(listed.card.into()), number: listed.sub_device.into() };
+        (u32::from(listed.physical) >= uda::FIRST_VIRTUAL).then_some(instance)
+    }
+}
+
 /// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hbm {
@@ -173,8 +180,8 @@ pub(super) struct Sources<'a> {
 impl Npu {
     /// Asks everything about a device of the list.
     pub(super) fn ask(sources: &Sources<'_>, listed: &uda::LogicalDevice) -> Npu {
-        let logical = LogicalId(listed.logical.into());
-        let physical = PhysicalId(listed.physical.into());
+        let unasked = Npu::unasked(listed, sources.visible);
+        let logical = unasked.logical;
         let info = sources.info(logical);
         let pci = sources.pci(logical);
         let state = sources.state(logical, &info, &pci);
@@ -182,16 +189,11 @@ impl Npu {
         let info = info.ok();
         let super_pod = sources.super_pod(logical);
         Npu {
-            logical,
-            physical,
-            user: sources.visible.user(logical),
             identity: Identity {
                 pci: pci.map(|pci| (pci.bus, pci.device, pci.function)),
-                physical: physical.0,
                 sdid: super_pod.map(|pod| pod.sdid),
+                ..unasked.identity
             },
-            instance: (physical.0 >= uda::FIRST_VIRTUAL)
-                .then(|| Instance { card: PhysicalId(listed.card.into()), number: listed.sub_device.into() }),
             state,
             chip: sources.chip(logical),
             soc: info.as_ref().and_then(|info| info.soc.clone()),
@@ -202,6 +204,30 @@ impl Npu {
             super_pod,
             split: sources.split(logical),
             machine: sources.machine(logical),
+            ..unasked
+        }
+    }
+
+    /// A device of the list about which nothing could be asked.
+    pub(super) fn unasked(listed: &uda::LogicalDevice, visible: &VisibleDevices) -> Npu {
+        let logical = LogicalId(listed.logical.into());
+        let physical = PhysicalId(listed.physical.into());
+        Npu {
+            logical,
+            physical,
+            user: visible.user(logical),
+            identity: Identity { pci: None, physical: physical.0, sdid: None },
+            instance: Instance::of(listed),
+            state: State::Unknown,
+            chip: None,
+            soc: None,
+            ai_cores: None,
+            pci: None,
+            hbm: None,
+            health: None,
+            super_pod: None,
+            split: None,
+            machine: None,
         }
     }
 

@@ -5,10 +5,10 @@
 //! and only then: so a [`PeerAccess`] keeps that file open, and the requests of a killed process do not stay behind.
 
 use super::urd::Urd;
-use super::{LogicalId, PhysicalId, physical};
+use super::{LogicalId, Options, PhysicalId, physical};
 use crate::devmng::{Answer, Devmng};
 use crate::error::{Error, Refused, Result};
-use ascend_ioctl::{Generation, davinci, urd};
+use ascend_ioctl::{Generation, urd};
 use nix::errno::Errno;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,12 @@ const MEMORY: u32 = 1;
 ///
 /// False for the second die of a card, for virtual functions, and where the machine's wiring does not allow it.
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
-    let manager = Path::new(davinci::PATH);
+    can_access_with(&Options::default(), device, peer)
+}
+
+/// As [`can_access`], with options.
+pub fn can_access_with(options: &Options, device: LogicalId, peer: LogicalId) -> Result<bool> {
+    let manager = &options.manager;
     let urd = Urd::open(manager)?;
     let generation = urd
         .generation()
