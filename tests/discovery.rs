@@ -1,7 +1,7 @@
 //! Finding devices, and saying what is wrong when there are none, on every kind of host that the emulated driver can play.
 
 use ascend_emulator::config::{Door, Phase, Place};
-use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_emulator::{Config, Emulator, Line, fork, isolated, on_each_generation};
 use ascend_vmm::discovery::{
     self, Environment, Finding, Health, LogicalId, MemoryDriver, Options, PhysicalId, Severity, Split, State, Survey,
     UserId, VisibleDevices,
@@ -223,6 +223,33 @@ fn a_user_who_may_open_some_nodes_gets_those() {
         assert_eq!(survey.findings, [Finding::SomeNodesForbidden { nodes: vec![0] }]);
         let ids: Vec<_> = survey.devices.iter().map(|npu| (npu.logical.0, npu.physical.0)).collect();
         assert_eq!(ids, [(0, 1), (1, 2)]);
+    });
+}
+
+#[test]
+fn a_host_that_a_restricted_process_blinds_is_recognised_and_heals() {
+    let places = vec![Place::host(), Place::host_without(&[0])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        let (placed, asked, finish) = (Line::new(), Line::new(), Line::new());
+        // The first to ask after the driver was loaded is a user who may open one node of two.
+        let restricted = fork(|| {
+            placed.receive();
+            asked.send(survey().devices.len() as u64);
+            finish.receive();
+        });
+        let pid = restricted.pid();
+        emulator.control(move |driver| driver.machine.put(pid, 1));
+        placed.send(1);
+        assert_eq!(asked.receive(), 1);
+
+        let short = Options { timeout: Duration::from_secs(1), ..options() };
+        let blind = discovery::survey(&short);
+        assert_eq!(blind.findings, [Finding::Hidden]);
+        assert!(blind.devices.is_empty());
+
+        finish.send(1);
+        restricted.join();
+        assert_eq!(survey().devices.len(), 2);
     });
 }
 

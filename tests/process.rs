@@ -2,9 +2,14 @@
 
 use ascend_emulator::config::{Daemon, Door, Place};
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
+use ascend_ioctl::davinci;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::process::{self, DeviceProcess, Failure, Order, Settings, Step};
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::libc;
+use nix::sys::stat::Mode;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -411,6 +416,45 @@ fn it_works_when_the_library_is_first_used_from_another_thread() {
         assert!(first.pid().unwrap().is_some() && second.pid().unwrap().is_some());
         std::thread::spawn(move || drop(first)).join().unwrap();
         assert!(second.pid().unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_registration_that_another_library_destroys_meanwhile_is_renewed_before_the_start() {
+    isolated(with(Daemon::Late(Duration::from_millis(500))), |emulator| {
+        let settings = Settings {
+            order: Order::Short,
+            handshake: Duration::from_secs(10),
+            start: Duration::from_secs(10),
+            close: Duration::from_secs(10),
+            ..impatient()
+        };
+        emulator.record();
+        std::thread::scope(|scope| {
+            let starting = scope.spawn(|| start_on(0, &settings));
+            while !commands(emulator).contains(&"SEND") {
+                std::thread::yield_now();
+            }
+            // We were registered and wait for the daemon's greeting. This thread is not the main one, so on kernels from 5.17 on
+            // opening DEVMNG deletes the registration.
+            assert_eq!(emulator.state().registrations, [own_pid()]);
+            let foreign = open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).unwrap();
+            let mut arg = davinci::OpenArg::new(davinci::module::DEVMNG);
+            // SAFETY: the argument is the struct that OPEN reads.
+            let bound =
+                unsafe { libc::ioctl(foreign.as_raw_fd(), davinci::OPEN.request() as _, std::ptr::from_mut(&mut arg)) };
+            assert_eq!(bound, 0);
+            assert!(emulator.state().registrations.is_empty());
+
+            let process = starting.join().unwrap().unwrap();
+            assert!(process.pid().unwrap().is_some());
+            drop(process);
+            // SAFETY: CLOSE does not read its argument.
+            let closed = unsafe {
+                libc::ioctl(foreign.as_raw_fd(), davinci::CLOSE.request() as _, std::ptr::from_mut(&mut arg))
+            };
+            assert_eq!(closed, 0);
+        });
     });
 }
 

@@ -3,7 +3,8 @@
 //! SETUP makes the table of the caller's mount namespace. In a container it takes the devices whose nodes were opened before, so the nodes
 //! come first and SETUP right behind them: another container can take an opened device until then, and every other question asked before
 //! SETUP loses the devices. On the host the driver tries to open each node *for writing* in the caller's name; a process that can open none
-//! would make an empty table that hides all devices from everybody else too, so we look first and do not ask in that case.
+//! would make an empty table that hides all devices from everybody else too, so we look first and do not ask in that case. (A process that
+//! can open some of them gets a table of those, from us as from anybody who uses them, and hides the others' only if it is the very first.)
 //!
 //! The first SETUP after the driver was loaded waits in the kernel for all devices, for up to 160 s, and cannot be interrupted. It runs on
 //! a thread of its own that owns the file: the caller gives up when its time is over, the thread closes the file in the orderly way when the
