@@ -5,7 +5,7 @@
 //! crate defines must be in them, and what is in them must be defined.
 
 use ascend_ioctl::layout::{self, Layout};
-use ascend_ioctl::svm::Op;
+use ascend_ioctl::svm::{ARG_SIZE, DATA, Op};
 use ascend_ioctl::{Command, Generation, hdc, klog};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -159,6 +159,22 @@ fn every_command_has_the_drivers_request_value() {
         for command in layout::commands(generation) {
             let expected = expected_request(command, &table);
             assert_eq!(Some(command.request()), expected, "{} in {generation}", command.c_name);
+        }
+    }
+}
+
+#[test]
+fn every_argument_is_one_struct_of_the_list() {
+    for generation in Generation::ALL {
+        for command in layout::commands(generation) {
+            let Some(name) = command.argument else { continue };
+            let named: Vec<&Layout> = layout::layouts().filter(|layout| layout.name == name).collect();
+            assert_eq!(named.len(), 1, "structs named {name}, the argument of {}", command.c_name);
+            assert_eq!(command.layout().map(|layout| layout.c_name), Some(named[0].c_name));
+        }
+        for svm in generation.svm_commands() {
+            let size = svm.command.layout().map_or(0, |layout| layout.size);
+            assert!(size <= ARG_SIZE - DATA, "{} does not fit the union", svm.command.name);
         }
     }
 }
