@@ -131,6 +131,11 @@ impl Session {
     /// Undoes [`Session::map`].
     pub fn unmap(&self, address: u64) -> Result<(), Errno> {
         self.call(Op::MemUnmap, svm::HOST_ID, &svm::MemUnmap { address, ..Default::default() })?;
+        self.free(address)
+    }
+
+    /// Gives a reservation back.
+    pub fn free(&self, address: u64) -> Result<(), Errno> {
         self.call(Op::FreePages, 0, &svm::FreePages { address }).map(drop)
     }
 
