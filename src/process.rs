@@ -5,6 +5,21 @@
 //! `hdc.rs`); nothing of this was tried on hardware, see docs/device-process.md. The open session is the process's life line: closing it, or
 //! our death, ends it. The order is: register by GET_PROCESS_SIGN, connect, handshake, START, then SETUP_DEVICE; at the end CLOSE_DEVICE,
 //! then the daemon's CLOSE, then the session, and the DEVMNG file last.
+//!
+//! ```no_run
+//! use ascend_vmm::{Session, discovery::LogicalId, process::{Order, Policy, Settings}};
+//! use std::time::Duration;
+//!
+//! // What the vendor's client does, with less patience.
+//! let settings =
+//!     Settings { policy: Policy::Always, order: Order::Vendor, start: Duration::from_secs(20), ..Settings::default() };
+//! let session = Session::builder().device_process(settings).open()?;
+//! let device = session.device(LogicalId(0))?;
+//! if let Some(process) = device.device_process() {
+//!     println!("pid {:?} on device {}", process.pid()?, process.device());
+//! }
+//! # Ok::<(), ascend_vmm::Error>(())
+//! ```
 
 mod hdc;
 mod tsd;

@@ -2,10 +2,15 @@
 
 use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, on_each_generation};
+use ascend_ioctl::{Command, davinci, uda};
 use ascend_vmm::discovery::{
     self, Environment, Finding, Health, LogicalId, MemoryDriver, Options, PhysicalId, Severity, Split, State, Survey,
     UserId, VisibleDevices,
 };
+use nix::fcntl::{OFlag, open};
+use nix::libc;
+use nix::sys::stat::Mode;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -46,6 +51,26 @@ impl Drop for Root {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// A root whose sysfs shows these NPUs.
+fn with_functions(functions: &[&str]) -> Root {
+    let files: Vec<_> = functions
+        .iter()
+        .flat_map(|function| {
+            let entry = format!("sys/bus/pci/devices/{function}");
+            [(format!("{entry}/vendor"), "0x19e5"), (format!("{entry}/device"), "0xd802")]
+        })
+        .collect();
+    let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    Root::new(&files)
+}
+
+/// One command of a module by a bare system call, as another program would make it.
+fn raw<T>(file: &OwnedFd, command: Command, arg: &mut T) {
+    // SAFETY: each test passes the struct of the command.
+    let returned = unsafe { libc::ioctl(file.as_raw_fd(), command.request() as _, std::ptr::from_mut(arg)) };
+    assert_eq!(returned, 0, "{}", command.name);
 }
 
 #[test]
@@ -326,19 +351,75 @@ fn a_container_whose_only_device_is_taken_gets_a_reason() {
 fn a_container_with_a_part_of_the_hosts_devices_is_told_so() {
     let places = vec![Place::container(&[0])];
     isolated(Config { places, ..Config::default() }, |_| {
-        let functions = ["0000:c1:00.0", "0000:c2:00.0"];
-        let files: Vec<_> = functions
-            .iter()
-            .flat_map(|function| {
-                let entry = format!("sys/bus/pci/devices/{function}");
-                [(format!("{entry}/vendor"), "0x19e5"), (format!("{entry}/device"), "0xd802")]
-            })
-            .collect();
-        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
-        let root = Root::new(&files);
+        let root = with_functions(&["0000:c1:00.0", "0000:c2:00.0"]);
         let survey = discovery::survey(&Options { root: root.0.clone(), ..options() });
         assert_eq!(survey.findings, [Finding::PartlyPassed { listed: 1, on_pci: 2 }]);
         assert_eq!(survey.findings[0].severity(), Severity::Note);
+    });
+}
+
+#[test]
+fn a_container_whose_table_was_made_too_early_is_told_that_it_is_frozen() {
+    let places = vec![Place::container(&[0, 1])];
+    isolated(Config { places, ..Config::default() }, |_| {
+        // A program that opens one of the two nodes and sets up: what it did not open is lost until the container ends.
+        let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let manager = open("/dev/davinci_manager", flags, Mode::empty()).unwrap();
+        raw(&manager, davinci::OPEN, &mut davinci::OpenArg::new("uda"));
+        drop(open("/dev/davinci1", OFlag::O_RDONLY, Mode::empty()).unwrap());
+        raw(&manager, uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices: 1 });
+        raw(&manager, davinci::CLOSE, &mut davinci::OpenArg::default());
+        drop(manager);
+
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::TableFrozen { opened: 2, listed: 1 }]);
+        assert_eq!(survey.devices.len(), 1);
+        assert_eq!(survey.devices[0].physical, PhysicalId(1));
+    });
+}
+
+#[test]
+fn cards_that_did_not_come_up_are_counted() {
+    isolated(Config::default(), |_| {
+        let root = with_functions(&["0000:c1:00.0", "0000:c2:00.0", "0000:c3:00.0"]);
+        let survey = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(survey.findings, [Finding::SomeDidNotComeUp { on_pci: 3, listed: 2 }]);
+        assert_eq!(survey.devices.len(), 2);
+    });
+}
+
+#[test]
+fn a_host_whose_cards_all_failed_is_told_from_one_without_cards() {
+    isolated(Config { devices: 0, ..Config::default() }, |_| {
+        let root = with_functions(&["0000:c1:00.0"]);
+        let survey = discovery::survey(&Options { root: root.0.clone(), ..options() });
+        assert_eq!(survey.findings, [Finding::NoneCameUp { on_pci: 1 }]);
+    });
+}
+
+#[test]
+fn a_fault_of_a_device_is_told_with_its_severity() {
+    isolated(Config::default(), |emulator| {
+        emulator.control(|driver| {
+            if let Some(device) = driver.machine.device_mut(1) {
+                device.alarm = 2;
+            }
+        });
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::Unhealthy(LogicalId(1), Health::Major)]);
+        assert_eq!(survey.devices[1].health, Some(Health::Major));
+        assert_eq!(survey.devices[0].health, Some(Health::Normal));
+    });
+}
+
+#[test]
+fn a_dead_device_is_not_usable() {
+    isolated(Config::default(), |emulator| {
+        emulator.control(|driver| driver.machine.kill_device(0));
+        let survey = survey();
+        assert!(!survey.devices[0].is_usable(), "{:?}", survey.devices[0]);
+        assert!(survey.devices[1].is_usable());
+        assert!(survey.findings.iter().any(|finding| finding.device() == Some(LogicalId(0))));
     });
 }
 
