@@ -266,6 +266,40 @@ fn a_device_process_that_dies_is_named_and_the_device_can_be_opened_again() {
 }
 
 #[test]
+fn what_lived_on_a_device_whose_process_died_can_be_dropped_and_everything_opened_again() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let kill = |emulator: &Emulator| {
+            let tgid = std::process::id() as i32;
+            assert!(emulator.control(move |driver| driver.machine.end_device_process(tgid, 0)));
+        };
+        let session = session(Policy::Auto);
+        let use_it = || {
+            let device = session.device(LogicalId(0)).unwrap();
+            let memory = device.create(4 * MIB).unwrap();
+            let reservation = session.reserve(4 * MIB).unwrap();
+            let mapping = reservation.map(0, &memory).unwrap();
+            (device, memory, reservation, mapping)
+        };
+        let all = use_it();
+        kill(emulator);
+        let error = all.0.create(2 * MIB).unwrap_err();
+        assert!(matches!(error, Error::DeviceProcessDied { device: 0, .. }), "{error:?}");
+        drop(all);
+        // The device in the same session.
+        let all = use_it();
+        kill(emulator);
+        drop(all);
+        drop(use_it());
+        // The kernel takes no mapping back that a dead process held: closing says so, and the session is gone all the same.
+        let failed = session.close().unwrap_err();
+        assert!(failed.object.is_none() && failed.to_string().contains("would not give back"), "{failed}");
+        // A new session.
+        let session = self::session(Policy::Auto);
+        session.device(LogicalId(0)).unwrap().create(2 * MIB).unwrap();
+    });
+}
+
+#[test]
 fn a_container_opens_its_device_without_having_listed_it() {
     let places = vec![Place::container(&[1])];
     on_each_generation(Config { places, ..Config::default() }, |_, emulator| {
