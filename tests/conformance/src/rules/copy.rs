@@ -70,6 +70,14 @@ pub const RULES: &[Rule] = &[
     rule!(checking_no_addresses_is_einval, "5.7", Source),
     rule!(checking_too_many_addresses_is_einval, "5.7", Source),
     rule!(checking_addresses_without_a_list_is_einval, "5.7", Source),
+    rule!(the_tail_of_a_copy_within_the_host_goes_unchecked, "C23", Ran),
+    rule!(copies_over_imported_and_local_memory_are_einval, "C23", Ran),
+    rule!(a_copy_that_cannot_read_its_source_writes_nothing, "C23", Ran),
+    rule!(rows_before_a_failing_one_are_copied, "C24", Ran),
+    rule!(batches_take_mapped_host_memory, "C25", Ran),
+    rule!(batches_to_two_devices_are_einval, "5.3", Source).needs(&[Need::TwoDevices]),
+    rule!(checking_what_is_not_there_is_efault, "5.7", Source),
+    rule!(copies_beside_unmapping_answer_as_if_before_or_after, "N2.9", Ran),
 ];
 
 /// A session with 4 MiB of device memory mapped.
@@ -590,7 +598,10 @@ fn other_advice_to_a_reservation_is_granted(host: &Host) -> Verdict {
     session.advise(0, address, MIB2, svm::ADVISE_HUGE).granted()?;
     session.advise(svm::HOST_ID, address, MIB2, svm::ADVISE_HUGE).granted()?;
     let (_, far) = session.device_mapping(0, MIB2)?;
-    session.advise(0, far, MIB2, 0x4000).granted()
+    for bit in (0..16).filter(|bit| 1 << bit != svm::ADVISE_POPULATE) {
+        session.advise(0, far, MIB2, 1 << bit).granted()?;
+    }
+    Ok(())
 }
 
 fn advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy(host: &Host) -> Verdict {
@@ -620,4 +631,104 @@ fn checking_too_many_addresses_is_einval(host: &Host) -> Verdict {
 
 fn checking_addresses_without_a_list_is_einval(host: &Host) -> Verdict {
     check_addresses(&Session::start(host)?, 0, 1).refused(EINVAL)
+}
+
+fn the_tail_of_a_copy_within_the_host_goes_unchecked(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let handle = session.host_huge(MIB2).granted()?;
+    let near = session.reserve(2 * MIB2)?;
+    session.map(&handle, near, MIB2).granted()?;
+    let bytes = vec![0u8; MIB2 as usize];
+    let source = bytes.as_ptr() as u64;
+    session.copy(near, source, MIB2 + 8, COPY_DETECT).refused(EINVAL)?;
+    // The walk over mappings steps by their whole size, so from inside one the same tail is not seen.
+    equal("direction", session.copy(near + 8, source, MIB2, COPY_DETECT).granted()?, COPY_HOST_TO_HOST)
+}
+
+fn copies_over_imported_and_local_memory_are_einval(host: &Host) -> Verdict {
+    with_import(host, |session, imported| {
+        let next = imported + 2 * MIB2;
+        session.alloc(next, MIB2).granted()?;
+        let handle = session.device_huge(0, MIB2).granted()?;
+        session.map(&handle, next, MIB2).granted()?;
+        session.write(imported, &vec![1; 3 * MIB2 as usize]).refused(EINVAL)
+    })
+}
+
+fn a_copy_that_cannot_read_its_source_writes_nothing(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let page = page_size();
+    let near = anonymous(0, 2 * page, libc::PROT_READ | libc::PROT_WRITE).granted()?;
+    poke(near, 0x9999);
+    crate::manager::mprotect(near + page, page, libc::PROT_NONE).granted()?;
+    session.write(far, &[5; 8]).granted()?;
+    session.copy(far, near, 2 * page, COPY_DETECT).refused(EFAULT)?;
+    equal("bytes", session.read(far, 8).granted()?, vec![5; 8])
+}
+
+fn rows_before_a_failing_one_are_copied(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let bytes = [9u8; 4096];
+    let start = far + 2 * MIB2 - 64;
+    session.write(start, &[1; 64]).granted()?;
+    // Two rows lie in the mapping, the third begins behind it.
+    let answer = copy_rows(&session, rows(start, bytes.as_ptr() as u64));
+    equal("the copy succeeded", answer.is_ok(), false)?;
+    let left = session.read(start, 64).granted()?;
+    equal("first row", &left[..16], &[9; 16])?;
+    equal("second row", &left[32..48], &[9; 16])
+}
+
+fn batches_take_mapped_host_memory(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    poke(near, 0x2468);
+    batch(&session, &[(far, near, 8), (far + 64, near, 8)]).granted()?;
+    equal("bytes", session.read(far + 64, 8).granted()?, 0x2468u64.to_le_bytes().to_vec())
+}
+
+fn batches_to_two_devices_are_einval(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let (_, first) = session.device_mapping(0, MIB2)?;
+    let (_, second) = session.device_mapping(1, MIB2)?;
+    let bytes = [1u8; 8];
+    let near = bytes.as_ptr() as u64;
+    batch(&session, &[(first, near, 8), (second, near, 8)]).refused(EINVAL)
+}
+
+fn checking_what_is_not_there_is_efault(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let reserved = session.reserve(MIB2)?;
+    for address in [reserved, 0x1000] {
+        let list = [address];
+        check_addresses(&session, list.as_ptr() as u64, 1).refused(EFAULT)?;
+    }
+    Ok(())
+}
+
+fn copies_beside_unmapping_answer_as_if_before_or_after(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (handle, far) = session.device_mapping(0, MIB2)?;
+    let (fd, request) = (session.svm.file.fd(), session.svm.request_of(Op::Memcpy));
+    let copier = std::thread::spawn(move || {
+        let bytes = [7u8; 64];
+        let source = bytes.as_ptr() as u64;
+        for _ in 0..200 {
+            let para = Memcpy { destination: far, source, size: 64, direction: COPY_DETECT, ..Default::default() };
+            let mut arg = svm::Arg::new(0, &para);
+            match crate::manager::ioctl(fd, request, std::ptr::from_mut(&mut arg) as u64) {
+                Ok(_) | Err(EINVAL | EFAULT) => {}
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(())
+    });
+    for _ in 0..100 {
+        match session.unmap(far) {
+            Ok(_) => session.map(&handle, far, MIB2).granted()?,
+            busy => busy.refused(EBUSY)?,
+        }
+    }
+    crate::rule::asked("MEMCPY beside MEM_UNMAP");
+    copier.join().map_err(|_| Failure::broken("a thread panicked"))?.granted()
 }

@@ -58,6 +58,12 @@ pub const RULES: &[Rule] = &[
     rule!(empty_probes_tell_the_generation, "D1.7", Ran),
     rule!(peer_attributes_have_the_generations_size, "D1.7", Ran),
     rule!(published_values_want_exact_lengths, "D1.7", Ran),
+    rule!(the_other_modules_of_the_driver_bind_too, "D1.1", Ran),
+    rule!(a_device_process_of_no_device_is_einval, "D1.6", Ran),
+    rule!(the_machine_is_one_of_three, "D1.6", Ran),
+    rule!(boot_state_goes_by_physical_id, "D1.7", Ran),
+    rule!(probed_devices_are_counted, "D1.7", Ran).needs(&[Need::Admin]),
+    rule!(peer_attributes_of_no_device_are_efault, "D1.7", Ran).since_9(),
 ];
 
 fn the_memory_node_cannot_be_opened(_: &Host) -> Verdict {
@@ -613,4 +619,46 @@ fn published_values_want_exact_lengths(host: &Host) -> Verdict {
     ask(208).refused(EOPNOTSUPP)?;
     ask(0).refused(EINVAL)?;
     ask(209).refused(EINVAL)
+}
+
+fn the_other_modules_of_the_driver_bind_too(_: &Host) -> Verdict {
+    let mut files = Vec::new();
+    for name in ["RESMNG", "rmo", "DP_PROC_MNG"] {
+        files.push(Manager::bound(name)?);
+    }
+    Ok(())
+}
+
+fn a_device_process_of_no_device_is_einval(_: &Host) -> Verdict {
+    let file = devmng_file()?;
+    // SAFETY: getpid has no preconditions.
+    let host_pid = unsafe { libc::getpid() };
+    let mut arg = devmng::QueryPid { device: 5000, host_pid, ..Default::default() };
+    file.command(&devmng::QUERY_DEV_PID, &mut arg).refused(EINVAL)?;
+    file.command_at(&devmng::QUERY_DEV_PID, 0).refused(EINVAL)
+}
+
+fn the_machine_is_one_of_three(_: &Host) -> Verdict {
+    let mut arg = devmng::MachineFlag::default();
+    devmng_file()?.command(&devmng::GET_HOST_PHY_MACH_FLAG, &mut arg).granted()?;
+    let known = [devmng::MACHINE_PHYSICAL, devmng::MACHINE_VIRTUAL, devmng::MACHINE_CONTAINER];
+    holds("the flag is known", known.contains(&std::hint::black_box(arg).flag))
+}
+
+fn boot_state_goes_by_physical_id(host: &Host) -> Verdict {
+    feature(&urd_file()?, urd::BOOT_STATUS, &mut [host.physical[0]], &mut [0]).granted().map(drop)
+}
+
+fn probed_devices_are_counted(host: &Host) -> Verdict {
+    let mut output = [0u32];
+    feature(&urd_file()?, urd::PROBED, &mut [], &mut output).granted()?;
+    holds("at least the listed ones", std::hint::black_box(output)[0] as usize >= host.physical.len())
+}
+
+fn peer_attributes_of_no_device_are_efault(host: &Host) -> Verdict {
+    let mut input = [0u32; 8];
+    input[0] = urd::P2P_CAN_ACCESS;
+    input[1] = ABSENT;
+    input[2] = host.physical[0];
+    feature(&urd_file()?, urd::P2P, &mut input, &mut [0; 8]).refused(EFAULT)
 }

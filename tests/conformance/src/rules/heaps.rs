@@ -1,7 +1,7 @@
 //! Heaps: whole GiB of the address range, with a kind.
 
 use crate::host::Host;
-use crate::rule::{Judge, Rule, Verdict, equal, rule};
+use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
 use crate::session::{FIRST_HEAP, GIB, MIB2, Session, heap_address, peek, poke};
 use ascend_ioctl::svm::{self, Op, UpdateHeap};
 use libc::{EADDRNOTAVAIL, EINVAL, ESRCH};
@@ -42,6 +42,10 @@ pub const RULES: &[Rule] = &[
     rule!(memory_of_a_disabled_heap_can_be_released, "A", Ran),
     rule!(disabling_under_an_exported_mapping_is_granted, "N2.6", Ran),
     rule!(a_pinned_host_reserve_heap_takes_normal_memory_in_huge_steps, "C13", Ran),
+    rule!(a_host_heap_is_at_most_the_hosts_memory, "C13", Ran),
+    rule!(a_device_heap_is_at_most_the_devices_memory, "A", Ran),
+    rule!(a_device_heap_takes_reservations_but_no_mappings, "A", Ran),
+    rule!(a_dynamic_mapping_without_a_hint_is_put_somewhere, "N2.4", Ran),
 ];
 
 /// A place that no other heap of a rule is at.
@@ -318,4 +322,32 @@ fn a_pinned_host_reserve_heap_takes_normal_memory_in_huge_steps(host: &Host) -> 
     session.map(&huge, address, MIB2).refused(EINVAL)?;
     session.map(&normal, address, crate::manager::page_size()).refused(EINVAL)?;
     session.map(&normal, address, MIB2).granted()
+}
+
+fn a_host_heap_is_at_most_the_hosts_memory(host: &Host) -> Verdict {
+    // SAFETY: sysconf has no preconditions.
+    let memory = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } as u64 * crate::manager::page_size();
+    if memory > 4000 * GIB {
+        return Err(Failure::skipped("this host has more memory than the static range leaves room for"));
+    }
+    Session::host(host)?.update_heap(of(svm::SUB_HOST, FIRST_HEAP, 5000 * GIB)).refused(EINVAL)
+}
+
+fn a_device_heap_is_at_most_the_devices_memory(host: &Host) -> Verdict {
+    Session::start(host)?.update_heap(of(svm::SUB_DEVICE, FIRST_HEAP, 5000 * GIB)).refused(EINVAL)
+}
+
+fn a_device_heap_takes_reservations_but_no_mappings(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    session.update_heap(of(svm::SUB_DEVICE, PLACE, GIB)).granted()?;
+    session.alloc(heap_address(PLACE), 2 * MIB2).granted()?;
+    let handle = session.device_huge(0, 2 * MIB2).granted()?;
+    session.map(&handle, heap_address(PLACE), 2 * MIB2).refused(EINVAL)
+}
+
+fn a_dynamic_mapping_without_a_hint_is_put_somewhere(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let address = session.svm.map_segment(&svm::Segment { start: 0, size: 2 * GIB }).granted()?;
+    holds("it lies above the static range", address >= svm::DYNAMIC_START)?;
+    holds("the session answers", session.alive())
 }

@@ -2,7 +2,7 @@
 
 use crate::host::Host;
 use crate::manager::page_size;
-use crate::rule::{Failure, Judge, Rule, Verdict, equal, rule};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{ABSENT, GIB, Handle, MIB2, Session, create_of, peek};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, MemCreate};
@@ -50,6 +50,7 @@ pub const RULES: &[Rule] = &[
     rule!(half_released_memory_cannot_be_mapped, "4.2", Ran),
     rule!(releasing_no_pages_leaves_host_memory_half_released, "C16", Ran),
     rule!(releasing_a_part_of_what_is_mapped_is_ebusy, "C16", Ran),
+    rule!(host_memory_runs_out_with_enomem, "A", Ran).needs(&[Need::Exhaustion]),
 ];
 
 fn host_huge(size: u64) -> MemCreate {
@@ -315,4 +316,12 @@ fn releasing_a_part_of_what_is_mapped_is_ebusy(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let (handle, _) = session.host_mapping(2 * MIB2)?;
     session.release_pages(&handle, 1).refused(EBUSY)
+}
+
+fn host_memory_runs_out_with_enomem(host: &Host) -> Verdict {
+    // SAFETY: sysconf has no preconditions.
+    let memory = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) } as u64 * page_size();
+    let session = Session::host(host)?;
+    refused(&session, host_huge(4 * memory / MIB2 * MIB2), ENOMEM)?;
+    session.host_huge(MIB2).granted().map(drop)
 }

@@ -22,6 +22,9 @@ pub const RULES: &[Rule] = &[
     rule!(errors_of_the_dispatcher_leave_sentences, "N2.8", Ran),
     rule!(errors_of_mappings_leave_none, "N2.8", Ran),
     rule!(a_child_has_its_own_sentences, "N2.8", Ran),
+    rule!(a_page_that_claims_more_room_is_left_alone, "N2.8", Ran),
+    rule!(an_empty_page_may_claim_no_room, "N2.8", Ran),
+    rule!(refusing_a_type_of_import_leaves_no_error, "N2.8", Ran),
 ];
 
 /// The page, made empty.
@@ -180,4 +183,24 @@ fn a_child_has_its_own_sentences(host: &Host) -> Verdict {
         holds("there is text in the child", look(page).write > 0)
     })?;
     equal("write position in the parent", look(page).write, 0)
+}
+
+fn a_page_that_claims_more_room_is_left_alone(host: &Host) -> Verdict {
+    left_alone(host, |page| page.record_size = klog::CAPACITY as i32 + 1)
+}
+
+fn an_empty_page_may_claim_no_room(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    page.record_size = 0;
+    fail(&session)?;
+    holds("there is text", look(page).write > 0)
+}
+
+fn refusing_a_type_of_import_leaves_no_error(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    let para = svm::MemImport { exporter: HOST_ID, kind: 9, ..Default::default() };
+    session.import_raw(HOST_ID, para).refused(libc::EOPNOTSUPP)?;
+    equal("write position", look(page).write, 0)
 }

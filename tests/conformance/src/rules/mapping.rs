@@ -51,6 +51,8 @@ pub const RULES: &[Rule] = &[
     rule!(an_address_tells_its_mapping, "4.11", Ran),
     rule!(an_address_without_mapping_tells_nothing, "4.11", Ran),
     rule!(cpu_and_kernel_see_the_same_host_memory, "N2.5", Ran),
+    rule!(mapping_as_giant_pages_what_has_none_is_einval, "C17", Ran),
+    rule!(of_two_threads_that_map_one_wins, "N2.9", Ran),
 ];
 
 /// A session with a huge handle of 4 MiB and a reservation of 32 MiB.
@@ -409,4 +411,26 @@ fn cpu_and_kernel_see_the_same_host_memory(host: &Host) -> Verdict {
     let mut word = [0; 8];
     std::io::Read::read_exact(&mut reader, &mut word).map_err(Failure::broken)?;
     equal("word through a socket", u64::from_le_bytes(word), 0x1122_3344)
+}
+
+fn mapping_as_giant_pages_what_has_none_is_einval(host: &Host) -> Verdict {
+    refused_if(host, EINVAL, |_, para| para.page = svm::PAGE_GIANT)
+}
+
+fn of_two_threads_that_map_one_wins(host: &Host) -> Verdict {
+    let (session, handle, address) = prepared(host)?;
+    let (fd, request) = (session.svm.file.fd(), session.svm.request_of(Op::MemMap));
+    for _ in 0..20 {
+        let map = move || {
+            let mut arg = svm::Arg::new(HOST_ID, &Session::map_para(&handle, address, 2 * MIB2));
+            crate::manager::ioctl(fd, request, std::ptr::from_mut(&mut arg) as u64)
+        };
+        let other = std::thread::spawn(map);
+        let answers = [map(), other.join().map_err(|_| Failure::broken("a thread panicked"))?];
+        let losers = answers.iter().filter(|answer| matches!(answer, Err(EADDRINUSE | EINVAL))).count();
+        equal("losers with EADDRINUSE or EINVAL", losers, 1)?;
+        equal("winners", answers.iter().filter(|answer| answer.is_ok()).count(), 1)?;
+        session.unmap(address).granted()?;
+    }
+    Ok(())
 }

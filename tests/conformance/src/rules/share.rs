@@ -5,6 +5,7 @@ use crate::manager::NOWHERE;
 use crate::peer::{End, Link, Peer, fork, leave, wait};
 use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
 use crate::session::{ABSENT, Handle, MIB2, MODULE, Session, eventually, peek, poke};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, MemImport, Op};
 use libc::{EACCES, EBUSY, EFAULT, EINVAL, ENODEV, EOPNOTSUPP, EPERM, ESRCH};
 
@@ -80,6 +81,11 @@ pub const RULES: &[Rule] = &[
     rule!(releasing_an_exported_handle_counts_no_pages, "C16", Ran),
     rule!(releasing_an_exported_mapped_handle_is_ebusy, "N2.6", Ran),
     rule!(of_two_threads_that_import_one_wins, "N2.9", Ran),
+    rule!(importing_on_no_device_is_refused, "2", Source),
+    rule!(host_views_are_mapped_in_heaps_of_both_kinds, "C20", Ran),
+    rule!(host_views_are_mapped_as_they_were_told, "C20", Ran),
+    rule!(a_share_outlives_its_closed_device_while_the_host_sees_it, "N2.6", Ran),
+    rule!(an_exporter_is_known_by_its_process_id_alone, "C22", Ran),
 ];
 
 /// A session that exports host memory.
@@ -357,8 +363,12 @@ fn a_share_tells_its_physical_device(host: &Host) -> Verdict {
 
 fn importing_an_unknown_type_is_eopnotsupp(host: &Host) -> Verdict {
     let (session, _, share) = exporter(host)?;
-    let para = MemImport { share, exporter: HOST_ID, kind: 3, ..Default::default() };
-    session.import_raw(HOST_ID, para).refused(EOPNOTSUPP)
+    let first_unknown = if host.generation == Generation::V8_5_0 { 2 } else { 3 };
+    for kind in [first_unknown, 99] {
+        let para = MemImport { share, exporter: HOST_ID, kind, ..Default::default() };
+        session.import_raw(HOST_ID, para).refused(EOPNOTSUPP)?;
+    }
+    Ok(())
 }
 
 fn importing_an_unknown_share_is_efault(host: &Host) -> Verdict {
@@ -714,8 +724,15 @@ fn an_exporter_imports_on_another_device(host: &Host) -> Verdict {
 fn local_handles_of_other_types_are_imported_alike(host: &Host) -> Verdict {
     let Some(sdid) = host.sdid else { return Ok(()) };
     as_device_importer(host, |session, share| {
-        let para = MemImport { share, kind: svm::HANDLE_FABRIC, sdid, ..Default::default() };
-        session.import_raw(0, para).granted().map(drop)
+        // 8.5.0 knows one type fewer.
+        let posix = (host.generation != Generation::V8_5_0).then_some(svm::HANDLE_POSIX);
+        for kind in [Some(svm::HANDLE_FABRIC), posix].into_iter().flatten() {
+            let para = MemImport { share, kind, sdid, ..Default::default() };
+            let answer = session.import_raw(0, para).granted()?;
+            let para = svm::MemRelease { id: answer.id, side: answer.side, pages: answer.pages, ..Default::default() };
+            session.svm.call(Op::MemRelease, 0, &para).granted()?;
+        }
+        Ok(())
     })
 }
 
@@ -875,4 +892,92 @@ fn of_two_threads_that_import_one_wins(host: &Host) -> Verdict {
         }
         Ok(())
     })
+}
+
+fn importing_on_no_device_is_refused(host: &Host) -> Verdict {
+    let (session, _, share) = exporter(host)?;
+    session.import(ABSENT, HOST_ID, share).refused(EINVAL)?;
+    session.import(svm::DEVICE_IDS, HOST_ID, share).refused(ENODEV)
+}
+
+/// A share of device 0, imported on the host by its own exporter.
+fn host_import(host: &Host) -> Result<(Session, Handle, i32), Failure> {
+    let (session, _, share) = device_exporter(host)?;
+    session.trust(0, share, &[bare_tgid_of(&session)?]).granted()?;
+    let view = session.import(HOST_ID, 0, share).granted()?;
+    Ok((session, view, share))
+}
+
+fn host_views_are_mapped_in_heaps_of_both_kinds(host: &Host) -> Verdict {
+    let (session, view, _) = host_import(host)?;
+    let huge = session.reserve(2 * MIB2)?;
+    session.map(&view, huge, 2 * MIB2).granted()?;
+    let small = crate::session::heap_address(session.heap_of(svm::HEAP_CHUNK)?);
+    session.alloc(small, 2 * MIB2).granted()?;
+    // The size must still be a multiple of the handle's own page.
+    session.map(&view, small, 2 * crate::manager::page_size()).refused(EINVAL)?;
+    session.map(&view, small, MIB2).granted()
+}
+
+fn host_views_are_mapped_as_they_were_told(host: &Host) -> Verdict {
+    let (session, view, _) = host_import(host)?;
+    let address = session.reserve(4 * MIB2)?;
+    session.map(&Handle { module: MODULE + 1, ..view }, address, 2 * MIB2).refused(EINVAL)?;
+    session.map(&Handle { pages: 1, ..view }, address, 2 * MIB2).refused(EINVAL)?;
+    session.map(&view, address, 3 * MIB2).refused(libc::ENOMEM)?;
+    session.map(&view, address, 2 * MIB2).granted()
+}
+
+fn a_share_outlives_its_closed_device_while_the_host_sees_it(host: &Host) -> Verdict {
+    let (session, view, share) = host_import(host)?;
+    let address = session.reserve(2 * MIB2)?;
+    session.map(&view, address, 2 * MIB2).granted()?;
+    poke(address, 0x3131);
+    session.close_device(0).granted()?;
+    session.get_info(0, share).granted()?;
+    equal("word through the CPU", peek(address), 0x3131)?;
+    session.unmap(address).granted()?;
+    session.release(&view).granted()?;
+    session.get_info(0, share).refused(EFAULT)
+}
+
+fn an_exporter_is_known_by_its_process_id_alone(host: &Host) -> Verdict {
+    // SAFETY: getpid has no preconditions.
+    if bare_tgid()? != unsafe { libc::getpid() } {
+        return Err(Failure::skipped("ids can only be chosen outside of pid namespaces"));
+    }
+    let mut peer = Peer::start(|link| {
+        let (session, _, share) = exporter(host)?;
+        session.set_attr(HOST_ID, share, 0, 1).granted()?;
+        link.send(share as u64)?;
+        link.receive().map(drop)
+    })?;
+    let share = peer.link.receive()? as i32;
+    let mut holder = Peer::start(|link| {
+        let session = Session::host(host)?;
+        session.import(HOST_ID, HOST_ID, share).granted()?;
+        link.send(0)?;
+        link.receive().map(drop)
+    })?;
+    holder.link.receive()?;
+    peer.kill();
+    let child = fork_as(peer.pid);
+    if child == 0 {
+        let told = Session::host(host).map(|session| {
+            // Giving up the list again is the exporter's right alone.
+            (session.set_attr(HOST_ID, share, 0, 1), session.import(HOST_ID, HOST_ID, share).map(drop))
+        });
+        leave(match told {
+            Ok((Ok(()), Err(EACCES))) => 0,
+            Ok((Ok(()), _)) => 1,
+            Ok(_) => 2,
+            Err(_) => 3,
+        });
+    }
+    if child != peer.pid {
+        return Err(Failure::skipped("a process's id cannot be chosen here (it needs CAP_CHECKPOINT_RESTORE)"));
+    }
+    equal("end of the process (0: taken for the exporter)", wait(child), End::Exit(0))?;
+    holder.link.send(0)?;
+    holder.finish()
 }
