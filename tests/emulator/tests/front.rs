@@ -6,8 +6,8 @@
 mod client;
 
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
-use ascend_ioctl::davinci;
 use ascend_ioctl::svm::{self, Op};
+use ascend_ioctl::{davinci, uda};
 use client::{MANAGER, Session, ioctl, open_manager};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -191,6 +191,46 @@ fn a_killed_client_releases_everything_before_waitpid_returns() {
             child.kill();
             assert_eq!(open_files(emulator), 0);
         }
+    });
+}
+
+#[test]
+fn hundreds_of_threads_use_one_file() {
+    isolated(Config::default(), |_| {
+        let file = client::open_module("uda").unwrap();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..300)
+                .map(|_| scope.spawn(|| ioctl(&file, &uda::GET_USER_INFO, &mut uda::UserInfo::default())))
+                .collect();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), Ok(0));
+            }
+        });
+    });
+}
+
+#[test]
+fn a_client_without_room_for_a_descriptor_gets_emfile_and_opens_nothing() {
+    isolated(Config::default(), |emulator| {
+        let (full, counted) = (Line::new(), Line::new());
+        let client = fork(|| {
+            let limit = libc::rlimit { rlim_cur: 20, rlim_max: 20 };
+            // SAFETY: reads the limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+            let mut files = Vec::new();
+            let error = loop {
+                match open(MANAGER, OFlag::O_RDWR, Mode::empty()) {
+                    Ok(file) => files.push(file),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error, Errno::EMFILE);
+            full.send(files.len() as u64);
+            counted.receive();
+        });
+        assert_eq!(full.receive(), open_files(emulator) as u64);
+        counted.send(0);
+        client.join();
     });
 }
 
