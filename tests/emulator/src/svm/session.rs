@@ -298,7 +298,8 @@ impl Svm {
         }
         let id = self.files.get(&file).and_then(|bound| bound.process).ok_or(Errno::EINVAL)?;
         let process = self.processes.get_mut(&id).ok_or(Errno::EINVAL)?;
-        let length = mmap.length.next_multiple_of(page_size());
+        let length = mmap.length.checked_next_multiple_of(page_size()).ok_or(Errno::ENOMEM)?;
+        mmap.hint.checked_add(length).ok_or(Errno::ENOMEM)?;
         let vma =
             Vma { start: mmap.hint, size: length, tgid: caller.tgid, prot: mmap.prot, private, offset: mmap.offset };
         let segments = segments(machine);

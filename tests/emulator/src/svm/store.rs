@@ -100,6 +100,12 @@ impl Store {
         Ok(BlockId(self.last))
     }
 
+    /// Bytes of a block, if there is such a block.
+    #[cfg(test)]
+    pub fn length(&self, block: BlockId) -> Option<u64> {
+        self.blocks.get(&block).map(|block| block.length)
+    }
+
     /// Gives back everything from `length` on.
     pub fn shrink(&mut self, block: BlockId, length: u64) {
         let Some(block) = self.blocks.get_mut(&block).filter(|block| block.length > length) else { return };
@@ -473,5 +479,78 @@ mod tests {
         store.settle();
         assert_eq!(byte(&two, 3), 0);
         assert_eq!(byte(&two, 4), 9);
+    }
+
+    #[test]
+    fn whatever_is_shown_hidden_and_written_everyone_sees_the_same() {
+        for seed in 1..=8 {
+            let mut random = Random(seed);
+            let mut store = store();
+            let files: Vec<Arc<File>> = (0..3).map(|_| client()).collect();
+            const SIZE: u64 = 64 << 10;
+            let block = store.create(0, SIZE).unwrap();
+            let mut truth = vec![0u8; SIZE as usize];
+            // Windows by their id: file, place, length.
+            let mut windows: Vec<(WindowId, usize, u64, u64)> = Vec::new();
+            for step in 0..400 {
+                let at = random.below(SIZE);
+                let bytes = vec![random.below(256) as u8; 1 + random.below((SIZE - at).min(9000)) as usize];
+                match random.below(8) {
+                    0 if windows.len() < 4 => {
+                        let (file, length) = (random.below(3) as usize, 4096 * (1 + random.below(SIZE / 4096)));
+                        let place = SIZE * (1 + windows.iter().map(|it| it.2 / SIZE).max().unwrap_or(0));
+                        let window = store.show(block, files[file].clone(), place, length).unwrap();
+                        windows.push((window, file, place, length));
+                    }
+                    1 if !windows.is_empty() => {
+                        let (window, file, place, length) =
+                            windows.swap_remove(random.below(windows.len() as u64) as usize);
+                        store.hide(block, window);
+                        let mut left = vec![1; length as usize];
+                        files[file].read_exact_at(&mut left, place).unwrap();
+                        assert!(left.iter().all(|byte| *byte == 0), "seed {seed}, step {step}: bytes are left");
+                    }
+                    2 => {
+                        store.fill(block, at, bytes.len() as u64, bytes[0]).unwrap();
+                        truth[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                    }
+                    3 => {
+                        store.write(block, at, &bytes).unwrap();
+                        truth[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                    }
+                    4 => {
+                        let mut seen = bytes.clone();
+                        store.read(block, at, &mut seen).unwrap();
+                        assert!(seen == truth[at as usize..at as usize + seen.len()], "seed {seed}, step {step}: read");
+                    }
+                    _ if !windows.is_empty() => {
+                        // A CPU stores, and the others are told before they store.
+                        let (_, file, place, length) = windows[random.below(windows.len() as u64) as usize];
+                        let bytes = &bytes[..bytes.len().min(length.saturating_sub(at) as usize)];
+                        files[file].write_all_at(bytes, place + at).unwrap();
+                        truth[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                        store.settle();
+                    }
+                    _ => {}
+                }
+                for (_, file, place, length) in &windows {
+                    let mut seen = vec![0; *length as usize];
+                    files[*file].read_exact_at(&mut seen, *place).unwrap();
+                    assert!(seen == truth[..seen.len()], "seed {seed}, step {step}: a window");
+                }
+            }
+            store.free(block);
+            assert!(!store.is_aliased());
+        }
+    }
+
+    /// A small generator of numbers, the same on every run.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.0 >> 33) % end
+        }
     }
 }

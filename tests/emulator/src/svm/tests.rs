@@ -1,6 +1,7 @@
 //! Rules of the module, asked of the model directly. The whole rule book is the conformance suite's; here are the ones that the model's own structure
 //! could break, and what only the model can see.
 
+mod books;
 mod life;
 mod memory;
 mod sharing;
@@ -46,7 +47,7 @@ impl Pages {
         let mut pages = self.pages.borrow_mut();
         let mut done = 0;
         while done < length {
-            let at = address + done as u64;
+            let at = address.checked_add(done as u64).ok_or(Fault)?;
             let start = (at % 4096) as usize;
             let part = (4096 - start).min(length - done);
             let page = pages.get_mut(&(at & !4095)).ok_or(Fault)?;
@@ -63,7 +64,7 @@ impl Memory for Pages {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let pages = address & !4095..address + bytes.len() as u64;
+        let pages = address & !4095..address.saturating_add(bytes.len() as u64);
         if self.read_only.borrow().range(pages).next().is_some() {
             return Err(Fault);
         }
