@@ -5,7 +5,7 @@
 //! their addresses for the rest of the session, so memory, and through it every mapping, keeps its device open, and the last one to go
 //! closes it.
 
-use crate::discovery::{self, LogicalId, Options, PeerAccess};
+use crate::discovery::{LogicalId, PeerAccess};
 use crate::error::{Errno, Error, Failed, Invalid, Result};
 use crate::process::{self, DeviceProcess};
 use crate::session::call::{CLOSE_DEVICE, PREPARE_CLOSE_DEVICE, QUERY_MEM_USED_INFO, Request, SETUP_DEVICE};
@@ -295,17 +295,7 @@ fn set_up(session: &Arc<Inner>, id: LogicalId) -> Result<(SetupDevice, Option<De
     let process = process::bring_up(id, &session.devmng, &session.process, || {
         // An address that is not page-aligned says that no statistics are wanted.
         let wanted = SetupDevice { stats_address: 1, ..Default::default() };
-        let mut answer = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted);
-        if answer == Err(Errno::EINVAL) {
-            // The driver knows no such device. In a container that may be because nobody made the container's table yet.
-            let error = refused(session, id, Errno::EINVAL);
-            let options = Options { manager: session.driver().0.to_owned(), ..Options::default() };
-            discovery::prepare(&options)?;
-            answer = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted);
-            if answer == Err(Errno::EINVAL) {
-                return Err(error);
-            }
-        }
+        let answer = session.svm.call(SETUP_DEVICE, id.0, 0, &wanted);
         setup = answer.map_err(|errno| refused(session, id, errno))?;
         Ok(())
     })?;

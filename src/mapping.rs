@@ -2,24 +2,25 @@
 //!
 //! MEM_MAP puts the beginning of a handle at a 2 MiB multiple inside a reservation; MEM_UNMAP undoes one whole mapping. The kernel does
 //! not check that a mapping ends where its reservation does, and a MEM_MAP that hits an occupied chunk leaves the free chunks before it
-//! unusable; so both are checked here first, in a table of all mappings, which also answers what is mapped at an address. A mapping
+//! unusable; so both are checked here first, in a [`table`] of all mappings, which also answers what is mapped at an address. A mapping
 //! keeps its memory and its reservation, and so its device and the session, alive: drop them in any order.
 
 mod access;
 mod host_view;
+mod table;
 
 pub use host_view::HostView;
 pub(crate) use host_view::{copy_in, copy_out, fill};
+pub(crate) use table::MappingTable;
 
 use crate::error::{Errno, Error, Failed, Invalid, Result, bytes};
 use crate::physical::{Block, Page, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
+use crate::session::Orphan;
 use crate::session::call::{MAP, UNMAP};
-use crate::session::{Orphan, lock};
 use ascend_ioctl::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE, MemMap, MemUnmap};
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Memory at an address. Unmapped when dropped.
 #[derive(Debug)]
@@ -62,74 +63,7 @@ impl Drop for Hold {
     }
 }
 
-/// All mappings of a session by address, claimed before MEM_MAP and kept until MEM_UNMAP is done.
-#[derive(Debug, Default)]
-pub(crate) struct MappingTable {
-    by_address: Mutex<BTreeMap<u64, Entry>>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    end: u64,
-    mapped: Weak<Mapped>,
-}
-
 const OPERATION: &str = "map physical memory";
-
-impl MappingTable {
-    /// The mapping that contains an address.
-    pub(crate) fn find(&self, address: u64) -> Option<Arc<Mapped>> {
-        let table = lock(&self.by_address);
-        let (_, entry) = table.range(..=address).next_back()?;
-        if address >= entry.end {
-            return None;
-        }
-        let mapped = entry.mapped.upgrade();
-        // As in `cover`: not under the lock.
-        drop(table);
-        mapped.filter(|mapped| mapped.live.load(Ordering::Acquire))
-    }
-
-    /// The mappings that cover `start..end` without a hole; `None` if there is one.
-    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Hold>> {
-        let table = lock(&self.by_address);
-        let (&first, _) = table.range(..=start).next_back()?;
-        let mut covered = start;
-        let mut mappings = Vec::new();
-        for (&address, entry) in table.range(first..end) {
-            if address > covered || entry.end <= covered {
-                break;
-            }
-            // What was upgraded is dropped after the lock is released: the last reference unmaps, which takes the lock.
-            let Some(mapped) = entry.mapped.upgrade() else { break };
-            let live = mapped.live.load(Ordering::Acquire);
-            mappings.push(Hold::new(mapped));
-            if !live {
-                break;
-            }
-            covered = entry.end;
-        }
-        drop(table);
-        (covered >= end).then_some(mappings)
-    }
-
-    /// The ranges that are mapped in `start..end`, in order.
-    fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let table = lock(&self.by_address);
-        table.range(start..end).map(|(&address, entry)| (address, entry.end - address)).collect()
-    }
-
-    /// Keeps everybody else from mapping and unmapping.
-    fn lock(&self) -> MutexGuard<'_, impl Sized> {
-        lock(&self.by_address)
-    }
-
-    /// Takes a mapping out: the kernel has it no more.
-    #[inline]
-    pub(crate) fn remove(&self, address: u64) {
-        lock(&self.by_address).remove(&address);
-    }
-}
 
 impl Reservation {
     /// Maps all of `memory` at `offset`, a multiple of its page size from the reservation's start.
@@ -163,18 +97,15 @@ impl Reservation {
             users: AtomicU32::new(0),
             live: AtomicBool::new(false),
         });
-        let end = address + size;
-        let mut table = lock(&session.mappings.by_address);
-        if let Some((&there, entry)) = table.range(..end).next_back() {
-            if entry.end > address {
-                return Err(occupied(address, size, there, entry.end));
-            }
+        let mut table = session.mappings.lock();
+        if table.is_occupied(address, size) {
+            return Err(occupied(address, size));
         }
         let first = match reserved.claim(block.device.id, block.imported) {
             Ok(first) => first,
             Err(owner) => return Err(other_owner(reserved, block, &owner)),
         };
-        table.insert(address, Entry { end, mapped: Arc::downgrade(&mapped) });
+        table.insert(address, size, Arc::downgrade(&mapped));
         drop(table);
 
         let map = MemMap {
@@ -189,10 +120,10 @@ impl Reservation {
         if let Err(errno) = session.svm.call(MAP, block.device.id, size, &map) {
             let arguments = format!("address {address:#x}, {}", block.describe());
             let error = block.device.failed(OPERATION, MAP, errno, arguments);
-            let mut table = lock(&session.mappings.by_address);
-            table.remove(&address);
+            let mut table = session.mappings.lock();
+            table.remove(address, size);
             // The kernel takes its mark back when the mapping that set it fails; another may have come in between.
-            if first && table.range(reserved.start..reserved.start + reserved.size).next().is_none() {
+            if first && !table.is_occupied(reserved.start, reserved.size) {
                 reserved.unclaim();
             }
             return Err(error);
@@ -285,7 +216,7 @@ impl Mapped {
         let session = &self.reserved.session;
         // The id in the head is converted but not used; the host's always converts.
         session.svm.call(UNMAP, HOST_ID, self.block.size, &self.unmap_arg())?;
-        session.mappings.remove(self.address);
+        session.mappings.lock().remove(self.address, self.block.size);
         Ok(())
     }
 
@@ -301,7 +232,7 @@ impl Drop for Mapped {
         }
         if let Err(errno) = self.unmap() {
             // The table keeps the range: the kernel still has something there.
-            let orphan = Orphan::Mapping(self.unmap_arg());
+            let orphan = Orphan::Mapping(self.unmap_arg(), self.block.size);
             self.reserved.session.adopt(orphan, "unmap memory", UNMAP, errno);
         }
     }
@@ -344,10 +275,10 @@ fn no_segments() -> Error {
 }
 
 #[cold]
-fn occupied(address: u64, size: u64, start: u64, end: u64) -> Error {
+fn occupied(address: u64, size: u64) -> Error {
     Invalid::because(
         OPERATION,
-        format!("{address:#x} with {} overlaps what is mapped at {start:#x}..{end:#x}", bytes(size)),
+        format!("{address:#x} with {} overlaps what is mapped there", bytes(size)),
         "unmap that first, or map at another offset",
     )
 }

@@ -125,8 +125,17 @@ enum Current {
     Open(ForkGuard, Weak<Inner>),
 }
 
-static CURRENT: Mutex<Current> = Mutex::new(Current::None);
+/// The session, and how many threads wait for it to change. Waking takes a system call, so nobody is woken who does not wait.
+static CURRENT: Mutex<(Current, usize)> = Mutex::new((Current::None, 0));
 static CHANGED: Condvar = Condvar::new();
+
+fn set_current(now: Current) {
+    let mut current = lock(&CURRENT);
+    current.0 = now;
+    if current.1 > 0 {
+        CHANGED.notify_all();
+    }
+}
 
 enum Opened {
     New(Session),
@@ -137,7 +146,7 @@ fn open(builder: &SessionBuilder) -> Result<Opened> {
     let guard = ForkGuard::new();
     let mut current = lock(&CURRENT);
     loop {
-        match &*current {
+        match &current.0 {
             Current::Open(owner, session) if !owner.in_child() => {
                 if let Some(inner) = session.upgrade() {
                     return Ok(Opened::Existing(Session { inner }));
@@ -148,17 +157,18 @@ fn open(builder: &SessionBuilder) -> Result<Opened> {
             // None, or a leftover of the parent.
             _ => break,
         }
+        current.1 += 1;
         current = CHANGED.wait(current).unwrap_or_else(PoisonError::into_inner);
+        current.1 -= 1;
     }
-    *current = Current::Changing(guard);
+    current.0 = Current::Changing(guard);
     drop(current);
 
     let opened = Inner::open(builder, guard);
-    *lock(&CURRENT) = match &opened {
+    set_current(match &opened {
         Ok(inner) => Current::Open(guard, Arc::downgrade(inner)),
         Err(_) => Current::None,
-    };
-    CHANGED.notify_all();
+    });
     Ok(Opened::New(Session { inner: opened? }))
 }
 
@@ -166,8 +176,8 @@ fn open(builder: &SessionBuilder) -> Result<Opened> {
 /// the session is closed, in this order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Orphan {
-    /// A mapping that the kernel would not undo.
-    Mapping(MemUnmap),
+    /// A mapping that the kernel would not undo, and its size.
+    Mapping(MemUnmap, u64),
     /// A reservation that the kernel would not free.
     Reservation(FreePages),
     /// Memory that the kernel would not release.
@@ -206,8 +216,7 @@ struct Place(ForkGuard);
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.0.in_child() {
-            *lock(&CURRENT) = Current::None;
-            CHANGED.notify_all();
+            set_current(Current::None);
         }
     }
 }
@@ -393,9 +402,9 @@ impl Inner {
         let svm = &self.svm;
         for pass in 0..3 {
             orphans.retain(|orphan| match (pass, orphan) {
-                (0, Orphan::Mapping(unmap)) => match svm.call(UNMAP, HOST_ID, 0, unmap) {
+                (0, &Orphan::Mapping(ref unmap, size)) => match svm.call(UNMAP, HOST_ID, 0, unmap) {
                     Ok(_) => {
-                        self.mappings.remove(unmap.address);
+                        self.mappings.lock().remove(unmap.address, size);
                         false
                     }
                     Err(_) => true,

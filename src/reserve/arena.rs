@@ -3,7 +3,8 @@
 //! The kernel wants reservations inside *heaps*: runs of whole GiB, at most 128 GiB each, whose enabling takes its exclusive lock and
 //! messages every device. So heaps are few and big and enabled when needed, and inside them this arena hands out runs of 2 MiB chunks by
 //! itself. Free runs are kept in lists by size class (powers of two, each in eight steps) with a bit for each list that is not empty, so
-//! that finding one, and merging it with its neighbours when it comes back, takes the same few steps however many there are.
+//! that finding one, and merging it with its neighbours when it comes back, takes the same few steps however many there are. The run that
+//! came back last is kept aside for a moment, since programs tend to ask for the same size again.
 
 use ascend_ioctl::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
 
@@ -66,6 +67,10 @@ pub(crate) struct Arena {
     first: [[u32; STEPS as usize]; POWERS],
     /// Number of reservations.
     live: usize,
+    /// The run that came back last, with its size: kept as it is for a reservation of the same size, and merged when another comes back
+    /// or it is in the way. Its heap and chunk in one, or `NONE`.
+    spare: u32,
+    spare_chunks: u32,
 }
 
 #[derive(Debug)]
@@ -158,6 +163,8 @@ impl Arena {
             steps: [0; POWERS],
             first: [[NONE; STEPS as usize]; POWERS],
             live: 0,
+            spare: NONE,
+            spare_chunks: 0,
         }
     }
 
@@ -178,10 +185,26 @@ impl Arena {
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let chunks = u32::try_from(size / HUGE_PAGE).ok().filter(|&chunks| chunks <= HEAP_CHUNKS)?;
         let step = (alignment / HUGE_PAGE) as u32;
+        if chunks == self.spare_chunks {
+            let (heap, run) = split(self.spare);
+            if run & (step - 1) == 0 {
+                self.spare_chunks = 0;
+                self.spare = NONE;
+                self.live += 1;
+                return Some(self.heaps[heap].window.start + u64::from(run) * HUGE_PAGE);
+            }
+        }
+        self.take_from_lists(chunks, step)
+    }
+
+    fn take_from_lists(&mut self, chunks: u32, step: u32) -> Option<u64> {
         // A run that is this long has an aligned part that fits.
         let (heap, run) = match self.find(chunks + (step - 1)) {
             Some(found) => found,
-            None => self.search(chunks, step)?,
+            None => {
+                self.merge_spare();
+                self.search(chunks, step)?
+            }
         };
         self.unlink(heap, run);
         // Heaps start at whole GiB, so chunks are aligned as their addresses are.
@@ -192,6 +215,7 @@ impl Arena {
 
     /// Takes exactly the run of `size` bytes at `address`; both are multiples of 2 MiB, inside the range for heaps.
     pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Taken> {
+        self.merge_spare();
         let (first, last) = (gib(address), gib(address + size - 1));
         let owner = |gib: usize| self.owners.get(gib).copied().unwrap_or(0);
         let heap = owner(first);
@@ -219,8 +243,27 @@ impl Arena {
         let Some(heap) = self.owners.get(gib(address)).and_then(|&owner| usize::from(owner).checked_sub(1)) else {
             return;
         };
-        let table = &mut self.heaps[heap];
-        let mut run = ((address - table.window.start) / HUGE_PAGE) as u32;
+        self.merge_spare();
+        let table = &self.heaps[heap];
+        let run = ((address - table.window.start) / HUGE_PAGE) as u32;
+        self.spare = join(heap, run);
+        self.spare_chunks = table.size(run);
+        self.live -= 1;
+    }
+
+    /// Puts the spare run, if there is one, into the lists, together with its free neighbours.
+    #[inline]
+    fn merge_spare(&mut self) {
+        if self.spare != NONE {
+            let (heap, run) = split(self.spare);
+            self.spare = NONE;
+            self.spare_chunks = 0;
+            self.merge(heap, run);
+        }
+    }
+
+    fn merge(&mut self, heap: usize, mut run: u32) {
+        let table = &self.heaps[heap];
         let mut size = table.size(run);
         let next = run + size;
         if next < table.chunks && table.is_free(next) {
@@ -238,7 +281,6 @@ impl Arena {
             }
         }
         self.link(heap, run, size);
-        self.live -= 1;
     }
 
     /// The window of the next heap, large enough for `size` bytes: 128 GiB if there is room. `None` if the address space is used up.
@@ -472,14 +514,18 @@ mod tests {
             }
         }
         let mut found = BTreeMap::new();
-        for heap in &arena.heaps {
+        let spare = (arena.spare != NONE).then(|| split(arena.spare));
+        for (number, heap) in arena.heaps.iter().enumerate() {
             let mut chunk = 0;
             let mut free_before = false;
             while chunk < heap.chunks {
                 assert_eq!(heap.run_of(chunk), chunk);
                 let size = heap.size(chunk);
                 assert_eq!(heap.run_of(chunk + size - 1), chunk);
-                if heap.is_free(chunk) {
+                if spare == Some((number, chunk)) {
+                    assert!(!heap.is_free(chunk));
+                    assert_eq!(size, arena.spare_chunks);
+                } else if heap.is_free(chunk) {
                     assert!(!free_before, "free neighbours are merged");
                     linked -= 1;
                 } else {
@@ -608,6 +654,8 @@ mod tests {
         assert_eq!(arena.take(10 * MIB2, MIB2), Some(blocks[2]));
         assert_eq!(arena.take(9 * MIB2, MIB2), Some(blocks[0]));
         assert_eq!(arena.take(MIB2, MIB2), None);
+        arena.free(rest);
+        assert_eq!(arena.take(MIB2, MIB2), Some(rest), "what is kept aside is merged when it is needed");
         arena.free(rest);
     }
 

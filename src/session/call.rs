@@ -11,7 +11,7 @@ use crate::error::{Errno, Error, Refused, Result};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Arg, Op, Para};
 use std::time::Instant;
-use zerocopy::FromZeros;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A command of the memory module: what it means and its number in the driver at hand.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +85,7 @@ requests! {
 const ROOM: usize = 512;
 
 #[repr(C)]
+#[derive(FromBytes)]
 struct Buffer {
     arg: Arg,
     room: [u64; (ROOM - svm::ARG_SIZE) / 8],
@@ -114,12 +115,14 @@ impl Svm {
         size: u64,
         para: &P,
     ) -> std::result::Result<P, Errno> {
-        let mut buffer = Buffer {
-            arg: Arg::new(device, para),
-            room: FromZeros::new_zeroed(),
-            #[cfg(debug_assertions)]
-            canary: CANARY,
-        };
+        let mut buffer = Buffer::new_zeroed();
+        buffer.arg.head.device = device;
+        // A member is never longer than the union, so this writes all of it.
+        let _ = para.write_to_prefix(buffer.arg.data.as_mut_bytes());
+        #[cfg(debug_assertions)]
+        {
+            buffer.canary = CANARY;
+        }
         if let Some(log) = &self.log {
             log.empty();
         }

@@ -5,6 +5,7 @@
 
 use super::lock;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 #[derive(Debug)]
@@ -12,11 +13,13 @@ pub(crate) struct WeakTable<K, T> {
     /// A dead entry is an object that is being made or undone.
     entries: Mutex<BTreeMap<K, Weak<T>>>,
     changed: Condvar,
+    /// Threads that wait for a change; changed under the lock. Waking takes a system call, so nobody is woken who does not wait.
+    waiting: AtomicUsize,
 }
 
 impl<K, T> Default for WeakTable<K, T> {
     fn default() -> Self {
-        WeakTable { entries: Mutex::new(BTreeMap::new()), changed: Condvar::new() }
+        WeakTable { entries: Mutex::new(BTreeMap::new()), changed: Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 }
 
@@ -28,7 +31,9 @@ impl<K: Ord, T> WeakTable<K, T> {
             if let Some(object) = entry.upgrade() {
                 return Some(object);
             }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         entries.insert(key, Weak::new());
         None
@@ -36,14 +41,20 @@ impl<K: Ord, T> WeakTable<K, T> {
 
     /// Puts the object into its place.
     pub(crate) fn fill(&self, key: K, object: &Arc<T>) {
-        lock(&self.entries).insert(key, Arc::downgrade(object));
-        self.changed.notify_all();
+        self.change(|entries| entries.insert(key, Arc::downgrade(object)));
     }
 
     /// Gives the place up: the object is undone, or could not be made.
     pub(crate) fn vacate(&self, key: &K) {
-        lock(&self.entries).remove(key);
-        self.changed.notify_all();
+        self.change(|entries| entries.remove(key));
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut BTreeMap<K, Weak<T>>) -> R) {
+        let mut entries = lock(&self.entries);
+        change(&mut entries);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether all keys, of objects and of places, are as `test` wants.

@@ -1,0 +1,272 @@
+//! What is mapped where.
+//!
+//! A bit for every 2 MiB of the addresses that reservations are made from tells whether it is mapped, another whether a mapping starts
+//! there, and a place for every 2 MiB holds the mapping that starts there; so entering a mapping, taking it out and finding it take a few
+//! steps however many there are. The table takes 22 MiB of address space, and memory only where something is mapped: 4 KiB for each GiB
+//! of addresses. A range is entered before MEM_MAP and taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
+
+use super::{Hold, Mapped};
+use crate::reserve::ReserveOptions;
+use crate::session::lock;
+use ascend_ioctl::svm::HUGE_PAGE;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+const START: u64 = ReserveOptions::ADDRESSES.start;
+const CHUNKS: usize = ((ReserveOptions::ADDRESSES.end - START) / HUGE_PAGE) as usize;
+
+/// All mappings of a session.
+#[derive(Debug, Default)]
+pub(crate) struct MappingTable(Mutex<Ranges>);
+
+/// The table itself. Its parts are made when the first mapping comes, all zero, so that no page is touched before it is needed.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    /// For each 64 chunks: which are mapped, and where mappings start.
+    bits: Vec<[u64; 2]>,
+    /// For each chunk where a mapping starts, a `Weak<Mapped>` as the address that `Weak::into_raw` made of it; otherwise 0. A dead one
+    /// is a mapping that the kernel would not undo.
+    mappings: Vec<usize>,
+}
+
+const MAPPED: usize = 0;
+const FIRST: usize = 1;
+
+impl MappingTable {
+    /// Keeps everybody else from mapping and unmapping.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Ranges> {
+        lock(&self.0)
+    }
+
+    /// The mapping that contains an address.
+    pub(crate) fn find(&self, address: u64) -> Option<Arc<Mapped>> {
+        let table = self.lock();
+        let chunk = chunk(address)?;
+        let mapped = if table.is_mapped(chunk) { table.upgrade(table.first(chunk)) } else { None };
+        // What was upgraded is dropped after the lock is released: the last reference unmaps, which takes the lock.
+        drop(table);
+        mapped.filter(|mapped| mapped.live.load(Ordering::Acquire))
+    }
+
+    /// The mappings that cover `start..end` without a hole; `None` if there is one.
+    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Hold>> {
+        let mut holds = Vec::new();
+        let mut covered = start;
+        let table = self.lock();
+        while covered < end {
+            let Some(chunk) = chunk(covered).filter(|&chunk| table.is_mapped(chunk)) else { break };
+            let Some(mapped) = table.upgrade(table.first(chunk)) else { break };
+            let (address, size) = mapped.range();
+            let live = mapped.live.load(Ordering::Acquire);
+            // As in `find`: not dropped under the lock, also when it is of no use.
+            holds.push(Hold::new(mapped));
+            if !live {
+                break;
+            }
+            covered = address + size;
+        }
+        drop(table);
+        (covered >= end).then_some(holds)
+    }
+
+    /// The ranges that are mapped in `start..end`, in order.
+    pub(crate) fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let table = self.lock();
+        let mut found = Vec::new();
+        let (Some(mut at), Some(last)) = (chunk(start), chunk(end - 1)) else { return found };
+        while at <= last {
+            if !table.is_mapped(at) {
+                at += 1;
+                continue;
+            }
+            let mut next = at + 1;
+            while next <= last && table.is_mapped(next) && !table.bit(next, FIRST) {
+                next += 1;
+            }
+            found.push((START + u64::from(at) * HUGE_PAGE, u64::from(next - at) * HUGE_PAGE));
+            at = next;
+        }
+        found
+    }
+}
+
+impl Ranges {
+    /// Whether any of a range is mapped.
+    #[inline]
+    pub(crate) fn is_occupied(&self, address: u64, size: u64) -> bool {
+        let occupied = |word: usize, mask: u64| self.bits.get(word).is_some_and(|bits| bits[MAPPED] & mask != 0);
+        match one_word(address, size) {
+            Some((word, mask)) => occupied(word, mask),
+            None => words(address, size).any(|(word, mask)| occupied(word, mask)),
+        }
+    }
+
+    /// Enters a mapping; the range is free.
+    #[inline]
+    pub(crate) fn insert(&mut self, address: u64, size: u64, mapped: Weak<Mapped>) {
+        if self.bits.is_empty() {
+            self.bits = vec![[0; 2]; CHUNKS / 64];
+            self.mappings = vec![0; CHUNKS];
+        }
+        match one_word(address, size) {
+            Some((word, mask)) => self.bits[word][MAPPED] |= mask,
+            None => words(address, size).for_each(|(word, mask)| self.bits[word][MAPPED] |= mask),
+        }
+        let first = ((address - START) / HUGE_PAGE) as usize;
+        self.bits[first / 64][FIRST] |= 1 << (first % 64);
+        self.mappings[first] = mapped.into_raw().expose_provenance();
+    }
+
+    /// Takes a mapping out: the kernel has it no more.
+    #[inline]
+    pub(crate) fn remove(&mut self, address: u64, size: u64) {
+        match one_word(address, size) {
+            Some((word, mask)) => self.bits[word][MAPPED] &= !mask,
+            None => words(address, size).for_each(|(word, mask)| self.bits[word][MAPPED] &= !mask),
+        }
+        let first = ((address - START) / HUGE_PAGE) as usize;
+        self.bits[first / 64][FIRST] &= !(1 << (first % 64));
+        let place = std::mem::take(&mut self.mappings[first]);
+        if place != 0 {
+            // SAFETY: `insert` made it of a `Weak`, and it was just taken out, so it is not used again.
+            drop(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
+        }
+    }
+
+    /// The mapping that starts at a chunk, unless it is being dropped.
+    fn upgrade(&self, first: u32) -> Option<Arc<Mapped>> {
+        let place = *self.mappings.get(first as usize).filter(|&&place| place != 0)?;
+        // SAFETY: `insert` made it of a `Weak`, which stays the table's: it is not dropped here.
+        let weak =
+            std::mem::ManuallyDrop::new(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
+        weak.upgrade()
+    }
+
+    fn bit(&self, chunk: u32, which: usize) -> bool {
+        self.bits.get(chunk as usize / 64).is_some_and(|bits| bits[which] >> (chunk % 64) & 1 != 0)
+    }
+
+    fn is_mapped(&self, chunk: u32) -> bool {
+        self.bit(chunk, MAPPED)
+    }
+
+    /// The first chunk of the mapping that a mapped chunk belongs to.
+    fn first(&self, chunk: u32) -> u32 {
+        let mut word = chunk as usize / 64;
+        let mut firsts = self.bits[word][FIRST] & (u64::MAX >> (63 - chunk % 64));
+        while firsts == 0 && word > 0 {
+            word -= 1;
+            firsts = self.bits[word][FIRST];
+        }
+        word as u32 * 64 + 63_u32.saturating_sub(firsts.leading_zeros())
+    }
+}
+
+/// The chunk of an address; `None` if it is none that could be reserved.
+#[inline]
+fn chunk(address: u64) -> Option<u32> {
+    ReserveOptions::ADDRESSES.contains(&address).then(|| ((address - START) / HUGE_PAGE) as u32)
+}
+
+/// The word and its bits of a range that touches one word only.
+#[inline]
+fn one_word(address: u64, size: u64) -> Option<(usize, u64)> {
+    let (first, count) = ((address - START) / HUGE_PAGE, size / HUGE_PAGE);
+    (first % 64 + count <= 64).then(|| ((first / 64) as usize, (u64::MAX >> (64 - count)) << (first % 64)))
+}
+
+/// The words that a range touches, each with the bits that it has there.
+fn words(address: u64, size: u64) -> impl Iterator<Item = (usize, u64)> {
+    let first = (address - START) / HUGE_PAGE;
+    let end = first + size / HUGE_PAGE;
+    let mut at = first;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let (word, from) = (at / 64, at % 64);
+        let count = (64 - from).min(end - at);
+        at += count;
+        Some((word as usize, (u64::MAX >> (64 - count)) << from))
+    })
+}
+
+impl Drop for Ranges {
+    fn drop(&mut self) {
+        // What the kernel would not undo is still here; everything else has taken itself out.
+        for (index, bits) in self.bits.iter().enumerate().filter(|(_, bits)| bits[FIRST] != 0) {
+            for bit in (0..64).filter(|bit| bits[FIRST] >> bit & 1 != 0) {
+                let place = std::mem::take(&mut self.mappings[index * 64 + bit]);
+                if place != 0 {
+                    // SAFETY: `insert` made it of a `Weak`, and it was just taken out, so it is not used again.
+                    drop(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const MIB2: u64 = HUGE_PAGE;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_table_agrees_with_a_list_of_ranges(
+            actions in prop::collection::vec((any::<bool>(), 0..600u64, prop_oneof![1..4u64, 1..300u64]), 1..80),
+        ) {
+            let table = MappingTable::default();
+            let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+            for (insert, offset, chunks) in actions {
+                let (address, size) = (START + offset * MIB2, chunks * MIB2);
+                let overlaps = model.range(..address + size).next_back().is_some_and(|(&start, &length)| start + length > address);
+                prop_assert_eq!(table.lock().is_occupied(address, size), overlaps);
+                if insert && !overlaps {
+                    table.lock().insert(address, size, Weak::new());
+                    model.insert(address, size);
+                } else if let Some((&start, &length)) = model.range(..=address).next_back() {
+                    if !insert {
+                        table.lock().remove(start, length);
+                        model.remove(&start);
+                    }
+                }
+                let ranges: Vec<(u64, u64)> = model.iter().map(|(&start, &length)| (start, length)).collect();
+                prop_assert_eq!(table.ranges(START, START + 1000 * MIB2), ranges);
+                for (&start, &length) in &model {
+                    for inside in [0, length / 2, length - 1] {
+                        let table = table.lock();
+                        let chunk = chunk(start + inside).unwrap();
+                        prop_assert!(table.is_mapped(chunk));
+                        prop_assert_eq!(START + u64::from(table.first(chunk)) * MIB2, start);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn addresses_that_nobody_can_reserve_are_not_mapped() {
+        let table = MappingTable::default();
+        table.lock().insert(START, MIB2, Weak::new());
+        for address in [0, START - 1, ReserveOptions::ADDRESSES.end, u64::MAX] {
+            assert!(table.find(address).is_none());
+        }
+    }
+
+    #[test]
+    fn the_largest_mapping_is_found_from_its_last_byte() {
+        let table = MappingTable::default();
+        let (address, size) = (START + 77 * MIB2, 65_536 * MIB2);
+        table.lock().insert(address, size, Weak::new());
+        let table = table.lock();
+        assert_eq!(table.first(chunk(address + size - 1).unwrap()), 77);
+        assert!(!table.is_mapped(chunk(address + size).unwrap()));
+    }
+}
