@@ -78,6 +78,25 @@ impl Summary {
 ///
 /// The host is looked at in a process of its own too; when that fails, it is reported as the reason and no rule is asked.
 pub fn run(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summary, String> {
+    // Orphans of a rule become children of this process, so that they can be waited for.
+    let before = adopt_orphans(None);
+    let result = run_all(options, report);
+    adopt_orphans(Some(before));
+    result
+}
+
+/// Makes this process the parent of orphans below it (or what it was before), and tells what it was.
+fn adopt_orphans(back_to: Option<libc::c_int>) -> libc::c_int {
+    let mut before: libc::c_int = 0;
+    // SAFETY: the first option writes an int, a local that outlives the call; the second takes a flag and no address.
+    unsafe {
+        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, std::ptr::from_mut(&mut before), 0, 0, 0);
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(back_to != Some(0)), 0, 0, 0);
+    }
+    before
+}
+
+fn run_all(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summary, String> {
     let found = isolated(options.timeout.max(Duration::from_secs(200)), || {
         Host::find().map(|host| host.map_or_else(String::new, |host| host.to_line()))
     });
@@ -126,9 +145,6 @@ fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {
 /// Runs `body` in a forked process that leads a group of its own, and brings back its text. All processes of the group are gone afterwards.
 fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -> Result<String, Failure> {
     let (reader, writer) = UnixStream::pair().map_err(Failure::broken)?;
-    // Orphans of the group become children of this process, so that they can be waited for.
-    // SAFETY: prctl with this option takes one flag and no address.
-    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     let pid = fork();
     if pid == 0 {
         // SAFETY: makes this process the leader of a new group; no memory is involved.
@@ -204,4 +220,77 @@ fn sweep(pid: i32, late: bool) -> End {
 fn kill_group(pid: i32) {
     // SAFETY: the group is led by our child, so the number is not someone else's.
     unsafe { libc::kill(-pid, libc::SIGKILL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken(result: Result<String, Failure>) -> String {
+        match result {
+            Err(Failure::Broken(text)) => text,
+            other => panic!("not a broken rule: {other:?}"),
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_rule_that_answers_is_heard() {
+        assert_eq!(isolated(SOON, || Ok("text".to_string())).unwrap(), "text");
+        assert!(broken(isolated(SOON, || Err(Failure::broken("reason")))).starts_with("reason"));
+        assert!(
+            matches!(isolated(SOON, || Err(Failure::skipped("reason"))), Err(Failure::Skipped(text)) if text == "reason")
+        );
+    }
+
+    #[test]
+    fn a_rule_that_is_killed_is_broken() {
+        let text = broken(isolated(SOON, || {
+            // SAFETY: ends this forked process.
+            unsafe { libc::raise(libc::SIGKILL) };
+            Ok(String::new())
+        }));
+        assert!(text.starts_with("the process was killed by signal 9"), "{text}");
+    }
+
+    #[test]
+    fn a_rule_that_leaves_early_is_broken() {
+        let text = broken(isolated(SOON, || leave(7)));
+        assert!(text.starts_with("the process left with 7 without an answer"), "{text}");
+    }
+
+    #[test]
+    fn a_rule_that_hangs_is_ended() {
+        let began = Instant::now();
+        let text = broken(isolated(Duration::from_millis(50), || {
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(String::new())
+        }));
+        assert!(text.starts_with("no answer within"), "{text}");
+        assert!(began.elapsed() < SOON);
+    }
+
+    #[test]
+    fn processes_that_a_rule_leaves_behind_are_ended() {
+        let text = isolated(SOON, || {
+            let stray = fork();
+            if stray == 0 {
+                std::thread::sleep(Duration::from_secs(600));
+                leave(0);
+            }
+            Ok(stray.to_string())
+        });
+        let stray: i32 = text.unwrap().parse().unwrap();
+        // Without an adoptive parent here the stray's end is init's to collect, so only its being killed is looked for.
+        let deadline = Instant::now() + SOON;
+        loop {
+            let state = std::fs::read_to_string(format!("/proc/{stray}/stat")).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z ") || state.contains(") X ") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "the stray process lives: {state}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
