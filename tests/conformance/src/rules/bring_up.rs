@@ -74,6 +74,10 @@ pub const RULES: &[Rule] = &[
     rule!(copies_after_closing_are_einval, "C11", Ran),
     rule!(closing_leaves_reservations_in_use_until_their_heap_goes, "C12", Ran),
     rule!(memory_can_be_mapped_again_where_a_closed_device_had_it, "C12", Ran),
+    rule!(private_segments_take_no_host_memory, "C5", Ran),
+    rule!(without_the_pool_or_managed_segment_host_heaps_are_einval, "C7", Ran).newest(),
+    rule!(a_second_file_cannot_map_the_segments_of_a_session, "N2.3", Ran),
+    rule!(the_map_capability_has_its_generations_number, "A", Ran).since_9(),
 ];
 
 fn a_process_is_allocated_once_per_file(host: &Host) -> Verdict {
@@ -642,4 +646,62 @@ fn memory_can_be_mapped_again_where_a_closed_device_had_it(host: &Host) -> Verdi
     equal("bytes", session.read(address, 5).granted()?, b"again".to_vec())?;
     session.unmap(address).granted()?;
     session.free(address).refused(libc::EBUSY)
+}
+
+fn private_segments_take_no_host_memory(host: &Host) -> Verdict {
+    let (svm, segments) = allocated(host)?;
+    let prot = PROT_READ | PROT_WRITE;
+    for segment in &segments {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        match mmap(segment.start, segment.size, prot, flags, svm.file.fd()) {
+            Err(libc::ENOMEM) => return Err(Failure::skipped("this host never overcommits memory")),
+            answer => equal("address", answer.granted()?, segment.start)?,
+        }
+    }
+    svm.init().granted()?;
+    let session = Session::of(svm, segments);
+    let handle = session.host_huge(MIB2).granted()?;
+    let address = session.reserve(MIB2)?;
+    session.map(&handle, address, MIB2).refused(libc::ENOMEM)?;
+    session.setup(0)?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    session.set_access(far, MIB2, HOST_ID, svm::ACCESS_READ_WRITE).refused(EINVAL)
+}
+
+fn without_the_pool_or_managed_segment_host_heaps_are_einval(host: &Host) -> Verdict {
+    for (start, size) in [(svm::SOMA_START, svm::SOMA_SIZE), (svm::UVM_START, svm::UVM_SIZE)] {
+        crate::peer::check_in_child(|| {
+            let svm = Svm::open(host)?;
+            let segments = svm.prepare()?;
+            munmap(start, size).granted()?;
+            svm.init().granted()?;
+            let heap = svm::UpdateHeap {
+                operation: svm::HEAP_ENABLE,
+                kind: svm::HEAP_HUGE,
+                sub_kind: svm::SUB_HOST,
+                index: 2820,
+                size: GIB,
+            };
+            Session::of(svm, segments).update_heap(heap).refused(EINVAL)
+        })?;
+    }
+    Ok(())
+}
+
+fn a_second_file_cannot_map_the_segments_of_a_session(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let second = Svm::open(host)?;
+    second.alloc_process().granted()?;
+    second.map_segment(&session.segments[0]).refused(EINVAL)?;
+    holds("the session answers", session.alive())
+}
+
+fn the_map_capability_has_its_generations_number(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    session.svm.call(Op::MemMapCap, 0, &svm::MapCapability::default()).granted()?;
+    // The other generation's number: unused in 9.0.0, beyond all numbers in 26.1.
+    let (number, code) = if host.generation.delta().uvm { (105, EINVAL) } else { (77, EOPNOTSUPP) };
+    let mut arg = svm::Arg::new(0, &svm::MapCapability::default());
+    let word = session.svm.request_of(Op::MemMapCap) & !0xFF;
+    session.svm.file.request(word | number, std::ptr::from_mut(&mut arg) as u64).refused(code)
 }

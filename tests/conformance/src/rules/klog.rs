@@ -25,6 +25,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_page_that_claims_more_room_is_left_alone, "N2.8", Ran),
     rule!(an_empty_page_may_claim_no_room, "N2.8", Ran),
     rule!(refusing_a_type_of_import_leaves_no_error, "N2.8", Ran),
+    rule!(a_shared_page_collects_a_childs_sentences_too, "N2.8", Ran),
 ];
 
 /// The page, made empty.
@@ -203,4 +204,16 @@ fn refusing_a_type_of_import_leaves_no_error(host: &Host) -> Verdict {
     let para = svm::MemImport { exporter: HOST_ID, kind: 9, ..Default::default() };
     session.import_raw(HOST_ID, para).refused(libc::EOPNOTSUPP)?;
     equal("write position", look(page).write, 0)
+}
+
+fn a_shared_page_collects_a_childs_sentences_too(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let (prot, flags) = (PROT_READ | PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let address = crate::manager::mmap(klog::SVM_ERRORS, page_size(), prot, flags, -1).granted()?;
+    equal("address of the page", address, klog::SVM_ERRORS)?;
+    // SAFETY: the mapping was just made, is large enough and aligned, and nothing else refers to it.
+    let page = unsafe { &mut *(address as *mut Page) };
+    *page = Page::empty(address);
+    check_in_child(|| fail(&session))?;
+    holds("there is text", look(page).write > 0)
 }

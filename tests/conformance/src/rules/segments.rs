@@ -41,6 +41,9 @@ pub const RULES: &[Rule] = &[
     rule!(a_touch_after_unmapping_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
     rule!(a_touch_after_disabling_the_heap_is_a_segmentation_fault, "3.3", Ran).needs(&[Need::OwnFiles]),
     rule!(segments_do_not_survive_a_fork, "1.3", Ran).needs(&[Need::OwnFiles]),
+    rule!(huge_pages_for_a_part_of_the_svm_segment_end_the_session, "C3", Ran),
+    rule!(binding_a_part_of_the_svm_segment_to_a_node_ends_the_session, "C3", Ran),
+    rule!(a_second_users_clean_up_ends_a_session_without_segments, "N2.3", Ran),
 ];
 
 /// Does something to the first segment and tells whether the session still answers.
@@ -371,4 +374,44 @@ fn segments_do_not_survive_a_fork(host: &Host) -> Verdict {
         leave(i32::from(told != Err(libc::ENOMEM)));
     });
     equal("end of the child (0: the segment is absent)", end, End::Exit(0))
+}
+
+fn huge_pages_for_a_part_of_the_svm_segment_end_the_session(host: &Host) -> Verdict {
+    ends(host, |_, svm| match madvise(svm.start + 100 * GIB, GIB, libc::MADV_HUGEPAGE) {
+        Err(EINVAL) => Err(Failure::skipped("this kernel has no transparent huge pages")),
+        answer => answer.granted(),
+    })
+}
+
+/// mbind(2) of a range to node 0.
+fn bind_to_node(start: u64, length: u64) -> Verdict {
+    const MPOL_BIND: u64 = 2;
+    let nodes = 1u64;
+    asked("mbind");
+    // SAFETY: the node mask is a local that outlives the call; the range is a mapping of this process's own.
+    let result =
+        unsafe { libc::syscall(libc::SYS_mbind, start, length, MPOL_BIND, std::ptr::from_ref(&nodes), 64u64, 0u64) };
+    match answer(result) {
+        Err(libc::ENOSYS) => Err(Failure::skipped("this kernel has no NUMA policies")),
+        told => told.granted().map(drop),
+    }
+}
+
+fn binding_a_part_of_the_svm_segment_to_a_node_ends_the_session(host: &Host) -> Verdict {
+    crate::peer::check_in_child(|| harmless(host, |_, svm| bind_to_node(svm.start, svm.size)))?;
+    ends(host, |_, svm| bind_to_node(svm.start + 100 * GIB, GIB))
+}
+
+fn a_second_users_clean_up_ends_a_session_without_segments(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    let second = Svm::open(host)?;
+    let segments = second.prepare()?;
+    second.init().refused(EEXIST)?;
+    holds("the first session answers", session.alive())?;
+    for segment in &segments {
+        munmap(segment.start, segment.size).granted()?;
+    }
+    equal("the first session answers", session.alive(), false)?;
+    // The file that was told EEXIST is not left with it: that would cost the kernel memory for good.
+    crate::session::eventually("the second session begins", || second.init().is_ok())
 }
