@@ -32,6 +32,7 @@ use crate::machine::{HOST, Machine};
 use ascend_ioctl::Generation;
 use ascend_ioctl::command::{self, DeviceId, Needs};
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
+use handle::HandleKind;
 use nix::errno::Errno;
 use session::Process;
 use share::Shares;
@@ -126,6 +127,7 @@ impl Svm {
     /// An ioctl on a bound file.
     pub fn ioctl(&mut self, machine: &mut Machine, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
         let mut argument = Arg::new_zeroed();
+        self.bury(machine);
         let answer = self.dispatch(machine, caller, file, request, arg, &mut argument);
         self.tell_used(machine);
         match answer {
@@ -137,9 +139,23 @@ impl Svm {
             }
             Err(Stop::Sleep(until)) => Outcome::Sleep(until),
             Err(Stop::Refused(errno, why)) => {
-                let op = self.command(machine, command::number(request)).map(|known| known.op);
-                klog::refusal(caller, op, request, &argument, errno, why);
+                let known = self.command(machine, command::number(request));
+                klog::refusal(caller, known, request, &argument, errno, why);
                 errno.into()
+            }
+        }
+    }
+
+    /// Device processes that ended by themselves took the memory with them that only they held. The host's records stay until the device is closed.
+    fn bury(&mut self, machine: &Machine) {
+        for process in self.processes.values_mut() {
+            let tgid = process.tgid;
+            for (&physical, agent) in &mut process.agents {
+                if !agent.handles.is_empty() && machine.device_process(tgid, physical) != Some(agent.pid) {
+                    for handle in agent.handles.drain().filter(|handle| handle.kind == HandleKind::Normal) {
+                        self.world.store.free(handle.block);
+                    }
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 //! or late device makes of a command is in the host's source: no link is ENODEV, no answer in time is ENOSYS, and an agent that does not know
 //! the process answers ESRCH.
 
-use super::handle::{HandleKind, HandleTable};
+use super::handle::HandleTable;
 use super::{Answer, Call, Stop, refuse};
 use crate::config::DeviceProcess;
 use crate::machine::{HOST, Machine};
@@ -52,18 +52,9 @@ impl Call<'_, '_> {
             return refuse(Errno::ESRCH, "the device has no process for the caller: it was not set up");
         };
         if self.machine.device_process(self.process.tgid, physical) != Some(agent.pid) {
-            self.bury(physical);
             return refuse(Errno::ESRCH, "the caller's process on the device is gone");
         }
         Ok(())
-    }
-
-    /// The device process ended by itself: the memory that only it held went with it. The host's records stay until the device is closed.
-    fn bury(&mut self, physical: u32) {
-        let Some(agent) = self.process.agents.get_mut(&physical) else { return };
-        for handle in agent.handles.drain().filter(|handle| handle.kind == HandleKind::Normal) {
-            self.world.store.free(handle.block);
-        }
     }
 
     /// The link part of a copy: a dead device is offline rather than unreachable, and a broken link fails the transfer.

@@ -92,6 +92,10 @@ impl HandleTable {
         self.handles.iter().map(|(&id, handle)| (id, handle))
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.handles.is_empty()
+    }
+
     /// Takes all handles out.
     pub fn drain(&mut self) -> impl Iterator<Item = Handle> {
         std::mem::take(&mut self.handles).into_values()

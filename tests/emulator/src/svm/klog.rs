@@ -6,8 +6,10 @@
 
 use crate::caller::Caller;
 use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, SVM_ERRORS, SVM_RUN_INFO, TEXT};
-use ascend_ioctl::svm::{Arg, Op};
+use ascend_ioctl::svm::{Arg, Op, SvmCommand};
 use nix::errno::Errno;
+use std::fmt::Write;
+use zerocopy::IntoBytes;
 
 /// Offsets of the page's head, which is all that is read.
 const TOTAL: usize = 24;
@@ -31,16 +33,21 @@ pub fn page_of(op: Option<Op>, errno: Errno) -> Page {
     if notes && errno == Errno::EOPNOTSUPP { Page::RunInfo } else { Page::Errors }
 }
 
-/// Writes why a command was refused, if the caller wants to know.
-pub fn refusal(caller: &Caller, op: Option<Op>, request: u32, arg: &Arg, errno: Errno, why: &str) {
-    let name = op.map_or("ioctl", Op::name);
-    append(caller, page_of(op, errno), || {
-        let [first, second, ..] = arg.data;
-        let device = arg.head.device;
-        format!(
-            "{name} is refused: {why}. (request={request:#x}; device={device}; first={first:#x}; second={second:#x}; errno={})\n",
-            errno as i32
-        )
+/// Writes why a command was refused, with its parameters, if the caller wants to know.
+pub fn refusal(caller: &Caller, known: Option<&SvmCommand>, request: u32, arg: &Arg, errno: Errno, why: &str) {
+    append(caller, page_of(known.map(|known| known.op), errno), || {
+        let name = known.map_or("ioctl", |known| known.op.name());
+        let mut text = format!("{name} is refused: {why}. (request={request:#x}; devid={}; ", arg.head.device);
+        let fields = known.and_then(|known| known.command.layout()).map_or(&[][..], |layout| layout.fields);
+        let bytes = arg.data.as_bytes();
+        for field in fields.iter().filter(|field| field.size <= 8) {
+            let value = bytes.get(field.offset..field.offset + field.size).unwrap_or_default();
+            let value = value.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{}={value:#x}; ", field.c_name);
+        }
+        let _ = writeln!(text, "errno={})", errno as i32);
+        text
     });
 }
 

@@ -501,6 +501,12 @@ impl Call<'_, '_> {
         if physical == HOST || physical == HOST_AGENT_ID {
             return Ok(());
         }
+        if self.process.agents.contains_key(&physical) {
+            // The host asks until the device says that the process is gone. A device that will never answer is given up.
+            if let Err(Stop::Sleep(until)) = agent::link(self.machine, physical, self.caller.arrived) {
+                return Err(Stop::Sleep(until));
+            }
+        }
         let heaps: Vec<u64> = self.process.heaps.keys().copied().collect();
         for start in heaps {
             let Some(heap) = self.process.heaps.get_mut(&start) else { continue };
