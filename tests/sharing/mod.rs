@@ -1,0 +1,126 @@
+//! What tests of sharing have in common: other processes that one can talk to, and contents of memory.
+
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
+use ascend_emulator::config::DeviceProcess;
+use ascend_emulator::{Client, Config, fork};
+use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::share::{BareTgid, Ticket};
+use ascend_vmm::{Device, PhysicalMemory, Session};
+use std::cell::Cell;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Devices that start their processes by themselves: how that is done otherwise is another test's business.
+pub fn plain() -> Config {
+    Config { device_process: DeviceProcess::Automatic, ..Config::default() }
+}
+
+/// One end of a line in both directions. It ends with the process at the other end, so nobody waits for the dead.
+pub struct Talk(UnixStream);
+
+impl Talk {
+    #[track_caller]
+    pub fn say(&self, number: u64) {
+        (&self.0).write_all(&number.to_le_bytes()).expect("the other process is there");
+    }
+
+    #[track_caller]
+    pub fn hear(&self) -> u64 {
+        let mut bytes = [0; 8];
+        (&self.0).read_exact(&mut bytes).expect("the other process is there");
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Says that one is so far, and waits until one may go on.
+    pub fn pause(&self) {
+        self.say(0);
+        self.hear();
+    }
+
+    pub fn say_ticket(&self, ticket: &Ticket) {
+        for word in ticket.to_bytes().chunks(8) {
+            let mut bytes = [0; 8];
+            bytes[..word.len()].copy_from_slice(word);
+            self.say(u64::from_le_bytes(bytes));
+        }
+    }
+
+    pub fn hear_ticket(&self) -> Ticket {
+        let mut bytes = [0; Ticket::LENGTH];
+        for word in bytes.chunks_mut(8) {
+            word.copy_from_slice(&self.hear().to_le_bytes()[..word.len()]);
+        }
+        Ticket::from_bytes(&bytes).unwrap()
+    }
+
+    /// Says who this process is.
+    pub fn say_who(&self, session: &Session) {
+        self.say(BareTgid::of_this_process(session).unwrap().as_raw() as u64);
+    }
+
+    pub fn hear_who(&self) -> BareTgid {
+        BareTgid::from_raw(self.hear() as i32).unwrap()
+    }
+}
+
+/// Another process, and the line to it.
+pub struct Other {
+    client: Client,
+    pub talk: Talk,
+}
+
+/// Starts another process on the same host.
+pub fn start(body: impl FnOnce(&Talk)) -> Other {
+    let ends = Cell::new(UnixStream::pair().ok());
+    let client = fork(|| {
+        let (_, mine) = ends.take().unwrap();
+        body(&Talk(mine));
+    });
+    let (mine, _) = ends.take().unwrap();
+    Other { client, talk: Talk(mine) }
+}
+
+impl Other {
+    pub fn pid(&self) -> i32 {
+        self.client.pid()
+    }
+
+    pub fn kill(self) {
+        self.client.kill();
+    }
+
+    pub fn join(self) {
+        self.client.join();
+    }
+
+    /// Waits until it is so far, and lets it go on.
+    pub fn proceed(&self) {
+        self.talk.hear();
+        self.talk.say(0);
+    }
+}
+
+pub fn device(number: u32) -> Device {
+    Session::current().unwrap().device(LogicalId(number)).unwrap()
+}
+
+/// Writes to the beginning of memory, through a mapping that goes away again.
+#[track_caller]
+pub fn write(memory: &PhysicalMemory, bytes: &[u8]) {
+    let reservation = memory.session().reserve(memory.size()).unwrap();
+    reservation.map(0, memory).unwrap().write(0, bytes).unwrap();
+}
+
+/// Reads the beginning of memory.
+#[track_caller]
+pub fn read(memory: &PhysicalMemory, length: usize) -> Vec<u8> {
+    let reservation = memory.session().reserve(memory.size()).unwrap();
+    let mapping = reservation.map(0, memory).unwrap();
+    let mut bytes = vec![0; length];
+    mapping.read(0, &mut bytes).unwrap();
+    bytes
+}
