@@ -9,17 +9,27 @@
 //!
 //! Each message has a fixed length, so nothing that a hostile peer sends can make the other side read without end. When either side dies the kernel closes
 //! the socket, which ends the other with an error; a timeout ends a peer that lives but says nothing.
+//!
+//! Who the importer is does not come from the message but from the kernel, which vouches for the sender of the hello (SCM_CREDENTIALS): also on one
+//! half of a socketpair, or on a socket that was connected by another process and passed on.
 
 use crate::Session;
-use crate::error::{Error, Exchange, Result};
+use crate::error::{Errno, Error, Exchange, Result};
 use crate::physical::PhysicalMemory;
-use crate::share::process::{is_initial_namespace, peer_pid};
+use crate::share::process::{exists, is_initial_namespace};
 use crate::share::{BareTgid, Place, Ticket, import};
-use std::io::{ErrorKind, Read, Write};
+use nix::cmsg_space;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::PassCred;
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, UnixCredentials, getsockopt, recvmsg, sendmsg, setsockopt,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::{I32, U16};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"AVMH";
 const VERSION: u16 = 1;
@@ -36,37 +46,42 @@ struct Hello {
     tgid: I32,
 }
 
-/// What the importer says last: 0, or the errno of the import (0xFFFF for an error without one).
+/// What the importer says last: 0, or the errno of the import.
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 struct Outcome {
     errno: U16,
 }
 
+/// [`Outcome::errno`] of an import that failed before the kernel was asked.
+const NO_ERRNO: u16 = u16::MAX;
+
 /// Exports `memory` to the process at the other end of `socket`, which calls [`receive`]: it is put on the trust list, gets the ticket, and imports.
 ///
-/// Returns when the other side has imported, so that the memory may be dropped here and lives on there. The trust list holds the process that *connected* the
-/// socket; where this process can see its pid, a peer that claims to be another process is refused. `timeout` bounds the whole exchange.
+/// Returns when the other side has imported, so that the memory may be dropped here and lives on there. The process that is trusted is the one that the kernel
+/// saw sending; if this process lives in a pid namespace of its own it cannot know that one's number outside, and believes what the other says.
+/// `timeout` bounds the whole exchange. The socket may be blocking or not, and can be used for something else afterwards.
 pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> Result<()> {
     let wire = Wire::new(socket, timeout, SEND);
-    let hello: Hello = wire.read("hello")?;
+    let (hello, sender) = wire.read_hello()?;
     if hello.magic != MAGIC || hello.version != VERSION {
         return Err(wire.wrong(
             "the other process speaks something else",
             "both sides must use this library, in versions that know each other",
         ));
     }
+    let importer = trusted_peer(&wire, memory, hello.tgid.get(), sender)?;
     let export = memory.export()?;
-    let importer = trusted_peer(&wire, memory, hello.tgid.get())?;
     export.trust(&[importer])?;
     wire.write(&export.ticket()?.to_bytes(), "ticket")?;
-    let outcome: Outcome = wire.read("result of the import")?;
-    match outcome.errno.get() {
-        0 => Ok(()),
-        errno => {
-            Err(wire.wrong(format!("process {importer} could not import it (errno {errno})"), "its own error says why"))
-        }
-    }
+    let mut outcome = Outcome { errno: 0.into() };
+    wire.read(outcome.as_mut_bytes(), "result of the import")?;
+    let reason = match outcome.errno.get() {
+        0 => return Ok(()),
+        NO_ERRNO => "it refused the ticket".to_owned(),
+        errno => format!("the driver answered {:?}", Errno::from_raw(errno.into())),
+    };
+    Err(wire.wrong(format!("process {importer} could not import it: {reason}"), "its own error says more"))
 }
 
 /// Imports at `place` what the process at the other end of `socket` gives by [`send`]. `timeout` bounds the whole exchange.
@@ -77,11 +92,12 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
     let tgid = BareTgid::of_this_process(&session)?;
     let hello = Hello { magic: MAGIC, version: VERSION.into(), reserved: [0; 2], tgid: tgid.as_raw().into() };
     wire.write(hello.as_bytes(), "hello")?;
-    let bytes: [u8; Ticket::LENGTH] = wire.read("ticket")?;
+    let mut bytes = [0; Ticket::LENGTH];
+    wire.read(&mut bytes, "ticket")?;
     let imported = Ticket::from_bytes(&bytes).map_err(Error::from).and_then(|ticket| import(place, &ticket));
     let errno = match &imported {
         Ok(_) => 0,
-        Err(error) => error.errno().map_or(u16::MAX, |errno| errno as u16),
+        Err(error) => error.errno().map_or(NO_ERRNO, |errno| errno as u16),
     };
     let told = wire.write(Outcome { errno: errno.into() }.as_bytes(), "result of the import");
     // If the exporter is gone by now the memory is ours all the same.
@@ -91,79 +107,128 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
     imported
 }
 
-/// The process to trust: the one that the kernel saw at the other end, if we can see that; else the one that it says it is.
-fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32) -> Result<BareTgid> {
+/// The process to trust: the one that the kernel saw sending, if we can know it by the number that counts; else the one that it says it is.
+fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: Option<i32>) -> Result<BareTgid> {
     let session = memory.session();
     let claimed = BareTgid::from_raw(claimed)?;
     if !is_initial_namespace(&session)? {
         return Ok(claimed);
     }
-    match peer_pid(wire.socket) {
-        Ok(pid) if pid as i32 == claimed.as_raw() => Ok(claimed),
-        Ok(pid) => Err(wire.wrong(
-            format!("process {pid} connected the socket, but asks in the name of process {claimed}"),
-            "the process that connects must be the one that imports; for another one, use Export::trust and a ticket",
-        )),
-        Err(error) => Err(error),
+    let Some(sender) = sender else {
+        return Err(wire.wrong(
+            "the kernel does not say which process asks",
+            "it must use this library's share::receive, in a pid namespace that this process can see",
+        ));
+    };
+    if sender != claimed.as_raw() {
+        return Err(wire.wrong(
+            format!("process {sender} asks in the name of process {claimed}"),
+            "the process that imports must ask itself; for another one, use Export::trust and a ticket",
+        ));
     }
+    exists(sender).map_err(|_| wire.gone("ticket"))?;
+    Ok(claimed)
 }
 
-/// A socket with a deadline.
+/// A socket with a deadline. Nothing of the socket's own settings is changed for longer than a call.
 struct Wire<'a> {
     socket: &'a UnixStream,
-    deadline: Instant,
+    /// `None` if it is too far away for the clock.
+    deadline: Option<Instant>,
     operation: &'static str,
 }
 
 impl<'a> Wire<'a> {
     fn new(socket: &'a UnixStream, timeout: Duration, operation: &'static str) -> Self {
-        Wire { socket, deadline: Instant::now() + timeout, operation }
+        Wire { socket, deadline: Instant::now().checked_add(timeout), operation }
     }
 
-    fn read<T: FromBytes + IntoBytes>(&self, what: &str) -> Result<T> {
-        let mut value = T::new_zeroed();
-        let mut rest = value.as_mut_bytes();
+    /// The hello, and the pid of its sender in our pid namespace, if the kernel tells.
+    fn read_hello(&self) -> Result<(Hello, Option<i32>)> {
+        let failed = |errno| self.failed("hello", errno);
+        let told = getsockopt(self.socket, PassCred).map_err(failed)?;
+        setsockopt(self.socket, PassCred, &true).map_err(failed)?;
+        let mut hello = Hello::new_zeroed();
+        let sender = self.fill(hello.as_mut_bytes(), "hello", true);
+        setsockopt(self.socket, PassCred, &told).map_err(failed)?;
+        Ok((hello, sender?))
+    }
+
+    /// Fills `bytes`.
+    fn read(&self, bytes: &mut [u8], what: &str) -> Result<()> {
+        self.fill(bytes, what, false).map(drop)
+    }
+
+    /// Fills `rest`; the pid of its one sender, if that is asked for and the kernel tells.
+    fn fill(&self, mut rest: &mut [u8], what: &str, ask: bool) -> Result<Option<i32>> {
+        let mut sender = None;
         while !rest.is_empty() {
-            let left = self.left(what)?;
-            let read = self.socket.set_read_timeout(Some(left)).and_then(|()| (&mut &*self.socket).read(rest));
-            match read {
-                Ok(0) => return Err(self.gone(what)),
-                Ok(count) => rest = &mut rest[count..],
-                Err(error) => self.survive(error, what)?,
+            self.wait(PollFlags::POLLIN, what)?;
+            // Room for the credentials and nothing else: descriptors that a peer may send along are not taken.
+            let mut room = cmsg_space!(UnixCredentials);
+            let control = ask.then_some(&mut room[..]);
+            let mut buffer = [IoSliceMut::new(rest)];
+            let message = match recvmsg::<()>(self.socket.as_raw_fd(), &mut buffer, control, MsgFlags::MSG_DONTWAIT) {
+                Ok(message) => message,
+                Err(Errno::EAGAIN | Errno::EINTR) => continue,
+                Err(errno) => return Err(self.failed(what, errno)),
+            };
+            let now = message.cmsgs().into_iter().flatten().find_map(|control| match control {
+                ControlMessageOwned::ScmCredentials(credentials) => Some(credentials.pid()).filter(|&pid| pid != 0),
+                _ => None,
+            });
+            let count = message.bytes;
+            if count == 0 {
+                return Err(self.gone(what));
             }
+            if *sender.get_or_insert(now) != now {
+                return Err(self.wrong(format!("two processes sent the {what}"), "one process must ask for itself"));
+            }
+            rest = &mut rest[count..];
         }
-        Ok(value)
+        Ok(sender.flatten())
     }
 
+    /// Sends all of `bytes`, in this process's name.
     fn write(&self, mut bytes: &[u8], what: &str) -> Result<()> {
+        let me = UnixCredentials::new();
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         while !bytes.is_empty() {
-            let left = self.left(what)?;
-            let written = self.socket.set_write_timeout(Some(left)).and_then(|()| (&mut &*self.socket).write(bytes));
-            match written {
-                Ok(0) => return Err(self.gone(what)),
+            self.wait(PollFlags::POLLOUT, what)?;
+            let message = [IoSlice::new(bytes)];
+            match sendmsg::<()>(self.socket.as_raw_fd(), &message, &[ControlMessage::ScmCredentials(&me)], flags, None)
+            {
                 Ok(count) => bytes = &bytes[count..],
-                Err(error) => self.survive(error, what)?,
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(errno) => return Err(self.failed(what, errno)),
             }
         }
         Ok(())
     }
 
-    /// The time that is left, never 0: a timeout of 0 would mean none.
-    fn left(&self, what: &str) -> Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(self.late(what)) } else { Ok(left.max(Duration::from_millis(1))) }
+    /// Waits until the socket is worth a try.
+    fn wait(&self, event: PollFlags, what: &str) -> Result<()> {
+        loop {
+            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = match left {
+                None => PollTimeout::NONE,
+                // Rounded up: a poll of 0 ms in the last millisecond would turn in circles.
+                Some(left) => PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX),
+            };
+            match poll(&mut [PollFd::new(self.socket.as_fd(), event)], timeout) {
+                Ok(0) if left.is_some_and(|left| left.is_zero()) => return Err(self.late(what)),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(self.failed(what, errno)),
+            }
+        }
     }
 
-    fn survive(&self, error: std::io::Error, what: &str) -> Result<()> {
-        match error.kind() {
-            ErrorKind::Interrupted => Ok(()),
-            // The socket's own timeout: the next look at the clock says whether it was ours.
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(()),
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Err(self.gone(what)),
-            _ => Err(self.wrong(
-                format!("the socket failed at the {what}: {error}"),
-                "a connected, blocking Unix socket is needed",
-            )),
+    #[cold]
+    fn failed(&self, what: &str, errno: Errno) -> Error {
+        match errno {
+            Errno::EPIPE | Errno::ECONNRESET => self.gone(what),
+            _ => self.wrong(format!("the socket failed at the {what}: {errno}"), "a connected Unix socket is needed"),
         }
     }
 
