@@ -299,7 +299,7 @@ fn a_slow_peer_that_sends_byte_by_byte_is_understood_until_the_time_is_over() {
         share::send(&socket, &hello_memory(), LONG).unwrap();
         other.join();
         let (mine, theirs) = UnixStream::pair().unwrap();
-        let endless = std::thread::spawn(move || while (&theirs).write_all(&[b'A']).is_ok() {});
+        let endless = std::thread::spawn(move || while (&theirs).write_all(b"A").is_ok() {});
         fails(share::send(&mine, &hello_memory(), LONG), "speaks something else");
         drop(mine);
         endless.join().unwrap();
