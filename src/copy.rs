@@ -149,6 +149,8 @@ impl Slice<'_> {
     pub fn copy_from(&self, from: &Slice<'_>) -> Result<()> {
         const OPERATION: &str = "copy between mapped memory";
         self.same_size(OPERATION, from.size)?;
+        // A child of fork may have a session of its own, and slices of its parent's.
+        from.mapped().session().svm.check_process()?;
         if self.address < from.address + from.size && from.address < self.address + self.size {
             return Err(Invalid::because(
                 OPERATION,
@@ -304,6 +306,10 @@ impl Slice<'_> {
 impl Rows {
     /// Calls with the offsets of each row in the memory and in the buffer, and its width.
     fn each(&self, mut row: impl FnMut(usize, usize, usize)) -> Result<()> {
+        if self.width == 0 {
+            // Any number of such rows fits anywhere.
+            return Ok(());
+        }
         for index in 0..self.height {
             row((index * self.pitch) as usize, (index * self.buffer_pitch) as usize, self.width as usize);
         }

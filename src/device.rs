@@ -135,8 +135,15 @@ impl Device {
     pub fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let session = &self.inner.session;
         session.svm.check_process()?;
+        if !Arc::ptr_eq(session, &peer.inner.session) {
+            return Err(Invalid::because(
+                "enable access between devices",
+                "the devices are of different sessions",
+                "use one session",
+            ));
+        }
         let (first, second) = (self.inner.id.min(peer.inner.id), self.inner.id.max(peer.inner.id));
-        if first == second || !Arc::ptr_eq(session, &peer.inner.session) {
+        if first == second {
             return Ok(());
         }
         let mut peers = lock(&session.peers);
@@ -260,9 +267,10 @@ impl DeviceInner {
                 return Err(refused.into());
             }
         }
-        if let Some(process) = self.process.take() {
-            process.close().map_err(|failure| Error::DeviceProcess { device: self.id, failure: Box::new(failure) })?;
-        }
+        // Its handles are gone, and the next ones may get the same ids.
+        session.forget_memory_of(self.id);
+        // The device is closed, whatever its process answers; drop says so if it does not.
+        drop(self.process.take());
         Ok(())
     }
 

@@ -140,11 +140,16 @@ impl Devmng {
         }
     }
 
+    /// Whether it was taken by a process that this one is a child of.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process.in_child()
+    }
+
     fn file(&self) -> Result<Arc<DavinciFile>> {
-        let mut shared = lock();
-        if self.process.in_child() {
+        if self.is_inherited() {
             return Err(Error::OtherProcess { process: std::process::id() });
         }
+        let mut shared = lock();
         if let Some(file) = &shared.file {
             return Ok(file.clone());
         }
@@ -162,13 +167,15 @@ impl Clone for Devmng {
 
 impl Drop for Devmng {
     fn drop(&mut self) {
+        // A claim that was taken before a fork counts in the parent only. (Nor may the lock be taken there: a thread of the parent's that
+        // held it when the fork happened does not exist in the child.)
+        if self.is_inherited() {
+            return;
+        }
         let mut shared = lock();
-        // A claim that was taken before a fork counts in the parent only.
-        if !self.process.in_child() {
-            shared.claims -= 1;
-            if shared.claims == 0 {
-                shared.file = None;
-            }
+        shared.claims -= 1;
+        if shared.claims == 0 {
+            shared.file = None;
         }
     }
 }

@@ -13,14 +13,15 @@ pub use host_view::HostView;
 pub(crate) use host_view::{copy_in, copy_out, fill};
 pub(crate) use table::MappingTable;
 
+use crate::device::DeviceInner;
 use crate::error::{Errno, Error, Failed, Invalid, Result, bytes};
 use crate::physical::{Block, Page, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
 use crate::session::Orphan;
 use crate::session::call::{MAP, UNMAP};
 use ascend_ioctl::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE, MemMap, MemUnmap};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Memory at an address. Unmapped when dropped.
 #[derive(Debug)]
@@ -33,10 +34,12 @@ pub(crate) struct Mapped {
     pub(crate) address: u64,
     pub(crate) block: Arc<Block>,
     reserved: Arc<Reserved>,
-    /// Logical ids of the peers that were granted access; bit 63 is the CPU's, whose id is larger.
-    granted: AtomicU64,
+    /// The peers that were granted access. They stay open as long as the mapping: a peer that is closed forgets what it was granted.
+    granted: Mutex<Vec<Arc<DeviceInner>>>,
     /// Copies that are running without borrowing the mapping. Raised only under the lock of the table.
     users: AtomicU32,
+    /// Whether the CPU was granted access.
+    seen: AtomicBool,
     /// Whether the kernel has it: not before MEM_MAP returned, not after MEM_UNMAP began.
     live: AtomicBool,
 }
@@ -93,8 +96,9 @@ impl Reservation {
             address,
             block: block.clone(),
             reserved: reserved.clone(),
-            granted: AtomicU64::new(0),
+            granted: Mutex::default(),
             users: AtomicU32::new(0),
+            seen: AtomicBool::new(false),
             live: AtomicBool::new(false),
         });
         let mut table = session.mappings.lock();

@@ -292,7 +292,12 @@ impl PhysicalMemory {
                 Ok(()) => Ok(()),
                 Err(errno) => {
                     let error = block.device.failed("release physical memory", RELEASE, errno, block.describe());
-                    Err(Failed { error, object: PhysicalMemory { block: Arc::new(block) } })
+                    let block = Arc::new(block);
+                    if let Some(key) = block.import_key() {
+                        // The old reference is gone: whoever imports the same would wait for this one's end.
+                        block.device.session.sharing.imports.fill(key, &block);
+                    }
+                    Err(Failed { error, object: PhysicalMemory { block } })
                 }
             },
             Err(block) => {
@@ -377,10 +382,15 @@ impl Block {
         Ok(())
     }
 
+    /// Its place among the imports, if it is one.
+    fn import_key(&self) -> Option<ImportKey> {
+        let share = self.share().filter(|_| self.imported)?;
+        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share })
+    }
+
     /// Lets the same be imported again.
     fn vacate(&self) {
-        if let (true, Some(share)) = (self.imported, self.share()) {
-            let key = ImportKey { device: self.device.id, exporter: self.exporter.into(), share };
+        if let Some(key) = self.import_key() {
             self.device.session.sharing.imports.vacate(&key);
         }
     }

@@ -422,6 +422,11 @@ impl Inner {
         }
     }
 
+    /// Forgets the memory that a device would not release: the device was closed, which released it.
+    pub(crate) fn forget_memory_of(&self, device: u32) {
+        lock(&self.orphans).retain(|orphan| !matches!(orphan, Orphan::Memory(of, _) if *of == device));
+    }
+
     fn shut_down(&mut self) -> Result<()> {
         self.retry_orphans();
         let lost = std::mem::take(&mut *lock(&self.orphans));

@@ -313,16 +313,9 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     if let Some(block) = session.sharing.imports.enter(key) {
         return Ok(PhysicalMemory { block });
     }
-    match wanted.import(device, key) {
-        Ok(block) => {
-            session.sharing.imports.fill(key, &block);
-            Ok(PhysicalMemory { block })
-        }
-        Err(error) => {
-            session.sharing.imports.vacate(&key);
-            Err(error)
-        }
-    }
+    let block = wanted.import(device, key)?;
+    session.sharing.imports.fill(key, &block);
+    Ok(PhysicalMemory { block })
 }
 
 /// An import whose facts were checked.
@@ -372,6 +365,7 @@ impl<'a> Wanted<'a> {
         Wanted { share, exporter, sdid: 0, kind: HANDLE_NONE, ticket }
     }
 
+    /// Imports, with the place of this import taken; if it fails the place is given up.
     fn import(&self, device: &Arc<DeviceInner>, key: ImportKey) -> Result<Arc<Block>> {
         let svm = &device.session.svm;
         let para = MemImport {
@@ -382,8 +376,12 @@ impl<'a> Wanted<'a> {
             ..Default::default()
         };
         let size = self.ticket.map_or(0, |ticket| ticket.size);
-        let answer = svm.call(IMPORT, device.id, size, &para).map_err(|errno| self.refused(device, errno))?;
-        // From here on the block owns the import: it is released if the rest is not as it should be.
+        let answer = svm.call(IMPORT, device.id, size, &para).map_err(|errno| {
+            let error = self.refused(device, errno);
+            device.session.sharing.imports.vacate(&key);
+            error
+        })?;
+        // From here on the block owns the import and its place: both are given back if the rest is not as it should be.
         let block = Block::imported(device, &answer, key)?;
         if let Some(ticket) = self.ticket.filter(|ticket| ticket.size != block.size) {
             let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);

@@ -3,7 +3,8 @@
 //! ASYNC_MEMCPY pins the host's pages and returns the number of a task; MEMCPY_RESULT_REFRESH waits for it, and must be called exactly
 //! once per task, or the kernel keeps the mapping busy for ever. A [`Pending`] owns its buffer and a claim on the mapping, so it is
 //! sound even when it is forgotten: then both are simply never given back. If the device does not finish in time, its DMA may still be
-//! running, and the buffer is given up rather than freed.
+//! running: then the buffer is given up rather than freed, and the kernel, which keeps its locks in that case, refuses to unmap the
+//! memory until the session is closed.
 
 use super::Slice;
 use crate::error::{Errno, Error, Failed, Result, bytes};
@@ -18,8 +19,7 @@ use std::mem::ManuallyDrop;
 pub struct Pending {
     /// Given up, not freed, if the device may still be using it.
     buffer: ManuallyDrop<Vec<u8>>,
-    /// The same for the mapping.
-    hold: ManuallyDrop<Hold>,
+    hold: Hold,
     task: Task,
 }
 
@@ -83,7 +83,7 @@ fn begin(
             }
         }
     };
-    Ok(Pending { buffer: ManuallyDrop::new(buffer), hold: ManuallyDrop::new(mapping.inner.hold()), task })
+    Ok(Pending { buffer: ManuallyDrop::new(buffer), hold: mapping.inner.hold(), task })
 }
 
 /// How a copy ended.
@@ -153,13 +153,10 @@ impl Drop for Pending {
             }
         }
         if let Task::Lost = self.task {
-            tracing::error!("the device may still use a copy's buffer and mapping; they are given up");
+            tracing::error!("the device may still use a copy's buffer, which is given up");
             return;
         }
-        // SAFETY: this is drop, so neither is used again; the copy is over, so the device does not use them either.
-        unsafe {
-            ManuallyDrop::drop(&mut self.buffer);
-            ManuallyDrop::drop(&mut self.hold);
-        }
+        // SAFETY: this is drop, so it is not used again; the copy is over, so the device does not use it either.
+        unsafe { ManuallyDrop::drop(&mut self.buffer) };
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct PeerAccess {
     requests: [Request; 2],
     manager: PathBuf,
     /// Kept open, so that the driver forgets the requests with this process and not before.
-    _devmng: Devmng,
+    devmng: Devmng,
 }
 
 impl PeerAccess {
@@ -61,12 +61,16 @@ impl PeerAccess {
             there.withdraw(&urd);
             return Err(error);
         }
-        Ok(PeerAccess { requests: [there, back], manager: manager.to_owned(), _devmng: devmng })
+        Ok(PeerAccess { requests: [there, back], manager: manager.to_owned(), devmng })
     }
 }
 
 impl Drop for PeerAccess {
     fn drop(&mut self) {
+        if self.devmng.is_inherited() {
+            // The parent's requests.
+            return;
+        }
         match Urd::open(&self.manager) {
             Ok(urd) => self.requests.iter().for_each(|request| request.withdraw(&urd)),
             Err(error) => tracing::warn!(%error, "peer access could not be withdrawn; it ends with the process"),

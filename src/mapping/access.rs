@@ -9,16 +9,16 @@ use super::{HostView, Mapped, Mapping};
 use crate::device::Device;
 use crate::error::{Errno, Invalid, Result};
 use crate::session::call::{GET_ACCESS, PREFETCH, SET_ACCESS};
+use crate::session::lock;
 use ascend_ioctl::svm::{ACCESS_NONE, ACCESS_READ_WRITE, Advise, HOST_ID, MemAccess};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The CPU's bit in [`Mapped::granted`].
-const CPU: u32 = 63;
-
 impl Mapping {
     /// Grants another device access to this mapping, at the same address. Nothing to do for the device that owns the memory, and once
     /// is enough.
+    ///
+    /// The peer stays open as long as the mapping.
     ///
     /// Enables peer access between the two devices first. Imported memory cannot be granted on; host memory can be granted to devices
     /// that are attached by HCCS.
@@ -33,7 +33,9 @@ impl Mapping {
             ));
         }
         let id = peer.inner.id;
-        if id == mapped.block.device.id || mapped.is_granted(id) {
+        // Two threads that grant the same do it once.
+        let mut granted = lock(&mapped.granted);
+        if id == mapped.block.device.id || granted.iter().any(|device| device.id == id) {
             return Ok(());
         }
         if !mapped.block.is_host() {
@@ -43,7 +45,9 @@ impl Mapping {
                 return Err(mapped.block.device.failed("grant a peer access", PREFETCH, errno, mapped.describe(id)));
             }
         }
-        mapped.set_access(id)
+        mapped.set_access(id)?;
+        granted.push(peer.inner.clone());
+        Ok(())
     }
 
     /// Whether a device has access, as the kernel has it on record.
@@ -63,34 +67,24 @@ impl Mapping {
                 "open it with them, or copy",
             ));
         }
-        if !mapped.block.is_host() && !mapped.is_granted(CPU) {
-            mapped.set_access(HOST_ID)?;
+        if !mapped.block.is_host() && !mapped.seen.load(Ordering::Acquire) {
+            // The kernel must not be asked for the CPU twice at the same time.
+            let _alone = lock(&mapped.granted);
+            if !mapped.seen.load(Ordering::Acquire) {
+                mapped.set_access(HOST_ID)?;
+                mapped.seen.store(true, Ordering::Release);
+            }
         }
         Ok(HostView::new(self))
     }
 }
 
 impl Mapped {
-    fn is_granted(&self, bit: u32) -> bool {
-        bit < 64 && self.granted.load(Ordering::Acquire) & 1 << bit != 0
-    }
-
     fn set_access(&self, id: u32) -> Result<()> {
-        // The kernel must not be asked for the CPU twice at the same time, so this is under the mappings' lock, as rare as it is.
-        let _alone = self.session().mappings.lock();
-        let bit = if id == HOST_ID { CPU } else { id };
-        if self.is_granted(bit) {
-            return Ok(());
-        }
         let access = MemAccess { address: self.address, size: self.block.size, device: id, access: ACCESS_READ_WRITE };
         match self.session().svm.call(SET_ACCESS, HOST_ID, self.block.size, &access) {
             // EEXIST: it was granted before.
-            Ok(_) | Err(Errno::EEXIST) => {
-                if bit < 64 {
-                    self.granted.fetch_or(1 << bit, Ordering::Release);
-                }
-                Ok(())
-            }
+            Ok(_) | Err(Errno::EEXIST) => Ok(()),
             Err(errno) => {
                 Err(self.block.device.failed("grant access to a mapping", SET_ACCESS, errno, self.describe(id)))
             }
