@@ -5,31 +5,219 @@
 
 pub mod client;
 pub mod counter;
+pub mod figure;
 
-use client::{Told, Work};
+use crate::table::{self, Align};
+use ascend_emulator::config::DeviceProcess;
+use ascend_emulator::{Config, Emulator};
+use client::{NOT_TRACED, Told, Work};
 use counter::{CountError, Gait, Traced};
+use figure::{Figure, Target, Unit, Verdict};
+use indicatif::ProgressBar;
+use nix::sys::wait::WaitStatus;
+use serde::Serialize;
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
-/// Measure what the library adds to the kernel's work, beside its targets.
+/// Options of `bench`.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  cargo xtask bench --json > bench.json")]
 pub struct Bench {
     /// Print JSON instead of a table (docs/json.md).
     #[arg(long)]
     json: bool,
+    /// Leave out 100 000 live objects, which take most of the time.
+    #[arg(long)]
+    quick: bool,
+    /// Measure a debug build, whose figures mean nothing; for trying the command itself.
+    #[arg(long, hide = true)]
+    debug: bool,
+}
+
+/// The whole output.
+#[derive(Debug, Serialize)]
+struct Document {
+    version: u32,
+    arch: &'static str,
+    generation: String,
+    optimised: bool,
+    figures: Vec<Figure>,
+    missed: usize,
 }
 
 impl Bench {
     /// Runs the command; the exit status is its answer.
     pub fn run(self) -> ExitCode {
-        match measure(Work::Calibration, 1, 32, 1000) {
-            Ok(figures) => {
-                println!("{figures:?}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => crate::impossible(error),
+        if cfg!(debug_assertions) && !self.debug {
+            return self.run_optimised();
         }
+        let figures = match self.measure() {
+            Ok(figures) => figures,
+            Err(reason) => return crate::impossible(reason),
+        };
+        let count = |verdict| figures.iter().filter(|figure| figure.verdict == verdict).count();
+        let (missed, unmeasured) = (count(Verdict::Missed), count(Verdict::NotMeasured));
+        let document = Document {
+            version: 1,
+            arch: std::env::consts::ARCH,
+            generation: Config::default().generation.to_string(),
+            optimised: !cfg!(debug_assertions),
+            figures,
+            missed,
+        };
+        if self.json {
+            crate::print_json(&document);
+        } else {
+            print(&document);
+        }
+        match (missed, unmeasured) {
+            (0, 0) => ExitCode::SUCCESS,
+            (0, _) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
+    /// The same command in a release build, since a debug build has other figures.
+    fn run_optimised(&self) -> ExitCode {
+        let Some(cargo) = std::env::var_os("CARGO") else {
+            return crate::impossible("this is a debug build, whose figures mean nothing: use cargo xtask bench");
+        };
+        let mut command = Command::new(cargo);
+        command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
+        command.args(self.json.then_some("--json")).args(self.quick.then_some("--quick"));
+        command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        match command.status() {
+            Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
+            Err(error) => crate::impossible(format!("the release build cannot be started: {error}")),
+        }
+    }
+
+    fn measure(&self) -> Result<Vec<Figure>, String> {
+        // More memory than any card has: 100 000 live handles of 2 MiB.
+        let config = Config { hbm: 1 << 40, device_process: DeviceProcess::Automatic, ..Config::default() };
+        let emulator = Emulator::start(config.clone()).map_err(|error| error.to_string())?;
+        let mut bench = Run { figures: Vec::new(), progress: ProgressBar::new(20) };
+        emulator.run(|| self.operations(&mut bench));
+        drop(emulator);
+        let config = Config { device_process: DeviceProcess::Required, ..config };
+        let emulator = Emulator::start(config).map_err(|error| error.to_string())?;
+        emulator.run(|| {
+            let figures = bench.measure(Work::BringUp, 1, 1, 0);
+            bench.calls("bring-up with a device process", &figures, Target::must(29.0));
+        });
+        drop(emulator);
+        let latency =
+            ascend_emulator::latency::measure(if self.debug { 100 } else { 20_000 }).map_err(|error| error.to_string());
+        let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
+        bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::must(15.0));
+        bench.progress.finish_and_clear();
+        Ok(bench.figures)
+    }
+
+    fn operations(&self, bench: &mut Run) {
+        let lives: &[u64] = match (self.debug, self.quick) {
+            (true, _) => &[1],
+            (_, true) => &[1, 1_000],
+            _ => &[1, 1_000, 100_000],
+        };
+        let (pairs, timed) = if self.debug { (2, 10) } else { (64, 2_000) };
+        for operation in &OPERATIONS {
+            for &live in lives {
+                let figures = bench.measure(operation.work, live, pairs, if live == 1 { timed } else { 0 });
+                let target = if live == 1 { operation.with_one } else { operation.with_many };
+                bench.add(operation.name, Some(live), Unit::Instructions, count(&figures, |f| f.instructions), target);
+                if live == 1 {
+                    bench.calls(operation.name, &figures, Target::must(2.0));
+                    bench.time(operation.name, &figures);
+                }
+                if live == 100_000 {
+                    let bytes =
+                        figures.and_then(|figures| figures.told.bytes_per_object.ok_or_else(|| "not told".to_owned()));
+                    bench.add(operation.object, Some(live), Unit::Bytes, bytes, Target::must(150.0));
+                }
+            }
+        }
+        let figures = bench.measure(Work::Cycle, 1, pairs, 0);
+        bench.calls("create, reserve, map, unmap, free, release", &figures, Target::must(6.0).vendor(11.0));
+        let figures = bench.measure(Work::BringUp, 1, 1, 0);
+        bench.calls("bring-up of the first device", &figures, Target::must(13.0).vendor(21.0));
+    }
+}
+
+/// A pair of operations with its targets.
+struct Operation {
+    name: &'static str,
+    object: &'static str,
+    work: Work,
+    with_one: Target,
+    with_many: Target,
+}
+
+/// The vendor's figures are instructions of a pair of calls, counted without a kernel.
+const OPERATIONS: [Operation; 3] = [
+    Operation {
+        name: "create + release",
+        object: "live handle",
+        work: Work::CreateRelease,
+        with_one: Target { must: Some(600.0), aim: Some(400.0), vendor: Some(2082.0) },
+        with_many: Target { must: Some(600.0), aim: Some(400.0), vendor: None },
+    },
+    Operation {
+        name: "reserve + free",
+        object: "live reservation",
+        work: Work::ReserveFree,
+        with_one: Target { must: Some(1000.0), aim: Some(700.0), vendor: Some(3495.0) },
+        with_many: Target { must: Some(1500.0), aim: Some(900.0), vendor: Some(51_429.0) },
+    },
+    Operation {
+        name: "map + unmap",
+        object: "live mapping",
+        work: Work::MapUnmap,
+        with_one: Target { must: Some(900.0), aim: Some(700.0), vendor: Some(3188.0) },
+        with_many: Target { must: Some(1300.0), aim: Some(1000.0), vendor: Some(4551.0) },
+    },
+];
+
+/// What a measurement gave, or why it gave nothing.
+type Measured = Result<Figures, String>;
+
+fn count(figures: &Measured, what: impl Fn(&Figures) -> f64) -> Result<f64, String> {
+    figures.as_ref().map(what).map_err(Clone::clone)
+}
+
+/// The figures so far.
+struct Run {
+    figures: Vec<Figure>,
+    progress: ProgressBar,
+}
+
+impl Run {
+    fn measure(&self, work: Work, live: u64, pairs: u64, timed: u64) -> Measured {
+        let measured = measure(work, live, pairs, timed).map_err(|error| error.to_string());
+        self.progress.inc(1);
+        measured
+    }
+
+    fn add(
+        &mut self,
+        name: &'static str,
+        live: Option<u64>,
+        unit: Unit,
+        measured: Result<f64, String>,
+        target: Target,
+    ) {
+        self.figures.push(Figure::new(name, live, unit, measured, target));
+    }
+
+    fn calls(&mut self, name: &'static str, figures: &Measured, target: Target) {
+        self.add(name, None, Unit::Calls, count(figures, |figures| figures.calls), target);
+    }
+
+    fn time(&mut self, name: &'static str, figures: &Measured) {
+        let nanoseconds = figures.as_ref().map_err(Clone::clone);
+        let nanoseconds = nanoseconds.and_then(|figures| figures.told.nanoseconds.ok_or_else(|| "not told".to_owned()));
+        let microseconds = nanoseconds.map(|nanoseconds| nanoseconds / 1000.0);
+        self.add(name, None, Unit::Microseconds, microseconds, Target::default());
     }
 }
 
@@ -51,9 +239,14 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
     let mut command = Command::new(program);
     command.args(["bench-client", &name]).args(["--live", &live.to_string()]);
     command.args(["--pairs", &pairs.to_string()]).args(["--timed", &timed.to_string()]).stdout(Stdio::piped());
-    let mut traced = Traced::spawn(&mut command)?;
-    traced.advance(Gait::Run)?;
+    let mut traced = match Traced::spawn(&mut command) {
+        Err(CountError::Ended(WaitStatus::Exited(_, code))) if code == i32::from(NOT_TRACED) => {
+            return Err(CountError::Trace(nix::errno::Errno::EPERM));
+        }
+        traced => traced?,
+    };
     let mut per_operation = |gait| -> Result<f64, CountError> {
+        traced.advance(Gait::Run)?;
         let empty = traced.advance(gait)?;
         let full = traced.advance(gait)?;
         Ok(full.saturating_sub(empty) as f64 / pairs as f64)
@@ -67,4 +260,41 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
         output.read_to_string(&mut line).map_err(CountError::Spawn)?;
     }
     Ok(Figures { instructions, calls, told: serde_json::from_str(&line).unwrap_or_default() })
+}
+
+fn print(document: &Document) {
+    println!(
+        "{} on the emulated driver {}; instructions and system calls are exact, times are this machine's",
+        document.arch, document.generation
+    );
+    let number = |number: Option<f64>| {
+        number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
+    };
+    let mut rows = table::Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
+    for column in [1, 2, 4, 5, 6] {
+        rows.align(column, Align::Right);
+    }
+    for figure in &document.figures {
+        rows.row([
+            figure.name.to_owned(),
+            figure.live.map(|live| live.to_string()).unwrap_or_default(),
+            number(figure.measured).unwrap_or_else(|| "-".to_owned()),
+            figure.unit.to_string(),
+            number(figure.target.must).unwrap_or_default(),
+            number(figure.target.aim).unwrap_or_default(),
+            number(figure.target.vendor).unwrap_or_default(),
+            figure.verdict.to_string(),
+        ]);
+    }
+    rows.print();
+    for figure in &document.figures {
+        if let Some(reason) = &figure.reason {
+            println!("not measured: {}: {reason}", figure.name);
+        }
+    }
+    match document.missed {
+        0 => {}
+        1 => println!("1 figure missed its limit"),
+        missed => println!("{missed} figures missed their limits"),
+    }
 }

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod emulate;
 pub mod probe;
+pub mod selftest;
 pub mod table;
 
 use std::process::ExitCode;
@@ -15,10 +16,11 @@ use std::process::ExitCode;
 pub enum Host {
     /// List the NPUs, what they offer, and what is wrong.
     Probe(probe::Probe),
+    /// Test every operation on this host's NPUs.
+    Selftest(selftest::Selftest),
     /// Run a program on a host with an emulated driver.
     Emulate(emulate::Emulate),
     /// Measure what the library adds to the kernel's work, beside its targets.
-    #[command(hide = true)]
     Bench(bench::Bench),
     /// The process that `bench` measures.
     #[command(hide = true)]
@@ -30,6 +32,7 @@ impl Host {
     pub fn run(self) -> ExitCode {
         match self {
             Host::Probe(command) => command.run(),
+            Host::Selftest(command) => command.run(),
             Host::Emulate(command) => emulate::run(command),
             Host::Bench(bench) => bench.run(),
             Host::BenchClient(client) => client.run(),

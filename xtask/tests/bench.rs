@@ -1,5 +1,7 @@
 //! The counter of `bench`, and its command line.
 
+mod schema;
+
 use std::process::{Command, Output};
 
 fn xtask(arguments: &[&str]) -> Output {
@@ -18,11 +20,16 @@ mod counter {
         )
     }
 
-    /// The counts of the four sections after the warm-up.
+    /// The counts of the empty and the full section, twice, each after a section that is not counted.
     fn count(pairs: u64, gait: Gait) -> [u64; 4] {
         let mut traced = client(pairs).unwrap();
-        traced.advance(Gait::Run).unwrap();
-        let counts = [(); 4].map(|()| traced.advance(gait).unwrap());
+        let mut counts = [0; 4];
+        for pair in counts.chunks_mut(2) {
+            traced.advance(Gait::Run).unwrap();
+            for count in pair {
+                *count = traced.advance(gait).unwrap();
+            }
+        }
         traced.finish().unwrap();
         counts
     }
@@ -44,6 +51,11 @@ mod counter {
     }
 
     #[test]
+    fn a_mark_that_nobody_asked_for_is_an_error() {
+        assert!(client(1).unwrap().finish().is_err());
+    }
+
+    #[test]
     fn a_process_that_ends_before_its_mark_is_an_error() {
         let ended = Traced::spawn(&mut Command::new("true"));
         assert!(matches!(ended, Err(CountError::Ended(_))), "{ended:?}");
@@ -55,4 +67,27 @@ fn wrong_arguments_get_a_sentence_and_exit_2() {
     let output = xtask(&["bench", "--jsno"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--jsno"));
+}
+
+#[test]
+fn the_figures_fit_their_schema_and_each_operation_is_one_system_call() {
+    // A debug build misses its targets of instructions, and that must be told rightly too; system calls are the same.
+    let output = xtask(&["bench", "--debug", "--json"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    schema::assert_fits("bench", &document);
+    let figures = document["figures"].as_array().unwrap();
+    assert!(figures.iter().all(|figure| figure["verdict"] != "not measured"), "{document:#}");
+    let missed = figures.iter().filter(|figure| figure["verdict"] == "missed").count();
+    assert_eq!(document["missed"], missed);
+    assert_eq!(output.status.code(), Some(if missed == 0 { 0 } else { 1 }));
+    for (name, calls) in [
+        ("create + release", 2.0),
+        ("reserve + free", 2.0),
+        ("map + unmap", 2.0),
+        ("create, reserve, map, unmap, free, release", 6.0),
+    ] {
+        let figure = figures.iter().find(|figure| figure["name"] == name && figure["unit"] == "system calls").unwrap();
+        assert_eq!(figure["measured"], calls, "{name}");
+    }
 }

@@ -197,3 +197,8 @@ fn wrong_arguments_get_a_sentence_and_exit_2() {
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
     }
 }
+#[test]
+fn an_unknown_generation_is_recognised() {
+    let document = finds(Config { unknown_generation: true, ..Config::default() }, "unknown-generation", 2);
+    assert_eq!(document["driver"]["generation"], Value::Null);
+}

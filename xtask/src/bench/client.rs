@@ -1,10 +1,12 @@
 //! The process that is measured: it makes objects, then repeats one operation between marks.
 //!
-//! The order is always the same, so that the parent need not know the operation: a section to warm up, an empty section and a full
-//! one that are stepped through, an empty and a full one whose system calls are counted, then, no longer traced, a timed run. What the process knows by itself goes to its standard output as one
-//! line of JSON ([`Told`]).
+//! The order is always the same, so that the parent need not know the operation: a section to warm up, an empty section and a full one that
+//! are stepped through; a section to make ready again, an empty and a full one whose system calls are counted; then, no longer traced, a timed
+//! run. What the process knows by itself goes to its standard output as one line of JSON ([`Told`]).
 
 use super::counter::{mark, trace_me};
+use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::{Device, Session};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -15,6 +17,16 @@ use std::time::Instant;
 pub enum Work {
     /// One system call that does nothing: shows that the counting is right.
     Calibration,
+    /// Physical memory is made and released.
+    CreateRelease,
+    /// Addresses are reserved and freed.
+    ReserveFree,
+    /// Memory is mapped and unmapped.
+    MapUnmap,
+    /// All three, from the first to the last.
+    Cycle,
+    /// The session and its first device are opened.
+    BringUp,
 }
 
 /// The process that is measured.
@@ -48,6 +60,12 @@ type Failure = Box<dyn std::error::Error>;
 /// Exit status that says that tracing is not allowed.
 pub const NOT_TRACED: u8 = 4;
 
+/// Size of every object: the smallest.
+const SIZE: u64 = 2 << 20;
+
+/// Most mappings of one reservation: as many as a heap has places for.
+const PER_RESERVATION: u64 = 32_768;
+
 impl Client {
     /// Runs the command; the exit status is its answer.
     pub fn run(self) -> ExitCode {
@@ -55,38 +73,117 @@ impl Client {
             return ExitCode::from(NOT_TRACED);
         }
         match self.work() {
-            Ok(told) => match serde_json::to_string(&told) {
-                Ok(line) => {
-                    println!("{line}");
-                    ExitCode::SUCCESS
-                }
-                Err(error) => crate::impossible(error),
-            },
+            Ok(told) => {
+                crate::print_json(&told);
+                ExitCode::SUCCESS
+            }
             Err(error) => crate::impossible(error),
         }
     }
 
     fn work(&self) -> Result<Told, Failure> {
         match self.work {
-            Work::Calibration => self.repeat(None, || {
-                black_box(nix::unistd::getppid());
-                Ok(())
-            }),
+            Work::Calibration => self.repeat(
+                None,
+                |_| Ok(()),
+                || {
+                    black_box(nix::unistd::getppid());
+                    Ok::<_, Failure>(())
+                },
+            ),
+            Work::CreateRelease => {
+                let device = open()?;
+                let (live, bytes) = self.live(|_| Ok(device.create(SIZE)?))?;
+                let told = self.repeat(bytes, |_| Ok(()), || device.create(SIZE).map(gone));
+                drop(live);
+                told
+            }
+            Work::ReserveFree => {
+                let session = open()?.session();
+                let (live, bytes) = self.live(|_| Ok(session.reserve(SIZE)?))?;
+                let told = self.repeat(bytes, |_| Ok(()), || session.reserve(SIZE).map(gone));
+                drop(live);
+                told
+            }
+            Work::MapUnmap => {
+                let device = open()?;
+                let memory = device.create(SIZE)?;
+                // A reservation can be as large as a heap; one place more than there are live mappings is for the one that comes and goes.
+                let mut reservations = Vec::new();
+                for _ in 0..=self.live / PER_RESERVATION {
+                    reservations.push(device.session().reserve(PER_RESERVATION * SIZE)?);
+                }
+                let place =
+                    |index: u64| (&reservations[(index / PER_RESERVATION) as usize], index % PER_RESERVATION * SIZE);
+                let (live, bytes) = self.live(|index| {
+                    let (reservation, offset) = place(index);
+                    Ok(reservation.map(offset, &memory)?)
+                })?;
+                let (reservation, offset) = place(self.live);
+                let told = self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory).map(gone));
+                drop(live);
+                told
+            }
+            Work::Cycle => {
+                let device = open()?;
+                let session = device.session();
+                self.repeat(
+                    None,
+                    |_| Ok(()),
+                    || {
+                        let memory = device.create(SIZE)?;
+                        let reservation = session.reserve(SIZE)?;
+                        reservation.map(0, &memory)?.unmap()?;
+                        reservation.free()?;
+                        memory.free()?;
+                        Ok::<_, ascend_vmm::Error>(())
+                    },
+                )
+            }
+            Work::BringUp => {
+                let opened = std::cell::Cell::new(None);
+                let close = |_| {
+                    drop(opened.take());
+                    Ok(())
+                };
+                self.repeat(None, close, || open().map(|device| opened.set(Some(device))))
+            }
         }
     }
 
-    /// The marked sections and the timed run.
-    fn repeat(
+    /// The objects that live meanwhile, and what each took of this process's memory.
+    fn live<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<(Vec<T>, Option<f64>), Failure> {
+        let mut live = Vec::with_capacity(self.live as usize);
+        let before = own_memory()?;
+        for index in 0..self.live {
+            live.push(make(index)?);
+        }
+        let grown = own_memory()?.saturating_sub(before);
+        // Pages are counted, so only many objects tell something.
+        Ok((live, (self.live >= 10_000).then(|| grown as f64 / self.live as f64)))
+    }
+
+    /// The marked sections and the timed run. `ready` is called before the operation is repeated so many times, and is not counted.
+    fn repeat<E: Into<Failure>>(
         &self,
         bytes_per_object: Option<f64>,
-        mut operation: impl FnMut() -> Result<(), Failure>,
+        mut ready: impl FnMut(u64) -> Result<(), Failure>,
+        mut operation: impl FnMut() -> Result<(), E>,
     ) -> Result<Told, Failure> {
         mark()?;
-        // The first section is not counted: what happens only the first time is not the operation's cost.
-        for times in [2, 0, self.pairs, 0, self.pairs] {
-            repeat(times, &mut operation)?;
+        // What happens only the first time is not the operation's cost.
+        let warm = self.pairs.min(2);
+        ready(warm)?;
+        repeat(warm, &mut operation)?;
+        for _ in 0..2 {
+            ready(self.pairs)?;
+            mark()?;
+            repeat(0, &mut operation)?;
+            mark()?;
+            repeat(self.pairs, &mut operation)?;
             mark()?;
         }
+        ready(self.timed)?;
         let start = Instant::now();
         repeat(self.timed, &mut operation)?;
         let nanoseconds = (self.timed > 0).then(|| start.elapsed().as_nanos() as f64 / self.timed as f64);
@@ -94,16 +191,26 @@ impl Client {
     }
 }
 
+/// A session and its first device.
+fn open() -> Result<Device, Failure> {
+    Ok(Session::open()?.device(LogicalId(0))?)
+}
+
+/// Ends an object, in a way that the compiler cannot see through.
+fn gone<T>(object: T) {
+    drop(black_box(object));
+}
+
 #[inline(never)]
-fn repeat(times: u64, operation: &mut impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
+fn repeat<E: Into<Failure>>(times: u64, operation: &mut impl FnMut() -> Result<(), E>) -> Result<(), Failure> {
     for _ in 0..times {
-        operation()?;
+        operation().map_err(Into::into)?;
     }
     Ok(())
 }
 
 /// The process's own memory in bytes: anonymous pages that are resident. Pages of the driver's files are not in it.
-pub fn own_memory() -> Result<u64, Failure> {
+fn own_memory() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let kibibytes = status
         .lines()

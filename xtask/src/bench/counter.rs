@@ -97,14 +97,12 @@ impl Traced {
         Ok(if gait == Gait::Calls { count / 2 } else { count })
     }
 
-    /// Lets it run to its end.
+    /// Lets it run to its end, which must come before another mark.
     pub fn finish(mut self) -> Result<(), CountError> {
-        ptrace::detach(self.pid, None).map_err(CountError::Trace)?;
-        self.ended = true;
-        match waitpid(self.pid, None) {
-            Ok(WaitStatus::Exited(_, 0)) => Ok(()),
-            Ok(status) => Err(CountError::Ended(status)),
-            Err(error) => Err(CountError::Trace(error)),
+        match self.advance(Gait::Run) {
+            Err(CountError::Ended(WaitStatus::Exited(_, 0))) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(CountError::Ended(WaitStatus::Stopped(self.pid, Signal::SIGSTOP))),
         }
     }
 

@@ -1,0 +1,57 @@
+//! The examples are ordinary programs: they run, unmodified, on the emulated driver of each generation.
+
+use ascend_emulator::{Config, Emulator};
+use ascend_vmm::Generation;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Where cargo put an example that it built along with this test.
+fn example(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    // From target/debug/deps/examples-… to target/debug/examples/NAME.
+    path.pop();
+    path.pop();
+    path.push("examples");
+    path.push(name);
+    assert!(
+        path.exists(),
+        "{} is not there: cargo builds it for `cargo test`; else cargo build --examples",
+        path.display()
+    );
+    path
+}
+
+/// Runs an example on each generation; what it printed must contain these texts, in this order, and nothing may be left behind.
+fn prints(name: &str, texts: &[&str]) {
+    for generation in Generation::ALL {
+        let emulator = Emulator::start(Config { generation, ..Config::default() }).unwrap();
+        let mut command = Command::new(example(name));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+        let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name} on {generation}: {}\n{printed}\n{errors}", output.status);
+        let mut rest = &*printed;
+        for text in texts {
+            let at =
+                rest.find(text).unwrap_or_else(|| panic!("{name} on {generation} did not print {text:?}: {printed}"));
+            rest = &rest[at + text.len()..];
+        }
+        emulator.assert_no_traps();
+        assert!(emulator.state().is_empty(), "{name} on {generation} left {:#?}", emulator.state());
+    }
+}
+
+#[test]
+fn list_names_the_devices() {
+    prints("list", &["device 0 (/dev/davinci0", "device 1 (/dev/davinci1"]);
+}
+
+#[test]
+fn a_segment_grows_and_shrinks_at_one_address() {
+    prints("grow_shrink", &["32 MiB", "256 MiB", "64 MiB", "512 MiB", "across the seam"]);
+}
+
+#[test]
+fn memory_sleeps_and_wakes_at_the_same_address() {
+    prints("sleep_wake", &["awake:", "asleep:", "awake again: same addresses, same weights"]);
+}

@@ -1,0 +1,166 @@
+//! A measured figure beside its target.
+
+use serde::Serialize;
+use std::fmt;
+
+/// What a figure counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    /// User-space instructions.
+    #[serde(rename = "instructions")]
+    Instructions,
+    /// System calls.
+    #[serde(rename = "system calls")]
+    Calls,
+    /// Bytes of the process's own memory.
+    #[serde(rename = "bytes")]
+    Bytes,
+    /// Time.
+    #[serde(rename = "microseconds")]
+    Microseconds,
+    /// How many times as long as something else in the same run.
+    #[serde(rename = "times")]
+    Times,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Unit::Instructions => "instructions",
+            Unit::Calls => "system calls",
+            Unit::Bytes => "bytes",
+            Unit::Microseconds => "µs",
+            Unit::Times => "times",
+        })
+    }
+}
+
+/// How a figure stands to its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Verdict {
+    /// Within the aim.
+    #[serde(rename = "good")]
+    Good,
+    /// Within the limit.
+    #[serde(rename = "kept")]
+    Kept,
+    /// Beyond the limit.
+    #[serde(rename = "missed")]
+    Missed,
+    /// It has no target.
+    #[serde(rename = "shown")]
+    Shown,
+    /// There is no figure.
+    #[serde(rename = "not measured")]
+    NotMeasured,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Verdict::Good => "good",
+            Verdict::Kept => "kept",
+            Verdict::Missed => "MISSED",
+            Verdict::Shown => "",
+            Verdict::NotMeasured => "not measured",
+        })
+    }
+}
+
+/// What is wanted of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Target {
+    /// At most this.
+    pub must: Option<f64>,
+    /// Better: at most this.
+    pub aim: Option<f64>,
+    /// What the vendor's library needs, counted without a kernel on x86_64.
+    pub vendor: Option<f64>,
+}
+
+impl Target {
+    /// At most `must`.
+    pub fn must(must: f64) -> Target {
+        Target { must: Some(must), ..Target::default() }
+    }
+
+    /// Better at most `aim`.
+    pub fn aim(self, aim: f64) -> Target {
+        Target { aim: Some(aim), ..self }
+    }
+
+    /// The vendor needs `vendor`.
+    pub fn vendor(self, vendor: f64) -> Target {
+        Target { vendor: Some(vendor), ..self }
+    }
+}
+
+/// A figure.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// The operation.
+    pub name: &'static str,
+    /// How many objects of the kind lived meanwhile.
+    pub live: Option<u64>,
+    /// What is counted.
+    pub unit: Unit,
+    /// What was found; `None` with a reason.
+    pub measured: Option<f64>,
+    /// What is wanted.
+    #[serde(flatten)]
+    pub target: Target,
+    /// How they stand to each other.
+    pub verdict: Verdict,
+    /// Why there is no figure.
+    pub reason: Option<String>,
+}
+
+impl Figure {
+    /// Judges a measurement.
+    pub fn new(
+        name: &'static str,
+        live: Option<u64>,
+        unit: Unit,
+        measured: Result<f64, String>,
+        target: Target,
+    ) -> Figure {
+        let (measured, reason) = match measured {
+            Ok(measured) => (Some(measured), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let within = |limit: Option<f64>| limit.is_some_and(|limit| measured.is_some_and(|measured| measured <= limit));
+        let verdict = match measured {
+            None => Verdict::NotMeasured,
+            Some(_) if target.must.is_none() => Verdict::Shown,
+            Some(_) if !within(target.must) => Verdict::Missed,
+            Some(_) if target.aim.is_none() || within(target.aim) => Verdict::Good,
+            Some(_) => Verdict::Kept,
+        };
+        Figure { name, live, unit, measured, target, verdict, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(measured: Result<f64, String>, target: Target) -> Verdict {
+        Figure::new("x", None, Unit::Calls, measured, target).verdict
+    }
+
+    #[test]
+    fn a_figure_is_judged_by_its_limit_and_its_aim() {
+        let target = Target::must(600.0).aim(400.0).vendor(2082.0);
+        assert_eq!(verdict(Ok(400.0), target), Verdict::Good);
+        assert_eq!(verdict(Ok(400.5), target), Verdict::Kept);
+        assert_eq!(verdict(Ok(600.0), target), Verdict::Kept);
+        assert_eq!(verdict(Ok(600.1), target), Verdict::Missed);
+        assert_eq!(verdict(Ok(1.0), Target::must(1.0)), Verdict::Good);
+        assert_eq!(verdict(Ok(1e9), Target::default()), Verdict::Shown);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_called_good() {
+        assert_eq!(verdict(Err("no ptrace".into()), Target::must(1.0)), Verdict::NotMeasured);
+    }
+}

@@ -1,0 +1,147 @@
+//! `selftest` on the emulated driver: what passes, what fails, and how that is told.
+
+mod schema;
+
+use ascend_emulator::config::{Daemon, DeviceProcess, Door, Place};
+use ascend_emulator::{Config, Emulator};
+use ascend_ioctl::Generation;
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+
+/// Runs `selftest` on an emulated host.
+fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
+    let emulator = Emulator::start(config).unwrap();
+    for fault in faults {
+        emulator.inject(fault.parse().unwrap());
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.arg("selftest").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    emulator.assert_no_traps();
+    assert!(emulator.state().is_empty(), "selftest left something behind: {:#?}", emulator.state());
+    output
+}
+
+/// The document of `selftest --json`, checked against its schema, and the exit status.
+fn document(config: Config, faults: &[&str], arguments: &[&str]) -> (Value, i32) {
+    let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
+    let output = selftest(config, faults, &arguments);
+    let document: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    schema::assert_fits("selftest", &document);
+    (document, output.status.code().unwrap())
+}
+
+/// The names of the checks that came out so.
+fn named<'a>(document: &'a Value, outcome: &str) -> Vec<&'a str> {
+    let cases = document["cases"].as_array().unwrap().iter();
+    cases.filter(|case| case["outcome"] == outcome).map(|case| case["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn every_operation_passes_in_every_generation() {
+    for generation in Generation::ALL {
+        let (document, status) = document(Config { generation, ..Config::default() }, &[], &[]);
+        assert_eq!(named(&document, "failed"), [""; 0], "{generation}: {document:#}");
+        assert_eq!(status, 0);
+        assert_eq!(document["driver"], generation.to_string());
+        assert!(document["summary"]["passed"].as_u64().unwrap() > 40, "{document:#}");
+    }
+}
+
+#[test]
+fn the_device_process_experiment_tells_what_each_firmware_does() {
+    for (device_process, remark) in [
+        (DeviceProcess::Required, "SETUP_DEVICE works once we have started a process"),
+        (DeviceProcess::Automatic, "no device process was needed"),
+    ] {
+        let (document, status) =
+            document(Config { device_process, devices: 1, ..Config::default() }, &[], &["--device-process"]);
+        assert_eq!(status, 0, "{document:#}");
+        assert!(document.to_string().contains(remark), "{document:#}");
+    }
+}
+
+#[test]
+fn a_daemon_that_refuses_is_told_with_its_code_and_a_remedy() {
+    let daemon = Daemon::Refuses { code: 1, error: "E30003".into() };
+    let (document, status) = document(Config { daemon, devices: 1, ..Config::default() }, &[], &["--device-process"]);
+    assert_eq!(status, 1);
+    assert!(document.to_string().contains("E30003"), "{document:#}");
+}
+
+#[test]
+fn an_operation_that_fails_is_told_with_the_full_error_and_the_others_go_on() {
+    let (document, status) = document(Config { devices: 1, ..Config::default() }, &["MEMSET8=EIO"], &[]);
+    assert_eq!(status, 1);
+    let failed = named(&document, "failed");
+    assert!(failed.contains(&"memory is filled"), "{failed:?}");
+    let case = document["cases"].as_array().unwrap().iter().find(|case| case["outcome"] == "failed").unwrap();
+    let detail = case["detail"].as_str().unwrap();
+    assert!(detail.contains("MEMSET8") && detail.contains("EIO"), "{detail}");
+    assert!(named(&document, "passed").contains(&"memory is copied to other memory of the device"));
+}
+
+#[test]
+fn one_device_can_be_chosen_and_one_that_is_not_there_is_refused() {
+    let (document, status) = document(Config::default(), &[], &["--device", "1"]);
+    assert_eq!(status, 0);
+    let groups: Vec<_> =
+        document["cases"].as_array().unwrap().iter().map(|case| case["group"].as_str().unwrap()).collect();
+    assert!(groups.contains(&"device 1") && !groups.contains(&"device 0"), "{groups:?}");
+    let output = selftest(Config::default(), &[], &["--device", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no device 7"));
+}
+
+#[test]
+fn hosts_without_a_usable_device_are_exit_3_with_the_reason() {
+    for (config, word) in [
+        (Config { door: Door::Missing, ..Config::default() }, ""),
+        (Config { door: Door::Forbidden, ..Config::default() }, "file mode"),
+        (Config { door: Door::Denied, ..Config::default() }, "cgroup"),
+        (Config { devices: 0, ..Config::default() }, "no NPU"),
+        (Config { places: vec![Place::container(&[0])], occupied: vec![0], ..Config::default() }, "another container"),
+    ] {
+        let (document, status) = document(config, &[], &[]);
+        assert_eq!(status, 3, "{document:#}");
+        assert!(document["summary"]["failed"].as_u64().unwrap() > 0);
+        assert!(document.to_string().contains(word), "{word}: {document:#}");
+    }
+}
+
+#[test]
+fn a_container_with_some_of_the_devices_passes() {
+    let config = Config { devices: 4, places: vec![Place::container(&[1, 3])], ..Config::default() };
+    let (document, status) = document(config, &[], &[]);
+    assert_eq!(named(&document, "failed"), [""; 0], "{document:#}");
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn junit_reports_have_every_case() {
+    let file = std::env::temp_dir().join(format!("ascend-vmm-junit-{}.xml", std::process::id()));
+    let config = Config { devices: 1, ..Config::default() };
+    let output = selftest(config, &["MEMSET8=EIO"], &["--junit", file.to_str().unwrap()]);
+    let xml = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let lines = String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.starts_with(' ')).count();
+    // Every line but the last is a check.
+    assert_eq!(xml.matches("<testcase ").count(), lines - 1, "{xml}");
+    assert!(xml.contains("<failure "), "{xml}");
+}
+
+#[test]
+fn wrong_arguments_get_a_sentence_and_exit_2() {
+    for arguments in [
+        &["--device", "x"][..],
+        &["--json", "--junit", "x"],
+        &["--junit", "/nowhere/x"],
+        &["--raw", "--device-process"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("selftest").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+    }
+}
