@@ -11,8 +11,8 @@ use ascend_ioctl::svm::{
 use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(copies_find_out_their_direction, "5.1", Source),
-    rule!(copies_in_the_wrong_direction_are_einval, "5.1", Source),
+    rule!(copies_find_out_their_direction, "5.1", Ran),
+    rule!(copies_in_the_wrong_direction_are_einval, "5.1", Ran),
     rule!(copies_of_an_unknown_direction_find_out_theirs, "5.1", Source),
     rule!(copies_between_host_addresses_are_left_to_the_caller, "5.1", Ran),
     rule!(copies_between_host_addresses_are_not_checked, "C23", Ran),
@@ -34,18 +34,18 @@ pub const RULES: &[Rule] = &[
     rule!(copies_of_device_local_addresses_only_go_to_the_host, "5.1", Ran),
     rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, "5.1", Ran),
     rule!(a_copy_keeps_no_reference, "2", Ran),
-    rule!(rows_are_copied_both_ways, "5.2", Source),
-    rule!(rows_wider_than_their_pitch_are_einval, "5.2", Source),
-    rule!(no_rows_and_empty_rows_are_einval, "5.2", Source),
+    rule!(rows_are_copied_both_ways, "5.2", Ran),
+    rule!(rows_wider_than_their_pitch_are_einval, "5.2", Ran),
+    rule!(no_rows_and_empty_rows_are_einval, "5.2", Ran),
     rule!(rows_are_copied_in_explicit_directions_only, "C24", Ran),
     rule!(sizes_of_rows_are_looked_at_before_the_direction, "C24", Ran),
     rule!(a_pitch_that_wraps_is_einval, "C24", Ran),
     rule!(one_row_has_any_pitch, "C24", Ran),
-    rule!(batches_are_copied, "5.3", Source),
-    rule!(batches_of_nothing_are_einval, "5.3", Source),
-    rule!(batches_without_lists_are_einval, "5.3", Source),
-    rule!(batches_have_at_most_4096_elements, "5.3", Source),
-    rule!(batches_go_one_way, "5.3", Source),
+    rule!(batches_are_copied, "5.3", Ran),
+    rule!(batches_of_nothing_are_einval, "5.3", Ran),
+    rule!(batches_without_lists_are_einval, "5.3", Ran),
+    rule!(batches_have_at_most_4096_elements, "5.3", Ran),
+    rule!(batches_go_one_way, "5.3", Ran),
     rule!(batches_within_one_side_are_einval, "C25", Ran),
     rule!(batches_with_an_empty_element_are_einval, "C25", Ran),
     rule!(a_failing_batch_leaves_what_it_copied, "C25", Ran),
@@ -75,9 +75,13 @@ pub const RULES: &[Rule] = &[
     rule!(a_copy_that_cannot_read_its_source_writes_nothing, "C23", Ran),
     rule!(rows_before_a_failing_one_are_copied, "C24", Ran),
     rule!(batches_take_mapped_host_memory, "C25", Ran),
-    rule!(batches_to_two_devices_are_einval, "5.3", Source).needs(&[Need::TwoDevices]),
+    rule!(batches_to_two_devices_are_einval, "5.3", Ran).needs(&[Need::TwoDevices]),
     rule!(checking_what_is_not_there_is_efault, "5.7", Source),
     rule!(copies_beside_unmapping_answer_as_if_before_or_after, "N2.9", Ran),
+    rule!(checking_mapped_memory_is_granted, "5.7", Source),
+    rule!(checking_memory_of_another_device_is_efault, "5.7", Source).needs(&[Need::TwoDevices]),
+    rule!(checking_memory_of_another_sub_kind_is_efault, "5.7", Source),
+    rule!(checking_an_unmapped_list_is_einval, "5.7", Source),
 ];
 
 /// A session with 4 MiB of device memory mapped.
@@ -731,4 +735,30 @@ fn copies_beside_unmapping_answer_as_if_before_or_after(host: &Host) -> Verdict 
     }
     crate::rule::asked("MEMCPY beside MEM_UNMAP");
     copier.join().map_err(|_| Failure::broken("a thread panicked"))?.granted()
+}
+
+fn checking_mapped_memory_is_granted(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let list = [far, far + 100, far + 2 * MIB2 - 1];
+    check_addresses(&session, list.as_ptr() as u64, 3).granted().map(drop)
+}
+
+fn checking_memory_of_another_device_is_efault(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let (_, first) = session.device_mapping(0, MIB2)?;
+    let (_, second) = session.device_mapping(1, MIB2)?;
+    let list = [first, second];
+    check_addresses(&session, list.as_ptr() as u64, 2).refused(EFAULT)
+}
+
+fn checking_memory_of_another_sub_kind_is_efault(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let list = [far];
+    let para =
+        svm::CheckMemInfo { addresses: list.as_ptr() as u64, count: 1, heap_subtype_mask: !(1 << svm::SUB_RESERVE) };
+    session.svm.call(Op::CheckMemInfo, 0, &para).refused(EFAULT)
+}
+
+fn checking_an_unmapped_list_is_einval(host: &Host) -> Verdict {
+    check_addresses(&Session::start(host)?, NOWHERE, 1).refused(EINVAL)
 }

@@ -27,8 +27,8 @@ pub const RULES: &[Rule] = &[
     rule!(a_host_heap_is_granted, "C13", Ran),
     rule!(an_svm_heap_is_granted_up_to_128_gib, "3.2", Source),
     rule!(a_video_heap_has_4_or_16_gib, "C13", Ran),
-    rule!(a_read_only_heap_has_4_gib, "3.2", Source),
-    rule!(a_device_read_only_heap_has_8_gib, "3.2", Source),
+    rule!(a_read_only_heap_has_4_gib, "3.2", Ran),
+    rule!(a_device_read_only_heap_has_8_gib, "3.2", Ran),
     rule!(a_dynamic_heap_needs_no_mapping, "A", Ran),
     rule!(a_dynamic_heap_matches_its_mapping, "A", Ran),
     rule!(a_heap_blocks_a_dynamic_mapping, "N2.4", Ran),
@@ -46,6 +46,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_device_heap_is_at_most_the_devices_memory, "A", Ran),
     rule!(a_device_heap_takes_reservations_but_no_mappings, "A", Ran),
     rule!(a_dynamic_mapping_without_a_hint_is_put_somewhere, "N2.4", Ran),
+    rule!(a_device_heap_of_an_id_out_of_range_is_enodev, "3.2", Source),
 ];
 
 /// A place that no other heap of a rule is at.
@@ -350,4 +351,9 @@ fn a_dynamic_mapping_without_a_hint_is_put_somewhere(host: &Host) -> Verdict {
     let address = session.svm.map_segment(&svm::Segment { start: 0, size: 2 * GIB }).granted()?;
     holds("it lies above the static range", address >= svm::DYNAMIC_START)?;
     holds("the session answers", session.alive())
+}
+
+fn a_device_heap_of_an_id_out_of_range_is_enodev(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    session.svm.call(Op::UpdateHeap, svm::DEVICE_IDS, &of(svm::SUB_DEVICE, PLACE, GIB)).refused(libc::ENODEV)
 }

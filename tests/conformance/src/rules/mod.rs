@@ -10,6 +10,7 @@ mod device_process;
 mod discovery;
 mod heaps;
 mod host_handles;
+mod import;
 mod klog;
 mod mapping;
 mod multiplexer;
@@ -31,6 +32,7 @@ const ALL: &[&[Rule]] = &[
     mapping::RULES,
     access::RULES,
     share::RULES,
+    import::RULES,
     copy::RULES,
     asynchronous::RULES,
     klog::RULES,
