@@ -1,4 +1,36 @@
-//! Memory of Huawei Ascend NPUs from user space.
+//! Memory of Huawei Ascend NPUs from user space: no CANN, no C library, only the kernel driver's own ioctls.
+//!
+//! A [`Session`] is this process's one connection to the memory driver. Through it a [`Device`] is set up, [`PhysicalMemory`] is created
+//! on it, addresses are reserved as a [`Reservation`], and a [`Mapping`] puts the memory there; then it can be copied to and from
+//! ([`copy`]), seen by the CPU ([`HostView`]), granted to other devices, and shared with other processes ([`share`]). Which devices there
+//! are, and what is wrong when there are none, is found out without a session ([`discovery`]). Everything is counted: drop things in any
+//! order, and the last user undoes them in the order that the driver wants.
+//!
+//! ```standalone_crate
+//! # // On a machine without NPUs: an emulated driver that answers this process's system calls.
+//! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+//! # emulator.attach()?;
+//! use ascend_vmm::{Session, discovery::LogicalId};
+//!
+//! let session = Session::open()?;
+//! let device = session.device(LogicalId(0))?;
+//!
+//! let memory = device.create(64 << 20)?; // 64 MiB of HBM, without an address
+//! let reservation = session.reserve(1 << 30)?; // 1 GiB of addresses, without memory
+//! let mapping = reservation.map(0, &memory)?;
+//!
+//! mapping.write(0, b"hello, NPU")?;
+//! let mut back = [0; 10];
+//! mapping.read(0, &mut back)?;
+//! assert_eq!(&back, b"hello, NPU");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Errors say what was tried, what the kernel answered in its own words, what that means and what to do: [`Error`]. Every system call
+//! is a `tracing` span with its name, time and answer.
+//!
+//! Nothing here has run on hardware yet: docs/facts.md says what stands behind each claim. "Ascend" is a mark of Huawei, used to say
+//! which hardware this is for; the project is not affiliated with Huawei.
 
 pub mod copy;
 mod davinci;
@@ -20,3 +52,8 @@ pub use mapping::{HostView, Mapping};
 pub use physical::{Granularity, Kind, Location, MemoryKind, Page, PhysicalMemory};
 pub use reserve::{Reservation, ReserveOptions};
 pub use session::{Session, SessionBuilder};
+
+/// The programs of the README are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -42,16 +42,18 @@ pub(crate) use table::WeakTable;
 
 /// A reference to this process's session.
 ///
-/// ```no_run
-/// use ascend_vmm::{Session, discovery::LogicalId};
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::Session;
 ///
 /// let session = Session::open()?;
-/// let device = session.device(LogicalId(0))?;
-/// let memory = device.create(64 << 20)?;
-/// let reservation = session.reserve(64 << 20)?;
-/// let mapping = reservation.map(0, &memory)?;
-/// mapping.write(0, b"hello")?;
-/// # Ok::<(), ascend_vmm::Error>(())
+/// println!("driver generation {}", session.generation());
+/// // A process has one: anyone else in it takes the same.
+/// let same = Session::current()?;
+/// drop(same);
+/// session.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Session {

@@ -5,7 +5,7 @@
 //! destroys or hides the session. The SOMA and UVM segments are made inaccessible right away, since a CPU access to SOMA would hang the
 //! thread in the kernel for ever.
 
-use crate::davinci::DavinciFile;
+use crate::davinci::{DavinciFile, traced};
 use crate::error::{Errno, Error, Refused, Result};
 use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_SIZE, SVM_START, Segment};
 use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, mmap_anonymous, mprotect, msync, munmap};
@@ -52,10 +52,11 @@ impl Segments {
             return Err(("mmap", Errno::EINVAL));
         };
         // MAP_FIXED is refused by the driver; MAP_PRIVATE would not be usable.
-        // SAFETY: without MAP_FIXED the kernel only hands out addresses that nobody uses.
-        let mapped = unsafe {
-            mmap(Some(start), size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, file.fd(), 0)
-        };
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let mapped = traced("SVM", "mmap", || {
+            // SAFETY: without MAP_FIXED the kernel only hands out addresses that nobody uses.
+            unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, file.fd(), 0) }
+        });
         let address = mapped.map_err(|errno| ("mmap", errno))?;
         if address.addr() != start {
             // The driver checks this itself; be sure all the same, since a wrong address would be somebody else's.
@@ -67,9 +68,11 @@ impl Segments {
         let _ = address.as_ptr().expose_provenance();
         self.mapped.push((address, *segment));
         if segment.start != SVM_START && !is_host_pin(segment) {
-            // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is not split.
-            unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) }
-                .map_err(|errno| ("mprotect", errno))?;
+            traced("SVM", "mprotect", || {
+                // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is not split.
+                unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) }
+            })
+            .map_err(|errno| ("mprotect", errno))?;
         }
         Ok(())
     }
@@ -82,8 +85,11 @@ impl Segments {
     /// Unmaps each segment by its own call with its exact range.
     pub(crate) fn unmap(&mut self) {
         for (address, segment) in self.mapped.drain(..) {
-            // SAFETY: we mapped exactly this range. Views into it borrow mappings, and those are gone before the session ends.
-            if let Err(errno) = unsafe { munmap(address, segment.size as usize) } {
+            let unmapped = traced("SVM", "munmap", || {
+                // SAFETY: we mapped exactly this range. Views into it borrow mappings, and those are gone before the session ends.
+                unsafe { munmap(address, segment.size as usize) }
+            });
+            if let Err(errno) = unmapped {
                 tracing::error!(start = segment.start, ?errno, "an address segment could not be unmapped");
             }
         }

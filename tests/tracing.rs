@@ -1,0 +1,100 @@
+//! Every system call can be watched: its name, device, size, time and answer.
+
+use ascend_emulator::{Config, isolated};
+use ascend_vmm::Session;
+use ascend_vmm::discovery::LogicalId;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Keeps the fields of every event.
+#[derive(Clone, Default)]
+struct Watcher(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+struct Fields(BTreeMap<String, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl Subscriber for Watcher {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("ascend_vmm")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(BTreeMap::new());
+        event.record(&mut fields);
+        self.0.lock().unwrap().push(fields.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn every_system_call_is_told_with_its_name_device_size_time_and_answer() {
+    isolated(Config::default(), |emulator| {
+        let watcher = Watcher::default();
+        emulator.record();
+        tracing::subscriber::with_default(watcher.clone(), || {
+            let session = Session::open().unwrap();
+            let device = session.device(LogicalId(1)).unwrap();
+            let memory = device.create(6 << 20).unwrap();
+            emulator.inject("MEM_CREATE#1=ENOMEM".parse().unwrap());
+            device.create(2 << 20).unwrap_err();
+            drop((memory, device));
+            session.close().unwrap();
+        });
+        let events = watcher.0.lock().unwrap();
+        let told: Vec<_> = events.iter().filter(|event| event.contains_key("command")).collect();
+        // The daemon's packets are answered with codes of their own.
+        let complete = |event: &BTreeMap<String, String>| {
+            event.contains_key("duration") && (event.contains_key("result") || event.contains_key("code"))
+        };
+        assert!(told.iter().all(|event| complete(event)), "{told:?}");
+        let creates: Vec<_> = told.iter().filter(|event| event["command"] == "MEM_CREATE").collect();
+        let fields = |event: &BTreeMap<String, String>| {
+            (event["device"].clone(), event["size"].clone(), event["result"].clone())
+        };
+        assert_eq!(fields(creates[0]), ("1".into(), "6291456".into(), "ok".into()));
+        assert_eq!(fields(creates[1]), ("1".into(), "2097152".into(), "ENOMEM".into()));
+        // Nothing that the memory driver saw went untold.
+        let mut names: BTreeMap<&str, i64> = BTreeMap::new();
+        for record in emulator.records() {
+            let ours = record.file.is_none_or(|file| file == 1) && record.call != "close";
+            if let (true, name) = (ours, record.cmd.unwrap_or(record.call)) {
+                *names.entry(name).or_default() += 1;
+            }
+        }
+        for name in [
+            "ALLOC_PROC_STRUCT",
+            "GET_MMAP_INFO",
+            "INIT_PROCESS",
+            "SETUP_DEVICE",
+            "MEM_CREATE",
+            "MEM_RELEASE",
+            "CLOSE_DEVICE",
+        ] {
+            let count = told.iter().filter(|event| event["command"] == name).count() as i64;
+            assert_eq!(names.get(name), Some(&count), "{name}");
+        }
+        for name in ["open", "OPEN", "mmap", "mprotect", "munmap", "CLOSE"] {
+            assert!(told.iter().any(|event| event["command"] == name), "{name}");
+        }
+    });
+}
