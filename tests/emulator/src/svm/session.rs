@@ -2,7 +2,7 @@
 //!
 //! The host's side of a session hangs on the *address space* of its process: it ends when that goes, or when the process unmaps a segment by itself. The
 //! device's side hangs on the *file*: it ends when the last reference to that goes. A session whose file is closed while its address space lives (one
-//! that never mapped the segments) stays in the way of the next one. See `K/common/svm_module_ops.c`, `svm_proc_mng.c` and `svm_mmu_notifier.c` in
+//! that never mapped the segments) stays in the way of the next one. See `common/svm_module_ops.c`, `svm_proc_mng.c` and `svm_mmu_notifier.c` in
 //! the driver's `src/sdk_driver/svm/v2`.
 
 use super::agent::{self, Agent};
