@@ -210,6 +210,11 @@ impl Driver {
         })
     }
 
+    /// Two ioctls on one file of one process wait to be answered together: an ALLOC of the memory module, by the address of its argument, and another.
+    pub fn overlap(&mut self, caller: &Caller, file: FileId, alloc: u64, request: u32, other: u64) {
+        self.svm.overlap(&mut self.machine, caller, file, alloc, request, other);
+    }
+
     /// mmap(2).
     pub fn mmap(&mut self, caller: &Caller, file: FileId, mmap: &Mmap) -> Result<(), Errno> {
         let Some(open) = self.files.get(&file) else { return Err(Errno::EBADF) };

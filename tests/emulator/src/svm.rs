@@ -16,6 +16,7 @@ mod handle;
 mod heap;
 mod klog;
 mod mapping;
+mod race;
 mod ranges;
 mod session;
 mod share;

@@ -43,3 +43,60 @@ fn a_test_whose_client_crashes_the_kernel_fails_with_the_traps_name() {
 fn a_test_that_crashes_the_kernel_itself_fails_with_the_traps_name() {
     isolated(config(), |_| crash());
 }
+
+/// One thread takes and gives back addresses while another asks about them.
+fn use_during_alloc() {
+    let session = &Session::start(Config::default().generation).unwrap();
+    let address = session.heap().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(move || {
+                loop {
+                    let query = svm::ReserveAddressInfo { address, ..Default::default() };
+                    let _ = session.call(Op::ReserveAddrInfoQuery, 0, &query);
+                }
+            });
+        }
+        loop {
+            session.call(Op::Alloc, 0, &svm::Alloc { address, size: 4 * svm::HUGE_PAGE }).unwrap();
+            session.free(address).unwrap();
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `use-during-alloc`")]
+fn a_thread_that_uses_addresses_before_their_alloc_returned_is_found() {
+    isolated(config(), |_| {
+        let status = fork(use_during_alloc).wait();
+        assert!(matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "{status:?}");
+    });
+}
+
+#[test]
+fn threads_may_use_one_range_while_another_is_taken() {
+    isolated(config(), |_| {
+        fork(|| {
+            let session = &Session::start(Config::default().generation).unwrap();
+            let address = session.heap().unwrap();
+            let id = session.create(1).unwrap();
+            session.map(address, id, 1).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(move || {
+                        for _ in 0..2000 {
+                            let query = svm::ReserveAddressInfo { address, ..Default::default() };
+                            session.call(Op::ReserveAddrInfoQuery, 0, &query).unwrap();
+                        }
+                    });
+                }
+                let other = address + svm::HUGE_PAGE;
+                for _ in 0..2000 {
+                    session.call(Op::Alloc, 0, &svm::Alloc { address: other, size: 4 * svm::HUGE_PAGE }).unwrap();
+                    session.free(other).unwrap();
+                }
+            });
+        })
+        .join();
+    });
+}

@@ -3,6 +3,7 @@
 use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -129,6 +130,14 @@ impl Listener {
             Err(Errno::ENOENT | Errno::EINTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// A call that waits already, if there is one.
+    pub fn receive_ready(&self) -> Option<Notification> {
+        let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(&mut polled, PollTimeout::ZERO).is_ok_and(|count| count == 1);
+        let readable = polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN));
+        if ready && readable { self.receive().ok().flatten() } else { None }
     }
 
     /// Whether the caller still waits.

@@ -14,11 +14,12 @@ use crate::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
 use crate::fault::{CommandFaults, Fault};
 use crate::record::{self, Record, Recorder, hex};
 use crate::trap::Trap;
+use ascend_ioctl::svm::{self, Op};
 use libc::c_int;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
@@ -117,6 +118,15 @@ impl Who {
     fn record(&self, call: &'static str) -> Record {
         Record { call, pid: self.key.tgid, tid: self.tid, ..Record::default() }
     }
+}
+
+/// The memory module's ALLOC, which has the same number in every generation.
+const ALLOC: Option<u32> = svm::stable(Op::Alloc);
+
+/// Whether a call may be an ALLOC. The size bits say nothing to the driver.
+fn is_alloc(call: &Notification) -> bool {
+    let same = |alloc: u32| alloc as u16 == call.arguments[1] as u16;
+    call.number == libc::SYS_ioctl && ALLOC.is_some_and(same)
 }
 
 struct Server {
@@ -376,14 +386,44 @@ impl Server {
         let listener = self.listeners[index].clone();
         match listener.receive() {
             Ok(Some(notification)) => {
-                self.settle();
-                self.present(listener, notification, Instant::now(), None);
+                let mut waiting = VecDeque::from([notification]);
+                while let Some(notification) = waiting.pop_front() {
+                    self.settle();
+                    if is_alloc(&notification) {
+                        // The one call that others must not overlap with: see who waits beside it.
+                        while let Some(next) = listener.receive_ready() {
+                            waiting.push_back(next);
+                        }
+                        for other in &waiting {
+                            self.overlap(&notification, other);
+                        }
+                    }
+                    self.present(listener.clone(), notification, Instant::now(), None);
+                }
             }
             Ok(None) => {}
             Err(error) => {
                 eprintln!("ascend-emulator: the kernel's listener failed: {error}");
                 self.listeners.remove(index);
             }
+        }
+    }
+
+    /// Tells the model that an ALLOC and another call of the same process on the same file wait together.
+    fn overlap(&mut self, alloc: &Notification, other: &Notification) {
+        let (now, [descriptor, request, argument, ..]) = (Instant::now(), other.arguments);
+        if other.number != libc::SYS_ioctl || request as u8 == alloc.arguments[1] as u8 {
+            return;
+        }
+        let one = self.file(alloc.tid, alloc.arguments[0] as c_int, now);
+        let other = self.file(other.tid, descriptor as c_int, now);
+        let (Some((who, inode)), Some((other, other_inode))) = (one, other) else { return };
+        if inode != other_inode || who.key != other.key {
+            return;
+        }
+        if let Some(file) = self.files.get_mut(inode).map(|file| file.id) {
+            let memory = ProcessMemory(alloc.tid);
+            self.driver.overlap(&who.caller(&memory), file, alloc.arguments[2], request as u32, argument);
         }
     }
 
