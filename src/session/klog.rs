@@ -6,6 +6,7 @@
 //!
 //! The vendor's library uses the same page. If one with the magic word is already there, we leave it alone and only read what was added.
 
+use super::fork::ForkGuard;
 use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, Page, SVM_ERRORS};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::num::NonZeroUsize;
@@ -21,6 +22,8 @@ pub(crate) struct LogPage {
     ours: bool,
     /// Where the kernel will write next in another library's page, as far as known.
     seen: AtomicI32,
+    /// The process that made it: in its children the page is another session's, if they have one.
+    guard: ForkGuard,
 }
 
 // SAFETY: the page is only touched through atomics and volatile reads, and stays mapped as long as this value lives.
@@ -46,7 +49,7 @@ impl LogPage {
         if page.addr() == address {
             // SAFETY: a fresh mapping of our own, page-aligned and large enough.
             unsafe { page.write(Page::empty(SVM_ERRORS)) };
-            return Some(LogPage { page, ours: true, seen: AtomicI32::new(0) });
+            return Some(LogPage { page, ours: true, seen: AtomicI32::new(0), guard: ForkGuard::new() });
         }
         // SAFETY: this is the mapping that was just made, and nobody knows of it.
         if let Err(errno) = unsafe { munmap(page.cast(), PAGE_SIZE) } {
@@ -61,7 +64,7 @@ impl LogPage {
             return None;
         }
         let page = NonNull::new(std::ptr::with_exposed_provenance_mut::<Page>(address.get()))?;
-        let log = LogPage { page, ours: false, seen: AtomicI32::new(0) };
+        let log = LogPage { page, ours: false, seen: AtomicI32::new(0), guard: ForkGuard::new() };
         log.empty();
         Some(log)
     }
@@ -118,7 +121,7 @@ impl LogPage {
 
 impl Drop for LogPage {
     fn drop(&mut self) {
-        if !self.ours {
+        if !self.ours || self.guard.in_child() {
             return;
         }
         // SAFETY: we mapped it, and nothing is borrowed from it.
