@@ -57,6 +57,11 @@ impl Talk {
         Ticket::from_bytes(&bytes).unwrap()
     }
 
+    /// Makes the line this process's standard input, which survives an exec.
+    pub fn become_input(&self) {
+        nix::unistd::dup2_stdin(&self.0).unwrap();
+    }
+
     /// Says who this process is.
     pub fn say_who(&self, session: &Session) {
         self.say(BareTgid::of_this_process(session).unwrap().as_raw() as u64);
@@ -95,6 +100,12 @@ impl Other {
 
     pub fn join(self) {
         self.client.join();
+    }
+
+    /// Waits for its end; its children may still be at the other end of the line.
+    pub fn join_and_keep_line(self) -> Talk {
+        self.client.join();
+        self.talk
     }
 
     /// Waits until it is so far, and lets it go on.
