@@ -1,10 +1,11 @@
 //! `cargo xtask selftest`: the acceptance test for a host with NPUs.
 //!
-//! Two suites, each of which touches only memory that it allocated itself, and little of that: every public operation of the library ([`library`]), and
-//! the experiment that shows what a device process needs (`--device-process`).
+//! Three suites, each of which touches only memory that it allocated itself, and little of that: every public operation of the library ([`library`]),
+//! the kernel driver's rules without the library (`--raw`), and the experiment that shows what a device process needs (`--device-process`).
 
 mod device_process;
 mod library;
+mod raw;
 pub mod report;
 
 use ascend_vmm::discovery::{self, Options, Survey};
@@ -33,6 +34,12 @@ pub struct Selftest {
     /// Find out step by step whether a device needs a process on it, and how it starts.
     #[arg(long)]
     device_process: bool,
+    /// Ask the kernel driver's rules one by one, by system calls alone (docs/conformance.md).
+    #[arg(long, conflicts_with_all = ["device", "device_process"])]
+    raw: bool,
+    /// With --raw, also rules that use up a whole resource for a moment or make very many calls: not on a host that others use.
+    #[arg(long, requires = "raw")]
+    exhaustion: bool,
 }
 
 /// No device.
@@ -47,6 +54,15 @@ impl Selftest {
             if let Err(error) = std::fs::write(file, "") {
                 return crate::impossible(format!("{} cannot be written: {error}", file.display()));
             }
+        }
+        if self.raw {
+            let mut report = Report::new("raw");
+            let device = raw::run(&mut report, self.exhaustion, |case| {
+                if !self.json {
+                    println!("{}", crate::table::paint(&case.line()));
+                }
+            });
+            return self.finish(&report, !device);
         }
         let survey = discovery::survey(&Options::default());
         let mut run = Run { report: Report::new(suite), json: self.json, survey: &survey };

@@ -145,3 +145,30 @@ fn wrong_arguments_get_a_sentence_and_exit_2() {
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
     }
 }
+
+#[test]
+fn the_kernels_rules_are_asked_without_the_library() {
+    let config = Config { generation: Generation::V9_0_0, ..Config::default() };
+    let (document, status) = document(config, &[], &["--raw"]);
+    assert_eq!(named(&document, "failed"), [""; 0], "{document:#}");
+    assert_eq!((status, &document["driver"], &document["suite"]), (0, &"9.0.0".into(), &"raw".into()));
+    assert!(named(&document, "passed").contains(&"releasing what is mapped is ebusy"));
+    assert!(document["summary"]["passed"].as_u64().unwrap() > 500, "{}", document["summary"]);
+}
+
+#[test]
+fn a_rule_that_is_not_kept_tells_where_it_comes_from() {
+    let (document, status) = document(Config::default(), &["MEMCPY2D=EIO"], &["--raw"]);
+    assert_eq!(status, 1);
+    let failed = named(&document, "failed");
+    assert!(failed.contains(&"rows are copied both ways"), "{failed:?}");
+    let text = document.to_string();
+    assert!(text.contains("got EIO") && text.contains("section 5.2, proven by running the host driver"), "{failed:?}");
+}
+
+#[test]
+fn rules_cannot_be_asked_of_a_host_without_a_driver() {
+    let (document, status) = document(Config { door: Door::Missing, ..Config::default() }, &[], &["--raw"]);
+    assert_eq!(status, 3);
+    assert_eq!(document["cases"].as_array().unwrap().len(), 0);
+}

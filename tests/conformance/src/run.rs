@@ -3,6 +3,7 @@
 use crate::host::Host;
 use crate::peer::{End, fork, leave};
 use crate::rule::{Failure, Rule, Verdict};
+use ascend_ioctl::Generation;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -55,6 +56,8 @@ pub struct Report {
 pub struct Summary {
     /// The host in words; `None` if there is no driver or no device.
     pub host: Option<String>,
+    /// Generation of its driver.
+    pub generation: Option<Generation>,
     /// Rules that the driver keeps.
     pub passed: usize,
     /// Rules that it does not.
@@ -111,6 +114,7 @@ fn run_all(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summar
     host.exhaustion = options.exhaustion;
     host.patience = options.patience;
     summary.host = Some(host.describe());
+    summary.generation = Some(host.generation);
     for rule in crate::rules().filter(|rule| wanted(options, rule)) {
         let began = Instant::now();
         let outcome = match check(rule, &host, options.timeout) {
