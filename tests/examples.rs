@@ -2,22 +2,21 @@
 
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Generation;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where cargo put an example that it built along with this test.
+/// Where cargo puts an example. Plain `cargo test` has built it; `cargo test --test examples` has not, so it is built now.
 fn example(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
     // From target/debug/deps/examples-… to target/debug/examples/NAME.
-    path.pop();
-    path.pop();
-    path.push("examples");
-    path.push(name);
-    assert!(
-        path.exists(),
-        "{} is not there: cargo builds it for `cargo test`; else cargo build --examples",
-        path.display()
-    );
+    let own = std::env::current_exe().unwrap();
+    let profile = own.parent().and_then(Path::parent).unwrap();
+    let path = profile.join("examples").join(name);
+    if !path.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--example", name]).arg("--target-dir").arg(profile.parent().unwrap());
+        cargo.args(profile.ends_with("release").then_some("--release"));
+        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    }
     path
 }
 
@@ -54,4 +53,9 @@ fn a_segment_grows_and_shrinks_at_one_address() {
 #[test]
 fn memory_sleeps_and_wakes_at_the_same_address() {
     prints("sleep_wake", &["awake:", "asleep:", "awake again: same addresses, same weights"]);
+}
+
+#[test]
+fn two_processes_share_memory() {
+    prints("share", &["has the memory", "reads \"HELLO FROM THE IMPORTER\""]);
 }

@@ -60,7 +60,8 @@ enum Start {
     Automatic,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A size in bytes or with a unit.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[number.len()..] {
         "" => 1,

@@ -4,6 +4,7 @@
 //! everywhere: 0 yes, 1 no (something failed, differs, or missed its target), 2 wrong arguments or impossible here, 3 no device.
 
 pub mod bench;
+pub mod demo;
 pub mod emulate;
 pub mod probe;
 pub mod selftest;
@@ -16,12 +17,20 @@ use std::process::ExitCode;
 pub enum Host {
     /// List the NPUs, what they offer, and what is wrong.
     Probe(probe::Probe),
+    /// See two processes share memory of an NPU, or of an emulated one.
+    Demo(demo::Demo),
     /// Test every operation on this host's NPUs.
     Selftest(selftest::Selftest),
     /// Run a program on a host with an emulated driver.
     Emulate(emulate::Emulate),
     /// Measure what the library adds to the kernel's work, beside its targets.
     Bench(bench::Bench),
+    /// The first process of `demo`.
+    #[command(hide = true)]
+    DemoExporter(demo::Exporter),
+    /// The other processes of `demo`.
+    #[command(hide = true)]
+    DemoImporter(demo::Importer),
     /// The process that `bench` measures.
     #[command(hide = true)]
     BenchClient(bench::client::Client),
@@ -32,6 +41,9 @@ impl Host {
     pub fn run(self) -> ExitCode {
         match self {
             Host::Probe(command) => command.run(),
+            Host::Demo(command) => command.run(),
+            Host::DemoExporter(command) => command.run(),
+            Host::DemoImporter(command) => command.run(),
             Host::Selftest(command) => command.run(),
             Host::Emulate(command) => emulate::run(command),
             Host::Bench(bench) => bench.run(),

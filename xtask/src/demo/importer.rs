@@ -1,0 +1,74 @@
+//! The process that the memory is shared with.
+
+use super::exporter::Line;
+use super::{Failure, check, write};
+use crate::table::bytes;
+use ascend_vmm::Session;
+use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::share::{self, BareTgid, Ticket};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// The process that the memory is shared with.
+#[derive(clap::Args)]
+pub struct Importer {
+    /// The socket that leads to the exporter.
+    socket: PathBuf,
+    /// The device on which the memory is imported.
+    #[arg(long)]
+    device: u32,
+    /// How often the memory was changed before.
+    #[arg(long)]
+    changes: u32,
+}
+
+fn say(text: impl std::fmt::Display) {
+    println!("  importer {}: {text}", std::process::id());
+}
+
+impl Importer {
+    /// Runs the command; the exit status is its answer.
+    pub fn run(self) -> ExitCode {
+        match self.share() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: importer: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn share(&self) -> Result<(), Failure> {
+        let mut line = Line::new(UnixStream::connect(&self.socket)?)?;
+        let session = Session::open()?;
+        let device = session.device(LogicalId(self.device))?;
+        let me = BareTgid::of_this_process(&session)?;
+        say(format_args!("tells that the driver knows it as process {me}"));
+        line.send(&me.to_string())?;
+
+        let ticket: Ticket = line.receive()?.parse()?;
+        say(format_args!("got a ticket for {} of process {}", bytes(ticket.size), ticket.exporter));
+        let start = Instant::now();
+        let memory = share::import(&device, &ticket)?;
+        send(&mut line, "import", start.elapsed())?;
+        let reservation = session.reserve(memory.size())?;
+        let start = Instant::now();
+        let mapping = reservation.map(0, &memory)?;
+        send(&mut line, "map the import", start.elapsed())?;
+        say(format_args!("imported it, mapped at {:#x}", mapping.address()));
+        send(&mut line, "importer reads", check("importer", &mapping, self.changes)?)?;
+        say("reads what was written: every byte is right");
+        send(&mut line, "importer writes", write("importer", &mapping, self.changes + 1)?)?;
+        say("changed every byte");
+        drop((mapping, reservation, memory, device));
+        session.close()?;
+        line.send("done")
+    }
+}
+
+/// Tells the exporter a time.
+fn send(line: &mut Line, name: &str, time: Duration) -> Result<(), Failure> {
+    line.send(&format!("{name}={}", time.as_secs_f64() * 1e6))
+}
