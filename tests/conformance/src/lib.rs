@@ -27,7 +27,7 @@
 //! | D1.*n* | answers of the running discovery modules: 1 multiplexer, 2 uda, 6 DEVMNG, 7 URD |
 //! | P*n* | the device process: 3 `/dev/hisi_hdc`, 4 identity |
 //!
-//! See `docs/facts.md` for what stands behind them.
+//! C and N were run on generation 26.1 only. See `docs/conformance.md` and `docs/facts.md` for what stands behind them.
 
 pub mod host;
 mod manager;
