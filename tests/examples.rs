@@ -41,6 +41,13 @@ fn prints(name: &str, texts: &[&str]) {
 }
 
 #[test]
+fn the_first_program_of_the_readme_runs() {
+    let program = include_str!("../examples/hello.rs").split_once("\n\n").unwrap().1;
+    assert!(include_str!("../README.md").contains(program), "examples/hello.rs and the README are not the same");
+    prints("hello", &["hello, NPU at 0x"]);
+}
+
+#[test]
 fn list_names_the_devices() {
     prints("list", &["device 0 (/dev/davinci0", "device 1 (/dev/davinci1"]);
 }

@@ -1,0 +1,42 @@
+//! What the pages in docs/ state in tables is what the library does.
+
+use ascend_vmm::error::{Errno, VendorCode};
+
+/// The cells of the table rows of a page.
+fn rows(page: &str) -> impl Iterator<Item = Vec<&str>> {
+    page.lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
+        .map(|line| line.split(" | ").map(str::trim).collect())
+}
+
+#[test]
+fn the_vendors_codes_are_those_of_the_page_about_errors() {
+    let named = |name: &str| (1..=133).map(Errno::from_raw).find(|errno| format!("{errno:?}") == name);
+    let mut seen = 0;
+    for row in rows(include_str!("../docs/errors.md")) {
+        let [errnos, driver, acl] = row[..] else { continue };
+        if !acl.chars().all(|c| c.is_ascii_digit()) {
+            continue;
+        }
+        for errno in errnos.split(", ").filter_map(named) {
+            let code = VendorCode::of(errno);
+            assert_eq!(format!("{} {}", code.driver, code.driver_name), driver, "{errno:?}");
+            assert_eq!(code.acl.to_string(), acl, "{errno:?}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 18, "only {seen} codes were found on the page");
+}
+
+#[test]
+fn every_code_of_a_finding_is_on_the_page_about_json() {
+    // The codes are written once, in a match; the page must have each of them.
+    let source = include_str!("../src/discovery/finding.rs");
+    let body = source.split_once("pub fn code(&self)").and_then(|(_, rest)| rest.split_once("\n    }")).unwrap().0;
+    let codes: Vec<&str> = body.split('"').skip(1).step_by(2).collect();
+    assert!(codes.len() > 30, "{codes:?}");
+    let page = include_str!("../docs/json.md");
+    for code in codes {
+        assert!(page.contains(&format!("`{code}`")), "docs/json.md does not have {code}");
+    }
+}
