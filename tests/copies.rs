@@ -1,7 +1,7 @@
 //! Copies, fills, access and the CPU's view under the emulated driver.
 
 use ascend_emulator::config::Attachment;
-use ascend_emulator::{Config, isolated, on_each_generation};
+use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
@@ -246,6 +246,25 @@ fn asynchronous_copies_give_their_buffer_back_and_hold_their_mapping() {
         emulator.inject("ASYNC_MEMCPY#1=ENOSPC".parse().unwrap());
         let failed = mapping.write_async(0, vec![4; 10]).unwrap_err();
         assert_eq!((failed.error.errno(), failed.object), (Some(Errno::ENOSPC), vec![4; 10]));
+    });
+}
+
+#[test]
+fn a_copy_that_is_forgotten_costs_its_buffer_and_nothing_else() {
+    isolated_leaky(Config::default(), |emulator| {
+        let (session, device) = open(0);
+        let (reservation, mapping) = mapped(&session, &device, MIB2);
+        std::mem::forget(mapping.write_async(0, vec![5; 4096]).unwrap());
+        // The kernel holds the mapping for a task that nobody will ask for, and so do we.
+        let failed = mapping.unmap().unwrap_err();
+        assert!(matches!(failed.error, Error::InUse { .. }), "{failed}");
+        assert_eq!(read(&failed.object, 0, 4), [5; 4]);
+        drop(failed);
+        assert!(matches!(reservation.free().unwrap_err().error, Error::InUse { .. }));
+        // Others are not disturbed.
+        let (_r1, other) = mapped(&session, &device, MIB2);
+        other.write(0, &[1]).unwrap();
+        assert!(!emulator.state().is_empty());
     });
 }
 

@@ -255,6 +255,30 @@ fn a_library_that_has_mapped_the_segments_is_in_the_way_and_nothing_is_lost() {
 }
 
 #[test]
+fn the_vendors_library_in_the_process_is_named() {
+    isolated(Config::default(), |_| {
+        // A file of that name that is mapped is all that can be seen of a loaded library.
+        let directory = std::env::temp_dir().join(format!("ascend-vmm-vendor-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("libascend_hal.so");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let library = raw::load(&path);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_dir(&directory).unwrap();
+        let name = path.to_string_lossy().into_owned();
+        let without_segments = raw::session();
+        let error = Session::builder().segments(false).open().unwrap_err();
+        assert!(matches!(error, Error::SessionTaken(_)) && error.to_string().contains(&name), "{error}");
+        drop(without_segments);
+        Session::builder().segments(false).open().unwrap().close().unwrap();
+        let with_segments = raw::mapped();
+        let error = Session::open().unwrap_err();
+        assert!(matches!(error, Error::SessionTaken(_)) && error.to_string().contains(&name), "{error}");
+        drop((with_segments, library));
+    });
+}
+
+#[test]
 fn in_a_child_the_parents_session_says_so_and_the_child_can_open_its_own() {
     on_each_generation(Config::default(), |_, _| {
         let session = Session::open().unwrap();
@@ -458,6 +482,13 @@ mod raw {
         };
         assert_eq!(address as u64, SVM_START);
         raw
+    }
+
+    /// Maps a file, as a loader would.
+    pub fn load(path: &std::path::Path) -> *mut libc::c_void {
+        let file = std::fs::File::open(path).unwrap();
+        // SAFETY: without MAP_FIXED only unused addresses are handed out.
+        unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) }
     }
 
     impl Raw {

@@ -206,10 +206,18 @@ impl Arena {
                 self.search(chunks, step)?
             }
         };
-        self.unlink(heap, run);
         // Heaps start at whole GiB, so chunks are aligned as their addresses are.
         let start = run.next_multiple_of(step);
-        self.carve(heap, run, start, chunks);
+        let rest = self.heaps[heap].size(run) - chunks;
+        if start == run && rest > 0 && class(rest) == class(rest + chunks) {
+            // What is left takes its place in the list.
+            self.replace(heap, run, run + chunks, rest);
+            self.heaps[heap].set(run, chunks, 0);
+            self.live += 1;
+        } else {
+            self.unlink(heap, run);
+            self.carve(heap, run, start, chunks);
+        }
         Some(self.heaps[heap].window.start + u64::from(start) * HUGE_PAGE)
     }
 
@@ -263,22 +271,28 @@ impl Arena {
     }
 
     fn merge(&mut self, heap: usize, mut run: u32) {
-        let table = &self.heaps[heap];
+        let table = &mut self.heaps[heap];
         let mut size = table.size(run);
-        let next = run + size;
-        if next < table.chunks && table.is_free(next) {
-            size += table.size(next);
-            self.unlink(heap, next);
-            self.heaps[heap].clear(next);
-        }
         if run > 0 {
-            let before = self.heaps[heap].run_of(run - 1);
-            if self.heaps[heap].is_free(before) {
-                size += self.heaps[heap].size(before);
+            let before = table.run_of(run - 1);
+            if table.is_free(before) {
+                size += table.size(before);
+                table.clear(run);
                 self.unlink(heap, before);
-                self.heaps[heap].clear(run);
                 run = before;
             }
+        }
+        let table = &mut self.heaps[heap];
+        let next = run + size;
+        if next < table.chunks && table.is_free(next) {
+            let more = table.size(next);
+            size += more;
+            table.clear(next);
+            if class(more) == class(size) {
+                // It takes its neighbour's place in the list.
+                return self.replace(heap, next, run, size);
+            }
+            self.unlink(heap, next);
         }
         self.link(heap, run, size);
     }
@@ -403,6 +417,28 @@ impl Arena {
         self.first[power][step] = at;
         self.steps[power] |= 1 << step;
         self.powers |= 1 << power;
+    }
+
+    /// Makes a free run that takes the place of another of the same class in its list.
+    #[inline]
+    fn replace(&mut self, heap: usize, old: u32, new: u32, size: u32) {
+        let at = join(heap, new);
+        let table = &mut self.heaps[heap];
+        let [_, next, previous] = table.runs[old as usize];
+        table.set(new, size, FREE);
+        table.runs[new as usize][NEXT] = next;
+        table.runs[new as usize][PREVIOUS] = previous;
+        if next != NONE {
+            let (heap, run) = split(next);
+            self.heaps[heap].runs[run as usize][PREVIOUS] = at;
+        }
+        if previous != NONE {
+            let (heap, run) = split(previous);
+            self.heaps[heap].runs[run as usize][NEXT] = at;
+        } else {
+            let (power, step) = class(size);
+            self.first[power][step] = at;
+        }
     }
 
     /// Takes a free run out of its list.

@@ -111,9 +111,20 @@ fn prepare(builder: &SessionBuilder, guard: ForkGuard) -> Result<Prepared> {
         None => return Err(unknown(&describe(family, segments))),
     };
 
-    let segments = if builder.segments { Segments::map(&svm.file, segments)? } else { Segments::default() };
+    let segments = if builder.segments { map(&svm.file, segments)? } else { Segments::default() };
     let svm = Svm { log: LogPage::new(), ..svm };
     Ok(Prepared { svm, generation, segments })
+}
+
+/// Maps the segments. If their addresses are taken and the vendor's library is loaded, it is its session that is in the way.
+fn map(file: &DavinciFile, segments: &[Segment]) -> Result<Segments> {
+    Segments::map(file, segments).map_err(|error| match vendor_library() {
+        Some(library) if error.errno() == Some(Errno::EINVAL) => {
+            tracing::debug!(%error, "the vendor's library has mapped the segments");
+            Error::SessionTaken(Box::new(SessionTaken { vendor_library: Some(library) }))
+        }
+        _ => error,
+    })
 }
 
 /// The generation of the memory driver at `manager`, without making a process object of it, which costs the kernel up to 145 MB.
@@ -182,7 +193,9 @@ fn unknown(detected: &str) -> Error {
 fn vendor_library() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.contains("libascend_hal"))?;
-    line.split_whitespace().last().map(str::to_owned)
+    let path = &line[line.find('/')?..];
+    // So the kernel marks a library that was replaced since it was loaded.
+    Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
 }
 
 impl Prepared {
