@@ -338,7 +338,7 @@ declare_layouts! {
     pub struct Advise = "devmm_mem_advise_para", 24 {
         pub address: u64 = "ptr" @ 0,
         pub size: u64 = "count" @ 8,
-        /// `DV_ADVISE_*` bits.
+        /// [`Advice`](super::Advice) bits.
         pub advice: u32 = "advise" @ 16,
         pub _pad0: [u8; 4],
     }
