@@ -12,6 +12,7 @@ use crate::session::call::{CLOSE_DEVICE, PREPARE_CLOSE_DEVICE, QUERY_MEM_USED_IN
 use crate::session::{Inner, lock};
 use ascend_ioctl::svm::{FreePages, HOST_AGENT_ID, HOST_ID, MemUsedInfo, SetupDevice};
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::sync::Arc;
 
 /// A device that is set up for this process.
@@ -65,13 +66,19 @@ pub struct MemoryInfo {
 }
 
 /// A device, or the host, which needs no setting up.
-#[derive(Debug)]
 pub(crate) struct DeviceInner {
     pub(crate) id: u32,
     setup: SetupDevice,
     /// The device process that we started, if we did: ended after CLOSE_DEVICE.
     process: Option<DeviceProcess>,
     pub(crate) session: Arc<Inner>,
+}
+
+/// Short: memory and mappings lead here.
+impl fmt::Debug for DeviceInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceInner").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl Device {

@@ -384,7 +384,7 @@ impl fmt::Display for UnknownDriver {
         }
         f.write_str(
             ". Nothing was done with it. A newer version of this library may know it; \
-             SessionBuilder::allow_unknown_generation goes on with the newest known tables, at your own risk",
+             SessionBuilder::allow_unknown_generation goes on with the newest known tables if its first commands have known numbers, at your own risk",
         )
     }
 }

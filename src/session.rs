@@ -36,6 +36,7 @@ use call::{FREE_PAGES, RELEASE, Request, Svm, UNMAP, UPDATE_HEAP};
 pub(crate) use fork::ForkGuard;
 use segments::Segments;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) use table::WeakTable;
@@ -187,7 +188,6 @@ pub(crate) enum Orphan {
 }
 
 /// The session itself.
-#[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) arena: Mutex<Arena>,
     pub(crate) mappings: MappingTable,
@@ -209,6 +209,13 @@ pub(crate) struct Inner {
     pub(crate) svm: Svm,
     pub(crate) devmng: Devmng,
     _place: Place,
+}
+
+/// Short: everything that is made through a session leads here, and its tables are long.
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("generation", &self.generation).finish_non_exhaustive()
+    }
 }
 
 /// This process's place for a session, taken by one until everything of it is closed.

@@ -447,3 +447,30 @@ fn thousands_of_live_objects_are_kept_apart() {
         }
     });
 }
+
+#[test]
+fn what_is_printed_for_debugging_is_short() {
+    isolated(Config::default(), |_| {
+        let (session, device) = open(0);
+        let memory = device.create(MIB2).unwrap();
+        let reservation = session.reserve(MIB2).unwrap();
+        let mapping = reservation.map(0, &memory).unwrap();
+        let host = session.host().unwrap();
+        // An unwrap of a failed call prints the object that it hands back.
+        let failed = session.clone().close().unwrap_err();
+        let texts = [
+            format!("{session:?}"),
+            format!("{device:?}"),
+            format!("{memory:?}"),
+            format!("{reservation:?}"),
+            format!("{mapping:?}"),
+            format!("{host:?}"),
+            format!("{failed:?}"),
+            format!("{:?}", mapping.slice(0, 1).unwrap()),
+        ];
+        for text in texts {
+            assert!(text.len() < 1500, "{} characters: {}", text.len(), &text[..1500]);
+        }
+        assert!(format!("{mapping:?}").contains(&mapping.address().to_string()));
+    });
+}

@@ -102,18 +102,23 @@ fn prepare(builder: &SessionBuilder, guard: ForkGuard) -> Result<Prepared> {
         Ok(segments) => segments,
         Err(errno) => return Err(svm.refused("ask for the driver's address segments", request, errno).into()),
     }[..];
-    let generation = match recognise(family, segments) {
-        Some(generation) => generation,
-        None if builder.allow_unknown_generation => {
-            tracing::warn!(?segments, generation = %family, "unknown driver generation, treated as a known one as asked for");
-            family
-        }
-        None => return Err(unknown(&describe(family, segments))),
-    };
+    let generation = choose(family, segments, builder.allow_unknown_generation)?;
 
     let segments = if builder.segments { map(&svm.file, segments)? } else { Segments::default() };
     let svm = Svm { log: LogPage::new(), ..svm };
     Ok(Prepared { svm, generation, segments })
+}
+
+/// The generation to go on with.
+fn choose(family: Generation, segments: &[Segment], allow_unknown: bool) -> Result<Generation> {
+    match recognise(family, segments) {
+        Some(generation) => Ok(generation),
+        None if allow_unknown => {
+            tracing::warn!(?segments, generation = %family, "unknown driver generation, treated as a known one as asked for");
+            Ok(family)
+        }
+        None => Err(unknown(&describe(family, segments))),
+    }
 }
 
 /// Maps the segments. If their addresses are taken and the vendor's library is loaded, it is its session that is in the way.
@@ -235,8 +240,19 @@ mod tests {
         assert_eq!(recognise(Generation::V26_1, &more), None);
         assert_eq!(recognise(Generation::V8_5_0, &segments_of(Generation::V9_0_0, Some(PIN))), None);
         assert_eq!(recognise(Generation::V26_1, &[]), None);
-        let text = unknown(&describe(Generation::V26_1, &more)).to_string();
+        let text = choose(Generation::V26_1, &more, false).unwrap_err().to_string();
         assert!(text.contains("number 101") && text.contains("0x100000000000+0x80000000000"), "{text}");
         assert!(text.contains("8.5.0, 9.0.0, 26.1"), "{text}");
+    }
+
+    #[test]
+    fn an_unknown_generation_that_is_wanted_is_treated_as_the_newest_of_its_numbers() {
+        let mut more = segments_of(Generation::V26_1, Some(PIN));
+        more.push(PIN);
+        assert_eq!(choose(Generation::V26_1, &more, true).unwrap(), Generation::V26_1);
+        assert_eq!(choose(Generation::V8_5_0, &[], true).unwrap(), Generation::V8_5_0);
+        // What is known is not guessed.
+        let known = segments_of(Generation::V9_0_0, Some(PIN));
+        assert_eq!(choose(Generation::V26_1, &known, true).unwrap(), Generation::V9_0_0);
     }
 }
