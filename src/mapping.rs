@@ -109,7 +109,7 @@ impl Reservation {
             Ok(first) => first,
             Err(owner) => return Err(other_owner(reserved, block, &owner)),
         };
-        table.insert(address, size, Arc::downgrade(&mapped));
+        table.insert(address, size, Arc::downgrade(&mapped), Arc::downgrade(block));
         drop(table);
 
         let map = MemMap {

@@ -272,12 +272,12 @@ impl Session {
 
     /// The memory that is mapped at an address, anywhere inside the mapping.
     pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
-        self.inner.mappings.find(address).map(|found| found.memory())
+        self.inner.mappings.find(address).map(|(_, block)| PhysicalMemory { block })
     }
 
     /// The start and size of the mapping that contains an address.
     pub fn mapping_at(&self, address: u64) -> Option<(u64, u64)> {
-        self.inner.mappings.find(address).map(|found| found.range())
+        self.inner.mappings.find(address).map(|(start, block)| (start, block.size))
     }
 
     /// The driver's generation, as found out when the session was opened.

@@ -1,14 +1,16 @@
 //! What is mapped where.
 //!
 //! A bit for every 2 MiB of the addresses that reservations are made from tells whether it is mapped, another whether a mapping starts
-//! there, and a place for every 2 MiB holds the mapping that starts there; so entering a mapping, taking it out and finding it take a few
-//! steps however many there are. The table takes 22 MiB of address space, and memory only where something is mapped: 4 KiB for each GiB
-//! of addresses. A range is entered before MEM_MAP and taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
+//! there, and a place for every 2 MiB holds the mapping that starts there and its memory; so entering a mapping, taking it out and finding
+//! it take a few steps however many there are. The table takes 43 MiB of address space, and memory only where something is mapped: 8 KiB
+//! for each GiB of addresses. A range is entered before MEM_MAP and taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
 
 use super::{Hold, Mapped};
+use crate::physical::Block;
 use crate::reserve::ReserveOptions;
 use crate::session::lock;
 use ascend_ioctl::svm::HUGE_PAGE;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -24,9 +26,9 @@ pub(crate) struct MappingTable(Mutex<Ranges>);
 pub(crate) struct Ranges {
     /// For each 64 chunks: which are mapped, and where mappings start.
     bits: Vec<[u64; 2]>,
-    /// For each chunk where a mapping starts, a `Weak<Mapped>` as the address that `Weak::into_raw` made of it; otherwise 0. A dead one
-    /// is a mapping that the kernel would not undo.
-    mappings: Vec<usize>,
+    /// For each chunk where a mapping starts, the mapping and its memory as [`keep`] made numbers of them; zeros elsewhere. A dead mapping
+    /// is one that is being undone, or that the kernel would not undo.
+    places: Vec<[usize; 2]>,
 }
 
 const MAPPED: usize = 0;
@@ -39,14 +41,18 @@ impl MappingTable {
         lock(&self.0)
     }
 
-    /// The mapping that contains an address.
-    pub(crate) fn find(&self, address: u64) -> Option<Arc<Mapped>> {
+    /// The start and the memory of the mapping that contains an address.
+    ///
+    /// The mapping itself is not kept for a moment: whoever drops it may count on its addresses.
+    pub(crate) fn find(&self, address: u64) -> Option<(u64, Arc<Block>)> {
         let table = self.lock();
-        let chunk = chunk(address)?;
-        let mapped = if table.is_mapped(chunk) { table.upgrade(table.first(chunk)) } else { None };
-        // What was upgraded is dropped after the lock is released: the last reference unmaps, which takes the lock.
+        let chunk = chunk(address).filter(|&chunk| table.is_mapped(chunk))?;
+        let first = table.first(chunk);
+        let alive = table.mapping(first)?.strong_count() > 0;
+        let block = if alive { table.memory(first)?.upgrade() } else { None };
+        // Not dropped under the lock: the last reference releases the memory.
         drop(table);
-        mapped.filter(|mapped| mapped.live.load(Ordering::Acquire))
+        block.map(|block| (START + u64::from(first) * HUGE_PAGE, block))
     }
 
     /// The mappings that cover `start..end` without a hole; `None` if there is one.
@@ -56,10 +62,10 @@ impl MappingTable {
         let table = self.lock();
         while covered < end {
             let Some(chunk) = chunk(covered).filter(|&chunk| table.is_mapped(chunk)) else { break };
-            let Some(mapped) = table.upgrade(table.first(chunk)) else { break };
+            let Some(mapped) = table.mapping(table.first(chunk)).and_then(|mapped| mapped.upgrade()) else { break };
             let (address, size) = mapped.range();
             let live = mapped.live.load(Ordering::Acquire);
-            // As in `find`: not dropped under the lock, also when it is of no use.
+            // Not dropped under the lock, also when it is of no use: the last reference unmaps, which takes the lock.
             holds.push(Hold::new(mapped));
             if !live {
                 break;
@@ -104,10 +110,10 @@ impl Ranges {
 
     /// Enters a mapping; the range is free.
     #[inline]
-    pub(crate) fn insert(&mut self, address: u64, size: u64, mapped: Weak<Mapped>) {
+    pub(crate) fn insert(&mut self, address: u64, size: u64, mapped: Weak<Mapped>, block: Weak<Block>) {
         if self.bits.is_empty() {
             self.bits = vec![[0; 2]; CHUNKS / 64];
-            self.mappings = vec![0; CHUNKS];
+            self.places = vec![[0; 2]; CHUNKS];
         }
         match one_word(address, size) {
             Some((word, mask)) => self.bits[word][MAPPED] |= mask,
@@ -115,7 +121,7 @@ impl Ranges {
         }
         let first = ((address - START) / HUGE_PAGE) as usize;
         self.bits[first / 64][FIRST] |= 1 << (first % 64);
-        self.mappings[first] = mapped.into_raw().expose_provenance();
+        self.places[first] = [keep(mapped), keep(block)];
     }
 
     /// Takes a mapping out: the kernel has it no more.
@@ -127,20 +133,30 @@ impl Ranges {
         }
         let first = ((address - START) / HUGE_PAGE) as usize;
         self.bits[first / 64][FIRST] &= !(1 << (first % 64));
-        let place = std::mem::take(&mut self.mappings[first]);
-        if place != 0 {
-            // SAFETY: `insert` made it of a `Weak`, and it was just taken out, so it is not used again.
-            drop(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
+        self.vacate(first);
+    }
+
+    /// Gives up what is kept in a place.
+    #[inline]
+    fn vacate(&mut self, place: usize) {
+        let [mapped, block] = std::mem::take(&mut self.places[place]);
+        // SAFETY: `insert` made them of these types, and they were just taken out, so they are not used again.
+        unsafe {
+            give_up::<Mapped>(mapped);
+            give_up::<Block>(block);
         }
     }
 
-    /// The mapping that starts at a chunk, unless it is being dropped.
-    fn upgrade(&self, first: u32) -> Option<Arc<Mapped>> {
-        let place = *self.mappings.get(first as usize).filter(|&&place| place != 0)?;
-        // SAFETY: `insert` made it of a `Weak`, which stays the table's: it is not dropped here.
-        let weak =
-            std::mem::ManuallyDrop::new(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
-        weak.upgrade()
+    /// The mapping that starts at a chunk.
+    fn mapping(&self, first: u32) -> Option<ManuallyDrop<Weak<Mapped>>> {
+        // SAFETY: `insert` made it of this type, and it is not given up while the table is borrowed.
+        self.places.get(first as usize).and_then(|&[mapped, _]| unsafe { kept(mapped) })
+    }
+
+    /// The memory of the mapping that starts at a chunk.
+    fn memory(&self, first: u32) -> Option<ManuallyDrop<Weak<Block>>> {
+        // SAFETY: `insert` made it of this type, and it is not given up while the table is borrowed.
+        self.places.get(first as usize).and_then(|&[_, block]| unsafe { kept(block) })
     }
 
     fn bit(&self, chunk: u32, which: usize) -> bool {
@@ -192,17 +208,40 @@ fn words(address: u64, size: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+/// A reference as a number, which is not 0. Places are numbers, since only of numbers a table can be made without touching its memory.
+#[inline]
+fn keep<T>(reference: Weak<T>) -> usize {
+    reference.into_raw().expose_provenance()
+}
+
+/// The reference that is kept as a number; `None` for 0.
+///
+/// # Safety
+///
+/// The number must be 0 or of [`keep`] for the same type. The reference stays kept: it must not be used after it was given up.
+#[inline]
+unsafe fn kept<T>(place: usize) -> Option<ManuallyDrop<Weak<T>>> {
+    // SAFETY: the caller vouches for the number; the reference is not dropped.
+    (place != 0).then(|| ManuallyDrop::new(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance(place)) }))
+}
+
+/// Drops the reference that is kept as a number.
+///
+/// # Safety
+///
+/// As for [`kept`], and the number must not be used again.
+#[inline]
+unsafe fn give_up<T>(place: usize) {
+    // SAFETY: the caller vouches for the number, and does not use it again.
+    drop(unsafe { kept::<T>(place) }.map(ManuallyDrop::into_inner));
+}
+
 impl Drop for Ranges {
     fn drop(&mut self) {
         // What the kernel would not undo is still here; everything else has taken itself out.
-        for (index, bits) in self.bits.iter().enumerate().filter(|(_, bits)| bits[FIRST] != 0) {
-            for bit in (0..64).filter(|bit| bits[FIRST] >> bit & 1 != 0) {
-                let place = std::mem::take(&mut self.mappings[index * 64 + bit]);
-                if place != 0 {
-                    // SAFETY: `insert` made it of a `Weak`, and it was just taken out, so it is not used again.
-                    drop(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance::<Mapped>(place)) });
-                }
-            }
+        for word in 0..self.bits.len() {
+            let firsts = self.bits[word][FIRST];
+            (0..64).filter(|bit| firsts >> bit & 1 != 0).for_each(|bit| self.vacate(word * 64 + bit));
         }
     }
 }
@@ -229,7 +268,7 @@ mod tests {
                 let overlaps = model.range(..address + size).next_back().is_some_and(|(&start, &length)| start + length > address);
                 prop_assert_eq!(table.lock().is_occupied(address, size), overlaps);
                 if insert && !overlaps {
-                    table.lock().insert(address, size, Weak::new());
+                    table.lock().insert(address, size, Weak::new(), Weak::new());
                     model.insert(address, size);
                 } else if let Some((&start, &length)) = model.range(..=address).next_back() {
                     if !insert {
@@ -254,7 +293,7 @@ mod tests {
     #[test]
     fn addresses_that_nobody_can_reserve_are_not_mapped() {
         let table = MappingTable::default();
-        table.lock().insert(START, MIB2, Weak::new());
+        table.lock().insert(START, MIB2, Weak::new(), Weak::new());
         for address in [0, START - 1, ReserveOptions::ADDRESSES.end, u64::MAX] {
             assert!(table.find(address).is_none());
         }
@@ -264,7 +303,7 @@ mod tests {
     fn the_largest_mapping_is_found_from_its_last_byte() {
         let table = MappingTable::default();
         let (address, size) = (START + 77 * MIB2, 65_536 * MIB2);
-        table.lock().insert(address, size, Weak::new());
+        table.lock().insert(address, size, Weak::new(), Weak::new());
         let table = table.lock();
         assert_eq!(table.first(chunk(address + size - 1).unwrap()), 77);
         assert!(!table.is_mapped(chunk(address + size).unwrap()));
