@@ -96,7 +96,7 @@ impl Bench {
         // More memory than any card has: 100 000 live handles of 2 MiB.
         let config = Config { hbm: 1 << 40, device_process: DeviceProcess::Automatic, ..Config::default() };
         let emulator = Emulator::start(config.clone()).map_err(|error| error.to_string())?;
-        let mut bench = Run { figures: Vec::new(), progress: ProgressBar::new(20) };
+        let mut bench = Run { figures: Vec::new(), progress: ProgressBar::new(18) };
         emulator.run(|| self.operations(&mut bench));
         drop(emulator);
         let config = Config { device_process: DeviceProcess::Required, ..config };
@@ -128,7 +128,8 @@ impl Bench {
                 bench.add(operation.name, Some(live), Unit::Instructions, count(&figures, |f| f.instructions), target);
                 if live == 1 {
                     bench.calls(operation.name, &figures, Target::must(2.0));
-                    bench.time(operation.name, &figures);
+                    let raw = bench.measure(operation.raw, live, 1, timed);
+                    bench.times(operation.name, &figures, &raw);
                 }
                 if live == 100_000 {
                     let bytes =
@@ -141,6 +142,11 @@ impl Bench {
         bench.calls("create, reserve, map, unmap, free, release", &figures, Target::must(6.0).vendor(11.0));
         let figures = bench.measure(Work::BringUp, 1, 1, 0);
         bench.calls("bring-up of the first device", &figures, Target::must(13.0).vendor(21.0));
+        for (name, work) in [("export", Work::Export), ("trust", Work::Trust), ("import", Work::Import)] {
+            let figures = bench.measure(work, 1, pairs, 0);
+            bench.add(name, None, Unit::Instructions, count(&figures, |f| f.instructions), Target::must(600.0));
+            bench.calls(name, &figures, Target::must(1.0));
+        }
     }
 }
 
@@ -149,6 +155,7 @@ struct Operation {
     name: &'static str,
     object: &'static str,
     work: Work,
+    raw: Work,
     with_one: Target,
     with_many: Target,
 }
@@ -159,6 +166,7 @@ const OPERATIONS: [Operation; 3] = [
         name: "create + release",
         object: "live handle",
         work: Work::CreateRelease,
+        raw: Work::RawCreateRelease,
         with_one: Target { must: Some(600.0), aim: Some(400.0), vendor: Some(2082.0) },
         with_many: Target { must: Some(600.0), aim: Some(400.0), vendor: None },
     },
@@ -166,6 +174,7 @@ const OPERATIONS: [Operation; 3] = [
         name: "reserve + free",
         object: "live reservation",
         work: Work::ReserveFree,
+        raw: Work::RawReserveFree,
         with_one: Target { must: Some(1000.0), aim: Some(700.0), vendor: Some(3495.0) },
         with_many: Target { must: Some(1500.0), aim: Some(900.0), vendor: Some(51_429.0) },
     },
@@ -173,6 +182,7 @@ const OPERATIONS: [Operation; 3] = [
         name: "map + unmap",
         object: "live mapping",
         work: Work::MapUnmap,
+        raw: Work::RawMapUnmap,
         with_one: Target { must: Some(900.0), aim: Some(700.0), vendor: Some(3188.0) },
         with_many: Target { must: Some(1300.0), aim: Some(1000.0), vendor: Some(4551.0) },
     },
@@ -213,11 +223,17 @@ impl Run {
         self.add(name, None, Unit::Calls, count(figures, |figures| figures.calls), target);
     }
 
-    fn time(&mut self, name: &'static str, figures: &Measured) {
-        let nanoseconds = figures.as_ref().map_err(Clone::clone);
-        let nanoseconds = nanoseconds.and_then(|figures| figures.told.nanoseconds.ok_or_else(|| "not told".to_owned()));
-        let microseconds = nanoseconds.map(|nanoseconds| nanoseconds / 1000.0);
-        self.add(name, None, Unit::Microseconds, microseconds, Target::default());
+    /// The library's time and how it stands to that of the bare commands.
+    fn times(&mut self, name: &'static str, library: &Measured, raw: &Measured) {
+        let time = |figures: &Measured| {
+            let figures = figures.as_ref().map_err(Clone::clone)?;
+            figures.told.nanoseconds.ok_or_else(|| "not told".to_owned())
+        };
+        let (library, raw) = (time(library), time(raw));
+        let ratio = library.clone().and_then(|library| raw.map(|raw| library / raw));
+        let library = library.map(|nanoseconds| nanoseconds / 1000.0);
+        self.add(name, None, Unit::Microseconds, library, Target::default());
+        self.add("… as against the bare ioctls", None, Unit::Times, ratio, Target::default());
     }
 }
 

@@ -35,7 +35,7 @@ mod peer;
 pub mod rule;
 mod rules;
 mod run;
-mod session;
+pub mod session;
 mod tsd;
 
 pub use host::Host;

@@ -5,11 +5,15 @@
 //! run. What the process knows by itself goes to its standard output as one line of JSON ([`Told`]).
 
 use super::counter::{mark, trace_me};
+use ascend_conformance::session as raw;
 use ascend_vmm::discovery::LogicalId;
-use ascend_vmm::{Device, Session};
+use ascend_vmm::share::{self, BareTgid, Ticket};
+use ascend_vmm::{Device, PhysicalMemory, Session};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::hint::black_box;
-use std::process::ExitCode;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 /// What is repeated.
@@ -27,6 +31,20 @@ pub enum Work {
     Cycle,
     /// The session and its first device are opened.
     BringUp,
+    /// Memory is exported.
+    Export,
+    /// A process is put on the trust list.
+    Trust,
+    /// Memory is imported.
+    Import,
+    /// The process that exports to the one that imports.
+    ImportPeer,
+    /// Memory is made and released by commands that are sent as they are.
+    RawCreateRelease,
+    /// Addresses are reserved and freed in the same way.
+    RawReserveFree,
+    /// Memory is mapped and unmapped in the same way.
+    RawMapUnmap,
 }
 
 /// The process that is measured.
@@ -69,6 +87,12 @@ const PER_RESERVATION: u64 = 32_768;
 impl Client {
     /// Runs the command; the exit status is its answer.
     pub fn run(self) -> ExitCode {
+        if self.work == Work::ImportPeer {
+            return match self.import_peer() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => crate::impossible(error),
+            };
+        }
         if trace_me().is_err() {
             return ExitCode::from(NOT_TRACED);
         }
@@ -148,6 +172,140 @@ impl Client {
                 };
                 self.repeat(None, close, || open().map(|device| opened.set(Some(device))))
             }
+            Work::Export => self.export(),
+            Work::Trust => self.trust(),
+            Work::Import => self.import(),
+            Work::ImportPeer => Err("the peer is not measured".into()),
+            Work::RawCreateRelease | Work::RawReserveFree | Work::RawMapUnmap => self.raw(),
+        }
+    }
+
+    /// Each export needs memory of its own: it can be exported once.
+    fn export(&self) -> Result<Told, Failure> {
+        let device = open()?;
+        let (new, exports) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+        self.repeat(
+            None,
+            |times| {
+                exports.borrow_mut().clear();
+                *new.borrow_mut() = memories(&device, times)?;
+                exports.borrow_mut().reserve(times as usize);
+                Ok(())
+            },
+            || {
+                let memory = new.borrow_mut().pop().ok_or("there is no more memory")?;
+                exports.borrow_mut().push(memory.export()?);
+                Ok::<_, Failure>(())
+            },
+        )
+    }
+
+    fn trust(&self) -> Result<Told, Failure> {
+        let device = open()?;
+        let importer = [BareTgid::of_this_process(&device.session())?];
+        let exports = RefCell::new(Vec::new());
+        let trusted = RefCell::new(Vec::new());
+        self.repeat(
+            None,
+            |times| {
+                trusted.borrow_mut().clear();
+                let new = memories(&device, times)?.iter().map(PhysicalMemory::export).collect::<Result<_, _>>()?;
+                *exports.borrow_mut() = new;
+                trusted.borrow_mut().reserve(times as usize);
+                Ok(())
+            },
+            || {
+                let export: share::Export = exports.borrow_mut().pop().ok_or("there is no more memory")?;
+                export.trust(&importer)?;
+                trusted.borrow_mut().push(export);
+                Ok::<_, Failure>(())
+            },
+        )
+    }
+
+    /// What is imported must be another process's.
+    fn import(&self) -> Result<Told, Failure> {
+        let device = open()?;
+        let me = BareTgid::of_this_process(&device.session())?;
+        let mut peer = Command::new(std::env::current_exe()?)
+            .args(["bench-client", "import-peer", "--live", &(2 + 2 * self.pairs).to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (Some(mut to), Some(from)) = (peer.stdin.take(), peer.stdout.take()) else { return Err("no pipes".into()) };
+        writeln!(to, "{me}")?;
+        let mut tickets = Vec::new();
+        for line in BufReader::new(from).lines().take(2 + 2 * self.pairs as usize) {
+            tickets.push(line?.parse::<Ticket>()?);
+        }
+        let tickets = RefCell::new(tickets);
+        let imported = RefCell::new(Vec::with_capacity(2 + 2 * self.pairs as usize));
+        let told = self.repeat(
+            None,
+            |_| Ok(()),
+            || {
+                let ticket = tickets.borrow_mut().pop().ok_or("there are no more tickets")?;
+                imported.borrow_mut().push(share::import(&device, &ticket)?);
+                Ok::<_, Failure>(())
+            },
+        )?;
+        drop(imported);
+        drop(to);
+        peer.wait()?;
+        Ok(told)
+    }
+
+    /// Exports as many memories as are wanted to the process whose id comes on the standard input, until that ends.
+    fn import_peer(&self) -> Result<(), Failure> {
+        let mut lines = std::io::stdin().lines();
+        let importer = BareTgid::from_raw(lines.next().ok_or("nobody imports")??.trim().parse()?)?;
+        let device = open()?;
+        let memories = memories(&device, self.live)?;
+        for memory in &memories {
+            let export = memory.export()?;
+            export.trust(&[importer])?;
+            println!("{}", export.ticket()?);
+        }
+        lines.next();
+        Ok(())
+    }
+
+    /// The same commands as the library's, without the library: what cannot be saved.
+    fn raw(&self) -> Result<Told, Failure> {
+        let host = ascend_conformance::Host::find().map_err(|reason| format!("{reason:?}"))?.ok_or("no device")?;
+        let session = raw::Session::start(&host).map_err(|failure| format!("{failure:?}"))?;
+        let refused = nix::errno::Errno::from_raw;
+        let heap = session.heap().map_err(|failure| format!("{failure:?}"))?;
+        let address = raw::heap_address(heap);
+        match self.work {
+            Work::RawCreateRelease => self.repeat(
+                None,
+                |_| Ok(()),
+                || {
+                    let handle = session.device_huge(0, SIZE).map_err(refused)?;
+                    session.release(&handle).map(drop).map_err(refused)
+                },
+            ),
+            Work::RawReserveFree => self.repeat(
+                None,
+                |_| Ok(()),
+                || {
+                    session.alloc(address, SIZE).map_err(refused)?;
+                    session.free(address).map_err(refused)
+                },
+            ),
+            _ => {
+                let handle = session.device_huge(0, SIZE).map_err(refused)?;
+                session.alloc(address, SIZE).map_err(refused)?;
+                self.repeat(
+                    None,
+                    |_| Ok(()),
+                    || {
+                        session.map(&handle, address, SIZE).map_err(refused)?;
+                        session.unmap(address).map(drop).map_err(refused)
+                    },
+                )
+            }
         }
     }
 
@@ -194,6 +352,11 @@ impl Client {
 /// A session and its first device.
 fn open() -> Result<Device, Failure> {
     Ok(Session::open()?.device(LogicalId(0))?)
+}
+
+/// New memories.
+fn memories(device: &Device, number: u64) -> ascend_vmm::Result<Vec<PhysicalMemory>> {
+    (0..number).map(|_| device.create(SIZE)).collect()
 }
 
 /// Ends an object, in a way that the compiler cannot see through.
