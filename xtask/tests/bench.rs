@@ -27,7 +27,7 @@ mod counter {
         for pair in counts.chunks_mut(2) {
             traced.advance(Gait::Run).unwrap();
             for count in pair {
-                *count = traced.advance(gait).unwrap();
+                *count = traced.advance(gait).unwrap().number;
             }
         }
         traced.finish().unwrap();
@@ -86,8 +86,12 @@ fn the_figures_fit_their_schema_and_each_operation_is_one_system_call() {
         ("reserve + free", 2.0),
         ("map + unmap", 2.0),
         ("create, reserve, map, unmap, free, release", 6.0),
+        ("bring-up of the first device", 13.0),
     ] {
         let figure = figures.iter().find(|figure| figure["name"] == name && figure["unit"] == "system calls").unwrap();
         assert_eq!(figure["measured"], calls, "{name}");
+    }
+    for figure in figures.iter().filter(|figure| figure["unit"] == "ioctls") {
+        assert_eq!(figure["measured"], 1.0, "{figure}");
     }
 }

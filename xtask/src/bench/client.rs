@@ -35,8 +35,10 @@ pub enum Work {
     Export,
     /// A process is put on the trust list.
     Trust,
-    /// Memory is imported.
-    Import,
+    /// Memory is imported by its 64-bit handle.
+    ImportHandle,
+    /// Memory is imported by its ticket, which is checked first.
+    ImportTicket,
     /// The process that exports to the one that imports.
     ImportPeer,
     /// Memory is made and released by commands that are sent as they are.
@@ -174,7 +176,7 @@ impl Client {
             }
             Work::Export => self.export(),
             Work::Trust => self.trust(),
-            Work::Import => self.import(),
+            Work::ImportHandle | Work::ImportTicket => self.import(),
             Work::ImportPeer => Err("the peer is not measured".into()),
             Work::RawCreateRelease | Work::RawReserveFree | Work::RawMapUnmap => self.raw(),
         }
@@ -245,7 +247,10 @@ impl Client {
             |_| Ok(()),
             || {
                 let ticket = tickets.borrow_mut().pop().ok_or("there are no more tickets")?;
-                imported.borrow_mut().push(share::import(&device, &ticket)?);
+                imported.borrow_mut().push(match self.work {
+                    Work::ImportHandle => share::import(&device, ticket.handle)?,
+                    _ => share::import(&device, &ticket)?,
+                });
                 Ok::<_, Failure>(())
             },
         )?;

@@ -33,6 +33,24 @@ pub enum Gait {
     Steps,
 }
 
+/// What lay between two marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// Instructions or system calls, as the gait says.
+    pub number: u64,
+    /// Those of the system calls that were ioctls.
+    pub ioctls: u64,
+}
+
+/// Whether a process that stopped at a system call stopped at an ioctl.
+fn is_ioctl(pid: Pid) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let number = ptrace::getregs(pid).map(|registers| registers.orig_rax);
+    #[cfg(target_arch = "aarch64")]
+    let number = ptrace::getregset::<ptrace::regset::NT_PRSTATUS>(pid).map(|registers| registers.regs[8]);
+    number.is_ok_and(|number| number == nix::libc::SYS_ioctl as u64)
+}
+
 /// Why there is no count.
 #[derive(Debug, thiserror::Error)]
 pub enum CountError {
@@ -74,8 +92,8 @@ impl Traced {
     }
 
     /// Goes to the next mark and tells how much lay between.
-    pub fn advance(&mut self, gait: Gait) -> Result<u64, CountError> {
-        let mut count = 0;
+    pub fn advance(&mut self, gait: Gait) -> Result<Count, CountError> {
+        let mut count = Count::default();
         let pid = self.pid;
         let go = move |signal: Option<Signal>| match gait {
             Gait::Run => ptrace::cont(pid, signal),
@@ -85,7 +103,11 @@ impl Traced {
         go(None).map_err(CountError::Trace)?;
         self.wait(&mut |status| {
             match status {
-                WaitStatus::PtraceSyscall(_) | WaitStatus::Stopped(_, Signal::SIGTRAP) => count += 1,
+                WaitStatus::PtraceSyscall(_) => {
+                    count.number += 1;
+                    count.ioctls += u64::from(is_ioctl(pid));
+                }
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => count.number += 1,
                 _ => {}
             }
             Some(go(match status {
@@ -94,7 +116,7 @@ impl Traced {
             }))
         })?;
         // A system call stops twice, before and after. The one that raised the mark stops only before.
-        Ok(if gait == Gait::Calls { count / 2 } else { count })
+        Ok(if gait == Gait::Calls { Count { number: count.number / 2, ioctls: count.ioctls / 2 } } else { count })
     }
 
     /// Lets it run to its end, which must come before another mark.

@@ -12,6 +12,9 @@ pub enum Unit {
     /// System calls.
     #[serde(rename = "system calls")]
     Calls,
+    /// System calls that are ioctls.
+    #[serde(rename = "ioctls")]
+    Ioctls,
     /// Bytes of the process's own memory.
     #[serde(rename = "bytes")]
     Bytes,
@@ -28,6 +31,7 @@ impl fmt::Display for Unit {
         f.pad(match self {
             Unit::Instructions => "instructions",
             Unit::Calls => "system calls",
+            Unit::Ioctls => "ioctls",
             Unit::Bytes => "bytes",
             Unit::Microseconds => "µs",
             Unit::Times => "times",
