@@ -158,6 +158,8 @@ pub(crate) struct Block {
     live: bool,
     /// The exporting device of an import, in this process's numbering.
     exporter: u8,
+    /// Super-pod id of the exporter of an import from another server, 0 on this one.
+    exporter_sdid: u32,
     /// The share that it was exported as, or imported from; negative if neither.
     share: AtomicI32,
 }
@@ -242,6 +244,7 @@ impl PhysicalMemory {
                     imported: false,
                     live: true,
                     exporter: 0,
+                    exporter_sdid: 0,
                     share: AtomicI32::new(NOT_SHARED),
                 }),
             }),
@@ -330,6 +333,7 @@ impl Block {
             imported: true,
             live: true,
             exporter: key.exporter as u8,
+            exporter_sdid: key.sdid,
             share: AtomicI32::new(key.share as i32),
         };
         if answer.page == PAGE_NORMAL {
@@ -385,7 +389,7 @@ impl Block {
     /// Its place among the imports, if it is one.
     fn import_key(&self) -> Option<ImportKey> {
         let share = self.share().filter(|_| self.imported)?;
-        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share })
+        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid: self.exporter_sdid })
     }
 
     /// Lets the same be imported again.

@@ -53,6 +53,8 @@ pub(crate) struct Sharing {
     /// Imports of this process: importing device, exporting device, share.
     pub(crate) imports: WeakTable<ImportKey, Block>,
     bare_tgid: OnceLock<i32>,
+    /// When this process started, in clock ticks since boot; 0 if /proc does not tell.
+    start: OnceLock<u64>,
     devices: OnceLock<Vec<Numbers>>,
 }
 
@@ -62,6 +64,8 @@ pub(crate) struct ImportKey {
     pub(crate) device: u32,
     pub(crate) exporter: u32,
     pub(crate) share: u32,
+    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on this one.
+    pub(crate) sdid: u32,
 }
 
 /// A device under its numbers.
@@ -71,6 +75,9 @@ struct Numbers {
     physical: PhysicalId,
     sdid: Option<u32>,
 }
+
+/// Bits of a super-pod id from which on the server's number stands.
+const SDID_SERVER_SHIFT: u32 = 22;
 
 const OPERATION_EXPORT: &str = "export memory";
 const OPERATION_IMPORT: &str = "import memory";
@@ -157,8 +164,8 @@ impl Export {
             device: self.numbers()?.map(|numbers| TicketDevice { physical: numbers.physical.0, sdid: numbers.sdid }),
             generation: self.memory.session().generation(),
             exporter: tgid,
-            exporter_start: process::start_time(std::process::id() as i32).unwrap_or(0),
-            boot_id: process::boot_id().unwrap_or_default(),
+            exporter_start: block.device.session.start_time(),
+            boot_id: process::boot_id(),
         })
     }
 
@@ -309,7 +316,8 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let session = &device.session;
     session.svm.check_process()?;
     let wanted = Wanted::new(session, device, source)?;
-    let key = ImportKey { device: device.id, exporter: wanted.exporter, share: wanted.share };
+    let sdid = if wanted.remote { wanted.sdid } else { 0 };
+    let key = ImportKey { device: device.id, exporter: wanted.exporter, share: wanted.share, sdid };
     if let Some(block) = session.sharing.imports.enter(key) {
         return Ok(PhysicalMemory { block });
     }
@@ -323,8 +331,12 @@ struct Wanted<'a> {
     share: u32,
     /// In this process's numbering.
     exporter: u32,
+    /// Used for exporters on other servers only.
+    physical: u32,
     sdid: u32,
     kind: u32,
+    /// Whether the exporter is on another server.
+    remote: bool,
     ticket: Option<&'a Ticket>,
 }
 
@@ -333,24 +345,14 @@ impl<'a> Wanted<'a> {
         let wanted = match source {
             Source::Ticket(ticket) => {
                 let exporter = ticket_device(session, ticket)?;
-                if ticket.exporter == session.bare_tgid()? && exporter == device.id {
+                let own = ticket.exporter == session.bare_tgid()? && ticket.exporter_start == session.start_time();
+                if own && exporter == device.id {
                     return Err(own_export(device));
                 }
                 Wanted::plain(ticket.handle.share_id(), exporter, Some(ticket))
             }
             Source::Handle(handle) => Wanted::plain(handle.share_id(), handle.device(), None),
-            Source::Fabric(fabric) => {
-                let exporter = match session.numbers()?.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
-                    _ if fabric.handle.is_host() => HOST_ID,
-                    Some(numbers) => numbers.logical.0,
-                    None => fabric.handle.device(),
-                };
-                let wanted = Wanted::plain(fabric.handle.share_id(), exporter, None);
-                match fabric.kind {
-                    HandleKind::Plain => wanted,
-                    HandleKind::Fabric => Wanted { kind: HANDLE_FABRIC, sdid: fabric.sdid, ..wanted },
-                }
-            }
+            Source::Fabric(fabric) => Wanted::fabric(session, fabric)?,
         };
         if wanted.kind == HANDLE_FABRIC {
             return Ok(wanted);
@@ -362,7 +364,32 @@ impl<'a> Wanted<'a> {
     }
 
     fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
-        Wanted { share, exporter, sdid: 0, kind: HANDLE_NONE, ticket }
+        Wanted { share, exporter, physical: 0, sdid: 0, kind: HANDLE_NONE, remote: false, ticket }
+    }
+
+    fn fabric(session: &Inner, fabric: &FabricHandle) -> Result<Wanted<'a>> {
+        let numbers = session.numbers()?;
+        let wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
+        // Where the exporting device has no super-pod id, the long form is no more than the short one.
+        let wanted = match fabric.kind {
+            HandleKind::Fabric if fabric.sdid != u32::MAX => {
+                Wanted { kind: HANDLE_FABRIC, sdid: fabric.sdid, physical: fabric.physical, ..wanted }
+            }
+            _ => wanted,
+        };
+        // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
+        let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
+        let of_this_server = |own: &Numbers| own.sdid.is_some_and(|sdid| server(sdid) == server(fabric.sdid));
+        if wanted.kind == HANDLE_FABRIC && !numbers.iter().any(of_this_server) {
+            return Ok(Wanted { remote: true, ..wanted });
+        }
+        if fabric.handle.is_host() {
+            return Ok(wanted);
+        }
+        match numbers.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
+            Some(numbers) => Ok(Wanted { exporter: numbers.logical.0, ..wanted }),
+            None => Err(not_visible(fabric.physical)),
+        }
     }
 
     /// Imports, with the place of this import taken; if it fails the place is given up.
@@ -372,6 +399,7 @@ impl<'a> Wanted<'a> {
             share: self.share as i32,
             sdid: self.sdid,
             exporter: self.exporter,
+            exporter_physical: self.physical,
             kind: self.kind,
             ..Default::default()
         };
@@ -399,7 +427,17 @@ impl<'a> Wanted<'a> {
                 arguments += ", which is not running any more";
             }
         }
-        device.failed(OPERATION_IMPORT, IMPORT, errno, arguments)
+        let error = device.failed(OPERATION_IMPORT, IMPORT, errno, arguments);
+        if errno == Errno::EACCES && self.is_own(device) { own_export(device) } else { error }
+    }
+
+    /// Whether the kernel takes this process for the exporter, on the device of the import. It answers an order to demand a trust list again differently to
+    /// the exporter and to others, and executes it for neither (`devmm_share_mem_set_attr_no_wlist_in_server`).
+    #[cold]
+    fn is_own(&self, device: &DeviceInner) -> bool {
+        let demand = MemSetAttr { share: self.share as i32, kind: 0, value: ShareAttr::default() };
+        let answer = || device.session.svm.call(SET_ATTR, device.id, 0, &demand);
+        self.exporter == device.id && matches!(answer(), Err(Errno::EOPNOTSUPP))
     }
 }
 
@@ -407,7 +445,7 @@ impl<'a> Wanted<'a> {
 fn ticket_device(session: &Inner, ticket: &Ticket) -> Result<u32> {
     let wrong = |problem: String, rule| Err(Invalid::because(OPERATION_IMPORT, problem, rule));
     let numbers = session.numbers()?;
-    let here = process::boot_id().unwrap_or_default() == ticket.boot_id;
+    let here = process::boot_id() == ticket.boot_id;
     let Some(exporter) = ticket.device else {
         return if here { Ok(HOST_ID) } else { wrong(FOREIGN.into(), FOREIGN_RULE) };
     };
@@ -429,11 +467,17 @@ fn ticket_device(session: &Inner, ticket: &Ticket) -> Result<u32> {
             format!("physical device {} is not the one that the ticket was made on", exporter.physical),
             "the hardware changed since: export it again",
         ),
-        None => wrong(
-            format!("physical device {} is not among the devices that this process can see", exporter.physical),
-            "the importer must see the exporting device too: pass it through to this container",
-        ),
+        None => Err(not_visible(exporter.physical)),
     }
+}
+
+#[cold]
+fn not_visible(physical: u32) -> Error {
+    Invalid::because(
+        OPERATION_IMPORT,
+        format!("physical device {physical} is not among the devices that this process can see"),
+        "the importer must see the exporting device too: pass it through to this container",
+    )
 }
 
 const FOREIGN: &str = "the ticket was made on another machine, or on this one before it was rebooted";
@@ -442,7 +486,9 @@ const FOREIGN_RULE: &str = "memory is shared by processes of one running host";
 /// Whether the exporter of a ticket is known to be gone. The memory may live on with other importers, so the kernel is asked all the same.
 fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
     let initial = session.bare_tgid().is_ok_and(|tgid| tgid == std::process::id() as i32);
-    initial && ticket.exporter_start != 0 && process::start_time(ticket.exporter) != Some(ticket.exporter_start)
+    initial
+        && ticket.exporter_start != 0
+        && process::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
 }
 
 #[cold]
@@ -465,10 +511,22 @@ impl Inner {
         Ok(*self.sharing.bare_tgid.get_or_init(|| tgid))
     }
 
+    /// When this process started.
+    fn start_time(&self) -> u64 {
+        *self.sharing.start.get_or_init(|| process::start_time("self").unwrap_or(0))
+    }
+
     /// The devices of this process's namespace under all their numbers.
     fn numbers(&self) -> Result<&[Numbers]> {
         if let Some(numbers) = self.sharing.devices.get() {
             return Ok(numbers);
+        }
+        if self.devices.all(|&device| device == HOST_ID) {
+            // Nobody here used a device yet. In a container, the list must be made before it is asked for, or it stays empty.
+            let options = discovery::Options { manager: self.driver().0.to_owned(), ..Default::default() };
+            if let Err(error) = discovery::prepare(&options) {
+                tracing::debug!(%error, "no devices to share with");
+            }
         }
         let listed = discovery::numbers(self.driver().0)?;
         let numbers = listed.into_iter().map(|(logical, physical, pod)| Numbers {

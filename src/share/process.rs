@@ -12,6 +12,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
+use std::sync::OnceLock;
 
 /// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that process.
 ///
@@ -146,19 +147,25 @@ fn tgid_of_thread(tid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// When a process started, in clock ticks since boot; `None` if it is not there, or /proc does not tell.
-pub(super) fn start_time(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it is not there, or /proc does not tell.
+pub(super) fn start_time(process: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The second field is the command in parentheses and may contain anything, so count from its end.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The kernel's boot id.
-pub(super) fn boot_id() -> Option<[u8; 16]> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: Vec<u32> = text.trim().chars().filter(|&c| c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect();
-    bytes.try_into().ok()
+/// The kernel's boot id, which is the same as long as it runs; zeroes if /proc does not tell.
+pub(super) fn boot_id() -> [u8; 16] {
+    static BOOT_ID: OnceLock<[u8; 16]> = OnceLock::new();
+    *BOOT_ID.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits = text.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8);
+        let mut id = [0; 16];
+        for (place, digit) in digits.take(32).enumerate() {
+            id[place / 2] |= digit << (4 * (1 - place % 2));
+        }
+        id
+    })
 }
 
 #[cfg(test)]
@@ -167,10 +174,13 @@ mod tests {
 
     #[test]
     fn a_process_knows_when_it_started_and_when_the_machine_did() {
-        let start = start_time(std::process::id() as i32);
+        let start = start_time("self");
         assert!(start.is_some_and(|ticks| ticks > 0));
-        assert_eq!(start_time(i32::MAX), None);
-        assert!(boot_id().is_some_and(|id| id != [0; 16]));
+        assert_eq!(start_time(&std::process::id().to_string()), start);
+        assert_eq!(start_time(&i32::MAX.to_string()), None);
+        let text: String = boot_id().iter().map(|byte| format!("{byte:02x}")).collect();
+        let told = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert_eq!(text, told.trim().replace('-', ""));
     }
 
     #[test]

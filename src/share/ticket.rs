@@ -168,6 +168,8 @@ impl Ticket {
             sdid: (wire.sdid != NO_SDID).then_some(wire.sdid.get()),
         });
         field(device.is_none_or(|device| device.physical < ascend_ioctl::svm::DEVICE_IDS), "physical device")?;
+        // One ticket has one form: the host has no numbers.
+        field(device.is_some() || (wire.physical == 0 && wire.sdid == NO_SDID), "physical device")?;
         Ok(Ticket {
             handle,
             size: wire.size.get(),
@@ -296,6 +298,47 @@ mod tests {
         assert_eq!(refused(|wire| wire.exporter = 0.into()), TicketError::Field("exporter"));
         assert_eq!(refused(|wire| wire.handle = u64::MAX.into()), TicketError::Field("handle"));
         assert_eq!(refused(|wire| wire.physical = 1124.into()), TicketError::Field("physical device"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_arrives_is_refused_or_is_exactly_one_ticket(
+            noise in proptest::array::uniform32(0u8..),
+            more in proptest::array::uniform32(0u8..),
+            zeroes in 0..3u32,
+        ) {
+            let mut bytes = [0; Ticket::LENGTH];
+            bytes[..32].copy_from_slice(&noise);
+            bytes[32..64].copy_from_slice(&more);
+            assert!(Ticket::from_bytes(&bytes).is_err(), "noise has no magic word, or no checksum");
+            // As someone would make it who knows the form.
+            let mut wire = Wire::read_from_bytes(&bytes).unwrap();
+            (wire.magic, wire.version) = (MAGIC, VERSION.into());
+            if zeroes > 0 {
+                // Values that are rare in noise, so that some get through.
+                wire.reserved = [0; 2];
+                (wire.generation, wire.page, wire.memory) = (wire.generation % 4, wire.page % 4, wire.memory % 6);
+                wire.host %= 2;
+                let device = if wire.host == 1 { 65 } else { wire.handle.get() % 70 };
+                wire.handle = (device << 32 | wire.handle.get() & 0xFFFF).into();
+                (wire.physical, wire.sdid) =
+                    if zeroes > 1 { (0.into(), NO_SDID.into()) } else { ((wire.physical.get() % 2000).into(), wire.sdid) };
+            }
+            wire.checksum = 0.into();
+            wire.checksum = checksum(wire.as_bytes()).into();
+            if let Ok(ticket) = Ticket::from_bytes(wire.as_bytes()) {
+                assert_eq!(ticket.to_bytes(), wire.as_bytes());
+                assert_eq!(ticket.to_string().parse(), Ok(ticket));
+            }
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic(text in ".{0,200}", cut in 0usize..142) {
+            assert!(text.parse::<Ticket>().is_err());
+            let good = ticket().to_string();
+            let mixed = format!("{}{text}", good.get(..cut).unwrap_or_default());
+            assert!(mixed.trim() == good || mixed.parse::<Ticket>().is_err());
+        }
     }
 
     #[test]

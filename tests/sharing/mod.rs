@@ -23,6 +23,12 @@ pub fn plain() -> Config {
 pub struct Talk(UnixStream);
 
 impl Talk {
+    /// Both ends. Each process that goes on must drop the other's.
+    pub fn pair() -> (Talk, Talk) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Talk(one), Talk(other))
+    }
+
     #[track_caller]
     pub fn say(&self, number: u64) {
         (&self.0).write_all(&number.to_le_bytes()).expect("the other process is there");
@@ -80,13 +86,13 @@ pub struct Other {
 
 /// Starts another process on the same host.
 pub fn start(body: impl FnOnce(&Talk)) -> Other {
-    let ends = Cell::new(UnixStream::pair().ok());
+    let ends = Cell::new(Some(Talk::pair()));
     let client = fork(|| {
-        let (_, mine) = ends.take().unwrap();
-        body(&Talk(mine));
+        let (_, talk) = ends.take().unwrap();
+        body(&talk);
     });
-    let (mine, _) = ends.take().unwrap();
-    Other { client, talk: Talk(mine) }
+    let (talk, _) = ends.take().unwrap();
+    Other { client, talk }
 }
 
 impl Other {
