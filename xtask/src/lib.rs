@@ -31,6 +31,9 @@ pub enum Host {
     /// The other processes of `demo`.
     #[command(hide = true)]
     DemoImporter(demo::Importer),
+    /// The second process of `selftest`.
+    #[command(hide = true)]
+    SelftestPeer(selftest::peer::SelftestPeer),
     /// The process that `bench` measures.
     #[command(hide = true)]
     BenchClient(bench::client::Client),
@@ -47,6 +50,7 @@ impl Host {
             Host::Selftest(command) => command.run(),
             Host::Emulate(command) => emulate::run(command),
             Host::Bench(bench) => bench.run(),
+            Host::SelftestPeer(peer) => peer.run(),
             Host::BenchClient(client) => client.run(),
         }
     }

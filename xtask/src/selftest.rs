@@ -5,6 +5,7 @@
 
 mod device_process;
 mod library;
+pub mod peer;
 mod raw;
 pub mod report;
 

@@ -1,6 +1,6 @@
 //! Every public operation of the library, on real devices or emulated ones.
 
-use super::{Failure, Run, ensure};
+use super::{Failure, Run, ensure, peer};
 use crate::table::bytes;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::discovery::{self, LogicalId};
@@ -41,6 +41,9 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
     }
     for (first, second) in opened.iter().zip(opened.iter().skip(1)) {
         two_devices(run, first, second);
+    }
+    for device in &opened {
+        peer::check(run, device);
     }
     drop(opened);
     run.check("host", "the session closes and leaves nothing", || Ok(session.close().map(|()| None)?));
