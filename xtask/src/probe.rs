@@ -4,6 +4,7 @@
 
 use crate::table::{Table, bytes, paint};
 use ascend_vmm::discovery::{self, Environment, Finding, Machine, MemoryDriver, Npu, Options, Severity, Split, Survey};
+use ascend_vmm::{Kind, Page, Session};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -309,8 +310,9 @@ fn granularity(survey: &Survey) -> Vec<Granularity> {
     }
     let mut rows = Vec::new();
     for place in ["device", "host"] {
-        for (page, size) in [("2 MiB", ascend_ioctl::svm::HUGE_PAGE), ("1 GiB", ascend_ioctl::svm::GIANT_PAGE)] {
-            rows.push(Granularity { place, page, minimum: size, recommended: size });
+        for (name, page) in [("2 MiB", Page::Huge), ("1 GiB", Page::Giant)] {
+            let sizes = Kind { page, ..Kind::default() }.granularity();
+            rows.push(Granularity { place, page: name, minimum: sizes.minimum, recommended: sizes.recommended });
         }
     }
     rows
@@ -407,6 +409,17 @@ fn peer(npu: &Npu, survey: &Survey) -> Feature {
     }
 }
 
-fn host_access(_npu: &Npu, _open: bool) -> Feature {
-    Feature::unknown("told when the device is opened: probe --open")
+/// What only a device that was opened tells. Opening starts a process on the device, so it is done only if asked for.
+fn host_access(npu: &Npu, open: bool) -> Feature {
+    if !open {
+        return Feature::unknown("told when the device is opened: probe --open");
+    }
+    match Session::current().and_then(|session| session.device(npu.logical)) {
+        Ok(device) if device.capabilities().cpu_access_huge => Feature::yes(),
+        Ok(device) if device.capabilities().cpu_access => {
+            Feature::no("the device offers it for small pages only, in which this library makes no memory")
+        }
+        Ok(_) => Feature::no("the device says that its memory is not behind its PCI window"),
+        Err(error) => Feature::unknown(format!("the device could not be opened: {error}")),
+    }
 }

@@ -69,6 +69,18 @@ fn a_healthy_host_is_described_in_every_generation() {
 }
 
 #[test]
+fn what_only_an_open_device_tells_is_asked_when_wanted() {
+    let config = Config { devices: 1, ..Config::default() };
+    let asked = |arguments: &[&str]| -> Value {
+        let document: Value = serde_json::from_slice(&probe(config.clone(), arguments).stdout).unwrap();
+        schema::assert_fits("probe", &document);
+        document["devices"][0]["features"]["host_access"]["offered"].clone()
+    };
+    assert_eq!(asked(&["--json"]), Value::Null);
+    assert_eq!(asked(&["--json", "--open"]), true);
+}
+
+#[test]
 fn people_get_a_table_without_colour_codes_when_it_is_not_a_terminal() {
     let output = probe(Config::default(), &[]);
     let text = String::from_utf8(output.stdout).unwrap();
