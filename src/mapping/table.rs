@@ -240,8 +240,12 @@ impl Drop for Ranges {
     fn drop(&mut self) {
         // What the kernel would not undo is still here; everything else has taken itself out.
         for word in 0..self.bits.len() {
-            let firsts = self.bits[word][FIRST];
-            (0..64).filter(|bit| firsts >> bit & 1 != 0).for_each(|bit| self.vacate(word * 64 + bit));
+            let mut firsts = self.bits[word][FIRST];
+            // Nearly all are 0: the addresses are many.
+            while firsts != 0 {
+                self.vacate(word * 64 + firsts.trailing_zeros() as usize);
+                firsts &= firsts - 1;
+            }
         }
     }
 }
