@@ -1,10 +1,8 @@
-//! Long random sequences of safe calls: by one thread against a model of what must happen, and by several at once.
-//!
-//! Each sequence is made from a seed, which is printed when the sequence fails. `ASCEND_VMM_SEED` runs one seed alone, `ASCEND_VMM_STEPS` makes
-//! sequences longer.
+//! One thread, and a model that knows what every call must answer and what memory must hold.
 
-use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use crate::seed::{Random, Seed, seeds, steps};
+use crate::{GIB, MIB2, host};
+use ascend_emulator::{Emulator, on_each_generation};
 use ascend_vmm::copy::{Pending, Rows, read_batch, write_batch};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
@@ -14,85 +12,6 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-const MIB2: u64 = 2 << 20;
-const GIB: u64 = 1 << 30;
-
-/// A sequence of numbers that only depends on its seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        self.below(length as u64) as usize
-    }
-
-    fn one_in(&mut self, chances: u64) -> bool {
-        self.below(chances) == 0
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(length + 8);
-        while bytes.len() < length {
-            bytes.extend_from_slice(&self.next().to_ne_bytes());
-        }
-        bytes.truncate(length);
-        bytes
-    }
-
-    /// A range of a few bytes to some pages inside `size`, often at its ends and at borders of chunks.
-    fn range(&mut self, size: u64) -> Range<u64> {
-        let length = match self.below(4) {
-            0 => self.below(16) + 1,
-            1 => 4096,
-            _ => self.below(20_000) + 1,
-        };
-        let last = size - length;
-        let start = match self.below(4) {
-            0 => 0,
-            1 => last,
-            2 => (self.below(size / MIB2 + 1) * MIB2).saturating_sub(self.below(length)).min(last),
-            _ => self.below(last + 1),
-        };
-        start..start + length
-    }
-}
-
-/// Tells the seed if the sequence fails.
-struct Seed(u64);
-
-impl Drop for Seed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("this was the sequence of ASCEND_VMM_SEED={}", self.0);
-        }
-    }
-}
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
-}
-
-fn seeds(count: u64) -> Range<u64> {
-    number("ASCEND_VMM_SEED").map_or(0..count, |seed| seed..seed + 1)
-}
-
-fn steps(usual: u64) -> u64 {
-    number("ASCEND_VMM_STEPS").unwrap_or(usual)
-}
 
 /// What memory should hold; unknown until it is mapped the first time.
 type Contents = Rc<RefCell<Option<Vec<u8>>>>;
@@ -165,7 +84,8 @@ impl World {
     fn new(seed: u64, devices: usize) -> World {
         World {
             random: Random(seed),
-            session: Session::open().unwrap(),
+            // Every third session is without the address segments, and the CPU sees nothing.
+            session: Session::builder().segments(seed % 3 != 2).open().unwrap(),
             devices: vec![None; devices],
             memories: Vec::new(),
             addresses: Vec::new(),
@@ -312,6 +232,8 @@ impl World {
             "the offset is odd"
         } else if offset + size > space {
             "it does not fit"
+        } else if host && !self.session.has_segments() {
+            "there are no segments"
         } else if self.mappings.iter().any(|other| other.range().start < wanted.end && wanted.start < other.range().end)
         {
             "something is mapped there"
@@ -588,6 +510,9 @@ impl World {
         }
         self.mappings[index].seen = true;
         let mapped = &self.mappings[index];
+        if !self.session.has_segments() {
+            return refused(mapped.object.host_view(), "there are no segments");
+        }
         let view = match mapped.object.host_view() {
             Ok(view) => view,
             Err(error) => {
@@ -730,10 +655,6 @@ fn sequences(emulator: &Emulator, devices: usize, count: u64) {
     }
 }
 
-fn host(devices: u32) -> Config {
-    Config { devices, device_process: DeviceProcess::Automatic, ..Config::default() }
-}
-
 #[test]
 fn random_calls_do_on_one_device_what_a_model_says() {
     on_each_generation(host(1), |_, emulator| sequences(emulator, 1, 4));
@@ -742,145 +663,4 @@ fn random_calls_do_on_one_device_what_a_model_says() {
 #[test]
 fn random_calls_do_on_three_devices_what_a_model_says() {
     on_each_generation(host(3), |_, emulator| sequences(emulator, 3, 4));
-}
-
-/// What several threads use at once.
-#[derive(Default)]
-struct Common {
-    /// Addresses into which anyone maps, and memory that anyone maps.
-    addresses: Mutex<Vec<std::sync::Arc<Reservation>>>,
-    memories: Mutex<Vec<PhysicalMemory>>,
-    done: AtomicU64,
-}
-
-/// One thread: without a model, since others do the same; but its own memory holds what it wrote.
-fn alone_among_others(seed: u64, common: &Common, devices: u64) {
-    let random = &mut Random(seed);
-    let taken = |list: &Mutex<Vec<PhysicalMemory>>, random: &mut Random| {
-        let list = list.lock().unwrap();
-        (!list.is_empty()).then(|| list[random.index(list.len())].clone())
-    };
-    for _ in 0..steps(40) {
-        // The session is opened by whoever is first, and closed by whoever is last.
-        let session = Session::current().unwrap();
-        let device = session.device(LogicalId(random.below(devices) as u32)).unwrap();
-        let size = (random.below(3) + 1) * MIB2;
-        let own = if random.one_in(4) { session.host().unwrap().create(size) } else { device.create(size) }.unwrap();
-        let reservation = std::sync::Arc::new(session.reserve(2 * size).unwrap());
-        let mapping = reservation.map(random.below(size / MIB2 + 1) * MIB2, &own).unwrap();
-        let range = random.range(size);
-        let bytes = random.bytes((range.end - range.start) as usize);
-        let running = mapping.write_async(range.start, bytes.clone()).unwrap();
-        match random.below(6) {
-            0 => common.addresses.lock().unwrap().push(reservation.clone()),
-            1 => common.memories.lock().unwrap().push(device.create(MIB2).unwrap()),
-            2 => drop(common.addresses.lock().unwrap().pop()),
-            3 => drop(common.memories.lock().unwrap().pop()),
-            _ => {}
-        }
-        // Others' things: anything may be refused, nothing may break.
-        let others = {
-            let list = common.addresses.lock().unwrap();
-            (!list.is_empty()).then(|| list[random.index(list.len())].clone())
-        };
-        if let Some(others) = others {
-            let offset = random.below(others.size() / MIB2) * MIB2;
-            if let Some(memory) = taken(&common.memories, random) {
-                if let Ok(mapping) = others.map(offset, &memory) {
-                    if random.one_in(2) {
-                        mapping.fill(0, 4096, 1).unwrap();
-                    }
-                    if let Err(failed) = mapping.unmap() {
-                        assert!(matches!(failed.error, Error::InUse { .. }), "{failed}");
-                    }
-                }
-            }
-            if let Ok(slice) = others.slice(random.below(others.size() - 64), 64) {
-                slice.read(&mut [0; 64]).unwrap();
-            }
-            let address = others.address() + random.below(others.size());
-            session.memory_at(address);
-            session.mapping_at(address);
-            others.mappings();
-        }
-        if random.one_in(4) && devices > 1 {
-            let peer = session.device(LogicalId(random.below(devices) as u32)).unwrap();
-            if own.location() != Location::Host {
-                mapping.grant(&peer).unwrap();
-            }
-        }
-        assert!(running.wait().unwrap() == bytes);
-        let mut back = vec![0; bytes.len()];
-        mapping.read(range.start, &mut back).unwrap();
-        assert!(back == bytes, "private memory was written by another");
-        if random.one_in(2) {
-            let offset = mapping.offset();
-            drop(mapping);
-            // At the same address again, unless somebody came in between.
-            if let Ok(mapping) = reservation.map(offset, &own) {
-                mapping.read(range.start, &mut back).unwrap();
-                assert!(back == bytes, "private memory was written by another");
-            }
-        }
-        if random.one_in(4) {
-            drop(session);
-            drop(device);
-        }
-        common.done.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-fn threads(emulator: &Emulator, devices: u64, count: u64) {
-    for seed in seeds(count) {
-        let _told = Seed(seed);
-        let common = Common::default();
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let common = &common;
-                scope.spawn(move || alone_among_others(seed << 8 | thread, common, devices));
-            }
-        });
-        assert_eq!(common.done.load(Ordering::Relaxed), 4 * steps(40));
-        drop(common);
-        let state = emulator.state();
-        assert!(state.is_empty(), "{state:#?}");
-        emulator.assert_no_traps();
-    }
-}
-
-#[test]
-fn threads_that_call_at_random_on_one_device_break_nothing() {
-    on_each_generation(host(1), |_, emulator| threads(emulator, 1, 2));
-}
-
-#[test]
-fn threads_that_call_at_random_on_three_devices_break_nothing() {
-    on_each_generation(host(3), |_, emulator| threads(emulator, 3, 2));
-}
-
-#[test]
-fn a_look_at_an_address_does_not_keep_what_another_thread_drops_there() {
-    isolated(host(1), |_| {
-        let session = Session::open().unwrap();
-        let memory = session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
-        let reservation = session.reserve(MIB2).unwrap();
-        let address = reservation.address();
-        let over = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while over.load(Ordering::Relaxed) == 0 {
-                    session.memory_at(address);
-                    session.mapping_at(address);
-                }
-            });
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                for _ in 0..500 {
-                    drop(reservation.map(0, &memory).unwrap());
-                }
-            }));
-            over.store(1, Ordering::Relaxed);
-            result.unwrap();
-        });
-        reservation.free().unwrap();
-    });
 }
