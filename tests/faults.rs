@@ -5,8 +5,12 @@ use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid};
-use ascend_vmm::{Error, Failed, MemoryKind, Result, Session};
+use ascend_vmm::{Error, Failed, Generation, Kind, MemoryKind, Page, Result, Session};
+use nix::libc;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::num::NonZeroUsize;
 
 const MIB2: u64 = 2 << 20;
 
@@ -409,5 +413,94 @@ fn a_session_can_be_opened_a_hundred_times() {
             drop((session, device, mapping, reservation));
             assert!(emulator.state().is_empty(), "round {round}");
         }
+    });
+}
+
+#[test]
+fn an_address_space_that_is_too_small_for_the_segments_is_told_and_device_memory_works_without_them() {
+    on_each_generation(plain(), |generation, emulator| {
+        // The 8 TiB of the first segment fit and the next, which only the newest driver needs, does not; then not even the first.
+        let limits = [9 << 40, 1 << 40];
+        for limit in limits.into_iter().skip(usize::from(generation != Generation::V26_1)) {
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: the limit is a live local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+            let error = Session::open().unwrap_err();
+            assert_eq!(error.errno(), Some(Errno::ENOMEM), "{error}");
+            assert!(error.to_string().contains("mmap"), "{error}");
+            assert!(error.to_string().contains("without address segments"), "{error}");
+            assert!(emulator.state().is_empty());
+        }
+        let session = Session::builder().segments(false).open().unwrap();
+        let device = session.device(LogicalId(0)).unwrap();
+        let reservation = session.reserve(MIB2).unwrap();
+        reservation.map(0, &device.create(MIB2).unwrap()).unwrap().write(0, b"works").unwrap();
+    });
+}
+
+#[test]
+fn whatever_lies_where_the_kernel_would_explain_itself_is_left_alone() {
+    let protections = [ProtFlags::PROT_NONE, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE];
+    on_each_generation(plain(), |_, _| {
+        let address = NonZeroUsize::new(ascend_ioctl::klog::SVM_ERRORS as usize).unwrap();
+        let length = NonZeroUsize::new(4096).unwrap();
+        for protection in protections {
+            // SAFETY: without MAP_FIXED only unused addresses are handed out.
+            let page = unsafe { mmap_anonymous(Some(address), length, protection, MapFlags::MAP_PRIVATE) }.unwrap();
+            assert_eq!(page.addr(), address);
+            let session = Session::open().unwrap();
+            let device = session.device(LogicalId(0)).unwrap();
+            let error =
+                device.create_with(MIB2, Kind { memory: MemoryKind::Ddr, page: Page::Huge }).and_then(|memory| {
+                    let reservation = session.reserve(MIB2)?;
+                    let mapping = reservation.map(0, &memory)?;
+                    session.host()?.create_on_node(MIB2, Kind::default(), 60_000)?;
+                    drop(mapping);
+                    Ok(())
+                });
+            let error = error.unwrap_err();
+            assert_eq!(error.kernel_log().unwrap_or_default(), "", "{error}");
+            drop(device);
+            session.close().unwrap();
+            // SAFETY: the page that was mapped above, of which nothing is borrowed.
+            unsafe { munmap(page, 4096) }.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_device_that_dies_takes_its_own_memory_only() {
+    on_each_generation(plain(), |_, emulator| {
+        let session = Session::open().unwrap();
+        let (dead, alive) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+        let reservation = session.reserve(2 * MIB2).unwrap();
+        let mapping = reservation.map(0, &dead.create(MIB2).unwrap()).unwrap();
+        let more = dead.create(MIB2).unwrap();
+        let elsewhere = session.reserve(MIB2).unwrap();
+        let survivor = elsewhere.map(0, &alive.create(MIB2).unwrap()).unwrap();
+        survivor.write(0, b"alive").unwrap();
+        mapping.grant(&alive).unwrap();
+        let running = mapping.write_async(0, vec![1; 4096]).unwrap();
+        emulator.inject("device0=dead".parse().unwrap());
+
+        // Each says what is wrong, in its own way.
+        for error in [
+            dead.create(MIB2).unwrap_err(),
+            mapping.write(0, b"x").unwrap_err(),
+            mapping.read(0, &mut [0]).unwrap_err(),
+            mapping.fill(0, 1, 0).unwrap_err(),
+        ] {
+            assert!(error.errno().is_some() && error.to_string().len() > 40, "{error}");
+        }
+        drop(running);
+        let _ = reservation.map(MIB2, &more);
+        let mut back = [0; 5];
+        survivor.read(0, &mut back).unwrap();
+        assert_eq!(&back, b"alive");
+        drop((mapping, more, reservation, dead));
+        survivor.write(0, b"still").unwrap();
+        drop((survivor, elsewhere, alive));
+        drop(session);
+        assert!(emulator.state().memory.is_empty(), "{:#?}", emulator.state());
     });
 }

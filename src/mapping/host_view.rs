@@ -10,7 +10,7 @@ use crate::error::{Error, Invalid, Result};
 use crate::session::ForkGuard;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// A mapping's memory as the CPU sees it. While it is borrowed the mapping cannot be unmapped.
 #[derive(Debug, Clone, Copy)]
@@ -88,15 +88,22 @@ impl<'a> HostView<'a> {
     /// One volatile read of a byte: really one access of the memory, now.
     pub fn read_volatile(&self, offset: usize) -> Result<u8> {
         let at = self.at(offset, 1)?;
+        // Not a volatile access of the language's, which must not race with other threads; the fences keep the compiler from merging it
+        // with another.
+        compiler_fence(Ordering::SeqCst);
         // SAFETY: in range.
-        Ok(unsafe { at.read_volatile() })
+        let value = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        Ok(value)
     }
 
     /// One volatile write of a byte: really one access of the memory, now.
     pub fn write_volatile(&self, offset: usize, value: u8) -> Result<()> {
         let at = self.at(offset, 1)?;
+        compiler_fence(Ordering::SeqCst);
         // SAFETY: in range.
-        unsafe { at.write_volatile(value) };
+        unsafe { AtomicU8::from_ptr(at) }.store(value, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
         Ok(())
     }
 
