@@ -22,6 +22,7 @@ use tree::DriverTree;
 #[derive(clap::Subcommand)]
 pub enum Abi {
     /// Compare a driver source tree with our table: exit 0 when equal, 1 when not, 2 when it could not be compared.
+    #[command(after_help = "Example:\n  cargo xtask abi check --driver-src ../driver --generation 9.0.0")]
     Check {
         /// The driver's source tree, laid out as hicann/driver.
         #[arg(long, value_name = "DIR")]
@@ -31,6 +32,9 @@ pub enum Abi {
         generation: Option<String>,
     },
     /// Print the table of a driver source tree as JSON.
+    #[command(
+        after_help = "Example:\n  cargo xtask abi dump --driver-src ../driver --generation 27.0 > ioctl/abi/27.0.json"
+    )]
     Dump {
         /// The driver's source tree, laid out as hicann/driver.
         #[arg(long, value_name = "DIR")]

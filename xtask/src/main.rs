@@ -9,7 +9,7 @@ use clap::Parser;
 
 /// Commands of the ascend-vmm project.
 #[derive(Parser)]
-#[command(name = "cargo xtask")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Xtask {
     #[command(flatten)]
     Host(xtask::Host),
