@@ -14,6 +14,7 @@ use client::{NOT_TRACED, Told, Work};
 use counter::{CountError, Gait, Traced};
 use figure::{Figure, Target, Unit, Verdict};
 use indicatif::ProgressBar;
+use nix::errno::Errno;
 use nix::sys::wait::WaitStatus;
 use serde::Serialize;
 use std::io::Read;
@@ -197,8 +198,12 @@ const OPERATIONS: [Operation; 3] = [
 /// What a measurement gave, or why it gave nothing.
 type Measured = Result<Figures, String>;
 
-fn count(figures: &Measured, what: impl Fn(&Figures) -> f64) -> Result<f64, String> {
-    figures.as_ref().map(what).map_err(Clone::clone)
+fn count(figures: &Measured, what: impl Fn(&Counts) -> f64) -> Result<f64, String> {
+    match figures {
+        Ok(Figures { counts: Ok(counts), .. }) => Ok(what(counts)),
+        Ok(Figures { counts: Err(errno), .. }) => Err(CountError::Trace(*errno).to_string()),
+        Err(reason) => Err(reason.clone()),
+    }
 }
 
 /// The figures so far.
@@ -246,29 +251,43 @@ impl Run {
 /// What one operation costs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
+    /// What was counted; an errno where tracing is not allowed.
+    pub counts: Result<Counts, Errno>,
+    /// What the process told.
+    pub told: Told,
+}
+
+/// What was counted of one operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Counts {
     /// Instructions in user space.
     pub instructions: f64,
     /// System calls.
     pub calls: f64,
     /// Those of them that were ioctls.
     pub ioctls: f64,
-    /// What the process told.
-    pub told: Told,
 }
 
-/// Measures one operation in a process of its own, which sees what the calling thread sees.
+/// Measures one operation in a process of its own, which sees what the calling thread sees. Where tracing is not allowed there is still its time.
 pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures, CountError> {
     let name = clap::ValueEnum::to_possible_value(&work).map(|value| value.get_name().to_owned()).unwrap_or_default();
     let program = std::env::current_exe().map_err(CountError::Spawn)?;
     let mut command = Command::new(program);
     command.args(["bench-client", &name]).args(["--live", &live.to_string()]);
     command.args(["--pairs", &pairs.to_string()]).args(["--timed", &timed.to_string()]).stdout(Stdio::piped());
-    let mut traced = match Traced::spawn(&mut command) {
+    match trace(&mut command, pairs) {
+        Ok((counts, told)) => Ok(Figures { counts: Ok(counts), told }),
         Err(CountError::Ended(WaitStatus::Exited(_, code))) if code == i32::from(NOT_TRACED) => {
-            return Err(CountError::Trace(nix::errno::Errno::EPERM));
+            let output = command.arg("--untraced").output().map_err(CountError::Spawn)?;
+            Ok(Figures { counts: Err(Errno::EPERM), told: tell(&output.stdout)? })
         }
-        traced => traced?,
-    };
+        Err(error) => Err(error),
+    }
+}
+
+/// Goes through the sections of the process.
+fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, Told), CountError> {
+    let mut traced = Traced::spawn(command)?;
     let mut per_operation = |gait| -> Result<[f64; 2], CountError> {
         traced.advance(Gait::Run)?;
         let empty = traced.advance(gait)?;
@@ -280,11 +299,16 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
     let [calls, ioctls] = per_operation(Gait::Calls)?;
     let mut output = traced.child().stdout.take();
     traced.finish()?;
-    let mut line = String::new();
+    let mut text = Vec::new();
     if let Some(output) = &mut output {
-        output.read_to_string(&mut line).map_err(CountError::Spawn)?;
+        output.read_to_end(&mut text).map_err(CountError::Spawn)?;
     }
-    Ok(Figures { instructions, calls, ioctls, told: serde_json::from_str(&line).unwrap_or_default() })
+    Ok((Counts { instructions, calls, ioctls }, tell(&text)?))
+}
+
+/// What the process told.
+fn tell(output: &[u8]) -> Result<Told, CountError> {
+    serde_json::from_slice(output).map_err(|error| CountError::Spawn(error.into()))
 }
 
 fn print(document: &Document) {

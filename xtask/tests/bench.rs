@@ -63,6 +63,14 @@ mod counter {
 }
 
 #[test]
+fn where_tracing_is_forbidden_there_is_still_the_time() {
+    let output = xtask(&["bench-client", "calibration", "--untraced", "--timed", "1000"]);
+    assert!(output.status.success());
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(told["nanoseconds"].as_f64().unwrap() > 0.0, "{told}");
+}
+
+#[test]
 fn wrong_arguments_get_a_sentence_and_exit_2() {
     let output = xtask(&["bench", "--jsno"]);
     assert_eq!(output.status.code(), Some(2));
