@@ -139,6 +139,10 @@ impl Reservation {
     /// Address and size of everything that is mapped in this reservation, in order.
     pub fn mappings(&self) -> Vec<(u64, u64)> {
         let reserved = &self.inner;
+        if reserved.session.svm.guard.in_child() {
+            // Nothing is mapped here, and the table's lock may be held for ever.
+            return Vec::new();
+        }
         reserved.session.mappings.ranges(reserved.start, reserved.start + reserved.size)
     }
 }

@@ -21,6 +21,7 @@ use crate::devmng::Devmng;
 use crate::discovery::{LogicalId, PeerAccess};
 use crate::error::{Errno, Error, Failed, Result};
 use crate::mapping::MappingTable;
+use crate::physical::Block;
 use crate::process;
 use crate::reserve::arena::{Arena, Window};
 use crate::reserve::{Reservation, ReserveOptions};
@@ -272,12 +273,12 @@ impl Session {
 
     /// The memory that is mapped at an address, anywhere inside the mapping.
     pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
-        self.inner.mappings.find(address).map(|(_, block)| PhysicalMemory { block })
+        self.inner.find(address).map(|(_, block)| PhysicalMemory { block })
     }
 
     /// The start and size of the mapping that contains an address.
     pub fn mapping_at(&self, address: u64) -> Option<(u64, u64)> {
-        self.inner.mappings.find(address).map(|(start, block)| (start, block.size))
+        self.inner.find(address).map(|(start, block)| (start, block.size))
     }
 
     /// The driver's generation, as found out when the session was opened.
@@ -351,6 +352,12 @@ impl Inner {
             devmng,
             _place: Place(guard),
         }))
+    }
+
+    /// The start and the memory of the mapping that contains an address. Nothing is mapped in a child of fork, where the table's lock may
+    /// be held for ever.
+    fn find(&self, address: u64) -> Option<(u64, Arc<Block>)> {
+        if self.svm.guard.in_child() { None } else { self.mappings.find(address) }
     }
 
     /// Path and generation of the driver.

@@ -2,7 +2,7 @@
 
 use crate::seed::{Random, Seed, seeds, steps};
 use crate::{MIB2, host};
-use ascend_emulator::{Emulator, isolated, on_each_generation};
+use ascend_emulator::{Emulator, fork, isolated, on_each_generation};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::{Error, Location, PhysicalMemory, Reservation, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,6 +160,7 @@ const FAULTS: &[&str] = &[
     "PREFETCH#{}=EBUSY",
     "MEM_SET_ACCESS#{}=ENOMEM",
     "OPEN#{}=EBUSY",
+    "device1=silent:{}ms",
 ];
 
 #[test]
@@ -221,6 +222,48 @@ fn program() -> Result<(), Error> {
         round(&mut Random(0), &common, 2)?;
     }
     Ok(())
+}
+
+#[test]
+fn children_that_are_forked_while_threads_call_end_and_disturb_nobody() {
+    on_each_generation(host(2), |_, _| {
+        let session = Session::current().unwrap();
+        let (device, peer) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+        let memory = device.create(MIB2).unwrap();
+        let reservation = session.reserve(MIB2).unwrap();
+        let mapping = reservation.map(0, &memory).unwrap();
+        mapping.grant(&peer).unwrap();
+        let mut all = Some((session, device, peer, memory, reservation, mapping));
+        let over = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let over = &over;
+                scope.spawn(move || {
+                    let (mut random, common) = (Random(thread), Common::default());
+                    while over.load(Ordering::Acquire) == 0 {
+                        round(&mut random, &common, 2).unwrap();
+                    }
+                });
+            }
+            let _over = Over(&over);
+            for _ in 0..20 {
+                // The child's copies of everything, dropped at a moment when other threads may hold any lock.
+                let child = fork(|| {
+                    let all = all.take().unwrap();
+                    assert!(matches!(all.0.reserve(MIB2), Err(Error::OtherProcess { .. })));
+                    assert!(matches!(all.5.read(0, &mut [0]), Err(Error::OtherProcess { .. })));
+                    assert!(matches!(all.0.device(LogicalId(1)), Err(Error::OtherProcess { .. })));
+                    assert!(matches!(all.0.host(), Err(Error::OtherProcess { .. })));
+                    let address = all.4.address();
+                    assert!(all.0.memory_at(address).is_none() && all.0.mapping_at(address).is_none());
+                    assert!(all.4.mappings().is_empty());
+                    drop(all);
+                });
+                child.join();
+            }
+        });
+        all.unwrap().5.unmap().unwrap();
+    });
 }
 
 #[test]
