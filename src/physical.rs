@@ -263,7 +263,7 @@ impl PhysicalMemory {
         self.block.page
     }
 
-    /// Which memory it is. For imported memory the driver tells from 9.0.0 on; before, HBM is assumed.
+    /// Which memory it is. For imported memory the driver tells from 9.0.0 on; before, a ticket does, and without one HBM is assumed.
     pub fn memory_kind(&self) -> MemoryKind {
         self.block.memory
     }
@@ -344,6 +344,17 @@ impl Block {
             ));
         }
         Ok(block)
+    }
+
+    /// What the exporter says of an import and the driver does not: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
+    /// only, and before 9.0.0 which memory it is.
+    pub(crate) fn complete(&mut self, page: u32, memory: u32) {
+        if page == PAGE_GIANT && self.size % GIANT_PAGE == 0 && !self.is_host() {
+            self.page = Page::Giant;
+        }
+        if !self.device.session.driver().1.delta().import_tells_memory {
+            self.memory = MemoryKind::from_code(memory);
+        }
     }
 
     /// The share that the memory was exported as.

@@ -410,10 +410,13 @@ impl<'a> Wanted<'a> {
             error
         })?;
         // From here on the block owns the import and its place: both are given back if the rest is not as it should be.
-        let block = Block::imported(device, &answer, key)?;
+        let mut block = Block::imported(device, &answer, key)?;
         if let Some(ticket) = self.ticket.filter(|ticket| ticket.size != block.size) {
             let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);
             return Err(Invalid::because(OPERATION_IMPORT, problem, "the ticket is of another export: get a new one"));
+        }
+        if let Some(ticket) = self.ticket {
+            block.complete(ticket.page.into(), ticket.memory.into());
         }
         Ok(Arc::new(block))
     }

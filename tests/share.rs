@@ -8,7 +8,7 @@ use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, ShareableHandle, Ticket};
 use ascend_vmm::{Device, Error, Location, PhysicalMemory, Session};
-use sharing::{MIB, Other, Talk, device, plain, read, start, write};
+use sharing::{MIB, Other, Talk, device, in_pid_namespace, plain, read, start, write};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
@@ -612,17 +612,6 @@ fn an_importer_in_a_container_may_begin_with_host_memory() {
         other.talk.say_ticket(&export.ticket().unwrap());
         other.join();
     });
-}
-
-/// Runs `body` as process 1 of a new pid namespace; a reason if this host does not allow that.
-fn in_pid_namespace(body: impl FnOnce()) -> Result<(), String> {
-    use nix::sched::{CloneFlags, unshare};
-    let alone = unshare(CloneFlags::CLONE_NEWPID);
-    // Without privileges it takes a user namespace in which one has them.
-    let done = alone.or_else(|_| unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID));
-    done.map_err(|errno| format!("unshare: {errno}"))?;
-    ascend_emulator::fork(body).join();
-    Ok(())
 }
 
 #[test]

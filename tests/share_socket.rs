@@ -7,7 +7,7 @@ use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixCredentials, sendmsg};
-use sharing::{MIB, Talk, device, plain, read, start, write};
+use sharing::{MIB, Talk, device, in_pid_namespace, plain, read, start, write};
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -157,6 +157,33 @@ fn one_memory_goes_to_several_processes() {
             other.proceed();
             other.join();
         }
+    });
+}
+
+#[test]
+fn memory_goes_into_a_pid_namespace_and_out_of_it() {
+    on_each_generation(plain(), |_, _| {
+        let (other, socket) = start_with_socket(|talk, socket| {
+            let done = in_pid_namespace(|| {
+                talk.say(1);
+                assert_eq!(std::process::id(), 1);
+                let memory = share::receive(&socket, &device(1), LONG).unwrap();
+                assert_eq!(read(&memory, 5), b"hello");
+                let own = device(1).create(2 * MIB).unwrap();
+                write(&own, b"inner");
+                share::send(&socket, &own, LONG).unwrap();
+            });
+            if let Err(reason) = done {
+                println!("skipped, no pid namespace can be made here: {reason}");
+                talk.say(0);
+            }
+        });
+        if other.talk.hear() == 1 {
+            let memory = hello_memory();
+            share::send(&socket, &memory, LONG).unwrap();
+            assert_eq!(read(&share::receive(&socket, &device(0), LONG).unwrap(), 5), b"inner");
+        }
+        other.join();
     });
 }
 

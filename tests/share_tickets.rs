@@ -7,7 +7,7 @@ use ascend_emulator::fault::{DeviceFault, Fault};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, Ticket, TicketDevice};
-use ascend_vmm::{Device, Error, MemoryKind, Session};
+use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, Session};
 use nix::sys::wait::{WaitStatus, waitpid};
 use sharing::{MIB, Talk, device, plain, read, start, write};
 use std::time::Duration;
@@ -47,6 +47,38 @@ fn a_ticket_says_everything_about_the_memory() {
         assert_eq!((imported.size(), imported.page()), (export.memory().size(), export.memory().page()));
         assert_eq!(imported.memory_kind(), MemoryKind::Hbm);
         assert_eq!(ticket.to_string().parse(), Ok(ticket));
+    });
+}
+
+#[test]
+fn memory_of_every_kind_is_imported_as_what_it_is() {
+    on_each_generation(plain(), |_, _| {
+        let (here, there) = (device(0), device(1));
+        let session = here.session();
+        let host = session.host().unwrap();
+        let me = BareTgid::of_this_process(&session).unwrap();
+        let kind = |page, memory| Kind { page, memory };
+        let kinds = [
+            here.create_with(4 * MIB, kind(Page::Huge, MemoryKind::P2pHbm)).unwrap(),
+            here.create_with(4 * MIB, kind(Page::Huge, MemoryKind::Ddr)).unwrap(),
+            here.create_with(2 << 30, kind(Page::Giant, MemoryKind::Hbm)).unwrap(),
+            host.create(4 * MIB).unwrap(),
+            host.create_on_node(4 * MIB, kind(Page::Huge, MemoryKind::Ddr), 0).unwrap(),
+        ];
+        for memory in kinds {
+            let export = memory.export().unwrap();
+            export.trust(&[me]).unwrap();
+            let ticket = export.ticket().unwrap();
+            let imported = share::import(&there, &ticket).unwrap();
+            assert_eq!((imported.size(), imported.memory_kind()), (memory.size(), memory.memory_kind()));
+            assert_eq!(imported.page(), memory.page());
+            write(&imported, b"kind");
+            assert_eq!(read(&memory, 4), b"kind");
+            if memory.location() != Location::Host {
+                let on_host = share::import(&host, &ticket).unwrap();
+                assert_eq!((on_host.size(), on_host.location()), (memory.size(), Location::Host));
+            }
+        }
     });
 }
 

@@ -7,7 +7,8 @@ use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Client, Config, fork};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{BareTgid, Ticket};
-use ascend_vmm::{Device, PhysicalMemory, Session};
+use ascend_vmm::{Device, PhysicalMemory, Reservation, ReserveOptions, Session};
+use nix::sched::{CloneFlags, unshare};
 use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -121,21 +122,37 @@ impl Other {
     }
 }
 
+/// Runs `body` as process 1 of a new pid namespace; a reason if this host does not allow that.
+pub fn in_pid_namespace(body: impl FnOnce()) -> Result<(), String> {
+    let alone = unshare(CloneFlags::CLONE_NEWPID);
+    // Without privileges it takes a user namespace in which one has them.
+    let done = alone.or_else(|_| unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID));
+    done.map_err(|errno| format!("unshare: {errno}"))?;
+    fork(body).join();
+    Ok(())
+}
+
 pub fn device(number: u32) -> Device {
     Session::current().unwrap().device(LogicalId(number)).unwrap()
+}
+
+/// Addresses at which memory can be mapped.
+fn room_for(memory: &PhysicalMemory) -> Reservation {
+    let options = ReserveOptions::new().alignment(memory.page().size());
+    memory.session().reserve_with(memory.size(), &options).unwrap()
 }
 
 /// Writes to the beginning of memory, through a mapping that goes away again.
 #[track_caller]
 pub fn write(memory: &PhysicalMemory, bytes: &[u8]) {
-    let reservation = memory.session().reserve(memory.size()).unwrap();
+    let reservation = room_for(memory);
     reservation.map(0, memory).unwrap().write(0, bytes).unwrap();
 }
 
 /// Reads the beginning of memory.
 #[track_caller]
 pub fn read(memory: &PhysicalMemory, length: usize) -> Vec<u8> {
-    let reservation = memory.session().reserve(memory.size()).unwrap();
+    let reservation = room_for(memory);
     let mapping = reservation.map(0, memory).unwrap();
     let mut bytes = vec![0; length];
     mapping.read(0, &mut bytes).unwrap();
