@@ -203,6 +203,11 @@ fn a_peer_that_asks_in_another_name_gets_nothing() {
         let (mine, theirs) = UnixStream::pair().unwrap();
         (&theirs).write_all(&hello(parent)).unwrap();
         fails(share::send(&mine, &memory, LONG), "the kernel does not say which process asks");
+        // Nor can two of them make one hello.
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        fork(|| say(&theirs, &hello(parent)[..8], &[])).join();
+        say(&theirs, &hello(parent)[8..], &[]);
+        fails(share::send(&mine, &memory, LONG), "two processes sent the hello");
         assert!(emulator.state().memory.shares.is_empty(), "nothing was exported for a liar");
     });
 }

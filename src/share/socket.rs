@@ -22,9 +22,9 @@ use nix::cmsg_space;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, UnixCredentials, getsockopt, recvmsg, sendmsg, setsockopt,
+    ControlMessageOwned, MsgFlags, UnixCredentials, getsockopt, recvmsg, send as send_bytes, setsockopt,
 };
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
     let session = Session { inner: place.inner().session.clone() };
     let tgid = BareTgid::of_this_process(&session)?;
     let hello = Hello { magic: MAGIC, version: VERSION.into(), reserved: [0; 2], tgid: tgid.as_raw().into() };
-    wire.write(hello.as_bytes(), "hello")?;
+    wire.write_hello(&hello)?;
     let mut bytes = [0; Ticket::LENGTH];
     wire.read(&mut bytes, "ticket")?;
     let imported = Ticket::from_bytes(&bytes).map_err(Error::from).and_then(|ticket| import(place, &ticket));
@@ -145,13 +145,24 @@ impl<'a> Wire<'a> {
 
     /// The hello, and the pid of its sender in our pid namespace, if the kernel tells.
     fn read_hello(&self) -> Result<(Hello, Option<i32>)> {
-        let failed = |errno| self.failed("hello", errno);
-        let told = getsockopt(self.socket, PassCred).map_err(failed)?;
-        setsockopt(self.socket, PassCred, &true).map_err(failed)?;
         let mut hello = Hello::new_zeroed();
-        let sender = self.fill(hello.as_mut_bytes(), "hello", true);
-        setsockopt(self.socket, PassCred, &told).map_err(failed)?;
-        Ok((hello, sender?))
+        let sender = self.with_credentials(|| self.fill(hello.as_mut_bytes(), "hello", true))?;
+        Ok((hello, sender))
+    }
+
+    /// Says hello. The kernel adds whom it sees, which also works where this process's user has no number, as in some containers.
+    fn write_hello(&self, hello: &Hello) -> Result<()> {
+        self.with_credentials(|| self.write(hello.as_bytes(), "hello"))
+    }
+
+    /// With credentials on all messages that come and go.
+    fn with_credentials<T>(&self, action: impl FnOnce() -> Result<T>) -> Result<T> {
+        let failed = |errno| self.failed("hello", errno);
+        let before = getsockopt(self.socket, PassCred).map_err(failed)?;
+        setsockopt(self.socket, PassCred, &true).map_err(failed)?;
+        let result = action();
+        setsockopt(self.socket, PassCred, &before).map_err(failed)?;
+        result
     }
 
     /// Fills `bytes`.
@@ -189,15 +200,11 @@ impl<'a> Wire<'a> {
         Ok(sender.flatten())
     }
 
-    /// Sends all of `bytes`, in this process's name.
+    /// Sends all of `bytes`.
     fn write(&self, mut bytes: &[u8], what: &str) -> Result<()> {
-        let me = UnixCredentials::new();
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         while !bytes.is_empty() {
             self.wait(PollFlags::POLLOUT, what)?;
-            let message = [IoSlice::new(bytes)];
-            match sendmsg::<()>(self.socket.as_raw_fd(), &message, &[ControlMessage::ScmCredentials(&me)], flags, None)
-            {
+            match send_bytes(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(errno) => return Err(self.failed(what, errno)),
