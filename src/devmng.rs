@@ -9,7 +9,7 @@
 use crate::davinci::DavinciFile;
 use crate::discovery::{self, LogicalId};
 use crate::error::{Error, Refused, Result};
-use crate::session::ForkGuard;
+use crate::session::{ForkGuard, PerProcess};
 use ascend_ioctl::{Command, davinci, devmng};
 use nix::errno::Errno;
 use std::ffi::CStr;
@@ -17,11 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared { process: None, claims: 0, file: None });
-
+#[derive(Default)]
 struct Shared {
-    /// The process that the rest belongs to: a child of fork(2) starts anew.
-    process: Option<ForkGuard>,
     claims: usize,
     file: Option<Arc<DavinciFile>>,
 }
@@ -45,14 +42,8 @@ pub(crate) struct Sign {
 impl Devmng {
     /// Takes a claim; opens nothing. `path` is the driver's device, used if this claim is the first to ask something.
     pub(crate) fn hold(path: &Path) -> Devmng {
-        let process = ForkGuard::new();
-        let mut shared = lock();
-        if shared.process != Some(process) {
-            // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
-            *shared = Shared { process: Some(process), claims: 0, file: None };
-        }
-        shared.claims += 1;
-        Devmng { process, path: path.to_owned() }
+        lock().claims += 1;
+        Devmng { process: ForkGuard::new(), path: path.to_owned() }
     }
 
     /// This process's id in the initial pid namespace, which trust lists and the device use. Needs no device.
@@ -167,8 +158,7 @@ impl Clone for Devmng {
 
 impl Drop for Devmng {
     fn drop(&mut self) {
-        // A claim that was taken before a fork counts in the parent only. (Nor may the lock be taken there: a thread of the parent's that
-        // held it when the fork happened does not exist in the child.)
+        // A claim that was taken before a fork counts in the parent only.
         if self.is_inherited() {
             return;
         }
@@ -212,7 +202,14 @@ impl Answer {
     }
 }
 
+/// This process's file and claims. A child of fork(2) starts anew.
 fn lock() -> MutexGuard<'static, Shared> {
+    static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
+    let shared = SHARED.get(|inherited| {
+        // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
+        drop(inherited.and_then(|inherited| inherited.try_lock().ok()?.file.take()));
+        Mutex::default()
+    });
     // Every change is made in one step, so a panic elsewhere cannot have left it half done.
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -34,7 +34,7 @@ use ascend_ioctl::svm::{
 };
 pub(crate) use bringup::probe;
 use call::{FREE_PAGES, RELEASE, Request, Svm, UNMAP, UPDATE_HEAP};
-pub(crate) use fork::ForkGuard;
+pub(crate) use fork::{ForkGuard, PerProcess};
 use segments::Segments;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -122,22 +122,36 @@ impl SessionBuilder {
 }
 
 /// Which session this process has.
+#[derive(Default)]
 enum Current {
+    #[default]
     None,
     /// Being opened by a thread, or closed by the one that dropped the last reference.
-    Changing(ForkGuard),
-    Open(ForkGuard, Weak<Inner>),
+    Changing,
+    Open(Weak<Inner>),
 }
 
-/// The session, and how many threads wait for it to change. Waking takes a system call, so nobody is woken who does not wait.
-static CURRENT: Mutex<(Current, usize)> = Mutex::new((Current::None, 0));
-static CHANGED: Condvar = Condvar::new();
+/// The process's place for a session, and how many threads wait for it to change. Waking takes a system call, so nobody is woken who does
+/// not wait.
+#[derive(Default)]
+struct Seat {
+    current: Mutex<(Current, usize)>,
+    changed: Condvar,
+}
 
-fn set_current(now: Current) {
-    let mut current = lock(&CURRENT);
-    current.0 = now;
-    if current.1 > 0 {
-        CHANGED.notify_all();
+impl Seat {
+    /// This process's. A child of fork has none of its parent's sessions.
+    fn of_this_process() -> &'static Seat {
+        static SEAT: PerProcess<Seat> = PerProcess::new();
+        SEAT.get(|_| Seat::default())
+    }
+
+    fn set(&self, now: Current) {
+        let mut current = lock(&self.current);
+        current.0 = now;
+        if current.1 > 0 {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -147,30 +161,29 @@ enum Opened {
 }
 
 fn open(builder: &SessionBuilder) -> Result<Opened> {
-    let guard = ForkGuard::new();
-    let mut current = lock(&CURRENT);
+    let seat = Seat::of_this_process();
+    let mut current = lock(&seat.current);
     loop {
         match &current.0 {
-            Current::Open(owner, session) if !owner.in_child() => {
+            Current::Open(session) => {
                 if let Some(inner) = session.upgrade() {
                     return Ok(Opened::Existing(Session { inner }));
                 }
                 // The last reference is gone, and the thread that dropped it is closing the session.
             }
-            Current::Changing(owner) if !owner.in_child() => {}
-            // None, or a leftover of the parent.
-            _ => break,
+            Current::Changing => {}
+            Current::None => break,
         }
         current.1 += 1;
-        current = CHANGED.wait(current).unwrap_or_else(PoisonError::into_inner);
+        current = seat.changed.wait(current).unwrap_or_else(PoisonError::into_inner);
         current.1 -= 1;
     }
-    current.0 = Current::Changing(guard);
+    current.0 = Current::Changing;
     drop(current);
 
-    let opened = Inner::open(builder, guard);
-    set_current(match &opened {
-        Ok(inner) => Current::Open(guard, Arc::downgrade(inner)),
+    let opened = Inner::open(builder, ForkGuard::new());
+    seat.set(match &opened {
+        Ok(inner) => Current::Open(Arc::downgrade(inner)),
         Err(_) => Current::None,
     });
     Ok(Opened::New(Session { inner: opened? }))
@@ -226,7 +239,7 @@ struct Place(ForkGuard);
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.0.in_child() {
-            set_current(Current::None);
+            Seat::of_this_process().set(Current::None);
         }
     }
 }

@@ -6,8 +6,9 @@
 
 use super::SessionBuilder;
 use super::call::{INIT_PROCESS, Request, Svm};
-use super::fork::ForkGuard;
+use super::fork::{ForkGuard, PerProcess};
 use super::klog::LogPage;
+use super::lock;
 use super::segments::Segments;
 use crate::davinci::DavinciFile;
 use crate::error::{Errno, Error, Result, SessionTaken, UnknownDriver};
@@ -15,7 +16,7 @@ use ascend_ioctl::Generation;
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, InitProcess, MmapInfo, Op, Segment};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// A file with its process object and its segments, that INIT_PROCESS makes a session of.
 #[derive(Debug)]
@@ -27,7 +28,17 @@ pub(super) struct Prepared {
 
 /// A file for which INIT_PROCESS answered EEXIST. Closing it would leak 145 MB of kernel memory for good, and unmapping its segments
 /// could destroy the session that is in its way; so it is kept, and the next attempt goes on from here.
-static PARKED: Mutex<Option<Prepared>> = Mutex::new(None);
+fn parked() -> MutexGuard<'static, Option<Prepared>> {
+    static PARKED: PerProcess<Mutex<Option<Prepared>>> = PerProcess::new();
+    let parked = PARKED.get(|inherited| {
+        if let Some(mut parents) = inherited.and_then(|inherited| inherited.try_lock().ok()?.take()) {
+            // Its segments are not in this process.
+            parents.segments.forget();
+        }
+        Mutex::default()
+    });
+    lock(parked)
+}
 
 /// INIT_PROCESS is interrupted by signals; under a storm of them up to 40 times in a row were seen.
 const INIT_ATTEMPTS: u32 = 1000;
@@ -37,17 +48,12 @@ const SEGMENTS: usize = 64;
 
 /// Brings up the session's file.
 pub(super) fn bring_up(builder: &SessionBuilder, guard: ForkGuard) -> Result<(Prepared, InitProcess)> {
-    let parked = PARKED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let prepared = match parked {
-        Some(mut prepared) if !prepared.svm.guard.in_child() => {
+    // Not in the match: the lock would be held through it.
+    let left = parked().take();
+    let prepared = match left {
+        Some(mut prepared) => {
             prepared.segments.check();
             prepared
-        }
-        Some(mut inherited) => {
-            // The parent's: its segments are not in this process.
-            inherited.segments.forget();
-            drop(inherited);
-            prepare(builder, guard)?
         }
         None => prepare(builder, guard)?,
     };
@@ -65,7 +71,7 @@ pub(super) fn bring_up(builder: &SessionBuilder, guard: ForkGuard) -> Result<(Pr
             Ok((prepared, init))
         }
         Err(Errno::EEXIST) => {
-            *PARKED.lock().unwrap_or_else(PoisonError::into_inner) = Some(prepared);
+            *parked() = Some(prepared);
             Err(Error::SessionTaken(Box::new(SessionTaken { vendor_library: vendor_library() })))
         }
         Err(errno) => {

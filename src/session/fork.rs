@@ -6,8 +6,9 @@
 //! it all the same, only with a less helpful errno.)
 
 use nix::libc;
+use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// How many forks lie between the process that loaded this library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -40,5 +41,48 @@ impl ForkGuard {
     #[inline]
     pub(crate) fn in_child(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.0
+    }
+}
+
+/// A value that every process has for itself: a child of fork(2) starts with a new one, because in the one that it inherited a lock may be
+/// held by a thread that does not exist in the child.
+pub(crate) struct PerProcess<T: 'static> {
+    /// Never freed: others may be using it.
+    latest: AtomicPtr<Owned<T>>,
+}
+
+struct Owned<T> {
+    process: ForkGuard,
+    value: T,
+}
+
+impl<T: Sync> PerProcess<T> {
+    pub(crate) const fn new() -> PerProcess<T> {
+        PerProcess { latest: AtomicPtr::new(null_mut()) }
+    }
+
+    /// This process's value. `make` makes it, and is told what the parent's was, whose locks must be tried only.
+    pub(crate) fn get(&'static self, make: impl Fn(Option<&'static T>) -> T) -> &'static T {
+        let process = ForkGuard::new();
+        let mut latest = self.latest.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or made below and never freed.
+            let before = unsafe { latest.as_ref() };
+            match before {
+                Some(owned) if owned.process == process => return &owned.value,
+                _ => {}
+            }
+            let value = make(before.map(|owned| &owned.value));
+            let new = Box::into_raw(Box::new(Owned { process, value }));
+            match self.latest.compare_exchange(latest, new, Ordering::AcqRel, Ordering::Acquire) {
+                // SAFETY: just made, and from now on never freed.
+                Ok(_) => return unsafe { &(*new).value },
+                Err(now) => {
+                    // SAFETY: just made, and nobody else has seen it.
+                    drop(unsafe { Box::from_raw(new) });
+                    latest = now;
+                }
+            }
+        }
     }
 }

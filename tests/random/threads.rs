@@ -258,6 +258,9 @@ fn children_that_are_forked_while_threads_call_end_and_disturb_nobody() {
                     assert!(all.0.memory_at(address).is_none() && all.0.mapping_at(address).is_none());
                     assert!(all.4.mappings().is_empty());
                     drop(all);
+                    // And its own session does not wait for threads that it does not have.
+                    let own = Session::open().unwrap();
+                    own.device(LogicalId(1)).unwrap().create(MIB2).unwrap();
                 });
                 child.join();
             }
