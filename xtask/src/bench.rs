@@ -312,9 +312,10 @@ fn tell(output: &[u8]) -> Result<Told, CountError> {
 }
 
 fn print(document: &Document) {
-    println!(
+    crate::outln!(
         "{} on the emulated driver {}; instructions and system calls are exact, times are this machine's",
-        document.arch, document.generation
+        document.arch,
+        document.generation
     );
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
@@ -338,12 +339,12 @@ fn print(document: &Document) {
     rows.print();
     for figure in &document.figures {
         if let Some(reason) = &figure.reason {
-            println!("not measured: {}: {reason}", figure.name);
+            crate::outln!("not measured: {}: {reason}", figure.name);
         }
     }
     match document.missed {
         0 => {}
-        1 => println!("1 figure missed its limit"),
-        missed => println!("{missed} figures missed their limits"),
+        1 => crate::outln!("1 figure missed its limit"),
+        missed => crate::outln!("{missed} figures missed their limits"),
     }
 }

@@ -59,7 +59,7 @@ impl Demo {
             if working < self.devices as usize {
                 return crate::impossible(format!("this host has {working} NPUs that work; see cargo xtask probe"));
             }
-            println!("This host has {working} NPUs that work: the demonstration uses them.");
+            crate::outln!("This host has {working} NPUs that work: the demonstration uses them.");
             return end(exporter.status());
         }
         let reason = match found.as_ref().and_then(|survey| survey.findings.first()) {
@@ -67,7 +67,7 @@ impl Demo {
             None if self.emulate => "As asked for".to_owned(),
             None => "No NPU can be used here".to_owned(),
         };
-        println!("{reason}: this runs on an EMULATED driver, whose NPU memory is this machine's.");
+        crate::outln!("{reason}: this runs on an EMULATED driver, whose NPU memory is this machine's.");
         let config = Config { devices: self.devices, hbm: (4 * self.size).max(8 << 30), ..Config::default() };
         let emulator = match Emulator::start(config) {
             Ok(emulator) => emulator,
@@ -80,7 +80,7 @@ impl Demo {
         }
         let left = emulator.state();
         if left.is_empty() {
-            println!("The driver has nothing of them any more: no file, no memory, no device process.");
+            crate::outln!("The driver has nothing of them any more: no file, no memory, no device process.");
         } else {
             eprintln!("error: something is left in the driver: {left:?}");
             return ExitCode::FAILURE;

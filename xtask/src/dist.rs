@@ -100,7 +100,7 @@ pub fn run(options: Dist) -> ExitCode {
         }
         match build(arch, &target) {
             Ok(Some(line)) => {
-                println!("{line}");
+                xtask::outln!("{line}");
                 built += 1;
             }
             Ok(None) => {
@@ -115,7 +115,7 @@ pub fn run(options: Dist) -> ExitCode {
                 if options.arch.is_some() || arch.is_native() {
                     return xtask::impossible(sentence);
                 }
-                println!("{sentence}");
+                xtask::outln!("{sentence}");
             }
             Err(reason) => {
                 eprintln!("error: {}: {reason}", arch.name());

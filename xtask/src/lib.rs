@@ -3,6 +3,13 @@
 //! [`Host`] has those that make sense in both places; the ones that need the source tree (`abi`, `dist`) are only in `cargo xtask`. Exit statuses are the same
 //! everywhere: 0 yes, 1 no (something failed, differs, or missed its target), 2 wrong arguments or impossible here, 3 no device.
 
+/// A line on the standard output. Where nobody reads it any more (`… | head`) the program ends, instead of panicking as `println!` does.
+#[macro_export]
+macro_rules! outln {
+    () => { $crate::outln!("") };
+    ($($text:tt)*) => { $crate::print_line(format_args!($($text)*)) };
+}
+
 pub mod bench;
 pub mod demo;
 pub mod emulate;
@@ -65,8 +72,16 @@ pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
 /// Prints a document for programs.
 pub fn print_json(document: &impl serde::Serialize) {
     match serde_json::to_string_pretty(document) {
-        Ok(text) => println!("{text}"),
+        Ok(text) => crate::outln!("{text}"),
         // Nothing that we print has keys that are no texts, which is what could fail.
         Err(error) => eprintln!("error: {error}"),
+    }
+}
+
+/// A line on the standard output: see [`outln`].
+pub fn print_line(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        std::process::exit(1);
     }
 }

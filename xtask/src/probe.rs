@@ -201,37 +201,37 @@ impl Document {
     fn print(&self) {
         if let Some(memory) = self.driver.memory {
             let generation = self.driver.generation.as_deref().unwrap_or("unknown");
-            println!("driver: generation {generation}, memory interface {memory}");
+            crate::outln!("driver: generation {generation}, memory interface {memory}");
         }
         if let (Some(package), Some(file)) = (&self.driver.package, &self.driver.version_file) {
             let internal = self.driver.internal.as_deref().map(|text| format!(", {text}")).unwrap_or_default();
-            println!("installed: {package}{internal} ({file})");
+            crate::outln!("installed: {package}{internal} ({file})");
         }
         match self.container {
-            Some(true) => println!("here: a container, with device numbers of its own"),
-            Some(false) => println!("here: the host"),
+            Some(true) => crate::outln!("here: a container, with device numbers of its own"),
+            Some(false) => crate::outln!("here: the host"),
             None => {}
         }
         if !self.devices.is_empty() {
-            println!();
+            crate::outln!();
             self.print_devices();
-            println!();
+            crate::outln!();
             let sizes: Vec<String> = self
                 .granularity
                 .iter()
                 .map(|row| format!("{} {} in multiples of {}", row.place, row.page, bytes(row.minimum)))
                 .collect();
             if !sizes.is_empty() {
-                println!("memory in pages of: {}", sizes.join("; "));
+                crate::outln!("memory in pages of: {}", sizes.join("; "));
             }
             self.print_reasons();
         }
         for finding in &self.findings {
-            println!("\n{}", paint(&format!("{}: {}", finding.severity, finding.sentence)));
-            println!("  {}", finding.remedy);
+            crate::outln!("\n{}", paint(&format!("{}: {}", finding.severity, finding.sentence)));
+            crate::outln!("  {}", finding.remedy);
         }
         if self.devices.is_empty() && self.findings.is_empty() {
-            println!("no device");
+            crate::outln!("no device");
         }
     }
 
@@ -298,7 +298,7 @@ impl Document {
         }
         for (line, devices) in reasons {
             let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
-            println!("device {}: {line}", devices.join(", "));
+            crate::outln!("device {}: {line}", devices.join(", "));
         }
     }
 }

@@ -60,7 +60,7 @@ impl Selftest {
             let mut report = Report::new("raw");
             let device = raw::run(&mut report, self.exhaustion, |case| {
                 if !self.json {
-                    println!("{}", crate::table::paint(&case.line()));
+                    crate::outln!("{}", crate::table::paint(&case.line()));
                 }
             });
             return self.finish(&report, !device);
@@ -114,7 +114,7 @@ impl Selftest {
         if self.json {
             crate::print_json(report);
         } else {
-            println!("{}", report.conclusion());
+            crate::outln!("{}", report.conclusion());
         }
         match report.summary.failed {
             _ if no_device => ExitCode::from(NO_DEVICE),
@@ -161,7 +161,7 @@ impl Run<'_> {
     fn add_timed(&mut self, group: &str, name: &str, outcome: Outcome, took: Duration) {
         let case = Case::new(group, name, outcome, took);
         if !self.json {
-            println!("{}", crate::table::paint(&case.line()));
+            crate::outln!("{}", crate::table::paint(&case.line()));
         }
         self.report.add(case);
     }

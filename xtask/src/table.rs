@@ -37,7 +37,7 @@ impl Table {
     /// Prints it, with the words that say good and bad in colour where there is any.
     pub fn print(&self) {
         for line in self.0.lines() {
-            println!("{}", paint(line.trim_end()));
+            crate::outln!("{}", paint(line.trim_end()));
         }
     }
 }

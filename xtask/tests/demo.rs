@@ -52,3 +52,20 @@ fn wrong_arguments_get_a_sentence_and_exit_2() {
         assert!(said.contains(word) && output.stdout.is_empty(), "{arguments:?}: {said}");
     }
 }
+
+#[test]
+fn a_reader_that_has_seen_enough_causes_no_panic() {
+    use std::io::{BufRead, BufReader, Read};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["demo", "--emulate", "--size", "2M"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    assert!(line.contains("EMULATED") && !said.contains("panicked"), "{line}{said}");
+}

@@ -272,7 +272,7 @@ impl Client {
         for memory in &memories {
             let export = memory.export()?;
             export.trust(&[importer])?;
-            println!("{}", export.ticket()?);
+            crate::outln!("{}", export.ticket()?);
         }
         lines.next();
         Ok(())

@@ -60,7 +60,7 @@ impl Times {
 }
 
 fn say(text: impl std::fmt::Display) {
-    println!("  exporter {}: {text}", std::process::id());
+    crate::outln!("  exporter {}: {text}", std::process::id());
 }
 
 impl Exporter {
@@ -77,7 +77,7 @@ impl Exporter {
 
     fn share(&self) -> Result<(), Failure> {
         let mut times = Times(Vec::new());
-        println!("\n1. Memory of an NPU");
+        crate::outln!("\n1. Memory of an NPU");
         let session = times.step("open a session", || Ok(Session::open()?))?;
         let device = times.step("open device 0", || Ok(session.device(LogicalId(0))?))?;
         let process =
@@ -98,9 +98,9 @@ impl Exporter {
             let device = if self.devices == 1 { 0 } else { number };
             self.with_importer(number, device, &session, &export, &mapping, &mut times)?;
         }
-        println!("\nWhat took how long");
+        crate::outln!("\nWhat took how long");
         times.print();
-        println!();
+        crate::outln!();
         drop((mapping, reservation, export, memory, device));
         Ok(session.close()?)
     }
@@ -115,7 +115,7 @@ impl Exporter {
         mapping: &Mapping,
         times: &mut Times,
     ) -> Result<(), Failure> {
-        println!("\n{}. Another process, on device {device}", number + 1);
+        crate::outln!("\n{}. Another process, on device {device}", number + 1);
         let place = Place(std::env::temp_dir().join(format!("ascend-vmm-demo-{}-{number}", std::process::id())));
         std::fs::create_dir(&place.0)?;
         let path = place.0.join("socket");

@@ -25,7 +25,7 @@ pub struct Importer {
 }
 
 fn say(text: impl std::fmt::Display) {
-    println!("  importer {}: {text}", std::process::id());
+    crate::outln!("  importer {}: {text}", std::process::id());
 }
 
 impl Importer {
