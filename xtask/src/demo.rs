@@ -108,10 +108,21 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that are copied at once, so that a bar can move.
 const CHUNK: u64 = 4 << 20;
 
-/// What the exporter writes: every page and every position is different. After `changes` changes.
-fn byte(position: u64, changes: u32) -> u8 {
-    let original = (position ^ (position >> 8) ^ (position >> 16)) as u8;
-    original.wrapping_add(changes as u8)
+/// Bytes with one pattern, but for the page's number in front.
+const PAGE: u64 = 4096;
+
+/// What belongs at `offset`, a multiple of [`PAGE`], after so many changes. Every change changes every byte.
+fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
+    let changed = |byte: u8| byte.wrapping_add(changes as u8);
+    let mut page: Vec<u8> = (0..PAGE).map(|position| changed((position ^ (position >> 8)) as u8)).collect();
+    let mut bytes = Vec::with_capacity((length + PAGE) as usize);
+    while (bytes.len() as u64) < length {
+        let number = (offset + bytes.len() as u64) / PAGE;
+        page[..8].copy_from_slice(&number.to_le_bytes().map(changed));
+        bytes.extend_from_slice(&page);
+    }
+    bytes.truncate(length as usize);
+    bytes
 }
 
 /// Writes what belongs there after so many changes, and tells how long the copies took.
@@ -119,7 +130,7 @@ fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
     let bar = bar(who, "writes", mapping.size());
     let mut time = Duration::ZERO;
     for (offset, length) in chunks(mapping.size()) {
-        let bytes: Vec<u8> = (offset..offset + length).map(|position| byte(position, changes)).collect();
+        let bytes = contents(offset, length, changes);
         let start = Instant::now();
         mapping.write(offset, &bytes)?;
         time += start.elapsed();
@@ -138,8 +149,11 @@ fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
         let start = Instant::now();
         mapping.read(offset, &mut bytes)?;
         time += start.elapsed();
-        if let Some(at) = (offset..).zip(&bytes).find(|(position, got)| **got != byte(*position, changes)) {
-            return Err(format!("byte {:#x} is {:#04x} and should be {:#04x}", at.0, at.1, byte(at.0, changes)).into());
+        let wanted = contents(offset, length, changes);
+        if bytes != wanted {
+            let at = bytes.iter().zip(&wanted).position(|(got, wanted)| got != wanted).unwrap_or_default();
+            let (got, wanted) = (bytes[at], wanted[at]);
+            return Err(format!("byte {:#x} is {got:#04x} and should be {wanted:#04x}", offset + at as u64).into());
         }
         bar.inc(length);
     }
@@ -179,8 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn every_change_changes_every_byte() {
-        assert!((0..100_000).all(|position| byte(position, 0) != byte(position, 1)));
+    fn every_change_changes_every_byte_and_every_page_is_different() {
+        let (before, after) = (contents(CHUNK, 3 * PAGE, 0), contents(CHUNK, 3 * PAGE, 1));
+        assert!(before.iter().zip(&after).all(|(before, after)| before != after));
+        let mut pages: Vec<&[u8]> = before.chunks(PAGE as usize).collect();
+        pages.dedup();
+        assert_eq!(pages.len(), 3);
+        assert_eq!(contents(0, 2 * CHUNK, 0)[CHUNK as usize..][..before.len()], before);
     }
 
     #[test]
