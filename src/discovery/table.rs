@@ -15,6 +15,7 @@ use crate::davinci::DavinciFile;
 use crate::devmng::Answer;
 use crate::discovery::{LogicalId, PhysicalId};
 use crate::error::{Refused, Result};
+use crate::session::PerProcess;
 use ascend_ioctl::{davinci, uda};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -75,12 +76,12 @@ pub(crate) enum Setup {
 
 /// A SETUP that a thread waits for.
 struct Pending {
-    process: u32,
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
 }
 
-static PENDING: Mutex<Option<Arc<Pending>>> = Mutex::new(None);
+/// The one that this process waits for. One that the parent of a fork waits for has no thread here.
+static PENDING: PerProcess<Mutex<Option<Arc<Pending>>>> = PerProcess::new();
 
 impl Table {
     pub(crate) fn open(manager: &Path) -> Result<Table> {
@@ -95,14 +96,12 @@ impl Table {
 
     /// Makes the table from the opened nodes, until `deadline`.
     pub(crate) fn set_up(&self, nodes: Nodes, deadline: Instant) -> Setup {
-        let process = std::process::id();
         let pending = {
-            let mut running = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
-            // A SETUP that the parent of a fork waits for has no thread here.
-            match running.take().filter(|pending| pending.process == process && pending.is_running()) {
+            let mut running = PENDING.get(|_| Mutex::default()).lock().unwrap_or_else(PoisonError::into_inner);
+            match running.take().filter(|pending| pending.is_running()) {
                 Some(pending) => running.insert(pending).clone(),
                 None => {
-                    let pending = Arc::new(Pending { process, answer: Mutex::new(None), answered: Condvar::new() });
+                    let pending = Arc::new(Pending { answer: Mutex::new(None), answered: Condvar::new() });
                     let (file, admin, most) = (self.file.clone(), self.user.admin != 0, self.user.max_devices);
                     let here = pending.clone();
                     let thread = std::thread::Builder::new().name("ascend-vmm setup".into()).spawn(move || {
