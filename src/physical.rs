@@ -156,6 +156,8 @@ pub(crate) struct Block {
     pub(crate) imported: bool,
     /// Whether the kernel still has it.
     live: bool,
+    /// Whether a release was refused: the kernel may have begun it, and would crash at the release of such memory once it was exported.
+    pub(crate) half_released: bool,
     /// The exporting device of an import, in this process's numbering.
     exporter: u8,
     /// Super-pod id of the exporter of an import from another server, 0 on this one.
@@ -243,6 +245,7 @@ impl PhysicalMemory {
                     page_code: if side == SIDE_DEVICE { PAGE_HUGE as u8 } else { kind.page.code() as u8 },
                     imported: false,
                     live: true,
+                    half_released: false,
                     exporter: 0,
                     exporter_sdid: 0,
                     share: AtomicI32::new(NOT_SHARED),
@@ -332,6 +335,7 @@ impl Block {
             page_code: answer.page as u8,
             imported: true,
             live: true,
+            half_released: false,
             exporter: key.exporter as u8,
             exporter_sdid: key.sdid,
             share: AtomicI32::new(key.share as i32),
@@ -391,7 +395,9 @@ impl Block {
 
     #[inline]
     fn release(&mut self) -> std::result::Result<(), Errno> {
-        self.device.session.svm.call(RELEASE, self.device.id, self.size, &self.release_arg())?;
+        let released = self.device.session.svm.call(RELEASE, self.device.id, self.size, &self.release_arg());
+        self.half_released = released.is_err();
+        released?;
         self.live = false;
         self.vacate();
         Ok(())

@@ -97,6 +97,13 @@ impl PhysicalMemory {
                 "memory is exported by the process that created it; forward its ticket, and have that process trust the importer",
             ));
         }
+        if block.half_released {
+            return Err(Invalid::because(
+                OPERATION_EXPORT,
+                format!("the release of {} was refused, but may have begun", block.describe()),
+                "free it again, and export memory that nobody tried to free",
+            ));
+        }
         let _one_at_a_time = lock(&session.sharing.exporting);
         let share = match block.share() {
             Some(share) => share,

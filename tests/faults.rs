@@ -251,6 +251,36 @@ fn an_import_whose_release_is_refused_is_found_by_the_next_import() {
 }
 
 #[test]
+fn memory_whose_release_was_refused_is_not_exported() {
+    on_each_generation(plain(), |_, emulator| {
+        let session = Session::open().unwrap();
+        let device = session.device(LogicalId(0)).unwrap();
+        for memory in [session.host().unwrap().create(MIB2).unwrap(), device.create(MIB2).unwrap()] {
+            emulator.inject("MEM_RELEASE#1=EBUSY".parse().unwrap());
+            let memory = memory.free().unwrap_err().object;
+            let error = memory.export().unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)), "{error}");
+            memory.free().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_reservation_into_which_nothing_could_be_mapped_is_still_anybodys() {
+    on_each_generation(plain(), |_, emulator| {
+        let session = Session::open().unwrap();
+        let (one, other) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+        let reservation = session.reserve(MIB2).unwrap();
+        emulator.inject("MEM_MAP#1=ENOMEM".parse().unwrap());
+        reservation.map(0, &one.create(MIB2).unwrap()).unwrap_err();
+        reservation.map(0, &other.create(MIB2).unwrap()).unwrap().unmap().unwrap();
+        // From then on it is the other's.
+        let error = reservation.map(0, &one.create(MIB2).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+    });
+}
+
+#[test]
 fn memory_that_a_closed_device_would_not_release_is_not_mistaken_for_new_memory() {
     on_each_generation(plain(), |_, emulator| {
         let session = Session::open().unwrap();
