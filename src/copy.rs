@@ -35,7 +35,7 @@ enum Cover<'a> {
     /// A part of one mapping, which is borrowed.
     One(&'a Mapping),
     /// Several, or one that is found by its address. Never empty.
-    Several(Hold, #[allow(dead_code)] Vec<Hold>),
+    Several(Hold, #[expect(dead_code, reason = "held, not read")] Vec<Hold>),
 }
 
 /// How rows lie in memory: each `pitch` bytes after the one before.
@@ -69,6 +69,7 @@ impl Mapping {
     }
 
     /// Sets bytes.
+    #[doc(alias = "aclrtMemset")]
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
         self.slice(offset, size)?.fill(value)
     }
@@ -146,6 +147,7 @@ impl Slice<'_> {
     }
 
     /// Copies other mapped memory of the same size into this. The two must not overlap.
+    #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, from: &Slice<'_>) -> Result<()> {
         const OPERATION: &str = "copy between mapped memory";
         self.same_size(OPERATION, from.size)?;
@@ -201,6 +203,7 @@ impl Slice<'_> {
     }
 
     /// Copies rows of a buffer into the memory. Rows of the slice begin at its start.
+    #[doc(alias = "aclrtMemcpy2d")]
     pub fn write_rows(&self, rows: &Rows, from: &[u8]) -> Result<()> {
         self.check_rows(rows, from.len() as u64)?;
         if self.is_host() {
@@ -319,6 +322,7 @@ impl Rows {
 
 /// Copies many buffers to many places, with one command per 4096 of a device. Each buffer has the size of its slice. On an error some
 /// may have been copied.
+#[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
     let elements = copies.iter().map(|(to, from)| Element {
         slice: to,

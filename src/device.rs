@@ -31,6 +31,7 @@ pub struct Host {
 
 /// What a device can do, as it said when it was set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Device memory can be made visible to the CPU, through the device's PCI window.
     pub cpu_access: bool,
@@ -50,6 +51,7 @@ pub struct Capabilities {
 
 /// How much memory of a kind a device has, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// In 2 MiB pages: all.
     pub huge_total: u64,
@@ -139,6 +141,8 @@ impl Device {
 
     /// Lets this device and `peer` reach each other's memory over the link between them: both directions, once, until one of them is
     /// closed. [`Mapping::grant`](crate::Mapping::grant) does it when needed.
+    #[doc(alias = "aclrtDeviceEnablePeerAccess")]
+    #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let session = &self.inner.session;
         session.svm.check_process()?;
@@ -163,6 +167,7 @@ impl Device {
 
     /// Closes the device, and tells what went wrong. It must be the last reference, with no memory left on it; otherwise it is handed
     /// back. (Dropping the last reference closes it too, and logs what goes wrong.)
+    #[doc(alias = "aclrtResetDevice")]
     pub fn close(self) -> Result<(), Failed<Device>> {
         if let Err(error) = self.inner.session.svm.check_process() {
             return Err(Failed { error, object: self });

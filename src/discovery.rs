@@ -137,6 +137,8 @@ impl Survey {
 }
 
 /// The NPUs of this process; an error with the most likely reason if there are none.
+#[doc(alias = "aclrtGetDeviceCount")]
+#[doc(alias = "cuDeviceGetCount")]
 pub fn list() -> Result<Vec<Npu>> {
     list_with(&Options::default())
 }

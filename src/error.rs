@@ -11,6 +11,7 @@ mod explain;
 
 use ascend_ioctl::Command;
 use ascend_ioctl::svm::{GIANT_PAGE, HUGE_PAGE};
+/// An errno by its name. It is the type of the `nix` crate, and follows that crate's version: take it from here.
 pub use nix::errno::Errno;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -124,6 +125,7 @@ impl<T> From<Failed<T>> for Error {
 
 /// A device node could not be opened.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct OpenFailed {
     /// The node.
     pub path: PathBuf,
@@ -148,6 +150,7 @@ impl std::error::Error for OpenFailed {}
 
 /// The kernel refused a command.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Refused {
     /// What was tried, as a verb phrase.
     pub operation: &'static str,
@@ -235,6 +238,7 @@ impl From<Refused> for Error {
 
 /// There is not enough memory of the wanted kind.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct OutOfMemory {
     /// Where: `device 0, HBM`, or `host`.
     pub place: String,
@@ -305,6 +309,7 @@ impl From<OutOfMemory> for Error {
 
 /// Arguments that cannot be right.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Invalid {
     /// What was tried, as a verb phrase.
     pub operation: &'static str,
@@ -333,6 +338,7 @@ impl std::error::Error for Invalid {}
 /// Two processes could not hand memory over: one of them died, was late, or is not what it says.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation}: {problem}. {remedy}")]
+#[non_exhaustive]
 pub struct Exchange {
     /// What was tried, as a verb phrase.
     pub operation: &'static str,
@@ -344,6 +350,7 @@ pub struct Exchange {
 
 /// INIT_PROCESS found another session of this process.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct SessionTaken {
     /// Path of the vendor's library, if it is loaded in this process.
     pub vendor_library: Option<String>,
@@ -371,6 +378,7 @@ impl std::error::Error for SessionTaken {}
 
 /// A driver whose answers fit no known generation.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct UnknownDriver {
     /// What was seen.
     pub detected: String,
@@ -426,6 +434,7 @@ impl Error {
 
 /// What the vendor's libraries call an error: the driver library's code and the runtime's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VendorCode {
     /// Value of `drvError_t`.
     pub driver: u32,

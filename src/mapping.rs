@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 
 /// Memory at an address. Unmapped when dropped.
 #[derive(Debug)]
+#[must_use = "memory is unmapped when its mapping is dropped"]
 pub struct Mapping {
     pub(crate) inner: Arc<Mapped>,
 }
@@ -72,6 +73,8 @@ impl Reservation {
     /// Maps all of `memory` at `offset`, a multiple of its page size from the reservation's start.
     ///
     /// The same memory can be mapped at several places, and a reservation can hold many mappings, of memory of one device.
+    #[doc(alias = "aclrtMapMem")]
+    #[doc(alias = "cuMemMap")]
     #[inline]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let reserved = &self.inner;
@@ -173,6 +176,8 @@ impl Mapping {
     /// Unmaps, and tells what went wrong; the mapping is then handed back. (Dropping it unmaps too, and logs what goes wrong.)
     ///
     /// Unmapping does not wait for the device: the caller makes sure that no kernel on it uses the addresses any more.
+    #[doc(alias = "aclrtUnmapMem")]
+    #[doc(alias = "cuMemUnmap")]
     #[inline]
     pub fn unmap(self) -> Result<(), Failed<Mapping>> {
         if let Err(error) = self.inner.session().svm.check_process().and_then(|()| self.inner.retire()) {

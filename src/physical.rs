@@ -46,6 +46,7 @@ impl Page {
 
 /// Which memory of a device, or of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum MemoryKind {
     /// The device's high-bandwidth memory.
     #[default]
@@ -110,6 +111,8 @@ pub struct Kind {
 
 impl Kind {
     /// The sizes that can be asked for.
+    #[doc(alias = "aclrtMemGetAllocationGranularity")]
+    #[doc(alias = "cuMemGetAllocationGranularity")]
     pub const fn granularity(self) -> Granularity {
         Granularity { minimum: self.page.size(), recommended: self.page.size() }
     }
@@ -117,6 +120,7 @@ impl Kind {
 
 /// Sizes of physical memory are multiples of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Granularity {
     /// Of this at least.
     pub minimum: u64,
@@ -176,6 +180,8 @@ const OPERATION: &str = "create physical memory";
 
 impl Device {
     /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of 2 MiB.
+    #[doc(alias = "aclrtMallocPhysical")]
+    #[doc(alias = "cuMemCreate")]
     #[inline]
     pub fn create(&self, size: u64) -> Result<PhysicalMemory> {
         self.create_with(size, Kind::default())
@@ -188,6 +194,8 @@ impl Device {
     }
 
     /// How much memory of a kind the device has, and how much is free.
+    #[doc(alias = "aclrtGetMemInfo")]
+    #[doc(alias = "cuMemGetInfo")]
     pub fn memory_info(&self, memory: MemoryKind) -> Result<MemoryInfo> {
         self.inner.memory_info(memory.query())
     }
@@ -288,6 +296,8 @@ impl PhysicalMemory {
 
     /// Releases the memory, and tells what went wrong. It must be the last reference, and not mapped; otherwise it is handed back.
     /// (Dropping the last reference releases it too, and logs what goes wrong.)
+    #[doc(alias = "aclrtFreePhysical")]
+    #[doc(alias = "cuMemRelease")]
     #[inline]
     pub fn free(self) -> Result<(), Failed<PhysicalMemory>> {
         if let Err(error) = self.block.device.session.svm.check_process() {

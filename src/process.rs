@@ -101,6 +101,7 @@ impl Default for Settings {
 
 /// A step of starting or ending a device process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Step {
     /// Registering this process with the driver.
     Register,
@@ -243,6 +244,7 @@ impl Failure {
 
 /// What the daemon said to our greeting.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Greeting {
     /// Version of its protocol; 1230 is the one that ascend-vmm speaks.
     pub version: u32,
@@ -250,6 +252,7 @@ pub struct Greeting {
 
 /// A running device process. Ends it when dropped.
 #[derive(Debug)]
+#[must_use = "the device process is ended when this is dropped"]
 pub struct DeviceProcess {
     connection: Connection,
     device: LogicalId,

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where a reservation may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct ReserveOptions {
     address: Option<u64>,
     alignment: u64,
@@ -54,6 +55,7 @@ impl ReserveOptions {
 
 /// Reserved addresses. Freed when this and everything mapped there is dropped.
 #[derive(Debug)]
+#[must_use = "addresses are freed when their reservation is dropped"]
 pub struct Reservation {
     pub(crate) inner: Arc<Reserved>,
 }
@@ -110,6 +112,8 @@ impl Reservation {
 
     /// Frees the addresses, and tells what went wrong. Nothing may be mapped there any more; otherwise the reservation is handed back.
     /// (Dropping it frees the addresses when the last mapping is gone, and logs what goes wrong.)
+    #[doc(alias = "aclrtReleaseMemAddress")]
+    #[doc(alias = "cuMemAddressFree")]
     #[inline]
     pub fn free(self) -> Result<(), Failed<Reservation>> {
         if let Err(error) = self.inner.session.svm.check_process() {

@@ -64,6 +64,7 @@ pub struct Session {
 
 /// How a session is opened.
 #[derive(Debug, Clone)]
+#[must_use = "nothing is opened before `open`"]
 pub struct SessionBuilder {
     davinci_manager: PathBuf,
     segments: bool,
@@ -263,6 +264,7 @@ impl Session {
     }
 
     /// The device with this id in the process's own numbering, set up for this process: one SETUP_DEVICE the first time, then shared.
+    #[doc(alias = "aclrtSetDevice")]
     pub fn device(&self, id: LogicalId) -> Result<Device> {
         Device::open(&self.inner, id)
     }
@@ -274,6 +276,8 @@ impl Session {
     }
 
     /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB.
+    #[doc(alias = "aclrtReserveMemAddress")]
+    #[doc(alias = "cuMemAddressReserve")]
     #[inline]
     pub fn reserve(&self, size: u64) -> Result<Reservation> {
         Reservation::new(&self.inner, size, &ReserveOptions::default())
@@ -285,11 +289,15 @@ impl Session {
     }
 
     /// The memory that is mapped at an address, anywhere inside the mapping.
+    #[doc(alias = "aclrtMemRetainAllocationHandle")]
+    #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
         self.inner.find(address).map(|(_, block)| PhysicalMemory { block })
     }
 
     /// The start and size of the mapping that contains an address.
+    #[doc(alias = "aclrtMemGetAddressRange")]
+    #[doc(alias = "cuMemGetAddressRange")]
     pub fn mapping_at(&self, address: u64) -> Option<(u64, u64)> {
         self.inner.find(address).map(|(start, block)| (start, block.size))
     }

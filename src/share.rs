@@ -87,6 +87,8 @@ impl PhysicalMemory {
     /// Makes the memory importable by processes that are trusted. The kernel is asked the first time; later calls give the same export.
     ///
     /// It stays so until the memory is released: an export cannot be taken back. Nobody is trusted yet.
+    #[doc(alias = "aclrtMemExportToShareableHandle")]
+    #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self) -> Result<Export> {
         let (block, session) = (&self.block, &self.block.device.session);
         session.svm.check_process()?;
@@ -180,6 +182,7 @@ impl Export {
     /// off it. A process must have started before it is trusted.
     ///
     /// If it fails, the processes before the one that was refused are trusted.
+    #[doc(alias = "aclrtMemSetPidToShareableHandle")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
         let session = self.memory.session();
         session.inner.svm.check_process()?;
@@ -317,6 +320,8 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 /// Imports memory that another process exported, on a device or on the host.
 ///
 /// Importing the same on the same device again gives the same memory, as long as it is alive in this process: the driver allows one import per process and device.
+#[doc(alias = "aclrtMemImportFromShareableHandle")]
+#[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) -> Result<PhysicalMemory> {
     let (place, source) = (place.into(), source.into());
     let device = place.inner();

@@ -40,3 +40,32 @@ fn every_code_of_a_finding_is_on_the_page_about_json() {
         assert!(page.contains(&format!("`{code}`")), "docs/json.md does not have {code}");
     }
 }
+
+#[test]
+fn the_readmes_table_names_every_function_of_the_vendors_family() {
+    let readme = include_str!("../README.md");
+    for name in [
+        "MallocPhysical",
+        "FreePhysical",
+        "ReserveMemAddress",
+        "ReleaseMemAddress",
+        "MapMem",
+        "UnmapMem",
+        "MemSetAccess",
+        "MemGetAccess",
+        "MemGetAllocationGranularity",
+        "MemRetainAllocationHandle",
+        "MemGetAllocationPropertiesFromHandle",
+        "MemGetAddressRange",
+        "Memcpy",
+        "Memset",
+        "GetDeviceCount",
+        "DeviceEnablePeerAccess",
+        "MemExportToShareableHandle",
+        "MemImportFromShareableHandle",
+        "MemSetPidToShareableHandle",
+        "DeviceGetBareTgid",
+    ] {
+        assert!(readme.contains(&format!("`{name}`")), "the README does not say what is here for aclrt{name}");
+    }
+}

@@ -36,6 +36,7 @@ enum Task {
 
 impl Mapping {
     /// Begins to copy a buffer into the memory; the buffer comes back when the copy is waited for.
+    #[doc(alias = "aclrtMemcpyAsync")]
     pub fn write_async(&self, offset: u64, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         let slice = match self.slice(offset, from.len() as u64) {
             Ok(slice) => slice,

@@ -222,7 +222,7 @@ impl Finding {
             Finding::DriverNotLoaded => "Install the driver and firmware package and load it (modprobe, or reboot).",
             Finding::NodeMissing(_) => {
                 "Start the container with the node, for example docker run --device=/dev/davinci_manager --device=/dev/davinci0 \
-                 --device=/dev/devmm_svm --device=/dev/hisi_hdc."
+                 --device=/dev/devmm_svm --device=/dev/hisi_hdc; on a host, load the driver."
             }
             Finding::StaleNode(_) => {
                 "Load the driver; in a container, start it again so that it gets the present nodes."
@@ -292,7 +292,7 @@ impl fmt::Display for Finding {
         match self {
             Finding::DriverNotLoaded => f.write_str("the Ascend driver is not loaded on this host"),
             Finding::NodeMissing(path) => {
-                write!(f, "{} is not here; a container was probably started without it", path.display())
+                write!(f, "{} is not here: a container without it, or a host without the driver", path.display())
             }
             Finding::StaleNode(path) => write!(f, "{} leads to no driver: it is left over", path.display()),
             Finding::Forbidden(path) => write!(f, "this user may not open {} (file mode)", path.display()),

@@ -17,6 +17,7 @@ const INSTALL_DIRECTORY: &str = "/usr/local/Ascend";
 
 /// Version strings of the installed driver package.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Versions {
     /// The file that they were read from; `None` if there is none (in containers it is often not mounted).
     pub file: Option<PathBuf>,

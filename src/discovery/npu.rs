@@ -54,6 +54,7 @@ pub struct Npu {
 
 /// A virtual instance's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Instance {
     /// The card that it is cut from.
     pub card: PhysicalId,
@@ -70,6 +71,7 @@ impl Instance {
 
 /// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Hbm {
     /// All of it.
     pub total: u64,
@@ -116,6 +118,7 @@ impl fmt::Display for State {
 
 /// Health of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Health {
     /// Good.
     Normal,

@@ -18,6 +18,8 @@ const MEMORY: u32 = 1;
 /// Whether `device` can reach the memory of `peer`. The devices must have been listed by this process before.
 ///
 /// False for the second die of a card, for virtual functions, and where the machine's wiring does not allow it.
+#[doc(alias = "aclrtDeviceCanAccessPeer")]
+#[doc(alias = "cuDeviceCanAccessPeer")]
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
     can_access_with(&Options::default(), device, peer)
 }

@@ -22,6 +22,8 @@ impl Mapping {
     ///
     /// Enables peer access between the two devices first. Imported memory cannot be granted on; host memory can be granted to devices
     /// that are attached by HCCS.
+    #[doc(alias = "aclrtMemSetAccess")]
+    #[doc(alias = "cuMemSetAccess")]
     pub fn grant(&self, peer: &Device) -> Result<()> {
         let mapped = &*self.inner;
         mapped.session().svm.check_process()?;
@@ -51,6 +53,8 @@ impl Mapping {
     }
 
     /// Whether a device has access, as the kernel has it on record.
+    #[doc(alias = "aclrtMemGetAccess")]
+    #[doc(alias = "cuMemGetAccess")]
     pub fn is_granted(&self, device: &Device) -> Result<bool> {
         self.inner.access(device.inner.id)
     }

@@ -34,6 +34,7 @@ const TRUST: &str = "trust a process";
 
 impl BareTgid {
     /// This process. The driver is asked once per session.
+    #[doc(alias = "aclrtDeviceGetBareTgid")]
     pub fn of_this_process(session: &Session) -> Result<BareTgid> {
         session.inner.bare_tgid().map(BareTgid)
     }

@@ -25,6 +25,10 @@ pub fn run(report: &mut Report, exhaustion: bool, mut tell: impl FnMut(&Case)) -
     });
     match result {
         Ok(summary) => {
+            if summary.host.is_none() {
+                let reason = "there is no driver, or no device that it gives to this process; `probe` says why";
+                add(Case::new("host", "there is a device to ask", Outcome::Failed(reason.into()), Default::default()));
+            }
             report.driver = summary.generation.map(|generation| generation.to_string());
             summary.host.is_some()
         }
