@@ -225,8 +225,8 @@ fn mappings_that_leave_or_overlap_are_refused_before_the_kernel_is_asked() {
         assert_eq!(calls, 0, "an occupied chunk would leave those before it unusable in the kernel");
         mapping.unmap().unwrap();
         // And indeed nothing is stale.
-        reservation.map(0, &memory).unwrap();
-        reservation.map(2 * MIB2, &memory).unwrap();
+        drop(reservation.map(0, &memory).unwrap());
+        drop(reservation.map(2 * MIB2, &memory).unwrap());
     });
 }
 
@@ -245,10 +245,10 @@ fn a_reservation_holds_memory_of_one_device_until_it_is_freed() {
             refused_here(&reservation.map(MIB2, &host).unwrap_err(), "one device only");
         });
         assert_eq!(calls, 0);
-        reservation.map(MIB2, &here).unwrap();
+        drop(reservation.map(MIB2, &here).unwrap());
         reservation.free().unwrap();
         let reservation = session.reserve(8 * MIB2).unwrap();
-        reservation.map(0, &there).unwrap();
+        drop(reservation.map(0, &there).unwrap());
     });
 }
 
@@ -423,7 +423,7 @@ fn threads_that_fight_for_one_reservation_leave_it_usable() {
         });
         assert!(won.into_inner() > 0);
         let whole = device.create(4 * MIB2).unwrap();
-        reservation.map(0, &whole).unwrap();
+        drop(reservation.map(0, &whole).unwrap());
     });
 }
 
