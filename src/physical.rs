@@ -330,18 +330,37 @@ impl PhysicalMemory {
 }
 
 impl Block {
-    /// Memory that was just imported. If it is of a kind that cannot be mapped here it is given back.
-    pub(crate) fn imported(device: &Arc<DeviceInner>, answer: &MemImport, key: ImportKey) -> Result<Block> {
+    /// Memory that was just imported, and its page and memory kinds as the exporter says. If it is of a kind that cannot be mapped here it is given back.
+    ///
+    /// The driver does not tell that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs only, and before 9.0.0 not which
+    /// memory it is.
+    #[inline]
+    pub(crate) fn imported(
+        device: &Arc<DeviceInner>,
+        answer: &MemImport,
+        key: ImportKey,
+        told: Option<(u32, u32)>,
+    ) -> Result<Arc<Block>> {
         // A device counts 1 GiB pages in 2 MiB ones; the host does not.
         let unit = if answer.page == PAGE_GIANT && device.is_host() { GIANT_PAGE } else { HUGE_PAGE };
-        let block = Block {
+        let size = answer.pages.saturating_mul(unit);
+        let (mut page, mut memory) = (answer.page, answer.memory);
+        if let Some((page_told, memory_told)) = told {
+            if page_told == PAGE_GIANT && size % GIANT_PAGE == 0 && !device.is_host() {
+                page = PAGE_GIANT;
+            }
+            if !device.session.driver().1.delta().import_tells_memory {
+                memory = memory_told;
+            }
+        }
+        let block = Arc::new(Block {
             device: device.clone(),
-            size: answer.pages.saturating_mul(unit),
+            size,
             pages: answer.pages as u32,
             id: answer.id,
             module: answer.module,
-            page: if answer.page == PAGE_GIANT { Page::Giant } else { Page::Huge },
-            memory: MemoryKind::from_code(answer.memory),
+            page: if page == PAGE_GIANT { Page::Giant } else { Page::Huge },
+            memory: MemoryKind::from_code(memory),
             page_code: answer.page as u8,
             imported: true,
             live: true,
@@ -349,26 +368,8 @@ impl Block {
             exporter: key.exporter as u8,
             exporter_sdid: key.sdid,
             share: AtomicI32::new(key.share as i32),
-        };
-        if answer.page == PAGE_NORMAL {
-            return Err(Invalid::because(
-                "import memory",
-                "it is in pages of the host's size",
-                "this library maps memory in pages of 2 MiB and 1 GiB: create it in such pages",
-            ));
-        }
-        Ok(block)
-    }
-
-    /// What the exporter says of an import and the driver does not: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
-    /// only, and before 9.0.0 which memory it is.
-    pub(crate) fn complete(&mut self, page: u32, memory: u32) {
-        if page == PAGE_GIANT && self.size % GIANT_PAGE == 0 && !self.is_host() {
-            self.page = Page::Giant;
-        }
-        if !self.device.session.driver().1.delta().import_tells_memory {
-            self.memory = MemoryKind::from_code(memory);
-        }
+        });
+        if answer.page == PAGE_NORMAL { Err(normal_pages()) } else { Ok(block) }
     }
 
     /// The share that the memory was exported as.
@@ -457,6 +458,15 @@ fn bad_size(size: u64, page: Page) -> Error {
         Page::Giant => "sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0",
     };
     Invalid::because(OPERATION, format!("{} is not a size of memory", bytes(size)), rule)
+}
+
+#[cold]
+fn normal_pages() -> Error {
+    Invalid::because(
+        "import memory",
+        "it is in pages of the host's size",
+        "this library maps memory in pages of 2 MiB and 1 GiB: create it in such pages",
+    )
 }
 
 #[cold]

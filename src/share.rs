@@ -43,6 +43,7 @@ use crate::session::{Inner, Session, WeakTable, lock};
 use ascend_ioctl::svm::{
     HANDLE_FABRIC, HANDLE_NONE, HOST_ID, MemExport, MemGetAttr, MemImport, MemSetAttr, MemSetPid, ShareAttr, TRUST_LIST,
 };
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a session knows for sharing. All of it is asked for when it is first needed, once.
@@ -59,13 +60,21 @@ pub(crate) struct Sharing {
 }
 
 /// What tells imports apart for the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ImportKey {
     pub(crate) device: u32,
     pub(crate) exporter: u32,
     pub(crate) share: u32,
     /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on this one.
     pub(crate) sdid: u32,
+}
+
+/// In two words instead of four: an import is looked up twice.
+impl Hash for ImportKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(u64::from(self.device) << 32 | u64::from(self.share));
+        state.write_u64(u64::from(self.sdid) << 32 | u64::from(self.exporter));
+    }
 }
 
 /// A device under its numbers.
@@ -353,6 +362,7 @@ struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
+    #[inline]
     fn new(session: &Inner, device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
         let wanted = match source {
             Source::Ticket(ticket) => {
@@ -405,6 +415,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Imports, with the place of this import taken; if it fails the place is given up.
+    #[inline]
     fn import(&self, device: &Arc<DeviceInner>, key: ImportKey) -> Result<Arc<Block>> {
         let svm = &device.session.svm;
         let para = MemImport {
@@ -422,15 +433,12 @@ impl<'a> Wanted<'a> {
             error
         })?;
         // From here on the block owns the import and its place: both are given back if the rest is not as it should be.
-        let mut block = Block::imported(device, &answer, key)?;
-        if let Some(ticket) = self.ticket.filter(|ticket| ticket.size != block.size) {
-            let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);
-            return Err(Invalid::because(OPERATION_IMPORT, problem, "the ticket is of another export: get a new one"));
+        let told = self.ticket.map(|ticket| (ticket.page.into(), ticket.memory.into()));
+        let block = Block::imported(device, &answer, key, told)?;
+        match self.ticket {
+            Some(ticket) if ticket.size != block.size => Err(other_size(ticket, &block)),
+            _ => Ok(block),
         }
-        if let Some(ticket) = self.ticket {
-            block.complete(ticket.page.into(), ticket.memory.into());
-        }
-        Ok(Arc::new(block))
     }
 
     #[cold]
@@ -507,6 +515,12 @@ fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
 }
 
 #[cold]
+fn other_size(ticket: &Ticket, block: &Block) -> Error {
+    let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);
+    Invalid::because(OPERATION_IMPORT, problem, "the ticket is of another export: get a new one")
+}
+
+#[cold]
 fn own_export(device: &DeviceInner) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
@@ -532,10 +546,16 @@ impl Inner {
     }
 
     /// The devices of this process's namespace under all their numbers.
+    #[inline]
     fn numbers(&self) -> Result<&[Numbers]> {
-        if let Some(numbers) = self.sharing.devices.get() {
-            return Ok(numbers);
+        match self.sharing.devices.get() {
+            Some(numbers) => Ok(numbers),
+            None => self.ask_numbers(),
         }
+    }
+
+    #[cold]
+    fn ask_numbers(&self) -> Result<&[Numbers]> {
         if self.devices.all(|&device| device == HOST_ID) {
             // Nobody here used a device yet. In a container, the list must be made before it is asked for, or it stays empty.
             let options = discovery::Options { manager: self.driver().0.to_owned(), ..Default::default() };
