@@ -186,7 +186,7 @@ impl Device {
             },
             Err(inner) => {
                 let users = format!(
-                    "{} other reference(s) to device {} are alive: clones, or memory on it; drop them first",
+                    "{} other reference(s) to device {} are alive: clones, memory on it, or mappings granted to it; drop them first",
                     Arc::strong_count(&inner) - 1,
                     inner.id
                 );
