@@ -104,7 +104,7 @@ pub fn run(options: Emulate) -> ExitCode {
         }
     }
     let Some((program, arguments)) = options.command.split_first() else { return refuse("no program given".into()) };
-    // The program decides what an interrupt means, and we end when it does. It inherits the mask of the thread that starts it, hence of another one.
+    // The program decides what an interrupt means, and we end when it does.
     let signals =
         SigSet::from_iter([Signal::SIGCHLD, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = signals.thread_block() {
@@ -124,14 +124,7 @@ pub fn run(options: Emulate) -> ExitCode {
     for fault in options.faults {
         emulator.inject(fault);
     }
-    let spawned = std::thread::scope(|scope| {
-        let spawner = scope.spawn(|| {
-            signals.thread_unblock()?;
-            emulator.spawn(Command::new(program).args(arguments))
-        });
-        spawner.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    let mut child = match spawned {
+    let mut child = match emulator.spawn(Command::new(program).args(arguments)) {
         Ok(child) => child,
         Err(error) => return refuse(format!("cannot run {}: {error}", program.to_string_lossy())),
     };

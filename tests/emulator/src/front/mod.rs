@@ -26,9 +26,11 @@ use crate::record::Record;
 use crate::state::State;
 use crate::trap::Trap;
 use nix::errno::Errno;
+use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Mutex;
@@ -141,8 +143,10 @@ impl Emulator {
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Starts a program that sees the emulated driver.
+    /// Starts a program that sees the emulated driver. It starts with no signal blocked, whatever the caller has blocked to wait for it.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        // SAFETY: between fork and exec this calls only pthread_sigmask, which is allowed there.
+        unsafe { command.pre_exec(|| SigSet::empty().thread_set_mask().map_err(io::Error::from)) };
         std::thread::scope(|scope| {
             let spawned = scope.spawn(|| {
                 self.attach().map_err(io::Error::other)?;
