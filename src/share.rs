@@ -187,8 +187,8 @@ impl Export {
         })
     }
 
-    /// Puts processes on the trust list: they, and no others, may import. Up to 65 535 in all; more than one call adds to the list, and nobody can be taken
-    /// off it. A process must have started before it is trusted.
+    /// Puts processes on the trust list: they, and no others, may import. Up to 65 535 in the share's life; more than one call adds to the list, and nobody can be taken
+    /// off it (`docs/lifetimes.md`). A process must have started before it is trusted.
     ///
     /// If it fails, the processes before the one that was refused are trusted.
     #[doc(alias = "aclrtMemSetPidToShareableHandle")]

@@ -101,7 +101,8 @@ impl std::fmt::Display for BareTgid {
     }
 }
 
-/// Whether pids of this process are those that the kernel compares.
+/// Whether pids of this process are those that the kernel compares: its own is the same there. (A process of another namespace that has the same number in both
+/// by chance is taken for one of the initial namespace; nothing in /proc tells it better in a container.)
 pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
     Ok(session.inner.bare_tgid()? == std::process::id() as i32)
 }
