@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong.
-#[derive(Debug, thiserror::Error)]
+///
+/// Printed with `{:?}` it is the same text as with `{}`: that is what a `main` which returns it shows, and what `unwrap` panics with.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A device node could not be opened.
@@ -94,6 +96,12 @@ pub enum Error {
         /// What the kernel answered.
         errno: Errno,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A call that consumes an object could not do it: the error, and the object, unharmed.

@@ -1,5 +1,6 @@
 //! The examples are ordinary programs: they run, unmodified, on the emulated driver of each generation.
 
+use ascend_emulator::config::Door;
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Generation;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,21 @@ fn the_first_program_of_the_readme_runs() {
     let program = include_str!("../examples/hello.rs").split_once("\n\n").unwrap().1;
     assert!(include_str!("../README.md").contains(program), "examples/hello.rs and the README are not the same");
     prints("hello", &["hello, NPU at 0x"]);
+}
+
+#[test]
+fn the_first_program_says_what_is_wrong_on_a_host_without_a_driver() {
+    let emulator = Emulator::start(Config { door: Door::Missing, ..Config::default() }).unwrap();
+    let mut command = Command::new(example("hello"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("/dev/davinci_manager") && told.contains("ENOENT (No such file or directory)"), "{told}");
+    assert!(
+        told.contains("the driver is not loaded, or the container was started without it. Load the driver"),
+        "{told}"
+    );
 }
 
 #[test]
