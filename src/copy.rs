@@ -58,17 +58,22 @@ impl Mapping {
         Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self) })
     }
 
-    /// Copies a buffer into the memory.
+    /// Copies a buffer into the memory, from `offset` on. Returns when it is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`], before anything is copied, for what lies outside of the mapping; [`Error::Refused`] if the kernel or the device could not copy, and then
+    /// some of it may have been.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.slice(offset, from.len() as u64)?.write(from)
     }
 
-    /// Copies memory into a buffer.
+    /// Copies memory, from `offset` on, into a buffer. Errors are those of [`Mapping::write`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.slice(offset, to.len() as u64)?.read(to)
     }
 
-    /// Sets bytes.
+    /// Sets `size` bytes from `offset` on. Errors are those of [`Mapping::write`].
     #[doc(alias = "aclrtMemset")]
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
         self.slice(offset, size)?.fill(value)

@@ -73,6 +73,11 @@ impl Reservation {
     /// Maps all of `memory` at `offset`, a multiple of its page size from the reservation's start.
     ///
     /// The same memory can be mapped at several places, and a reservation can hold many mappings, of memory of one device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`], before the kernel is asked, for a place that is not inside the reservation, not aligned or taken, and for memory of another device than
+    /// what the reservation held first, or of another session; [`Error::Refused`] with what the kernel says. Nothing has changed then.
     #[doc(alias = "aclrtMapMem")]
     #[doc(alias = "cuMemMap")]
     #[inline]

@@ -179,7 +179,11 @@ pub(crate) const MODULE: u32 = 33;
 const OPERATION: &str = "create physical memory";
 
 impl Device {
-    /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of 2 MiB.
+    /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of 2 MiB. What it contains is not known.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a size that cannot be; [`Error::OutOfMemory`] with what is free, in which pages; [`Error::Refused`] with what the kernel says.
     #[doc(alias = "aclrtMallocPhysical")]
     #[doc(alias = "cuMemCreate")]
     #[inline]

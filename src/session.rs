@@ -246,7 +246,12 @@ impl Drop for Place {
 }
 
 impl Session {
-    /// Opens this process's session. An error if it has one already: then clone that, or use [`Session::current`].
+    /// Opens this process's session.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SessionOpen`] if this process has one already: clone that, or use [`Session::current`]. [`Error::SessionTaken`] if somebody else has it, most
+    /// likely the vendor's library. [`Error::Open`] without a driver or permission; [`Error::UnknownGeneration`] for a driver that fits no table.
     pub fn open() -> Result<Session> {
         SessionBuilder::default().open()
     }
@@ -264,6 +269,10 @@ impl Session {
     }
 
     /// The device with this id in the process's own numbering, set up for this process: one SETUP_DEVICE the first time, then shared.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such device or it does not take this process; [`Error::DeviceProcess`] if it needs a process on it and none could be started.
     #[doc(alias = "aclrtSetDevice")]
     pub fn device(&self, id: LogicalId) -> Result<Device> {
         Device::open(&self.inner, id)
@@ -275,7 +284,11 @@ impl Session {
         Ok(Host::new(DeviceInner::host(&self.inner)))
     }
 
-    /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB.
+    /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB. They cost no memory of the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a size that cannot be, with the limit; [`Error::Refused`] with what the kernel says.
     #[doc(alias = "aclrtReserveMemAddress")]
     #[doc(alias = "cuMemAddressReserve")]
     #[inline]

@@ -329,6 +329,11 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 /// Imports memory that another process exported, on a device or on the host.
 ///
 /// Importing the same on the same device again gives the same memory, as long as it is alive in this process: the driver allows one import per process and device.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for a ticket of another host or boot, or of a device that is not here, before the kernel is asked; [`Error::Refused`] with EACCES if this process is
+/// not trusted, and with EFAULT if the memory is gone.
 #[doc(alias = "aclrtMemImportFromShareableHandle")]
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) -> Result<PhysicalMemory> {
