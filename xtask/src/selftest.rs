@@ -1,6 +1,6 @@
 //! `cargo xtask selftest`: the acceptance test for a host with NPUs.
 //!
-//! Three suites, each of which touches only memory that it allocated itself, and little of that: every public operation of the library ([`library`]),
+//! Three suites, each of which touches only memory that it allocated itself, and little of that: every public operation of the library (`library.rs`),
 //! the kernel driver's rules without the library (`--raw`), and the experiment that shows what a device process needs (`--device-process`).
 
 mod device_process;
