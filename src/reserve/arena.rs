@@ -13,7 +13,6 @@ const HEAP_CHUNKS: u32 = (RESERVE_HEAP_MAX / HUGE_PAGE) as u32;
 const CHUNK_BITS: u32 = HEAP_CHUNKS.trailing_zeros();
 /// GiB that heaps can be made of: the range in which the vendor's library puts ordinary heaps, up to the end of the SVM segment.
 const GIBS: usize = ((DYNAMIC_START - NORMAL_START) / HEAP_UNIT) as usize;
-const CHUNKS_PER_GIB: u32 = (HEAP_UNIT / HUGE_PAGE) as u32;
 
 /// Steps of a power of two.
 const STEPS: u32 = 8;
@@ -496,7 +495,7 @@ fn window(gib: usize, count: usize) -> Window {
 
 const _: () = {
     // A GiB is a whole number of alignments that can be asked for, and heap numbers fit beside a chunk's.
-    assert!(CHUNKS_PER_GIB == 512);
+    assert!(HEAP_UNIT / HUGE_PAGE == 512);
     assert!(GIBS < u16::MAX as usize && (GIBS as u64) << CHUNK_BITS < NONE as u64);
 };
 

@@ -50,7 +50,6 @@ macro_rules! requests {
 }
 
 requests! {
-    QUERY_OWNER = MemQueryOwner,
     SET_ACCESS = MemSetAccess,
     GET_ACCESS = MemGetAccess,
     ALLOC = Alloc,
@@ -75,8 +74,6 @@ requests! {
     SET_PID = MemSetPid,
     SET_ATTR = MemSetAttr,
     GET_ATTR = MemGetAttr,
-    GET_INFO = MemGetInfo,
-    RESERVE_INFO = ReserveAddrInfoQuery,
     PREPARE_CLOSE_DEVICE = PrepareCloseDevice,
     MEMCPY_BATCH = MemcpyBatch,
 }
