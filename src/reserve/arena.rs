@@ -196,6 +196,8 @@ impl Arena {
         self.take_from_lists(chunks, step)
     }
 
+    // The steps of the lists are a few instructions each: a call would cost as much as the step, so they are inlined by force.
+    #[inline(always)]
     fn take_from_lists(&mut self, chunks: u32, step: u32) -> Option<u64> {
         // A run that is this long has an aligned part that fits.
         let (heap, run) = match self.find(chunks + (step - 1)) {
@@ -259,7 +261,7 @@ impl Arena {
     }
 
     /// Puts the spare run, if there is one, into the lists, together with its free neighbours.
-    #[inline]
+    #[inline(always)]
     fn merge_spare(&mut self) {
         if self.spare != NONE {
             let (heap, run) = split(self.spare);
@@ -269,6 +271,7 @@ impl Arena {
         }
     }
 
+    #[inline(always)]
     fn merge(&mut self, heap: usize, mut run: u32) {
         let table = &mut self.heaps[heap];
         let mut size = table.size(run);
@@ -386,7 +389,7 @@ impl Arena {
     }
 
     /// Makes `start..start + chunks` of an unlinked free run taken, and links what is left of it.
-    #[inline]
+    #[inline(always)]
     fn carve(&mut self, heap: usize, run: u32, start: u32, chunks: u32) {
         let end = run + self.heaps[heap].size(run);
         if start > run {
@@ -441,7 +444,7 @@ impl Arena {
     }
 
     /// Takes a free run out of its list.
-    #[inline]
+    #[inline(always)]
     fn unlink(&mut self, heap: usize, run: u32) {
         let [size, next, previous] = self.heaps[heap].runs[run as usize];
         if next != NONE {

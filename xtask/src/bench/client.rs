@@ -130,7 +130,16 @@ impl Client {
             Work::ReserveFree => {
                 let session = open()?.session();
                 let (live, bytes) = self.live(|_| Ok(session.reserve(SIZE)?))?;
-                let told = self.repeat(bytes, |_| Ok(()), || session.reserve(SIZE).map(gone));
+                let mut size = 0;
+                let told = self.repeat(
+                    bytes,
+                    |_| Ok(()),
+                    || {
+                        // Never the size of the one before, which the library keeps at hand.
+                        size = size % (8 * SIZE) + SIZE;
+                        session.reserve(size).map(gone)
+                    },
+                );
                 drop(live);
                 told
             }
