@@ -5,11 +5,12 @@ use std::process::exit;
 use std::time::Duration;
 
 const USAGE: &str = "\
-usage: ascend-conformance [OPTION]... [NAME]...
+usage: ascend-conformance [OPTION]... [PART]...
 
-Checks the rules of the Ascend kernel driver by system calls alone; with NAMEs only those whose name contains one of them.
+Checks the rules of the Ascend kernel driver by system calls alone. With PARTs, only rules whose name
+or citation (the kernel function that decides, and its file) contains one of them.
 
-  --list            print the rules and where they come from, and check nothing
+  --list            print each rule, its evidence and its citation, and check nothing
   --quiet           print failures and the summary only
   --times           print how long each rule took
   --exhaustion      also rules that use up all memory of a device, or a whole list, for a moment
@@ -17,7 +18,7 @@ Checks the rules of the Ascend kernel driver by system calls alone; with NAMEs o
   --timeout SECONDS how long a rule may take (60)
   --help            this text
 
-Exit status: 0 all rules kept, 1 some not, 2 bad usage, 3 no device.";
+Exit status: 0 all rules passed, 1 some failed, 2 bad usage, 3 no device.";
 
 fn main() {
     let mut options = Options::default();
@@ -36,14 +37,14 @@ fn main() {
             "--patience" => options.patience = true,
             "--timeout" => match words.next().and_then(|seconds| seconds.parse().ok()) {
                 Some(seconds) if seconds > 0 => options.timeout = Duration::from_secs(seconds),
-                _ => usage("--timeout wants a number of seconds"),
+                _ => usage("--timeout needs a number of seconds"),
             },
             unknown if unknown.starts_with('-') => usage(&format!("unknown option {unknown}")),
-            name => options.only.push(name.to_string()),
+            part => options.only.push(part.to_string()),
         }
     }
-    if let Some(name) = options.only.iter().find(|name| !rules().any(|rule| rule.name.contains(name.as_str()))) {
-        usage(&format!("no rule's name contains {name}"));
+    if let Some(part) = options.only.iter().find(|part| !rules().any(|rule| rule.matches(part))) {
+        usage(&format!("no rule's name or citation contains {part}"));
     }
     match run(&options, &mut |report| print(report, quiet, times)) {
         Err(text) => {
@@ -73,13 +74,15 @@ fn print(report: &Report, quiet: bool, times: bool) {
         Outcome::Skipped(_) if quiet => {}
         Outcome::Passed => println!("ok   {name}"),
         Outcome::Skipped(reason) => println!("skip {name}: {reason}"),
-        Outcome::Failed(text) => println!("FAIL {name}: {text} [{}, {}]", report.rule.section, report.rule.evidence),
+        Outcome::Failed(text) => {
+            println!("FAIL {name}: {text} [decided by {}; {}]", report.rule.decided_by, report.rule.evidence);
+        }
     }
 }
 
 fn list() {
     for rule in rules() {
-        println!("{:8} {:34} {}", rule.section, rule.evidence, rule.name);
+        println!("{:75} {:34} {}", rule.name, rule.evidence, rule.decided_by);
     }
 }
 

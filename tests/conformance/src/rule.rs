@@ -1,4 +1,4 @@
-//! A rule of the driver, what stands behind it, and what came of checking it.
+//! A rule of the driver, the evidence for it, and the result of checking it.
 
 use crate::host::Host;
 use ascend_ioctl::Generation;
@@ -9,11 +9,11 @@ use std::panic::Location;
 /// How sure we are that the real driver keeps a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evidence {
-    /// The host driver was run (in a virtual machine, with stand-ins for the devices) and answered so.
+    /// Seen on the running host driver, in a virtual machine with stand-ins for the devices.
     Ran,
     /// Read in the host driver's source.
     Source,
-    /// The answer comes from the device's side, which is not public: inferred from code that both sides share.
+    /// The device decides, and its code is not public: inferred from code that both sides share.
     Inferred,
 }
 
@@ -36,31 +36,30 @@ pub enum Need {
     Pcie,
     /// Devices on HCCS.
     Hccs,
-    /// A caller whose table of devices is the host's.
+    /// A caller that sees the host's device table, not a container's.
     Admin,
-    /// Files and page tables of the driver's own: an emulation on ordinary files cannot refuse read(2), a CPU access or a fork's copy.
+    /// Character devices of a kernel driver. An emulation on ordinary files cannot refuse read(2), a
+    /// CPU access or the copy of a mapping at fork(2).
     OwnFiles,
-    /// Leave to use up all memory of a device, or a whole list, for a moment.
+    /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
-    /// Leave to make tens of thousands of calls.
+    /// Permission to make tens of thousands of calls.
     Patience,
     /// A super-pod device id.
     Sdid,
 }
 
 impl Need {
-    /// Why the host cannot serve it; `None` if it can.
+    /// The reason to skip the rule on this host; `None` if the host has what it needs.
     pub fn missing(self, host: &Host) -> Option<&'static str> {
         let (there, reason) = match self {
             Need::TwoDevices => (host.physical.len() >= 2, "needs two devices"),
             Need::Pcie => (!host.hccs, "needs devices on PCI Express"),
             Need::Hccs => (host.hccs, "needs devices on HCCS"),
-            Need::Admin => (host.admin, "needs a caller that sees the host's table of devices"),
-            Need::OwnFiles => {
-                (host.own_files, "needs files and page tables of the driver's own; these are ordinary ones")
-            }
-            Need::Exhaustion => (host.exhaustion, "uses up a whole resource; not allowed in this run"),
-            Need::Patience => (host.patience, "makes very many calls; not asked for in this run"),
+            Need::Admin => (host.admin, "needs a caller that sees the host's device table"),
+            Need::OwnFiles => (host.own_files, "needs a kernel driver's character devices; these are ordinary files"),
+            Need::Exhaustion => (host.exhaustion, "uses up a whole resource: not allowed in this run"),
+            Need::Patience => (host.patience, "makes tens of thousands of calls: not allowed in this run"),
             Need::Sdid => (host.sdid.is_some(), "needs a super-pod device id"),
         };
         (!there).then_some(reason)
@@ -70,13 +69,14 @@ impl Need {
 /// One rule of the kernel driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// A sentence.
+    /// The rule as a sentence, with underscores for spaces.
     pub name: &'static str,
-    /// Where it is described: see the crate's documentation.
-    pub section: &'static str,
-    /// What stands behind it.
+    /// The kernel function that decides the answer, and its file: `function, file.c`. See the
+    /// crate's documentation.
+    pub decided_by: &'static str,
+    /// How sure we are.
     pub evidence: Evidence,
-    /// The generations that it is a rule of.
+    /// The generations that it applies to.
     pub generations: &'static [Generation],
     /// What it needs.
     pub needs: &'static [Need],
@@ -85,13 +85,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    pub(crate) const fn new(
-        name: &'static str,
-        section: &'static str,
-        evidence: Evidence,
-        check: fn(&Host) -> Verdict,
-    ) -> Rule {
-        Rule { name, section, evidence, generations: &Generation::ALL, needs: &[], check }
+    pub(crate) const fn new(name: &'static str, evidence: Evidence, check: fn(&Host) -> Verdict) -> Rule {
+        Rule { name, decided_by: "", evidence, generations: &Generation::ALL, needs: &[], check }
+    }
+
+    /// The same rule with its citation, `function, file.c`. Every rule has one.
+    pub(crate) const fn decided_by(self, decided_by: &'static str) -> Rule {
+        Rule { decided_by, ..self }
     }
 
     /// The same rule, of these generations only.
@@ -109,6 +109,11 @@ impl Rule {
         self.only(&[Generation::V9_0_0, Generation::V26_1])
     }
 
+    /// Whether the name or the citation contains `part`.
+    pub fn matches(&self, part: &str) -> bool {
+        self.name.contains(part) || self.decided_by.contains(part)
+    }
+
     /// The same rule, with needs.
     pub(crate) const fn needs(self, needs: &'static [Need]) -> Rule {
         Rule { needs, ..self }
@@ -117,8 +122,8 @@ impl Rule {
 
 /// A rule whose check is the function of its name.
 macro_rules! rule {
-    ($check:ident, $section:literal, $evidence:ident) => {
-        $crate::rule::Rule::new(stringify!($check), $section, $crate::rule::Evidence::$evidence, $check)
+    ($check:ident, $evidence:ident) => {
+        $crate::rule::Rule::new(stringify!($check), $crate::rule::Evidence::$evidence, $check)
     };
 }
 pub(crate) use rule;

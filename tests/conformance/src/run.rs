@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How to run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Only rules whose name or section contains one of these; all if empty.
+    /// Only rules whose name or citation contains one of these; all if empty.
     pub only: Vec<String>,
     /// How long a rule may take.
     pub timeout: Duration,
@@ -133,7 +133,7 @@ fn run_all(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summar
 }
 
 fn wanted(options: &Options, rule: &Rule) -> bool {
-    options.only.is_empty() || options.only.iter().any(|part| rule.name.contains(part) || rule.section == part)
+    options.only.is_empty() || options.only.iter().any(|part| rule.matches(part))
 }
 
 fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {

@@ -18,7 +18,7 @@ pub fn run(report: &mut Report, exhaustion: bool, mut tell: impl FnMut(&Case)) -
             ascend_conformance::Outcome::Passed => Outcome::Passed(None),
             ascend_conformance::Outcome::Skipped(reason) => Outcome::Skipped(reason.clone()),
             ascend_conformance::Outcome::Failed(text) => {
-                Outcome::Failed(format!("{text}\nsection {}, {}", rule.section, rule.evidence))
+                Outcome::Failed(format!("{text}\ndecided by {}; {}", rule.decided_by, rule.evidence))
             }
         };
         add(Case::new("rules", &rule.name.replace('_', " "), outcome, asked.time));

@@ -7,25 +7,38 @@ use ascend_ioctl::svm::{ACCESS_READ, ACCESS_READ_WRITE, HOST_ID};
 use libc::{EEXIST, EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(an_owner_has_all_access_from_the_start, "4.5", Source),
-    rule!(an_owners_access_can_be_set_at_will, "C19", Ran),
-    rule!(access_of_an_unknown_type_is_einval, "4.5", Source),
-    rule!(access_of_an_absent_device_is_einval, "4.5", Source),
-    rule!(access_is_granted_to_whole_mappings, "4.5", Source),
-    rule!(access_where_nothing_is_mapped_is_einval, "4.5", Source),
-    rule!(the_cpu_is_granted_access_to_device_memory, "4.5", Inferred),
-    rule!(the_cpus_access_is_granted_once, "4.5", Ran),
-    rule!(the_cpus_access_ends_with_the_mapping, "4.5", Source),
-    rule!(reading_access_of_the_cpu_lets_it_write, "C19", Ran),
-    rule!(devices_on_pci_express_have_no_access_to_host_memory, "4.5", Ran).needs(&[Need::Pcie]),
-    rule!(devices_on_hccs_are_granted_access_to_host_memory, "4.5", Inferred).needs(&[Need::Hccs]),
-    rule!(a_peer_is_granted_access_once, "4.5", Ran).needs(&[Need::TwoDevices]),
-    rule!(the_granted_access_is_told, "4.5", Source),
-    rule!(access_that_was_not_granted_is_none, "4.5", Source),
-    rule!(the_question_for_access_tells_the_whole_mapping, "C19", Ran),
-    rule!(the_question_for_access_beyond_the_mapping_is_einval, "4.5", Source),
-    rule!(the_question_for_access_of_an_absent_device_is_einval, "4.5", Source),
-    rule!(the_question_for_access_where_nothing_is_mapped_is_einval, "4.5", Source),
+    rule!(an_owner_has_all_access_from_the_start, Source)
+        .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
+    rule!(an_owners_access_can_be_set_at_will, Ran).decided_by("devmm_ioctl_mem_set_access, svm_master_mem_map.c"),
+    rule!(access_of_an_unknown_type_is_einval, Source)
+        .decided_by("devmm_is_mem_access_type_valid, svm_master_mem_map.c"),
+    rule!(access_of_an_absent_device_is_einval, Source).decided_by("uda_devid_to_udevid_ex, uda_access.c"),
+    rule!(access_is_granted_to_whole_mappings, Source).decided_by("devmm_vmma_matched_get, svm_master_mem_map.c"),
+    rule!(access_where_nothing_is_mapped_is_einval, Source).decided_by("devmm_vmma_matched_get, svm_master_mem_map.c"),
+    rule!(the_cpu_is_granted_access_to_device_memory, Inferred)
+        .decided_by("_devmm_h2d_access_mmap, svm_master_mem_map.c"),
+    rule!(the_cpus_access_is_granted_once, Ran).decided_by("devmm_ioctl_mem_set_access, svm_master_mem_map.c"),
+    rule!(the_cpus_access_ends_with_the_mapping, Source).decided_by("devmm_access_munmap_all, svm_master_mem_map.c"),
+    rule!(reading_access_of_the_cpu_lets_it_write, Ran).decided_by("devmm_access_remap_addrs, svm_master_mem_map.c"),
+    rule!(devices_on_pci_express_have_no_access_to_host_memory, Ran)
+        .decided_by("devmm_d2h_access_mmap, svm_master_mem_map.c")
+        .needs(&[Need::Pcie]),
+    rule!(devices_on_hccs_are_granted_access_to_host_memory, Inferred)
+        .decided_by("devmm_d2h_access_mmap, svm_master_mem_map.c")
+        .needs(&[Need::Hccs]),
+    rule!(a_peer_is_granted_access_once, Ran)
+        .decided_by("devmm_ioctl_mem_set_access, svm_master_mem_map.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(the_granted_access_is_told, Source).decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
+    rule!(access_that_was_not_granted_is_none, Source).decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
+    rule!(the_question_for_access_tells_the_whole_mapping, Ran)
+        .decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
+    rule!(the_question_for_access_beyond_the_mapping_is_einval, Source)
+        .decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
+    rule!(the_question_for_access_of_an_absent_device_is_einval, Source)
+        .decided_by("uda_devid_to_udevid_ex, uda_access.c"),
+    rule!(the_question_for_access_where_nothing_is_mapped_is_einval, Source)
+        .decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
 ];
 
 fn an_owner_has_all_access_from_the_start(host: &Host) -> Verdict {

@@ -7,32 +7,42 @@ use ascend_ioctl::svm;
 use libc::{EADDRNOTAVAIL, EBUSY, EINVAL};
 
 pub const RULES: &[Rule] = &[
-    rule!(a_reservation_is_made_once, "A", Ran),
-    rule!(a_reservation_inside_another_is_ebusy, "A", Ran),
-    rule!(a_reservation_that_runs_into_another_is_einval_and_takes_nothing, "3.4", Ran),
-    rule!(a_reservation_of_no_size_is_eaddrnotavail, "A", Ran),
-    rule!(a_reservation_of_no_size_at_an_odd_address_takes_a_chunk, "C14", Ran),
-    rule!(a_reservation_past_the_heaps_end_is_eaddrnotavail, "A", Ran),
-    rule!(a_reservation_larger_than_the_heap_is_eaddrnotavail, "3.4", Source),
-    rule!(a_reservation_does_not_cross_heaps, "3.4", Ran),
-    rule!(a_reservation_without_heap_is_einval, "A", Ran),
-    rule!(a_reservation_outside_the_ranges_is_eaddrnotavail, "3.4", Source),
-    rule!(an_odd_address_reserves_the_chunks_that_it_touches, "C14", Ran),
-    rule!(a_taken_chunk_is_told_before_a_wrong_size, "C14", Ran),
-    rule!(chunks_of_small_heaps_are_host_pages, "3.4", Source),
-    rule!(reservations_in_the_pool_segment_are_granted, "C14", Ran).newest(),
-    rule!(freeing_in_the_pool_segment_is_granted_unasked, "C14", Ran).newest(),
-    rule!(reservations_in_the_managed_segment_are_refused, "C14", Ran).newest(),
-    rule!(reservations_in_the_host_pin_segment_are_granted, "C14", Ran).newest(),
-    rule!(freeing_gives_the_whole_reservation_back, "3.4", Source),
-    rule!(freeing_twice_is_einval, "3.4", Ran),
-    rule!(freeing_outside_the_ranges_is_eaddrnotavail, "3.4", Source),
-    rule!(freeing_without_heap_is_einval, "3.4", Source),
-    rule!(freeing_what_is_not_reserved_is_einval, "C14", Ran),
-    rule!(freeing_from_the_middle_is_einval, "3.4", Ran),
-    rule!(freeing_at_an_odd_address_is_eaddrnotavail, "C14", Ran),
-    rule!(freeing_what_is_mapped_is_ebusy, "3.4", Source),
-    rule!(busy_is_told_before_an_odd_address, "C14", Ran),
+    rule!(a_reservation_is_made_once, Ran).decided_by("devmm_set_page_ref_malloc, svm_heap_mng.h"),
+    rule!(a_reservation_inside_another_is_ebusy, Ran).decided_by("devmm_set_page_ref_malloc, svm_heap_mng.h"),
+    rule!(a_reservation_that_runs_into_another_is_einval_and_takes_nothing, Ran)
+        .decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(a_reservation_of_no_size_is_eaddrnotavail, Ran).decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(a_reservation_of_no_size_at_an_odd_address_takes_a_chunk, Ran)
+        .decided_by("devmm_get_pagecount_by_size, devmm_common.c"),
+    rule!(a_reservation_past_the_heaps_end_is_eaddrnotavail, Ran).decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(a_reservation_larger_than_the_heap_is_eaddrnotavail, Source)
+        .decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(a_reservation_does_not_cross_heaps, Ran).decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(a_reservation_without_heap_is_einval, Ran).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
+    rule!(a_reservation_outside_the_ranges_is_eaddrnotavail, Source).decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
+    rule!(an_odd_address_reserves_the_chunks_that_it_touches, Ran)
+        .decided_by("devmm_get_pagecount_by_size, devmm_common.c"),
+    rule!(a_taken_chunk_is_told_before_a_wrong_size, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
+    rule!(chunks_of_small_heaps_are_host_pages, Source)
+        .decided_by("devmm_get_chunk_page_size_by_heap_type, devmm_common.c"),
+    rule!(reservations_in_the_pool_segment_are_granted, Ran).decided_by("devmm_svm_get_heap, devmm_dev.c").newest(),
+    rule!(freeing_in_the_pool_segment_is_granted_unasked, Ran)
+        .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
+        .newest(),
+    rule!(reservations_in_the_managed_segment_are_refused, Ran)
+        .decided_by("devmm_ioctl_alloc, devmm_proc_info.c")
+        .newest(),
+    rule!(reservations_in_the_host_pin_segment_are_granted, Ran).decided_by("devmm_svm_get_heap, devmm_dev.c").newest(),
+    rule!(freeing_gives_the_whole_reservation_back, Source)
+        .decided_by("devmm_free_page_clear_bitmap, devmm_proc_info.c"),
+    rule!(freeing_twice_is_einval, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(freeing_outside_the_ranges_is_eaddrnotavail, Source).decided_by("devmm_ioctl_free_pages, devmm_proc_info.c"),
+    rule!(freeing_without_heap_is_einval, Source).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
+    rule!(freeing_what_is_not_reserved_is_einval, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(freeing_from_the_middle_is_einval, Ran).decided_by("devmm_get_fst_alloc_bitmap_by_heap, devmm_proc_info.c"),
+    rule!(freeing_at_an_odd_address_is_eaddrnotavail, Ran).decided_by("devmm_ioctl_free_pages, devmm_proc_info.c"),
+    rule!(freeing_what_is_mapped_is_ebusy, Source).decided_by("devmm_set_page_ref_free, svm_heap_mng.c"),
+    rule!(busy_is_told_before_an_odd_address, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
 ];
 
 /// A session and the address of a heap.

@@ -8,21 +8,27 @@ use ascend_ioctl::svm;
 use libc::{EBUSY, EFAULT, EINVAL, ENOSPC};
 
 pub const RULES: &[Rule] = &[
-    rule!(an_asynchronous_copy_is_done_when_refreshed, "5.4", Ran),
-    rule!(tasks_are_numbered_from_zero, "N2.7", Ran),
-    rule!(refreshing_an_unknown_task_is_einval, "5.4", Ran),
-    rule!(refreshing_twice_is_einval, "5.4", Ran),
-    rule!(numbers_of_tasks_are_not_reused_at_once, "N2.7", Ran),
-    rule!(asynchronous_copies_within_one_side_are_einval, "5.4", Ran),
-    rule!(a_task_keeps_its_mapping_until_it_is_refreshed, "5.4", Ran),
-    rule!(a_task_keeps_its_reservation_until_it_is_refreshed, "5.4", Ran),
-    rule!(a_failed_submission_keeps_nothing, "N2.7", Ran),
-    rule!(the_source_may_go_before_the_refresh, "N2.7", Ran),
-    rule!(finished_tasks_do_not_stop_a_device_from_closing, "C10", Ran),
-    rule!(a_task_can_be_refreshed_after_its_device_was_closed, "C10", Ran),
-    rule!(finished_tasks_do_not_stop_a_heap_from_going, "C10", Ran),
-    rule!(the_table_holds_65535_tasks, "N2.7", Ran).needs(&[Need::Patience]),
-    rule!(of_two_threads_that_refresh_one_wins, "N2.7", Ran),
+    rule!(an_asynchronous_copy_is_done_when_refreshed, Ran)
+        .decided_by("devmm_cpy_result_refresh, devmm_proc_mem_copy.c"),
+    rule!(tasks_are_numbered_from_zero, Ran).decided_by("devmm_idr_alloc, svm_res_idr.c"),
+    rule!(refreshing_an_unknown_task_is_einval, Ran).decided_by("devmm_cpy_result_refresh, devmm_proc_mem_copy.c"),
+    rule!(refreshing_twice_is_einval, Ran).decided_by("devmm_cpy_result_refresh, devmm_proc_mem_copy.c"),
+    rule!(numbers_of_tasks_are_not_reused_at_once, Ran).decided_by("devmm_idr_alloc, svm_res_idr.c"),
+    rule!(asynchronous_copies_within_one_side_are_einval, Ran)
+        .decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
+    rule!(a_task_keeps_its_mapping_until_it_is_refreshed, Ran).decided_by("devmm_vmma_exclusive_set, svm_vmma_mng.c"),
+    rule!(a_task_keeps_its_reservation_until_it_is_refreshed, Ran)
+        .decided_by("devmm_set_page_ref_free, svm_heap_mng.c"),
+    rule!(a_failed_submission_keeps_nothing, Ran).decided_by("devmm_ioctl_async_memcpy_proc, svm_master_memcpy.c"),
+    rule!(the_source_may_go_before_the_refresh, Ran).decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
+    rule!(finished_tasks_do_not_stop_a_device_from_closing, Ran)
+        .decided_by("devmm_proc_dev_async_task_is_empty, svm_master_proc_mng.c"),
+    rule!(a_task_can_be_refreshed_after_its_device_was_closed, Ran)
+        .decided_by("devmm_wait_async_cpy_result, devmm_proc_mem_copy.c"),
+    rule!(finished_tasks_do_not_stop_a_heap_from_going, Ran)
+        .decided_by("devmm_wait_svm_heap_unoccupied, devmm_common.c"),
+    rule!(the_table_holds_65535_tasks, Ran).decided_by("devmm_idr_alloc, svm_res_idr.c").needs(&[Need::Patience]),
+    rule!(of_two_threads_that_refresh_one_wins, Ran).decided_by("devmm_idr_get_and_remove, svm_res_idr.c"),
 ];
 
 /// A session with 2 MiB of device memory mapped.

@@ -11,73 +11,101 @@ use libc::{
 };
 
 pub const RULES: &[Rule] = &[
-    rule!(a_process_is_allocated_once_per_file, "A", Ran),
-    rule!(initialising_before_allocating_is_einval, "A", Ran),
-    rule!(segments_are_told_before_anything_else, "A", Ran),
-    rule!(segments_are_those_of_the_generation, "A", Ran),
-    rule!(segments_need_room_for_all, "A", Ran),
-    rule!(segments_to_nowhere_are_einval, "A", Ran),
-    rule!(segments_to_an_unmapped_array_are_einval, "1.2", Source),
-    rule!(the_segment_question_answers_nothing_else, "A", Ran),
-    rule!(segments_by_a_write_only_word_come_without_their_count, "2", Ran),
-    rule!(mapping_before_allocating_is_einval, "A", Ran),
-    rule!(segments_are_mapped_in_order, "A", Ran).since_9(),
-    rule!(segments_are_mapped_whole, "A", Ran),
-    rule!(fixed_mappings_are_einval, "A", Ran),
-    rule!(an_occupied_segment_is_einval_and_can_be_tried_again, "1.2", Ran),
-    rule!(a_segment_is_mapped_once, "1.2", Source).since_9(),
-    rule!(a_file_opened_for_reading_carries_a_session, "C5", Ran),
-    rule!(commands_before_initialising_are_einval, "A", Ran),
-    rule!(initialising_tells_page_sizes, "A", Ran),
-    rule!(initialising_twice_is_esrch, "A", Ran),
-    rule!(initialising_needs_the_exact_word, "C29", Ran),
-    rule!(a_session_without_segments_is_granted, "A", Ran),
-    rule!(without_segments_host_memory_cannot_be_mapped, "1.2", Ran),
-    rule!(without_segments_host_heaps_are_einval, "1.2", Ran),
-    rule!(without_segments_device_memory_works, "A", Ran),
-    rule!(without_segments_cpu_access_is_einval, "A", Ran),
-    rule!(a_late_first_segment_ends_the_session, "C6", Ran),
-    rule!(a_late_further_segment_is_refused_and_harmless, "C6", Ran).since_9(),
-    rule!(without_the_host_pin_segment_the_session_is_whole, "C7", Ran).since_9(),
-    rule!(without_the_svm_segment_dynamic_mappings_still_work, "C7", Ran),
-    rule!(a_second_session_is_eexist_until_the_first_is_gone, "C8", Ran),
-    rule!(a_session_can_be_opened_again_after_an_orderly_end, "A", Ran),
-    rule!(a_session_without_segments_blocks_the_next_until_its_range_is_unmapped, "C9", Ran),
-    rule!(closing_a_second_session_file_orderly_disturbs_nothing, "N2.2", Ran),
-    rule!(unknown_numbers_are_einval, "A", Ran),
-    rule!(a_foreign_magic_is_einval, "A", Ran),
-    rule!(a_null_argument_is_einval, "A", Ran),
-    rule!(an_unmapped_argument_is_einval, "A", Ran),
-    rule!(a_command_without_handler_is_eopnotsupp, "A", Ran),
-    rule!(a_command_without_handler_needs_a_session, "C29", Ran),
-    rule!(public_commands_without_handler_need_no_session, "C29", Ran),
-    rule!(size_bits_are_not_looked_at, "2", Ran),
-    rule!(a_write_only_word_executes_and_tells_nothing, "C29", Ran),
-    rule!(an_unwritable_argument_is_einval_but_executed, "C29", Ran),
-    rule!(nothing_is_written_back_on_error, "2", Ran),
-    rule!(the_head_comes_back_with_the_physical_id, "2", Ran),
-    rule!(ids_out_of_range_are_enodev, "2", Ran),
-    rule!(absent_ids_are_einval, "2", Ran),
-    rule!(heap_and_reservation_commands_take_any_id, "2", Ran),
-    rule!(setting_up_an_absent_device_is_einval, "A", Ran),
-    rule!(setting_up_the_host_is_efault, "A", Ran),
-    rule!(setting_up_an_id_out_of_range_is_enodev, "A", Ran),
-    rule!(setting_up_twice_is_granted, "A", Ran),
-    rule!(setting_up_tells_that_user_pages_can_be_pinned, "A", Ran),
-    rule!(a_refused_set_up_can_be_repeated_with_a_device_process, "P1", Inferred),
-    rule!(a_device_that_is_not_set_up_is_esrch, "4", Inferred),
-    rule!(closing_a_device_that_was_never_set_up_is_granted, "1.4", Source),
-    rule!(closing_the_host_is_granted, "C29", Ran),
-    rule!(a_closed_device_forgets_its_memory, "1.4", Inferred),
-    rule!(a_device_prepared_for_closing_takes_no_asynchronous_copies, "C11", Ran),
-    rule!(a_device_prepared_for_closing_still_copies_and_creates, "C11", Ran),
-    rule!(copies_after_closing_are_einval, "C11", Ran),
-    rule!(closing_leaves_reservations_in_use_until_their_heap_goes, "C12", Ran),
-    rule!(memory_can_be_mapped_again_where_a_closed_device_had_it, "C12", Ran),
-    rule!(private_segments_take_no_host_memory, "C5", Ran),
-    rule!(without_the_pool_or_managed_segment_host_heaps_are_einval, "C7", Ran).newest(),
-    rule!(a_second_file_cannot_map_the_segments_of_a_session, "N2.3", Ran),
-    rule!(the_map_capability_has_its_generations_number, "A", Ran).since_9(),
+    rule!(a_process_is_allocated_once_per_file, Ran).decided_by("devmm_alloc_svm_proc_set_to_file, svm_proc_mng.c"),
+    rule!(initialising_before_allocating_is_einval, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
+    rule!(segments_are_told_before_anything_else, Ran).decided_by("devmm_dispatch_ioctl, svm_module_ops.c"),
+    rule!(segments_are_those_of_the_generation, Ran).decided_by("devmm_init_dev_set_mmap_para, svm_master_mem_mng.c"),
+    rule!(segments_need_room_for_all, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
+    rule!(segments_to_nowhere_are_einval, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
+    rule!(segments_to_an_unmapped_array_are_einval, Source).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
+    rule!(the_segment_question_answers_nothing_else, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
+    rule!(segments_by_a_write_only_word_come_without_their_count, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(mapping_before_allocating_is_einval, Ran).decided_by("devmm_file_priv_check, svm_module_ops.c"),
+    rule!(segments_are_mapped_in_order, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c").since_9(),
+    rule!(segments_are_mapped_whole, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
+    rule!(fixed_mappings_are_einval, Ran).decided_by("drv_ascend_intf_get_unmapped_area, davinci_intf_init.c"),
+    rule!(an_occupied_segment_is_einval_and_can_be_tried_again, Ran)
+        .decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
+    rule!(a_segment_is_mapped_once, Source).decided_by("devmm_mmap_vma_check, svm_module_ops.c").since_9(),
+    rule!(a_file_opened_for_reading_carries_a_session, Ran).decided_by("devmm_svm_mmap, svm_module_ops.c"),
+    rule!(commands_before_initialising_are_einval, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
+    rule!(initialising_tells_page_sizes, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
+    rule!(initialising_twice_is_esrch, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
+    rule!(initialising_needs_the_exact_word, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
+    rule!(a_session_without_segments_is_granted, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
+    rule!(without_segments_host_memory_cannot_be_mapped, Ran).decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
+    rule!(without_segments_host_heaps_are_einval, Ran).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(without_segments_device_memory_works, Ran).decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(without_segments_cpu_access_is_einval, Ran).decided_by("devmm_access_remap_addrs, svm_master_mem_map.c"),
+    rule!(a_late_first_segment_ends_the_session, Ran).decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(a_late_further_segment_is_refused_and_harmless, Ran)
+        .decided_by("_devmm_svm_mmap_config_svm_proc, svm_module_ops.c")
+        .since_9(),
+    rule!(without_the_host_pin_segment_the_session_is_whole, Ran)
+        .decided_by("devmm_check_and_set_svm_static_reserve_vma, svm_module_ops.c")
+        .since_9(),
+    rule!(without_the_svm_segment_dynamic_mappings_still_work, Ran)
+        .decided_by("devmm_handle_svm_proc_addr, svm_module_ops.c"),
+    rule!(a_second_session_is_eexist_until_the_first_is_gone, Ran)
+        .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c"),
+    rule!(a_session_can_be_opened_again_after_an_orderly_end, Ran)
+        .decided_by("devmm_svm_mmu_notifier_unreg, svm_mmu_notifier.c"),
+    rule!(a_session_without_segments_blocks_the_next_until_its_range_is_unmapped, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(closing_a_second_session_file_orderly_disturbs_nothing, Ran)
+        .decided_by("drv_ascend_make_release_list, davinci_intf_init.c"),
+    rule!(unknown_numbers_are_einval, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(a_foreign_magic_is_einval, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(a_null_argument_is_einval, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(an_unmapped_argument_is_einval, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(a_command_without_handler_is_eopnotsupp, Ran)
+        .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c"),
+    rule!(a_command_without_handler_needs_a_session, Ran)
+        .decided_by("devmm_ioctl_get_svm_proc_from_file, svm_module_ops.c"),
+    rule!(public_commands_without_handler_need_no_session, Ran)
+        .decided_by("devmm_ioctl_get_svm_proc_from_file, svm_module_ops.c"),
+    rule!(size_bits_are_not_looked_at, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(a_write_only_word_executes_and_tells_nothing, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(an_unwritable_argument_is_einval_but_executed, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(nothing_is_written_back_on_error, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(the_head_comes_back_with_the_physical_id, Ran)
+        .decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(ids_out_of_range_are_enodev, Ran).decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(absent_ids_are_einval, Ran).decided_by("devmm_container_vir_to_phs_devid, devmm_proc_info.c"),
+    rule!(heap_and_reservation_commands_take_any_id, Ran)
+        .decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(setting_up_an_absent_device_is_einval, Ran).decided_by("devmm_container_vir_to_phs_devid, devmm_proc_info.c"),
+    rule!(setting_up_the_host_is_efault, Ran).decided_by("devmm_setup_device_msg_send, devmm_proc_info.c"),
+    rule!(setting_up_an_id_out_of_range_is_enodev, Ran)
+        .decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(setting_up_twice_is_granted, Ran).decided_by("devmm_setup_device_proc, devmm_proc_info.c"),
+    rule!(setting_up_tells_that_user_pages_can_be_pinned, Ran).decided_by("devmm_setup_dev_info, devmm_proc_info.c"),
+    rule!(a_refused_set_up_can_be_repeated_with_a_device_process, Inferred)
+        .decided_by("devmm_setup_device_msg_send, devmm_proc_info.c"),
+    rule!(a_device_that_is_not_set_up_is_esrch, Inferred)
+        .decided_by("_devmm_agent_mem_create, svm_master_mem_create.c"),
+    rule!(closing_a_device_that_was_never_set_up_is_granted, Source)
+        .decided_by("devmm_ioctl_close_device, devmm_proc_info.c"),
+    rule!(closing_the_host_is_granted, Ran).decided_by("devmm_ioctl_close_device, devmm_proc_info.c"),
+    rule!(a_closed_device_forgets_its_memory, Inferred)
+        .decided_by("devmm_agent_normal_mem_release, svm_master_mem_create.c"),
+    rule!(a_device_prepared_for_closing_takes_no_asynchronous_copies, Ran)
+        .decided_by("devmm_check_memcpy_is_allow, svm_master_memcpy.c"),
+    rule!(a_device_prepared_for_closing_still_copies_and_creates, Ran)
+        .decided_by("devmm_check_memcpy_is_allow, svm_master_memcpy.c"),
+    rule!(copies_after_closing_are_einval, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(closing_leaves_reservations_in_use_until_their_heap_goes, Ran)
+        .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c"),
+    rule!(memory_can_be_mapped_again_where_a_closed_device_had_it, Ran)
+        .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c"),
+    rule!(private_segments_take_no_host_memory, Ran).decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
+    rule!(without_the_pool_or_managed_segment_host_heaps_are_einval, Ran)
+        .decided_by("devmm_check_and_set_svm_static_reserve_vma, svm_module_ops.c")
+        .newest(),
+    rule!(a_second_file_cannot_map_the_segments_of_a_session, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
+    rule!(the_map_capability_has_its_generations_number, Ran)
+        .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c")
+        .since_9(),
 ];
 
 fn a_process_is_allocated_once_per_file(host: &Host) -> Verdict {

@@ -11,77 +11,106 @@ use ascend_ioctl::svm::{
 use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(copies_find_out_their_direction, "5.1", Ran),
-    rule!(copies_in_the_wrong_direction_are_einval, "5.1", Ran),
-    rule!(copies_of_an_unknown_direction_find_out_theirs, "5.1", Source),
-    rule!(copies_between_host_addresses_are_left_to_the_caller, "5.1", Ran),
-    rule!(copies_between_host_addresses_are_not_checked, "C23", Ran),
-    rule!(copies_of_nothing_are_einval, "5.1", Source),
-    rule!(copies_need_no_alignment, "5.1", Source),
-    rule!(copies_within_a_device_are_done, "5.1", Inferred),
-    rule!(copies_between_devices_are_done, "5.1", Inferred).needs(&[Need::TwoDevices]),
-    rule!(copies_from_mapped_host_memory_are_done, "5.1", Source),
-    rule!(copies_to_where_nothing_is_mapped_are_einval, "2", Ran),
-    rule!(copies_to_where_nothing_is_reserved_are_einval, "2", Source),
-    rule!(copies_without_heap_are_einval, "2", Source),
-    rule!(copies_that_run_out_of_a_mapping_are_einval, "C23", Ran),
-    rule!(copies_that_run_out_of_a_heap_are_einval, "C23", Ran),
-    rule!(copies_over_neighbouring_mappings_are_done, "C23", Ran),
-    rule!(copies_over_host_and_device_memory_are_einval, "C23", Ran),
-    rule!(copies_over_two_devices_are_einval, "C23", Ran).needs(&[Need::TwoDevices]),
-    rule!(copies_from_unmapped_memory_are_efault, "5.1", Source),
-    rule!(copies_to_read_only_memory_are_efault, "5.1", Source),
-    rule!(copies_of_device_local_addresses_only_go_to_the_host, "5.1", Ran),
-    rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, "5.1", Ran),
-    rule!(a_copy_keeps_no_reference, "2", Ran),
-    rule!(rows_are_copied_both_ways, "5.2", Ran),
-    rule!(rows_wider_than_their_pitch_are_einval, "5.2", Ran),
-    rule!(no_rows_and_empty_rows_are_einval, "5.2", Ran),
-    rule!(rows_are_copied_in_explicit_directions_only, "C24", Ran),
-    rule!(sizes_of_rows_are_looked_at_before_the_direction, "C24", Ran),
-    rule!(a_pitch_that_wraps_is_einval, "C24", Ran),
-    rule!(one_row_has_any_pitch, "C24", Ran),
-    rule!(batches_are_copied, "5.3", Ran),
-    rule!(batches_of_nothing_are_einval, "5.3", Ran),
-    rule!(batches_without_lists_are_einval, "5.3", Ran),
-    rule!(batches_have_at_most_4096_elements, "5.3", Ran),
-    rule!(batches_go_one_way, "5.3", Ran),
-    rule!(batches_within_one_side_are_einval, "C25", Ran),
-    rule!(batches_with_an_empty_element_are_einval, "C25", Ran),
-    rule!(a_failing_batch_leaves_what_it_copied, "C25", Ran),
-    rule!(a_failing_batch_keeps_no_reference, "C25", Ran),
-    rule!(batches_of_imported_memory_are_eopnotsupp, "5.3", Ran),
-    rule!(device_memory_is_filled, "5.5", Inferred),
-    rule!(filling_host_memory_is_left_to_the_caller, "5.5", Source),
-    rule!(filling_foreign_memory_is_einval, "5.5", Source),
-    rule!(filling_nothing_is_einval, "5.5", Source),
-    rule!(filling_more_than_a_heap_is_einval, "5.5", Source),
-    rule!(filling_where_nothing_is_mapped_is_einval, "5.5", Source),
-    rule!(peers_reach_foreign_memory_never, "C27", Ran),
-    rule!(peers_reach_nothing_where_nothing_is, "C27", Ran),
-    rule!(peers_reach_no_host_memory, "C27", Ran),
-    rule!(peers_reach_only_what_is_mapped, "C27", Ran),
-    rule!(a_device_reaches_its_own_memory, "C27", Ran),
-    rule!(a_peer_reaches_device_memory, "C27", Inferred).needs(&[Need::TwoDevices]),
-    rule!(a_peer_reaches_no_imported_memory, "C27", Ran),
-    rule!(advice_to_populate_a_reservation_is_eopnotsupp, "C27", Ran),
-    rule!(other_advice_to_a_reservation_is_granted, "C27", Ran),
-    rule!(advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy, "C27", Ran),
-    rule!(checking_no_addresses_is_einval, "5.7", Source),
-    rule!(checking_too_many_addresses_is_einval, "5.7", Source),
-    rule!(checking_addresses_without_a_list_is_einval, "5.7", Source),
-    rule!(the_tail_of_a_copy_within_the_host_goes_unchecked, "C23", Ran),
-    rule!(copies_over_imported_and_local_memory_are_einval, "C23", Ran),
-    rule!(a_copy_that_cannot_read_its_source_writes_nothing, "C23", Ran),
-    rule!(rows_before_a_failing_one_are_copied, "C24", Ran),
-    rule!(batches_take_mapped_host_memory, "C25", Ran),
-    rule!(batches_to_two_devices_are_einval, "5.3", Ran).needs(&[Need::TwoDevices]),
-    rule!(checking_what_is_not_there_is_efault, "5.7", Source),
-    rule!(copies_beside_unmapping_answer_as_if_before_or_after, "N2.9", Ran),
-    rule!(checking_mapped_memory_is_granted, "5.7", Source),
-    rule!(checking_memory_of_another_device_is_efault, "5.7", Source).needs(&[Need::TwoDevices]),
-    rule!(checking_memory_of_another_sub_kind_is_efault, "5.7", Source),
-    rule!(checking_an_unmapped_list_is_einval, "5.7", Source),
+    rule!(copies_find_out_their_direction, Ran).decided_by("devmm_find_memcpy_dir, svm_master_memcpy.c"),
+    rule!(copies_in_the_wrong_direction_are_einval, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
+    rule!(copies_of_an_unknown_direction_find_out_theirs, Source)
+        .decided_by("devmm_memcpy_pre_process, svm_master_memcpy.c"),
+    rule!(copies_between_host_addresses_are_left_to_the_caller, Ran)
+        .decided_by("devmm_normal_memcpy_proc, svm_master_memcpy.c"),
+    rule!(copies_between_host_addresses_are_not_checked, Ran)
+        .decided_by("devmm_normal_memcpy_proc, svm_master_memcpy.c"),
+    rule!(copies_of_nothing_are_einval, Source).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
+    rule!(copies_need_no_alignment, Source).decided_by("devmm_ioctl_memcpy_process_frame, svm_master_memcpy.c"),
+    rule!(copies_within_a_device_are_done, Inferred).decided_by("devmm_memcpy_d2d_process, svm_master_memcpy.c"),
+    rule!(copies_between_devices_are_done, Inferred)
+        .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(copies_from_mapped_host_memory_are_done, Source)
+        .decided_by("devmm_ioctl_memcpy_process_frame, svm_master_memcpy.c"),
+    rule!(copies_to_where_nothing_is_mapped_are_einval, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(copies_to_where_nothing_is_reserved_are_einval, Source)
+        .decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(copies_without_heap_are_einval, Source).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
+    rule!(copies_that_run_out_of_a_mapping_are_einval, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(copies_that_run_out_of_a_heap_are_einval, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(copies_over_neighbouring_mappings_are_done, Ran).decided_by("devmm_va_is_multi_dev_map, svm_master_memcpy.c"),
+    rule!(copies_over_host_and_device_memory_are_einval, Ran)
+        .decided_by("devmm_va_is_multi_dev_map, svm_master_memcpy.c"),
+    rule!(copies_over_two_devices_are_einval, Ran)
+        .decided_by("devmm_va_is_multi_dev_map, svm_master_memcpy.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(copies_from_unmapped_memory_are_efault, Source).decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
+    rule!(copies_to_read_only_memory_are_efault, Source).decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
+    rule!(copies_of_device_local_addresses_only_go_to_the_host, Ran)
+        .decided_by("devmm_ioctl_memcpy_proc, svm_master_memcpy.c"),
+    rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, Ran)
+        .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
+    rule!(a_copy_keeps_no_reference, Ran).decided_by("devmm_clear_page_ref_after_ioctl, devmm_proc_info.c"),
+    rule!(rows_are_copied_both_ways, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
+    rule!(rows_wider_than_their_pitch_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
+    rule!(no_rows_and_empty_rows_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
+    rule!(rows_are_copied_in_explicit_directions_only, Ran)
+        .decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
+    rule!(sizes_of_rows_are_looked_at_before_the_direction, Ran)
+        .decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
+    rule!(a_pitch_that_wraps_is_einval, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
+    rule!(one_row_has_any_pitch, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
+    rule!(batches_are_copied, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
+    rule!(batches_of_nothing_are_einval, Ran).decided_by("devmm_memcpy_batch_para_check, svm_master_memcpy.c"),
+    rule!(batches_without_lists_are_einval, Ran).decided_by("devmm_memcpy_batch_addr_info_init, svm_master_memcpy.c"),
+    rule!(batches_have_at_most_4096_elements, Ran).decided_by("devmm_memcpy_batch_para_check, svm_master_memcpy.c"),
+    rule!(batches_go_one_way, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
+    rule!(batches_within_one_side_are_einval, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
+    rule!(batches_with_an_empty_element_are_einval, Ran).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
+    rule!(a_failing_batch_leaves_what_it_copied, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
+    rule!(a_failing_batch_keeps_no_reference, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
+    rule!(batches_of_imported_memory_are_eopnotsupp, Ran)
+        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c"),
+    rule!(device_memory_is_filled, Inferred).decided_by("devmm_send_memset_device_msg, svm_master_memset.c"),
+    rule!(filling_host_memory_is_left_to_the_caller, Source)
+        .decided_by("devmm_memset_fill_pages_process, svm_master_memset.c"),
+    rule!(filling_foreign_memory_is_einval, Source).decided_by("devmm_ioctl_memset_process, svm_master_memset.c"),
+    rule!(filling_nothing_is_einval, Source).decided_by("devmm_ioctl_memset_device_check, svm_master_memset.c"),
+    rule!(filling_more_than_a_heap_is_einval, Source).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(filling_where_nothing_is_mapped_is_einval, Source).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(peers_reach_foreign_memory_never, Ran).decided_by("devmm_ioctl_prefetch, svm_master_advise.c"),
+    rule!(peers_reach_nothing_where_nothing_is, Ran).decided_by("devmm_get_reserve_mem_attr, devmm_proc_info.c"),
+    rule!(peers_reach_no_host_memory, Ran).decided_by("devmm_set_page_ref_advise, svm_heap_mng.h"),
+    rule!(peers_reach_only_what_is_mapped, Ran).decided_by("devmm_set_page_ref_of_adivse, devmm_proc_info.c"),
+    rule!(a_device_reaches_its_own_memory, Ran).decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c"),
+    rule!(a_peer_reaches_device_memory, Inferred)
+        .decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(a_peer_reaches_no_imported_memory, Ran).decided_by("devmm_prefetch_para_check, svm_master_advise.c"),
+    rule!(advice_to_populate_a_reservation_is_eopnotsupp, Ran)
+        .decided_by("devmm_ioctl_advise_reserve, svm_master_advise.c"),
+    rule!(other_advice_to_a_reservation_is_granted, Ran).decided_by("devmm_ioctl_advise_reserve, svm_master_advise.c"),
+    rule!(advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy, Ran)
+        .decided_by("devmm_set_page_ref_advise, svm_heap_mng.h"),
+    rule!(checking_no_addresses_is_einval, Source).decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
+    rule!(checking_too_many_addresses_is_einval, Source)
+        .decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
+    rule!(checking_addresses_without_a_list_is_einval, Source)
+        .decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
+    rule!(the_tail_of_a_copy_within_the_host_goes_unchecked, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(copies_over_imported_and_local_memory_are_einval, Ran)
+        .decided_by("devmm_va_is_multi_dev_map, svm_master_memcpy.c"),
+    rule!(a_copy_that_cannot_read_its_source_writes_nothing, Ran)
+        .decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
+    rule!(rows_before_a_failing_one_are_copied, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
+    rule!(batches_take_mapped_host_memory, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
+    rule!(batches_to_two_devices_are_einval, Ran)
+        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(checking_what_is_not_there_is_efault, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
+    rule!(copies_beside_unmapping_answer_as_if_before_or_after, Ran)
+        .decided_by("devmm_vmma_occupy_inc, svm_vmma_mng.c"),
+    rule!(checking_mapped_memory_is_granted, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
+    rule!(checking_memory_of_another_device_is_efault, Source)
+        .decided_by("devmm_check_meminfo, devmm_proc_info.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(checking_memory_of_another_sub_kind_is_efault, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
+    rule!(checking_an_unmapped_list_is_einval, Source).decided_by("devmm_meminfo_para_init, devmm_proc_info.c"),
 ];
 
 /// A session with 4 MiB of device memory mapped.

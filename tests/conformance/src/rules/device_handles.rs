@@ -8,36 +8,68 @@ use ascend_ioctl::svm::{self, MemMap, Op};
 use libc::{EADDRINUSE, EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, ESRCH};
 
 pub const RULES: &[Rule] = &[
-    rule!(device_memory_is_counted_in_its_pages, "4.1", Inferred),
-    rule!(device_memory_holds_bytes, "4.1", Inferred),
-    rule!(handles_of_one_device_are_different, "4", Inferred),
-    rule!(devices_number_their_handles_apart, "4", Inferred).needs(&[Need::TwoDevices]),
-    rule!(device_memory_runs_out_with_enomem, "4.1", Inferred).needs(&[Need::Exhaustion]),
-    rule!(releasing_mapped_device_memory_is_ebusy, "4.2", Inferred),
-    rule!(releasing_unknown_device_memory_is_einval, "4.2", Inferred),
-    rule!(releasing_no_pages_of_device_memory_does_nothing, "4.2", Ran),
-    rule!(mapping_unknown_device_memory_is_einval, "4.3", Inferred),
-    rule!(mapping_device_memory_with_another_page_count_is_einval, "4.3", Inferred),
-    rule!(mapping_device_memory_under_another_module_is_einval, "4.3", Inferred),
-    rule!(mapping_more_device_memory_than_there_is_is_enomem, "4.3", Inferred),
-    rule!(mapping_device_memory_where_something_is_mapped_is_eaddrinuse, "4.3", Source),
-    rule!(mapping_device_memory_on_a_device_that_is_not_set_up_is_esrch, "4.3", Inferred),
-    rule!(device_memory_can_be_mapped_twice, "4.3", Inferred),
-    rule!(a_part_of_device_memory_can_be_mapped, "4.3", Inferred),
-    rule!(a_reservation_takes_memory_of_one_device, "4.3", Ran).needs(&[Need::TwoDevices]),
-    rule!(unmapping_device_memory_tells_its_device, "4.4", Source),
-    rule!(the_owner_of_device_memory_is_told_by_physical_id, "4.5", Source),
-    rule!(the_owner_of_host_memory_is_the_host, "4.5", Source),
-    rule!(the_owner_is_told_of_whole_mappings_only, "4.5", Source),
-    rule!(an_address_tells_its_device, "4.11", Source),
-    rule!(bytes_stay_with_the_memory_over_mappings, "4.3", Inferred),
-    rule!(free_memory_is_not_more_than_all_memory, "5.7", Inferred),
-    rule!(created_memory_is_missing_from_free_memory, "5.7", Inferred).needs(&[Need::Exhaustion]),
-    rule!(attributes_of_a_handle_are_of_one_kind, "4.10", Ran).newest(),
-    rule!(attributes_of_a_handle_have_two_values, "4.10", Ran).newest(),
-    rule!(attributes_of_host_handles_are_eopnotsupp, "4.10", Ran).newest(),
-    rule!(an_attribute_of_a_handle_is_remembered, "4.10", Inferred).newest(),
-    rule!(attributes_of_handles_are_unknown_before_26_1, "4.10", Ran).only(&[Generation::V8_5_0, Generation::V9_0_0]),
+    rule!(device_memory_is_counted_in_its_pages, Inferred)
+        .decided_by("devmm_agent_mem_create, svm_master_mem_create.c"),
+    rule!(device_memory_holds_bytes, Inferred).decided_by("devmm_ioctl_memcpy_process, devmm_proc_mem_copy.c"),
+    rule!(handles_of_one_device_are_different, Inferred).decided_by("_devmm_agent_mem_create, svm_master_mem_create.c"),
+    rule!(devices_number_their_handles_apart, Inferred)
+        .decided_by("_devmm_agent_mem_create, svm_master_mem_create.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(device_memory_runs_out_with_enomem, Inferred)
+        .decided_by("_devmm_agent_mem_create, svm_master_mem_create.c")
+        .needs(&[Need::Exhaustion]),
+    rule!(releasing_mapped_device_memory_is_ebusy, Inferred)
+        .decided_by("devmm_agent_normal_mem_release, svm_master_mem_create.c"),
+    rule!(releasing_unknown_device_memory_is_einval, Inferred)
+        .decided_by("devmm_agent_normal_mem_release, svm_master_mem_create.c"),
+    rule!(releasing_no_pages_of_device_memory_does_nothing, Ran)
+        .decided_by("devmm_agent_normal_mem_release, svm_master_mem_create.c"),
+    rule!(mapping_unknown_device_memory_is_einval, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(mapping_device_memory_with_another_page_count_is_einval, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(mapping_device_memory_under_another_module_is_einval, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(mapping_more_device_memory_than_there_is_is_enomem, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(mapping_device_memory_where_something_is_mapped_is_eaddrinuse, Source)
+        .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(mapping_device_memory_on_a_device_that_is_not_set_up_is_esrch, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(device_memory_can_be_mapped_twice, Inferred).decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(a_part_of_device_memory_can_be_mapped, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(a_reservation_takes_memory_of_one_device, Ran)
+        .decided_by("devmm_page_bitmap_mem_mapped_state_set, svm_master_mem_map.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(unmapping_device_memory_tells_its_device, Source).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(the_owner_of_device_memory_is_told_by_physical_id, Source)
+        .decided_by("devmm_ioctl_mem_query_owner, svm_master_mem_map.c"),
+    rule!(the_owner_of_host_memory_is_the_host, Source).decided_by("devmm_ioctl_mem_query_owner, svm_master_mem_map.c"),
+    rule!(the_owner_is_told_of_whole_mappings_only, Source).decided_by("devmm_vmma_matched_get, svm_master_mem_map.c"),
+    rule!(an_address_tells_its_device, Source).decided_by("devmm_ioctl_resv_addr_info_query, svm_master_mem_map.c"),
+    rule!(bytes_stay_with_the_memory_over_mappings, Inferred)
+        .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
+    rule!(free_memory_is_not_more_than_all_memory, Inferred)
+        .decided_by("devmm_ioctl_query_device_mem_info, devmm_proc_info.c"),
+    rule!(created_memory_is_missing_from_free_memory, Inferred)
+        .decided_by("devmm_ioctl_query_device_mem_info, devmm_proc_info.c")
+        .needs(&[Need::Exhaustion]),
+    rule!(attributes_of_a_handle_are_of_one_kind, Ran)
+        .decided_by("devmm_ioctl_mem_handle_set_attr, svm_master_mem_share.c")
+        .newest(),
+    rule!(attributes_of_a_handle_have_two_values, Ran)
+        .decided_by("devmm_set_mem_map_route, svm_master_mem_share.c")
+        .newest(),
+    rule!(attributes_of_host_handles_are_eopnotsupp, Ran)
+        .decided_by("devmm_set_mem_map_route, svm_master_mem_share.c")
+        .newest(),
+    rule!(an_attribute_of_a_handle_is_remembered, Inferred)
+        .decided_by("devmm_get_mem_map_route, svm_master_mem_share.c")
+        .newest(),
+    rule!(attributes_of_handles_are_unknown_before_26_1, Ran)
+        .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c")
+        .only(&[Generation::V8_5_0, Generation::V9_0_0]),
 ];
 
 fn device_memory_is_counted_in_its_pages(host: &Host) -> Verdict {

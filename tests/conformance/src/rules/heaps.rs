@@ -7,46 +7,61 @@ use ascend_ioctl::svm::{self, Op, UpdateHeap};
 use libc::{EADDRNOTAVAIL, EINVAL, ESRCH};
 
 pub const RULES: &[Rule] = &[
-    rule!(a_heap_is_enabled_once, "A", Ran),
-    rule!(a_heap_of_no_size_is_einval, "A", Ran),
-    rule!(a_heap_of_broken_gibibytes_is_einval, "A", Ran),
-    rule!(a_static_reserve_heap_is_at_most_128_gib, "A", Ran),
-    rule!(a_dynamic_reserve_heap_may_be_larger, "3.2", Ran),
-    rule!(heaps_do_not_overlap, "A", Ran),
-    rule!(an_unknown_kind_of_heap_is_einval, "A", Ran),
-    rule!(an_unknown_sub_kind_of_heap_is_einval, "A", Ran),
-    rule!(managed_memory_has_no_heap, "A", Ran),
-    rule!(an_unknown_heap_operation_is_einval, "A", Ran),
-    rule!(a_heap_beyond_the_last_index_is_einval, "A", Ran),
-    rule!(a_static_heap_does_not_leave_the_static_range, "3.2", Ran),
-    rule!(a_reserve_heap_may_lie_in_the_video_area, "A", Ran),
-    rule!(a_reserve_heap_of_small_chunks_is_granted, "A", Ran),
-    rule!(the_host_agent_has_no_heap, "3.2", Source),
-    rule!(a_device_heap_is_granted, "A", Ran),
-    rule!(a_device_heap_of_a_device_that_is_not_set_up_is_esrch, "A", Ran),
-    rule!(a_host_heap_is_granted, "C13", Ran),
-    rule!(an_svm_heap_is_granted_up_to_128_gib, "3.2", Source),
-    rule!(a_video_heap_has_4_or_16_gib, "C13", Ran),
-    rule!(a_read_only_heap_has_4_gib, "3.2", Ran),
-    rule!(a_device_read_only_heap_has_8_gib, "3.2", Ran),
-    rule!(a_dynamic_heap_needs_no_mapping, "A", Ran),
-    rule!(a_dynamic_heap_matches_its_mapping, "A", Ran),
-    rule!(a_heap_blocks_a_dynamic_mapping, "N2.4", Ran),
-    rule!(a_dynamic_mapping_may_lie_anywhere_above_24_tib, "N2.4", Ran),
-    rule!(without_a_mapping_a_dynamic_heap_holds_device_memory_only, "N2.4", Ran),
-    rule!(host_and_device_memory_share_a_dynamic_reservation, "N2.4", Ran),
-    rule!(disabling_an_unknown_heap_is_einval, "A", Ran),
-    rule!(disabling_wants_the_first_index_and_the_exact_size, "3.3", Source),
-    rule!(disabling_compares_nothing_but_index_and_size, "C13", Ran),
-    rule!(disabling_forgets_reservations_and_mappings, "3.3", Ran),
-    rule!(memory_of_a_disabled_heap_can_be_released, "A", Ran),
-    rule!(disabling_under_an_exported_mapping_is_granted, "N2.6", Ran),
-    rule!(a_pinned_host_reserve_heap_takes_normal_memory_in_huge_steps, "C13", Ran),
-    rule!(a_host_heap_is_at_most_the_hosts_memory, "C13", Ran),
-    rule!(a_device_heap_is_at_most_the_devices_memory, "A", Ran),
-    rule!(a_device_heap_takes_reservations_but_no_mappings, "A", Ran),
-    rule!(a_dynamic_mapping_without_a_hint_is_put_somewhere, "N2.4", Ran),
-    rule!(a_device_heap_of_an_id_out_of_range_is_enodev, "3.2", Source),
+    rule!(a_heap_is_enabled_once, Ran).decided_by("devmm_check_input_heap_info, devmm_common.c"),
+    rule!(a_heap_of_no_size_is_einval, Ran).decided_by("devmm_check_common_input_heap_id_and_size, devmm_common.c"),
+    rule!(a_heap_of_broken_gibibytes_is_einval, Ran)
+        .decided_by("devmm_check_common_input_heap_id_and_size, devmm_common.c"),
+    rule!(a_static_reserve_heap_is_at_most_128_gib, Ran).decided_by("devmm_check_reserve_heap_size, devmm_proc_info.c"),
+    rule!(a_dynamic_reserve_heap_may_be_larger, Ran).decided_by("devmm_check_reserve_heap_size, devmm_proc_info.c"),
+    rule!(heaps_do_not_overlap, Ran).decided_by("devmm_check_input_heap_info, devmm_common.c"),
+    rule!(an_unknown_kind_of_heap_is_einval, Ran).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(an_unknown_sub_kind_of_heap_is_einval, Ran).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(managed_memory_has_no_heap, Ran).decided_by("devmm_check_input_heap_size, devmm_proc_info.c"),
+    rule!(an_unknown_heap_operation_is_einval, Ran).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(a_heap_beyond_the_last_index_is_einval, Ran)
+        .decided_by("devmm_check_common_input_heap_id_and_size, devmm_common.c"),
+    rule!(a_static_heap_does_not_leave_the_static_range, Ran)
+        .decided_by("devmm_check_common_input_heap_id_and_size, devmm_common.c"),
+    rule!(a_reserve_heap_may_lie_in_the_video_area, Ran)
+        .decided_by("devmm_check_common_input_heap_id_and_size, devmm_common.c"),
+    rule!(a_reserve_heap_of_small_chunks_is_granted, Ran)
+        .decided_by("devmm_get_chunk_page_size_by_heap_type, devmm_common.c"),
+    rule!(the_host_agent_has_no_heap, Source).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(a_device_heap_is_granted, Ran).decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
+    rule!(a_device_heap_of_a_device_that_is_not_set_up_is_esrch, Ran)
+        .decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
+    rule!(a_host_heap_is_granted, Ran).decided_by("devmm_check_host_heap_size, devmm_proc_info.c"),
+    rule!(an_svm_heap_is_granted_up_to_128_gib, Source).decided_by("devmm_check_svm_heap_size, devmm_proc_info.c"),
+    rule!(a_video_heap_has_4_or_16_gib, Ran).decided_by("devmm_check_dvpp_heap_size, devmm_proc_info.c"),
+    rule!(a_read_only_heap_has_4_gib, Ran).decided_by("devmm_check_read_only_heap_size, devmm_proc_info.c"),
+    rule!(a_device_read_only_heap_has_8_gib, Ran).decided_by("devmm_check_dev_read_only_heap_size, devmm_proc_info.c"),
+    rule!(a_dynamic_heap_needs_no_mapping, Ran).decided_by("devmm_ioctl_enable_heap, devmm_proc_info.c"),
+    rule!(a_dynamic_heap_matches_its_mapping, Ran).decided_by("devmm_ioctl_enable_heap, devmm_proc_info.c"),
+    rule!(a_heap_blocks_a_dynamic_mapping, Ran).decided_by("svm_da_add_addr, svm_dynamic_addr.c"),
+    rule!(a_dynamic_mapping_may_lie_anywhere_above_24_tib, Ran).decided_by("svm_da_add_addr, svm_dynamic_addr.c"),
+    rule!(without_a_mapping_a_dynamic_heap_holds_device_memory_only, Ran)
+        .decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
+    rule!(host_and_device_memory_share_a_dynamic_reservation, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(disabling_an_unknown_heap_is_einval, Ran).decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(disabling_wants_the_first_index_and_the_exact_size, Source)
+        .decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(disabling_compares_nothing_but_index_and_size, Ran)
+        .decided_by("devmm_check_common_input_heap_info, devmm_common.c"),
+    rule!(disabling_forgets_reservations_and_mappings, Ran)
+        .decided_by("devmm_destroy_reserve_heap_mem, svm_heap_mng.c"),
+    rule!(memory_of_a_disabled_heap_can_be_released, Ran).decided_by("devmm_vmmas_destroy, svm_vmma_mng.c"),
+    rule!(disabling_under_an_exported_mapping_is_granted, Ran).decided_by("devmm_vmmas_destroy, svm_vmma_mng.c"),
+    rule!(a_pinned_host_reserve_heap_takes_normal_memory_in_huge_steps, Ran)
+        .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
+    rule!(a_host_heap_is_at_most_the_hosts_memory, Ran).decided_by("devmm_check_host_heap_size, devmm_proc_info.c"),
+    rule!(a_device_heap_is_at_most_the_devices_memory, Ran).decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
+    rule!(a_device_heap_takes_reservations_but_no_mappings, Ran)
+        .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(a_dynamic_mapping_without_a_hint_is_put_somewhere, Ran)
+        .decided_by("drv_ascend_intf_get_unmapped_area, davinci_intf_init.c"),
+    rule!(a_device_heap_of_an_id_out_of_range_is_enodev, Source)
+        .decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
 ];
 
 /// A place that no other heap of a rule is at.

@@ -9,48 +9,74 @@ use ascend_ioctl::svm::{self, HOST_ID, MemCreate};
 use libc::{EBADRQC, EBUSY, EINVAL, ENODEV, ENOMEM, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(host_memory_is_counted_in_its_pages, "A", Ran),
-    rule!(host_memory_is_zeroed, "4.1", Source),
-    rule!(host_giant_pages_are_enomem_where_there_are_none, "A", Ran),
-    rule!(host_giant_pages_come_in_gibibytes, "A", Ran),
-    rule!(host_memory_of_a_node_is_granted, "A", Ran),
-    rule!(host_memory_of_no_node_in_particular_is_granted, "A", Ran),
-    rule!(host_memory_of_an_absent_node_is_einval, "A", Ran).since_9(),
-    rule!(host_memory_of_an_absent_node_is_granted, "A", Ran).only(&[Generation::V8_5_0]),
-    rule!(host_memory_of_an_impossible_node_is_einval, "4.1", Source),
-    rule!(plain_host_memory_ignores_the_node, "C15", Ran),
-    rule!(memory_of_no_size_is_einval, "A", Ran),
-    rule!(huge_memory_comes_in_huge_pages, "A", Ran),
-    rule!(normal_memory_comes_in_pages, "A", Ran),
-    rule!(memory_with_a_flag_is_einval, "A", Ran),
-    rule!(memory_of_an_unknown_side_is_einval, "A", Ran),
-    rule!(host_memory_on_a_device_is_einval, "A", Ran),
-    rule!(device_memory_on_the_host_is_einval, "A", Ran),
-    rule!(memory_of_an_unknown_page_is_einval, "A", Ran),
-    rule!(memory_of_an_unknown_kind_is_einval, "A", Ran),
-    rule!(host_memory_of_every_kind_is_granted, "C15", Ran),
-    rule!(memory_of_the_host_agent_is_eopnotsupp, "A", Ran),
-    rule!(parameters_are_told_before_the_host_agent, "C15", Ran),
-    rule!(memory_on_an_absent_device_is_einval, "A", Ran),
-    rule!(memory_on_an_id_out_of_range_is_enodev, "A", Ran),
-    rule!(any_module_may_own_memory, "C15", Ran),
-    rule!(host_ids_count_from_zero_and_are_not_reused_at_once, "4", Ran),
-    rule!(refused_parameters_burn_no_id, "A", Ran),
-    rule!(a_failed_creation_burns_an_id, "A", Ran),
-    rule!(releasing_what_is_mapped_is_ebusy, "A", Ran),
-    rule!(a_refused_release_changes_nothing, "A", Ran),
-    rule!(releasing_after_unmapping_is_granted, "A", Ran),
-    rule!(releasing_an_unknown_handle_is_einval, "A", Ran),
-    rule!(releasing_twice_is_einval, "4.2", Source),
-    rule!(releasing_by_the_node_side_is_einval, "A", Ran),
-    rule!(memory_of_a_node_is_released_as_host_memory, "A", Ran),
-    rule!(releasing_host_memory_on_a_device_is_einval, "A", Ran),
-    rule!(releasing_goes_on_page_by_page, "A", Ran),
-    rule!(releasing_more_pages_than_there_are_frees_all, "C16", Ran),
-    rule!(half_released_memory_cannot_be_mapped, "4.2", Ran),
-    rule!(releasing_no_pages_leaves_host_memory_half_released, "C16", Ran),
-    rule!(releasing_a_part_of_what_is_mapped_is_ebusy, "C16", Ran),
-    rule!(host_memory_runs_out_with_enomem, "A", Ran).needs(&[Need::Exhaustion]),
+    rule!(host_memory_is_counted_in_its_pages, Ran).decided_by("devmm_master_mem_create, svm_master_mem_create.c"),
+    rule!(host_memory_is_zeroed, Source)
+        .decided_by("devmm_master_alloc_normal_large_pages, svm_master_phy_allocator.c"),
+    rule!(host_giant_pages_are_enomem_where_there_are_none, Ran)
+        .decided_by("devmm_master_alloc_giant_pages, svm_master_phy_allocator.c"),
+    rule!(host_giant_pages_come_in_gibibytes, Ran).decided_by("devmm_master_mem_create, svm_master_mem_create.c"),
+    rule!(host_memory_of_a_node_is_granted, Ran).decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
+    rule!(host_memory_of_no_node_in_particular_is_granted, Ran)
+        .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
+    rule!(host_memory_of_an_absent_node_is_einval, Ran)
+        .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c")
+        .since_9(),
+    rule!(host_memory_of_an_absent_node_is_granted, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c")
+        .only(&[Generation::V8_5_0]),
+    rule!(host_memory_of_an_impossible_node_is_einval, Source)
+        .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
+    rule!(plain_host_memory_ignores_the_node, Ran).decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
+    rule!(memory_of_no_size_is_einval, Ran).decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(huge_memory_comes_in_huge_pages, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(normal_memory_comes_in_pages, Ran).decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(memory_with_a_flag_is_einval, Ran).decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(memory_of_an_unknown_side_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(host_memory_on_a_device_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(device_memory_on_the_host_is_einval, Ran).decided_by("devmm_device_chan_msg_send, svm_device_msg_client.c"),
+    rule!(memory_of_an_unknown_page_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(memory_of_an_unknown_kind_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(host_memory_of_every_kind_is_granted, Ran)
+        .decided_by("devmm_master_alloc_huge_pages, svm_master_phy_allocator.c"),
+    rule!(memory_of_the_host_agent_is_eopnotsupp, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(parameters_are_told_before_the_host_agent, Ran)
+        .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(memory_on_an_absent_device_is_einval, Ran).decided_by("devmm_container_vir_to_phs_devid, devmm_proc_info.c"),
+    rule!(memory_on_an_id_out_of_range_is_enodev, Ran)
+        .decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(any_module_may_own_memory, Ran).decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
+    rule!(host_ids_count_from_zero_and_are_not_reused_at_once, Ran)
+        .decided_by("devmm_phy_addr_blk_create, svm_phy_addr_blk_mng.c"),
+    rule!(refused_parameters_burn_no_id, Ran).decided_by("devmm_ioctl_mem_create, svm_master_mem_create.c"),
+    rule!(a_failed_creation_burns_an_id, Ran).decided_by("devmm_mem_create_to_new_blk, svm_mem_create.c"),
+    rule!(releasing_what_is_mapped_is_ebusy, Ran).decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(a_refused_release_changes_nothing, Ran).decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_after_unmapping_is_granted, Ran).decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_an_unknown_handle_is_einval, Ran).decided_by("_devmm_mem_release, svm_mem_create.c"),
+    rule!(releasing_twice_is_einval, Source).decided_by("_devmm_mem_release, svm_mem_create.c"),
+    rule!(releasing_by_the_node_side_is_einval, Ran).decided_by("devmm_ioctl_mem_release, svm_master_mem_create.c"),
+    rule!(memory_of_a_node_is_released_as_host_memory, Ran)
+        .decided_by("devmm_mem_create_phy_addr_attr_pack, svm_master_mem_create.c"),
+    rule!(releasing_host_memory_on_a_device_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_release, svm_master_mem_create.c"),
+    rule!(releasing_goes_on_page_by_page, Ran).decided_by("_devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_more_pages_than_there_are_frees_all, Ran)
+        .decided_by("_devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(half_released_memory_cannot_be_mapped, Ran)
+        .decided_by("devmm_phy_addr_blk_occupy_inc, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_no_pages_leaves_host_memory_half_released, Ran)
+        .decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_a_part_of_what_is_mapped_is_ebusy, Ran)
+        .decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(host_memory_runs_out_with_enomem, Ran)
+        .decided_by("devmm_master_alloc_huge_pages, svm_master_phy_allocator.c")
+        .needs(&[Need::Exhaustion]),
 ];
 
 fn host_huge(size: u64) -> MemCreate {

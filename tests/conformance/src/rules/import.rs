@@ -10,48 +10,78 @@ use ascend_ioctl::svm::{self, HOST_ID, MemImport, Op};
 use libc::{EACCES, EFAULT, EINVAL, ENODEV, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(importing_an_unknown_type_is_eopnotsupp, "4.9", Ran),
-    rule!(importing_an_unknown_share_is_efault, "4.9", Ran),
-    rule!(importing_from_no_device_is_refused, "C21", Ran),
-    rule!(importing_ones_own_share_where_it_is_is_eacces, "4.9", Ran),
-    rule!(a_refused_own_import_burns_no_id, "N2.6", Ran),
-    rule!(an_untrusted_process_is_eacces, "4.9", Ran),
-    rule!(a_refused_import_burns_an_id, "N2.6", Ran),
-    rule!(a_trusted_process_imports_host_memory, "4.9", Ran),
-    rule!(a_trusted_process_imports_device_memory, "4.9", Inferred),
-    rule!(an_import_tells_what_it_is, "4.9", Ran),
-    rule!(importing_twice_on_a_device_is_efault, "4.9", Ran),
-    rule!(importing_again_after_releasing_is_granted, "4.9", Ran),
-    rule!(an_import_cannot_be_exported, "4.6", Ran),
-    rule!(releasing_an_import_tells_so, "4.2", Source),
-    rule!(without_a_list_anyone_imports, "4.9", Ran),
-    rule!(an_importer_does_not_stop_giving_up_the_list_again, "N2.6", Ran),
-    rule!(a_process_that_started_after_it_was_listed_is_eacces, "4.7", Ran),
-    rule!(a_process_may_be_listed_before_it_opens_a_session, "N2.6", Ran),
-    rule!(imported_host_memory_is_the_exporters, "4.9", Ran),
-    rule!(imported_device_memory_is_the_exporters, "4.9", Inferred),
-    rule!(imported_memory_is_not_local, "4.5", Source),
-    rule!(normal_host_memory_is_not_imported_on_a_device, "4.9", Ran).since_9(),
-    rule!(an_exporter_imports_on_the_host_what_a_device_has, "4.9", Inferred),
-    rule!(host_views_of_device_memory_are_not_copied_to_device_memory, "C20", Ran),
-    rule!(host_views_of_device_memory_belong_to_the_host, "C20", Ran),
-    rule!(an_exporter_imports_on_another_device, "4.9", Inferred).needs(&[Need::TwoDevices]),
-    rule!(local_handles_of_other_types_are_imported_alike, "C21", Ran).needs(&[Need::Sdid]),
-    rule!(the_host_imports_nothing_of_another_server, "C21", Ran).needs(&[Need::Sdid]),
-    rule!(memory_outlives_its_exporters_handle, "4.9", Ran),
-    rule!(memory_outlives_its_killed_exporter, "1.5", Inferred),
-    rule!(a_share_can_be_imported_after_its_exporters_death_while_someone_holds_it, "4.9", Inferred),
-    rule!(a_share_dies_with_its_last_holder, "4.9", Ran),
-    rule!(a_killed_exporters_share_is_gone, "1.5", Inferred),
-    rule!(a_closed_device_drops_its_shares, "1.4", Inferred),
-    rule!(a_closed_device_leaves_host_shares_alone, "N2.6", Ran),
-    rule!(an_importers_listing_outlives_its_closed_device, "N2.6", Inferred),
-    rule!(of_two_threads_that_import_one_wins, "N2.9", Ran),
-    rule!(importing_on_no_device_is_refused, "2", Source),
-    rule!(host_views_are_mapped_in_heaps_of_both_kinds, "C20", Ran),
-    rule!(host_views_are_mapped_as_they_were_told, "C20", Ran),
-    rule!(a_share_outlives_its_closed_device_while_the_host_sees_it, "N2.6", Ran),
-    rule!(an_exporter_is_known_by_its_process_id_alone, "C22", Ran),
+    rule!(importing_an_unknown_type_is_eopnotsupp, Ran).decided_by("devmm_import_para_check, svm_master_mem_share.c"),
+    rule!(importing_an_unknown_share_is_efault, Ran)
+        .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(importing_from_no_device_is_refused, Ran).decided_by("devmm_get_share_devid, svm_master_mem_share.c"),
+    rule!(importing_ones_own_share_where_it_is_is_eacces, Ran)
+        .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(a_refused_own_import_burns_no_id, Ran)
+        .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(an_untrusted_process_is_eacces, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(a_refused_import_burns_an_id, Ran).decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(a_trusted_process_imports_host_memory, Ran).decided_by("devmm_master_mem_import, svm_master_mem_share.c"),
+    rule!(a_trusted_process_imports_device_memory, Inferred)
+        .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
+    rule!(an_import_tells_what_it_is, Ran).decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(importing_twice_on_a_device_is_efault, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(importing_again_after_releasing_is_granted, Ran)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(an_import_cannot_be_exported, Ran).decided_by("devmm_master_mem_export, svm_master_mem_share.c"),
+    rule!(releasing_an_import_tells_so, Source).decided_by("devmm_mem_release_proc, svm_master_mem_create.c"),
+    rule!(without_a_list_anyone_imports, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(an_importer_does_not_stop_giving_up_the_list_again, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(a_process_that_started_after_it_was_listed_is_eacces, Ran)
+        .decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(a_process_may_be_listed_before_it_opens_a_session, Ran)
+        .decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(imported_host_memory_is_the_exporters, Ran).decided_by("devmm_phy_addr_blk_init_in_same_os, svm_mem_share.c"),
+    rule!(imported_device_memory_is_the_exporters, Inferred)
+        .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
+    rule!(imported_memory_is_not_local, Source).decided_by("devmm_ioctl_mem_map, svm_master_mem_map.c"),
+    rule!(normal_host_memory_is_not_imported_on_a_device, Ran)
+        .decided_by("devmm_agent_mem_import, svm_master_mem_share.c")
+        .since_9(),
+    rule!(an_exporter_imports_on_the_host_what_a_device_has, Inferred)
+        .decided_by("devmm_get_agent_target_blk_info, svm_master_mem_share.c"),
+    rule!(host_views_of_device_memory_are_not_copied_to_device_memory, Ran)
+        .decided_by("devmm_make_single_dma_blk_list, devmm_proc_mem_copy.c"),
+    rule!(host_views_of_device_memory_belong_to_the_host, Ran)
+        .decided_by("devmm_ioctl_mem_query_owner, svm_master_mem_map.c"),
+    rule!(an_exporter_imports_on_another_device, Inferred)
+        .decided_by("devmm_agent_mem_import, svm_master_mem_share.c")
+        .needs(&[Need::TwoDevices]),
+    rule!(local_handles_of_other_types_are_imported_alike, Ran)
+        .decided_by("_devmm_ioctl_mem_import, svm_master_mem_share.c")
+        .needs(&[Need::Sdid]),
+    rule!(the_host_imports_nothing_of_another_server, Ran)
+        .decided_by("devmm_import_para_check, svm_master_mem_share.c")
+        .needs(&[Need::Sdid]),
+    rule!(memory_outlives_its_exporters_handle, Ran)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(memory_outlives_its_killed_exporter, Inferred)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(a_share_can_be_imported_after_its_exporters_death_while_someone_holds_it, Inferred)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(a_share_dies_with_its_last_holder, Ran)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(a_killed_exporters_share_is_gone, Inferred)
+        .decided_by("devmm_share_id_map_node_destroy_all, svm_master_mem_share.c"),
+    rule!(a_closed_device_drops_its_shares, Inferred)
+        .decided_by("devmm_share_id_map_node_destroy_by_devid, svm_master_mem_share.c"),
+    rule!(a_closed_device_leaves_host_shares_alone, Ran)
+        .decided_by("devmm_share_id_map_node_destroy_by_devid, svm_master_mem_share.c"),
+    rule!(an_importers_listing_outlives_its_closed_device, Inferred)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(of_two_threads_that_import_one_wins, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
+    rule!(importing_on_no_device_is_refused, Source).decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(host_views_are_mapped_in_heaps_of_both_kinds, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(host_views_are_mapped_as_they_were_told, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(a_share_outlives_its_closed_device_while_the_host_sees_it, Ran)
+        .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(an_exporter_is_known_by_its_process_id_alone, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
 ];
 
 fn importing_an_unknown_type_is_eopnotsupp(host: &Host) -> Verdict {

@@ -10,22 +10,26 @@ use ascend_ioctl::svm::{self, HOST_ID};
 use libc::{EINVAL, PROT_READ, PROT_WRITE};
 
 pub const RULES: &[Rule] = &[
-    rule!(an_error_leaves_sentences, "N2.8", Ran),
-    rule!(the_pages_own_address_is_not_looked_at, "N2.8", Ran),
-    rule!(a_page_without_its_magic_is_left_alone, "N2.8", Ran),
-    rule!(a_page_of_another_size_is_left_alone, "N2.8", Ran),
-    rule!(unread_sentences_stay, "N2.8", Ran),
-    rule!(read_sentences_are_written_over, "N2.8", Ran),
-    rule!(an_impossible_position_silences_the_page, "N2.8", Ran),
-    rule!(a_sentence_that_does_not_fit_starts_the_page_over, "N2.8", Ran),
-    rule!(a_read_only_page_is_left_alone, "N2.8", Ran),
-    rule!(errors_of_the_dispatcher_leave_sentences, "N2.8", Ran),
-    rule!(errors_of_mappings_leave_none, "N2.8", Ran),
-    rule!(a_child_has_its_own_sentences, "N2.8", Ran),
-    rule!(a_page_that_claims_more_room_is_left_alone, "N2.8", Ran),
-    rule!(an_empty_page_may_claim_no_room, "N2.8", Ran),
-    rule!(refusing_a_type_of_import_leaves_no_error, "N2.8", Ran),
-    rule!(a_shared_page_collects_a_childs_sentences_too, "N2.8", Ran),
+    rule!(an_error_leaves_sentences, Ran).decided_by("share_log_update_write, dmc_share_log.h"),
+    rule!(the_pages_own_address_is_not_looked_at, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(a_page_without_its_magic_is_left_alone, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(a_page_of_another_size_is_left_alone, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(unread_sentences_stay, Ran).decided_by("share_log_formatting, dmc_share_log.h"),
+    rule!(read_sentences_are_written_over, Ran).decided_by("share_log_formatting, dmc_share_log.h"),
+    rule!(an_impossible_position_silences_the_page, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(a_sentence_that_does_not_fit_starts_the_page_over, Ran).decided_by("share_log_update_write, dmc_share_log.h"),
+    rule!(a_read_only_page_is_left_alone, Ran)
+        .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
+    rule!(errors_of_the_dispatcher_leave_sentences, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
+    rule!(errors_of_mappings_leave_none, Ran)
+        .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
+    rule!(a_child_has_its_own_sentences, Ran)
+        .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
+    rule!(a_page_that_claims_more_room_is_left_alone, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(an_empty_page_may_claim_no_room, Ran).decided_by("share_log_formatting, dmc_share_log.h"),
+    rule!(refusing_a_type_of_import_leaves_no_error, Ran).decided_by("devmm_import_para_check, svm_master_mem_share.c"),
+    rule!(a_shared_page_collects_a_childs_sentences_too, Ran)
+        .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
 ];
 
 /// The page, made empty.

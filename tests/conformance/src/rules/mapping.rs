@@ -8,51 +8,67 @@ use ascend_ioctl::svm::{self, HOST_ID, MemMap, Op};
 use libc::{EADDRINUSE, EBUSY, EINVAL, ENOMEM};
 
 pub const RULES: &[Rule] = &[
-    rule!(mapped_host_memory_is_the_cpus, "A", Ran),
-    rule!(mapping_where_something_is_mapped_is_eaddrinuse, "A", Ran),
-    rule!(a_handle_can_be_mapped_twice, "A", Ran),
-    rule!(a_mapping_may_be_smaller_than_its_handle, "A", Ran),
-    rule!(a_mapping_larger_than_its_handle_is_enomem, "A", Ran),
-    rule!(mapping_under_another_module_is_einval, "A", Ran),
-    rule!(mapping_with_another_page_count_is_einval, "A", Ran),
-    rule!(mapping_an_unknown_handle_is_einval, "A", Ran),
-    rule!(mapping_nothing_is_einval, "A", Ran),
-    rule!(mapping_at_an_odd_address_is_einval, "A", Ran),
-    rule!(mapping_an_odd_size_is_einval, "4.3", Source),
-    rule!(mapping_beyond_the_reservation_is_einval, "A", Ran),
-    rule!(mapping_where_nothing_is_reserved_is_einval, "A", Ran),
-    rule!(mapping_without_heap_is_einval, "A", Ran),
-    rule!(mapping_outside_the_ranges_is_einval, "A", Ran),
-    rule!(mapping_by_the_node_side_is_einval, "A", Ran),
-    rule!(mapping_host_memory_on_a_device_is_einval, "A", Ran),
-    rule!(mapping_an_unknown_page_is_einval, "A", Ran),
-    rule!(normal_and_huge_pages_of_the_host_are_told_by_the_heap, "C17", Ran),
-    rule!(normal_memory_does_not_fit_a_huge_heap, "A", Ran),
-    rule!(huge_memory_does_not_fit_a_heap_of_small_chunks, "4.3", Source),
-    rule!(normal_memory_fits_a_heap_of_small_chunks, "4.3", Source),
-    rule!(only_reserve_heaps_take_mappings, "A", Ran),
-    rule!(device_memory_is_not_mapped_on_the_host, "C17", Ran),
-    rule!(a_reservation_belongs_to_the_first_that_is_mapped_in_it, "4.3", Ran),
-    rule!(the_owner_of_a_reservation_outlives_the_mapping, "4.3", Ran),
-    rule!(a_failed_mapping_leaves_no_owner, "C17", Ran),
-    rule!(a_reservation_holds_many_mappings_of_its_owner, "4.3", Ran),
-    rule!(a_collision_leaves_the_free_chunks_before_it_unusable, "4.3", Ran),
-    rule!(unusable_chunks_spread, "C17", Ran),
-    rule!(unusable_chunks_answer_no_question, "C17", Ran),
-    rule!(a_mapping_beside_unusable_chunks_still_works, "C17", Ran),
-    rule!(a_mapping_may_run_into_the_next_reservation, "4.3", Ran),
-    rule!(unmapping_tells_what_was_mapped, "A", Ran),
-    rule!(unmapping_from_the_middle_is_einval, "A", Ran),
-    rule!(unmapping_twice_is_einval, "A", Ran),
-    rule!(unmapping_without_heap_is_einval, "A", Ran),
-    rule!(unmapping_outside_the_ranges_is_einval, "4.4", Source),
-    rule!(unmapping_what_is_not_reserved_is_einval, "4.4", Source),
-    rule!(unmapping_wants_some_id, "2", Source),
-    rule!(an_address_tells_its_mapping, "4.11", Ran),
-    rule!(an_address_without_mapping_tells_nothing, "4.11", Ran),
-    rule!(cpu_and_kernel_see_the_same_host_memory, "N2.5", Ran),
-    rule!(mapping_as_giant_pages_what_has_none_is_einval, "C17", Ran),
-    rule!(of_two_threads_that_map_one_wins, "N2.9", Ran),
+    rule!(mapped_host_memory_is_the_cpus, Ran).decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
+    rule!(mapping_where_something_is_mapped_is_eaddrinuse, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(a_handle_can_be_mapped_twice, Ran).decided_by("devmm_phy_addr_blk_occupy_inc, svm_phy_addr_blk_mng.c"),
+    rule!(a_mapping_may_be_smaller_than_its_handle, Ran)
+        .decided_by("devmm_phy_addr_blk_get_pages, svm_phy_addr_blk_mng.c"),
+    rule!(a_mapping_larger_than_its_handle_is_enomem, Ran).decided_by("_devmm_mem_map, svm_mem_map.c"),
+    rule!(mapping_under_another_module_is_einval, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(mapping_with_another_page_count_is_einval, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(mapping_an_unknown_handle_is_einval, Ran).decided_by("devmm_mem_map, svm_mem_map.c"),
+    rule!(mapping_nothing_is_einval, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_at_an_odd_address_is_einval, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_an_odd_size_is_einval, Source).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_beyond_the_reservation_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_where_nothing_is_reserved_is_einval, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(mapping_without_heap_is_einval, Ran).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
+    rule!(mapping_outside_the_ranges_is_einval, Ran).decided_by("devmm_ioctl_mem_map, svm_master_mem_map.c"),
+    rule!(mapping_by_the_node_side_is_einval, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_host_memory_on_a_device_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(mapping_an_unknown_page_is_einval, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(normal_and_huge_pages_of_the_host_are_told_by_the_heap, Ran)
+        .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
+    rule!(normal_memory_does_not_fit_a_huge_heap, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(huge_memory_does_not_fit_a_heap_of_small_chunks, Source)
+        .decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(normal_memory_fits_a_heap_of_small_chunks, Source)
+        .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
+    rule!(only_reserve_heaps_take_mappings, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(device_memory_is_not_mapped_on_the_host, Ran)
+        .decided_by("devmm_device_chan_msg_send, svm_device_msg_client.c"),
+    rule!(a_reservation_belongs_to_the_first_that_is_mapped_in_it, Ran)
+        .decided_by("devmm_page_bitmap_mem_mapped_state_set, svm_master_mem_map.c"),
+    rule!(the_owner_of_a_reservation_outlives_the_mapping, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_clear, svm_master_mem_map.c"),
+    rule!(a_failed_mapping_leaves_no_owner, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_clear, svm_master_mem_map.c"),
+    rule!(a_reservation_holds_many_mappings_of_its_owner, Ran)
+        .decided_by("devmm_page_bitmap_mem_mapped_state_set, svm_master_mem_map.c"),
+    rule!(a_collision_leaves_the_free_chunks_before_it_unusable, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(unusable_chunks_spread, Ran).decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(unusable_chunks_answer_no_question, Ran).decided_by("devmm_vmma_get, svm_vmma_mng.c"),
+    rule!(a_mapping_beside_unusable_chunks_still_works, Ran)
+        .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
+    rule!(a_mapping_may_run_into_the_next_reservation, Ran)
+        .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
+    rule!(unmapping_tells_what_was_mapped, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(unmapping_from_the_middle_is_einval, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(unmapping_twice_is_einval, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(unmapping_without_heap_is_einval, Ran).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
+    rule!(unmapping_outside_the_ranges_is_einval, Source).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(unmapping_what_is_not_reserved_is_einval, Source).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(unmapping_wants_some_id, Source).decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
+    rule!(an_address_tells_its_mapping, Ran).decided_by("devmm_ioctl_resv_addr_info_query, svm_master_mem_map.c"),
+    rule!(an_address_without_mapping_tells_nothing, Ran)
+        .decided_by("devmm_ioctl_resv_addr_info_query, svm_master_mem_map.c"),
+    rule!(cpu_and_kernel_see_the_same_host_memory, Ran).decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
+    rule!(mapping_as_giant_pages_what_has_none_is_einval, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(of_two_threads_that_map_one_wins, Ran).decided_by("devmm_page_bitmap_check_and_set_flag, svm_heap_mng.h"),
 ];
 
 /// A session with a huge handle of 4 MiB and a reservation of 32 MiB.

@@ -56,4 +56,31 @@ mod tests {
         assert_eq!(names.len(), rules().count());
         assert!(names.len() >= 150);
     }
+
+    /// `function, file.c`: an identifier, and a path that ends in the name of a C file.
+    fn is_citation(text: &str) -> bool {
+        let word =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let Some((function, path)) = text.split_once(", ") else { return false };
+        let Some(stem) = path.strip_suffix(".c").or_else(|| path.strip_suffix(".h")) else { return false };
+        word(function) && !function.starts_with(|first: char| first.is_ascii_digit()) && stem.split('/').all(word)
+    }
+
+    #[test]
+    fn every_rule_cites_the_function_that_decides_it() {
+        let wrong: Vec<_> =
+            rules().filter(|rule| !is_citation(rule.decided_by)).map(|rule| (rule.name, rule.decided_by)).collect();
+        assert!(wrong.is_empty(), "without a citation of the form `function, file.c`: {wrong:?}");
+    }
+
+    #[test]
+    fn a_citation_is_a_function_and_a_c_file() {
+        assert!(is_citation("devmm_svm_ioctl, svm_module_ops.c"));
+        assert!(is_citation("__fput, linux/fs/file_table.c"));
+        for wrong in
+            ["", "4.3", "svm_module_ops.c", "devmm_svm_ioctl", ", a.c", "f, .c", "f, a.rs", "f g, a.c", "1f, a.c"]
+        {
+            assert!(!is_citation(wrong), "{wrong}");
+        }
+    }
 }

@@ -10,33 +10,46 @@ use ascend_ioctl::uda;
 use libc::{EBADFD, EFAULT, EINVAL, ENODEV, ENOSYS};
 
 pub const RULES: &[Rule] = &[
-    rule!(a_command_before_binding_is_enodev, "A", Ran),
-    rule!(a_mapping_before_binding_is_ebadfd, "A", Ran),
-    rule!(binding_with_a_null_argument_is_einval, "A", Ran),
-    rule!(binding_with_an_unmapped_argument_is_efault, "D1.1", Ran),
-    rule!(binding_an_empty_name_is_einval, "A", Ran),
-    rule!(binding_an_unknown_name_is_einval, "A", Ran),
-    rule!(names_of_modules_are_case_sensitive, "D1.1", Ran),
-    rule!(a_failed_binding_leaves_the_file_as_it_was, "D1.1", Ran),
-    rule!(binding_twice_is_enosys, "A", Ran),
-    rule!(binding_twice_looks_at_the_name_first, "C28", Ran),
-    rule!(binding_again_to_an_unknown_name_is_enosys, "C28", Ran),
-    rule!(unknown_commands_of_the_multiplexer_are_einval, "A", Ran),
-    rule!(announcing_the_close_poisons_an_unbound_file, "C28", Ran),
-    rule!(announcing_the_close_leaves_a_bound_file_working, "C28", Ran),
-    rule!(announcing_the_close_twice_is_granted, "D1.1", Ran),
-    rule!(binding_after_announcing_the_close_is_enosys, "D1.1", Ran),
-    rule!(a_close_that_was_not_announced_releases_every_file_of_the_process, "1.1", Ran),
-    rule!(released_files_answer_ebadfd_to_the_multiplexers_commands_too, "D1.1", Ran),
-    rule!(a_new_file_works_after_all_were_released, "D1.1", Ran),
-    rule!(an_announced_close_leaves_other_files_alone, "D1.1", Ran),
-    rule!(closing_an_unbound_file_disturbs_nothing, "N2.2", Ran),
-    rule!(a_dying_child_does_not_hurt_an_inherited_file, "D1.1", Ran),
-    rule!(a_childs_announcement_does_nothing, "N2.2", Ran),
-    rule!(reading_is_einval, "A", Ran).needs(&[Need::OwnFiles]),
-    rule!(the_status_of_an_unknown_module_is_unused, "D1.1", Ran),
-    rule!(the_status_of_a_bound_module_is_used, "D1.1", Ran),
-    rule!(every_module_that_a_client_needs_binds, "D1.1", Ran),
+    rule!(a_command_before_binding_is_enodev, Ran).decided_by("drv_ascend_intf_ioctl, davinci_intf_init.c"),
+    rule!(a_mapping_before_binding_is_ebadfd, Ran).decided_by("drv_ascend_intf_mmap, davinci_intf_init.c"),
+    rule!(binding_with_a_null_argument_is_einval, Ran)
+        .decided_by("drv_ascend_intf_ioctl_open_cmd, davinci_intf_init.c"),
+    rule!(binding_with_an_unmapped_argument_is_efault, Ran)
+        .decided_by("drv_ascend_intf_ioctl_open_cmd, davinci_intf_init.c"),
+    rule!(binding_an_empty_name_is_einval, Ran).decided_by("drv_ascend_intf_ioctl_open_cmd, davinci_intf_init.c"),
+    rule!(binding_an_unknown_name_is_einval, Ran).decided_by("drv_ascend_set_file_ops, davinci_intf_init.c"),
+    rule!(names_of_modules_are_case_sensitive, Ran).decided_by("drv_ascend_set_file_ops, davinci_intf_init.c"),
+    rule!(a_failed_binding_leaves_the_file_as_it_was, Ran)
+        .decided_by("drv_ascend_intf_ioctl_open_cmd, davinci_intf_init.c"),
+    rule!(binding_twice_is_enosys, Ran).decided_by("drv_ascend_intf_init_file_private, davinci_intf_init.c"),
+    rule!(binding_twice_looks_at_the_name_first, Ran).decided_by("drv_ascend_intf_ioctl_open_cmd, davinci_intf_init.c"),
+    rule!(binding_again_to_an_unknown_name_is_enosys, Ran)
+        .decided_by("drv_ascend_intf_init_file_private, davinci_intf_init.c"),
+    rule!(unknown_commands_of_the_multiplexer_are_einval, Ran)
+        .decided_by("drv_ascend_intf_ioctl_local, davinci_intf_init.c"),
+    rule!(announcing_the_close_poisons_an_unbound_file, Ran)
+        .decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
+    rule!(announcing_the_close_leaves_a_bound_file_working, Ran)
+        .decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
+    rule!(announcing_the_close_twice_is_granted, Ran)
+        .decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
+    rule!(binding_after_announcing_the_close_is_enosys, Ran)
+        .decided_by("drv_ascend_intf_init_file_private, davinci_intf_init.c"),
+    rule!(a_close_that_was_not_announced_releases_every_file_of_the_process, Ran)
+        .decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
+    rule!(released_files_answer_ebadfd_to_the_multiplexers_commands_too, Ran)
+        .decided_by("drv_ascend_intf_ioctl, davinci_intf_init.c"),
+    rule!(a_new_file_works_after_all_were_released, Ran).decided_by("drv_ascend_intf_open, davinci_intf_init.c"),
+    rule!(an_announced_close_leaves_other_files_alone, Ran)
+        .decided_by("drv_ascend_make_release_list, davinci_intf_init.c"),
+    rule!(closing_an_unbound_file_disturbs_nothing, Ran).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
+    rule!(a_dying_child_does_not_hurt_an_inherited_file, Ran).decided_by("__fput, linux/fs/file_table.c"),
+    rule!(a_childs_announcement_does_nothing, Ran).decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
+    rule!(reading_is_einval, Ran).decided_by("vfs_read, linux/fs/read_write.c").needs(&[Need::OwnFiles]),
+    rule!(the_status_of_an_unknown_module_is_unused, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
+    rule!(the_status_of_a_bound_module_is_used, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
+    rule!(every_module_that_a_client_needs_binds, Ran)
+        .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),
 ];
 
 /// A harmless question to a file that is bound to uda.

@@ -9,20 +9,24 @@ use ascend_ioctl::svm::{self, HOST_ID};
 use libc::{EALREADY, EBADFD, EFAULT, EINVAL};
 
 pub const RULES: &[Rule] = &[
-    rule!(an_inherited_session_is_einval, "A", Ran),
-    rule!(an_inherited_file_is_allocated_already, "A", Ran),
-    rule!(an_inherited_file_tells_segments, "1.3", Source),
-    rule!(a_child_does_not_disturb_its_parents_session, "1.3", Ran),
-    rule!(any_thread_has_the_session, "1.3", Source),
-    rule!(the_session_belongs_to_who_initialises_it, "N2.2", Ran),
-    rule!(a_child_may_go_on_where_its_parent_began, "N2.2", Ran),
-    rule!(a_child_has_a_session_of_its_own, "1.3", Source).needs(&[Need::OwnFiles]),
-    rule!(an_abandoned_second_file_ends_the_session, "A", Ran),
-    rule!(a_closed_file_lives_on_while_its_segments_are_mapped, "A", Ran),
-    rule!(shares_outlive_the_segments_while_the_file_is_open, "N2.2", Ran),
-    rule!(a_child_that_holds_the_file_keeps_its_memory, "N2.2", Ran),
-    rule!(exec_ends_the_session, "1.3", Source),
-    rule!(killed_processes_leave_nothing, "N2.2", Ran),
+    rule!(an_inherited_session_is_einval, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
+    rule!(an_inherited_file_is_allocated_already, Ran).decided_by("devmm_alloc_svm_proc_set_to_file, svm_proc_mng.c"),
+    rule!(an_inherited_file_tells_segments, Source).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
+    rule!(a_child_does_not_disturb_its_parents_session, Ran).decided_by("devmm_svm_mmap, svm_module_ops.c"),
+    rule!(any_thread_has_the_session, Source).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
+    rule!(the_session_belongs_to_who_initialises_it, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
+    rule!(a_child_may_go_on_where_its_parent_began, Ran)
+        .decided_by("_devmm_svm_mmap_config_svm_proc, svm_module_ops.c"),
+    rule!(a_child_has_a_session_of_its_own, Source)
+        .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c")
+        .needs(&[Need::OwnFiles]),
+    rule!(an_abandoned_second_file_ends_the_session, Ran).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
+    rule!(a_closed_file_lives_on_while_its_segments_are_mapped, Ran).decided_by("__fput, linux/fs/file_table.c"),
+    rule!(shares_outlive_the_segments_while_the_file_is_open, Ran)
+        .decided_by("devmm_svm_release_private_proc, svm_master_proc_mng.c"),
+    rule!(a_child_that_holds_the_file_keeps_its_memory, Ran).decided_by("__fput, linux/fs/file_table.c"),
+    rule!(exec_ends_the_session, Source).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
+    rule!(killed_processes_leave_nothing, Ran).decided_by("devmm_svm_release_work, svm_proc_mng.c"),
 ];
 
 fn an_inherited_session_is_einval(host: &Host) -> Verdict {

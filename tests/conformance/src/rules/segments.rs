@@ -9,41 +9,71 @@ use ascend_ioctl::svm::{self, HOST_ID, Segment};
 use libc::{EEXIST, EFAULT, EINVAL, MAP_FIXED, PROT_NONE, PROT_READ, PROT_WRITE};
 
 pub const RULES: &[Rule] = &[
-    rule!(unmapping_the_svm_segment_ends_the_session, "C1", Ran),
-    rule!(unmapping_the_host_pin_segment_ends_the_session, "C1", Ran).since_9(),
-    rule!(unmapping_the_pool_or_managed_segment_is_harmless, "C1", Ran).newest(),
-    rule!(the_pool_and_managed_segments_cannot_be_mapped_again, "C1", Ran).newest(),
-    rule!(unmapping_more_than_a_segment_hides_from_the_driver, "C2", Ran),
-    rule!(unmapping_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
-    rule!(unmapping_a_part_of_the_host_pin_segment_ends_the_session, "C3", Ran).since_9(),
-    rule!(unmapping_a_part_of_the_pool_or_managed_segment_is_harmless, "C3", Ran).newest(),
-    rule!(mapping_over_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
-    rule!(protecting_a_part_of_the_svm_segment_ends_the_session, "C3", Ran),
-    rule!(protecting_a_part_as_it_is_is_harmless, "C3", Ran),
-    rule!(protecting_the_whole_segment_is_harmless, "N2.5", Ran),
-    rule!(protecting_the_pool_and_managed_segments_before_initialising_is_harmless, "A", Ran).newest(),
-    rule!(advice_that_splits_the_svm_segment_ends_the_session, "C3", Ran),
-    rule!(advice_on_the_whole_segment_is_harmless, "C3", Ran),
-    rule!(advice_that_the_segment_has_already_is_harmless, "C3", Ran),
-    rule!(advice_against_the_segments_nature_is_einval, "C3", Ran),
-    rule!(locking_a_part_is_harmless, "C3", Ran).needs(&[Need::OwnFiles]),
-    rule!(shrinking_the_svm_segment_ends_the_session, "C4", Ran),
-    rule!(growing_the_svm_segment_is_efault, "C4", Ran),
-    rule!(moving_the_svm_segment_is_einval, "C4", Ran),
-    rule!(without_segments_foreign_unmappings_of_certain_ranges_end_the_session, "N2.3", Ran),
-    rule!(without_segments_dropping_the_svm_range_ends_the_session, "N2.3", Ran),
-    rule!(without_segments_other_unmappings_are_harmless, "N2.3", Ran),
-    rule!(an_unused_dynamic_mapping_can_go_and_come_back, "N2.4", Ran),
-    rule!(unmapping_a_dynamic_mapping_with_a_heap_ends_the_session, "N2.4", Ran),
-    rule!(unmapping_a_part_of_a_dynamic_mapping_ends_the_session, "N2.4", Ran),
-    rule!(a_touch_of_a_reservation_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
-    rule!(a_touch_of_device_memory_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
-    rule!(a_touch_after_unmapping_is_a_segmentation_fault, "4.5", Ran).needs(&[Need::OwnFiles]),
-    rule!(a_touch_after_disabling_the_heap_is_a_segmentation_fault, "3.3", Ran).needs(&[Need::OwnFiles]),
-    rule!(segments_do_not_survive_a_fork, "1.3", Ran).needs(&[Need::OwnFiles]),
-    rule!(huge_pages_for_a_part_of_the_svm_segment_end_the_session, "C3", Ran),
-    rule!(binding_a_part_of_the_svm_segment_to_a_node_ends_the_session, "C3", Ran),
-    rule!(a_second_users_clean_up_ends_a_session_without_segments, "N2.3", Ran),
+    rule!(unmapping_the_svm_segment_ends_the_session, Ran).decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
+    rule!(unmapping_the_host_pin_segment_ends_the_session, Ran)
+        .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c")
+        .since_9(),
+    rule!(unmapping_the_pool_or_managed_segment_is_harmless, Ran)
+        .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c")
+        .newest(),
+    rule!(the_pool_and_managed_segments_cannot_be_mapped_again, Ran)
+        .decided_by("svm_da_add_addr, svm_dynamic_addr.c")
+        .newest(),
+    rule!(unmapping_more_than_a_segment_hides_from_the_driver, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(unmapping_a_part_of_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(unmapping_a_part_of_the_host_pin_segment_ends_the_session, Ran)
+        .decided_by("devmm_vm_open, svm_master_vma_ops.c")
+        .since_9(),
+    rule!(unmapping_a_part_of_the_pool_or_managed_segment_is_harmless, Ran)
+        .decided_by("devmm_setup_vma_ops, svm_module_ops.c")
+        .newest(),
+    rule!(mapping_over_a_part_of_the_svm_segment_ends_the_session, Ran)
+        .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(protecting_a_part_of_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(protecting_a_part_as_it_is_is_harmless, Ran).decided_by("mprotect_fixup, linux/mm/mprotect.c"),
+    rule!(protecting_the_whole_segment_is_harmless, Ran).decided_by("mprotect_fixup, linux/mm/mprotect.c"),
+    rule!(protecting_the_pool_and_managed_segments_before_initialising_is_harmless, Ran)
+        .decided_by("devmm_check_and_get_svm_static_reserve_vma, svm_module_ops.c")
+        .newest(),
+    rule!(advice_that_splits_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(advice_on_the_whole_segment_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
+    rule!(advice_that_the_segment_has_already_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
+    rule!(advice_against_the_segments_nature_is_einval, Ran).decided_by("madvise_vma_behavior, linux/mm/madvise.c"),
+    rule!(locking_a_part_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c").needs(&[Need::OwnFiles]),
+    rule!(shrinking_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(growing_the_svm_segment_is_efault, Ran).decided_by("vma_to_resize, linux/mm/mremap.c"),
+    rule!(moving_the_svm_segment_is_einval, Ran).decided_by("drv_ascend_intf_get_unmapped_area, davinci_intf_init.c"),
+    rule!(without_segments_foreign_unmappings_of_certain_ranges_end_the_session, Ran)
+        .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
+    rule!(without_segments_dropping_the_svm_range_ends_the_session, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(without_segments_other_unmappings_are_harmless, Ran)
+        .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
+    rule!(an_unused_dynamic_mapping_can_go_and_come_back, Ran).decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(unmapping_a_dynamic_mapping_with_a_heap_ends_the_session, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(unmapping_a_part_of_a_dynamic_mapping_ends_the_session, Ran)
+        .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(a_touch_of_a_reservation_is_a_segmentation_fault, Ran)
+        .decided_by("_devmm_svm_vm_fault_host, svm_master_vma_ops.c")
+        .needs(&[Need::OwnFiles]),
+    rule!(a_touch_of_device_memory_is_a_segmentation_fault, Ran)
+        .decided_by("_devmm_svm_vm_fault_host, svm_master_vma_ops.c")
+        .needs(&[Need::OwnFiles]),
+    rule!(a_touch_after_unmapping_is_a_segmentation_fault, Ran)
+        .decided_by("_devmm_svm_vm_fault_host, svm_master_vma_ops.c")
+        .needs(&[Need::OwnFiles]),
+    rule!(a_touch_after_disabling_the_heap_is_a_segmentation_fault, Ran)
+        .decided_by("_devmm_svm_vm_fault_host, svm_master_vma_ops.c")
+        .needs(&[Need::OwnFiles]),
+    rule!(segments_do_not_survive_a_fork, Ran).decided_by("devmm_svm_mmap, svm_module_ops.c").needs(&[Need::OwnFiles]),
+    rule!(huge_pages_for_a_part_of_the_svm_segment_end_the_session, Ran)
+        .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(binding_a_part_of_the_svm_segment_to_a_node_ends_the_session, Ran)
+        .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
+    rule!(a_second_users_clean_up_ends_a_session_without_segments, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
 ];
 
 /// Does something to the first segment and tells whether the session still answers.

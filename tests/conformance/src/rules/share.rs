@@ -9,40 +9,58 @@ use ascend_ioctl::svm::{self, HOST_ID, Op};
 use libc::{EACCES, EBUSY, EFAULT, EINVAL, ENODEV, EOPNOTSUPP, EPERM, ESRCH};
 
 pub const RULES: &[Rule] = &[
-    rule!(a_handle_is_exported_once, "4.6", Ran),
-    rule!(exporting_an_unknown_handle_is_einval, "4.6", Ran),
-    rule!(exporting_host_memory_on_a_device_is_einval, "4.6", Ran),
-    rule!(a_mapped_handle_can_be_exported, "4.6", Ran),
-    rule!(device_memory_is_exported_once, "4.6", Inferred),
-    rule!(exporting_unknown_device_memory_is_einval, "4.6", Inferred),
-    rule!(exporting_on_a_device_that_is_not_set_up_is_esrch, "4.6", Inferred),
-    rule!(numbers_of_shares_are_not_reused, "N2.6", Ran),
-    rule!(trusting_nobody_is_einval, "4.7", Ran),
-    rule!(trusting_too_many_is_einval, "4.7", Ran),
-    rule!(trusting_a_null_list_is_einval, "4.7", Ran),
-    rule!(trusting_an_unmapped_list_is_efault, "4.7", Ran),
-    rule!(trusting_for_an_unknown_share_is_efault, "4.7", Ran),
-    rule!(only_the_exporter_trusts, "4.7", Ran),
-    rule!(trusting_zeros_only_is_einval, "N2.6", Ran),
-    rule!(zeros_in_a_list_are_passed_over, "4.7", Ran),
-    rule!(trusting_a_process_twice_is_granted, "4.7", Ran),
-    rule!(a_full_list_takes_nobody, "N2.6", Ran).needs(&[Need::Exhaustion]),
-    rule!(trusting_after_giving_up_the_list_is_eperm, "4.7", Ran),
-    rule!(zeros_are_einval_without_a_list_too, "N2.6", Ran),
-    rule!(attributes_of_an_unknown_kind_are_eopnotsupp, "4.8", Ran),
-    rule!(attributes_of_an_unknown_share_are_efault, "4.8", Ran),
-    rule!(an_attribute_has_two_values, "4.8", Ran),
-    rule!(only_the_exporter_sets_attributes, "4.8", Ran),
-    rule!(the_list_cannot_be_taken_up_again, "4.8", Ran),
-    rule!(a_list_with_entries_cannot_be_given_up, "4.8", Ran),
-    rule!(giving_up_the_list_twice_is_granted, "4.8", Ran),
-    rule!(reasons_against_an_attribute_come_in_order, "N2.6", Ran),
-    rule!(anyone_may_ask_for_attributes, "4.8", Ran),
-    rule!(questions_about_a_share_of_no_device_are_refused, "4.8", Ran),
-    rule!(the_kind_of_an_attribute_is_looked_at_first, "4.8", Ran),
-    rule!(a_share_tells_its_physical_device, "4.8", Ran),
-    rule!(releasing_an_exported_handle_counts_no_pages, "C16", Ran),
-    rule!(releasing_an_exported_mapped_handle_is_ebusy, "N2.6", Ran),
+    rule!(a_handle_is_exported_once, Ran).decided_by("devmm_master_mem_export, svm_master_mem_share.c"),
+    rule!(exporting_an_unknown_handle_is_einval, Ran).decided_by("devmm_master_mem_export, svm_master_mem_share.c"),
+    rule!(exporting_host_memory_on_a_device_is_einval, Ran)
+        .decided_by("devmm_ioctl_mem_export, svm_master_mem_share.c"),
+    rule!(a_mapped_handle_can_be_exported, Ran).decided_by("devmm_master_mem_export, svm_master_mem_share.c"),
+    rule!(device_memory_is_exported_once, Inferred).decided_by("devmm_agent_mem_export, svm_master_mem_share.c"),
+    rule!(exporting_unknown_device_memory_is_einval, Inferred)
+        .decided_by("devmm_agent_mem_export, svm_master_mem_share.c"),
+    rule!(exporting_on_a_device_that_is_not_set_up_is_esrch, Inferred)
+        .decided_by("devmm_agent_mem_export, svm_master_mem_share.c"),
+    rule!(numbers_of_shares_are_not_reused, Ran).decided_by("devmm_phy_addr_blk_create, svm_phy_addr_blk_mng.c"),
+    rule!(trusting_nobody_is_einval, Ran).decided_by("devmm_set_pid_para_check, svm_master_mem_share.c"),
+    rule!(trusting_too_many_is_einval, Ran).decided_by("devmm_set_pid_para_check, svm_master_mem_share.c"),
+    rule!(trusting_a_null_list_is_einval, Ran).decided_by("devmm_set_pid_para_check, svm_master_mem_share.c"),
+    rule!(trusting_an_unmapped_list_is_efault, Ran).decided_by("devmm_ioctl_mem_set_pid, svm_master_mem_share.c"),
+    rule!(trusting_for_an_unknown_share_is_efault, Ran).decided_by("devmm_ioctl_mem_set_pid, svm_master_mem_share.c"),
+    rule!(only_the_exporter_trusts, Ran).decided_by("devmm_ioctl_mem_set_pid, svm_master_mem_share.c"),
+    rule!(trusting_zeros_only_is_einval, Ran).decided_by("devmm_set_pids, svm_master_mem_share.c"),
+    rule!(zeros_in_a_list_are_passed_over, Ran).decided_by("devmm_set_pids, svm_master_mem_share.c"),
+    rule!(trusting_a_process_twice_is_granted, Ran).decided_by("_devmm_pid_list_insert, svm_master_mem_share.c"),
+    rule!(a_full_list_takes_nobody, Ran)
+        .decided_by("_devmm_pid_list_insert, svm_master_mem_share.c")
+        .needs(&[Need::Exhaustion]),
+    rule!(trusting_after_giving_up_the_list_is_eperm, Ran).decided_by("devmm_pid_list_insert, svm_master_mem_share.c"),
+    rule!(zeros_are_einval_without_a_list_too, Ran).decided_by("devmm_set_pids, svm_master_mem_share.c"),
+    rule!(attributes_of_an_unknown_kind_are_eopnotsupp, Ran)
+        .decided_by("devmm_ioctl_mem_set_attr, svm_master_mem_share.c"),
+    rule!(attributes_of_an_unknown_share_are_efault, Ran)
+        .decided_by("devmm_ioctl_mem_set_attr, svm_master_mem_share.c"),
+    rule!(an_attribute_has_two_values, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(only_the_exporter_sets_attributes, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(the_list_cannot_be_taken_up_again, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(a_list_with_entries_cannot_be_given_up, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(giving_up_the_list_twice_is_granted, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(reasons_against_an_attribute_come_in_order, Ran)
+        .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(anyone_may_ask_for_attributes, Ran)
+        .decided_by("devmm_share_mem_get_attr_no_wlist_in_server, svm_master_mem_share.c"),
+    rule!(questions_about_a_share_of_no_device_are_refused, Ran)
+        .decided_by("devmm_get_share_devid, svm_master_mem_share.c"),
+    rule!(the_kind_of_an_attribute_is_looked_at_first, Ran)
+        .decided_by("devmm_ioctl_mem_get_attr, svm_master_mem_share.c"),
+    rule!(a_share_tells_its_physical_device, Ran).decided_by("devmm_ioctl_mem_get_info, svm_master_mem_share.c"),
+    rule!(releasing_an_exported_handle_counts_no_pages, Ran)
+        .decided_by("devmm_mem_release_proc, svm_master_mem_create.c"),
+    rule!(releasing_an_exported_mapped_handle_is_ebusy, Ran)
+        .decided_by("devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
 ];
 
 /// A session that exports host memory.
