@@ -1,8 +1,9 @@
 //! What the suite runs on: found out by asking, as a client must.
 
 use crate::manager::Manager;
-use crate::rule::{Answer, Failure, Judge};
-use ascend_ioctl::svm::{self, Op};
+use crate::rule::{Failure, Judge};
+use crate::session::Svm;
+use ascend_ioctl::svm;
 use ascend_ioctl::{Generation, davinci, devmng, uda, urd};
 use std::fmt::Write;
 
@@ -53,8 +54,9 @@ impl Host {
         if physical.is_empty() || file.bind(davinci::module::SVM).is_err() {
             return Ok(None);
         }
-        let generation = generation(&file)?;
-        let segments = crate::session::Svm { file, generation, sdid: 0 }.segments(16).granted()?;
+        let mut svm = Svm { file, generation: Generation::NEWEST, sdid: 0 };
+        let segments = recognise(&mut svm)?;
+        let generation = svm.generation;
         let hccs = match segments.last() {
             Some(last) if generation.delta().host_pin => last.start == svm::HOST_PIN_START_HCCS,
             _ => connected_by_hccs(),
@@ -127,27 +129,28 @@ fn opens(id: u32) -> bool {
     crate::manager::open(&node, libc::O_RDONLY | libc::O_CLOEXEC).map(crate::manager::close).is_ok()
 }
 
-/// Which generation answers on a file: GET_MMAP_INFO has another number in each family and needs no state.
-fn generation(file: &Manager) -> Result<Generation, Failure> {
-    let answers = |generation: Generation| -> Answer<u32> {
-        let mut array = [svm::Segment::default(); 16];
-        let para = svm::MmapInfo { segments: 16, array: array.as_mut_ptr() as u64, ..Default::default() };
-        let mut arg = svm::Arg::new(0, &para);
-        let request = generation.svm(Op::GetMmapInfo).map_or(0, |command| command.command.request());
-        file.request(request, std::ptr::from_mut(&mut arg) as u64)?;
-        Ok(arg.para::<svm::MmapInfo>().segments)
-    };
-    if let Ok(count) = answers(Generation::NEWEST) {
-        // 9.0.0 has the SVM and the host-pin segment; later drivers have more.
-        return Ok(if count > 2 { Generation::V26_1 } else { Generation::V9_0_0 });
+/// Finds the generation and sets it in `svm`; returns the driver's segments. GET_MMAP_INFO needs no
+/// session, and its number and its segments together differ between generations.
+fn recognise(svm: &mut Svm) -> Result<Vec<svm::Segment>, Failure> {
+    let mut seen = Vec::new();
+    for generation in Generation::ALL.into_iter().rev() {
+        svm.generation = generation;
+        let answer = svm.segments(16);
+        if let Ok(segments) = &answer {
+            let delta = generation.delta();
+            // The host-pin segment is added when the first device comes up.
+            match segments.strip_prefix(delta.segments) {
+                Some([]) => return answer.granted(),
+                Some([_]) if delta.host_pin => return answer.granted(),
+                _ => {}
+            }
+        }
+        seen.push(match answer {
+            Ok(segments) => format!("{} segments with the number of {generation}", segments.len()),
+            Err(code) => format!("{} with the number of {generation}", crate::rule::errno_name(code)),
+        });
     }
-    match answers(Generation::V8_5_0) {
-        Ok(_) => Ok(Generation::V8_5_0),
-        Err(code) => Err(Failure::broken(format!(
-            "the driver is of no generation that this suite knows: neither number of GET_MMAP_INFO works ({})",
-            crate::rule::errno_name(code)
-        ))),
-    }
+    Err(Failure::broken(format!("unknown driver generation: GET_MMAP_INFO gives {}", seen.join(", "))))
 }
 
 fn is_character_device() -> bool {

@@ -66,6 +66,17 @@ impl Need {
     }
 }
 
+/// All generations, oldest first.
+const GENERATIONS: &[Generation] = &Generation::ALL;
+
+const fn position(generation: Generation) -> usize {
+    let mut index = 0;
+    while GENERATIONS[index] as u8 != generation as u8 {
+        index += 1;
+    }
+    index
+}
+
 /// One rule of the kernel driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
@@ -86,7 +97,7 @@ pub struct Rule {
 
 impl Rule {
     pub(crate) const fn new(name: &'static str, evidence: Evidence, check: fn(&Host) -> Verdict) -> Rule {
-        Rule { name, decided_by: "", evidence, generations: &Generation::ALL, needs: &[], check }
+        Rule { name, decided_by: "", evidence, generations: GENERATIONS, needs: &[], check }
     }
 
     /// The same rule with its citation, `function, file.c`. Every rule has one.
@@ -94,19 +105,14 @@ impl Rule {
         Rule { decided_by, ..self }
     }
 
-    /// The same rule, of these generations only.
-    pub(crate) const fn only(self, generations: &'static [Generation]) -> Rule {
-        Rule { generations, ..self }
+    /// The same rule, from this generation on.
+    pub(crate) const fn since(self, first: Generation) -> Rule {
+        Rule { generations: GENERATIONS.split_at(position(first)).1, ..self }
     }
 
-    /// The same rule, of the newest generation only.
-    pub(crate) const fn newest(self) -> Rule {
-        self.only(&[Generation::V26_1])
-    }
-
-    /// The same rule, from 9.0.0 on.
-    pub(crate) const fn since_9(self) -> Rule {
-        self.only(&[Generation::V9_0_0, Generation::V26_1])
+    /// The same rule, for the generations before this one.
+    pub(crate) const fn before(self, first: Generation) -> Rule {
+        Rule { generations: GENERATIONS.split_at(position(first)).0, ..self }
     }
 
     /// Whether the name or the citation contains `part`.
@@ -232,4 +238,19 @@ pub fn equal<T: PartialEq + fmt::Debug>(what: &str, got: T, expected: T) -> Verd
 #[track_caller]
 pub fn holds(what: &str, true_: bool) -> Verdict {
     if true_ { Ok(()) } else { Err(Failure::Broken(format!("not true: {what} ({})", place(Location::caller())))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn since_and_before_split_the_generations() {
+        const RULE: Rule = Rule::new("name", Evidence::Ran, |_| Ok(()));
+        for generation in Generation::ALL {
+            let (since, before) = (RULE.since(generation).generations, RULE.before(generation).generations);
+            assert_eq!(since[0], generation);
+            assert_eq!([before, since].concat(), Generation::ALL);
+        }
+    }
 }

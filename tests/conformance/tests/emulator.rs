@@ -29,18 +29,12 @@ fn every_rule_is_kept(config: Config) {
 }
 
 #[test]
-fn the_8_5_0_driver_keeps_every_rule() {
-    every_rule_is_kept(Config { generation: Generation::V8_5_0, ..Config::default() });
-}
-
-#[test]
-fn the_9_0_0_driver_keeps_every_rule() {
-    every_rule_is_kept(Config { generation: Generation::V9_0_0, ..Config::default() });
-}
-
-#[test]
-fn the_26_1_driver_keeps_every_rule() {
-    every_rule_is_kept(Config { generation: Generation::V26_1, ..Config::default() });
+fn every_generation_keeps_every_rule() {
+    std::thread::scope(|scope| {
+        for generation in Generation::ALL {
+            scope.spawn(move || every_rule_is_kept(Config { generation, ..Config::default() }));
+        }
+    });
 }
 
 #[test]

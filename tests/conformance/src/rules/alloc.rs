@@ -3,6 +3,7 @@
 use crate::host::Host;
 use crate::rule::{Failure, Judge, Rule, Verdict, rule};
 use crate::session::{GIB, MIB2, Session, heap_address};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm;
 use libc::{EADDRNOTAVAIL, EBUSY, EINVAL};
 
@@ -25,14 +26,18 @@ pub const RULES: &[Rule] = &[
     rule!(a_taken_chunk_is_told_before_a_wrong_size, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
     rule!(chunks_of_small_heaps_are_host_pages, Source)
         .decided_by("devmm_get_chunk_page_size_by_heap_type, devmm_common.c"),
-    rule!(reservations_in_the_pool_segment_are_granted, Ran).decided_by("devmm_svm_get_heap, devmm_dev.c").newest(),
+    rule!(reservations_in_the_pool_segment_are_granted, Ran)
+        .decided_by("devmm_svm_get_heap, devmm_dev.c")
+        .since(Generation::V26_1),
     rule!(freeing_in_the_pool_segment_is_granted_unasked, Ran)
         .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(reservations_in_the_managed_segment_are_refused, Ran)
         .decided_by("devmm_ioctl_alloc, devmm_proc_info.c")
-        .newest(),
-    rule!(reservations_in_the_host_pin_segment_are_granted, Ran).decided_by("devmm_svm_get_heap, devmm_dev.c").newest(),
+        .since(Generation::V26_1),
+    rule!(reservations_in_the_host_pin_segment_are_granted, Ran)
+        .decided_by("devmm_svm_get_heap, devmm_dev.c")
+        .since(Generation::V26_1),
     rule!(freeing_gives_the_whole_reservation_back, Source)
         .decided_by("devmm_free_page_clear_bitmap, devmm_proc_info.c"),
     rule!(freeing_twice_is_einval, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),

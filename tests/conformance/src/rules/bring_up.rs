@@ -4,6 +4,7 @@ use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, ioctl, mmap, munmap, page_size};
 use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
 use crate::session::{ABSENT, GIB, MIB2, MODULE, Session, Svm, create_of, eventually, heap_address};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Op};
 use libc::{
     EADDRNOTAVAIL, EALREADY, EEXIST, EFAULT, EINVAL, ENODEV, ENONET, EOPNOTSUPP, ESRCH, MAP_FIXED, MAP_FIXED_NOREPLACE,
@@ -21,12 +22,16 @@ pub const RULES: &[Rule] = &[
     rule!(the_segment_question_answers_nothing_else, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
     rule!(segments_by_a_write_only_word_come_without_their_count, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),
     rule!(mapping_before_allocating_is_einval, Ran).decided_by("devmm_file_priv_check, svm_module_ops.c"),
-    rule!(segments_are_mapped_in_order, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c").since_9(),
+    rule!(segments_are_mapped_in_order, Ran)
+        .decided_by("devmm_mmap_vma_check, svm_module_ops.c")
+        .since(Generation::V9_0_0),
     rule!(segments_are_mapped_whole, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
     rule!(fixed_mappings_are_einval, Ran).decided_by("drv_ascend_intf_get_unmapped_area, davinci_intf_init.c"),
     rule!(an_occupied_segment_is_einval_and_can_be_tried_again, Ran)
         .decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
-    rule!(a_segment_is_mapped_once, Source).decided_by("devmm_mmap_vma_check, svm_module_ops.c").since_9(),
+    rule!(a_segment_is_mapped_once, Source)
+        .decided_by("devmm_mmap_vma_check, svm_module_ops.c")
+        .since(Generation::V9_0_0),
     rule!(a_file_opened_for_reading_carries_a_session, Ran).decided_by("devmm_svm_mmap, svm_module_ops.c"),
     rule!(commands_before_initialising_are_einval, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
     rule!(initialising_tells_page_sizes, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
@@ -40,10 +45,10 @@ pub const RULES: &[Rule] = &[
     rule!(a_late_first_segment_ends_the_session, Ran).decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
     rule!(a_late_further_segment_is_refused_and_harmless, Ran)
         .decided_by("_devmm_svm_mmap_config_svm_proc, svm_module_ops.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(without_the_host_pin_segment_the_session_is_whole, Ran)
         .decided_by("devmm_check_and_set_svm_static_reserve_vma, svm_module_ops.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(without_the_svm_segment_dynamic_mappings_still_work, Ran)
         .decided_by("devmm_handle_svm_proc_addr, svm_module_ops.c"),
     rule!(a_second_session_is_eexist_until_the_first_is_gone, Ran)
@@ -101,11 +106,11 @@ pub const RULES: &[Rule] = &[
     rule!(private_segments_take_no_host_memory, Ran).decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
     rule!(without_the_pool_or_managed_segment_host_heaps_are_einval, Ran)
         .decided_by("devmm_check_and_set_svm_static_reserve_vma, svm_module_ops.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(a_second_file_cannot_map_the_segments_of_a_session, Ran).decided_by("devmm_mmap_vma_check, svm_module_ops.c"),
     rule!(the_map_capability_has_its_generations_number, Ran)
         .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
 ];
 
 fn a_process_is_allocated_once_per_file(host: &Host) -> Verdict {
@@ -727,9 +732,18 @@ fn a_second_file_cannot_map_the_segments_of_a_session(host: &Host) -> Verdict {
 fn the_map_capability_has_its_generations_number(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     session.svm.call(Op::MemMapCap, 0, &svm::MapCapability::default()).granted()?;
-    // The other generation's number: unused in 9.0.0, beyond all numbers in 26.1.
-    let (number, code) = if host.generation.delta().uvm { (105, EINVAL) } else { (77, EOPNOTSUPP) };
-    let mut arg = svm::Arg::new(0, &svm::MapCapability::default());
-    let word = session.svm.request_of(Op::MemMapCap) & !0xFF;
-    session.svm.file.request(word | number, std::ptr::from_mut(&mut arg) as u64).refused(code)
+    // The numbers of other generations: unused here, or above the last one.
+    for number in
+        Generation::ALL.iter().filter_map(|other| other.svm(Op::MemMapCap)).map(|command| command.command.number)
+    {
+        let code = match host.generation.svm_by_number(number) {
+            Some(_) => continue,
+            None if number >= host.generation.delta().svm_numbers => EINVAL,
+            None => EOPNOTSUPP,
+        };
+        let mut arg = svm::Arg::new(0, &svm::MapCapability::default());
+        let word = session.svm.request_of(Op::MemMapCap) & !0xFF | u32::from(number);
+        session.svm.file.request(word, std::ptr::from_mut(&mut arg) as u64).refused(code)?;
+    }
+    Ok(())
 }

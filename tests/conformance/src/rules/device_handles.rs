@@ -57,19 +57,19 @@ pub const RULES: &[Rule] = &[
         .needs(&[Need::Exhaustion]),
     rule!(attributes_of_a_handle_are_of_one_kind, Ran)
         .decided_by("devmm_ioctl_mem_handle_set_attr, svm_master_mem_share.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(attributes_of_a_handle_have_two_values, Ran)
         .decided_by("devmm_set_mem_map_route, svm_master_mem_share.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(attributes_of_host_handles_are_eopnotsupp, Ran)
         .decided_by("devmm_set_mem_map_route, svm_master_mem_share.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(an_attribute_of_a_handle_is_remembered, Inferred)
         .decided_by("devmm_get_mem_map_route, svm_master_mem_share.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(attributes_of_handles_are_unknown_before_26_1, Ran)
         .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c")
-        .only(&[Generation::V8_5_0, Generation::V9_0_0]),
+        .before(Generation::V26_1),
 ];
 
 fn device_memory_is_counted_in_its_pages(host: &Host) -> Verdict {
@@ -327,8 +327,8 @@ fn an_attribute_of_a_handle_is_remembered(host: &Host) -> Verdict {
 
 fn attributes_of_handles_are_unknown_before_26_1(host: &Host) -> Verdict {
     let session = Session::start(host)?;
-    // Beyond all numbers in 8.5.0, a number without handler in 9.0.0.
-    let code = if host.generation == Generation::V8_5_0 { EINVAL } else { EOPNOTSUPP };
+    // 8.5.0 has fewer numbers; 9.0.0 has no handler for them.
+    let code = if host.generation < Generation::V9_0_0 { EINVAL } else { EOPNOTSUPP };
     set_attr(&session, |_| ()).refused(code)?;
     session.svm.call(Op::MemHandleGetAttr, 0, &svm::MemHandleAttr::default()).refused(code)
 }

@@ -8,6 +8,7 @@ use ascend_ioctl::davinci::module;
 use ascend_ioctl::urd::{self, CallArg, CallBuffers, CallKey, Key};
 use ascend_ioctl::{Command, Generation, devmng, uda};
 use libc::{EACCES, EFAULT, EINVAL, ENODEV, ENOMEM, ENOTTY, EOPNOTSUPP};
+use std::mem::offset_of;
 
 pub const RULES: &[Rule] = &[
     rule!(the_memory_node_cannot_be_opened, Source).decided_by("devmm_svm_fake_open, svm_module_ops.c"),
@@ -68,7 +69,9 @@ pub const RULES: &[Rule] = &[
     rule!(an_absent_device_has_no_features, Ran).decided_by("dms_trans_and_check_id, dms_feature_pub.c"),
     rule!(health_answers_positive_numbers, Ran).decided_by("dms_get_device_health, dms_event.c"),
     rule!(the_pci_address_wants_28_bytes, Ran).decided_by("devdrv_get_device_info_urd, msg_chan_urd.c"),
-    rule!(chip_and_die_want_136_bytes, Ran).decided_by("dms_get_phy_device_info, dms_chip_info_adapt.c").since_9(),
+    rule!(chip_and_die_want_136_bytes, Ran)
+        .decided_by("dms_get_phy_device_info, dms_chip_info_adapt.c")
+        .since(Generation::V9_0_0),
     rule!(empty_probes_tell_the_generation, Ran).decided_by("dms_feature_process, urd_feature.c"),
     rule!(peer_attributes_have_the_generations_size, Ran).decided_by("devdrv_get_p2p_attr_urd, msg_chan_urd.c"),
     rule!(published_values_want_exact_lengths, Ran).decided_by("udis_feature_get_device_info, udis_cmd.c"),
@@ -80,7 +83,9 @@ pub const RULES: &[Rule] = &[
     rule!(probed_devices_are_counted, Ran)
         .decided_by("devdrv_get_device_probe_num_urd, msg_chan_urd_adapt.c")
         .needs(&[Need::Admin]),
-    rule!(peer_attributes_of_no_device_are_efault, Ran).decided_by("devdrv_get_p2p_attr_urd, msg_chan_urd.c").since_9(),
+    rule!(peer_attributes_of_no_device_are_efault, Ran)
+        .decided_by("devdrv_get_p2p_attr_urd, msg_chan_urd.c")
+        .since(Generation::V9_0_0),
 ];
 
 fn the_memory_node_cannot_be_opened(_: &Host) -> Verdict {
@@ -320,8 +325,11 @@ fn device_facts_lie_where_the_generation_has_them(host: &Host) -> Verdict {
     let mut info = devmng::DevInfo::default();
     devmng_file()?.command(&devmng::GET_DEVINFO, &mut info).granted()?;
     let bytes = zerocopy::IntoBytes::as_bytes(&info);
-    let place = if host.generation == Generation::V26_1 { 0x90 } else { 0x88 };
-    equal("name of the chip", &bytes[place..place + 6], b"Ascend")
+    let offset = match host.generation.delta().devinfo_size {
+        size if size == size_of::<devmng::DevInfo85>() => offset_of!(devmng::DevInfo85, soc_version),
+        _ => offset_of!(devmng::DevInfo, soc_version),
+    };
+    equal("name of the chip", &bytes[offset..offset + 6], b"Ascend")
 }
 
 /// A question about a device whose id is at an offset of the argument.
@@ -587,14 +595,14 @@ fn chip_and_die_want_136_bytes(host: &Host) -> Verdict {
 
 fn empty_probes_tell_the_generation(host: &Host) -> Verdict {
     let file = urd_file()?;
-    let expected = match host.generation {
-        Generation::V8_5_0 => [EINVAL, EOPNOTSUPP, EOPNOTSUPP, EOPNOTSUPP],
-        Generation::V9_0_0 => [EOPNOTSUPP, EINVAL, EINVAL, EOPNOTSUPP],
-        _ => [EOPNOTSUPP, EINVAL, EINVAL, EINVAL],
-    };
-    for (key, code) in [urd::UDIS_GET_85, urd::UDIS_GET, urd::PHYSICAL_INFO, urd::MEMORY_INFO].into_iter().zip(expected)
-    {
-        feature(&file, key, &mut [], &mut []).refused(code)?;
+    let nine = host.generation >= Generation::V9_0_0;
+    for (key, known) in [
+        (urd::UDIS_GET_85, !nine),
+        (urd::UDIS_GET, nine),
+        (urd::PHYSICAL_INFO, nine),
+        (urd::MEMORY_INFO, host.generation >= Generation::V26_1),
+    ] {
+        feature(&file, key, &mut [], &mut []).refused(if known { EINVAL } else { EOPNOTSUPP })?;
     }
     Ok(())
 }

@@ -20,10 +20,10 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
     rule!(host_memory_of_an_absent_node_is_einval, Ran)
         .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(host_memory_of_an_absent_node_is_granted, Ran)
         .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c")
-        .only(&[Generation::V8_5_0]),
+        .before(Generation::V9_0_0),
     rule!(host_memory_of_an_impossible_node_is_einval, Source)
         .decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),
     rule!(plain_host_memory_ignores_the_node, Ran).decided_by("devmm_host_numa_id_check, svm_master_mem_create.c"),

@@ -42,7 +42,7 @@ pub const RULES: &[Rule] = &[
     rule!(imported_memory_is_not_local, Source).decided_by("devmm_ioctl_mem_map, svm_master_mem_map.c"),
     rule!(normal_host_memory_is_not_imported_on_a_device, Ran)
         .decided_by("devmm_agent_mem_import, svm_master_mem_share.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(an_exporter_imports_on_the_host_what_a_device_has, Inferred)
         .decided_by("devmm_get_agent_target_blk_info, svm_master_mem_share.c"),
     rule!(host_views_of_device_memory_are_not_copied_to_device_memory, Ran)
@@ -86,7 +86,7 @@ pub const RULES: &[Rule] = &[
 
 fn importing_an_unknown_type_is_eopnotsupp(host: &Host) -> Verdict {
     let (session, _, share) = exporter(host)?;
-    let first_unknown = if host.generation == Generation::V8_5_0 { 2 } else { 3 };
+    let first_unknown = if host.generation < Generation::V9_0_0 { 2 } else { 3 };
     for kind in [first_unknown, 99] {
         let para = MemImport { share, exporter: HOST_ID, kind, ..Default::default() };
         session.import_raw(HOST_ID, para).refused(EOPNOTSUPP)?;
@@ -448,7 +448,7 @@ fn local_handles_of_other_types_are_imported_alike(host: &Host) -> Verdict {
     let Some(sdid) = host.sdid else { return Ok(()) };
     as_device_importer(host, |session, share| {
         // 8.5.0 knows one type fewer.
-        let posix = (host.generation != Generation::V8_5_0).then_some(svm::HANDLE_POSIX);
+        let posix = (host.generation >= Generation::V9_0_0).then_some(svm::HANDLE_POSIX);
         for kind in [Some(svm::HANDLE_FABRIC), posix].into_iter().flatten() {
             let para = MemImport { share, kind, sdid, ..Default::default() };
             let answer = session.import_raw(0, para).granted()?;

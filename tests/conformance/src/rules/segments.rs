@@ -5,6 +5,7 @@ use crate::manager::{anonymous, answer, errno, madvise, mprotect, munmap, page_s
 use crate::peer::{End, in_child, leave};
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
 use crate::session::{GIB, MIB2, Session, Svm, heap_address, peek, poke};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Segment};
 use libc::{EEXIST, EFAULT, EINVAL, MAP_FIXED, PROT_NONE, PROT_READ, PROT_WRITE};
 
@@ -12,22 +13,22 @@ pub const RULES: &[Rule] = &[
     rule!(unmapping_the_svm_segment_ends_the_session, Ran).decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
     rule!(unmapping_the_host_pin_segment_ends_the_session, Ran)
         .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(unmapping_the_pool_or_managed_segment_is_harmless, Ran)
         .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(the_pool_and_managed_segments_cannot_be_mapped_again, Ran)
         .decided_by("svm_da_add_addr, svm_dynamic_addr.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(unmapping_more_than_a_segment_hides_from_the_driver, Ran)
         .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
     rule!(unmapping_a_part_of_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(unmapping_a_part_of_the_host_pin_segment_ends_the_session, Ran)
         .decided_by("devmm_vm_open, svm_master_vma_ops.c")
-        .since_9(),
+        .since(Generation::V9_0_0),
     rule!(unmapping_a_part_of_the_pool_or_managed_segment_is_harmless, Ran)
         .decided_by("devmm_setup_vma_ops, svm_module_ops.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(mapping_over_a_part_of_the_svm_segment_ends_the_session, Ran)
         .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(protecting_a_part_of_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
@@ -35,7 +36,7 @@ pub const RULES: &[Rule] = &[
     rule!(protecting_the_whole_segment_is_harmless, Ran).decided_by("mprotect_fixup, linux/mm/mprotect.c"),
     rule!(protecting_the_pool_and_managed_segments_before_initialising_is_harmless, Ran)
         .decided_by("devmm_check_and_get_svm_static_reserve_vma, svm_module_ops.c")
-        .newest(),
+        .since(Generation::V26_1),
     rule!(advice_that_splits_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(advice_on_the_whole_segment_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
     rule!(advice_that_the_segment_has_already_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
