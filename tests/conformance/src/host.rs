@@ -1,4 +1,4 @@
-//! What the suite runs on: found out by asking, as a client must.
+//! The host that the suite runs on, found by the queries that any client must make.
 
 use crate::manager::Manager;
 use crate::rule::{Failure, Judge};
@@ -14,11 +14,11 @@ pub struct Host {
     pub generation: Generation,
     /// Physical id of each logical device.
     pub physical: Vec<u32>,
-    /// Whether the devices hang on HCCS.
+    /// Whether the devices are attached by HCCS; if not, by PCI Express.
     pub hccs: bool,
-    /// Whether the caller sees the host's table.
+    /// Whether the caller sees the host's device table.
     pub admin: bool,
-    /// Whether the driver's files, and so the page tables behind them, are its own: they are character devices.
+    /// Whether the driver's files are character devices, as those of a kernel driver are.
     pub own_files: bool,
     /// Super-pod id of device 0.
     pub sdid: Option<u32>,
@@ -29,21 +29,22 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at the host; `None` if it has no driver or no device.
+    /// Examines the host; `None` if it has no driver or no device.
     pub fn find() -> Result<Option<Host>, Failure> {
         if crate::manager::open(davinci::PATH, libc::O_RDWR | libc::O_CLOEXEC).map(crate::manager::close).is_err() {
             return Ok(None);
         }
         let table = Manager::open()?;
         match table.bind(davinci::module::UDA) {
-            // A file of that name that is no driver's.
+            // There is a file of that name, but no driver.
             Err(libc::ENOTTY) => return Ok(None),
             answer => answer.granted()?,
         };
         let mut user = uda::UserInfo::default();
         table.command(&uda::GET_USER_INFO, &mut user).granted()?;
         if user.admin == 0 {
-            // A container's table is made of the nodes that were opened before; asking for the list first would lose them.
+            // A container's table has the nodes that were opened before it was made; listing the
+            // devices first would drop them.
             let nodes = (0..user.max_physical).filter(|&id| opens(id)).count() as u32;
             table.command(&uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices: nodes }).granted()?;
         } else {
@@ -73,7 +74,7 @@ impl Host {
         }))
     }
 
-    /// The host in words.
+    /// A description for people.
     pub fn describe(&self) -> String {
         format!(
             "driver generation {}, {} device{} on {}",
@@ -84,7 +85,7 @@ impl Host {
         )
     }
 
-    /// As one line of text, to get it out of the process that looked.
+    /// As one line of text, to return it from the process that examined the host.
     pub(crate) fn to_line(&self) -> String {
         let mut line = format!(
             "{} {} {} {} {}",
@@ -115,7 +116,7 @@ impl Host {
     }
 }
 
-/// The devices of the caller's namespace, without virtual instances of a host.
+/// The devices in the caller's table, without a host's virtual devices.
 pub fn list(table: &Manager) -> Result<Vec<uda::LogicalDevice>, Failure> {
     let mut array = vec![uda::LogicalDevice::default(); 100];
     let mut arg = uda::DeviceList { start: 0, end: 100, array: array.as_mut_ptr() as u64 };
@@ -155,7 +156,7 @@ fn recognise(svm: &mut Svm) -> Result<Vec<svm::Segment>, Failure> {
 
 fn is_character_device() -> bool {
     let Ok(file) = Manager::open() else { return false };
-    // SAFETY: stat is plain data for which zero bytes are valid, and a local that outlives the call.
+    // SAFETY: zero bytes are a valid stat, which is a local that outlives the call.
     let mode = unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         libc::fstat(file.fd(), &mut stat);
@@ -164,7 +165,7 @@ fn is_character_device() -> bool {
     mode & libc::S_IFMT == libc::S_IFCHR
 }
 
-/// 8.5.0 tells the attachment only in its device facts.
+/// The attachment as GET_DEVINFO reports it: 8.5.0 has no other command for it.
 fn connected_by_hccs() -> bool {
     let Ok(file) = Manager::bound(davinci::module::DEVMNG) else { return false };
     let mut info = devmng::DevInfo::default();

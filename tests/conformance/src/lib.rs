@@ -6,8 +6,8 @@
 //! the emulation behaves as the real one.
 //!
 //! Each rule runs in a process of its own and touches only memory that it allocated. A driver that
-//! answers differently, kills the process or does not answer costs one failed rule. What is known to
-//! crash the real kernel is not in the suite.
+//! answers differently, kills the process or does not answer costs one failed rule. What is known
+//! to crash the real kernel is not in the suite.
 //!
 //! # Citations
 //!
@@ -15,8 +15,8 @@
 //! `devmm_ioctl_mem_map_para_check, svm_master_mem_map.c`. The names are those of the public driver
 //! source of generation 26.1 (`src/sdk_driver`); the older trees have most functions under the same
 //! names. Where the device decides ([`Evidence::Inferred`]), the citation is the host function that
-//! sends it the message or takes its answer. A file below `linux/` is Linux's own: the driver has no
-//! say in that answer.
+//! sends it the message or takes its answer. A file below `linux/` is Linux's own: the driver has
+//! no say in that answer.
 //!
 //! `docs/conformance.md` and `docs/facts.md` say what the evidence is worth.
 

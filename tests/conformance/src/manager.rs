@@ -1,6 +1,7 @@
 //! A file of `/dev/davinci_manager`, and the few system calls that rules make on it.
 //!
-//! Dropping a [`Manager`] issues the CLOSE command first, as an orderly client must; [`Manager::abandon`] does not.
+//! Dropping a [`Manager`] issues the CLOSE command first, as an orderly client must;
+//! [`Manager::abandon`] does not.
 
 use crate::rule::{Answer, Failure, Judge, asked};
 use ascend_ioctl::{Command, davinci};
@@ -25,17 +26,18 @@ pub fn open(path: &str, flags: i32) -> Answer<RawFd> {
     answer(i64::from(unsafe { libc::open(path.as_ptr(), flags) })).map(|fd| fd as RawFd)
 }
 
-/// ioctl(2) with an address as argument; a positive answer is passed on.
+/// ioctl(2) with an address as argument; positive results are returned.
 pub fn ioctl(fd: RawFd, request: u32, argument: u64) -> Answer<i32> {
-    // SAFETY: the kernel checks the address; rules pass addresses of their own buffers, which are as large as the driver's structs, or
-    // addresses at which nothing is.
+    // SAFETY: the kernel checks the address; rules pass addresses of their own buffers, which are
+    // as large as the driver's structs, or unmapped addresses.
     answer(i64::from(unsafe { libc::ioctl(fd, request as _, argument) })).map(|value| value as i32)
 }
 
 /// mmap(2) with a hint.
 pub fn mmap(hint: u64, length: u64, prot: i32, flags: i32, fd: RawFd) -> Answer<u64> {
     asked("mmap");
-    // SAFETY: a new mapping that replaces nothing: rules that pass MAP_FIXED do so on ranges that they mapped themselves.
+    // SAFETY: a new mapping that replaces nothing: rules that pass MAP_FIXED do so on ranges that
+    // they mapped themselves.
     let address = unsafe { libc::mmap(hint as *mut libc::c_void, length as usize, prot, flags, fd, 0) };
     if address == libc::MAP_FAILED { Err(errno()) } else { Ok(address as u64) }
 }
@@ -43,7 +45,7 @@ pub fn mmap(hint: u64, length: u64, prot: i32, flags: i32, fd: RawFd) -> Answer<
 /// munmap(2).
 pub fn munmap(address: u64, length: u64) -> Answer<()> {
     asked("munmap");
-    // SAFETY: only ranges that the rule mapped itself are unmapped, and nothing refers to them afterwards.
+    // SAFETY: only ranges that the rule mapped itself, and to which nothing refers afterwards.
     answer(i64::from(unsafe { libc::munmap(address as *mut libc::c_void, length as usize) })).map(drop)
 }
 
@@ -66,7 +68,7 @@ pub fn anonymous(hint: u64, length: u64, prot: i32) -> Answer<u64> {
     mmap(hint, length, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
 }
 
-/// An address at which this process has nothing.
+/// An address that is never mapped.
 pub const NOWHERE: u64 = 0x10;
 
 /// A file of `/dev/davinci_manager`.
@@ -109,7 +111,7 @@ impl Manager {
         self.command_at(&davinci::CLOSE, 0)
     }
 
-    /// A command with a struct of ours as argument.
+    /// A command with a local struct as argument.
     pub fn command<T>(&self, command: &Command, argument: &mut T) -> Answer<i32> {
         self.command_at(command, std::ptr::from_mut(argument) as u64)
     }
@@ -139,7 +141,7 @@ impl Manager {
         std::mem::forget(self);
     }
 
-    /// Forgets the file without closing it: the process's end will.
+    /// Leaves the file open until the process ends.
     pub fn leak(self) -> RawFd {
         let fd = self.fd;
         std::mem::forget(self);

@@ -1,13 +1,14 @@
-//! Further processes of a rule: forked before the rule opens anything, told what to do over a socket.
+//! Further processes of a rule, forked before the rule opens anything and controlled over a socket.
 //!
-//! A forked child keeps every descriptor of its parent, and the driver releases nothing while it does; so a [`Peer`] is made first.
+//! A forked child inherits every descriptor of its parent, and the driver releases nothing while
+//! one of them is open; so a [`Peer`] is started first.
 
 use crate::rule::{Failure, Verdict};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// One end of the line between a rule and its peer.
+/// One end of the socket between a rule and its peer.
 #[derive(Debug)]
 pub struct Link(UnixStream);
 
@@ -34,7 +35,7 @@ impl Link {
 pub struct Peer {
     /// Its id in this process's pid namespace.
     pub pid: i32,
-    /// The line to it.
+    /// The socket to it.
     pub link: Link,
     ended: bool,
 }
@@ -50,11 +51,12 @@ pub enum End {
 
 /// fork(2) of this process.
 pub fn fork() -> i32 {
-    // SAFETY: the child runs rule code only and leaves with _exit; rules fork from processes with one thread.
+    // SAFETY: the child runs rule code only and ends with _exit; rules fork from processes with one
+    // thread.
     unsafe { libc::fork() }
 }
 
-/// Ends this process at once, without running destructors: closing files is then the kernel's doing.
+/// Ends this process at once, without running destructors: the kernel closes its files.
 pub fn leave(status: i32) -> ! {
     // SAFETY: _exit never returns and touches nothing.
     unsafe { libc::_exit(status) }
@@ -76,7 +78,7 @@ pub fn wait(pid: i32) -> End {
     if libc::WIFSIGNALED(status) { End::Signal(libc::WTERMSIG(status)) } else { End::Exit(libc::WEXITSTATUS(status)) }
 }
 
-/// Runs `body` in a forked child and tells how the child ended; a body that returns ends it with 0.
+/// Runs `body` in a forked child, which exits with 0 when it returns; returns how the child ended.
 pub fn in_child(body: impl FnOnce()) -> End {
     match fork() {
         0 => {
@@ -88,7 +90,7 @@ pub fn in_child(body: impl FnOnce()) -> End {
     }
 }
 
-/// Runs a check in a forked child; its failure is the caller's.
+/// Runs a check in a forked child and returns its verdict.
 pub fn check_in_child(body: impl FnOnce() -> Verdict) -> Verdict {
     Peer::start(|_| body())?.finish()
 }
@@ -118,7 +120,7 @@ impl Peer {
         self.ended = true;
     }
 
-    /// Waits for the process to end; its verdict is the rule's.
+    /// Waits for the process to end and returns its verdict.
     pub fn finish(mut self) -> Verdict {
         let mut text = String::new();
         let _ = self.link.0.read_to_string(&mut text);
@@ -141,7 +143,7 @@ impl Drop for Peer {
     }
 }
 
-/// Sends a verdict and gives the exit status that goes with it.
+/// Sends a verdict and returns the exit status for it.
 fn report(link: &mut Link, verdict: Verdict) -> i32 {
     let (status, text) = match verdict {
         Ok(()) => (0, String::new()),

@@ -38,8 +38,8 @@ pub enum Need {
     Hccs,
     /// A caller that sees the host's device table, not a container's.
     Admin,
-    /// Character devices of a kernel driver. An emulation on ordinary files cannot refuse read(2), a
-    /// CPU access or the copy of a mapping at fork(2).
+    /// Character devices of a kernel driver. An emulation on ordinary files cannot refuse read(2),
+    /// a CPU access or the copy of a mapping at fork(2).
     OwnFiles,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
@@ -134,37 +134,37 @@ macro_rules! rule {
 }
 pub(crate) use rule;
 
-/// What checking a rule gave.
+/// The result of checking a rule.
 pub type Verdict = Result<(), Failure>;
 
-/// Why a rule was not found kept.
+/// Why a rule did not pass.
 #[derive(Debug)]
 pub enum Failure {
     /// The driver answered differently.
     Broken(String),
-    /// It could not be asked here.
+    /// The rule cannot be checked on this host.
     Skipped(String),
 }
 
 impl Failure {
-    /// A failure that is told in words.
+    /// A failure with this text and the caller's line.
     #[track_caller]
     pub fn broken(text: impl fmt::Display) -> Failure {
         Failure::Broken(format!("{text} ({})", place(Location::caller())))
     }
 
-    /// A check that cannot be made here.
+    /// A check that cannot be made on this host, and why.
     pub fn skipped(reason: impl fmt::Display) -> Failure {
         Failure::Skipped(reason.to_string())
     }
 }
 
 thread_local! {
-    /// The last command that was issued, so that a failure can name it.
+    /// The command that a failure names.
     static LAST: Cell<&'static str> = const { Cell::new("the call") };
 }
 
-/// Notes that `name` is the command whose answer is looked at next.
+/// Notes that `name` is the command whose answer is judged next.
 pub(crate) fn asked(name: &'static str) {
     LAST.set(name);
 }
@@ -182,10 +182,10 @@ pub fn errno_name(code: i32) -> String {
     }
 }
 
-/// What a system call answered: a value, or a raw errno.
+/// What a system call returned: a value, or a raw errno.
 pub type Answer<T> = Result<T, i32>;
 
-/// Judges an [`Answer`].
+/// Compares an [`Answer`] with what a rule expects.
 pub trait Judge<T> {
     /// The call must succeed.
     #[track_caller]

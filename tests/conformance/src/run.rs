@@ -1,4 +1,4 @@
-//! Running rules, each in a process of its own, so that no answer of a driver can harm the run.
+//! Runs the rules, each in a process of its own: a driver that misbehaves cannot stop the run.
 
 use crate::host::Host;
 use crate::peer::{End, fork, leave};
@@ -17,7 +17,8 @@ pub struct Options {
     pub only: Vec<String>,
     /// How long a rule may take.
     pub timeout: Duration,
-    /// Whether rules may use up a whole resource (all memory of a device, a whole list) for a moment. Not on a host that others use.
+    /// Whether rules may use up a whole resource for a moment: all memory of a device, a whole
+    /// list. Not on a host that others use.
     pub exhaustion: bool,
     /// Whether rules may make tens of thousands of calls.
     pub patience: bool,
@@ -29,45 +30,45 @@ impl Default for Options {
     }
 }
 
-/// What became of a rule.
+/// The outcome of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The driver keeps it.
+    /// The driver follows the rule.
     Passed,
-    /// The driver does not: what was expected and what came.
+    /// It does not: what was expected and what the driver answered.
     Failed(String),
-    /// It could not be asked.
+    /// It was not checked, and why.
     Skipped(String),
 }
 
-/// A rule and what became of it.
+/// A rule and its outcome.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The rule.
     pub rule: &'static Rule,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// How long it took.
     pub time: Duration,
 }
 
-/// A whole run.
+/// The result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// The host in words; `None` if there is no driver or no device.
+    /// A description of the host; `None` if there is no driver or no device.
     pub host: Option<String>,
     /// Generation of its driver.
     pub generation: Option<Generation>,
-    /// Rules that the driver keeps.
+    /// Rules that passed.
     pub passed: usize,
-    /// Rules that it does not.
+    /// Rules that failed.
     pub failed: usize,
-    /// Rules that could not be asked.
+    /// Rules that were skipped.
     pub skipped: usize,
 }
 
 impl Summary {
-    /// What a program should exit with: 0 all rules kept, 1 some not, 3 no device.
+    /// The exit status of a program: 0 all rules passed, 1 some failed, 3 no device.
     pub fn exit_code(&self) -> i32 {
         match (&self.host, self.failed) {
             (None, _) => 3,
@@ -77,9 +78,11 @@ impl Summary {
     }
 }
 
-/// Checks every rule and reports each as it is done. Call it from a process with few threads: it forks.
+/// Checks the rules and reports each when it is done. It forks, so call it from a process with few
+/// threads.
 ///
-/// The host is looked at in a process of its own too; when that fails, it is reported as the reason and no rule is asked.
+/// The host is examined in a process of its own too. If that fails, no rule is checked and the
+/// reason is the error.
 pub fn run(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summary, String> {
     // Orphans of a rule become children of this process, so that they can be waited for.
     let before = adopt_orphans(None);
@@ -88,10 +91,12 @@ pub fn run(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summar
     result
 }
 
-/// Makes this process the parent of orphans below it (or what it was before), and tells what it was.
+/// Makes this process the parent of its orphaned descendants, or restores the setting `back_to`;
+/// returns the previous setting.
 fn adopt_orphans(back_to: Option<libc::c_int>) -> libc::c_int {
     let mut before: libc::c_int = 0;
-    // SAFETY: the first option writes an int, a local that outlives the call; the second takes a flag and no address.
+    // SAFETY: the first option writes an int, a local that outlives the call; the second takes a
+    // flag and no address.
     unsafe {
         libc::prctl(libc::PR_GET_CHILD_SUBREAPER, std::ptr::from_mut(&mut before), 0, 0, 0);
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(back_to != Some(0)), 0, 0, 0);
@@ -106,7 +111,7 @@ fn run_all(options: &Options, report: &mut impl FnMut(&Report)) -> Result<Summar
     let line = match found {
         Ok(line) => line,
         Err(Failure::Broken(text) | Failure::Skipped(text)) => {
-            return Err(format!("cannot look at the driver: {text}"));
+            return Err(format!("cannot examine the driver: {text}"));
         }
     };
     let mut summary = Summary::default();
@@ -138,7 +143,7 @@ fn wanted(options: &Options, rule: &Rule) -> bool {
 
 fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {
     if !rule.generations.contains(&host.generation) {
-        return Err(Failure::skipped(format!("no rule of generation {}", host.generation)));
+        return Err(Failure::skipped(format!("does not apply to generation {}", host.generation)));
     }
     if let Some(reason) = rule.needs.iter().find_map(|need| need.missing(host)) {
         return Err(Failure::skipped(reason));
@@ -146,7 +151,8 @@ fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {
     isolated(timeout, || (rule.check)(host).map(|()| String::new())).map(drop)
 }
 
-/// Runs `body` in a forked process that leads a group of its own, and brings back its text. All processes of the group are gone afterwards.
+/// Runs `body` in a forked process that leads its own process group, and returns its text. No
+/// process of the group is left afterwards.
 fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -> Result<String, Failure> {
     let (reader, writer) = UnixStream::pair().map_err(Failure::broken)?;
     let pid = fork();
@@ -170,7 +176,7 @@ fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -
         (_, Some(("f", text))) => Err(Failure::Broken(text.to_string())),
         (_, Some(("s", text))) => Err(Failure::Skipped(text.to_string())),
         (End::Signal(signal), _) => Err(Failure::broken(format!("the process was killed by signal {signal}"))),
-        (End::Exit(status), _) => Err(Failure::broken(format!("the process left with {status} without an answer"))),
+        (End::Exit(status), _) => Err(Failure::broken(format!("the process exited with {status} without an answer"))),
     }
 }
 
@@ -185,8 +191,9 @@ fn child(mut writer: UnixStream, body: impl FnOnce() -> Result<String, Failure>)
     leave(0)
 }
 
-/// Reads until the first answer is there or all writers are gone; tells whether the deadline came first. A stray process of the rule may
-/// hold the socket, so an answer is taken as soon as the child has written it, which it does at once.
+/// Reads one answer; the flag says that the deadline passed first. The child writes its answer in
+/// one piece. A stray process of the rule may keep the socket open, so the end of the stream is not
+/// awaited.
 fn read_until(mut reader: UnixStream, deadline: Instant) -> (String, bool) {
     let mut bytes = vec![0; 4096];
     loop {
@@ -205,7 +212,7 @@ fn read_until(mut reader: UnixStream, deadline: Instant) -> (String, bool) {
     }
 }
 
-/// Waits for the child, kills what it left behind, and waits for that too.
+/// Waits for the child, kills the processes that it left behind, and waits for those too.
 fn sweep(pid: i32, late: bool) -> End {
     if late {
         kill_group(pid);
@@ -213,7 +220,7 @@ fn sweep(pid: i32, late: bool) -> End {
     let end = crate::peer::wait(pid);
     kill_group(pid);
     loop {
-        // SAFETY: waits for children of the group that this process inherited; no status is asked for.
+        // SAFETY: waits for children of the inherited group; no status is written.
         let result = unsafe { libc::waitpid(-pid, std::ptr::null_mut(), 0) };
         if result < 0 && crate::manager::errno() != libc::EINTR {
             return end;
@@ -222,7 +229,7 @@ fn sweep(pid: i32, late: bool) -> End {
 }
 
 fn kill_group(pid: i32) {
-    // SAFETY: the group is led by our child, so the number is not someone else's.
+    // SAFETY: our child leads the group, so the id is of no other group.
     unsafe { libc::kill(-pid, libc::SIGKILL) };
 }
 
@@ -243,9 +250,8 @@ mod tests {
     fn a_rule_that_answers_is_heard() {
         assert_eq!(isolated(SOON, || Ok("text".to_string())).unwrap(), "text");
         assert!(broken(isolated(SOON, || Err(Failure::broken("reason")))).starts_with("reason"));
-        assert!(
-            matches!(isolated(SOON, || Err(Failure::skipped("reason"))), Err(Failure::Skipped(text)) if text == "reason")
-        );
+        let skipped = isolated(SOON, || Err(Failure::skipped("reason")));
+        assert!(matches!(skipped, Err(Failure::Skipped(text)) if text == "reason"));
     }
 
     #[test]
@@ -261,7 +267,7 @@ mod tests {
     #[test]
     fn a_rule_that_leaves_early_is_broken() {
         let text = broken(isolated(SOON, || leave(7)));
-        assert!(text.starts_with("the process left with 7 without an answer"), "{text}");
+        assert!(text.starts_with("the process exited with 7 without an answer"), "{text}");
     }
 
     #[test]
@@ -286,7 +292,7 @@ mod tests {
             Ok(stray.to_string())
         });
         let stray: i32 = text.unwrap().parse().unwrap();
-        // Without an adoptive parent here the stray's end is init's to collect, so only its being killed is looked for.
+        // This process is no subreaper here: init waits for the stray, which only has to be dead.
         let deadline = Instant::now() + SOON;
         loop {
             let state = std::fs::read_to_string(format!("/proc/{stray}/stat")).unwrap_or_default();

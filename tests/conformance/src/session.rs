@@ -1,7 +1,7 @@
-//! A process's memory session, one command per method, as raw as the kernel takes it.
+//! A process's memory session: one method per command, with the kernel's own arguments.
 //!
-//! Methods that are one command return the kernel's [`Answer`], so that a rule can judge it; methods that are several steps to get
-//! somewhere return a [`Failure`] that says which step the driver refused.
+//! Methods that issue one command return the kernel's [`Answer`], so that a rule can judge it.
+//! Methods of several steps return a [`Failure`] that names the step that the driver refused.
 
 use crate::host::Host;
 use crate::manager::{Manager, mmap, munmap};
@@ -33,9 +33,10 @@ pub fn heap_address(index: u32) -> u64 {
 pub struct Svm {
     /// The file.
     pub file: Manager,
-    /// How to speak to it.
+    /// The driver's generation, which decides the numbers of commands.
     pub generation: Generation,
-    /// Super-pod id of device 0, which tells the kernel that an import is from this server; 0 where there is none.
+    /// Super-pod id of device 0, by which the kernel knows an import from this server; 0 where
+    /// there is none.
     pub sdid: u32,
 }
 
@@ -50,25 +51,25 @@ impl Svm {
         Svm { file, generation: host.generation, sdid: host.sdid.unwrap_or(0) }
     }
 
-    /// The request value of a command; commands that the generation lacks get the number of the newest that has them.
+    /// The request value of a command: the newest generation's for one that this generation lacks.
     pub fn request_of(&self, op: Op) -> u32 {
         let known = self.generation.svm(op).or_else(|| Generation::NEWEST.svm(op));
         known.map_or(0, |command| command.command.request())
     }
 
-    /// A command; the argument comes back as the kernel left it.
+    /// Issues a command; returns the argument as the kernel left it.
     pub fn call<P: Para>(&self, op: Op, device: u32, para: &P) -> Answer<svm::Arg> {
         let mut arg = svm::Arg::new(device, para);
         self.raw(op, &mut arg)?;
         Ok(arg)
     }
 
-    /// A command whose answer is its own member of the union.
+    /// Issues a command; returns the command's own member of the union.
     pub fn ask<P: Para>(&self, op: Op, device: u32, para: &P) -> Answer<P> {
         self.call(op, device, para).map(|arg| arg.para())
     }
 
-    /// A command on an argument that is already made.
+    /// Issues a command on a prepared argument.
     pub fn raw(&self, op: Op, arg: &mut svm::Arg) -> Answer<i32> {
         asked(op.name());
         crate::manager::ioctl(self.file.fd(), self.request_of(op), std::ptr::from_mut(arg) as u64)
@@ -79,7 +80,7 @@ impl Svm {
         self.call(Op::AllocProcStruct, 0, &svm::Alloc::default()).map(drop)
     }
 
-    /// GET_MMAP_INFO with room for so many segments.
+    /// GET_MMAP_INFO with room for `capacity` segments.
     pub fn segments(&self, capacity: u32) -> Answer<Vec<svm::Segment>> {
         let mut array = vec![svm::Segment::default(); capacity as usize];
         let para = svm::MmapInfo { segments: capacity, array: array.as_mut_ptr() as u64, ..Default::default() };
@@ -88,12 +89,12 @@ impl Svm {
         Ok(array)
     }
 
-    /// mmap of a segment, by hint as the driver wants it.
+    /// mmap(2) of a segment by hint: the driver refuses MAP_FIXED.
     pub fn map_segment(&self, segment: &svm::Segment) -> Answer<u64> {
         mmap(segment.start, segment.size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, self.file.fd())
     }
 
-    /// INIT_PROCESS; a signal may make the kernel ask for another try.
+    /// INIT_PROCESS, repeated on EAGAIN, which a signal causes.
     pub fn init(&self) -> Answer<svm::InitProcess> {
         for _ in 0..100 {
             match self.ask(Op::InitProcess, 0, &svm::InitProcess::default()) {
@@ -118,14 +119,14 @@ impl Svm {
     }
 }
 
-/// Physical memory: what the kernel gave, and what it wants to be told again.
+/// A handle of physical memory: its id, and the values that later commands must repeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     /// Logical id of the device, or 65.
     pub device: u32,
-    /// Its number.
+    /// Its id.
     pub id: i32,
-    /// Host or device.
+    /// The side: host or device.
     pub side: u32,
     /// Page kind.
     pub page: u32,
@@ -201,7 +202,7 @@ impl Session {
         identity
     }
 
-    /// Starts the device process of a device, whether SETUP_DEVICE wants it or not.
+    /// Starts the device process of a device, whether SETUP_DEVICE needs it or not.
     pub fn start_process(&self, device: u32) -> Verdict {
         let identity = self.identity()?;
         let mut channels = self.channels.borrow_mut();
@@ -210,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// SETUP_DEVICE, with a device process started for it if the driver wants one.
+    /// SETUP_DEVICE; starts a device process first if the driver needs one.
     pub fn setup(&self, device: u32) -> Result<svm::SetupDevice, Failure> {
         match self.setup_device(device) {
             Err(libc::EFAULT) => {
@@ -236,7 +237,7 @@ impl Session {
         self.svm.call(Op::PrepareCloseDevice, device, &svm::Alloc::default()).map(drop)
     }
 
-    /// Unmaps every segment by its own call, announces the close and closes.
+    /// Unmaps every segment by its own call, issues CLOSE and closes the file.
     pub fn shut_down(self) -> Verdict {
         self.end_mappings()?;
         drop(self);
@@ -251,7 +252,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the session still answers. The handle that the question makes is given back.
+    /// Whether the session still works: creates host memory and releases it.
     pub fn alive(&self) -> bool {
         match self.host_huge(MIB2) {
             Ok(handle) => {
@@ -290,7 +291,7 @@ impl Session {
         self.heap_of(svm::HEAP_HUGE)
     }
 
-    /// A new reserve heap, 1 GiB; its index. Heaps made one after the other are neighbours.
+    /// A new reserve heap, 1 GiB; its index. Consecutive heaps are adjacent.
     pub fn heap_of(&self, kind: u32) -> Result<u32, Failure> {
         let index = self.next_heap.get();
         self.enable(kind, index, GIB).granted()?;
@@ -317,7 +318,7 @@ impl Session {
 
     // Physical memory.
 
-    /// MEM_CREATE as given; outputs in the answer.
+    /// MEM_CREATE as given; returns the argument with its outputs.
     pub fn create_raw(&self, device: u32, para: svm::MemCreate) -> Answer<svm::MemCreate> {
         self.svm.ask(Op::MemCreate, device, &para)
     }
@@ -355,7 +356,7 @@ impl Session {
         self.release_pages(handle, handle.pages)
     }
 
-    /// MEM_RELEASE that names so many pages.
+    /// MEM_RELEASE of `pages` pages.
     pub fn release_pages(&self, handle: &Handle, pages: u64) -> Answer<svm::MemRelease> {
         let para = svm::MemRelease { id: handle.id, side: handle.side, pages, ..Default::default() };
         self.svm.ask(Op::MemRelease, handle.device, &para)
@@ -363,7 +364,7 @@ impl Session {
 
     // Mappings.
 
-    /// The argument that maps a handle.
+    /// The argument of MEM_MAP for a handle.
     pub fn map_para(handle: &Handle, address: u64, size: u64) -> svm::MemMap {
         svm::MemMap {
             address,
@@ -391,7 +392,7 @@ impl Session {
         self.svm.ask(Op::MemUnmap, svm::HOST_ID, &svm::MemUnmap { address, ..Default::default() })
     }
 
-    /// A device's memory, mapped in a reservation of its own.
+    /// Memory of a device, mapped in a reservation of its own.
     pub fn device_mapping(&self, device: u32, size: u64) -> Result<(Handle, u64), Failure> {
         let handle = self.device_huge(device, size).granted()?;
         let address = self.reserve(size)?;
@@ -432,7 +433,7 @@ impl Session {
 
     // Shares.
 
-    /// MEM_EXPORT; the share's number.
+    /// MEM_EXPORT; returns the id of the share.
     pub fn export(&self, handle: &Handle) -> Answer<i32> {
         let para = svm::MemExport { side: handle.side as i32, id: handle.id, share: 0 };
         self.svm.ask(Op::MemExport, handle.device, &para).map(|answer| answer.share)
@@ -485,37 +486,37 @@ impl Session {
 
     // Copies.
 
-    /// MEMCPY; the direction that came back.
+    /// MEMCPY; returns the direction that the kernel found.
     pub fn copy(&self, destination: u64, source: u64, size: u64, direction: u32) -> Answer<u32> {
         let para = svm::Memcpy { destination, source, size, direction, ..Default::default() };
         self.svm.ask(Op::Memcpy, 0, &para).map(|answer| answer.direction)
     }
 
-    /// Copies bytes to an address of the driver.
+    /// Copies bytes to a driver address.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Answer<()> {
         self.copy(address, bytes.as_ptr() as u64, bytes.len() as u64, svm::COPY_DETECT).map(drop)
     }
 
-    /// Copies bytes from an address of the driver.
+    /// Copies bytes from a driver address.
     pub fn read(&self, address: u64, length: usize) -> Answer<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.copy(bytes.as_mut_ptr() as u64, address, length as u64, svm::COPY_DETECT)?;
         Ok(bytes)
     }
 
-    /// ASYNC_MEMCPY: the task.
+    /// ASYNC_MEMCPY; returns the id of the task.
     pub fn copy_async(&self, destination: u64, source: u64, size: u64) -> Answer<i32> {
         let para = svm::AsyncMemcpy { destination, source, size, ..Default::default() };
         self.svm.ask(Op::AsyncMemcpy, 0, &para).map(|answer| answer.task)
     }
 
-    /// MEMCPY_RESULT_REFRESH: the state.
+    /// MEMCPY_RESULT_REFRESH; returns the state.
     pub fn refresh(&self, task: i32) -> Answer<u64> {
         let para = svm::AsyncMemcpy { task, ..Default::default() };
         self.svm.ask(Op::MemcpyResultRefresh, 0, &para).map(|answer| answer.state)
     }
 
-    /// MEMSET8; whether the kernel left the filling to the caller.
+    /// MEMSET8; returns whether the kernel leaves the fill to the caller.
     pub fn fill(&self, address: u64, value: u64, size: u64) -> Answer<bool> {
         let para = svm::Memset { destination: address, value, size, ..Default::default() };
         self.svm.ask(Op::Memset8, 0, &para).map(|answer| answer.host_mapped == 1)
@@ -532,24 +533,26 @@ impl Session {
     }
 }
 
-/// The argument that creates memory.
+/// The argument of MEM_CREATE.
 pub fn create_of(side: u32, page: u32, size: u64) -> svm::MemCreate {
     svm::MemCreate { side, page, size, module: MODULE, ..Default::default() }
 }
 
-/// A word of memory that the CPU sees.
+/// Reads a word of memory through the CPU.
 pub fn peek(address: u64) -> u64 {
-    // SAFETY: rules read only addresses that they made visible to the CPU, or in a child that may die of it.
+    // SAFETY: rules read only addresses that they made visible to the CPU, or in a child that may
+    // be killed for it.
     unsafe { std::ptr::read_volatile(address as *const u64) }
 }
 
-/// Stores a word into memory that the CPU sees.
+/// Writes a word of memory through the CPU.
 pub fn poke(address: u64, value: u64) {
-    // SAFETY: rules write only addresses that they made visible to the CPU, or in a child that may die of it.
+    // SAFETY: rules write only addresses that they made visible to the CPU, or in a child that may
+    // be killed for it.
     unsafe { std::ptr::write_volatile(address as *mut u64, value) };
 }
 
-/// Waits until something is true: the driver releases in the background, within a few seconds.
+/// Waits until a condition is true: the driver releases in the background, within a few seconds.
 pub fn eventually(what: &str, mut true_: impl FnMut() -> bool) -> Verdict {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !true_() {

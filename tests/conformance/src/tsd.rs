@@ -1,7 +1,8 @@
 //! Starting the device process: the daemon's messages, encoded by hand, over `/dev/hisi_hdc`.
 //!
-//! SETUP_DEVICE needs a process on the device that belongs to ours. The daemon that starts it speaks small protobuf messages, one per
-//! packet, behind a head of three words: total length, 1, 0. Only the fields that a start needs are written here.
+//! SETUP_DEVICE needs a process on the device for this host process. The daemon that starts it
+//! takes small protobuf messages, one per packet. Each follows a header of three words: the total
+//! length, 1 and 0. Only the fields that a start needs are written here.
 
 use crate::manager::{Manager, close, ioctl, open};
 use crate::rule::{Answer, Failure, Judge, asked};
@@ -13,7 +14,7 @@ const START: u64 = 6;
 const START_REPLY: u64 = 8;
 const VERSION: u64 = 1230;
 
-/// Messages that both sides announce to treat alike.
+/// Message types whose handling both sides announce.
 const FEATURES: [(u64, &str); 3] =
     [(35, "check before send aicpu package"), (37, "check before send open qs message"), (64, "get check code retry")];
 
@@ -30,7 +31,7 @@ fn number(out: &mut Vec<u8>, field: u64, value: u64) {
     varint(out, value);
 }
 
-/// proto3 leaves out zeros.
+/// proto3 omits zeros.
 fn number_unless_zero(out: &mut Vec<u8>, field: u64, value: u64) {
     if value != 0 {
         number(out, field, value);
@@ -92,18 +93,18 @@ pub fn start(pid: i32, sign: &[u8], device: u32) -> Vec<u8> {
     framed(body)
 }
 
-/// What a reply says, as far as a start needs it.
+/// The fields of a reply that a start needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// Message type.
     pub kind: u64,
-    /// Logical id that it is about.
+    /// Logical id of the device.
     pub device: u64,
     /// 0: success.
     pub code: u64,
 }
 
-/// Reads a packet; `None` if it is no message.
+/// Parses a packet; `None` if it is not a message.
 pub fn parse(packet: &[u8]) -> Option<Reply> {
     let total = u32::from_le_bytes(packet.get(..4)?.try_into().ok()?) as usize;
     if total != packet.len() {
@@ -153,12 +154,12 @@ fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Who this process is to the driver.
+/// How the driver identifies this process.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// Its id in the initial pid namespace.
     pub tgid: i32,
-    /// The text that the device asks back for.
+    /// The text by which the device verifies the process.
     pub sign: Vec<u8>,
 }
 
@@ -195,7 +196,7 @@ pub fn hdc_open() -> Answer<i32> {
 }
 
 impl Channel {
-    /// Connects to the daemon of a device and ties a new file to the session.
+    /// Connects to the daemon of a device; the session belongs to a new file.
     pub fn connect(device: u32) -> Result<Channel, Failure> {
         let fd = hdc_open().granted()?;
         let device = device as i32;
@@ -244,7 +245,7 @@ impl Channel {
         hdc_command(self.fd, &hdc::RECV_PEEK, &view)
     }
 
-    /// RECV of up to so many bytes.
+    /// RECV of at most `length` bytes.
     pub fn receive(&self, length: usize) -> Answer<Vec<u8>> {
         let mut buffer = vec![0; length];
         let view = hdc::Recv {
@@ -278,7 +279,7 @@ impl Channel {
         hdc_command(self.fd, &hdc::CLOSE, &view).map(drop)
     }
 
-    /// Waits for the message of this kind; others are passed over.
+    /// Waits for a message of this type and skips others.
     pub fn wait_for(&self, kind: u64, seconds: u32) -> Result<Reply, Failure> {
         let mut tries = 0;
         loop {
@@ -294,7 +295,10 @@ impl Channel {
                 Some(reply) if reply.kind == kind => return Ok(reply),
                 Some(_) => {}
                 None => {
-                    return Err(Failure::broken(format!("the daemon sent {} bytes that are no message", packet.len())));
+                    return Err(Failure::broken(format!(
+                        "the daemon sent {} bytes that are not a message",
+                        packet.len()
+                    )));
                 }
             }
         }
@@ -335,20 +339,19 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_is_what_the_daemon_is_used_to() {
-        let expected = hex(
-            "7f0000000100000000000000 102072030892218a026908ce09 12230823121f636865636b206265666f72652073656e64206169637075207061636b616765
-             122508251221636865636b206265666f72652073656e64206f70656e207173206d657373616765 12180840121467657420636865636b20636f6465207265747279",
-        );
+    fn the_handshake_is_what_the_daemon_expects() {
+        let expected = hex("7f0000000100000000000000 102072030892218a026908ce09
+             12230823121f636865636b206265666f72652073656e64206169637075207061636b616765
+             122508251221636865636b206265666f72652073656e64206f70656e207173206d657373616765
+             12180840121467657420636865636b20636f6465207265747279");
         assert_eq!(handshake(4242), expected);
     }
 
     #[test]
-    fn the_start_message_is_what_the_daemon_is_used_to() {
-        let expected = hex(
-            "62000000010000000000000010066801723708ffffff0112303031323334353637383961626364656630313233343536373839616263646566303132333435363738
-             396162636465667809 8002019a02050a03313033d20200ea0300f20300a00402",
-        );
+    fn the_start_message_is_what_the_daemon_expects() {
+        let expected = hex("620000000100000000000000 10066801723708ffffff011230
+             303132333435363738396162636465663031323334353637383961626364656630313233343536373839616263646566
+             7809 8002019a02050a03313033d20200ea0300f20300a00402");
         assert_eq!(start(4_194_303, "0123456789abcdef".repeat(3).as_bytes(), 9), expected);
         assert_eq!(start(4242, &[b'0'; 48], 0).len(), 92);
     }

@@ -1,4 +1,5 @@
-//! The whole suite on the emulated driver: every generation, both attachments, as the program that also runs on a real host.
+//! The whole suite on the emulated driver: every generation and both attachments, with the same
+//! program that runs on a real host.
 
 use ascend_emulator::config::{Attachment, DeviceProcess, Door, Place};
 use ascend_emulator::{Config, Emulator};
@@ -7,13 +8,13 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Runs the suite's program on an emulated host and gives its output and exit status.
+/// Runs the suite's program on an emulated host; returns its output and exit status.
 fn run(config: Config, arguments: &[&str]) -> (String, Option<i32>) {
     let emulator = Emulator::start(config).expect("the emulated driver starts");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-conformance"));
     let mut child = emulator.spawn(command.args(arguments).stdout(Stdio::piped())).expect("the suite starts");
     let mut output = String::new();
-    child.stdout.take().expect("its output is ours").read_to_string(&mut output).expect("its output is text");
+    child.stdout.take().expect("its output is piped").read_to_string(&mut output).expect("its output is text");
     let status = child.wait().expect("the suite ends");
     assert!(emulator.state().is_empty(), "the suite left something behind: {:?}", emulator.state());
     (output, status.code())
@@ -22,10 +23,10 @@ fn run(config: Config, arguments: &[&str]) -> (String, Option<i32>) {
 fn every_rule_is_kept(config: Config) {
     let (output, code) = run(config, &["--exhaustion"]);
     let failed: Vec<&str> = output.lines().filter(|line| line.starts_with("FAIL")).collect();
-    assert!(failed.is_empty(), "{} rules are not kept:\n{}", failed.len(), failed.join("\n"));
+    assert!(failed.is_empty(), "{} rules failed:\n{}", failed.len(), failed.join("\n"));
     assert_eq!(code, Some(0), "{output}");
     let passed = output.lines().filter(|line| line.starts_with("ok ")).count();
-    assert!(passed >= 150, "only {passed} rules could be asked");
+    assert!(passed >= 150, "only {passed} rules were checked");
 }
 
 #[test]
@@ -82,7 +83,7 @@ fn an_unknown_generation_is_named_as_such() {
     assert_eq!((output.as_str(), code), ("", Some(1)));
 }
 
-/// Runs some rules on a driver with a fault and gives the output.
+/// Runs some rules on a driver with a fault; returns the output.
 fn run_broken(fault: &str, arguments: &[&str]) -> String {
     let emulator = Emulator::start(Config::default()).expect("the emulated driver starts");
     emulator.inject(fault.parse().expect("the fault is known"));

@@ -1,4 +1,4 @@
-//! Who may touch a mapping: the owner may, others are granted access once and for the mapping's life.
+//! Access to a mapping: the owner has it; others are granted it once, for the mapping's lifetime.
 
 use crate::host::Host;
 use crate::rule::{Judge, Need, Rule, Verdict, equal, rule};
@@ -163,7 +163,7 @@ fn access_that_was_not_granted_is_none(host: &Host) -> Verdict {
 fn the_question_for_access_tells_the_whole_mapping(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let (_, address) = session.host_mapping(2 * MIB2)?;
-    equal("size for no size", session.get_access(address, 0, HOST_ID).granted()?.size, 2 * MIB2)?;
+    equal("size for size 0", session.get_access(address, 0, HOST_ID).granted()?.size, 2 * MIB2)?;
     equal("size for an odd address", session.get_access(address + 5, 9, HOST_ID).granted()?.size, 2 * MIB2)
 }
 

@@ -1,4 +1,4 @@
-//! Reservations: runs of chunks in a heap, each made and freed by one command.
+//! Reservations: runs of chunks in a heap, each allocated and freed by one command.
 
 use crate::host::Host;
 use crate::rule::{Failure, Judge, Rule, Verdict, rule};

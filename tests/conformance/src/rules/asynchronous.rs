@@ -1,4 +1,4 @@
-//! Asynchronous copies: submitted, then refreshed exactly once; what they use stays in use until then.
+//! Asynchronous copies: submitted, then refreshed exactly once. Their memory is busy until then.
 
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, munmap, page_size};

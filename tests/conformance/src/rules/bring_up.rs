@@ -160,7 +160,7 @@ fn the_segment_question_answers_nothing_else(host: &Host) -> Verdict {
     let mut array = [svm::Segment::default(); 16];
     let para = svm::MmapInfo { segments: 16, array: array.as_mut_ptr() as u64, ..Default::default() };
     let answer = svm.ask(Op::GetMmapInfo, 0, &para).granted()?;
-    equal("hint about a further mapping", answer.need_nptmv, 0)?;
+    equal("need_nptmv", answer.need_nptmv, 0)?;
     equal("host pid", answer.hostpid, 0)?;
     equal("device pid", answer.aicpupid, 0)
 }
@@ -173,7 +173,7 @@ fn segments_by_a_write_only_word_come_without_their_count(host: &Host) -> Verdic
     let request = svm.request_of(Op::GetMmapInfo) & !(2 << 30);
     svm.file.request(request, std::ptr::from_mut(&mut arg) as u64).granted()?;
     equal("count", arg.para::<svm::MmapInfo>().segments, 16)?;
-    // The array is behind a pointer, so the kernel wrote it all the same.
+    // The kernel writes the array through its pointer, whatever the direction bits are.
     equal("first segment", std::hint::black_box(array)[0].start, svm::SVM_START)
 }
 
@@ -241,7 +241,7 @@ fn a_file_opened_for_reading_carries_a_session(host: &Host) -> Verdict {
         mmap(segment.start, segment.size, PROT_READ, MAP_SHARED, svm.file.fd()).granted()?;
     }
     svm.init().granted()?;
-    holds("the session answers", Session::of(svm, segments).alive())
+    holds("the session works", Session::of(svm, segments).alive())
 }
 
 fn commands_before_initialising_are_einval(host: &Host) -> Verdict {
@@ -281,7 +281,7 @@ fn initialising_needs_the_exact_word(host: &Host) -> Verdict {
 }
 
 fn a_session_without_segments_is_granted(host: &Host) -> Verdict {
-    holds("the session answers", Session::unmapped(host)?.alive())
+    holds("the session works", Session::unmapped(host)?.alive())
 }
 
 fn without_segments_host_memory_cannot_be_mapped(host: &Host) -> Verdict {
@@ -333,7 +333,7 @@ fn a_late_further_segment_is_refused_and_harmless(host: &Host) -> Verdict {
     svm.map_segment(&segments[0]).granted()?;
     svm.init().granted()?;
     svm.map_segment(&segments[1]).refused(ESRCH)?;
-    holds("the session answers", Session::of(svm, Vec::new()).alive())
+    holds("the session works", Session::of(svm, Vec::new()).alive())
 }
 
 fn without_the_host_pin_segment_the_session_is_whole(host: &Host) -> Verdict {
@@ -374,11 +374,11 @@ fn a_second_session_is_eexist_until_the_first_is_gone(host: &Host) -> Verdict {
     second.alloc_process().granted()?;
     second.init().refused(EEXIST)?;
     second.init().refused(EEXIST)?;
-    holds("the first session answers", first.alive())?;
+    holds("the first session works", first.alive())?;
     first.shut_down()?;
-    // The file that was told EEXIST is kept: closing it would cost the kernel memory for good.
+    // The file that got EEXIST is kept: closing it would leak kernel memory.
     eventually("the second session begins", || second.init().is_ok())?;
-    holds("the second session answers", Session::of(second, Vec::new()).alive())
+    holds("the second session works", Session::of(second, Vec::new()).alive())
 }
 
 fn a_session_can_be_opened_again_after_an_orderly_end(host: &Host) -> Verdict {
@@ -400,13 +400,13 @@ fn a_session_without_segments_blocks_the_next_until_its_range_is_unmapped(host: 
     equal("address", address, svm::SVM_START)?;
     munmap(address, svm::SVM_SIZE).granted()?;
     eventually("the next session begins", || next.init().is_ok())?;
-    holds("the next session answers", Session::of(next, Vec::new()).alive())
+    holds("the next session works", Session::of(next, Vec::new()).alive())
 }
 
 fn closing_a_second_session_file_orderly_disturbs_nothing(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     drop(Svm::open(host)?);
-    holds("the session answers", session.alive())
+    holds("the session works", session.alive())
 }
 
 fn unknown_numbers_are_einval(host: &Host) -> Verdict {
@@ -438,7 +438,7 @@ fn an_unmapped_argument_is_einval(host: &Host) -> Verdict {
     svm.file.request(svm.request_of(Op::AllocProcStruct), NOWHERE).refused(EINVAL)
 }
 
-/// The word of an unused number below the private ones.
+/// The request value of a number that needs a session and has no handler.
 fn unused_word(svm: &Svm) -> u32 {
     svm.request_of(Op::InitProcess) & !0xFF | 18
 }
@@ -485,7 +485,7 @@ fn a_write_only_word_executes_and_tells_nothing(host: &Host) -> Verdict {
     let request = session.svm.request_of(Op::MemCreate) & !(2 << 30);
     session.svm.file.request(request, std::ptr::from_mut(&mut arg) as u64).granted()?;
     equal("id", arg.para::<svm::MemCreate>().id, -5)?;
-    // Ids are given out one after the other, so the lost one is known.
+    // Ids are consecutive, so the lost one is known.
     handle.id += 1;
     session.release(&handle).granted().map(drop)
 }
@@ -589,7 +589,7 @@ fn setting_up_tells_that_user_pages_can_be_pinned(host: &Host) -> Verdict {
 fn a_refused_set_up_can_be_repeated_with_a_device_process(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     if session.setup_device(0).is_ok() {
-        return Err(Failure::skipped("this firmware sets devices up without a device process"));
+        return Err(Failure::skipped("this firmware sets up devices without a device process"));
     }
     session.setup_device(0).refused(EFAULT)?;
     session.start_process(0)?;
@@ -726,7 +726,7 @@ fn a_second_file_cannot_map_the_segments_of_a_session(host: &Host) -> Verdict {
     let second = Svm::open(host)?;
     second.alloc_process().granted()?;
     second.map_segment(&session.segments[0]).refused(EINVAL)?;
-    holds("the session answers", session.alive())
+    holds("the session works", session.alive())
 }
 
 fn the_map_capability_has_its_generations_number(host: &Host) -> Verdict {

@@ -219,7 +219,7 @@ fn copies_that_run_out_of_a_mapping_are_einval(host: &Host) -> Verdict {
     let handle = session.device_huge(0, MIB2).granted()?;
     let address = session.reserve(4 * MIB2)?;
     session.map(&handle, address, MIB2).granted()?;
-    // From the mapping's start the kernel's walk sees the hole.
+    // From the mapping's start the kernel's walk over mappings finds the hole.
     session.write(address, &vec![1; MIB2 as usize + 1]).refused(EINVAL)?;
     session.write(address, &vec![1; MIB2 as usize]).granted()
 }
@@ -674,7 +674,7 @@ fn the_tail_of_a_copy_within_the_host_goes_unchecked(host: &Host) -> Verdict {
     let bytes = vec![0u8; MIB2 as usize];
     let source = bytes.as_ptr() as u64;
     session.copy(near, source, MIB2 + 8, COPY_DETECT).refused(EINVAL)?;
-    // The walk over mappings steps by their whole size, so from inside one the same tail is not seen.
+    // The walk advances by whole mappings, so from inside a mapping it misses the tail.
     equal("direction", session.copy(near + 8, source, MIB2, COPY_DETECT).granted()?, COPY_HOST_TO_HOST)
 }
 
@@ -704,7 +704,7 @@ fn rows_before_a_failing_one_are_copied(host: &Host) -> Verdict {
     let bytes = [9u8; 4096];
     let start = far + 2 * MIB2 - 64;
     session.write(start, &[1; 64]).granted()?;
-    // Two rows lie in the mapping, the third begins behind it.
+    // Two rows lie in the mapping, the third begins after its end.
     let answer = copy_rows(&session, rows(start, bytes.as_ptr() as u64));
     equal("the copy succeeded", answer.is_ok(), false)?;
     let left = session.read(start, 64).granted()?;

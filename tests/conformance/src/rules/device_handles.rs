@@ -1,4 +1,4 @@
-//! Physical memory of a device. Most answers come from the device's side, which shares code with the host's.
+//! Physical memory of a device. Most answers come from the device, which shares code with the host.
 
 use crate::host::Host;
 use crate::rule::{Judge, Need, Rule, Verdict, equal, holds, rule};
@@ -91,7 +91,7 @@ fn handles_of_one_device_are_different(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let first = session.device_huge(0, MIB2).granted()?;
     let second = session.device_huge(0, MIB2).granted()?;
-    holds("two handles have two ids", first.id != second.id)?;
+    holds("two handles have different ids", first.id != second.id)?;
     session.release(&first).granted()?;
     holds("an id is not reused at once", session.device_huge(0, MIB2).granted()?.id != first.id)
 }
@@ -105,7 +105,7 @@ fn devices_number_their_handles_apart(host: &Host) -> Verdict {
 
 fn device_memory_runs_out_with_enomem(host: &Host) -> Verdict {
     let session = Session::start(host)?;
-    // Nothing has so much; what was taken before it ran out is given back.
+    // No device has this much. The pages that were allocated before it ran out are freed.
     session.device_huge(0, 1 << 42).refused(ENOMEM)?;
     session.device_huge(0, MIB2).granted().map(drop)
 }
@@ -137,7 +137,7 @@ fn releasing_no_pages_of_device_memory_does_nothing(host: &Host) -> Verdict {
     session.map(&handle, address, MIB2).granted()
 }
 
-/// MEM_MAP of 4 MiB of device memory, changed a little, must be refused; afterwards the unchanged one must be granted.
+/// MEM_MAP of 4 MiB of device memory must be refused with `change` and succeed without it.
 #[track_caller]
 fn refused_if(host: &Host, code: i32, change: impl FnOnce(&mut MemMap)) -> Verdict {
     let session = Session::start(host)?;
@@ -214,7 +214,7 @@ fn a_reservation_takes_memory_of_one_device(host: &Host) -> Verdict {
 fn unmapping_device_memory_tells_its_device(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let (_, address) = session.device_mapping(0, 2 * MIB2)?;
-    // 65 as id is good for a device's mapping too.
+    // Id 65 works for a device's mapping too.
     let answer = session.unmap(address).granted()?;
     equal("size", answer.size, 2 * MIB2)?;
     equal("side", answer.side, svm::SIDE_DEVICE)?;
@@ -310,7 +310,7 @@ fn attributes_of_a_handle_have_two_values(host: &Host) -> Verdict {
 fn attributes_of_host_handles_are_eopnotsupp(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     set_attr(&session, |para| para.side = svm::SIDE_HOST).refused(EOPNOTSUPP)?;
-    // The value is looked at before the side.
+    // The value is checked before the side.
     set_attr(&session, |para| (para.side, para.value.route) = (svm::SIDE_HOST, 2)).refused(EINVAL)
 }
 
@@ -327,7 +327,7 @@ fn an_attribute_of_a_handle_is_remembered(host: &Host) -> Verdict {
 
 fn attributes_of_handles_are_unknown_before_26_1(host: &Host) -> Verdict {
     let session = Session::start(host)?;
-    // 8.5.0 has fewer numbers; 9.0.0 has no handler for them.
+    // The numbers are too high for 8.5.0; 9.0.0 has no handler for them.
     let code = if host.generation < Generation::V9_0_0 { EINVAL } else { EOPNOTSUPP };
     set_attr(&session, |_| ()).refused(code)?;
     session.svm.call(Op::MemHandleGetAttr, 0, &svm::MemHandleAttr::default()).refused(code)

@@ -1,4 +1,4 @@
-//! `/dev/hisi_hdc` and the daemon behind it, which starts the process that memory needs on the device.
+//! `/dev/hisi_hdc` and the daemon behind it, which starts the device process that memory needs.
 
 use crate::host::Host;
 use crate::manager::Manager;
@@ -67,7 +67,7 @@ fn a_file_owns_one_session(_: &Host) -> Verdict {
     let second = hdc_command(channel.fd(), &hdc::CONNECT, &view).granted()?;
     let view = hdc::SetSessionOwner { session: second.session, ..Default::default() };
     let answer = hdc_command(channel.fd(), &hdc::SET_SESSION_OWNER, &view);
-    // Nobody owns the second session, so nobody's end would close it.
+    // The second session has no owner, so closing the file would not close it.
     let view = hdc::Close { session: second.session, alloc_index: second.alloc_index, ..Default::default() };
     hdc_command(channel.fd(), &hdc::CLOSE, &view).granted()?;
     answer.map(drop).refused(error::PARAMETER)
@@ -146,7 +146,7 @@ fn the_daemon_starts_a_registered_process(_: &Host) -> Verdict {
     holds("a device process is found", device_pid(&file).is_some_and(|pid| pid > 0))
 }
 
-/// START must be answered with a code that is not 0, or not at all: the device's program leaves some errors unsaid.
+/// START must be refused or stay unanswered: the device's program does not report every error.
 fn refused_start(identity: &Identity) -> Verdict {
     let channel = Channel::connect(0)?;
     shake_hands(&channel, identity)?;
@@ -162,7 +162,7 @@ fn the_daemon_refuses_a_process_that_did_not_register(_: &Host) -> Verdict {
 
 fn the_daemon_refuses_a_process_whose_devmng_file_was_closed(_: &Host) -> Verdict {
     let (file, identity) = registered()?;
-    // Any DEVMNG file counts, also one that was opened for a moment.
+    // Closing any DEVMNG file counts, also a short-lived one.
     drop(Manager::bound(module::DEVMNG)?);
     refused_start(&identity)?;
     drop(file);

@@ -111,10 +111,10 @@ fn the_caller_is_told_its_limits(_: &Host) -> Verdict {
     table()?.command(&uda::GET_USER_INFO, &mut info).granted()?;
     let expected =
         uda::UserInfo { admin: 1, local: 0, max_devices: 100, max_physical: uda::MAX_PHYSICAL, support_physical: 1 };
-    equal("facts", info, expected)
+    equal("user info", info, expected)
 }
 
-/// A command on an address at which nothing is answers a positive number.
+/// The ioctl must return this positive number.
 #[track_caller]
 fn positive(what: &str, answer: Answer<i32>, expected: i32) -> Verdict {
     equal(what, answer.map_err(crate::rule::errno_name), Ok(expected))
@@ -259,11 +259,11 @@ fn the_process_is_told_its_ids(_: &Host) -> Verdict {
     };
     asked("CONTAINER_CMD");
     let main = ask(devmng::BARE_TGID).granted()?;
-    equal("thread of the main thread", ask(devmng::BARE_PID).granted()?, main)?;
+    equal("thread id of the main thread", ask(devmng::BARE_PID).granted()?, main)?;
     let thread = std::thread::spawn(move || (ask(devmng::BARE_TGID), ask(devmng::BARE_PID)));
     let (process, thread) = thread.join().map_err(|_| Failure::broken("the thread panicked"))?;
-    equal("process of another thread", process.granted()?, main)?;
-    holds("another thread has another id", thread.granted()? != main)
+    equal("process id in another thread", process.granted()?, main)?;
+    holds("another thread has another thread id", thread.granted()? != main)
 }
 
 fn unknown_questions_for_ids_are_einval(_: &Host) -> Verdict {
@@ -289,8 +289,8 @@ fn the_sign_is_48_zeros_and_always_the_same(_: &Host) -> Verdict {
     equal("sign", first.sign, vec![b'0'; 48])?;
     let mut id = 0i32;
     ask_id(&file, devmng::BARE_TGID, std::ptr::from_mut(&mut id) as u64).granted()?;
-    equal("process", first.tgid, std::hint::black_box(id))?;
-    equal("process when asked again", crate::tsd::register(&file)?.tgid, first.tgid)
+    equal("process id", first.tgid, std::hint::black_box(id))?;
+    equal("process id, queried again", crate::tsd::register(&file)?.tgid, first.tgid)
 }
 
 fn no_device_process_is_found_before_one_was_started(_: &Host) -> Verdict {
@@ -332,17 +332,17 @@ fn device_facts_lie_where_the_generation_has_them(host: &Host) -> Verdict {
     equal("name of the chip", &bytes[offset..offset + 6], b"Ascend")
 }
 
-/// A question about a device whose id is at an offset of the argument.
+/// A query about a device; its id is at `offset` in the argument.
 fn ask_device(file: &Manager, command: &Command, offset: usize, id: u32) -> Answer<i32> {
     let mut words = [0u32; 128];
     words[offset / 4] = id;
     file.command_at(command, words.as_mut_ptr() as u64)
 }
 
-/// Commands that check an id alike, and where they have it.
+/// Commands with the same check of the id, and the offset of the id.
 const FACTS: [(Command, usize); 3] =
     [(devmng::GET_PCIINFO, 0), (devmng::GET_DEVINFO, 4), (devmng::GET_PCIE_ID_INFO, 28)];
-/// Commands that do not.
+/// Commands with checks of their own.
 const STATES: [(Command, usize); 3] =
     [(devmng::GET_HOST_PHY_MACH_FLAG, 0), (devmng::DEVICE_STATUS, 0), (devmng::GET_DEVICE_HEALTH_STATUS, 0)];
 
@@ -409,7 +409,7 @@ fn pci_ids_come_with_the_logical_id(_: &Host) -> Verdict {
     let mut info = devmng::PcieIdInfo::default();
     devmng_file()?.command(&devmng::GET_PCIE_ID_INFO, &mut info).granted()?;
     equal("logical id", info.logical, 0)?;
-    holds("there is a vendor", info.vendor != 0)
+    holds("the vendor id is set", info.vendor != 0)
 }
 
 fn urd_file() -> Result<Manager, Failure> {
@@ -438,7 +438,7 @@ fn call(key: Key, input: &mut [u32], output: &mut [u32]) -> CallArg {
     }
 }
 
-/// A feature call with words in and out.
+/// A feature call with words as input and output.
 fn feature(file: &Manager, key: Key, input: &mut [u32], output: &mut [u32]) -> Answer<i32> {
     file.command(&urd::CALL, &mut call(key, input, output))
 }
@@ -452,7 +452,7 @@ fn an_unknown_feature_is_eopnotsupp(_: &Host) -> Verdict {
 fn a_feature_call_needs_its_argument(_: &Host) -> Verdict {
     let file = urd_file()?;
     file.command_at(&urd::CALL, 0).refused(EINVAL)?;
-    positive("a call without argument", file.command_at(&urd::CALL, NOWHERE), 64)
+    positive("a call with an unmapped argument", file.command_at(&urd::CALL, NOWHERE), 64)
 }
 
 fn lengths_are_looked_at_before_the_feature(_: &Host) -> Verdict {
@@ -490,7 +490,7 @@ fn filters_have_their_own_lengths(_: &Host) -> Verdict {
     with(UNKNOWN, there, 129).refused(EINVAL)?;
     with(UNKNOWN, there, 128).refused(EOPNOTSUPP)?;
     with(UNKNOWN, NOWHERE, 7).refused(EFAULT)?;
-    // A length without a filter is not looked at.
+    // A length without a filter is not checked.
     let mut output = [77u32];
     let mut arg = call(urd::PROBED, &mut [], &mut output);
     arg.key.filter_length = 7;
@@ -572,7 +572,7 @@ fn health_answers_positive_numbers(_: &Host) -> Verdict {
     let file = urd_file()?;
     positive("health", feature(&file, urd::HEALTH, &mut [0], &mut [0]), 0)?;
     positive("health of an absent device", feature(&file, urd::HEALTH, &mut [ABSENT], &mut [0]), 1)?;
-    positive("health of nothing", feature(&file, urd::HEALTH, &mut [], &mut []), 8)
+    positive("health without a device id", feature(&file, urd::HEALTH, &mut [], &mut []), 8)
 }
 
 fn the_pci_address_wants_28_bytes(_: &Host) -> Verdict {
@@ -611,7 +611,7 @@ fn peer_attributes_have_the_generations_size(host: &Host) -> Verdict {
     let file = urd_file()?;
     let size = host.generation.delta().p2p_size / 4;
     for words in [6, 8] {
-        // P2P_CAN_ACCESS from device 0 to itself is only a question.
+        // P2P_CAN_ACCESS from device 0 to itself has no side effect.
         let mut input = vec![0u32; words];
         input[0] = urd::P2P_CAN_ACCESS;
         input[2] = host.physical[0];
@@ -677,7 +677,7 @@ fn boot_state_goes_by_physical_id(host: &Host) -> Verdict {
 fn probed_devices_are_counted(host: &Host) -> Verdict {
     let mut output = [0u32];
     feature(&urd_file()?, urd::PROBED, &mut [], &mut output).granted()?;
-    holds("at least the listed ones", std::hint::black_box(output)[0] as usize >= host.physical.len())
+    holds("the count includes the listed devices", std::hint::black_box(output)[0] as usize >= host.physical.len())
 }
 
 fn peer_attributes_of_no_device_are_efault(host: &Host) -> Verdict {

@@ -1,4 +1,4 @@
-//! Heaps: whole GiB of the address range, with a kind.
+//! Heaps: whole GiBs of the address range, each of one kind.
 
 use crate::host::Host;
 use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
@@ -64,7 +64,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
 ];
 
-/// A place that no other heap of a rule is at.
+/// An index that no other heap of a rule uses.
 const PLACE: u32 = FIRST_HEAP + 500;
 
 fn of(sub_kind: u32, index: u32, size: u64) -> UpdateHeap {
@@ -364,8 +364,8 @@ fn a_device_heap_takes_reservations_but_no_mappings(host: &Host) -> Verdict {
 fn a_dynamic_mapping_without_a_hint_is_put_somewhere(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let address = session.svm.map_segment(&svm::Segment { start: 0, size: 2 * GIB }).granted()?;
-    holds("it lies above the static range", address >= svm::DYNAMIC_START)?;
-    holds("the session answers", session.alive())
+    holds("the address is above the static range", address >= svm::DYNAMIC_START)?;
+    holds("the session works", session.alive())
 }
 
 fn a_device_heap_of_an_id_out_of_range_is_enodev(host: &Host) -> Verdict {

@@ -1,4 +1,4 @@
-//! Importing: who may, what comes out, and how long the memory lives.
+//! Importing: who may import, what the kernel returns, and how long the memory lives.
 
 use super::share::{bare_tgid, device_exporter, exporter, importer, invite};
 use crate::host::Host;
@@ -104,7 +104,7 @@ fn importing_from_no_device_is_refused(host: &Host) -> Verdict {
     let (session, _, share) = exporter(host)?;
     session.import(HOST_ID, ABSENT, share).refused(EINVAL)?;
     session.import(HOST_ID, svm::DEVICE_IDS, share).refused(ENODEV)?;
-    // The physical id is not what the share is looked up by.
+    // The share is not looked up by the physical id.
     let para = MemImport { share, exporter: ABSENT, exporter_physical: HOST_ID, ..Default::default() };
     session.import_raw(HOST_ID, para).refused(EINVAL)
 }
@@ -174,7 +174,7 @@ fn an_import_tells_what_it_is(host: &Host) -> Verdict {
         equal("module", answer.module, MODULE)?;
         equal("page", answer.page, svm::PAGE_HUGE)?;
         equal("pages", answer.pages, 2)?;
-        // 8.5.0 does not tell the kind of memory; what was passed stays.
+        // 8.5.0 does not return the kind of memory: the value passed in stays.
         equal("memory", answer.memory, if host.generation.delta().import_tells_memory { 0 } else { 77 })
     })
 }
@@ -244,9 +244,9 @@ fn a_process_that_started_after_it_was_listed_is_eacces(host: &Host) -> Verdict 
     })?;
     // SAFETY: getpid has no preconditions.
     if bare_tgid()? != unsafe { libc::getpid() } {
-        return Err(Failure::skipped("ids can only be chosen outside of pid namespaces"));
+        return Err(Failure::skipped("process ids can only be chosen outside of pid namespaces"));
     }
-    // The id of a process that just ended is given to another one on purpose.
+    // Reuses the id of a process that just ended.
     let pid = match fork() {
         0 => leave(0),
         pid => pid,
@@ -254,7 +254,7 @@ fn a_process_that_started_after_it_was_listed_is_eacces(host: &Host) -> Verdict 
     wait(pid);
     peer.link.send(pid as u64)?;
     let share = peer.link.receive()? as i32;
-    // The kernel compares nanoseconds; what a process can learn of another's start is in hundredths of a second.
+    // The kernel compares nanoseconds; user space sees start times in hundredths of a second.
     std::thread::sleep(std::time::Duration::from_millis(40));
     let child = fork_as(pid);
     if child == 0 {
@@ -302,13 +302,14 @@ fn fork_as(pid: i32) -> i32 {
         set_tid_size: 1,
         ..Default::default()
     };
-    // SAFETY: without flags clone3 is a fork: the child goes on here with copies of everything. It only makes system calls of its own and
-    // leaves with _exit.
+    // SAFETY: without flags clone3 is a fork: the child continues here with copies of everything.
+    // It only makes system calls of its own and ends with _exit.
     unsafe { libc::syscall(libc::SYS_clone3, std::ptr::from_ref(&args), size_of::<CloneArgs>()) as i32 }
 }
 
 fn a_process_may_be_listed_before_it_opens_a_session(host: &Host) -> Verdict {
-    // Every importer of this file is listed before it opens its session; this one holds nothing of the driver at all by then.
+    // Every importer of this file is listed before it opens its session; this one has not opened
+    // any file of the driver by then.
     let mut peer = Peer::start(|link| {
         let share = link.receive()? as i32;
         Session::host(host)?.import(HOST_ID, HOST_ID, share).granted().map(drop)
@@ -331,7 +332,7 @@ fn imported_host_memory_is_the_exporters(host: &Host) -> Verdict {
         session.map(&handle, address, 2 * MIB2).granted()?;
         equal("the exporter's word", peek(address + 8), 0x1111)?;
         poke(address + 16, 0x2222);
-        // A system call between the store and the message: an emulated driver may need one to bring them together.
+        // An emulated driver may need a system call to make the store visible.
         session.address_info(address).granted()?;
         link.send(0)?;
         link.receive().map(drop)
@@ -392,7 +393,8 @@ fn normal_host_memory_is_not_imported_on_a_device(host: &Host) -> Verdict {
     peer.finish()
 }
 
-/// A share of device 0, imported on the host by its own exporter and mapped there; and a mapping of its own on the device.
+/// Memory of device 0 that is mapped twice: imported on the host by its own exporter (the second
+/// value), and on the device (the third).
 fn host_view(host: &Host) -> Result<(Session, u64, u64), Failure> {
     let session = Session::start(host)?;
     let (handle, far) = session.device_mapping(0, 2 * MIB2)?;
@@ -490,7 +492,8 @@ fn memory_outlives_its_exporters_handle(host: &Host) -> Verdict {
     peer.finish()
 }
 
-/// A process that exports memory of device 0 with "held" in it to whom it is told to trust, and then waits.
+/// A process that exports memory of device 0 that contains "held" to the two processes whose ids it
+/// receives, and then waits.
 fn exporting_peer(host: &Host) -> Result<Peer, Failure> {
     Peer::start(|link| {
         let (session, handle, share) = device_exporter(host)?;
@@ -591,7 +594,7 @@ fn of_two_threads_that_import_one_wins(host: &Host) -> Verdict {
             let answers = [import(), other.join().map_err(|_| Failure::broken("a thread panicked"))?];
             let losers = answers.iter().filter(|answer| matches!(answer, Err(EFAULT))).count();
             let Some(Ok(won)) = answers.iter().find(|answer| answer.is_ok()) else {
-                return Err(Failure::broken(format!("nobody won: {answers:?}")));
+                return Err(Failure::broken(format!("no thread succeeded: {answers:?}")));
             };
             equal("losers with EFAULT", losers, 1)?;
             let para = svm::MemRelease { id: won.id, side: won.side, pages: won.pages, ..Default::default() };
@@ -651,7 +654,7 @@ fn a_share_outlives_its_closed_device_while_the_host_sees_it(host: &Host) -> Ver
 fn an_exporter_is_known_by_its_process_id_alone(host: &Host) -> Verdict {
     // SAFETY: getpid has no preconditions.
     if bare_tgid()? != unsafe { libc::getpid() } {
-        return Err(Failure::skipped("ids can only be chosen outside of pid namespaces"));
+        return Err(Failure::skipped("process ids can only be chosen outside of pid namespaces"));
     }
     let mut peer = Peer::start(|link| {
         let (session, _, share) = exporter(host)?;
@@ -671,7 +674,7 @@ fn an_exporter_is_known_by_its_process_id_alone(host: &Host) -> Verdict {
     let child = fork_as(peer.pid);
     if child == 0 {
         let told = Session::host(host).map(|session| {
-            // Giving up the list again is the exporter's right alone.
+            // Only the exporter may give up the list again.
             (session.set_attr(HOST_ID, share, 0, 1), session.import(HOST_ID, HOST_ID, share).map(drop))
         });
         leave(match told {

@@ -1,4 +1,5 @@
-//! The kernel-log page: sentences about a failed command, in the calling process's own memory.
+//! The kernel-log page: messages about a failed command, which the kernel writes into the calling
+//! process's memory.
 
 use crate::host::Host;
 use crate::manager::{anonymous, mprotect, page_size};
@@ -32,25 +33,25 @@ pub const RULES: &[Rule] = &[
         .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
 ];
 
-/// The page, made empty.
+/// Maps the page and empties it.
 fn page() -> Result<&'static mut Page, Failure> {
     let size = page_size();
     let address = anonymous(klog::SVM_ERRORS, size, PROT_READ | PROT_WRITE).granted()?;
     equal("address of the page", address, klog::SVM_ERRORS)?;
-    // SAFETY: the mapping was just made at this address, is at least as large as the page, lives as long as the process, and this is the
-    // only reference to it.
+    // SAFETY: the mapping was just made at this address, is at least as large as the page, lives as
+    // long as the process, and this is the only reference to it.
     let page = unsafe { &mut *(address as *mut Page) };
     *page = Page::empty(address);
     Ok(page)
 }
 
-/// What the kernel left, read anew.
+/// The page as the kernel left it.
 fn look(page: &Page) -> Page {
-    // SAFETY: a reference is valid for reads; volatile, because the kernel writes behind the compiler's back.
+    // SAFETY: a reference is valid for reads; volatile, because the kernel changes the page.
     unsafe { std::ptr::read_volatile(page) }
 }
 
-/// A command that is refused.
+/// Issues a command that is refused.
 #[track_caller]
 fn fail(session: &Session) -> Verdict {
     session.create(HOST_ID, create_of(svm::SIDE_HOST, svm::PAGE_HUGE, MIB2 + 5)).refused(EINVAL)
@@ -69,7 +70,7 @@ fn an_error_leaves_sentences(host: &Host) -> Verdict {
     let text = text(&left);
     holds("there is text", !text.is_empty())?;
     equal("last byte", text[text.len() - 1], b'\n')?;
-    equal("byte behind the text", left.text[text.len()], 0)?;
+    equal("byte after the text", left.text[text.len()], 0)?;
     holds("the text has no NUL", !text.contains(&0))?;
     equal("read position", left.read, 0)
 }
@@ -82,7 +83,7 @@ fn the_pages_own_address_is_not_looked_at(host: &Host) -> Verdict {
     holds("there is text", look(page).write > 0)
 }
 
-/// The page stays as it is when a command fails.
+/// A failed command must not change the page.
 fn left_alone(host: &Host, change: impl FnOnce(&mut Page)) -> Verdict {
     let session = Session::host(host)?;
     let page = page()?;
@@ -108,7 +109,7 @@ fn unread_sentences_stay(host: &Host) -> Verdict {
     fail(&session)?;
     let second = look(page);
     holds("text was appended", second.write > first.write)?;
-    equal("first sentences", &text(&second)[..first.write as usize], &text(&first)[..])
+    equal("first messages", &text(&second)[..first.write as usize], &text(&first)[..])
 }
 
 fn read_sentences_are_written_over(host: &Host) -> Verdict {
@@ -137,7 +138,7 @@ fn an_impossible_position_silences_the_page(host: &Host) -> Verdict {
     }
     (page.write, page.read) = (0, 0);
     fail(&session)?;
-    holds("there is text after the repair", look(page).write > 0)
+    holds("there is text after the positions were reset", look(page).write > 0)
 }
 
 fn a_sentence_that_does_not_fit_starts_the_page_over(host: &Host) -> Verdict {
@@ -148,9 +149,9 @@ fn a_sentence_that_does_not_fit_starts_the_page_over(host: &Host) -> Verdict {
     fail(&session)?;
     let left = look(page);
     equal("read position", left.read, 0)?;
-    // Nothing is left but what a further sentence of the same command wrote after the cut one.
-    holds("the write position began anew", left.write < end)?;
-    holds("the cut sentence is at the end", left.text[end as usize..].iter().any(|&byte| byte != 0))
+    // Only later messages of the same command follow the truncated one.
+    holds("the write position was reset", left.write < end)?;
+    holds("the truncated message is at the end", left.text[end as usize..].iter().any(|&byte| byte != 0))
 }
 
 fn a_read_only_page_is_left_alone(host: &Host) -> Verdict {
@@ -215,7 +216,7 @@ fn a_shared_page_collects_a_childs_sentences_too(host: &Host) -> Verdict {
     let (prot, flags) = (PROT_READ | PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     let address = crate::manager::mmap(klog::SVM_ERRORS, page_size(), prot, flags, -1).granted()?;
     equal("address of the page", address, klog::SVM_ERRORS)?;
-    // SAFETY: the mapping was just made, is large enough and aligned, and nothing else refers to it.
+    // SAFETY: the mapping was just made, is large enough and aligned, and has no other reference.
     let page = unsafe { &mut *(address as *mut Page) };
     *page = Page::empty(address);
     check_in_child(|| fail(&session))?;

@@ -1,4 +1,4 @@
-//! MEM_MAP and MEM_UNMAP: a handle's beginning, inside a reservation, undone as a whole.
+//! MEM_MAP maps the beginning of a handle inside a reservation; MEM_UNMAP removes a whole mapping.
 
 use crate::host::Host;
 use crate::manager::page_size;
@@ -79,7 +79,7 @@ fn prepared(host: &Host) -> Result<(Session, Handle, u64), Failure> {
     Ok((session, handle, address))
 }
 
-/// MEM_MAP of 4 MiB, changed a little, must be refused; afterwards the unchanged one must be granted.
+/// MEM_MAP of 4 MiB must be refused with `change` and succeed without it.
 #[track_caller]
 fn refused_if(host: &Host, code: i32, change: impl FnOnce(&mut u32, &mut MemMap)) -> Verdict {
     let (session, handle, address) = prepared(host)?;
@@ -285,7 +285,7 @@ fn a_reservation_holds_many_mappings_of_its_owner(host: &Host) -> Verdict {
     Ok(())
 }
 
-/// A mapping at the third chunk, and a collision with it that began two chunks before.
+/// A mapping at the third chunk, after a MEM_MAP from the first chunk that ran into it.
 fn collided(host: &Host) -> Result<(Session, Handle, Handle, u64), Failure> {
     let session = Session::host(host)?;
     let small = session.host_huge(MIB2).granted()?;
@@ -315,7 +315,7 @@ fn unusable_chunks_spread(host: &Host) -> Verdict {
     let address = session.reserve(16 * MIB2)?;
     session.map(&small, address + 6 * MIB2, MIB2).granted()?;
     session.map(&large, address + 4 * MIB2, 4 * MIB2).refused(EADDRINUSE)?;
-    // Chunks 4 and 5 are unusable now; running into them makes 2 and 3 so too.
+    // Chunks 4 and 5 are unusable now; running into them makes 2 and 3 unusable too.
     session.map(&large, address + 2 * MIB2, 4 * MIB2).refused(EADDRINUSE)?;
     session.map(&small, address + 2 * MIB2, MIB2).refused(EADDRINUSE)?;
     session.map(&small, address + 3 * MIB2, MIB2).refused(EADDRINUSE)?;
@@ -346,7 +346,7 @@ fn a_mapping_may_run_into_the_next_reservation(host: &Host) -> Verdict {
     let handle = session.host_huge(4 * MIB2).granted()?;
     session.map(&handle, address, 3 * MIB2).refused(EINVAL)?;
     session.map(&handle, address + MIB2, 2 * MIB2).granted()?;
-    // A library must never do this: the second reservation could now be freed underneath.
+    // A library must never do this: the second reservation could now be freed while it is mapped.
     session.free(address).refused(EBUSY)?;
     equal("size", session.unmap(address + MIB2).granted()?.size, 2 * MIB2)?;
     session.free(address).granted()?;

@@ -1,4 +1,4 @@
-//! The rules, by what they are about.
+//! The rules, by topic.
 
 mod access;
 mod alloc;

@@ -1,4 +1,5 @@
-//! `/dev/davinci_manager`: a file is bound to one module, and close(2) alone is taken for the process's death.
+//! `/dev/davinci_manager`: a file is bound to one module, and close(2) without the CLOSE command
+//! counts as the end of the process.
 
 use crate::host::Host;
 use crate::manager::{Manager, NOWHERE, mmap};
@@ -52,7 +53,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),
 ];
 
-/// A harmless question to a file that is bound to uda.
+/// A harmless command of a file that is bound to uda.
 fn ask(file: &Manager) -> Result<i32, i32> {
     file.command(&uda::GET_USER_INFO, &mut uda::UserInfo::default())
 }
@@ -190,7 +191,7 @@ fn a_dying_child_does_not_hurt_an_inherited_file(_: &Host) -> Verdict {
             crate::peer::leave(1);
         }
     });
-    equal("the child's own question", end, End::Exit(0))?;
+    equal("end of the child that issued the command", end, End::Exit(0))?;
     ask(&kept).granted().map(drop)
 }
 
@@ -202,7 +203,7 @@ fn a_childs_announcement_does_nothing(_: &Host) -> Verdict {
             crate::peer::leave(1);
         }
     });
-    equal("the child's announcement", end, End::Exit(0))?;
+    equal("end of the child that issued CLOSE", end, End::Exit(0))?;
     ask(&kept).granted()?;
     other.abandon();
     ask(&kept).refused(EBADFD)

@@ -52,7 +52,7 @@ fn an_inherited_file_tells_segments(host: &Host) -> Verdict {
 fn a_child_does_not_disturb_its_parents_session(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     equal("end of the child", in_child(|| ()), End::Exit(0))?;
-    holds("the session answers", session.alive())
+    holds("the session works", session.alive())
 }
 
 fn any_thread_has_the_session(host: &Host) -> Verdict {
@@ -101,8 +101,8 @@ fn a_child_may_go_on_where_its_parent_began(host: &Host) -> Verdict {
 
 fn a_child_has_a_session_of_its_own(host: &Host) -> Verdict {
     let session = Session::host(host)?;
-    check_in_child(|| holds("the child's session answers", Session::host(host)?.alive()))?;
-    holds("the parent's session answers", session.alive())
+    check_in_child(|| holds("the child's session works", Session::host(host)?.alive()))?;
+    holds("the parent's session works", session.alive())
 }
 
 fn an_abandoned_second_file_ends_the_session(host: &Host) -> Verdict {
@@ -111,7 +111,8 @@ fn an_abandoned_second_file_ends_the_session(host: &Host) -> Verdict {
     session.host_huge(MIB2).refused(EBADFD)
 }
 
-/// Another process that exports device memory to anyone and then follows orders; it tells the share's number.
+/// A process that exports device memory to every process, sends the id of the share and, when it is
+/// told to, runs `orders`.
 fn exporter(host: &Host, orders: impl FnOnce(Session, &mut crate::peer::Link) -> Verdict) -> Result<Peer, Failure> {
     Peer::start(|link| {
         let session = Session::start(host)?;
@@ -127,7 +128,7 @@ fn exporter(host: &Host, orders: impl FnOnce(Session, &mut crate::peer::Link) ->
 fn a_closed_file_lives_on_while_its_segments_are_mapped(host: &Host) -> Verdict {
     let mut peer = exporter(host, |session, link| {
         let segments = session.segments.clone();
-        // The device process must outlive the file, so only the file goes.
+        // The device process must outlive the file, so only the file is closed.
         session.svm.file.announce_close().granted()?;
         crate::manager::close(session.svm.file.fd());
         std::mem::forget(session);
@@ -201,7 +202,8 @@ fn exec_ends_the_session(host: &Host) -> Verdict {
         std::mem::forget(session);
         let program = c"/bin/sleep";
         let arguments = [program.as_ptr(), c"60".as_ptr(), std::ptr::null()];
-        // SAFETY: the path and the NULL-terminated list of arguments are constants; every descriptor is close-on-exec.
+        // SAFETY: the path and the NULL-terminated list of arguments are constants; every
+        // descriptor is close-on-exec.
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
         Err(Failure::skipped("there is no /bin/sleep"))
     })?;

@@ -77,7 +77,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
 ];
 
-/// Does something to the first segment and tells whether the session still answers.
+/// Calls `act` with the first segment; returns whether the session still works.
 fn after(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Result<bool, Failure> {
     let session = Session::host(host)?;
     act(&session, session.segments[0])?;
@@ -85,11 +85,11 @@ fn after(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Result<
 }
 
 fn ends(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Verdict {
-    equal("the session answers", after(host, act)?, false)
+    equal("the session works", after(host, act)?, false)
 }
 
 fn harmless(host: &Host, act: impl FnOnce(&Session, Segment) -> Verdict) -> Verdict {
-    equal("the session answers", after(host, act)?, true)
+    equal("the session works", after(host, act)?, true)
 }
 
 fn unmapping_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
@@ -126,7 +126,7 @@ fn unmapping_more_than_a_segment_hides_from_the_driver(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let page = page_size();
     munmap(svm::SVM_START - page, svm::SVM_SIZE + page).granted()?;
-    holds("the session answers", session.alive())?;
+    holds("the session works", session.alive())?;
     drop(session);
     let next = Svm::open(host)?;
     next.alloc_process().granted()?;
@@ -197,7 +197,7 @@ fn protecting_the_pool_and_managed_segments_before_initialising_is_harmless(host
     equal("word", peek(near), 3)?;
     session.close_device(0).granted()?;
     session.shut_down()?;
-    holds("the next session answers", Session::host(host)?.alive())
+    holds("the next session works", Session::host(host)?.alive())
 }
 
 fn advice_that_splits_the_svm_segment_ends_the_session(host: &Host) -> Verdict {
@@ -273,7 +273,7 @@ fn come_and_go(start: u64, size: u64) -> Verdict {
 
 const TIB: u64 = 1 << 40;
 
-/// Ranges that the driver takes for its own segment or a slot of it.
+/// Ranges whose unmapping the driver takes for that of a segment.
 const DANGEROUS: [(u64, u64); 6] = [
     (svm::SVM_START, svm::SVM_SIZE),
     (svm::SVM_START, 2 * TIB),
@@ -288,7 +288,7 @@ fn without_segments_foreign_unmappings_of_certain_ranges_end_the_session(host: &
         crate::peer::check_in_child(|| {
             let session = Session::unmapped(host)?;
             come_and_go(start, size)?;
-            equal(&format!("the session answers after unmapping {start:#x}+{size:#x}"), session.alive(), false)
+            equal(&format!("the session works after unmapping {start:#x}+{size:#x}"), session.alive(), false)
         })?;
     }
     Ok(())
@@ -298,7 +298,7 @@ fn without_segments_dropping_the_svm_range_ends_the_session(host: &Host) -> Verd
     let session = Session::unmapped(host)?;
     anonymous(svm::SVM_START, svm::SVM_SIZE, PROT_NONE).granted()?;
     madvise(svm::SVM_START, svm::SVM_SIZE, libc::MADV_DONTNEED).granted()?;
-    equal("the session answers", session.alive(), false)
+    equal("the session works", session.alive(), false)
 }
 
 fn without_segments_other_unmappings_are_harmless(host: &Host) -> Verdict {
@@ -312,7 +312,7 @@ fn without_segments_other_unmappings_are_harmless(host: &Host) -> Verdict {
         (svm::HOST_PIN_START_PCIE, svm::HOST_PIN_SIZE),
     ] {
         come_and_go(start, size)?;
-        equal(&format!("the session answers after unmapping {start:#x}+{size:#x}"), session.alive(), true)?;
+        equal(&format!("the session works after unmapping {start:#x}+{size:#x}"), session.alive(), true)?;
     }
     Ok(())
 }
@@ -330,7 +330,7 @@ fn with_dynamic(host: &Host) -> Result<Session, Failure> {
 fn an_unused_dynamic_mapping_can_go_and_come_back(host: &Host) -> Verdict {
     let session = with_dynamic(host)?;
     munmap(DYNAMIC.start, DYNAMIC.size).granted()?;
-    holds("the session answers", session.alive())?;
+    holds("the session works", session.alive())?;
     equal("address", session.svm.map_segment(&DYNAMIC).granted()?, DYNAMIC.start)
 }
 
@@ -338,16 +338,16 @@ fn unmapping_a_dynamic_mapping_with_a_heap_ends_the_session(host: &Host) -> Verd
     let session = with_dynamic(host)?;
     session.enable(svm::HEAP_HUGE, svm::STATIC_HEAPS + 16, DYNAMIC.size).granted()?;
     munmap(DYNAMIC.start, DYNAMIC.size).granted()?;
-    equal("the session answers", session.alive(), false)
+    equal("the session works", session.alive(), false)
 }
 
 fn unmapping_a_part_of_a_dynamic_mapping_ends_the_session(host: &Host) -> Verdict {
     let session = with_dynamic(host)?;
     munmap(DYNAMIC.start, GIB).granted()?;
-    equal("the session answers", session.alive(), false)
+    equal("the session works", session.alive(), false)
 }
 
-/// A child that gets an address from `body` and reads it must die of it.
+/// A child that reads the address that `body` returns must be killed for it.
 fn touch_is_fatal(body: impl FnOnce() -> Result<(Session, u64), Failure>) -> Verdict {
     let end = in_child(|| match body() {
         Ok((_session, address)) => {
@@ -399,7 +399,7 @@ fn segments_do_not_survive_a_fork(host: &Host) -> Verdict {
     let (_, address) = session.host_mapping(MIB2)?;
     equal("owner", session.owner(address, MIB2).granted()?.device, HOST_ID)?;
     let end = in_child(|| {
-        // SAFETY: msync only looks whether the range is mapped.
+        // SAFETY: msync only checks whether the range is mapped.
         let result = unsafe { libc::msync(heap_address(0) as *mut libc::c_void, 4096, libc::MS_ASYNC) };
         let told = answer(i64::from(result));
         leave(i32::from(told != Err(libc::ENOMEM)));
@@ -419,7 +419,7 @@ fn bind_to_node(start: u64, length: u64) -> Verdict {
     const MPOL_BIND: u64 = 2;
     let nodes = 1u64;
     asked("mbind");
-    // SAFETY: the node mask is a local that outlives the call; the range is a mapping of this process's own.
+    // SAFETY: the node mask is a local that outlives the call; the range is our own mapping.
     let result =
         unsafe { libc::syscall(libc::SYS_mbind, start, length, MPOL_BIND, std::ptr::from_ref(&nodes), 64u64, 0u64) };
     match answer(result) {
@@ -438,11 +438,11 @@ fn a_second_users_clean_up_ends_a_session_without_segments(host: &Host) -> Verdi
     let second = Svm::open(host)?;
     let segments = second.prepare()?;
     second.init().refused(EEXIST)?;
-    holds("the first session answers", session.alive())?;
+    holds("the first session works", session.alive())?;
     for segment in &segments {
         munmap(segment.start, segment.size).granted()?;
     }
-    equal("the first session answers", session.alive(), false)?;
-    // The file that was told EEXIST is not left with it: that would cost the kernel memory for good.
+    equal("the first session works", session.alive(), false)?;
+    // The file that got EEXIST must not be closed in that state: that would leak kernel memory.
     crate::session::eventually("the second session begins", || second.init().is_ok())
 }

@@ -1,4 +1,4 @@
-//! Exporting: a handle becomes a share, with a list of trusted processes or open to anyone.
+//! Exporting: a handle becomes a share, open to a list of trusted processes or to every process.
 
 use crate::host::Host;
 use crate::manager::NOWHERE;
@@ -79,7 +79,7 @@ pub(super) fn device_exporter(host: &Host) -> Result<(Session, Handle, i32), Fai
     Ok((session, handle, share))
 }
 
-/// A process that waits for the number of a share, then runs `body` with it. It tells its id first.
+/// A process that sends its id, waits for the id of a share and runs `body` with it.
 pub(super) fn importer(body: impl FnOnce(&mut Link, i32) -> Verdict) -> Result<Peer, Failure> {
     Peer::start(|link| {
         link.send(bare_tgid()? as u64)?;
@@ -105,7 +105,7 @@ pub(super) fn bare_tgid() -> Result<i32, Failure> {
     Ok(std::hint::black_box(id))
 }
 
-/// Tells the waiting importer the share after listing it.
+/// Lists the waiting importer as trusted and sends it the id of the share.
 pub(super) fn invite(peer: &mut Peer, session: &Session, device: u32, share: i32) -> Verdict {
     let pid = peer.link.receive()? as i32;
     session.trust(device, share, &[pid]).granted()?;
@@ -162,7 +162,7 @@ fn trusting_nobody_is_einval(host: &Host) -> Verdict {
     session.trust(HOST_ID, share, &[]).refused(EINVAL)
 }
 
-/// MEM_SET_PID with a list that may be nowhere.
+/// MEM_SET_PID with any address as the list.
 fn trust_raw(session: &Session, share: i32, count: u32, pids: u64) -> Result<svm::Arg, i32> {
     session.svm.call(Op::MemSetPid, HOST_ID, &svm::MemSetPid { share, count, pids })
 }
@@ -195,7 +195,7 @@ fn only_the_exporter_trusts(host: &Host) -> Verdict {
     let mut peer = importer(|_, share| {
         let session = Session::host(host)?;
         session.trust(HOST_ID, share, &[1]).refused(EACCES)?;
-        // The exporter is looked for before the entries.
+        // The exporter is checked before the entries.
         session.trust(HOST_ID, share, &[0]).refused(EACCES)
     })?;
     let (session, _, share) = exporter(host)?;
