@@ -31,7 +31,7 @@ declare_layouts! {
     }
 
     /// Argument of [`GET_DEVINFO`] in 26.1.
-    pub struct DevInfo = "devdrv_manager_hccl_devinfo", 320, only [V26_1] {
+    pub struct DevInfo = "devdrv_manager_hccl_devinfo", 320, since V26_1 {
         pub env_type: u8 = "env_type" @ 0,
         pub _pad0: [u8; 3],
         /// Logical id.
@@ -73,7 +73,7 @@ declare_layouts! {
     }
 
     /// Argument of [`GET_DEVINFO`] in 8.5.0 and 9.0.0.
-    pub struct DevInfo85 = "devdrv_manager_hccl_devinfo", 312, only [V8_5_0 V9_0_0] {
+    pub struct DevInfo85 = "devdrv_manager_hccl_devinfo", 312, until V9_0_0 {
         pub env_type: u8 = "env_type" @ 0,
         pub _pad0: [u8; 3],
         pub device: u32 = "dev_id" @ 4,

@@ -118,13 +118,16 @@ pub fn commands(generation: Generation) -> impl Iterator<Item = &'static Command
     .chain(generation.svm_commands().map(|svm| &svm.command))
 }
 
-/// The generations of a declaration: all, unless it says otherwise.
+/// The generations of a declaration: all, `since` one, or `until` one (inclusive).
 macro_rules! declared_generations {
     () => {
         &$crate::Generation::ALL
     };
-    ($($generation:ident)+) => {
-        &[$($crate::Generation::$generation),+]
+    (since $generation:ident) => {
+        $crate::Generation::$generation.and_newer()
+    };
+    (until $generation:ident) => {
+        $crate::Generation::$generation.and_older()
     };
 }
 
@@ -134,7 +137,7 @@ macro_rules! declared_generations {
 macro_rules! declare_layouts {
     ($(
         $(#[$meta:meta])*
-        pub struct $name:ident = $c_name:literal, $size:literal $(, only [$($generation:ident)+])? {
+        pub struct $name:ident = $c_name:literal, $size:literal $(, $bound:ident $generation:ident)? {
             $( $(#[$field_meta:meta])* pub $field:ident: $type:ty $(= $c_field:literal @ $offset:literal)?, )*
         }
     )*) => {
@@ -178,7 +181,7 @@ macro_rules! declare_layouts {
                         size: size_of::<$type>(),
                     },
                 )? )*],
-                generations: $crate::layout::declared_generations!($($($generation)+)?),
+                generations: $crate::layout::declared_generations!($($bound $generation)?),
             },
         )*];
     };
@@ -188,7 +191,7 @@ macro_rules! declare_layouts {
 macro_rules! declare_constants {
     ($(
         $(#[$meta:meta])*
-        pub const $name:ident: $type:ty = $value:expr, $c_name:literal $(, only [$($generation:ident)+])?;
+        pub const $name:ident: $type:ty = $value:expr, $c_name:literal $(, $bound:ident $generation:ident)?;
     )*) => {
         $( $(#[$meta])* pub const $name: $type = $value; )*
 
@@ -198,7 +201,7 @@ macro_rules! declare_constants {
                 name: stringify!($name),
                 c_name: $c_name,
                 value: $value as i128,
-                generations: $crate::layout::declared_generations!($($($generation)+)?),
+                generations: $crate::layout::declared_generations!($($bound $generation)?),
             },
         )*];
     };

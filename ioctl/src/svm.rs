@@ -62,19 +62,19 @@ declare_constants! {
     /// Its size: 8 TiB.
     pub const SVM_SIZE: u64 = 0x800_0000_0000, "DEVMM_SVM_MEM_SIZE";
     /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel for ever.**
-    pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", only [V26_1];
+    pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", since V26_1;
     /// Its size: 2 TiB.
-    pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", only [V26_1];
+    pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", since V26_1;
     /// Start of the UVM segment.
-    pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", only [V26_1];
+    pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", since V26_1;
     /// Its size: 3 TiB.
-    pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", only [V26_1];
+    pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", since V26_1;
     /// Start of the host-pin segment when devices hang on PCI Express.
-    pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", only [V9_0_0 V26_1];
+    pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", since V9_0_0;
     /// Start of the host-pin segment when devices hang on HCCS.
-    pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", only [V9_0_0 V26_1];
+    pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", since V9_0_0;
     /// Its size: 1 TiB.
-    pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", only [V9_0_0 V26_1];
+    pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", since V9_0_0;
     /// Where ordinary heaps begin; below it are the areas of the video and read-only heaps.
     pub const NORMAL_START: u64 = 0x12C0_0000_0000, "DEVMM_NORMAL_ADDR_START";
     /// Where addresses begin that need a mapping of their own.
@@ -155,7 +155,7 @@ declare_constants! {
     /// [`MemImport::kind`].
     pub const HANDLE_FABRIC: u32 = 1, "MEM_HANDLE_TYPE_FABRIC";
     /// [`MemImport::kind`].
-    pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", only [V9_0_0 V26_1];
+    pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", since V9_0_0;
     /// [`MemRelease::kind`]: it was an import.
     pub const RELEASED_IMPORT: u32 = 2, "SVM_MEM_HANDLE_IMPORT_TYPE";
     /// Most processes in a trust list, and in one call.
@@ -204,7 +204,7 @@ declare_constants! {
     /// [`Advice::GIANT`].
     pub const ADVISE_GIANT: u32 = 0x8000, "DV_ADVISE_GIANTPAGE";
     /// [`Advice::HOST_UVA`].
-    pub const ADVISE_HOST_UVA: u32 = 0x1_0000, "DV_ADVISE_HOST_UVA", only [V9_0_0 V26_1];
+    pub const ADVISE_HOST_UVA: u32 = 0x1_0000, "DV_ADVISE_HOST_UVA", since V9_0_0;
     /// Most elements of MEMCPY_BATCH.
     pub const BATCH: u32 = 4096, "DEVMM_MEMCPY_BATCH_MAX_COUNT";
     /// [`ASYNC_FAILED`] as the driver writes it.

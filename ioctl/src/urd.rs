@@ -89,7 +89,7 @@ declare_layouts! {
     }
 
     /// Input and output of [`P2P`] from 9.0.0 on: both lengths exactly 32.
-    pub struct P2pAttr = "urd_p2p_attr", 32, only [V9_0_0 V26_1] {
+    pub struct P2pAttr = "urd_p2p_attr", 32, since V9_0_0 {
         /// One of the `P2P_*` operations.
         pub operation: u32 = "op" @ 0,
         /// Logical id.
@@ -104,7 +104,7 @@ declare_layouts! {
     }
 
     /// Input and output of [`P2P`] in 8.5.0: both lengths exactly 24.
-    pub struct P2pAttr85 = "urd_p2p_attr", 24, only [V8_5_0] {
+    pub struct P2pAttr85 = "urd_p2p_attr", 24, until V8_5_0 {
         pub operation: u32 = "op" @ 0,
         pub device: u32 = "dev_id" @ 4,
         pub peer: u32 = "peer_dev_id" @ 8,
@@ -149,14 +149,14 @@ declare_layouts! {
     }
 
     /// Input of [`MEMORY_INFO`].
-    pub struct MemoryInfoIn = "urd_dev_mem_type", 8, only [V26_1] {
+    pub struct MemoryInfoIn = "urd_dev_mem_type", 8, since V26_1 {
         pub device: u32 = "dev_id" @ 0,
         /// 2 for HBM.
         pub kind: u32 = "type" @ 4,
     }
 
     /// Output of [`PHYSICAL_INFO`]; shorter buffers are EINVAL.
-    pub struct PhysicalInfo = "dms_get_phy_dev_info_out", 136, only [V9_0_0 V26_1] {
+    pub struct PhysicalInfo = "dms_get_phy_dev_info_out", 136, since V9_0_0 {
         pub chip: u32 = "chip_id" @ 0,
         pub die: u32 = "die_id" @ 4,
         pub reserved: [u32; 32] = "reserved" @ 8,
@@ -187,15 +187,15 @@ declare_constants! {
     /// [`P2P`].
     pub const SUB_P2P: u32 = 40, "DMS_SUBCMD_DEV_P2P_ATTR";
     /// [`PHYSICAL_INFO`].
-    pub const SUB_PHYSICAL_INFO: u32 = 58, "DMS_SUBCMD_GET_PHY_DEVICE_INFO", only [V9_0_0 V26_1];
+    pub const SUB_PHYSICAL_INFO: u32 = 58, "DMS_SUBCMD_GET_PHY_DEVICE_INFO", since V9_0_0;
     /// [`MEMORY_INFO`].
-    pub const SUB_MEMORY_INFO: u32 = 39, "DMS_SUBCMD_DEV_MEM_INFO", only [V26_1];
+    pub const SUB_MEMORY_INFO: u32 = 39, "DMS_SUBCMD_DEV_MEM_INFO", since V26_1;
     /// [`TS_HEARTBEAT`].
     pub const SUB_TS_HEARTBEAT: u32 = 4, "DMS_SUBCMD_GET_TS_HB_STATUS";
     /// [`UDIS_GET`].
-    pub const SUB_UDIS_GET: u32 = 56, "DMS_SUBCMD_GET_UDIS_DEVICE_INFO", only [V9_0_0 V26_1];
+    pub const SUB_UDIS_GET: u32 = 56, "DMS_SUBCMD_GET_UDIS_DEVICE_INFO", since V9_0_0;
     /// [`UDIS_GET_85`].
-    pub const MAIN_UDIS_GET_85: u32 = 0x60063, "DMS_GET_UDIS_DEVICE_INFO_CMD", only [V8_5_0];
+    pub const MAIN_UDIS_GET_85: u32 = 0x60063, "DMS_GET_UDIS_DEVICE_INFO_CMD", until V8_5_0;
     /// [`SPOD_INFO`].
     pub const MAIN_DEVICE_INFO: u32 = 0x6003F, "DMS_GET_GET_DEVICE_INFO_CMD";
     /// Requests peer access.

@@ -33,13 +33,10 @@ impl Place {
 
 impl Table {
     fn of(generation: Generation) -> Table {
-        let text = match generation {
-            Generation::V8_5_0 => include_str!("../abi/8.5.0.json"),
-            Generation::V9_0_0 => include_str!("../abi/9.0.0.json"),
-            Generation::V26_1 => include_str!("../abi/26.1.json"),
-            other => panic!("generation {other} has no table: write one with `cargo xtask abi dump`"),
-        };
-        let table = Table(serde_json::from_str(text).unwrap());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("abi").join(generation.delta().table);
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}; write it with `cargo xtask abi dump`", path.display()));
+        let table = Table(serde_json::from_str(&text).unwrap());
         assert_eq!(table.0["generation"], generation.name());
         table
     }

@@ -252,7 +252,7 @@ declare_layouts! {
     }
 
     /// MEM_HANDLE_SET_ATTR and MEM_HANDLE_GET_ATTR, from 26.1 on.
-    pub struct MemHandleAttr = "devmm_mem_handle_set_attr_para", 48, only [V26_1] {
+    pub struct MemHandleAttr = "devmm_mem_handle_set_attr_para", 48, since V26_1 {
         pub id: i32 = "id" @ 0,
         /// 0: the route.
         pub kind: u32 = "type" @ 4,
@@ -544,7 +544,7 @@ declare_layouts! {
     }
 
     /// MEM_MAP_CAP, from 9.0.0 on.
-    pub struct MapCapability = "devmm_mem_map_cap_para", 8, only [V9_0_0 V26_1] {
+    pub struct MapCapability = "devmm_mem_map_cap_para", 8, since V9_0_0 {
         pub acc_module_type: u32 = "acc_module_type" @ 0,
         pub mem_map_capability: u32 = "mem_map_capability" @ 4,
     }
@@ -560,7 +560,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_CREATE.
-    pub struct SomaPoolCreate = "devmm_soma_pool_create_para", 32, only [V26_1] {
+    pub struct SomaPoolCreate = "devmm_soma_pool_create_para", 32, since V26_1 {
         pub dev_id: u64 = "dev_id" @ 0,
         pub pool_id: u64 = "pool_id" @ 8,
         pub address: u64 = "va" @ 16,
@@ -568,12 +568,12 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_DESTROY.
-    pub struct SomaPoolDestroy = "devmm_soma_pool_destroy_para", 8, only [V26_1] {
+    pub struct SomaPoolDestroy = "devmm_soma_pool_destroy_para", 8, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
     }
 
     /// SOMA_POOL_MALLOC.
-    pub struct SomaPoolMalloc = "devmm_soma_pool_malloc_para", 32, only [V26_1] {
+    pub struct SomaPoolMalloc = "devmm_soma_pool_malloc_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub address: u64 = "va" @ 8,
         pub size: u64 = "size" @ 16,
@@ -582,7 +582,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_FREE.
-    pub struct SomaPoolFree = "devmm_soma_pool_free_para", 32, only [V26_1] {
+    pub struct SomaPoolFree = "devmm_soma_pool_free_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub address: u64 = "va" @ 8,
         pub size: u64 = "size" @ 16,
@@ -591,7 +591,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_TRIM.
-    pub struct SomaPoolTrim = "devmm_soma_pool_trim_para", 32, only [V26_1] {
+    pub struct SomaPoolTrim = "devmm_soma_pool_trim_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub reserved_size: u64 = "reserved_size" @ 8,
         pub used_size: u64 = "used_size" @ 16,
@@ -599,7 +599,7 @@ declare_layouts! {
     }
 
     /// UVM_ADVISE.
-    pub struct UvmAdvise = "devmm_mem_managed_advise_para", 32, only [V9_0_0 V26_1] {
+    pub struct UvmAdvise = "devmm_mem_managed_advise_para", 32, since V9_0_0 {
         pub address: u64 = "ptr" @ 0,
         pub size: u64 = "size" @ 8,
         pub advise: u32 = "advise" @ 16,
@@ -609,7 +609,7 @@ declare_layouts! {
     }
 
     /// UVM_MEM_RANGE_GET_ATTRIBUTES.
-    pub struct UvmRangeAttributes = "devmm_mem_range_attributes", 48, only [V26_1] {
+    pub struct UvmRangeAttributes = "devmm_mem_range_attributes", 48, since V26_1 {
         pub attributes: u64 = "attributes" @ 0,
         pub attribute_num: u64 = "attribute_num" @ 8,
         pub address: u64 = "ptr" @ 16,
@@ -619,7 +619,7 @@ declare_layouts! {
     }
 
     /// UVM_PREFETCH.
-    pub struct UvmPrefetch = "devmm_uvm_prefetch_para", 32, only [V26_1] {
+    pub struct UvmPrefetch = "devmm_uvm_prefetch_para", 32, since V26_1 {
         pub address: u64 = "va" @ 0,
         pub size: u64 = "size" @ 8,
         pub location: [u32; 2] = "location" @ 16,
@@ -628,7 +628,7 @@ declare_layouts! {
     }
 
     /// UVM_PREFETCH_BATCH.
-    pub struct UvmPrefetchBatch = "devmm_uvm_prefetch_batch_para", 56, only [V26_1] {
+    pub struct UvmPrefetchBatch = "devmm_uvm_prefetch_batch_para", 56, since V26_1 {
         pub vas: u64 = "vas" @ 0,
         pub sizes: u64 = "sizes" @ 8,
         pub count: u64 = "count" @ 16,
@@ -653,7 +653,7 @@ declare_layouts! {
     }
 
     /// In [`MemHandleAttr`].
-    pub struct HandleAttr = "HandleAttr", 36, only [V26_1] {
+    pub struct HandleAttr = "HandleAttr", 36, since V26_1 {
         /// 0 or 1.
         pub route: u32 = "mem_map_route" @ 0,
         pub rsv: [u32; 8] = "rsv" @ 4,

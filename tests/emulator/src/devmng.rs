@@ -8,7 +8,6 @@
 use crate::caller::{Caller, Outcome};
 use crate::config::Phase;
 use crate::machine::Machine;
-use ascend_ioctl::Generation;
 use ascend_ioctl::command::number;
 use ascend_ioctl::devmng::{
     BARE_PID, BARE_TGID, CONTAINER_CMD, ContainerArg, DEVICE_STATUS, DevInfo, DevInfo85, GET_CONTAINER_FLAG,
@@ -180,7 +179,7 @@ fn device_info(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, 
     let mut soc = [0; 32];
     soc[..SOC.len()].copy_from_slice(SOC.as_bytes());
     // Core numbers, versions and frequencies are made up.
-    if machine.config.generation < Generation::V26_1 {
+    if bytes.len() == size_of::<DevInfo85>() {
         let mut info =
             DevInfo85 { device: logical, ai_core_num: AI_CORES, hardware_version: 0x0910_0B03, ..Default::default() };
         (info.chip_id, info.die_id, info.mainboard_id, info.soc_version) = (chip, die, 0x2C, soc);
@@ -270,8 +269,8 @@ mod tests {
     use crate::config::{Config, Place};
     use crate::driver::FileId;
     use crate::rig::{OK, Process, Rig, positive, refused};
-    use ascend_ioctl::Command;
     use ascend_ioctl::devmng::ContainerCall;
+    use ascend_ioctl::{Command, Generation};
 
     const A: Process = Process(4242);
 

@@ -193,7 +193,7 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
         (PROBED, true, probed),
         (P2P, true, p2p),
         (PHYSICAL_INFO, newer, physical_info),
-        (MEMORY_INFO, generation >= Generation::V26_1, memory_info),
+        (MEMORY_INFO, generation.delta().urd_keys.contains(&MEMORY_INFO), memory_info),
         (TS_HEARTBEAT, true, heartbeat),
         (SPOD_INFO, true, super_pod),
         (generation.delta().udis_get, true, published),
@@ -392,8 +392,8 @@ fn published(call: &mut Call) -> Answer {
 }
 
 fn p2p(call: &mut Call) -> Answer {
-    let old = call.machine.config.generation < Generation::V9_0_0;
     let size = call.machine.config.generation.delta().p2p_size;
+    let old = size == size_of::<P2pAttr85>();
     if call.input.len() != size || call.output_length < size {
         return Err(Errno::EINVAL.into());
     }
