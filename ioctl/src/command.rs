@@ -1,4 +1,4 @@
-//! A command of the driver: its number, its argument, and what the kernel demands before it does it.
+//! A command of the driver: its number and its argument.
 
 use crate::layout::Layout;
 
@@ -13,58 +13,6 @@ pub enum Direction {
     Write,
     /// `_IOWR`: copied in, and out on success.
     ReadWrite,
-}
-
-/// The session state that an SVM command needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
-    /// An open file that is bound to the module.
-    File,
-    /// ALLOC_PROC_STRUCT was done on this file.
-    Process,
-    /// INIT_PROCESS was done by the calling process on this file.
-    Session,
-}
-
-/// What becomes of `head.devid`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceId {
-    /// Not looked at, or taken as it is.
-    Raw,
-    /// Translated from a logical to a physical id (and written back so).
-    Converted,
-    /// Translated; 65, the host, is meaningful too.
-    ConvertedOrHost,
-}
-
-/// How the command takes the process's lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lock {
-    /// Not at all.
-    None,
-    /// Shared: runs beside others.
-    Shared,
-    /// Exclusive: waits for all others, and they for it.
-    Exclusive,
-}
-
-/// What the kernel does with the reservation that an address of the command lies in, before and after the handler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reference {
-    /// Nothing.
-    None,
-    /// The reservation is being made: its counter must be 0.
-    Malloc,
-    /// The reservation is being freed: its counter must be exactly 1.
-    Free,
-    /// Counted for the time of the call.
-    During,
-    /// Counted, and kept on success.
-    Keep,
-    /// Given back on success.
-    GiveBack,
-    /// Counted for the time of the call; without a device mapping at its start the counter must be exactly 1.
-    Advise,
 }
 
 /// A command of one of the driver's modules.
@@ -84,21 +32,11 @@ pub struct Command {
     pub size: u16,
     /// The struct that the argument points to, where it is one of ours.
     pub argument: Option<&'static str>,
-    /// Needed state.
-    pub needs: Needs,
-    /// Treatment of `head.devid`.
-    pub device_id: DeviceId,
-    /// Lock.
-    pub lock: Lock,
-    /// Treatment of addresses.
-    pub reference: Reference,
-    /// Whether the host driver has a handler; without one the answer is EOPNOTSUPP.
-    pub handled: bool,
 }
 
 impl Command {
-    /// A command of a module that has no rules in common with SVM's.
-    pub(crate) const fn plain(
+    /// A command of a module.
+    pub(crate) const fn new(
         name: &'static str,
         c_name: &'static str,
         magic: u8,
@@ -107,20 +45,7 @@ impl Command {
         size: u16,
         argument: Option<&'static str>,
     ) -> Command {
-        Command {
-            name,
-            c_name,
-            magic,
-            number,
-            direction,
-            size,
-            argument,
-            needs: Needs::File,
-            device_id: DeviceId::Raw,
-            lock: Lock::None,
-            reference: Reference::None,
-            handled: true,
-        }
+        Command { name, c_name, magic, number, direction, size, argument }
     }
 
     /// The request value of ioctl(2).

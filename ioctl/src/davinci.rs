@@ -62,7 +62,7 @@ impl OpenArg {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: &'static str) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
 }
 
 /// Binds the file to a module.

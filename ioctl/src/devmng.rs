@@ -187,7 +187,7 @@ declare_constants! {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
 /// PCI address.

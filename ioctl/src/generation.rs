@@ -35,14 +35,8 @@ pub struct Delta {
     pub segments: &'static [svm::Segment],
     /// Whether a host-pin range follows once a device has come up.
     pub host_pin: bool,
-    /// Whether [`svm::InitProcess::uvm_page_size`] is answered.
-    pub uvm: bool,
     /// Whether [`svm::MemImport::memory`] is answered.
     pub import_tells_memory: bool,
-    /// Whether normal-page host memory can be imported on a device.
-    pub normal_host_share_on_device: bool,
-    /// Whether MEM_CREATE looks if a NUMA node is online.
-    pub checks_numa_node: bool,
     /// Numbers of DEVMNG from here on are EINVAL.
     pub devmng_numbers: u8,
     /// Size of GET_DEVINFO's struct.
@@ -70,10 +64,7 @@ const V8_5_0: Delta = Delta {
     sub_kinds: 7,
     segments: &[SVM],
     host_pin: false,
-    uvm: false,
     import_tells_memory: false,
-    normal_host_share_on_device: true,
-    checks_numa_node: false,
     devmng_numbers: 208,
     devinfo_size: 312,
     p2p_size: 24,
@@ -91,8 +82,6 @@ const V9_0_0: Delta = Delta {
     svm_private_numbers: 100,
     host_pin: true,
     import_tells_memory: true,
-    normal_host_share_on_device: false,
-    checks_numa_node: true,
     devmng_numbers: 209,
     p2p_size: 32,
     udis_get: urd::UDIS_GET,
@@ -109,7 +98,6 @@ const V26_1: Delta = Delta {
     svm_numbers: 105,
     sub_kinds: 9,
     segments: &[SVM, SOMA, UVM],
-    uvm: true,
     devinfo_size: 320,
     urd_keys: &[urd::UDIS_GET, urd::MEMORY_INFO],
     ..V9_0_0

@@ -294,7 +294,7 @@ pub mod error {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
 /// Asks for the peer's device number (used for file transfer only).

@@ -1,6 +1,6 @@
 //! Structs, ioctl numbers and constants of the Huawei Ascend NPU kernel driver, for every driver generation that we know.
 //!
-//! `no_std`, no system calls, no meaning: only the bytes that cross the system-call boundary, and what the kernel demands of each command.
+//! `no_std`, no system calls: only the bytes that cross the system-call boundary.
 //! One module per device or driver module:
 //!
 //! | module | device | module name |

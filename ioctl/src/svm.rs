@@ -9,7 +9,7 @@ mod para;
 
 pub use para::*;
 
-use crate::command::{Command, DeviceId, Direction, Lock, Needs, Reference};
+use crate::command::{Command, Direction};
 use crate::layout::declare_constants;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -361,13 +361,13 @@ ops! {
 pub struct SvmCommand {
     /// What it means.
     pub op: Op,
-    /// Its number and the kernel's demands.
+    /// Its number and argument.
     pub command: Command,
 }
 
-/// A line of the command tables.
+/// A line of the command tables: number, meaning, name in the headers, direction, argument.
 macro_rules! command {
-    ($number:literal $op:ident $c_name:literal $direction:ident $($argument:ident)?; $lock:ident $device:ident $reference:ident $($state:ident)?) => {
+    ($number:literal $op:ident $c_name:literal $direction:ident $($argument:ident)?) => {
         SvmCommand {
             op: Op::$op,
             command: Command {
@@ -378,121 +378,106 @@ macro_rules! command {
                 direction: Direction::$direction,
                 size: ARG_SIZE as u16,
                 argument: command!(@argument $($argument)?),
-                needs: command!(@needs $($state)?),
-                device_id: DeviceId::$device,
-                lock: Lock::$lock,
-                reference: Reference::$reference,
-                handled: command!(@handled $($state)?),
             },
         }
     };
     (@argument) => { None };
     (@argument $argument:ident) => { Some(stringify!($argument)) };
-    (@needs) => { Needs::Session };
-    (@needs unhandled) => { Needs::Session };
-    (@needs file) => { Needs::File };
-    (@needs file_unhandled) => { Needs::File };
-    (@needs process) => { Needs::Process };
-    (@handled) => { true };
-    (@handled unhandled) => { false };
-    (@handled file) => { true };
-    (@handled file_unhandled) => { false };
-    (@handled process) => { true };
 }
 
 /// 8.5.0: all commands. Numbers up to 65 never changed since.
 pub(crate) const V8_5_0: &[SvmCommand] = &[
-    command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner; Shared ConvertedOrHost None),
-    command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess; Shared ConvertedOrHost None),
-    command!(2 MemGetAccess "DEVMM_SVM_MEM_GET_ACCESS" ReadWrite MemAccess; Shared ConvertedOrHost None),
-    command!(3 Alloc "DEVMM_SVM_ALLOC" Write Alloc; Shared Raw Malloc),
-    command!(4 FreePages "DEVMM_SVM_FREE_PAGES" Write FreePages; Shared Raw Free),
-    command!(5 Memcpy "DEVMM_SVM_MEMCPY" ReadWrite Memcpy; Shared Raw During),
-    command!(6 Memcpy2d "DEVMM_SVM_MEMCPY2D" ReadWrite Memcpy2d; Shared Raw During),
-    command!(7 AsyncMemcpy "DEVMM_SVM_ASYNC_MEMCPY" ReadWrite AsyncMemcpy; Shared Raw During),
-    command!(8 MemcpyResultRefresh "DEVMM_SVM_MEMCPY_RESLUT_REFRESH" ReadWrite AsyncMemcpy; Shared Raw None),
-    command!(9 SubmitConvertCopy "DEVMM_SVM_SUMBIT_CONVERT_CPY" Write ConvertCopy; Shared Raw None),
-    command!(10 WaitConvertCopy "DEVMM_SVM_WAIT_CONVERT_CPY_RESLUT" Write ConvertCopy; Shared Raw None),
-    command!(11 ConvertAddr "DEVMM_SVM_CONVERT_ADDR" ReadWrite ConvertAddress; Shared Converted Keep),
-    command!(12 DestroyAddr "DEVMM_SVM_DESTROY_ADDR" Write DestroyAddress; Shared Converted None),
-    command!(13 Advise "DEVMM_SVM_ADVISE" Write Advise; Shared Converted Advise),
-    command!(14 Prefetch "DEVMM_SVM_PREFETCH" Write Advise; Shared Converted Advise),
-    command!(15 Memset8 "DEVMM_SVM_MEMSET8" ReadWrite Memset; Shared Raw During),
-    command!(16 DestroyAddrBatch "DEVMM_SVM_DESTROY_ADDR_BATCH" Write DestroyAddressBatch; Shared Raw None),
-    command!(17 Translate "DEVMM_SVM_TRANSLATE" ReadWrite Translate; Shared Raw During),
-    command!(21 IpcMemOpen "DEVMM_SVM_IPC_MEM_OPEN" Write IpcOpen; Shared Converted Advise),
-    command!(22 IpcMemClose "DEVMM_SVM_IPC_MEM_CLOSE" Write IpcClose; Shared Raw During),
-    command!(26 SetupDevice "DEVMM_SVM_SETUP_DEVICE" ReadWrite SetupDevice; Shared Converted None),
-    command!(27 IpcMemCreate "DEVMM_SVM_IPC_MEM_CREATE" ReadWrite IpcCreate; Shared Raw During),
-    command!(28 IpcMemDestroy "DEVMM_SVM_IPC_MEM_DESTROY" Write IpcDestroy; Shared Raw None),
-    command!(29 IpcMemQuery "DEVMM_SVM_IPC_MEM_QUERY" ReadWrite IpcQuery; Shared Raw None),
-    command!(32 IpcMemSetPid "DEVMM_SVM_IPC_MEM_SET_PID" Write IpcSetPid; Shared Raw None),
-    command!(33 IpcMemSetPidPod "DEVMM_SVM_IPC_MEM_SET_PID_POD" Write IpcSetPid; Shared Raw None),
-    command!(34 IpcMemSetAttr "DEVMM_SVM_IPC_MEM_SET_ATTR" Write IpcSetAttr; Shared Raw None),
-    command!(35 IpcMemGetAttr "DEVMM_SVM_IPC_MEM_GET_ATTR" ReadWrite IpcGetAttr; Shared Raw None),
-    command!(36 InitProcess "DEVMM_SVM_INIT_PROCESS" ReadWrite InitProcess; None Raw None process),
-    command!(37 UpdateHeap "DEVMM_SVM_UPDATE_HEAP" Write UpdateHeap; Exclusive Raw None),
-    command!(38 GetProcStatus "DEVMM_SVM_GET_PROC_STATUS" Write ; Shared Raw None unhandled),
-    command!(39 ProcessStatusQuery "DEVMM_SVM_PROCESS_STATUS_QUERY" ReadWrite ProcessStatusQuery; Shared Converted None),
-    command!(41 DbgVaStatus "DEVMM_SVM_DBG_VA_STATUS" ReadWrite DebugVaStatus; Shared Raw None),
-    command!(42 CloseDevice "DEVMM_SVM_CLOSE_DEVICE" Write ; Exclusive Converted None),
-    command!(45 MemRemoteMap "DEVMM_SVM_MEM_REMOTE_MAP" ReadWrite RemoteMap; Shared Converted Keep),
-    command!(46 MemRemoteUnmap "DEVMM_SVM_MEM_REMOTE_UNMAP" ReadWrite RemoteUnmap; Shared Converted GiveBack),
-    command!(47 QueryMemUsedInfo "DEVMM_SVM_QUERY_MEM_USEDINFO" ReadWrite MemUsedInfo; None Converted None),
-    command!(48 CheckMemInfo "DEVMM_SVM_CHECK_MEMINFO" Write CheckMemInfo; Shared Converted None),
-    command!(49 MapDevReserve "DEVMM_SVM_MAP_DEV_RESERVE" ReadWrite MapDevReserve; Shared Converted None),
-    command!(50 MemCreate "DEVMM_SVM_MEM_CREATE" ReadWrite MemCreate; Shared ConvertedOrHost None),
-    command!(51 MemRelease "DEVMM_SVM_MEM_RELEASE" ReadWrite MemRelease; Shared ConvertedOrHost None),
-    command!(52 MemMap "DEVMM_SVM_MEM_MAP" Write MemMap; Shared ConvertedOrHost Keep),
-    command!(53 MemUnmap "DEVMM_SVM_MEM_UNMAP" ReadWrite MemUnmap; Shared ConvertedOrHost GiveBack),
-    command!(54 MemExport "DEVMM_SVM_MEM_EXPORT" ReadWrite MemExport; Shared ConvertedOrHost None),
-    command!(55 MemImport "DEVMM_SVM_MEM_IMPORT" ReadWrite MemImport; Shared ConvertedOrHost None),
-    command!(56 MemSetPid "DEVMM_SVM_MEM_SET_PID" Write MemSetPid; Shared ConvertedOrHost None),
-    command!(57 MemSetAttr "DEVMM_SVM_MEM_SET_ATTR" Write MemSetAttr; Shared ConvertedOrHost None),
-    command!(58 MemGetAttr "DEVMM_SVM_MEM_GET_ATTR" ReadWrite MemGetAttr; Shared Raw None),
-    command!(59 MemGetInfo "DEVMM_SVM_MEM_GET_INFO" ReadWrite MemGetInfo; Shared Raw None),
-    command!(60 RegisterDma "DEVMM_SVM_REGISTER_DMA" Write RegisterDma; Shared Converted During),
-    command!(61 UnregisterDma "DEVMM_SVM_UNREGISTER_DMA" Write UnregisterDma; Shared Converted None),
-    command!(62 MemRepair "DEVMM_SVM_MEM_REPLAIR" Write MemRepair; Exclusive Converted During),
-    command!(63 ReserveAddrInfoQuery "DEVMM_SVM_RESERVE_ADDR_INFO_QUERY" ReadWrite ReserveAddressInfo; Shared Raw During),
-    command!(64 PrepareCloseDevice "DEVMM_SVM_PREPARE_CLOSE_DEVICE" Write ; Exclusive Converted None),
-    command!(65 MemcpyBatch "DEVMM_SVM_MEMCPY_BATCH" Write MemcpyBatch; Shared Raw None),
-    command!(67 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
-    command!(68 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
-    command!(69 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
-    command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
+    command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner),
+    command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess),
+    command!(2 MemGetAccess "DEVMM_SVM_MEM_GET_ACCESS" ReadWrite MemAccess),
+    command!(3 Alloc "DEVMM_SVM_ALLOC" Write Alloc),
+    command!(4 FreePages "DEVMM_SVM_FREE_PAGES" Write FreePages),
+    command!(5 Memcpy "DEVMM_SVM_MEMCPY" ReadWrite Memcpy),
+    command!(6 Memcpy2d "DEVMM_SVM_MEMCPY2D" ReadWrite Memcpy2d),
+    command!(7 AsyncMemcpy "DEVMM_SVM_ASYNC_MEMCPY" ReadWrite AsyncMemcpy),
+    command!(8 MemcpyResultRefresh "DEVMM_SVM_MEMCPY_RESLUT_REFRESH" ReadWrite AsyncMemcpy),
+    command!(9 SubmitConvertCopy "DEVMM_SVM_SUMBIT_CONVERT_CPY" Write ConvertCopy),
+    command!(10 WaitConvertCopy "DEVMM_SVM_WAIT_CONVERT_CPY_RESLUT" Write ConvertCopy),
+    command!(11 ConvertAddr "DEVMM_SVM_CONVERT_ADDR" ReadWrite ConvertAddress),
+    command!(12 DestroyAddr "DEVMM_SVM_DESTROY_ADDR" Write DestroyAddress),
+    command!(13 Advise "DEVMM_SVM_ADVISE" Write Advise),
+    command!(14 Prefetch "DEVMM_SVM_PREFETCH" Write Advise),
+    command!(15 Memset8 "DEVMM_SVM_MEMSET8" ReadWrite Memset),
+    command!(16 DestroyAddrBatch "DEVMM_SVM_DESTROY_ADDR_BATCH" Write DestroyAddressBatch),
+    command!(17 Translate "DEVMM_SVM_TRANSLATE" ReadWrite Translate),
+    command!(21 IpcMemOpen "DEVMM_SVM_IPC_MEM_OPEN" Write IpcOpen),
+    command!(22 IpcMemClose "DEVMM_SVM_IPC_MEM_CLOSE" Write IpcClose),
+    command!(26 SetupDevice "DEVMM_SVM_SETUP_DEVICE" ReadWrite SetupDevice),
+    command!(27 IpcMemCreate "DEVMM_SVM_IPC_MEM_CREATE" ReadWrite IpcCreate),
+    command!(28 IpcMemDestroy "DEVMM_SVM_IPC_MEM_DESTROY" Write IpcDestroy),
+    command!(29 IpcMemQuery "DEVMM_SVM_IPC_MEM_QUERY" ReadWrite IpcQuery),
+    command!(32 IpcMemSetPid "DEVMM_SVM_IPC_MEM_SET_PID" Write IpcSetPid),
+    command!(33 IpcMemSetPidPod "DEVMM_SVM_IPC_MEM_SET_PID_POD" Write IpcSetPid),
+    command!(34 IpcMemSetAttr "DEVMM_SVM_IPC_MEM_SET_ATTR" Write IpcSetAttr),
+    command!(35 IpcMemGetAttr "DEVMM_SVM_IPC_MEM_GET_ATTR" ReadWrite IpcGetAttr),
+    command!(36 InitProcess "DEVMM_SVM_INIT_PROCESS" ReadWrite InitProcess),
+    command!(37 UpdateHeap "DEVMM_SVM_UPDATE_HEAP" Write UpdateHeap),
+    command!(38 GetProcStatus "DEVMM_SVM_GET_PROC_STATUS" Write),
+    command!(39 ProcessStatusQuery "DEVMM_SVM_PROCESS_STATUS_QUERY" ReadWrite ProcessStatusQuery),
+    command!(41 DbgVaStatus "DEVMM_SVM_DBG_VA_STATUS" ReadWrite DebugVaStatus),
+    command!(42 CloseDevice "DEVMM_SVM_CLOSE_DEVICE" Write),
+    command!(45 MemRemoteMap "DEVMM_SVM_MEM_REMOTE_MAP" ReadWrite RemoteMap),
+    command!(46 MemRemoteUnmap "DEVMM_SVM_MEM_REMOTE_UNMAP" ReadWrite RemoteUnmap),
+    command!(47 QueryMemUsedInfo "DEVMM_SVM_QUERY_MEM_USEDINFO" ReadWrite MemUsedInfo),
+    command!(48 CheckMemInfo "DEVMM_SVM_CHECK_MEMINFO" Write CheckMemInfo),
+    command!(49 MapDevReserve "DEVMM_SVM_MAP_DEV_RESERVE" ReadWrite MapDevReserve),
+    command!(50 MemCreate "DEVMM_SVM_MEM_CREATE" ReadWrite MemCreate),
+    command!(51 MemRelease "DEVMM_SVM_MEM_RELEASE" ReadWrite MemRelease),
+    command!(52 MemMap "DEVMM_SVM_MEM_MAP" Write MemMap),
+    command!(53 MemUnmap "DEVMM_SVM_MEM_UNMAP" ReadWrite MemUnmap),
+    command!(54 MemExport "DEVMM_SVM_MEM_EXPORT" ReadWrite MemExport),
+    command!(55 MemImport "DEVMM_SVM_MEM_IMPORT" ReadWrite MemImport),
+    command!(56 MemSetPid "DEVMM_SVM_MEM_SET_PID" Write MemSetPid),
+    command!(57 MemSetAttr "DEVMM_SVM_MEM_SET_ATTR" Write MemSetAttr),
+    command!(58 MemGetAttr "DEVMM_SVM_MEM_GET_ATTR" ReadWrite MemGetAttr),
+    command!(59 MemGetInfo "DEVMM_SVM_MEM_GET_INFO" ReadWrite MemGetInfo),
+    command!(60 RegisterDma "DEVMM_SVM_REGISTER_DMA" Write RegisterDma),
+    command!(61 UnregisterDma "DEVMM_SVM_UNREGISTER_DMA" Write UnregisterDma),
+    command!(62 MemRepair "DEVMM_SVM_MEM_REPLAIR" Write MemRepair),
+    command!(63 ReserveAddrInfoQuery "DEVMM_SVM_RESERVE_ADDR_INFO_QUERY" ReadWrite ReserveAddressInfo),
+    command!(64 PrepareCloseDevice "DEVMM_SVM_PREPARE_CLOSE_DEVICE" Write),
+    command!(65 MemcpyBatch "DEVMM_SVM_MEMCPY_BATCH" Write MemcpyBatch),
+    command!(67 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write),
+    command!(68 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write),
+    command!(69 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling),
+    command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo),
 ];
 
 /// 9.0.0: what it adds to, or moves from, 8.5.0.
 pub(crate) const V9_0_0: &[SvmCommand] = &[
-    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write ; Shared Raw None unhandled),
-    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write ; Shared Raw None unhandled),
-    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write ; Shared Raw None unhandled),
-    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write ; Shared Raw None unhandled),
-    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite ; Shared Raw None unhandled),
-    command!(101 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
-    command!(102 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
-    command!(103 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
-    command!(104 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
-    command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None file),
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite),
+    command!(101 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write),
+    command!(102 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write),
+    command!(103 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling),
+    command!(104 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo),
+    command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability),
 ];
 
 /// 26.1: what it adds to, or moves from, 9.0.0.
 pub(crate) const V26_1: &[SvmCommand] = &[
-    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate; Shared Converted None),
-    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy; Shared Converted None),
-    command!(68 UvmAlloc "DEVMM_UVM_ALLOC" Write Alloc; Shared Raw None),
-    command!(69 UvmAdvise "DEVMM_UVM_ADVISE" Write UvmAdvise; Shared Raw None),
-    command!(70 UvmMemRangeGetAttributes "DEVMM_UVM_MEM_RANGE_GET_ATTRIBUTES" Write UvmRangeAttributes; Shared Raw None),
-    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write SomaPoolMalloc; Shared Raw None unhandled),
-    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write SomaPoolFree; Shared Raw None unhandled),
-    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite SomaPoolTrim; Shared Converted None),
-    command!(74 UvmMemcpy "DEVMM_UVM_MEMCPY" ReadWrite Memcpy; Shared Raw None),
-    command!(75 UvmPrefetch "DEVMM_UVM_PREFETCH" Write UvmPrefetch; Shared Raw None),
-    command!(76 UvmPrefetchBatch "DEVMM_UVM_PREFETCH_BATCH" Write UvmPrefetchBatch; Shared Raw None),
-    command!(77 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None),
-    command!(78 MemHandleSetAttr "DEVMM_SVM_MEM_HANDLE_SET_ATTR" Write MemHandleAttr; Shared ConvertedOrHost None),
-    command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr; Shared ConvertedOrHost None),
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy),
+    command!(68 UvmAlloc "DEVMM_UVM_ALLOC" Write Alloc),
+    command!(69 UvmAdvise "DEVMM_UVM_ADVISE" Write UvmAdvise),
+    command!(70 UvmMemRangeGetAttributes "DEVMM_UVM_MEM_RANGE_GET_ATTRIBUTES" Write UvmRangeAttributes),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write SomaPoolMalloc),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write SomaPoolFree),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite SomaPoolTrim),
+    command!(74 UvmMemcpy "DEVMM_UVM_MEMCPY" ReadWrite Memcpy),
+    command!(75 UvmPrefetch "DEVMM_UVM_PREFETCH" Write UvmPrefetch),
+    command!(76 UvmPrefetchBatch "DEVMM_UVM_PREFETCH_BATCH" Write UvmPrefetchBatch),
+    command!(77 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability),
+    command!(78 MemHandleSetAttr "DEVMM_SVM_MEM_HANDLE_SET_ATTR" Write MemHandleAttr),
+    command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr),
 ];
 
 /// The request value of a command that has the same number in every generation; `None` for the others, which only

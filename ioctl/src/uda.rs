@@ -90,7 +90,7 @@ const fn command(
     size: u16,
     argument: &'static str,
 ) -> Command {
-    Command::plain(name, c_name, MAGIC, number, direction, size, Some(argument))
+    Command::new(name, c_name, MAGIC, number, direction, size, Some(argument))
 }
 
 /// Who the caller is to the driver. Harmless at any time.

@@ -262,7 +262,7 @@ pub const UDIS_GET_85: Key = key(MAIN_UDIS_GET_85, 0);
 pub const HBM_MEM_INFO: &[u8; 16] = b"hbm_mem_info\0\0\0\0";
 
 /// The one command.
-pub const CALL: Command = Command::plain("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
+pub const CALL: Command = Command::new("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
 
 /// The module's commands.
 pub const COMMANDS: &[Command] = &[CALL];

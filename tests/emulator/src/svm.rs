@@ -11,6 +11,7 @@
 mod address_space;
 mod advise;
 mod agent;
+mod behaviour;
 mod copy;
 mod handle;
 mod heap;
@@ -31,8 +32,9 @@ use crate::caller::{Caller, Outcome};
 use crate::driver::FileId;
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::Generation;
-use ascend_ioctl::command::{self, DeviceId, Needs};
+use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
+use behaviour::Behaviour;
 use handle::HandleKind;
 use nix::errno::Errno;
 use session::Process;
@@ -190,6 +192,7 @@ impl Svm {
     ) -> Answer {
         let number = command::number(request);
         let delta = machine.config.generation.delta();
+        let behaviour = Behaviour::of(machine.config.generation);
         let Some(bound) = self.files.get(&file) else {
             return refuse(Errno::EINVAL, "the file is not bound to the memory module");
         };
@@ -220,7 +223,7 @@ impl Svm {
                         return refuse(Errno::EINVAL, "the calling process has no session on this file");
                     }
                 }
-                let Some(known) = known.filter(|known| known.command.handled) else {
+                let Some(known) = known.filter(|known| behaviour.handles(known.op)) else {
                     return refuse(Errno::EOPNOTSUPP, "this driver has no handler for the command");
                 };
                 let answer = self.handle(machine, caller, process, known, arg);
@@ -248,7 +251,7 @@ impl Svm {
     ) -> Answer {
         let logical = arg.head.device;
         let mut physical = logical;
-        if known.command.device_id != DeviceId::Raw {
+        if behaviour::converts_device_id(known.op) {
             let process = id.and_then(|id| self.processes.get_mut(&id));
             physical = to_physical(machine, caller, process, logical)?;
             arg.head.logical = logical;
@@ -257,7 +260,8 @@ impl Svm {
         if known.op == Op::InitProcess {
             return self.init_process(machine, caller, id, arg);
         }
-        if known.command.needs == Needs::File && known.op == Op::MemMapCap {
+        // In 9.0.0 its number is above those that need a session.
+        if known.op == Op::MemMapCap {
             return advise::map_capability(arg);
         }
         let Some(process) = id.and_then(|id| self.processes.get_mut(&id)) else {
@@ -297,7 +301,6 @@ impl Svm {
             Op::Prefetch => call.prefetch(arg),
             Op::QueryMemUsedInfo => call.query_used(arg),
             Op::CheckMemInfo => call.check_info(arg),
-            Op::MemMapCap => advise::map_capability(arg),
             // The rest has handlers in the driver, for features of the vendor's runtime that have no place in this model (address conversion for
             // its task queues, its own inter-process memory, managed memory). What they answer here is our choice.
             _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),

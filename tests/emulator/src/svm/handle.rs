@@ -4,6 +4,7 @@
 //! numbers; a create that fails for lack of memory has used one up. What a handle is made of (pages, module, page kind) must be said again by whoever
 //! maps it. A handle can be released in parts, from the end; in between it is of no use.
 
+use super::behaviour::Behaviour;
 use super::store::BlockId;
 use super::{Answer, Call, page_size, put, refuse};
 use crate::machine::HOST;
@@ -190,7 +191,7 @@ impl Call<'_, '_> {
 
     /// The emulated host has one NUMA node. Older generations only look whether the kernel could name it.
     fn has_numa_node(&self, node: u32) -> bool {
-        if self.machine.config.generation.delta().checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
+        if Behaviour::of(self.machine.config.generation).checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
     }
 
     /// MEM_RELEASE.

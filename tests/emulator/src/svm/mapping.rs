@@ -4,6 +4,7 @@
 //! by peers after PREFETCH, and by the CPU through the device's BAR after MEM_SET_ACCESS for the host. Mappings are whole: one is unmapped as it was mapped.
 
 use super::address_space::is_area;
+use super::behaviour::Behaviour;
 use super::handle::HandleKind;
 use super::heap::owner_of;
 use super::session::{Process, View};
@@ -11,7 +12,6 @@ use super::{Answer, Call, World, page_size, put, refuse, to_physical};
 use crate::config::Attachment;
 use crate::machine::HOST;
 use crate::trap::Trap;
-use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
@@ -254,8 +254,8 @@ impl Call<'_, '_> {
         let range = para.address..para.address + size;
         let dynamic = self.process.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size);
         // Taking host pages out of the segment looks like a munmap of their range. For dynamic ranges that was mended after 8.5.0.
-        let oldest = self.machine.config.generation == Generation::V8_5_0;
-        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && oldest)) {
+        let behaviour = Behaviour::of(self.machine.config.generation);
+        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && behaviour.dynamic_unmap_ends_session)) {
             self.process.doomed = true;
         }
         if side == svm::SIDE_DEVICE && mapping.granted.get(&HOST).is_none_or(|access| *access == svm::ACCESS_NONE) {

@@ -3,12 +3,12 @@
 //! ALLOC marks its chunks as taken before it lays out their counters. A command that uses an address of that range meanwhile raises a counter that is none: the
 //! kernel crashes, or the range can be neither freed nor taken until its heap goes. The front sees which calls wait together and asks here.
 
-use super::Svm;
+use super::{Svm, behaviour};
 use crate::caller::Caller;
 use crate::driver::FileId;
 use crate::machine::Machine;
 use crate::trap::Trap;
-use ascend_ioctl::command::{self, Reference};
+use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -28,11 +28,7 @@ impl Svm {
             caller.memory.read(address, arg.as_mut_bytes()).ok().map(|()| arg)
         };
         let Some(known) = self.command(machine, command::number(request)) else { return };
-        let uses = matches!(
-            known.command.reference,
-            Reference::During | Reference::Keep | Reference::GiveBack | Reference::Advise
-        );
-        if !uses || command::magic(request) != svm::MAGIC {
+        if !behaviour::counts_reservation(known.op) || command::magic(request) != svm::MAGIC {
             return;
         }
         let process = self.files.get(&file).and_then(|bound| self.processes.get(&bound.process?));

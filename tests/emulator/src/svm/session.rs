@@ -6,6 +6,7 @@
 //! the driver's `src/sdk_driver/svm/v2`.
 
 use super::agent::{self, Agent};
+use super::behaviour::Behaviour;
 use super::copy::Tasks;
 use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
@@ -360,7 +361,7 @@ impl Svm {
         para.host_page_size = page_size() as u32;
         para.huge_page_size = svm::HUGE_PAGE as u32;
         para.host_giant_page = 0;
-        if delta.uvm {
+        if Behaviour::of(machine.config.generation).reports_uvm_page {
             para.uvm_page_size = svm::HUGE_PAGE as u32;
         }
         put(arg, &para);

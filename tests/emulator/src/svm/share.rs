@@ -4,6 +4,7 @@
 //! lives as long as one of them. The exporter is known by its bare process id, trusted processes by their id and the moment of their listing, which must not be before
 //! they started.
 
+use super::behaviour::Behaviour;
 use super::handle::{Handle, HandleKind};
 use super::store::{BlockId, Store};
 use super::{Answer, Call, agent, put, refuse, to_physical};
@@ -217,7 +218,8 @@ impl Call<'_, '_> {
     /// MEM_IMPORT.
     pub(super) fn mem_import(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::MemImport = arg.para();
-        let delta = self.machine.config.generation.delta();
+        let generation = self.machine.config.generation;
+        let (delta, behaviour) = (generation.delta(), Behaviour::of(generation));
         // The kind "posix" came with the same generation as the host-pin segment.
         let kinds = if delta.host_pin { svm::HANDLE_POSIX } else { svm::HANDLE_FABRIC };
         if para.kind > kinds {
@@ -239,7 +241,7 @@ impl Call<'_, '_> {
         let of_host = exporter == HOST;
         let mut handle = share.handle.clone();
         if importing != HOST {
-            if of_host && handle.page == svm::PAGE_NORMAL && !delta.normal_host_share_on_device {
+            if of_host && handle.page == svm::PAGE_NORMAL && !behaviour.imports_normal_host_pages {
                 return refuse(Errno::EOPNOTSUPP, "normal pages of the host cannot be imported on a device");
             }
             self.message(importing)?;
