@@ -73,6 +73,7 @@ pub fn constants() -> impl Iterator<Item = &'static Constant> {
         crate::urd::CONSTANTS,
         crate::devmng::CONSTANTS,
         crate::svm::CONSTANTS,
+        crate::svm::Advice::CONSTANTS,
         crate::hdc::CONSTANTS,
         crate::hdc::error::CONSTANTS,
         crate::klog::CONSTANTS,
@@ -207,4 +208,37 @@ macro_rules! declare_constants {
     };
 }
 
-pub(crate) use {declare_constants, declare_layouts, declared_generations};
+/// Declares a set of flags of the driver's headers, with `CONSTANTS`, the list of them.
+macro_rules! declare_flags {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident: $type:ty {
+            $(
+                $(#[$attribute:ident $($tokens:tt)*])*
+                $flag:ident = $value:literal, $c_name:literal $(, $bound:ident $generation:ident)?;
+            )*
+        }
+    ) => {
+        bitflags::bitflags! {
+            $(#[$meta])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+            pub struct $name: $type {
+                $( $(#[$attribute $($tokens)*])* const $flag = $value; )*
+            }
+        }
+
+        impl $name {
+            /// The flags as the driver's headers name them.
+            pub const CONSTANTS: &[$crate::layout::Constant] = &[$(
+                $crate::layout::Constant {
+                    name: stringify!($flag),
+                    c_name: $c_name,
+                    value: $value,
+                    generations: $crate::layout::declared_generations!($($bound $generation)?),
+                },
+            )*];
+        }
+    };
+}
+
+pub(crate) use {declare_constants, declare_flags, declare_layouts, declared_generations};

@@ -10,7 +10,7 @@ mod para;
 pub use para::*;
 
 use crate::command::{Command, Direction};
-use crate::layout::declare_constants;
+use crate::layout::{declare_constants, declare_flags};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Size of the argument.
@@ -173,80 +173,47 @@ declare_constants! {
     pub const COPY_DETECT: u32 = 4, "DEVMM_COPY_INVILED_DIRECTION";
     /// [`AsyncMemcpy::state`]: done.
     pub const ASYNC_DONE: u64 = 0x5A5A_5A5A, "DEVMM_ASYNC_CPY_FINISH_VALUE";
-    /// [`Advice::DDR`].
-    pub const ADVISE_DDR: u32 = 0x1, "DV_ADVISE_DDR";
-    /// [`Advice::HBM`].
-    pub const ADVISE_HBM: u32 = 0x2, "DV_ADVISE_HBM";
-    /// [`Advice::HUGE`].
-    pub const ADVISE_HUGE: u32 = 0x4, "DV_ADVISE_HUGEPAGE";
-    /// [`Advice::POPULATE`].
-    pub const ADVISE_POPULATE: u32 = 0x8, "DV_ADVISE_POPULATE";
-    /// [`Advice::P2P_HBM`].
-    pub const ADVISE_P2P_HBM: u32 = 0x10, "DV_ADVISE_P2P_HBM";
-    /// [`Advice::P2P_DDR`].
-    pub const ADVISE_P2P_DDR: u32 = 0x20, "DV_ADVISE_P2P_DDR";
-    /// [`Advice::LOCK_DEVICE`].
-    pub const ADVISE_LOCK_DEVICE: u32 = 0x80, "DV_ADVISE_LOCK_DEV";
-    /// [`Advice::CONTIGUOUS`].
-    pub const ADVISE_CONTIGUOUS: u32 = 0x100, "DV_ADVISE_CONTINUTY";
-    /// [`Advice::HOST`].
-    pub const ADVISE_HOST: u32 = 0x200, "DV_ADVISE_HOST";
-    /// [`Advice::TS_DDR`].
-    pub const ADVISE_TS_DDR: u32 = 0x400, "DV_ADVISE_TS_DDR";
-    /// [`Advice::PERSISTENT`].
-    pub const ADVISE_PERSISTENT: u32 = 0x800, "DV_ADVISE_PERSISTENT";
-    /// [`Advice::READ_ONLY`].
-    pub const ADVISE_READ_ONLY: u32 = 0x1000, "DV_ADVISE_READONLY";
-    /// [`Advice::DEVICE_READ_ONLY`].
-    pub const ADVISE_DEVICE_READ_ONLY: u32 = 0x2000, "DV_ADVISE_DEV_READONLY";
-    /// [`Advice::NO_CACHE`].
-    pub const ADVISE_NO_CACHE: u32 = 0x4000, "DV_ADVISE_NOCACHE";
-    /// [`Advice::GIANT`].
-    pub const ADVISE_GIANT: u32 = 0x8000, "DV_ADVISE_GIANTPAGE";
-    /// [`Advice::HOST_UVA`].
-    pub const ADVISE_HOST_UVA: u32 = 0x1_0000, "DV_ADVISE_HOST_UVA", since V9_0_0;
     /// Most elements of MEMCPY_BATCH.
     pub const BATCH: u32 = 4096, "DEVMM_MEMCPY_BATCH_MAX_COUNT";
     /// [`ASYNC_FAILED`] as the driver writes it.
     pub const ASYNC_ERROR: i64 = -18, "DEVMM_ASYNC_CPY_ERR_VALUE";
 }
 
-bitflags::bitflags! {
+declare_flags! {
     /// [`Advise::advice`]. The high 8 bits carry a module id.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub struct Advice: u32 {
         /// Memory from DDR.
-        const DDR = ADVISE_DDR;
+        DDR = 0x1, "DV_ADVISE_DDR";
         /// Memory from HBM.
-        const HBM = ADVISE_HBM;
+        HBM = 0x2, "DV_ADVISE_HBM";
         /// 2 MiB pages.
-        const HUGE = ADVISE_HUGE;
+        HUGE = 0x4, "DV_ADVISE_HUGEPAGE";
         /// Populate now; EOPNOTSUPP for reservations.
-        const POPULATE = ADVISE_POPULATE;
+        POPULATE = 0x8, "DV_ADVISE_POPULATE";
         /// HBM that peers can reach.
-        const P2P_HBM = ADVISE_P2P_HBM;
+        P2P_HBM = 0x10, "DV_ADVISE_P2P_HBM";
         /// DDR that peers can reach.
-        const P2P_DDR = ADVISE_P2P_DDR;
+        P2P_DDR = 0x20, "DV_ADVISE_P2P_DDR";
         /// Lock on the device.
-        const LOCK_DEVICE = ADVISE_LOCK_DEVICE;
+        LOCK_DEVICE = 0x80, "DV_ADVISE_LOCK_DEV";
         /// Physically contiguous.
-        const CONTIGUOUS = ADVISE_CONTIGUOUS;
+        CONTIGUOUS = 0x100, "DV_ADVISE_CONTINUTY";
         /// On the host.
-        const HOST = ADVISE_HOST;
+        HOST = 0x200, "DV_ADVISE_HOST";
         /// The task scheduler's DDR.
-        const TS_DDR = ADVISE_TS_DDR;
+        TS_DDR = 0x400, "DV_ADVISE_TS_DDR";
         /// Keep when freed; a message to the device for reservations.
-        const PERSISTENT = ADVISE_PERSISTENT;
+        PERSISTENT = 0x800, "DV_ADVISE_PERSISTENT";
         /// Read-only.
-        const READ_ONLY = ADVISE_READ_ONLY;
+        READ_ONLY = 0x1000, "DV_ADVISE_READONLY";
         /// Read-only for the device.
-        const DEVICE_READ_ONLY = ADVISE_DEVICE_READ_ONLY;
+        DEVICE_READ_ONLY = 0x2000, "DV_ADVISE_DEV_READONLY";
         /// Not cached; the vendor sets it for fixed addresses.
-        const NO_CACHE = ADVISE_NO_CACHE;
+        NO_CACHE = 0x4000, "DV_ADVISE_NOCACHE";
         /// 1 GiB pages.
-        const GIANT = ADVISE_GIANT;
+        GIANT = 0x8000, "DV_ADVISE_GIANTPAGE";
         /// An address of the host's; from 9.0.0 on.
-        const HOST_UVA = ADVISE_HOST_UVA;
+        HOST_UVA = 0x1_0000, "DV_ADVISE_HOST_UVA", since V9_0_0;
     }
 }
 

@@ -1,7 +1,7 @@
 //! ADVISE, PREFETCH (access for peers), and the questions about memory: QUERY_MEM_USEDINFO, CHECK_MEMINFO, MEM_MAP_CAP.
 
 use super::{Answer, Call, agent, put, refuse};
-use ascend_ioctl::svm::{self, Arg};
+use ascend_ioctl::svm::{self, Advice, Arg};
 use nix::errno::Errno;
 
 /// Most addresses of CHECK_MEMINFO.
@@ -14,6 +14,7 @@ impl Call<'_, '_> {
     /// ADVISE. For reservations there is nothing to advise, but the driver looks.
     pub(super) fn advise(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::Advise = arg.para();
+        let advice = Advice::from_bits_retain(para.advice);
         self.process.refer_idle(para.address, para.size)?;
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
@@ -25,10 +26,10 @@ impl Call<'_, '_> {
         if heap.is_reserve() && !heap.is_reserved(chunks) {
             return refuse(Errno::EINVAL, "part of the range is not reserved");
         }
-        if para.advice & svm::ADVISE_PERSISTENT != 0 && heap.is_reserve() {
+        if advice.contains(Advice::PERSISTENT) && heap.is_reserve() {
             return self.message(self.physical);
         }
-        if para.advice & svm::ADVISE_POPULATE != 0 {
+        if advice.contains(Advice::POPULATE) {
             // For reservations the driver refuses this; for other heaps it is how the vendor's library allocates, which this model does not do.
             return refuse(Errno::EOPNOTSUPP, "memory is not made by advice here");
         }
