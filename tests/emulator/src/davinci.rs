@@ -169,98 +169,9 @@ fn name(bytes: &[u8; NAME_LENGTH]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::{OK, Process, Rig, refused};
-    use ascend_ioctl::davinci::{CLOSE, GET_MODULE_STATUS, OPEN, PATH};
+    use crate::rig::{Process, Rig};
 
     const A: Process = Process(100);
-    const B: Process = Process(200);
-    const UDA: u32 = ascend_ioctl::uda::GET_USER_INFO.request();
-
-    fn rig() -> (Rig, u64) {
-        let rig = Rig::new(Config::default());
-        let buffer = rig.heap.put(&[0; 64]);
-        (rig, buffer)
-    }
-
-    #[test]
-    fn a_file_answers_only_after_it_was_bound() {
-        let (mut rig, buffer) = rig();
-        let file = rig.open(A, PATH).unwrap();
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), refused(Errno::ENODEV));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("NOPE")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("UDA")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.ioctl(A, file, OPEN.request(), 0), refused(Errno::EINVAL));
-        assert_eq!(rig.ioctl(A, file, OPEN.request(), 16), refused(Errno::EFAULT));
-        assert_eq!(rig.ioctl(A, file, 0x5A03, 0), refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("uda")).0, OK);
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("SVM")).0, refused(Errno::ENOSYS));
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn close_is_only_an_announcement_but_spoils_an_unbound_file() {
-        let (mut rig, buffer) = rig();
-        let file = rig.module(A, "uda").unwrap();
-        assert_eq!(rig.ioctl(A, file, CLOSE.request(), 0), OK);
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), OK);
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("uda")).0, refused(Errno::ENOSYS));
-        let unbound = rig.open(A, PATH).unwrap();
-        assert_eq!(rig.ioctl(A, unbound, CLOSE.request(), 0), OK);
-        assert_eq!(rig.call(A, unbound, OPEN.request(), OpenArg::new("uda")).0, refused(Errno::ENOSYS));
-    }
-
-    #[test]
-    fn closing_without_close_tears_all_files_of_the_process() {
-        let (mut rig, buffer) = rig();
-        let [one, two] = [(); 2].map(|()| rig.module(A, "uda").unwrap());
-        let other = rig.module(B, "uda").unwrap();
-        rig.driver.close(one, true);
-        assert_eq!(rig.ioctl(A, two, UDA, buffer), refused(Errno::EBADFD));
-        assert_eq!(rig.ioctl(A, two, CLOSE.request(), 0), refused(Errno::EBADFD));
-        assert_eq!(rig.ioctl(B, other, UDA, buffer), OK);
-        let again = rig.module(A, "uda").unwrap();
-        rig.driver.close(two, true);
-        assert_eq!(rig.ioctl(A, again, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn orderly_and_unbound_closes_disturb_nobody() {
-        let (mut rig, buffer) = rig();
-        let kept = rig.module(A, "uda").unwrap();
-        let unbound = rig.open(A, PATH).unwrap();
-        rig.driver.close(unbound, true);
-        let bound = rig.module(A, "uda").unwrap();
-        rig.close(A, bound);
-        assert_eq!(rig.ioctl(A, kept, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn a_childs_close_is_ignored() {
-        let (mut rig, buffer) = rig();
-        let [one, two] = [(); 2].map(|()| rig.module(A, "uda").unwrap());
-        assert_eq!(rig.ioctl(B, one, CLOSE.request(), 0), OK);
-        rig.driver.close(one, true);
-        assert_eq!(rig.ioctl(A, two, UDA, buffer), refused(Errno::EBADFD));
-    }
-
-    #[test]
-    fn status_tells_whether_a_name_is_bound_and_nothing_of_modules() {
-        let (mut rig, _) = rig();
-        let file = rig.open(A, PATH).unwrap();
-        let mut status = |name: &str| {
-            let arg = StatusArg { module_name: OpenArg::new(name).module_name, status: 7 };
-            let (outcome, answer) = rig.call(A, file, GET_MODULE_STATUS.request(), arg);
-            assert_eq!(outcome, OK);
-            answer.status
-        };
-        assert_eq!((status("NOPE"), status("uda")), (1, 1));
-        let bound = rig.module(B, "uda").unwrap();
-        let arg = StatusArg { module_name: OpenArg::new("uda").module_name, status: 7 };
-        assert_eq!(rig.call(A, file, GET_MODULE_STATUS.request(), arg).1.status, 0);
-        rig.driver.close(bound, false);
-        assert_eq!(rig.call(A, file, GET_MODULE_STATUS.request(), arg).1.status, 1);
-    }
 
     #[test]
     fn a_missing_module_cannot_be_bound() {

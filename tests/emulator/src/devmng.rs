@@ -269,8 +269,8 @@ mod tests {
     use crate::config::{Config, Place};
     use crate::driver::FileId;
     use crate::rig::{OK, Process, Rig, positive, refused};
+    use ascend_ioctl::Command;
     use ascend_ioctl::devmng::ContainerCall;
-    use ascend_ioctl::{Command, Generation};
 
     const A: Process = Process(4242);
 
@@ -325,30 +325,6 @@ mod tests {
         assert_eq!(with(Phase::Resetting), [OK, busy, busy, OK, OK, OK]);
         assert_eq!(with(Phase::Registered), [fault, none, none, OK, OK, fault]);
         assert_eq!(with(Phase::Ready), [OK; 6]);
-    }
-
-    #[test]
-    fn the_magic_is_ignored_but_two_commands_compare_the_whole_word() {
-        let (mut rig, file) = module(Config::default());
-        let arg = rig.heap.put(&[0; 320]);
-        assert_eq!(rig.ioctl(A, file, 0xC008_5801, arg), OK);
-        for request in [0xC000_4D14, 0xC000_4D15, 0x5814] {
-            assert_eq!(rig.ioctl(A, file, request, arg), refused(Errno::EINVAL));
-        }
-        for unknown in [0x4D00, 0x4D02, 0x4DD0, 0x4DD3] {
-            assert_eq!(rig.ioctl(A, file, unknown, arg), refused(Errno::EINVAL));
-        }
-    }
-
-    #[test]
-    fn the_name_of_the_chip_moved_between_generations() {
-        for (generation, offset) in [(Generation::V8_5_0, 0x88), (Generation::V9_0_0, 0x88), (Generation::V26_1, 0x90)]
-        {
-            let (mut rig, file) = module(Config { generation, ..Config::default() });
-            let arg = rig.heap.put(&[0; 320]);
-            assert_eq!(rig.ioctl(A, file, GET_DEVINFO.request(), arg), OK);
-            assert_eq!(&rig.heap.get::<[u8; 12]>(arg + offset), b"Ascend910B3\0");
-        }
     }
 
     #[test]

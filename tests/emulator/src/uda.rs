@@ -339,7 +339,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Place};
     use crate::driver::FileId;
-    use crate::rig::{OK, Process, Rig, positive, refused};
+    use crate::rig::{OK, Process, Rig, refused};
 
     const A: Process = Process(100);
     const B: Process = Process(200);
@@ -389,35 +389,6 @@ mod tests {
         let (outcome, info) = rig.call(A, file, GET_USER_INFO.request(), UserInfo::default());
         assert_eq!(outcome, OK);
         assert_eq!(info.as_bytes(), [1u32, 0, 100, 1124, 1].as_bytes());
-    }
-
-    #[test]
-    fn the_list_is_written_at_absolute_indices() {
-        let mut rig = rig(Config::default());
-        let file = rig.module(A, "uda").unwrap();
-        let array = rig.heap.put(&[0; 16]);
-        rig.call(A, file, GET_DEV_LIST.request(), DeviceList { start: 1, end: 2, array });
-        assert!(!rig.heap.get::<LogicalDevice>(array).valid());
-        assert_eq!(rig.heap.get::<LogicalDevice>(array + 8).physical, 1);
-        for (start, end) in [(0, 0), (5, 5), (6, 5), (0, 1125), (1124, 1125)] {
-            let list = DeviceList { start, end, array };
-            assert_eq!(rig.call(A, file, GET_DEV_LIST.request(), list).0, refused(Errno::EINVAL));
-        }
-    }
-
-    #[test]
-    fn a_failing_copy_answers_the_bytes_that_are_left() {
-        let mut rig = rig(Config::default());
-        let file = rig.module(A, "uda").unwrap();
-        assert_eq!(rig.ioctl(A, file, GET_USER_INFO.request(), 16), positive(20));
-        assert_eq!(rig.ioctl(A, file, SETUP_DEV_TABLE.request(), 16), positive(4));
-        assert_eq!(rig.ioctl(A, file, GET_DEV_LIST.request(), 16), positive(16));
-        assert_eq!(rig.ioctl(A, file, DEVID_TO_UDEVID.request(), 16), positive(8));
-        let list = DeviceList { start: 0, end: 2, array: 16 };
-        assert_eq!(rig.call(A, file, GET_DEV_LIST.request(), list).0, positive(8));
-        for unknown in [0x5507, 0x5508, 0x55FF] {
-            assert_eq!(rig.ioctl(A, file, unknown, 16), refused(Errno::EINVAL));
-        }
     }
 
     #[test]

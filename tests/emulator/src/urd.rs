@@ -438,7 +438,7 @@ mod tests {
     use crate::config::{Config, Place};
     use crate::driver::FileId;
     use crate::rig::{OK, Process, Rig, positive, refused};
-    use ascend_ioctl::urd::{CallBuffers, CallKey, UDIS_GET, UDIS_GET_85};
+    use ascend_ioctl::urd::{CallBuffers, CallKey, UDIS_GET};
 
     const A: Process = Process(100);
 
@@ -494,58 +494,6 @@ mod tests {
     }
 
     const UNKNOWN: Key = Key { main: 0x77, sub: 1, filter: "" };
-
-    #[test]
-    fn lengths_are_checked_before_the_key() {
-        let mut urd = urd(Config::default());
-        assert_eq!(urd.sized(UNKNOWN, &[], 0).0, refused(Errno::EOPNOTSUPP));
-        assert_eq!(urd.sized(UNKNOWN, &[0; 4097], 0).0, refused(Errno::EINVAL));
-        assert_eq!(urd.sized(UNKNOWN, &[], 4097).0, refused(Errno::EINVAL));
-        let plain = urd.arg(UNKNOWN, &[], 0, 0);
-        let mut with = |change: fn(&mut CallArg)| {
-            let mut arg = plain;
-            change(&mut arg);
-            urd.send(arg)
-        };
-        assert_eq!(with(|arg| arg.buffers.input_length = 4), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| arg.buffers.input = 16), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| (arg.buffers.input, arg.buffers.input_length) = (16, 4)), refused(Errno::EFAULT));
-        assert_eq!(with(|arg| arg.key.filter = 16), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| arg.key.filter_length = 129), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| (arg.key.filter, arg.key.filter_length) = (16, 7)), refused(Errno::EFAULT));
-        assert_eq!(urd.rig.ioctl(A, urd.file, CALL.request(), 0), refused(Errno::EINVAL));
-        assert_eq!(urd.rig.ioctl(A, urd.file, CALL.request(), 16), positive(64));
-    }
-
-    #[test]
-    fn the_short_form_of_the_number_must_name_the_key() {
-        let mut urd = urd(Config::default());
-        let arg = urd.arg(SPLIT_MODE, &0u32.to_ne_bytes(), 0, 4);
-        for (request, outcome) in [
-            (0x450F, OK),
-            (0xC004_450F, OK),
-            (0x4510, refused(Errno::ENODEV)),
-            (0x5602, refused(Errno::ENODEV)),
-            (0x4000_5601, refused(Errno::ENODEV)),
-        ] {
-            assert_eq!(urd.rig.call(A, urd.file, request, arg).0, outcome, "{request:x}");
-        }
-    }
-
-    #[test]
-    fn each_generation_knows_its_own_keys() {
-        let none = refused(Errno::EOPNOTSUPP);
-        let known = refused(Errno::EINVAL);
-        for (generation, answers) in [
-            (Generation::V8_5_0, [known, none, none, none]),
-            (Generation::V9_0_0, [none, known, known, none]),
-            (Generation::V26_1, [none, known, known, known]),
-        ] {
-            let mut urd = urd(Config { generation, ..Config::default() });
-            let probes = [UDIS_GET_85, UDIS_GET, PHYSICAL_INFO, MEMORY_INFO].map(|key| urd.sized(key, &[], 0).0);
-            assert_eq!(probes, answers, "{generation}");
-        }
-    }
 
     #[test]
     fn features_answer_about_a_device() {
@@ -653,18 +601,6 @@ mod tests {
         let manager = urd.rig.module(A, "DEVMNG").unwrap();
         urd.rig.close(A, manager);
         assert!(urd.rig.driver.state().peer_requests.is_empty(), "they go with the DEVMNG file");
-    }
-
-    #[test]
-    fn the_peer_structs_size_is_the_generations() {
-        for (generation, good, bad) in [(Generation::V8_5_0, 24, 32), (Generation::V9_0_0, 32, 24)] {
-            let mut urd = urd(Config { generation, ..Config::default() });
-            let mut attr = [0u8; 32];
-            attr[0] = P2P_STATUS as u8;
-            attr[8] = 1;
-            assert_eq!(urd.sized(P2P, &attr[..good], good as u32).0, OK);
-            assert_eq!(urd.sized(P2P, &attr[..bad], bad as u32).0, refused(Errno::EINVAL));
-        }
     }
 
     #[test]

@@ -123,29 +123,6 @@ fn nodes_behind_closed_doors_cannot_be_opened() {
 }
 
 #[test]
-fn positive_answers_reach_the_client() {
-    isolated(Config::default(), |_| {
-        let numbering = module(davinci::module::UDA);
-        // SAFETY: the driver is asked to write to an address that is not mapped, which it must refuse.
-        let left = unsafe { libc::ioctl(numbering.as_raw_fd(), uda::GET_USER_INFO.request() as _, 16) };
-        assert_eq!(left, 20);
-        finish(numbering);
-    });
-}
-
-#[test]
-fn private_codes_arrive_as_errno() {
-    isolated(Config::default(), |_| {
-        let (file, session) = connected(1);
-        assert_eq!(hdc(&file, hdc::CONNECT, Connect { service: 3, ..to_daemon(1) }), Err(hdc::error::NOBODY_LISTENS));
-        assert_eq!(hdc(&file, hdc::CONNECT, to_daemon(7)), Err(hdc::error::TRANSLATION));
-        // 41 is no errno of Linux, and must arrive nevertheless.
-        fork(|| assert_eq!(send(&file, &session, &GREETING), Err(hdc::error::PERMISSION))).join();
-        send(&file, &session, &GREETING).unwrap();
-    });
-}
-
-#[test]
 fn a_receiver_sleeps_until_the_answer_comes_or_its_time_is_over() {
     isolated(Config { daemon: Daemon::Silent, ..Config::default() }, |emulator| {
         let (file, session) = connected(0);

@@ -9,13 +9,13 @@ mod sharing;
 use super::share::now;
 use super::*;
 use crate::caller::{Fault, Memory};
-use crate::config::{Attachment, Config, DeviceProcess};
+use crate::config::{Config, DeviceProcess};
 use crate::driver::{AddressSpaceChange, ChangeKind, Mmap};
 use ascend_ioctl::klog;
 use ascend_ioctl::svm::Para;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use zerocopy::FromBytes;
 
@@ -28,11 +28,10 @@ const VA: u64 = 0x12C0_0000_0000;
 const ARG: u64 = 0x1_0000;
 const BUFFER: u64 = 0x10_0000;
 
-/// A caller's memory: pages that exist, and pages that are read-only.
+/// A caller's memory: the pages that are mapped.
 #[derive(Default)]
 struct Pages {
     pages: RefCell<BTreeMap<u64, [u8; 4096]>>,
-    read_only: RefCell<BTreeSet<u64>>,
 }
 
 impl Pages {
@@ -64,10 +63,6 @@ impl Memory for Pages {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let pages = address & !4095..address.saturating_add(bytes.len() as u64);
-        if self.read_only.borrow().range(pages).next().is_some() {
-            return Err(Fault);
-        }
         self.each(address, bytes.len(), |part, at| part.copy_from_slice(&bytes[at..at + part.len()]))
     }
 }
