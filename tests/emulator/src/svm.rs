@@ -17,16 +17,16 @@ mod handle;
 mod heap;
 mod klog;
 mod mapping;
+mod memory_state;
 mod race;
 mod ranges;
 mod session;
 mod share;
-mod state;
 mod store;
 #[cfg(test)]
 mod tests;
 
-pub use state::{HandleState, HeapState, MappingState, SessionState, ShareState, SvmState};
+pub use memory_state::{HandleState, HeapState, MappingState, SessionState, ShareState, SvmState};
 
 use crate::caller::{Caller, Outcome};
 use crate::driver::FileId;

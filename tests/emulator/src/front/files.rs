@@ -8,7 +8,7 @@
 //! inotify is a scarce resource (128 instances per user by default). Where there is none, files are probed before each call instead, which is slower
 //! and otherwise the same.
 
-use super::process::{Inode, ProcessKey};
+use super::client_process::{Inode, ProcessKey};
 use crate::driver::FileId;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag};

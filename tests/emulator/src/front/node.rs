@@ -1,6 +1,6 @@
 //! Paths: which of them are the driver's, and how its nodes look to stat.
 
-use super::process::ProcessMemory;
+use super::client_process::ProcessMemory;
 use libc::c_int;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;

@@ -4,9 +4,9 @@
 //! before is taken in: ended processes and dropped files. The kernel queues these reports before close, munmap or waitpid returns, so whoever
 //! saw one of them return also sees the driver without that process or file, as with a real driver.
 
+use super::client_process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
 use super::listener::{Answer, Listener, Notification};
-use super::process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
@@ -375,7 +375,7 @@ impl Server {
                 std::process::abort();
             }
             if let Some(process) = self.processes.get_mut(trap.tgid) {
-                process::kill(process);
+                client_process::kill(process);
             }
             self.traps.push(trap);
         }
@@ -578,7 +578,7 @@ impl Server {
     /// The caller and its file, if the descriptor is one of the driver's.
     fn file(&mut self, tid: i32, descriptor: c_int, arrived: Instant) -> Option<(Who, Inode)> {
         let known = self.processes.file_of_known(tid, descriptor);
-        let inode = known.or_else(|| process::file_of(tid, descriptor))?;
+        let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
         self.files.get_mut(inode)?;
         // A thread whose descriptors could be looked at needs no further proof of life.
         let proven = known.and_then(|_| self.processes.known(tid)).map(|process| Who::new(process, tid, arrived));
@@ -672,7 +672,7 @@ impl Server {
         let id = file.id;
         let hint = address.next_multiple_of(page);
         let length = length.next_multiple_of(page);
-        let free = hint != 0 && process::range_is_free(call.tid, hint, length);
+        let free = hint != 0 && client_process::range_is_free(call.tid, hint, length);
         let memory = ProcessMemory(call.tid);
         let mmap = Mmap { hint, free, length, prot, flags, offset };
         let result = self.driver.mmap(&who.caller(&memory), id, &mmap);

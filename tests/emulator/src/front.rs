@@ -3,21 +3,21 @@
 //! A seccomp filter with a listener (`listener`, `filter`) is installed on one thread and inherited by whatever that thread starts. One server
 //! thread (`server`) answers: it owns the model, so the model needs no locks, and it has a descriptor table of its own, so that a fork anywhere else in
 //! the process never copies a descriptor that is about to be handed over. What the kernel keeps for a real driver, the front keeps for the
-//! model: files and their references (`files`), callers and their address spaces (`process`).
+//! model: files and their references (`files`), callers and their address spaces (`client_process`).
 //!
 //! What a program can still notice: fstat of an open file says that it is a regular one (stat of the path says character device), read, write and poll
 //! do what they do on such a file, `/dev` does not list the nodes, opens by io_uring and by 32-bit programs are not seen, and the mappings of a program under
 //! [`Emulator::spawn`] are inherited by fork (those of an attached thread's process are not). Non-fatal signals wait until a call is
 //! answered, so EINTR cannot be seen.
 
+mod client_process;
 mod files;
 mod filter;
 mod listener;
 mod node;
-mod process;
 mod server;
 
-pub use process::ProcessKey;
+pub use client_process::ProcessKey;
 
 use crate::config::Config;
 use crate::driver::Driver;
