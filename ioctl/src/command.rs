@@ -2,10 +2,11 @@
 
 use crate::layout::Layout;
 
-/// Which way the kernel copies the argument. For SVM the *direction bits that the caller passes* decide it; other modules do not look.
+/// Which way the kernel copies the argument. SVM obeys the *direction bits that the caller passes*;
+/// the other modules ignore them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// `_IO`: the handler copies as it likes.
+    /// `_IO`: each handler copies what it needs.
     None,
     /// `_IOR`: copied out.
     Read,
@@ -30,7 +31,7 @@ pub struct Command {
     pub direction: Direction,
     /// Size bits. No module of the driver checks them.
     pub size: u16,
-    /// The struct that the argument points to, where it is one of ours.
+    /// Name of the struct that the argument points to, if this crate defines it.
     pub argument: Option<&'static str>,
 }
 
@@ -75,12 +76,12 @@ pub const fn magic(request: u32) -> u8 {
     (request >> 8) as u8
 }
 
-/// Whether the caller says that the kernel reads the argument.
+/// Whether the request tells the kernel to copy the argument in.
 pub const fn writes(request: u32) -> bool {
     request >> 30 & 1 != 0
 }
 
-/// Whether the caller says that the kernel writes the argument.
+/// Whether the request tells the kernel to copy the argument out.
 pub const fn reads(request: u32) -> bool {
     request >> 30 & 2 != 0
 }

@@ -1,8 +1,10 @@
-//! Layout facts: what the driver's own headers say about each struct and constant, kept beside the Rust definition.
+//! Layout facts: what the driver's headers say about each struct and constant, beside the Rust
+//! definition.
 //!
-//! The kernel copies its own `sizeof` in and out and checks nothing, so a wrong offset corrupts memory silently. Each struct of this crate
-//! is declared together with the C name, offset and size of every field; the compiler checks them, and a test compares all of them with
-//! tables that were measured on the driver's headers of every generation (`abi/*.json`).
+//! The kernel copies its own `sizeof` in and out and checks nothing, so a wrong offset corrupts
+//! memory silently. Each struct of this crate is declared together with the C name, offset and size
+//! of every field. The compiler checks them, and a test compares all of them with tables that were
+//! measured on the driver's headers of every generation (`abi/*.json`).
 
 use crate::{Command, Generation};
 
@@ -19,7 +21,8 @@ pub struct Layout {
     pub align: usize,
     /// Fields, without padding.
     pub fields: &'static [Field],
-    /// The generations that have this struct in this or a shorter form (fields are only ever appended).
+    /// The generations that have this struct in this or a shorter form. Fields are only ever
+    /// appended.
     pub generations: &'static [Generation],
 }
 
@@ -93,7 +96,8 @@ pub fn limits(generation: Generation) -> [(&'static str, i128); 4] {
     ]
 }
 
-/// The texts that this crate takes from the driver's headers, by their names there; without the NUL.
+/// The texts that this crate takes from the driver's headers, by their names there; without the
+/// NUL.
 pub fn texts() -> [(&'static str, &'static [u8]); 5] {
     use crate::davinci::module;
     [

@@ -1,9 +1,11 @@
 //! Module `SVM`, second generation ("devmm"): memory.
 //!
-//! All commands share one 344-byte argument: a head with the device, then a union. The kernel ignores the size bits of the request, copies
-//! *its own* size in and out, copies nothing back on error, and rewrites the head of commands that convert the device id: build the
-//! argument anew for every call, and never pass a buffer smaller than the kernel's. The direction bits decide what is copied, except that
-//! INIT_PROCESS must be the exact value. Which commands exist under which number depends on the generation: [`crate::Generation::svm`].
+//! All commands share one 344-byte argument: a head with the device, then a union. The kernel
+//! ignores the size bits of the request, copies *its own* size in and out, copies nothing back on
+//! error, and rewrites the head of commands that convert the device id. So build the argument anew
+//! for every call, and never pass a buffer smaller than the kernel's. The direction bits decide
+//! what is copied; only INIT_PROCESS must be the exact value. Which commands exist under which
+//! number depends on the generation: [`crate::Generation::svm`].
 
 mod para;
 
@@ -46,7 +48,7 @@ impl Arg {
 }
 
 declare_constants! {
-    /// Magic. DEVMNG has the same: the file tells them apart.
+    /// Magic. DEVMNG has the same; the module that the file is bound to decides.
     pub const MAGIC: u8 = b'M', "DEVMM_SVM_MAGIC";
     /// The host agent's id; unsupported on current hardware.
     pub const HOST_AGENT_ID: u32 = 64, "SVM_HOST_AGENT_ID";
@@ -61,7 +63,7 @@ declare_constants! {
     pub const SVM_START: u64 = 0x1000_0000_0000, "DEVMM_SVM_MEM_START";
     /// Its size: 8 TiB.
     pub const SVM_SIZE: u64 = 0x800_0000_0000, "DEVMM_SVM_MEM_SIZE";
-    /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel for ever.**
+    /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel forever.**
     pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", since V26_1;
     /// Its size: 2 TiB.
     pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", since V26_1;
@@ -69,9 +71,9 @@ declare_constants! {
     pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", since V26_1;
     /// Its size: 3 TiB.
     pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", since V26_1;
-    /// Start of the host-pin segment when devices hang on PCI Express.
+    /// Start of the host-pin segment when devices are attached by PCI Express.
     pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", since V9_0_0;
-    /// Start of the host-pin segment when devices hang on HCCS.
+    /// Start of the host-pin segment when devices are attached by HCCS.
     pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", since V9_0_0;
     /// Its size: 1 TiB.
     pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", since V9_0_0;
@@ -145,7 +147,7 @@ declare_constants! {
     pub const MEMORIES: u32 = 5, "MEM_MAX_TYPE";
     /// Access: none. **Never pass it.**
     pub const ACCESS_NONE: u32 = 0, "MEM_ACCESS_TYPE_NONE";
-    /// Access: read. Stored, but the mapping is writable all the same.
+    /// Access: read. Stored, but the mapping is writable anyway.
     pub const ACCESS_READ: u32 = 1, "MEM_ACCESS_TYPE_READ";
     /// Access: read and write.
     pub const ACCESS_READ_WRITE: u32 = 3, "MEM_ACCESS_TYPE_READWRITE";
@@ -156,7 +158,7 @@ declare_constants! {
     pub const HANDLE_FABRIC: u32 = 1, "MEM_HANDLE_TYPE_FABRIC";
     /// [`MemImport::kind`].
     pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", since V9_0_0;
-    /// [`MemRelease::kind`]: it was an import.
+    /// [`MemRelease::kind`]: the handle was an import.
     pub const RELEASED_IMPORT: u32 = 2, "SVM_MEM_HANDLE_IMPORT_TYPE";
     /// Most processes in a trust list, and in one call.
     pub const TRUST_LIST: u32 = 65535, "DEVMM_SHARE_MEM_MAX_PID_CNT";
@@ -169,7 +171,7 @@ declare_constants! {
     pub const COPY_DEVICE_TO_HOST: u32 = 2, "DEVMM_COPY_DEVICE_TO_HOST";
     /// Direction: device to device.
     pub const COPY_DEVICE_TO_DEVICE: u32 = 3, "DEVMM_COPY_DEVICE_TO_DEVICE";
-    /// Direction: let the kernel find out.
+    /// Direction: the kernel detects it.
     pub const COPY_DETECT: u32 = 4, "DEVMM_COPY_INVILED_DIRECTION";
     /// [`AsyncMemcpy::state`]: done.
     pub const ASYNC_DONE: u64 = 0x5A5A_5A5A, "DEVMM_ASYNC_CPY_FINISH_VALUE";
@@ -212,20 +214,20 @@ declare_flags! {
         NO_CACHE = 0x4000, "DV_ADVISE_NOCACHE";
         /// 1 GiB pages.
         GIANT = 0x8000, "DV_ADVISE_GIANTPAGE";
-        /// An address of the host's; from 9.0.0 on.
+        /// A host address; from 9.0.0 on.
         HOST_UVA = 0x1_0000, "DV_ADVISE_HOST_UVA", since V9_0_0;
     }
 }
 
 /// [`AsyncMemcpy::state`]: failed.
 pub const ASYNC_FAILED: u64 = ASYNC_ERROR as u64;
-/// The host's id, wherever a device id is expected.
+/// The id of the host wherever a device id is expected.
 pub const HOST_ID: u32 = 65;
 /// 2 MiB.
 pub const HUGE_PAGE: u64 = 0x20_0000;
 /// Largest reserve heap in the static range: 128 GiB.
 pub const RESERVE_HEAP_MAX: u64 = 128 << 30;
-/// Most asynchronous copies that wait to be refreshed.
+/// Most asynchronous copies that have not been refreshed.
 pub const ASYNC_TASKS: usize = 65535;
 
 macro_rules! ops {
@@ -352,7 +354,7 @@ macro_rules! command {
     (@argument $argument:ident) => { Some(stringify!($argument)) };
 }
 
-/// 8.5.0: all commands. Numbers up to 65 never changed since.
+/// 8.5.0: all commands. Numbers up to 65 have not changed since.
 pub(crate) const V8_5_0: &[SvmCommand] = &[
     command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner),
     command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess),
@@ -415,7 +417,7 @@ pub(crate) const V8_5_0: &[SvmCommand] = &[
     command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo),
 ];
 
-/// 9.0.0: what it adds to, or moves from, 8.5.0.
+/// 9.0.0: commands that 8.5.0 lacks, or has under another number.
 pub(crate) const V9_0_0: &[SvmCommand] = &[
     command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write),
     command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write),
@@ -429,7 +431,7 @@ pub(crate) const V9_0_0: &[SvmCommand] = &[
     command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability),
 ];
 
-/// 26.1: what it adds to, or moves from, 9.0.0.
+/// 26.1: commands that 9.0.0 lacks, or has with another number or argument.
 pub(crate) const V26_1: &[SvmCommand] = &[
     command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate),
     command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy),
