@@ -34,8 +34,8 @@ declare_layouts! {
         pub start: u32 = "start_devid" @ 0,
         /// Exclusive; above `start` and at most [`UserInfo::max_physical`].
         pub end: u32 = "end_devid" @ 4,
-        /// Address of an array of `end` [`LogicalDevice`]s, indexed by logical id. The kernel writes
-        /// only the elements of devices that exist.
+        /// Address of an array of `end` [`LogicalDevice`]s, indexed by logical id. The kernel
+        /// writes only the elements of devices that exist.
         pub array: u64 = "logic_dev" @ 8,
     }
 
