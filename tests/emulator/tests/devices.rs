@@ -1,4 +1,4 @@
-//! Discovery, HDC and the daemon through real system calls of real processes: what only the way through the kernel can break.
+//! Discovery, HDC and the daemon through real system calls of real processes.
 
 use ascend_emulator::config::{Daemon, Door, Phase, Place};
 use ascend_emulator::{Config, Line, fork, isolated};
@@ -15,7 +15,8 @@ fn path(path: &str) -> Result<OwnedFd, Errno> {
 }
 
 fn call<T>(file: &OwnedFd, command: Command, arg: &mut T) -> Result<i32, Errno> {
-    // SAFETY: each test passes the struct of the command, which is as large as what the driver copies.
+    // SAFETY: each test passes the struct of the command, which is as large as what the driver
+    // copies.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command.request() as _, std::ptr::from_mut(arg)) };
     Errno::result(result)
 }
@@ -30,7 +31,7 @@ fn finish(file: OwnedFd) {
     assert_eq!(call(&file, davinci::CLOSE, &mut davinci::OpenArg::new("")), Ok(0));
 }
 
-/// An HDC command; failures by their private code, which errno carries even where it is no errno of Linux.
+/// An HDC command. A failure is the private code, which comes back as errno.
 fn hdc<V: View>(file: &OwnedFd, command: Command, view: V) -> Result<V, i32> {
     let mut arg = Arg::new(&view);
     // SAFETY: the argument is as large as what the driver copies.
@@ -89,7 +90,7 @@ fn start(tgid: i32) -> Vec<u8> {
     body
 }
 
-/// Everything that it takes to have a device process. The files must stay open.
+/// Starts a device process, which lives as long as the returned files.
 fn with_device_process() -> [OwnedFd; 2] {
     let manager = module(davinci::module::DEVMNG);
     let mut sign = devmng::ProcessSign::default();
@@ -211,7 +212,7 @@ fn two_containers_number_the_same_cards_differently() {
                 assert_eq!(call(&numbering, uda::SETUP_DEV_TABLE, &mut setup), Ok(0));
                 assert_eq!(devices(&numbering), expected);
                 finish(numbering);
-                // Its own child is in the same container.
+                // Its child runs in the same container.
                 fork(|| {
                     let numbering = module(davinci::module::UDA);
                     assert_eq!(devices(&numbering), expected);

@@ -3,8 +3,8 @@
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
 
-/// Whether the driver translates `head.devid` from a logical to a physical id before the handler
-/// runs, and writes it back so. Ids of the host pass as they are.
+/// Whether the driver converts `head.devid` from a logical to a physical id before the handler runs
+/// and copies it back. Ids of the host are not changed.
 pub fn converts_device_id(op: Op) -> bool {
     matches!(
         op,
@@ -100,7 +100,7 @@ const V9_0_0: Behaviour =
 const V26_1: Behaviour = Behaviour { reports_uvm_page: true, has_soma_pools: true, ..V9_0_0 };
 
 impl Behaviour {
-    /// How a generation behaves; a newer one than these like the newest of them.
+    /// The behaviour of a generation. A newer one is assumed to behave like the newest of these.
     pub fn of(generation: Generation) -> &'static Behaviour {
         match generation {
             Generation::V8_5_0 => &V8_5_0,

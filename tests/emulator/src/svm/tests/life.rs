@@ -102,7 +102,7 @@ fn a_refusal_names_the_command_the_reason_and_the_parameters_in_the_log_page() {
     bench.memory.read(klog::SVM_ERRORS, &mut bytes).unwrap();
     let page = klog::Page::read_from_bytes(&bytes).unwrap();
     let text = String::from_utf8(page.text[..page.write as usize].to_vec()).unwrap();
-    assert!(text.starts_with("MEM_CREATE is refused: the size is no multiple of the page."), "{text}");
+    assert!(text.starts_with("MEM_CREATE is refused: the size is not a multiple of the page size."), "{text}");
     assert!(text.contains("; size=0x5; ") && text.ends_with("; errno=22)\n"), "{text}");
 }
 

@@ -1,4 +1,4 @@
-//! Accounting of physical memory and the cost of many mappings; two answers that no rule asks for.
+//! Accounting of physical memory, the cost of many mappings, and answers that no rule covers.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn a_create_that_fails_for_lack_of_memory_uses_an_id() {
 }
 
 #[test]
-fn pages_are_given_back_as_they_are_released() {
+fn released_pages_are_freed_at_once() {
     let mut bench = Bench::new();
     let client = bench.session(10);
     let made = bench.create(&client, HOST, 8 * MIB).unwrap();

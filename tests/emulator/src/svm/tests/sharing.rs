@@ -1,4 +1,4 @@
-//! Memory that several processes hold.
+//! Memory that several processes share.
 
 use super::*;
 
