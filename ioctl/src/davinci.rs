@@ -1,8 +1,9 @@
 //! `/dev/davinci_manager`: one character device in front of all modules.
 //!
-//! A file is bound to one module by [`OPEN`] with the module's name; from then on every ioctl whose magic is not `'Z'` goes to that module.
-//! **[`CLOSE`] must come before close(2)**: a bound file that is closed without it is taken for a dying process, and the kernel releases
-//! every davinci file of the process. Magic, direction and size bits are not looked at beyond telling `'Z'` from the rest.
+//! [`OPEN`] binds a file to the module that it names; from then on every ioctl whose magic is not
+//! `'Z'` goes to that module. **[`CLOSE`] must come before close(2)**: the kernel takes a bound
+//! file that is closed without it for a dying process and releases every davinci file of the
+//! process. Of magic, direction and size bits only the magic `'Z'` matters.
 
 use crate::command::{Command, Direction};
 use crate::layout::{declare_constants, declare_layouts};
@@ -20,7 +21,7 @@ pub mod module {
     pub const DEVMNG: &str = "DEVMNG";
     /// Memory, second generation: Ascend 910, 910B, 910_93, 310P.
     pub const SVM: &str = "SVM";
-    /// Memory, third generation: Ascend 950. Not spoken by this project.
+    /// Memory, third generation: Ascend 950. Not supported by this project.
     pub const SVM_V3: &str = "svm";
 }
 
@@ -29,14 +30,15 @@ declare_layouts! {
     pub struct OpenArg = "davinci_intf_open_arg", 260 {
         /// NUL-terminated; the kernel forces the last byte to NUL.
         pub module_name: [u8; 256] = "module_name" @ 0,
-        /// Stored only; 0 for all modules that this project uses.
+        /// Stored and not used; 0 for all modules that this project uses.
         pub device_id: i32 = "device_id" @ 256,
     }
 
     /// Argument of [`GET_MODULE_STATUS`].
     pub struct StatusArg = "davinci_intf_check_no_use_arg", 260 {
         pub module_name: [u8; 256] = "module_name" @ 0,
-        /// 1: no process has a file bound to this name (also when there is no such module); 0: in use.
+        /// 1: no process has a file bound to this name (also when there is no such module); 0: in
+        /// use.
         pub status: u32 = "status" @ 256,
     }
 }
@@ -62,14 +64,15 @@ impl OpenArg {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: &'static str) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
 }
 
 /// Binds the file to a module.
 pub const OPEN: Command = command("OPEN", "DAVINCI_INTF_IOCTL_OPEN", 0, "OpenArg");
-/// Announces an orderly close(2). The argument is not read. On a file that is not bound yet it makes it useless for ever.
+/// Announces an orderly close(2). The argument is not read. A file that is not bound yet can never
+/// be bound afterwards.
 pub const CLOSE: Command = command("CLOSE", "DAVINCI_INTF_IOCTL_CLOSE", 1, "OpenArg");
-/// Asks whether a module is in use.
+/// Reports whether a module is in use.
 pub const GET_MODULE_STATUS: Command =
     command("GET_MODULE_STATUS", "DAVINCI_INTF_IOCTL_GET_MODULE_STATUS", 2, "StatusArg");
 

@@ -1,8 +1,9 @@
 //! Module `DEVMNG`: identity of devices and of processes.
 //!
-//! Commands are `_IO('M', n)`; the kernel copies its own struct size, so buffers here are those of the newest generation. **Closing any
-//! DEVMNG file of a process removes the process's registration and tells every device that it died**: a process opens exactly one and
-//! closes it last. ENODEV and EFAULT may mean an unreadable pointer here, not a missing device.
+//! Commands are `_IO('M', n)`. The kernel copies its own struct size, so the buffers here are those
+//! of the newest generation. **Closing any DEVMNG file of a process removes the process's
+//! registration and reports its death to every device**: a process opens exactly one and closes it
+//! last. ENODEV and EFAULT may mean an unreadable pointer here instead of a missing device.
 
 use crate::command::{Command, Direction};
 use crate::layout::{declare_constants, declare_layouts};
@@ -31,7 +32,7 @@ declare_layouts! {
     }
 
     /// Argument of [`GET_DEVINFO`] in 26.1.
-    pub struct DevInfo = "devdrv_manager_hccl_devinfo", 320, only [V26_1] {
+    pub struct DevInfo = "devdrv_manager_hccl_devinfo", 320, since V26_1 {
         pub env_type: u8 = "env_type" @ 0,
         pub _pad0: [u8; 3],
         /// Logical id.
@@ -63,7 +64,7 @@ declare_layouts! {
         pub addr_mode: u32 = "addr_mode" @ 132,
         pub connect_type: u32 = "host_device_connect_type" @ 136,
         pub mainboard_id: u32 = "mainboard_id" @ 140,
-        /// `Ascend910B3` and the like. Finding "Ascend" here or at 0x88 tells the generations apart.
+        /// `Ascend910B3` and the like. "Ascend" is here from 26.1 on, and at 0x88 before.
         pub soc_version: [u8; 32] = "soc_version" @ 144,
         pub aicore_bitmap: [u64; 2] = "aicore_bitmap" @ 176,
         pub vector_core_bitmap: [u64; 2] = "vector_core_bitmap" @ 192,
@@ -73,7 +74,7 @@ declare_layouts! {
     }
 
     /// Argument of [`GET_DEVINFO`] in 8.5.0 and 9.0.0.
-    pub struct DevInfo85 = "devdrv_manager_hccl_devinfo", 312, only [V8_5_0 V9_0_0] {
+    pub struct DevInfo85 = "devdrv_manager_hccl_devinfo", 312, until V9_0_0 {
         pub env_type: u8 = "env_type" @ 0,
         pub _pad0: [u8; 3],
         pub device: u32 = "dev_id" @ 4,
@@ -132,7 +133,7 @@ declare_layouts! {
         pub _pad0: [u8; 4],
     }
 
-    /// What a [`ContainerArg`] asks.
+    /// The query in a [`ContainerArg`].
     pub struct ContainerCall = "devdrv_dfx_para", 24 {
         /// Ignored.
         pub device: u32 = "devid" @ 0,
@@ -187,31 +188,33 @@ declare_constants! {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
 /// PCI address.
 pub const GET_PCIINFO: Command = command("GET_PCIINFO", "DEVDRV_MANAGER_GET_PCIINFO", 1, Some("PciInfo"));
 /// Out u32: 1 on a host.
 pub const GET_PLATINFO: Command = command("GET_PLATINFO", "DEVDRV_MANAGER_GET_PLATINFO", 3, None);
-/// In and out i32: the old way to a device's state.
+/// In and out i32: the older query of a device's state.
 pub const DEVICE_STATUS: Command = command("DEVICE_STATUS", "DEVDRV_MANAGER_DEVICE_STATUS", 7, None);
-/// Device facts; [`DevInfo`] or [`DevInfo85`]. The plain number only: with size bits it is EINVAL.
+/// Device facts: [`DevInfo`] or [`DevInfo85`]. Only the plain number works; with size bits it is
+/// EINVAL.
 pub const GET_DEVINFO: Command = command("GET_DEVINFO", "DEVDRV_MANAGER_GET_DEVINFO", 20, Some("DevInfo"));
-/// PCI ids. The plain number only.
+/// PCI ids. Only the plain number works.
 pub const GET_PCIE_ID_INFO: Command =
     command("GET_PCIE_ID_INFO", "DEVDRV_MANAGER_GET_PCIE_ID_INFO", 21, Some("PcieIdInfo"));
-/// Process ids as the driver sees them. Needs no device; harmless at any time.
+/// Process ids in the initial pid namespace. Needs no device and is safe at any time.
 pub const CONTAINER_CMD: Command = command("CONTAINER_CMD", "DEVDRV_MANAGER_CONTAINER_CMD", 58, Some("ContainerArg"));
 /// Physical machine, virtual machine or container.
 pub const GET_HOST_PHY_MACH_FLAG: Command =
     command("GET_HOST_PHY_MACH_FLAG", "DEVDRV_MANAGER_GET_HOST_PHY_MACH_FLAG", 59, Some("MachineFlag"));
-/// Out u32: 1 in an ordinary container. Harmless at any time.
+/// Out u32: 1 in an ordinary container. Safe at any time.
 pub const GET_CONTAINER_FLAG: Command = command("GET_CONTAINER_FLAG", "DEVDRV_MANAGER_GET_CONTAINER_FLAG", 108, None);
-/// Registers the calling process and returns its identity; the device asks for it when it binds a process to ours.
+/// Registers the calling process and returns its identity. The device checks it when it binds a
+/// device process to the caller.
 pub const GET_PROCESS_SIGN: Command =
     command("GET_PROCESS_SIGN", "DEVDRV_MANAGER_GET_PROCESS_SIGN", 112, Some("ProcessSign"));
-/// Health.
+/// Health of a device.
 pub const GET_DEVICE_HEALTH_STATUS: Command =
     command("GET_DEVICE_HEALTH_STATUS", "DEVDRV_MANAGER_GET_DEVICE_HEALTH_STATUS", 164, Some("Health"));
 /// The device process that is bound to a host process.

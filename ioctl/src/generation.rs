@@ -1,30 +1,29 @@
-//! Driver generations: each is its parent plus what changed.
+//! Driver generations: one record each, written as the parent's record plus what changed.
 //!
-//! Versions are never compared as text: the numbers of the vendor's packages are not ordered. A client finds out which generation it talks
-//! to by asking for things that only one of them has (see the crate's documentation), and refuses what it does not know.
+//! A new generation needs a record and a line in the list below, its command table in
+//! [`crate::svm`], and its layout table in `abi/`.
+//!
+//! Versions are never compared as text: the numbers of the vendor's packages are not ordered. A
+//! client recognises a generation by commands, features and address segments that only some
+//! generations have, and refuses a driver that fits none of them.
 
 use crate::svm::{self, Op, SvmCommand};
+use crate::urd;
 use core::fmt;
 use core::str::FromStr;
 
-/// A generation of the driver's ABI, named after the driver release that it was measured on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Generation {
-    /// 8.5.0.
-    V8_5_0,
-    /// 9.0.0.
-    V9_0_0,
-    /// 26.1.
-    V26_1,
-}
-
-/// What a generation adds to its parent, and the facts that differ.
+/// All that this crate knows about a generation of the driver.
 #[derive(Debug)]
 pub struct Delta {
+    /// Name of the generation, as on the command line: the release that it was measured on.
+    pub name: &'static str,
     /// The generation that this one grew from.
     pub parent: Option<Generation>,
-    /// SVM commands that are new, or have another number or handler than in the parent.
+    /// Code of the generation in this project's share tickets. It never changes and is never 0.
+    pub ticket: u8,
+    /// File name of its layout table in `abi/`.
+    pub table: &'static str,
+    /// SVM commands that are new, or have another number or argument than in the parent.
     pub svm: &'static [SvmCommand],
     /// SVM numbers from here on are EINVAL.
     pub svm_numbers: u8,
@@ -36,22 +35,18 @@ pub struct Delta {
     pub segments: &'static [svm::Segment],
     /// Whether a host-pin range follows once a device has come up.
     pub host_pin: bool,
-    /// Whether [`svm::InitProcess::uvm_page_size`] is answered.
-    pub uvm: bool,
     /// Whether [`svm::MemImport::memory`] is answered.
     pub import_tells_memory: bool,
-    /// Whether normal-page host memory can be imported on a device.
-    pub normal_host_share_on_device: bool,
-    /// Whether MEM_CREATE looks if a NUMA node is online.
-    pub checks_numa_node: bool,
     /// Numbers of DEVMNG from here on are EINVAL.
     pub devmng_numbers: u8,
     /// Size of GET_DEVINFO's struct.
     pub devinfo_size: usize,
     /// Size of the P2P feature's struct.
     pub p2p_size: usize,
-    /// The feature that answers published values.
-    pub udis_get: crate::urd::Key,
+    /// The feature that reports values published by the device's firmware.
+    pub udis_get: urd::Key,
+    /// The features of this generation out of those that only some generations have.
+    pub urd_keys: &'static [urd::Key],
 }
 
 const SVM: svm::Segment = svm::Segment { start: svm::SVM_START, size: svm::SVM_SIZE };
@@ -59,72 +54,109 @@ const SOMA: svm::Segment = svm::Segment { start: svm::SOMA_START, size: svm::SOM
 const UVM: svm::Segment = svm::Segment { start: svm::UVM_START, size: svm::UVM_SIZE };
 
 const V8_5_0: Delta = Delta {
+    name: "8.5.0",
     parent: None,
+    ticket: 1,
+    table: "8.5.0.json",
     svm: svm::V8_5_0,
     svm_numbers: 71,
     svm_private_numbers: 66,
     sub_kinds: 7,
     segments: &[SVM],
     host_pin: false,
-    uvm: false,
     import_tells_memory: false,
-    normal_host_share_on_device: true,
-    checks_numa_node: false,
     devmng_numbers: 208,
     devinfo_size: 312,
     p2p_size: 24,
-    udis_get: crate::urd::UDIS_GET_85,
+    udis_get: urd::UDIS_GET_85,
+    urd_keys: &[urd::UDIS_GET_85],
 };
 
 const V9_0_0: Delta = Delta {
+    name: "9.0.0",
     parent: Some(Generation::V8_5_0),
+    ticket: 2,
+    table: "9.0.0.json",
     svm: svm::V9_0_0,
     svm_numbers: 106,
     svm_private_numbers: 100,
     host_pin: true,
     import_tells_memory: true,
-    normal_host_share_on_device: false,
-    checks_numa_node: true,
     devmng_numbers: 209,
     p2p_size: 32,
-    udis_get: crate::urd::UDIS_GET,
+    udis_get: urd::UDIS_GET,
+    urd_keys: &[urd::UDIS_GET],
     ..V8_5_0
 };
 
 const V26_1: Delta = Delta {
+    name: "26.1",
     parent: Some(Generation::V9_0_0),
+    ticket: 3,
+    table: "26.1.json",
     svm: svm::V26_1,
     svm_numbers: 105,
     sub_kinds: 9,
     segments: &[SVM, SOMA, UVM],
-    uvm: true,
     devinfo_size: 320,
+    urd_keys: &[urd::UDIS_GET, urd::MEMORY_INFO],
     ..V9_0_0
 };
 
-impl Generation {
-    /// All generations that this crate knows, oldest first.
-    pub const ALL: [Generation; 3] = [Generation::V8_5_0, Generation::V9_0_0, Generation::V26_1];
-
-    /// The newest that this crate knows.
-    pub const NEWEST: Generation = Generation::V26_1;
-
-    /// What the generation is made of.
-    pub const fn delta(self) -> &'static Delta {
-        match self {
-            Generation::V8_5_0 => &V8_5_0,
-            Generation::V9_0_0 => &V9_0_0,
-            Generation::V26_1 => &V26_1,
+/// The list of generations, each named like its record.
+macro_rules! generations {
+    ($($(#[$meta:meta])* $name:ident,)+) => {
+        /// A generation of the driver's ABI, named after the driver release that it was measured
+        /// on.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Generation {
+            $($(#[$meta])* $name,)+
         }
-    }
+
+        impl Generation {
+            /// All generations that this crate knows, oldest first.
+            pub const ALL: [Generation; [$(stringify!($name)),+].len()] = [$(Generation::$name),+];
+
+            /// What is known about the generation.
+            pub const fn delta(self) -> &'static Delta {
+                match self {
+                    $(Generation::$name => &$name,)+
+                }
+            }
+        }
+    };
+}
+
+// Oldest first.
+generations! {
+    /// 8.5.0.
+    V8_5_0,
+    /// 9.0.0.
+    V9_0_0,
+    /// 26.1.
+    V26_1,
+}
+
+impl Generation {
+    /// The newest that this crate knows.
+    pub const NEWEST: Generation = Self::ALL[Self::ALL.len() - 1];
 
     /// Name of the generation, as on the command line.
     pub const fn name(self) -> &'static str {
-        match self {
-            Generation::V8_5_0 => "8.5.0",
-            Generation::V9_0_0 => "9.0.0",
-            Generation::V26_1 => "26.1",
-        }
+        self.delta().name
+    }
+
+    /// This generation and all newer ones.
+    pub const fn and_newer(self) -> &'static [Generation] {
+        const ALL: &[Generation] = &Generation::ALL;
+        ALL.split_at(self as usize).1
+    }
+
+    /// This generation and all older ones.
+    pub const fn and_older(self) -> &'static [Generation] {
+        const ALL: &[Generation] = &Generation::ALL;
+        ALL.split_at(self as usize + 1).0
     }
 
     /// An SVM command in this generation; `None` if it does not have it.
@@ -144,7 +176,8 @@ impl Generation {
         let mut generation = Some(self);
         while let Some(delta) = generation.map(Generation::delta) {
             let found = delta.svm.iter().find(|command| command.command.number == number);
-            // A number that an older generation used is only good if the command did not move since.
+            // A number that an older generation used is only good if the command did not move
+            // since.
             if let Some(found) = found {
                 return self.svm(found.op).filter(|now| now.command.number == number);
             }
@@ -165,13 +198,22 @@ impl fmt::Display for Generation {
     }
 }
 
-/// A name that is none of a known generation.
+/// The error for a name that is not the name of a known generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnknownGeneration;
 
 impl fmt::Display for UnknownGeneration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("unknown driver generation; known are 8.5.0, 9.0.0 and 26.1")
+        f.write_str("unknown driver generation; known are ")?;
+        for (index, generation) in Generation::ALL.iter().enumerate() {
+            let separator = match Generation::ALL.len() - index {
+                _ if index == 0 => "",
+                1 => " and ",
+                _ => ", ",
+            };
+            write!(f, "{separator}{generation}")?;
+        }
+        Ok(())
     }
 }
 

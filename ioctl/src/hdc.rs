@@ -1,8 +1,9 @@
 //! `/dev/hisi_hdc`: packets to daemons on the device.
 //!
-//! Every command takes the same 200-byte argument, [`Arg`], of which each reads and writes its own view. Errors are **private codes that
-//! come back as errno**; they collide with the usual ones and are translated by number ([`error`]). CONNECT gives a session number and a
-//! reuse counter; the file that SET_SESSION_OWNER is called on is tied to the session, and closing it closes the session.
+//! Every command takes the same 200-byte argument, [`Arg`], and uses its own view of it. Errors are
+//! **private codes that come back as errno** and collide with the usual ones; [`error`] lists them.
+//! CONNECT returns a session number and a reuse counter. SET_SESSION_OWNER binds the session to the
+//! file that it is called on, and closing that file closes the session.
 
 use crate::Generation;
 use crate::command::{Command, Direction};
@@ -22,7 +23,7 @@ pub const ARG_SIZE: usize = 200;
 
 const _: () = assert!(size_of::<Arg>() == ARG_SIZE);
 
-/// The driver's union of all views, of which [`Arg`] is the bytes.
+/// The driver's union of all views; [`Arg`] has its bytes.
 pub const UNION: &Layout = &Layout {
     name: "Arg",
     c_name: "hdcdrv_cmd",
@@ -44,7 +45,7 @@ impl Arg {
         arg
     }
 
-    /// What the argument says to a command.
+    /// The command's view of the argument.
     pub fn view<V: View>(&self) -> V {
         match V::read_from_prefix(&self.0) {
             Ok((view, _)) => view,
@@ -66,9 +67,10 @@ declare_layouts! {
         pub _pad0: [u8; 4],
     }
 
-    /// CONNECT. On success all 200 bytes come back, with the *physical* id in [`Connect::device`]: do not reuse the argument.
+    /// CONNECT. On success all 200 bytes come back, with the *physical* id in [`Connect::device`]:
+    /// do not reuse the argument.
     pub struct Connect = "hdcdrv_cmd_connect", 88 {
-        /// -1: any; 0 would ask for a server with pid 0.
+        /// -1: any; 0 means a server with pid 0.
         pub peer_pid: i32 = "peer_pid" @ 0,
         /// Logical id.
         pub device: i32 = "dev_id" @ 4,
@@ -88,7 +90,7 @@ declare_layouts! {
         pub _reserved: [u32; 8] = "reserved" @ 56,
     }
 
-    /// CLOSE. With a wrong reuse counter it answers 0 and closes nothing.
+    /// CLOSE. With a wrong reuse counter it returns 0 and closes nothing.
     pub struct Close = "hdcdrv_cmd_close", 88 {
         pub ret: i32 = "ret" @ 0,
         pub device: i32 = "dev_id" @ 4,
@@ -124,7 +126,7 @@ declare_layouts! {
         pub _reserved: [u32; 8] = "reserved" @ 72,
     }
 
-    /// RECV_PEEK: waits for a packet and tells its length.
+    /// RECV_PEEK: waits for a packet and returns its length.
     pub struct RecvPeek = "hdcdrv_cmd_recv_peek", 88 {
         pub ret: i32 = "ret" @ 0,
         pub device: i32 = "dev_id" @ 4,
@@ -145,7 +147,7 @@ declare_layouts! {
         pub _pad0: [u8; 4],
     }
 
-    /// RECV: takes the packet. Never waits.
+    /// RECV: receives the packet. Never waits.
     pub struct Recv = "hdcdrv_cmd_recv", 200 {
         pub ret: i32 = "ret" @ 0,
         pub device: i32 = "dev_id" @ 4,
@@ -168,7 +170,7 @@ declare_layouts! {
         pub _reserved: [u32; 8] = "reserved" @ 168,
     }
 
-    /// SET_SESSION_OWNER: ties the file to the session. Within 60 s of CONNECT.
+    /// SET_SESSION_OWNER: binds the session to the file. Due within 60 s of CONNECT.
     pub struct SetSessionOwner = "hdcdrv_cmd_set_session_owner", 56 {
         pub ret: i32 = "ret" @ 0,
         pub device: i32 = "dev_id" @ 4,
@@ -212,9 +214,9 @@ declare_constants! {
     pub const SERVICES: i32 = 128, "HDCDRV_SUPPORT_MAX_SERVICE";
     /// Magic.
     pub const MAGIC: u8 = b'H', "HDCDRV_CMD_MAGIC";
-    /// `wait`: for ever.
+    /// `wait`: without limit.
     pub const WAIT_FOREVER: i32 = 0, "HDCDRV_WAIT_ALWAYS";
-    /// `wait`: not at all for SEND; about 3 s for RECV_PEEK on a TSD session.
+    /// `wait`: none for SEND; about 3 s for RECV_PEEK on a TSD session.
     pub const WAIT_NOT: i32 = 1, "HDCDRV_NOWAIT";
     /// `wait`: up to the timeout.
     pub const WAIT_TIMEOUT: i32 = 2, "HDCDRV_WAIT_TIMEOUT";
@@ -229,22 +231,28 @@ pub const MAX_PACKET: usize = 512 * 1024;
 pub mod error {
     use crate::layout::Constant;
 
-    /// The headers have the codes negative, as the kernel's functions return them.
+    /// The headers define the codes as negative numbers, as the kernel's functions return them.
     macro_rules! codes {
         ($( $(#[$meta:meta])* pub const $name:ident: i32 = $value:literal, $c_name:literal; )*) => {
             $( $(#[$meta])* pub const $name: i32 = $value; )*
 
-            /// The codes as the driver's headers have them.
+            /// The codes as the driver's headers define them.
             pub const CONSTANTS: &[Constant] = &[$(
-                Constant { name: stringify!($name), c_name: $c_name, value: -$value, generations: &crate::Generation::ALL },
+                Constant {
+                    name: stringify!($name),
+                    c_name: $c_name,
+                    value: -$value,
+                    generations: &crate::Generation::ALL,
+                },
             )*];
         };
     }
 
     codes! {
-        /// Unspecific; also "owner already set".
+        /// No specific reason; also "owner already set".
         pub const FAILED: i32 = 1, "HDCDRV_ERR";
-        /// Bad parameter; also wrong session number, wrong container, close by another than the owner.
+        /// Bad parameter; also a wrong session number, another container, or a close by a process
+        /// that is not the owner.
         pub const PARAMETER: i32 = 2, "HDCDRV_PARA_ERR";
         /// Argument or buffer not readable.
         pub const COPY_IN: i32 = 3, "HDCDRV_COPY_FROM_USER_FAIL";
@@ -272,9 +280,9 @@ pub mod error {
         pub const RESET: i32 = 18, "HDCDRV_DEVICE_RESET";
         /// Not supported; also a UB link from 9.0.0 on.
         pub const NOT_SUPPORTED: i32 = 19, "HDCDRV_NOT_SUPPORT";
-        /// Nobody listens for the service on the device.
+        /// The service has no listener on the device.
         pub const NOBODY_LISTENS: i32 = 20, "HDCDRV_REMOTE_SERVICE_NO_LISTENING";
-        /// Nothing there.
+        /// No packet is queued.
         pub const NOTHING: i32 = 21, "HDCDRV_NO_BLOCK";
         /// The session is closed.
         pub const CLOSED: i32 = 22, "HDCDRV_SESSION_HAS_CLOSED";
@@ -294,10 +302,10 @@ pub mod error {
 }
 
 const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::plain(name, c_name, MAGIC, number, Direction::None, 0, argument)
+    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
-/// Asks for the peer's device number (used for file transfer only).
+/// Queries the peer's device number (used for file transfer only).
 pub const GET_PEER_DEV_ID: Command = command("GET_PEER_DEV_ID", "HDCDRV_CMD_GET_PEER_DEV_ID", 0x07, None);
 /// Negotiates the packet size. Optional.
 pub const CONFIG: Command = command("CONFIG", "HDCDRV_CMD_CONFIG", 0x08, Some("Config"));
@@ -309,15 +317,15 @@ pub const CLOSE: Command = command("CLOSE", "HDCDRV_CMD_CLOSE", 0x14, Some("Clos
 pub const SEND: Command = command("SEND", "HDCDRV_CMD_SEND", 0x15, Some("Send"));
 /// Waits for a packet.
 pub const RECV_PEEK: Command = command("RECV_PEEK", "HDCDRV_CMD_RECV_PEEK", 0x16, Some("RecvPeek"));
-/// Takes a packet.
+/// Receives a packet.
 pub const RECV: Command = command("RECV", "HDCDRV_CMD_RECV", 0x17, Some("Recv"));
-/// Ties the file to a session.
+/// Binds a session to the file.
 pub const SET_SESSION_OWNER: Command =
     command("SET_SESSION_OWNER", "HDCDRV_CMD_SET_SESSION_OWNER", 0x18, Some("SetSessionOwner"));
-/// Asks about a session.
+/// Queries a session.
 pub const GET_SESSION_ATTR: Command =
     command("GET_SESSION_ATTR", "HDCDRV_CMD_GET_SESSION_ATTR", 0x1A, Some("GetSessionAttr"));
-/// Asks for the page size (the vendor's start-up does).
+/// Queries the page size, as the vendor's start-up does.
 pub const GET_PAGE_SIZE: Command = command("GET_PAGE_SIZE", "HDCDRV_CMD_GET_PAGE_SIZE", 0x1D, None);
 
 /// The device's commands that this project knows.

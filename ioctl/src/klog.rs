@@ -1,17 +1,19 @@
-//! The shared log page: the kernel's own error sentences, in the calling process's memory.
+//! The shared log page: the kernel's own error messages, in the calling process's memory.
 //!
-//! When a command fails, the driver also writes its message into a page of the calling process at a fixed address, if that page begins
-//! with the [`MAGIC`] word and its [`Page::total`] is 4096. One failing ioctl writes one to six sentences, each ending in a newline, the
-//! outermost last. There is no wrap-around: a sentence that does not fit is cut and both positions become 0. The reader consumes by
-//! setting [`Page::read`] to [`Page::write`], which makes the kernel start again at the beginning.
+//! When a command fails, the driver also writes its message into a page of the calling process at a
+//! fixed address, if that page begins with the [`MAGIC`] word and its [`Page::total`] is 4096. One
+//! failing ioctl writes one to six messages, each ending in a newline, the outermost last. There is
+//! no wrap-around: a message that does not fit is cut and both positions become 0. The reader
+//! consumes by setting [`Page::read`] to [`Page::write`]; the kernel then starts again at the
+//! beginning.
 
 use crate::layout::{declare_constants, declare_layouts};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 declare_constants! {
-    /// Where the memory module writes error sentences.
+    /// Where the memory module writes error messages.
     pub const SVM_ERRORS: u64 = 0xE00_0008_0000, "DEVMM_SHARE_LOG_START";
-    /// Where the memory module writes what it did.
+    /// Where the memory module writes notes about what it did.
     pub const SVM_RUN_INFO: u64 = 0xE00_000C_0000, "DEVMM_SHARE_LOG_RUNINFO_START";
     /// Size of a page, whatever the host's page size is.
     pub const PAGE_SIZE: usize = 4096, "SHARE_LOG_MAX_SIZE";
@@ -39,7 +41,7 @@ declare_layouts! {
 /// The word that a page must begin with.
 pub const MAGIC_TEXT: &str = "drvshartlogab90cd78ef56";
 
-/// The same with its NUL.
+/// [`MAGIC_TEXT`] with its NUL.
 pub const MAGIC: [u8; MAGIC_LENGTH] = {
     let mut magic = [0; MAGIC_LENGTH];
     let mut at = 0;
@@ -63,7 +65,7 @@ pub struct Page {
     pub total: i32,
     /// Padding.
     pub _pad: [u8; 4],
-    /// The page's own address; not looked at by the kernel.
+    /// The page's own address; ignored by the kernel.
     pub base: u64,
     /// [`CAPACITY`].
     pub record_size: i32,
@@ -73,7 +75,7 @@ pub struct Page {
     pub write: i32,
     /// Unused.
     pub reserved: [u8; TEXT - 52],
-    /// Sentences.
+    /// Messages.
     pub text: [u8; CAPACITY],
 }
 

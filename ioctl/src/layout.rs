@@ -1,8 +1,10 @@
-//! Layout facts: what the driver's own headers say about each struct and constant, kept beside the Rust definition.
+//! Layout facts: what the driver's headers say about each struct and constant, beside the Rust
+//! definition.
 //!
-//! The kernel copies its own `sizeof` in and out and checks nothing, so a wrong offset corrupts memory silently. Each struct of this crate
-//! is declared together with the C name, offset and size of every field; the compiler checks them, and a test compares all of them with
-//! tables that were measured on the driver's headers of every generation (`abi/*.json`).
+//! The kernel copies its own `sizeof` in and out and checks nothing, so a wrong offset corrupts
+//! memory silently. Each struct of this crate is declared together with the C name, offset and size
+//! of every field. The compiler checks them, and a test compares all of them with tables that were
+//! measured on the driver's headers of every generation (`abi/*.json`).
 
 use crate::{Command, Generation};
 
@@ -19,7 +21,8 @@ pub struct Layout {
     pub align: usize,
     /// Fields, without padding.
     pub fields: &'static [Field],
-    /// The generations that have this struct in this or a shorter form (fields are only ever appended).
+    /// The generations that have this struct in this or a shorter form. Fields are only ever
+    /// appended.
     pub generations: &'static [Generation],
 }
 
@@ -73,6 +76,7 @@ pub fn constants() -> impl Iterator<Item = &'static Constant> {
         crate::urd::CONSTANTS,
         crate::devmng::CONSTANTS,
         crate::svm::CONSTANTS,
+        crate::svm::Advice::CONSTANTS,
         crate::hdc::CONSTANTS,
         crate::hdc::error::CONSTANTS,
         crate::klog::CONSTANTS,
@@ -92,7 +96,8 @@ pub fn limits(generation: Generation) -> [(&'static str, i128); 4] {
     ]
 }
 
-/// The texts that this crate takes from the driver's headers, by their names there; without the NUL.
+/// The texts that this crate takes from the driver's headers, by their names there; without the
+/// NUL.
 pub fn texts() -> [(&'static str, &'static [u8]); 5] {
     use crate::davinci::module;
     [
@@ -118,13 +123,16 @@ pub fn commands(generation: Generation) -> impl Iterator<Item = &'static Command
     .chain(generation.svm_commands().map(|svm| &svm.command))
 }
 
-/// The generations of a declaration: all, unless it says otherwise.
+/// The generations of a declaration: all, `since` one, or `until` one (inclusive).
 macro_rules! declared_generations {
     () => {
         &$crate::Generation::ALL
     };
-    ($($generation:ident)+) => {
-        &[$($crate::Generation::$generation),+]
+    (since $generation:ident) => {
+        $crate::Generation::$generation.and_newer()
+    };
+    (until $generation:ident) => {
+        $crate::Generation::$generation.and_older()
     };
 }
 
@@ -134,7 +142,7 @@ macro_rules! declared_generations {
 macro_rules! declare_layouts {
     ($(
         $(#[$meta:meta])*
-        pub struct $name:ident = $c_name:literal, $size:literal $(, only [$($generation:ident)+])? {
+        pub struct $name:ident = $c_name:literal, $size:literal $(, $bound:ident $generation:ident)? {
             $( $(#[$field_meta:meta])* pub $field:ident: $type:ty $(= $c_field:literal @ $offset:literal)?, )*
         }
     )*) => {
@@ -178,7 +186,7 @@ macro_rules! declare_layouts {
                         size: size_of::<$type>(),
                     },
                 )? )*],
-                generations: $crate::layout::declared_generations!($($($generation)+)?),
+                generations: $crate::layout::declared_generations!($($bound $generation)?),
             },
         )*];
     };
@@ -188,7 +196,7 @@ macro_rules! declare_layouts {
 macro_rules! declare_constants {
     ($(
         $(#[$meta:meta])*
-        pub const $name:ident: $type:ty = $value:expr, $c_name:literal $(, only [$($generation:ident)+])?;
+        pub const $name:ident: $type:ty = $value:expr, $c_name:literal $(, $bound:ident $generation:ident)?;
     )*) => {
         $( $(#[$meta])* pub const $name: $type = $value; )*
 
@@ -198,10 +206,43 @@ macro_rules! declare_constants {
                 name: stringify!($name),
                 c_name: $c_name,
                 value: $value as i128,
-                generations: $crate::layout::declared_generations!($($($generation)+)?),
+                generations: $crate::layout::declared_generations!($($bound $generation)?),
             },
         )*];
     };
 }
 
-pub(crate) use {declare_constants, declare_layouts, declared_generations};
+/// Declares a set of flags of the driver's headers, with `CONSTANTS`, the list of them.
+macro_rules! declare_flags {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident: $type:ty {
+            $(
+                $(#[$attribute:ident $($tokens:tt)*])*
+                $flag:ident = $value:literal, $c_name:literal $(, $bound:ident $generation:ident)?;
+            )*
+        }
+    ) => {
+        bitflags::bitflags! {
+            $(#[$meta])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+            pub struct $name: $type {
+                $( $(#[$attribute $($tokens)*])* const $flag = $value; )*
+            }
+        }
+
+        impl $name {
+            /// The flags as the driver's headers name them.
+            pub const CONSTANTS: &[$crate::layout::Constant] = &[$(
+                $crate::layout::Constant {
+                    name: stringify!($flag),
+                    c_name: $c_name,
+                    value: $value,
+                    generations: $crate::layout::declared_generations!($($bound $generation)?),
+                },
+            )*];
+        }
+    };
+}
+
+pub(crate) use {declare_constants, declare_flags, declare_layouts, declared_generations};

@@ -1,6 +1,7 @@
-//! Structs, ioctl numbers and constants of the Huawei Ascend NPU kernel driver, for every driver generation that we know.
+//! Structs, ioctl numbers and constants of the Huawei Ascend NPU kernel driver, for every known
+//! generation of the driver.
 //!
-//! `no_std`, no system calls, no meaning: only the bytes that cross the system-call boundary, and what the kernel demands of each command.
+//! `no_std`, no system calls: only the bytes that cross the system-call boundary.
 //! One module per device or driver module:
 //!
 //! | module | device | module name |
@@ -11,21 +12,23 @@
 //! | [`devmng`] | " | `DEVMNG`: identity of devices and processes |
 //! | [`svm`] | " | `SVM`: memory |
 //! | [`hdc`] | `/dev/hisi_hdc` | packets to daemons on the device |
-//! | [`klog`] | - | the page in which the kernel explains its errors |
+//! | [`klog`] | - | the page that the kernel writes error messages to |
 //!
-//! All structs are `#[repr(C)]` with explicit padding and derive zerocopy's traits, so that a buffer is never partly uninitialised.
+//! All structs are `#[repr(C)]` with explicit padding and derive zerocopy's traits, so that a
+//! buffer is never partly uninitialised.
 //!
 //! ```
 //! use ascend_ioctl::{Generation, svm::{self, Op}};
 //!
-//! // A command is a value that knows its number in a generation, or that the generation does not have it.
+//! // A command has a number in each generation that knows it.
 //! let alloc = Generation::V8_5_0.svm(Op::AllocProcStruct).unwrap();
 //! assert_eq!(alloc.command.request(), 0x4158_4D43);
 //! assert_eq!(Generation::V26_1.svm(Op::AllocProcStruct).unwrap().command.number, 101);
 //! assert!(Generation::V9_0_0.svm(Op::MemHandleSetAttr).is_none());
 //!
-//! // An argument is 344 bytes whatever the command.
-//! let arg = svm::Arg::new(0, &svm::MemCreate { size: 2 << 20, side: svm::SIDE_DEVICE, page: svm::PAGE_HUGE, ..Default::default() });
+//! // The argument of every command is 344 bytes.
+//! let (size, side, page) = (2 << 20, svm::SIDE_DEVICE, svm::PAGE_HUGE);
+//! let arg = svm::Arg::new(0, &svm::MemCreate { size, side, page, ..Default::default() });
 //! assert_eq!(size_of_val(&arg), 344);
 //! assert_eq!(arg.para::<svm::MemCreate>().size, 2 << 20);
 //! ```
@@ -33,6 +36,7 @@
 //! This crate is not affiliated with Huawei; "Ascend" is used to say which hardware it is for.
 
 #![no_std]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod command;
 pub mod davinci;

@@ -1,16 +1,18 @@
 //! Module `SVM`, second generation ("devmm"): memory.
 //!
-//! All commands share one 344-byte argument: a head with the device, then a union. The kernel ignores the size bits of the request, copies
-//! *its own* size in and out, copies nothing back on error, and rewrites the head of commands that convert the device id: build the
-//! argument anew for every call, and never pass a buffer smaller than the kernel's. The direction bits decide what is copied, except that
-//! INIT_PROCESS must be the exact value. Which commands exist under which number depends on the generation: [`crate::Generation::svm`].
+//! All commands share one 344-byte argument: a head with the device, then a union. The kernel
+//! ignores the size bits of the request, copies *its own* size in and out, copies nothing back on
+//! error, and rewrites the head of commands that convert the device id. So build the argument anew
+//! for every call, and never pass a buffer smaller than the kernel's. The direction bits decide
+//! what is copied; only INIT_PROCESS must be the exact value. Which commands exist under which
+//! number depends on the generation: [`crate::Generation::svm`].
 
 mod para;
 
 pub use para::*;
 
-use crate::command::{Command, DeviceId, Direction, Lock, Needs, Reference};
-use crate::layout::declare_constants;
+use crate::command::{Command, Direction};
+use crate::layout::{declare_constants, declare_flags};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Size of the argument.
@@ -46,7 +48,7 @@ impl Arg {
 }
 
 declare_constants! {
-    /// Magic. DEVMNG has the same: the file tells them apart.
+    /// Magic. DEVMNG has the same; the module that the file is bound to decides.
     pub const MAGIC: u8 = b'M', "DEVMM_SVM_MAGIC";
     /// The host agent's id; unsupported on current hardware.
     pub const HOST_AGENT_ID: u32 = 64, "SVM_HOST_AGENT_ID";
@@ -61,20 +63,20 @@ declare_constants! {
     pub const SVM_START: u64 = 0x1000_0000_0000, "DEVMM_SVM_MEM_START";
     /// Its size: 8 TiB.
     pub const SVM_SIZE: u64 = 0x800_0000_0000, "DEVMM_SVM_MEM_SIZE";
-    /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel for ever.**
-    pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", only [V26_1];
+    /// Start of the SOMA segment. **A CPU access there hangs the thread in the kernel forever.**
+    pub const SOMA_START: u64 = 0xC00_0000_0000, "DEVMM_SOMA_MEM_START", since V26_1;
     /// Its size: 2 TiB.
-    pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", only [V26_1];
+    pub const SOMA_SIZE: u64 = 0x200_0000_0000, "DEVMM_SOMA_MEM_SIZE", since V26_1;
     /// Start of the UVM segment.
-    pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", only [V26_1];
+    pub const UVM_START: u64 = 0x900_0000_0000, "DEVMM_UVM_MEM_START", since V26_1;
     /// Its size: 3 TiB.
-    pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", only [V26_1];
-    /// Start of the host-pin segment when devices hang on PCI Express.
-    pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", only [V9_0_0 V26_1];
-    /// Start of the host-pin segment when devices hang on HCCS.
-    pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", only [V9_0_0 V26_1];
+    pub const UVM_SIZE: u64 = 0x300_0000_0000, "DEVMM_UVM_MEM_SIZE", since V26_1;
+    /// Start of the host-pin segment when devices are attached by PCI Express.
+    pub const HOST_PIN_START_PCIE: u64 = 0x700_0000_0000, "DEVMM_DEFAULT_HOST_UVA_START", since V9_0_0;
+    /// Start of the host-pin segment when devices are attached by HCCS.
+    pub const HOST_PIN_START_HCCS: u64 = 0x800_0000_0000, "DEVMM_HCCS_HOST_UVA_START", since V9_0_0;
     /// Its size: 1 TiB.
-    pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", only [V9_0_0 V26_1];
+    pub const HOST_PIN_SIZE: u64 = 0x100_0000_0000, "DEVMM_HOST_PIN_SIZE", since V9_0_0;
     /// Where ordinary heaps begin; below it are the areas of the video and read-only heaps.
     pub const NORMAL_START: u64 = 0x12C0_0000_0000, "DEVMM_NORMAL_ADDR_START";
     /// Where addresses begin that need a mapping of their own.
@@ -145,7 +147,7 @@ declare_constants! {
     pub const MEMORIES: u32 = 5, "MEM_MAX_TYPE";
     /// Access: none. **Never pass it.**
     pub const ACCESS_NONE: u32 = 0, "MEM_ACCESS_TYPE_NONE";
-    /// Access: read. Stored, but the mapping is writable all the same.
+    /// Access: read. Stored, but the mapping is writable anyway.
     pub const ACCESS_READ: u32 = 1, "MEM_ACCESS_TYPE_READ";
     /// Access: read and write.
     pub const ACCESS_READ_WRITE: u32 = 3, "MEM_ACCESS_TYPE_READWRITE";
@@ -155,8 +157,8 @@ declare_constants! {
     /// [`MemImport::kind`].
     pub const HANDLE_FABRIC: u32 = 1, "MEM_HANDLE_TYPE_FABRIC";
     /// [`MemImport::kind`].
-    pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", only [V9_0_0 V26_1];
-    /// [`MemRelease::kind`]: it was an import.
+    pub const HANDLE_POSIX: u32 = 2, "MEM_HANDLE_TYPE_POSIX", since V9_0_0;
+    /// [`MemRelease::kind`]: the handle was an import.
     pub const RELEASED_IMPORT: u32 = 2, "SVM_MEM_HANDLE_IMPORT_TYPE";
     /// Most processes in a trust list, and in one call.
     pub const TRUST_LIST: u32 = 65535, "DEVMM_SHARE_MEM_MAX_PID_CNT";
@@ -169,96 +171,63 @@ declare_constants! {
     pub const COPY_DEVICE_TO_HOST: u32 = 2, "DEVMM_COPY_DEVICE_TO_HOST";
     /// Direction: device to device.
     pub const COPY_DEVICE_TO_DEVICE: u32 = 3, "DEVMM_COPY_DEVICE_TO_DEVICE";
-    /// Direction: let the kernel find out.
+    /// Direction: the kernel detects it.
     pub const COPY_DETECT: u32 = 4, "DEVMM_COPY_INVILED_DIRECTION";
     /// [`AsyncMemcpy::state`]: done.
     pub const ASYNC_DONE: u64 = 0x5A5A_5A5A, "DEVMM_ASYNC_CPY_FINISH_VALUE";
-    /// [`Advice::DDR`].
-    pub const ADVISE_DDR: u32 = 0x1, "DV_ADVISE_DDR";
-    /// [`Advice::HBM`].
-    pub const ADVISE_HBM: u32 = 0x2, "DV_ADVISE_HBM";
-    /// [`Advice::HUGE`].
-    pub const ADVISE_HUGE: u32 = 0x4, "DV_ADVISE_HUGEPAGE";
-    /// [`Advice::POPULATE`].
-    pub const ADVISE_POPULATE: u32 = 0x8, "DV_ADVISE_POPULATE";
-    /// [`Advice::P2P_HBM`].
-    pub const ADVISE_P2P_HBM: u32 = 0x10, "DV_ADVISE_P2P_HBM";
-    /// [`Advice::P2P_DDR`].
-    pub const ADVISE_P2P_DDR: u32 = 0x20, "DV_ADVISE_P2P_DDR";
-    /// [`Advice::LOCK_DEVICE`].
-    pub const ADVISE_LOCK_DEVICE: u32 = 0x80, "DV_ADVISE_LOCK_DEV";
-    /// [`Advice::CONTIGUOUS`].
-    pub const ADVISE_CONTIGUOUS: u32 = 0x100, "DV_ADVISE_CONTINUTY";
-    /// [`Advice::HOST`].
-    pub const ADVISE_HOST: u32 = 0x200, "DV_ADVISE_HOST";
-    /// [`Advice::TS_DDR`].
-    pub const ADVISE_TS_DDR: u32 = 0x400, "DV_ADVISE_TS_DDR";
-    /// [`Advice::PERSISTENT`].
-    pub const ADVISE_PERSISTENT: u32 = 0x800, "DV_ADVISE_PERSISTENT";
-    /// [`Advice::READ_ONLY`].
-    pub const ADVISE_READ_ONLY: u32 = 0x1000, "DV_ADVISE_READONLY";
-    /// [`Advice::DEVICE_READ_ONLY`].
-    pub const ADVISE_DEVICE_READ_ONLY: u32 = 0x2000, "DV_ADVISE_DEV_READONLY";
-    /// [`Advice::NO_CACHE`].
-    pub const ADVISE_NO_CACHE: u32 = 0x4000, "DV_ADVISE_NOCACHE";
-    /// [`Advice::GIANT`].
-    pub const ADVISE_GIANT: u32 = 0x8000, "DV_ADVISE_GIANTPAGE";
-    /// [`Advice::HOST_UVA`].
-    pub const ADVISE_HOST_UVA: u32 = 0x1_0000, "DV_ADVISE_HOST_UVA", only [V9_0_0 V26_1];
     /// Most elements of MEMCPY_BATCH.
     pub const BATCH: u32 = 4096, "DEVMM_MEMCPY_BATCH_MAX_COUNT";
     /// [`ASYNC_FAILED`] as the driver writes it.
     pub const ASYNC_ERROR: i64 = -18, "DEVMM_ASYNC_CPY_ERR_VALUE";
 }
 
-bitflags::bitflags! {
+declare_flags! {
     /// [`Advise::advice`]. The high 8 bits carry a module id.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub struct Advice: u32 {
         /// Memory from DDR.
-        const DDR = ADVISE_DDR;
+        DDR = 0x1, "DV_ADVISE_DDR";
         /// Memory from HBM.
-        const HBM = ADVISE_HBM;
+        HBM = 0x2, "DV_ADVISE_HBM";
         /// 2 MiB pages.
-        const HUGE = ADVISE_HUGE;
+        HUGE = 0x4, "DV_ADVISE_HUGEPAGE";
         /// Populate now; EOPNOTSUPP for reservations.
-        const POPULATE = ADVISE_POPULATE;
+        POPULATE = 0x8, "DV_ADVISE_POPULATE";
         /// HBM that peers can reach.
-        const P2P_HBM = ADVISE_P2P_HBM;
+        P2P_HBM = 0x10, "DV_ADVISE_P2P_HBM";
         /// DDR that peers can reach.
-        const P2P_DDR = ADVISE_P2P_DDR;
+        P2P_DDR = 0x20, "DV_ADVISE_P2P_DDR";
         /// Lock on the device.
-        const LOCK_DEVICE = ADVISE_LOCK_DEVICE;
+        LOCK_DEVICE = 0x80, "DV_ADVISE_LOCK_DEV";
         /// Physically contiguous.
-        const CONTIGUOUS = ADVISE_CONTIGUOUS;
+        CONTIGUOUS = 0x100, "DV_ADVISE_CONTINUTY";
         /// On the host.
-        const HOST = ADVISE_HOST;
+        HOST = 0x200, "DV_ADVISE_HOST";
         /// The task scheduler's DDR.
-        const TS_DDR = ADVISE_TS_DDR;
+        TS_DDR = 0x400, "DV_ADVISE_TS_DDR";
         /// Keep when freed; a message to the device for reservations.
-        const PERSISTENT = ADVISE_PERSISTENT;
+        PERSISTENT = 0x800, "DV_ADVISE_PERSISTENT";
         /// Read-only.
-        const READ_ONLY = ADVISE_READ_ONLY;
+        READ_ONLY = 0x1000, "DV_ADVISE_READONLY";
         /// Read-only for the device.
-        const DEVICE_READ_ONLY = ADVISE_DEVICE_READ_ONLY;
+        DEVICE_READ_ONLY = 0x2000, "DV_ADVISE_DEV_READONLY";
         /// Not cached; the vendor sets it for fixed addresses.
-        const NO_CACHE = ADVISE_NO_CACHE;
+        NO_CACHE = 0x4000, "DV_ADVISE_NOCACHE";
         /// 1 GiB pages.
-        const GIANT = ADVISE_GIANT;
-        /// An address of the host's; from 9.0.0 on.
-        const HOST_UVA = ADVISE_HOST_UVA;
+        GIANT = 0x8000, "DV_ADVISE_GIANTPAGE";
+        /// A host address; from 9.0.0 on.
+        HOST_UVA = 0x1_0000, "DV_ADVISE_HOST_UVA", since V9_0_0;
     }
 }
 
 /// [`AsyncMemcpy::state`]: failed.
 pub const ASYNC_FAILED: u64 = ASYNC_ERROR as u64;
-/// The host's id, wherever a device id is expected.
+/// The id of the host wherever a device id is expected.
 pub const HOST_ID: u32 = 65;
 /// 2 MiB.
 pub const HUGE_PAGE: u64 = 0x20_0000;
 /// Largest reserve heap in the static range: 128 GiB.
 pub const RESERVE_HEAP_MAX: u64 = 128 << 30;
-/// Most asynchronous copies that wait to be refreshed.
+/// Most asynchronous copies that have not been refreshed.
 pub const ASYNC_TASKS: usize = 65535;
 
 macro_rules! ops {
@@ -361,13 +330,13 @@ ops! {
 pub struct SvmCommand {
     /// What it means.
     pub op: Op,
-    /// Its number and the kernel's demands.
+    /// Its number and argument.
     pub command: Command,
 }
 
-/// A line of the command tables.
+/// A line of the command tables: number, meaning, name in the headers, direction, argument.
 macro_rules! command {
-    ($number:literal $op:ident $c_name:literal $direction:ident $($argument:ident)?; $lock:ident $device:ident $reference:ident $($state:ident)?) => {
+    ($number:literal $op:ident $c_name:literal $direction:ident $($argument:ident)?) => {
         SvmCommand {
             op: Op::$op,
             command: Command {
@@ -378,121 +347,106 @@ macro_rules! command {
                 direction: Direction::$direction,
                 size: ARG_SIZE as u16,
                 argument: command!(@argument $($argument)?),
-                needs: command!(@needs $($state)?),
-                device_id: DeviceId::$device,
-                lock: Lock::$lock,
-                reference: Reference::$reference,
-                handled: command!(@handled $($state)?),
             },
         }
     };
     (@argument) => { None };
     (@argument $argument:ident) => { Some(stringify!($argument)) };
-    (@needs) => { Needs::Session };
-    (@needs unhandled) => { Needs::Session };
-    (@needs file) => { Needs::File };
-    (@needs file_unhandled) => { Needs::File };
-    (@needs process) => { Needs::Process };
-    (@handled) => { true };
-    (@handled unhandled) => { false };
-    (@handled file) => { true };
-    (@handled file_unhandled) => { false };
-    (@handled process) => { true };
 }
 
-/// 8.5.0: all commands. Numbers up to 65 never changed since.
+/// 8.5.0: all commands. Numbers up to 65 have not changed since.
 pub(crate) const V8_5_0: &[SvmCommand] = &[
-    command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner; Shared ConvertedOrHost None),
-    command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess; Shared ConvertedOrHost None),
-    command!(2 MemGetAccess "DEVMM_SVM_MEM_GET_ACCESS" ReadWrite MemAccess; Shared ConvertedOrHost None),
-    command!(3 Alloc "DEVMM_SVM_ALLOC" Write Alloc; Shared Raw Malloc),
-    command!(4 FreePages "DEVMM_SVM_FREE_PAGES" Write FreePages; Shared Raw Free),
-    command!(5 Memcpy "DEVMM_SVM_MEMCPY" ReadWrite Memcpy; Shared Raw During),
-    command!(6 Memcpy2d "DEVMM_SVM_MEMCPY2D" ReadWrite Memcpy2d; Shared Raw During),
-    command!(7 AsyncMemcpy "DEVMM_SVM_ASYNC_MEMCPY" ReadWrite AsyncMemcpy; Shared Raw During),
-    command!(8 MemcpyResultRefresh "DEVMM_SVM_MEMCPY_RESLUT_REFRESH" ReadWrite AsyncMemcpy; Shared Raw None),
-    command!(9 SubmitConvertCopy "DEVMM_SVM_SUMBIT_CONVERT_CPY" Write ConvertCopy; Shared Raw None),
-    command!(10 WaitConvertCopy "DEVMM_SVM_WAIT_CONVERT_CPY_RESLUT" Write ConvertCopy; Shared Raw None),
-    command!(11 ConvertAddr "DEVMM_SVM_CONVERT_ADDR" ReadWrite ConvertAddress; Shared Converted Keep),
-    command!(12 DestroyAddr "DEVMM_SVM_DESTROY_ADDR" Write DestroyAddress; Shared Converted None),
-    command!(13 Advise "DEVMM_SVM_ADVISE" Write Advise; Shared Converted Advise),
-    command!(14 Prefetch "DEVMM_SVM_PREFETCH" Write Advise; Shared Converted Advise),
-    command!(15 Memset8 "DEVMM_SVM_MEMSET8" ReadWrite Memset; Shared Raw During),
-    command!(16 DestroyAddrBatch "DEVMM_SVM_DESTROY_ADDR_BATCH" Write DestroyAddressBatch; Shared Raw None),
-    command!(17 Translate "DEVMM_SVM_TRANSLATE" ReadWrite Translate; Shared Raw During),
-    command!(21 IpcMemOpen "DEVMM_SVM_IPC_MEM_OPEN" Write IpcOpen; Shared Converted Advise),
-    command!(22 IpcMemClose "DEVMM_SVM_IPC_MEM_CLOSE" Write IpcClose; Shared Raw During),
-    command!(26 SetupDevice "DEVMM_SVM_SETUP_DEVICE" ReadWrite SetupDevice; Shared Converted None),
-    command!(27 IpcMemCreate "DEVMM_SVM_IPC_MEM_CREATE" ReadWrite IpcCreate; Shared Raw During),
-    command!(28 IpcMemDestroy "DEVMM_SVM_IPC_MEM_DESTROY" Write IpcDestroy; Shared Raw None),
-    command!(29 IpcMemQuery "DEVMM_SVM_IPC_MEM_QUERY" ReadWrite IpcQuery; Shared Raw None),
-    command!(32 IpcMemSetPid "DEVMM_SVM_IPC_MEM_SET_PID" Write IpcSetPid; Shared Raw None),
-    command!(33 IpcMemSetPidPod "DEVMM_SVM_IPC_MEM_SET_PID_POD" Write IpcSetPid; Shared Raw None),
-    command!(34 IpcMemSetAttr "DEVMM_SVM_IPC_MEM_SET_ATTR" Write IpcSetAttr; Shared Raw None),
-    command!(35 IpcMemGetAttr "DEVMM_SVM_IPC_MEM_GET_ATTR" ReadWrite IpcGetAttr; Shared Raw None),
-    command!(36 InitProcess "DEVMM_SVM_INIT_PROCESS" ReadWrite InitProcess; None Raw None process),
-    command!(37 UpdateHeap "DEVMM_SVM_UPDATE_HEAP" Write UpdateHeap; Exclusive Raw None),
-    command!(38 GetProcStatus "DEVMM_SVM_GET_PROC_STATUS" Write ; Shared Raw None unhandled),
-    command!(39 ProcessStatusQuery "DEVMM_SVM_PROCESS_STATUS_QUERY" ReadWrite ProcessStatusQuery; Shared Converted None),
-    command!(41 DbgVaStatus "DEVMM_SVM_DBG_VA_STATUS" ReadWrite DebugVaStatus; Shared Raw None),
-    command!(42 CloseDevice "DEVMM_SVM_CLOSE_DEVICE" Write ; Exclusive Converted None),
-    command!(45 MemRemoteMap "DEVMM_SVM_MEM_REMOTE_MAP" ReadWrite RemoteMap; Shared Converted Keep),
-    command!(46 MemRemoteUnmap "DEVMM_SVM_MEM_REMOTE_UNMAP" ReadWrite RemoteUnmap; Shared Converted GiveBack),
-    command!(47 QueryMemUsedInfo "DEVMM_SVM_QUERY_MEM_USEDINFO" ReadWrite MemUsedInfo; None Converted None),
-    command!(48 CheckMemInfo "DEVMM_SVM_CHECK_MEMINFO" Write CheckMemInfo; Shared Converted None),
-    command!(49 MapDevReserve "DEVMM_SVM_MAP_DEV_RESERVE" ReadWrite MapDevReserve; Shared Converted None),
-    command!(50 MemCreate "DEVMM_SVM_MEM_CREATE" ReadWrite MemCreate; Shared ConvertedOrHost None),
-    command!(51 MemRelease "DEVMM_SVM_MEM_RELEASE" ReadWrite MemRelease; Shared ConvertedOrHost None),
-    command!(52 MemMap "DEVMM_SVM_MEM_MAP" Write MemMap; Shared ConvertedOrHost Keep),
-    command!(53 MemUnmap "DEVMM_SVM_MEM_UNMAP" ReadWrite MemUnmap; Shared ConvertedOrHost GiveBack),
-    command!(54 MemExport "DEVMM_SVM_MEM_EXPORT" ReadWrite MemExport; Shared ConvertedOrHost None),
-    command!(55 MemImport "DEVMM_SVM_MEM_IMPORT" ReadWrite MemImport; Shared ConvertedOrHost None),
-    command!(56 MemSetPid "DEVMM_SVM_MEM_SET_PID" Write MemSetPid; Shared ConvertedOrHost None),
-    command!(57 MemSetAttr "DEVMM_SVM_MEM_SET_ATTR" Write MemSetAttr; Shared ConvertedOrHost None),
-    command!(58 MemGetAttr "DEVMM_SVM_MEM_GET_ATTR" ReadWrite MemGetAttr; Shared Raw None),
-    command!(59 MemGetInfo "DEVMM_SVM_MEM_GET_INFO" ReadWrite MemGetInfo; Shared Raw None),
-    command!(60 RegisterDma "DEVMM_SVM_REGISTER_DMA" Write RegisterDma; Shared Converted During),
-    command!(61 UnregisterDma "DEVMM_SVM_UNREGISTER_DMA" Write UnregisterDma; Shared Converted None),
-    command!(62 MemRepair "DEVMM_SVM_MEM_REPLAIR" Write MemRepair; Exclusive Converted During),
-    command!(63 ReserveAddrInfoQuery "DEVMM_SVM_RESERVE_ADDR_INFO_QUERY" ReadWrite ReserveAddressInfo; Shared Raw During),
-    command!(64 PrepareCloseDevice "DEVMM_SVM_PREPARE_CLOSE_DEVICE" Write ; Exclusive Converted None),
-    command!(65 MemcpyBatch "DEVMM_SVM_MEMCPY_BATCH" Write MemcpyBatch; Shared Raw None),
-    command!(67 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
-    command!(68 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
-    command!(69 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
-    command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
+    command!(0 MemQueryOwner "DEVMM_SVM_MEM_QUERY_OWNER" ReadWrite MemQueryOwner),
+    command!(1 MemSetAccess "DEVMM_SVM_MEM_SET_ACCESS" Write MemAccess),
+    command!(2 MemGetAccess "DEVMM_SVM_MEM_GET_ACCESS" ReadWrite MemAccess),
+    command!(3 Alloc "DEVMM_SVM_ALLOC" Write Alloc),
+    command!(4 FreePages "DEVMM_SVM_FREE_PAGES" Write FreePages),
+    command!(5 Memcpy "DEVMM_SVM_MEMCPY" ReadWrite Memcpy),
+    command!(6 Memcpy2d "DEVMM_SVM_MEMCPY2D" ReadWrite Memcpy2d),
+    command!(7 AsyncMemcpy "DEVMM_SVM_ASYNC_MEMCPY" ReadWrite AsyncMemcpy),
+    command!(8 MemcpyResultRefresh "DEVMM_SVM_MEMCPY_RESLUT_REFRESH" ReadWrite AsyncMemcpy),
+    command!(9 SubmitConvertCopy "DEVMM_SVM_SUMBIT_CONVERT_CPY" Write ConvertCopy),
+    command!(10 WaitConvertCopy "DEVMM_SVM_WAIT_CONVERT_CPY_RESLUT" Write ConvertCopy),
+    command!(11 ConvertAddr "DEVMM_SVM_CONVERT_ADDR" ReadWrite ConvertAddress),
+    command!(12 DestroyAddr "DEVMM_SVM_DESTROY_ADDR" Write DestroyAddress),
+    command!(13 Advise "DEVMM_SVM_ADVISE" Write Advise),
+    command!(14 Prefetch "DEVMM_SVM_PREFETCH" Write Advise),
+    command!(15 Memset8 "DEVMM_SVM_MEMSET8" ReadWrite Memset),
+    command!(16 DestroyAddrBatch "DEVMM_SVM_DESTROY_ADDR_BATCH" Write DestroyAddressBatch),
+    command!(17 Translate "DEVMM_SVM_TRANSLATE" ReadWrite Translate),
+    command!(21 IpcMemOpen "DEVMM_SVM_IPC_MEM_OPEN" Write IpcOpen),
+    command!(22 IpcMemClose "DEVMM_SVM_IPC_MEM_CLOSE" Write IpcClose),
+    command!(26 SetupDevice "DEVMM_SVM_SETUP_DEVICE" ReadWrite SetupDevice),
+    command!(27 IpcMemCreate "DEVMM_SVM_IPC_MEM_CREATE" ReadWrite IpcCreate),
+    command!(28 IpcMemDestroy "DEVMM_SVM_IPC_MEM_DESTROY" Write IpcDestroy),
+    command!(29 IpcMemQuery "DEVMM_SVM_IPC_MEM_QUERY" ReadWrite IpcQuery),
+    command!(32 IpcMemSetPid "DEVMM_SVM_IPC_MEM_SET_PID" Write IpcSetPid),
+    command!(33 IpcMemSetPidPod "DEVMM_SVM_IPC_MEM_SET_PID_POD" Write IpcSetPid),
+    command!(34 IpcMemSetAttr "DEVMM_SVM_IPC_MEM_SET_ATTR" Write IpcSetAttr),
+    command!(35 IpcMemGetAttr "DEVMM_SVM_IPC_MEM_GET_ATTR" ReadWrite IpcGetAttr),
+    command!(36 InitProcess "DEVMM_SVM_INIT_PROCESS" ReadWrite InitProcess),
+    command!(37 UpdateHeap "DEVMM_SVM_UPDATE_HEAP" Write UpdateHeap),
+    command!(38 GetProcStatus "DEVMM_SVM_GET_PROC_STATUS" Write),
+    command!(39 ProcessStatusQuery "DEVMM_SVM_PROCESS_STATUS_QUERY" ReadWrite ProcessStatusQuery),
+    command!(41 DbgVaStatus "DEVMM_SVM_DBG_VA_STATUS" ReadWrite DebugVaStatus),
+    command!(42 CloseDevice "DEVMM_SVM_CLOSE_DEVICE" Write),
+    command!(45 MemRemoteMap "DEVMM_SVM_MEM_REMOTE_MAP" ReadWrite RemoteMap),
+    command!(46 MemRemoteUnmap "DEVMM_SVM_MEM_REMOTE_UNMAP" ReadWrite RemoteUnmap),
+    command!(47 QueryMemUsedInfo "DEVMM_SVM_QUERY_MEM_USEDINFO" ReadWrite MemUsedInfo),
+    command!(48 CheckMemInfo "DEVMM_SVM_CHECK_MEMINFO" Write CheckMemInfo),
+    command!(49 MapDevReserve "DEVMM_SVM_MAP_DEV_RESERVE" ReadWrite MapDevReserve),
+    command!(50 MemCreate "DEVMM_SVM_MEM_CREATE" ReadWrite MemCreate),
+    command!(51 MemRelease "DEVMM_SVM_MEM_RELEASE" ReadWrite MemRelease),
+    command!(52 MemMap "DEVMM_SVM_MEM_MAP" Write MemMap),
+    command!(53 MemUnmap "DEVMM_SVM_MEM_UNMAP" ReadWrite MemUnmap),
+    command!(54 MemExport "DEVMM_SVM_MEM_EXPORT" ReadWrite MemExport),
+    command!(55 MemImport "DEVMM_SVM_MEM_IMPORT" ReadWrite MemImport),
+    command!(56 MemSetPid "DEVMM_SVM_MEM_SET_PID" Write MemSetPid),
+    command!(57 MemSetAttr "DEVMM_SVM_MEM_SET_ATTR" Write MemSetAttr),
+    command!(58 MemGetAttr "DEVMM_SVM_MEM_GET_ATTR" ReadWrite MemGetAttr),
+    command!(59 MemGetInfo "DEVMM_SVM_MEM_GET_INFO" ReadWrite MemGetInfo),
+    command!(60 RegisterDma "DEVMM_SVM_REGISTER_DMA" Write RegisterDma),
+    command!(61 UnregisterDma "DEVMM_SVM_UNREGISTER_DMA" Write UnregisterDma),
+    command!(62 MemRepair "DEVMM_SVM_MEM_REPLAIR" Write MemRepair),
+    command!(63 ReserveAddrInfoQuery "DEVMM_SVM_RESERVE_ADDR_INFO_QUERY" ReadWrite ReserveAddressInfo),
+    command!(64 PrepareCloseDevice "DEVMM_SVM_PREPARE_CLOSE_DEVICE" Write),
+    command!(65 MemcpyBatch "DEVMM_SVM_MEMCPY_BATCH" Write MemcpyBatch),
+    command!(67 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write),
+    command!(68 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write),
+    command!(69 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling),
+    command!(70 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo),
 ];
 
-/// 9.0.0: what it adds to, or moves from, 8.5.0.
+/// 9.0.0: commands that 8.5.0 lacks, or has under another number.
 pub(crate) const V9_0_0: &[SvmCommand] = &[
-    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write ; Shared Raw None unhandled),
-    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write ; Shared Raw None unhandled),
-    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write ; Shared Raw None unhandled),
-    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write ; Shared Raw None unhandled),
-    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite ; Shared Raw None unhandled),
-    command!(101 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write ; None Raw None file),
-    command!(102 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write ; None Raw None file_unhandled),
-    command!(103 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling; None Raw None file_unhandled),
-    command!(104 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo; None Raw None file),
-    command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None file),
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite),
+    command!(101 AllocProcStruct "DEVMM_SVM_ALLOC_PROC_STRUCT" Write),
+    command!(102 DevSetSibling "DEVMM_SVM_DEV_SET_SIBLING" Write),
+    command!(103 DevBindSibling "DEVMM_SVM_DEV_BIND_SIBLING" Write DevBindSibling),
+    command!(104 GetMmapInfo "DEVMM_SVM_GET_MMAP_INFO" ReadWrite MmapInfo),
+    command!(105 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability),
 ];
 
-/// 26.1: what it adds to, or moves from, 9.0.0.
+/// 26.1: commands that 9.0.0 lacks, or has with another number or argument.
 pub(crate) const V26_1: &[SvmCommand] = &[
-    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate; Shared Converted None),
-    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy; Shared Converted None),
-    command!(68 UvmAlloc "DEVMM_UVM_ALLOC" Write Alloc; Shared Raw None),
-    command!(69 UvmAdvise "DEVMM_UVM_ADVISE" Write UvmAdvise; Shared Raw None),
-    command!(70 UvmMemRangeGetAttributes "DEVMM_UVM_MEM_RANGE_GET_ATTRIBUTES" Write UvmRangeAttributes; Shared Raw None),
-    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write SomaPoolMalloc; Shared Raw None unhandled),
-    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write SomaPoolFree; Shared Raw None unhandled),
-    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite SomaPoolTrim; Shared Converted None),
-    command!(74 UvmMemcpy "DEVMM_UVM_MEMCPY" ReadWrite Memcpy; Shared Raw None),
-    command!(75 UvmPrefetch "DEVMM_UVM_PREFETCH" Write UvmPrefetch; Shared Raw None),
-    command!(76 UvmPrefetchBatch "DEVMM_UVM_PREFETCH_BATCH" Write UvmPrefetchBatch; Shared Raw None),
-    command!(77 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability; Shared Converted None),
-    command!(78 MemHandleSetAttr "DEVMM_SVM_MEM_HANDLE_SET_ATTR" Write MemHandleAttr; Shared ConvertedOrHost None),
-    command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr; Shared ConvertedOrHost None),
+    command!(66 SomaPoolCreate "DEVMM_SVM_SOMA_POOL_CREATE" Write SomaPoolCreate),
+    command!(67 SomaPoolDestroy "DEVMM_SVM_SOMA_POOL_DESTROY" Write SomaPoolDestroy),
+    command!(68 UvmAlloc "DEVMM_UVM_ALLOC" Write Alloc),
+    command!(69 UvmAdvise "DEVMM_UVM_ADVISE" Write UvmAdvise),
+    command!(70 UvmMemRangeGetAttributes "DEVMM_UVM_MEM_RANGE_GET_ATTRIBUTES" Write UvmRangeAttributes),
+    command!(71 SomaPoolMalloc "DEVMM_SVM_SOMA_POOL_MALLOC" Write SomaPoolMalloc),
+    command!(72 SomaPoolFree "DEVMM_SVM_SOMA_POOL_FREE" Write SomaPoolFree),
+    command!(73 SomaPoolTrim "DEVMM_SVM_SOMA_POOL_TRIM" ReadWrite SomaPoolTrim),
+    command!(74 UvmMemcpy "DEVMM_UVM_MEMCPY" ReadWrite Memcpy),
+    command!(75 UvmPrefetch "DEVMM_UVM_PREFETCH" Write UvmPrefetch),
+    command!(76 UvmPrefetchBatch "DEVMM_UVM_PREFETCH_BATCH" Write UvmPrefetchBatch),
+    command!(77 MemMapCap "DEVMM_SVM_MEM_MAP_CAP" ReadWrite MapCapability),
+    command!(78 MemHandleSetAttr "DEVMM_SVM_MEM_HANDLE_SET_ATTR" Write MemHandleAttr),
+    command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr),
 ];
 
 /// The request value of a command that has the same number in every generation; `None` for the others, which only

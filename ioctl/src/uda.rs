@@ -1,8 +1,10 @@
 //! Module `uda`: which devices a mount namespace has, and under which numbers.
 //!
-//! A *logical* id counts the devices of the caller's namespace from 0; a *physical* id (`udevid`) is the minor number of `/dev/davinciN`.
-//! [`SETUP_DEV_TABLE`] makes the namespace's table from the nodes that it opened before; **in a container every other query made before it
-//! loses the devices**. A failing copy returns the number of bytes that were not copied as a *positive* value: anything but 0 is a failure.
+//! A *logical* id counts the devices of the caller's namespace from 0; a *physical* id (`udevid`)
+//! is the minor number of `/dev/davinciN`. [`SETUP_DEV_TABLE`] builds the namespace's table from
+//! the nodes that were opened before; **in a container any other query before it loses the
+//! devices**. A copy that fails returns the number of bytes not copied as a *positive* value:
+//! anything but 0 is a failure.
 
 use crate::command::{Command, Direction};
 use crate::layout::{declare_constants, declare_layouts};
@@ -22,7 +24,8 @@ declare_layouts! {
 
     /// Argument of [`SETUP_DEV_TABLE`].
     pub struct SetupTable = "uda_setup_table", 4 {
-        /// Number of devices that the caller opened; more than it owns is EBUSY and drops all of them.
+        /// Number of devices that the caller opened. More than it owns is EBUSY and drops all of
+        /// them.
         pub devices: u32 = "dev_num" @ 0,
     }
 
@@ -31,7 +34,8 @@ declare_layouts! {
         pub start: u32 = "start_devid" @ 0,
         /// Exclusive; above `start` and at most [`UserInfo::max_physical`].
         pub end: u32 = "end_devid" @ 4,
-        /// Address of an array of `end` [`LogicalDevice`]s. The kernel writes element `[logical id]`, and only of devices that exist.
+        /// Address of an array of `end` [`LogicalDevice`]s, indexed by logical id. The kernel
+        /// writes only the elements of devices that exist.
         pub array: u64 = "logic_dev" @ 8,
     }
 
@@ -41,7 +45,7 @@ declare_layouts! {
         pub valid_and_type: u8 = "valid" @ 0,
         /// 0 for a whole device, the virtual instance's number otherwise.
         pub sub_device: u8 = "sub_devid" @ 1,
-        /// The card; for a virtual instance the card that it is cut from.
+        /// The card; for a virtual instance the card that it is part of.
         pub card: u16 = "phy_devid" @ 2,
         pub logical: u16 = "devid" @ 4,
         pub physical: u16 = "udevid" @ 6,
@@ -90,12 +94,13 @@ const fn command(
     size: u16,
     argument: &'static str,
 ) -> Command {
-    Command::plain(name, c_name, MAGIC, number, direction, size, Some(argument))
+    Command::new(name, c_name, MAGIC, number, direction, size, Some(argument))
 }
 
-/// Who the caller is to the driver. Harmless at any time.
+/// The caller's rights and limits. Safe at any time.
 pub const GET_USER_INFO: Command = command("GET_USER_INFO", "UDA_GET_USER_INFO", 0, Direction::Read, 20, "UserInfo");
-/// Makes the namespace's table. The first one after the driver was loaded waits for all devices, up to about 160 s.
+/// Builds the namespace's table. The first call after the driver was loaded waits for all devices,
+/// up to about 160 s.
 pub const SETUP_DEV_TABLE: Command =
     command("SETUP_DEV_TABLE", "UDA_SETUP_DEV_TABLE", 1, Direction::Write, 4, "SetupTable");
 /// The devices of the namespace.

@@ -1,9 +1,10 @@
 //! Module `URD`: feature queries.
 //!
-//! One ioctl, [`CALL`], for all features; a feature is named by a [`Key`]. An unknown key is EOPNOTSUPP without a line in the kernel log.
-//! The answer may be a *positive* number: 46 (the caller's role may not), 65534 (not in this environment), or a vendor error number that
-//! the feature's handler returns. **In a container every known key loses the devices if it is used before the table was set up**
-//! ([`crate::uda::SETUP_DEV_TABLE`]).
+//! One ioctl, [`CALL`], serves all features; a [`Key`] names the feature. An unknown key is
+//! EOPNOTSUPP without a line in the kernel log. The answer may be a *positive* number: 46 (not
+//! allowed for the caller's role), 65534 (not in this environment), or an error number of the
+//! feature's handler. **In a container every known key loses the devices if it is used before the
+//! table was set up** ([`crate::uda::SETUP_DEV_TABLE`]).
 
 use crate::command::{Command, Direction};
 use crate::layout::{declare_constants, declare_layouts};
@@ -35,7 +36,7 @@ declare_layouts! {
         pub input_length: u32 = "input_len" @ 8,
         pub _pad0: [u8; 4],
         pub output: u64 = "output" @ 16,
-        /// Exactly so many bytes are written on success.
+        /// On success exactly this many bytes are written.
         pub output_length: u32 = "output_len" @ 24,
         pub _pad1: [u8; 4],
     }
@@ -49,7 +50,7 @@ declare_layouts! {
         pub reserved: [u8; 8] = "resv" @ 104,
     }
 
-    /// NUL-terminated names in a [`ChipInfo`]; bytes behind the NUL are left over from before.
+    /// NUL-terminated names in a [`ChipInfo`]. Bytes after the NUL are stale.
     pub struct ChipText = "dms_chip_info", 96 {
         /// `Ascend`.
         pub kind: [u8; 32] = "type" @ 0,
@@ -89,7 +90,7 @@ declare_layouts! {
     }
 
     /// Input and output of [`P2P`] from 9.0.0 on: both lengths exactly 32.
-    pub struct P2pAttr = "urd_p2p_attr", 32, only [V9_0_0 V26_1] {
+    pub struct P2pAttr = "urd_p2p_attr", 32, since V9_0_0 {
         /// One of the `P2P_*` operations.
         pub operation: u32 = "op" @ 0,
         /// Logical id.
@@ -104,7 +105,7 @@ declare_layouts! {
     }
 
     /// Input and output of [`P2P`] in 8.5.0: both lengths exactly 24.
-    pub struct P2pAttr85 = "urd_p2p_attr", 24, only [V8_5_0] {
+    pub struct P2pAttr85 = "urd_p2p_attr", 24, until V8_5_0 {
         pub operation: u32 = "op" @ 0,
         pub device: u32 = "dev_id" @ 4,
         pub peer: u32 = "peer_dev_id" @ 8,
@@ -149,14 +150,14 @@ declare_layouts! {
     }
 
     /// Input of [`MEMORY_INFO`].
-    pub struct MemoryInfoIn = "urd_dev_mem_type", 8, only [V26_1] {
+    pub struct MemoryInfoIn = "urd_dev_mem_type", 8, since V26_1 {
         pub device: u32 = "dev_id" @ 0,
         /// 2 for HBM.
         pub kind: u32 = "type" @ 4,
     }
 
     /// Output of [`PHYSICAL_INFO`]; shorter buffers are EINVAL.
-    pub struct PhysicalInfo = "dms_get_phy_dev_info_out", 136, only [V9_0_0 V26_1] {
+    pub struct PhysicalInfo = "dms_get_phy_dev_info_out", 136, since V9_0_0 {
         pub chip: u32 = "chip_id" @ 0,
         pub die: u32 = "die_id" @ 4,
         pub reserved: [u32; 32] = "reserved" @ 8,
@@ -187,28 +188,28 @@ declare_constants! {
     /// [`P2P`].
     pub const SUB_P2P: u32 = 40, "DMS_SUBCMD_DEV_P2P_ATTR";
     /// [`PHYSICAL_INFO`].
-    pub const SUB_PHYSICAL_INFO: u32 = 58, "DMS_SUBCMD_GET_PHY_DEVICE_INFO", only [V9_0_0 V26_1];
+    pub const SUB_PHYSICAL_INFO: u32 = 58, "DMS_SUBCMD_GET_PHY_DEVICE_INFO", since V9_0_0;
     /// [`MEMORY_INFO`].
-    pub const SUB_MEMORY_INFO: u32 = 39, "DMS_SUBCMD_DEV_MEM_INFO", only [V26_1];
+    pub const SUB_MEMORY_INFO: u32 = 39, "DMS_SUBCMD_DEV_MEM_INFO", since V26_1;
     /// [`TS_HEARTBEAT`].
     pub const SUB_TS_HEARTBEAT: u32 = 4, "DMS_SUBCMD_GET_TS_HB_STATUS";
     /// [`UDIS_GET`].
-    pub const SUB_UDIS_GET: u32 = 56, "DMS_SUBCMD_GET_UDIS_DEVICE_INFO", only [V9_0_0 V26_1];
+    pub const SUB_UDIS_GET: u32 = 56, "DMS_SUBCMD_GET_UDIS_DEVICE_INFO", since V9_0_0;
     /// [`UDIS_GET_85`].
-    pub const MAIN_UDIS_GET_85: u32 = 0x60063, "DMS_GET_UDIS_DEVICE_INFO_CMD", only [V8_5_0];
+    pub const MAIN_UDIS_GET_85: u32 = 0x60063, "DMS_GET_UDIS_DEVICE_INFO_CMD", until V8_5_0;
     /// [`SPOD_INFO`].
     pub const MAIN_DEVICE_INFO: u32 = 0x6003F, "DMS_GET_GET_DEVICE_INFO_CMD";
     /// Requests peer access.
     pub const P2P_ENABLE: u32 = 0, "DEVDRV_P2P_ADD";
-    /// Withdraws it.
+    /// Withdraws the request.
     pub const P2P_DISABLE: u32 = 1, "DEVDRV_P2P_DEL";
-    /// Asks whether both directions are requested.
+    /// Queries whether both directions are requested.
     pub const P2P_STATUS: u32 = 2, "DEVDRV_P2P_QUERY";
-    /// Asks whether the two devices can reach each other.
+    /// Queries whether the two devices can reach each other.
     pub const P2P_CAN_ACCESS: u32 = 3, "DEVDRV_P2P_ACCESS_STATUS_QUERY";
-    /// Asks for the capability word.
+    /// Queries the capability word.
     pub const P2P_CAPABILITY: u32 = 4, "DEVDRV_P2P_CAPABILITY_QUERY";
-    /// Positive answer: the caller's role is not allowed to.
+    /// Positive answer: not allowed for the caller's role.
     pub const NOT_PERMITTED: i32 = 46, "DRV_ERROR_OPER_NOT_PERMITTED";
     /// Positive answer: not in this environment (container, virtual instance).
     pub const NOT_SUPPORTED_HERE: i32 = 65534, "DRV_ERROR_NOT_SUPPORT";
@@ -229,13 +230,16 @@ const fn key(main: u32, sub: u32) -> Key {
     Key { main, sub, filter: "" }
 }
 
-/// Health: in logical id, out u32 (0 normal, 1 minor, 2 major, 3 fatal). May answer positive 1 (no such device), 7 (not ready), 8 (length).
+/// Health: in logical id, out u32 (0 normal, 1 minor, 2 major, 3 fatal). Positive answers: 1 (no
+/// such device), 7 (not ready), 8 (wrong length).
 pub const HEALTH: Key = key(MAIN_BASIC, SUB_HEALTH);
 /// PCI ids and address: in logical id, out [`PcieInfo`].
 pub const PCIE_INFO: Key = key(MAIN_BASIC, SUB_PCIE_INFO);
-/// How the device is cut up: in logical id, out u32 (0 whole, 1 for virtual machines, 2 for containers).
+/// How the device is split: in logical id, out u32 (0 whole, 1 for virtual machines, 2 for
+/// containers).
 pub const SPLIT_MODE: Key = key(MAIN_BASIC, SUB_SPLIT_MODE);
-/// State: in logical id, out u32 (0 initialising, 1 working, 2 exception, 3 sleep, 4 communication lost).
+/// State: in logical id, out u32 (0 initialising, 1 working, 2 exception, 3 sleep, 4 communication
+/// lost).
 pub const INIT_STATUS: Key = key(MAIN_BASIC, SUB_INIT_STATUS);
 /// Names: in logical id, out [`ChipInfo`].
 pub const CHIP_INFO: Key = key(MAIN_BASIC, SUB_CHIP_INFO);
@@ -247,7 +251,8 @@ pub const PROBED: Key = key(MAIN_BASIC, SUB_PROBED);
 pub const P2P: Key = key(MAIN_BASIC, SUB_P2P);
 /// Chip and die by physical id: in physical id, out [`PhysicalInfo`]. From 9.0.0 on.
 pub const PHYSICAL_INFO: Key = key(MAIN_BASIC, SUB_PHYSICAL_INFO);
-/// Memory of a device: in [`MemoryInfoIn`], out six u64. From 26.1 on; answered by the firmware, if at all.
+/// Memory of a device: in [`MemoryInfoIn`], out six u64. From 26.1 on. The host passes it to the
+/// firmware, which may not answer it.
 pub const MEMORY_INFO: Key = key(MAIN_MEMORY, SUB_MEMORY_INFO);
 /// Heartbeat of the task scheduler: in [`TsHeartbeatIn`], out u32 as [`INIT_STATUS`].
 pub const TS_HEARTBEAT: Key = key(MAIN_TRS, SUB_TS_HEARTBEAT);
@@ -258,11 +263,12 @@ pub const UDIS_GET: Key = key(MAIN_BASIC, SUB_UDIS_GET);
 /// Published values in 8.5.0.
 pub const UDIS_GET_85: Key = key(MAIN_UDIS_GET_85, 0);
 
-/// Name of the published memory size: three blocks of 64 bytes, the last of which starts with total and free in KiB.
+/// Name of the published memory size: three blocks of 64 bytes, of which the last starts with total
+/// and free in KiB.
 pub const HBM_MEM_INFO: &[u8; 16] = b"hbm_mem_info\0\0\0\0";
 
-/// The one command.
-pub const CALL: Command = Command::plain("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
+/// The only command.
+pub const CALL: Command = Command::new("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
 
 /// The module's commands.
 pub const COMMANDS: &[Command] = &[CALL];

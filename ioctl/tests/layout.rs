@@ -1,8 +1,10 @@
-//! Every struct, request and constant of the crate against what was measured on the driver's own headers.
+//! Compares every struct, request and constant of the crate with what was measured on the driver's
+//! headers.
 //!
-//! The tables in `abi/` are written by `cargo xtask abi dump` from the driver's source trees and compared with them by
-//! `cargo xtask abi check`; here the Rust side is compared with the tables, for every generation and both ways: what the
-//! crate defines must be in them, and what is in them must be defined.
+//! `cargo xtask abi dump` writes the tables in `abi/` from the driver's source trees, and
+//! `cargo xtask abi check` compares them with a tree. These tests compare the Rust side with the
+//! tables, for every generation and both ways: what the crate defines must be in the tables, and
+//! what is in the tables must be defined.
 
 use ascend_ioctl::layout::{self, Layout};
 use ascend_ioctl::svm::{ARG_SIZE, DATA, Op};
@@ -33,13 +35,10 @@ impl Place {
 
 impl Table {
     fn of(generation: Generation) -> Table {
-        let text = match generation {
-            Generation::V8_5_0 => include_str!("../abi/8.5.0.json"),
-            Generation::V9_0_0 => include_str!("../abi/9.0.0.json"),
-            Generation::V26_1 => include_str!("../abi/26.1.json"),
-            other => panic!("generation {other} has no table: write one with `cargo xtask abi dump`"),
-        };
-        let table = Table(serde_json::from_str(text).unwrap());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("abi").join(generation.delta().table);
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}; write it with `cargo xtask abi dump`", path.display()));
+        let table = Table(serde_json::from_str(&text).unwrap());
         assert_eq!(table.0["generation"], generation.name());
         table
     }
@@ -66,12 +65,12 @@ fn tables() -> impl Iterator<Item = (Generation, Table)> {
     Generation::ALL.into_iter().map(|generation| (generation, Table::of(generation)))
 }
 
-/// Space that the driver left for later: it may be cut up differently from one generation to the next.
+/// Whether the driver reserved the field for later use. Generations divide such space differently.
 fn is_reserve(c_field: &str) -> bool {
     ["reserve", "resv", "rsv"].iter().any(|prefix| c_field.starts_with(prefix))
 }
 
-/// All that is wrong with `layout` in the eyes of a generation's table.
+/// The differences between `layout` and a generation's table.
 fn complaints(layout: &Layout, table: &Table) -> Vec<String> {
     let Some(measured) = table.part("structs").get(layout.c_name) else {
         return vec!["the table does not have it".to_owned()];
@@ -85,7 +84,8 @@ fn complaints(layout: &Layout, table: &Table) -> Vec<String> {
     let in_c = |c_name: &str| c_fields.iter().find(|(name, _)| *name == c_name).map(|(_, place)| *place);
     let place = |field: &layout::Field| Place { offset: field.offset, size: field.size };
     let appended = layout.fields.iter().filter(|field| in_c(field.c_name).is_none());
-    // The newest form serves older generations too, but only by what was put behind their end or into their reserve.
+    // The newest form serves older generations too, if new fields lie beyond their end or in their
+    // reserved space.
     if layout.size < size || (layout.size > size && appended.clone().all(|field| place(field).end() <= size)) {
         wrong.push(format!("size {} instead of {size}", layout.size));
     }
@@ -93,13 +93,13 @@ fn complaints(layout: &Layout, table: &Table) -> Vec<String> {
         let taken = c_fields.iter().find(|(name, c)| !is_reserve(name) && c.overlaps(place(field)));
         wrong.extend(taken.map(|(c_name, _)| format!("{} lies where the driver has {c_name}", field.c_name)));
     }
-    // A union whose bytes are all that we define has a size and no fields of its own.
+    // A union that is defined as bytes has a size and no fields.
     for &(c_name, c_place) in c_fields.iter().filter(|_| !layout.fields.is_empty()) {
         match layout.fields.iter().find(|field| field.c_name == c_name) {
             Some(field) if place(field) == c_place => {}
             Some(field) => wrong.push(format!("{c_name} at {:?} instead of {c_place:?}", place(field))),
             None if is_reserve(c_name) => {}
-            // The other view of a union, which we name by one of its views.
+            // Another member of a union, of which the crate names one.
             None if layout.fields.iter().any(|f| in_c(f.c_name) == Some(place(f)) && place(f).overlaps(c_place)) => {}
             None => wrong.push(format!("{c_name} at {c_place:?} is missing")),
         }
@@ -143,7 +143,7 @@ fn every_struct_of_the_tables_is_defined_for_its_generation() {
     }
 }
 
-/// What the driver's headers say for a command: the whole request, or for the channel only its number.
+/// A command's request in the driver's headers. HDC's headers have only the number.
 fn expected_request(command: &Command, table: &Table) -> Option<u32> {
     if command.magic == hdc::MAGIC {
         let number = table.constant(command.c_name)?;
@@ -283,7 +283,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The word behind `prefix` in a line of code.
+/// The word after `prefix` in a line of code.
 fn word_behind<'a>(line: &'a str, prefix: &str) -> Option<&'a str> {
     line.trim_start().strip_prefix(prefix)?.split(|c: char| !c.is_alphanumeric() && c != '_').next()
 }
@@ -296,7 +296,7 @@ fn no_struct_of_the_boundary_is_left_out_of_the_list() {
         let by_hand = text.match_indices("\n#[repr(C").map(|(at, _)| &text[at..]);
         let by_hand = by_hand.map(|text| text.lines().find_map(|line| word_behind(line, "pub struct ")).unwrap());
         let declared = text.lines().filter(|line| line.contains(" = \"")).filter_map(|l| word_behind(l, "pub struct "));
-        // The page is the driver's head, which is in the list, with its text.
+        // `Page` is `Head`, which is in the list, followed by the text.
         for name in by_hand.chain(declared).filter(|name| *name != "Page") {
             assert!(listed.contains(name), "{name} in {} is not in layout::layouts()", path.display());
             seen += 1;

@@ -1,6 +1,7 @@
-//! The members of the argument's union: what each SVM command reads and writes behind the head.
+//! The members of the argument's union: what each SVM command reads and writes after the head.
 //!
-//! Field names are ours; the driver's stand beside them. Fields were only ever appended, so the newest form serves every generation.
+//! Field names are this crate's; the driver's stand beside them. Fields were only ever appended, so
+//! the newest form serves every generation.
 
 use crate::layout::declare_layouts;
 
@@ -17,9 +18,10 @@ declare_layouts! {
 
     /// The first bytes of every argument.
     pub struct Head = "devmm_devid", 12 {
-        /// Out, for commands that convert: what the caller put into `device`.
+        /// Out, for commands that convert the id: what the caller passed in `device`.
         pub logical: u32 = "logical_devid" @ 0,
-        /// In: logical id, or 65 for the host. Out, for commands that convert: **physical** id.
+        /// In: logical id, or 65 for the host. Out, for commands that convert the id: **physical**
+        /// id.
         pub device: u32 = "devid" @ 4,
         /// Virtual function; 0.
         pub vf: u32 = "vfid" @ 8,
@@ -44,7 +46,7 @@ declare_layouts! {
         pub array: u64 = "segs" @ 16,
     }
 
-    /// INIT_PROCESS: all fields are answers.
+    /// INIT_PROCESS: all fields are output.
     pub struct InitProcess = "devmm_init_process_para", 20 {
         /// The larger of the host page and 4 KiB.
         pub svm_page_size: u32 = "svm_page_size" @ 0,
@@ -54,7 +56,7 @@ declare_layouts! {
         /// Host memory in 1 GiB pages (aarch64 hosts on HCCS only).
         pub host_giant_page: u8 = "is_enable_host_giant_page" @ 12,
         pub _pad0: [u8; 3],
-        /// From 26.1 on; stays as passed before.
+        /// From 26.1 on; unchanged before.
         pub uvm_page_size: u32 = "uvm_page_size" @ 16,
     }
 
@@ -81,7 +83,7 @@ declare_layouts! {
         pub host_uva: u32 = "support_mem_host_uva" @ 68,
     }
 
-    /// UPDATE_HEAP. Disabling looks at `index` and `size` only.
+    /// UPDATE_HEAP. Disabling checks `index` and `size` only.
     pub struct UpdateHeap = "devmm_update_heap_para", 24 {
         /// [`HEAP_ENABLE`](super::HEAP_ENABLE) or [`HEAP_DISABLE`](super::HEAP_DISABLE).
         pub operation: u32 = "op" @ 0,
@@ -93,7 +95,8 @@ declare_layouts! {
         pub size: u64 = "heap_size" @ 16,
     }
 
-    /// ALLOC and UVM_ALLOC: takes the chunks that the range touches; one call is one reservation.
+    /// ALLOC and UVM_ALLOC: reserves the chunks that the range touches; one call makes one
+    /// reservation.
     pub struct Alloc = "devmm_mem_alloc_para", 16 {
         pub address: u64 = "p" @ 0,
         pub size: u64 = "size" @ 8,
@@ -116,7 +119,7 @@ declare_layouts! {
         pub flags: u64 = "flag" @ 16,
         /// One of the `SIDE_*` values.
         pub side: u32 = "side" @ 24,
-        /// Whom the vendor accounts the memory to; must be repeated when mapping.
+        /// The module that the vendor accounts the memory to; must be repeated when mapping.
         pub module: u32 = "module_id" @ 28,
         /// One of the `PAGE_*` values.
         pub page: u32 = "pg_type" @ 32,
@@ -126,7 +129,8 @@ declare_layouts! {
         pub pages: u64 = "pg_num" @ 40,
     }
 
-    /// MEM_RELEASE: refused while mapped. A device handle with `pages` 0 answers 0 and frees nothing.
+    /// MEM_RELEASE: refused while mapped. With `pages` 0 a device handle returns 0 and frees
+    /// nothing.
     pub struct MemRelease = "devmm_mem_release_para", 24 {
         pub id: i32 = "id" @ 0,
         /// Host or device; NUMA memory is host.
@@ -137,7 +141,7 @@ declare_layouts! {
         pub _pad0: [u8; 4],
     }
 
-    /// MEM_MAP: the beginning of a handle at an address inside one reservation.
+    /// MEM_MAP: maps the start of a handle at an address inside one reservation.
     pub struct MemMap = "devmm_mem_map_para", 40 {
         pub address: u64 = "va" @ 0,
         pub size: u64 = "size" @ 8,
@@ -148,7 +152,7 @@ declare_layouts! {
         pub pages: u64 = "pg_num" @ 32,
     }
 
-    /// MEM_UNMAP: the whole mapping that starts at the address.
+    /// MEM_UNMAP: unmaps the whole mapping that starts at the address.
     pub struct MemUnmap = "devmm_mem_unmap_para", 24 {
         pub address: u64 = "va" @ 0,
         /// Out.
@@ -169,12 +173,13 @@ declare_layouts! {
         pub local: u32 = "local_handle_flag" @ 20,
     }
 
-    /// MEM_SET_ACCESS and MEM_GET_ACCESS. **Never set type 0**: the next call for the host is a kernel panic.
+    /// MEM_SET_ACCESS and MEM_GET_ACCESS. **Never set type 0**: the next call for the host panics
+    /// the kernel.
     pub struct MemAccess = "devmm_mem_set_access_para", 24 {
         pub address: u64 = "va" @ 0,
         /// The whole mapping; out for GET.
         pub size: u64 = "size" @ 8,
-        /// Logical id of who is granted access.
+        /// Logical id of the device that is granted access.
         pub device: u32 = "logic_devid" @ 16,
         /// One of the `ACCESS_*` values.
         pub access: u32 = "type" @ 20,
@@ -252,7 +257,7 @@ declare_layouts! {
     }
 
     /// MEM_HANDLE_SET_ATTR and MEM_HANDLE_GET_ATTR, from 26.1 on.
-    pub struct MemHandleAttr = "devmm_mem_handle_set_attr_para", 48, only [V26_1] {
+    pub struct MemHandleAttr = "devmm_mem_handle_set_attr_para", 48, since V26_1 {
         pub id: i32 = "id" @ 0,
         /// 0: the route.
         pub kind: u32 = "type" @ 4,
@@ -260,7 +265,7 @@ declare_layouts! {
         pub value: HandleAttr = "attr" @ 12,
     }
 
-    /// RESERVE_ADDR_INFO_QUERY: the *mapping* that contains the address.
+    /// RESERVE_ADDR_INFO_QUERY: reports the *mapping* that contains the address.
     pub struct ReserveAddressInfo = "devmm_resv_addr_info_query_para", 32 {
         pub address: u64 = "va" @ 0,
         /// Out.
@@ -273,7 +278,7 @@ declare_layouts! {
         pub device: u32 = "devid" @ 28,
     }
 
-    /// MEMCPY. If `direction` comes back 0 nothing was copied: both sides are the host's.
+    /// MEMCPY. If `direction` comes back 0 nothing was copied: both sides are host memory.
     pub struct Memcpy = "devmm_mem_copy_para", 32 {
         pub destination: u64 = "dst" @ 0,
         pub source: u64 = "src" @ 8,
@@ -281,7 +286,7 @@ declare_layouts! {
         /// 0.
         pub device_local: u8 = "is_support_dev_local_addr" @ 24,
         pub _pad0: [u8; 3],
-        /// One of the `COPY_*` values; out: the real one.
+        /// One of the `COPY_*` values; out: the actual direction.
         pub direction: u32 = "direction" @ 28,
     }
 
@@ -303,9 +308,10 @@ declare_layouts! {
         pub source: u64 = "src" @ 8,
         pub size: u64 = "byte_count" @ 16,
         pub start_time: u64 = "start_time" @ 24,
-        /// Out of the refresh: [`ASYNC_DONE`](super::ASYNC_DONE) or [`ASYNC_FAILED`](super::ASYNC_FAILED).
+        /// Out of the refresh: [`ASYNC_DONE`](super::ASYNC_DONE) or
+        /// [`ASYNC_FAILED`](super::ASYNC_FAILED).
         pub state: u64 = "cpy_state" @ 32,
-        /// Out of the copy, in for the refresh: once.
+        /// Out of the copy, in for the refresh, which can be done once.
         pub task: i32 = "task_id" @ 40,
         pub _pad0: [u8; 4],
     }
@@ -544,7 +550,7 @@ declare_layouts! {
     }
 
     /// MEM_MAP_CAP, from 9.0.0 on.
-    pub struct MapCapability = "devmm_mem_map_cap_para", 8, only [V9_0_0 V26_1] {
+    pub struct MapCapability = "devmm_mem_map_cap_para", 8, since V9_0_0 {
         pub acc_module_type: u32 = "acc_module_type" @ 0,
         pub mem_map_capability: u32 = "mem_map_capability" @ 4,
     }
@@ -560,7 +566,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_CREATE.
-    pub struct SomaPoolCreate = "devmm_soma_pool_create_para", 32, only [V26_1] {
+    pub struct SomaPoolCreate = "devmm_soma_pool_create_para", 32, since V26_1 {
         pub dev_id: u64 = "dev_id" @ 0,
         pub pool_id: u64 = "pool_id" @ 8,
         pub address: u64 = "va" @ 16,
@@ -568,12 +574,12 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_DESTROY.
-    pub struct SomaPoolDestroy = "devmm_soma_pool_destroy_para", 8, only [V26_1] {
+    pub struct SomaPoolDestroy = "devmm_soma_pool_destroy_para", 8, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
     }
 
     /// SOMA_POOL_MALLOC.
-    pub struct SomaPoolMalloc = "devmm_soma_pool_malloc_para", 32, only [V26_1] {
+    pub struct SomaPoolMalloc = "devmm_soma_pool_malloc_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub address: u64 = "va" @ 8,
         pub size: u64 = "size" @ 16,
@@ -582,7 +588,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_FREE.
-    pub struct SomaPoolFree = "devmm_soma_pool_free_para", 32, only [V26_1] {
+    pub struct SomaPoolFree = "devmm_soma_pool_free_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub address: u64 = "va" @ 8,
         pub size: u64 = "size" @ 16,
@@ -591,7 +597,7 @@ declare_layouts! {
     }
 
     /// SOMA_POOL_TRIM.
-    pub struct SomaPoolTrim = "devmm_soma_pool_trim_para", 32, only [V26_1] {
+    pub struct SomaPoolTrim = "devmm_soma_pool_trim_para", 32, since V26_1 {
         pub pool_id: u64 = "pool_id" @ 0,
         pub reserved_size: u64 = "reserved_size" @ 8,
         pub used_size: u64 = "used_size" @ 16,
@@ -599,7 +605,7 @@ declare_layouts! {
     }
 
     /// UVM_ADVISE.
-    pub struct UvmAdvise = "devmm_mem_managed_advise_para", 32, only [V9_0_0 V26_1] {
+    pub struct UvmAdvise = "devmm_mem_managed_advise_para", 32, since V9_0_0 {
         pub address: u64 = "ptr" @ 0,
         pub size: u64 = "size" @ 8,
         pub advise: u32 = "advise" @ 16,
@@ -609,7 +615,7 @@ declare_layouts! {
     }
 
     /// UVM_MEM_RANGE_GET_ATTRIBUTES.
-    pub struct UvmRangeAttributes = "devmm_mem_range_attributes", 48, only [V26_1] {
+    pub struct UvmRangeAttributes = "devmm_mem_range_attributes", 48, since V26_1 {
         pub attributes: u64 = "attributes" @ 0,
         pub attribute_num: u64 = "attribute_num" @ 8,
         pub address: u64 = "ptr" @ 16,
@@ -619,7 +625,7 @@ declare_layouts! {
     }
 
     /// UVM_PREFETCH.
-    pub struct UvmPrefetch = "devmm_uvm_prefetch_para", 32, only [V26_1] {
+    pub struct UvmPrefetch = "devmm_uvm_prefetch_para", 32, since V26_1 {
         pub address: u64 = "va" @ 0,
         pub size: u64 = "size" @ 8,
         pub location: [u32; 2] = "location" @ 16,
@@ -628,7 +634,7 @@ declare_layouts! {
     }
 
     /// UVM_PREFETCH_BATCH.
-    pub struct UvmPrefetchBatch = "devmm_uvm_prefetch_batch_para", 56, only [V26_1] {
+    pub struct UvmPrefetchBatch = "devmm_uvm_prefetch_batch_para", 56, since V26_1 {
         pub vas: u64 = "vas" @ 0,
         pub sizes: u64 = "sizes" @ 8,
         pub count: u64 = "count" @ 16,
@@ -640,7 +646,7 @@ declare_layouts! {
 
     /// In [`MemSetAttr`] and [`MemGetAttr`].
     pub struct ShareAttr = "ShareHandleAttr", 36 {
-        /// 1: anyone who knows the id may import; cannot be taken back.
+        /// 1: any process that knows the id may import; cannot be undone.
         pub no_trust_list: u32 = "enableFlag" @ 0,
         pub rsv: [u32; 8] = "rsv" @ 4,
     }
@@ -653,7 +659,7 @@ declare_layouts! {
     }
 
     /// In [`MemHandleAttr`].
-    pub struct HandleAttr = "HandleAttr", 36, only [V26_1] {
+    pub struct HandleAttr = "HandleAttr", 36, since V26_1 {
         /// 0 or 1.
         pub route: u32 = "mem_map_route" @ 0,
         pub rsv: [u32; 8] = "rsv" @ 4,

@@ -528,7 +528,8 @@ impl Session {
     }
 
     /// ADVISE.
-    pub fn advise(&self, device: u32, address: u64, size: u64, advice: u32) -> Answer<()> {
+    pub fn advise(&self, device: u32, address: u64, size: u64, advice: svm::Advice) -> Answer<()> {
+        let advice = advice.bits();
         self.svm.call(Op::Advise, device, &svm::Advise { address, size, advice, ..Default::default() }).map(drop)
     }
 }

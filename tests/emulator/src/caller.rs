@@ -1,4 +1,4 @@
-//! Who makes a system call, and the memory that it can name.
+//! The caller of a system call, and its memory.
 
 use nix::errno::Errno;
 use std::time::Instant;
@@ -15,32 +15,35 @@ pub trait Memory {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
 }
 
-/// The task that makes a system call. Ids are those of the emulator's own pid namespace, which plays the initial one.
+/// The task that makes a system call. Ids are those of the emulator's pid namespace, which stands
+/// for the initial one.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     /// Thread id.
     pub tid: i32,
     /// Process id.
     pub tgid: i32,
-    /// Start of the process's leader, in nanoseconds since boot (with the resolution of `/proc/PID/stat`).
+    /// Start time of the process's leader, in nanoseconds since boot (with the resolution of
+    /// `/proc/PID/stat`).
     pub start_time: u64,
-    /// Inode of the mount namespace: what tells containers apart for the driver.
+    /// Inode of the mount namespace, by which the driver distinguishes containers.
     pub mount_namespace: u64,
     /// Effective user id.
     pub uid: u32,
     /// The caller's memory.
     pub memory: &'a dyn Memory,
-    /// When the call arrived: a call that waits is presented again with the same value.
+    /// When the call arrived. A call that sleeps is repeated with the same value.
     pub arrived: Instant,
 }
 
-/// What becomes of a system call.
+/// The outcome of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It returns now. A positive value is the system call's own return value.
     Done(Result<i64, Errno>),
-    /// It sleeps in the kernel: the same call is presented again at this time. If the caller dies before, the call is dropped without a word, so a
-    /// sleeping call must have left no trace in the model. The file stays open as long as a call on it sleeps.
+    /// It sleeps in the kernel; the same call is repeated at this time. If the caller dies before
+    /// that, the call is dropped, so a sleeping call must not have changed the model. The file
+    /// stays open as long as a call on it sleeps.
     Sleep(Instant),
 }
 

@@ -1,8 +1,10 @@
 //! Client processes for tests that need several: a fork that runs a closure.
 //!
-//! A fork copies only the calling thread, and locks that others hold at that moment stay locked in the child. In a process of [`crate::isolated()`] the other
-//! threads are the test harness, which waits, and the emulator's server, whose only locks that a child could want are the allocator's, which the
-//! C library unlocks in the child. The child must not use the [`crate::Emulator`]: it is a client, and the server is not its own.
+//! A fork copies only the calling thread, and locks that other threads hold at that moment stay
+//! locked in the child. In a process of [`crate::isolated()`] the other threads are the test
+//! harness, which waits, and the emulator's server. The only locks of the server that a child could
+//! need are the allocator's, which the C library unlocks in the child. The child must not use the
+//! [`crate::Emulator`], which belongs to the parent.
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -18,18 +20,19 @@ pub struct Client {
     waited: bool,
 }
 
-/// Forks a client that runs `body` and ends. It sees the same driver as the caller. If the body panics, the child's status is 101.
+/// Forks a client that runs `body` and exits. It uses the same driver as the caller. If the body
+/// panics, the exit status is 101.
 ///
 /// # Panics
-/// If there can be no more processes.
+/// If fork fails.
 pub fn fork(body: impl FnOnce()) -> Client {
     // SAFETY: see the module's documentation for why the child may run ordinary code.
     match unsafe { nix::unistd::fork() } {
         Ok(ForkResult::Parent { child }) => Client { pid: child, waited: false },
         Ok(ForkResult::Child) => {
             let status = if catch_unwind(AssertUnwindSafe(body)).is_ok() { 0 } else { 101 };
-            // Not exit: destructors and buffers belong to the parent.
-            // SAFETY: ends the process, whatever its state.
+            // _exit, because destructors and buffers belong to the parent.
+            // SAFETY: ends the process in any state.
             unsafe { libc::_exit(status) }
         }
         Err(error) => panic!("fork: {error}"),
@@ -45,7 +48,7 @@ impl Client {
     /// Kills it and waits until it is gone.
     ///
     /// # Panics
-    /// If it had ended by itself and badly.
+    /// If it had already failed.
     pub fn kill(mut self) {
         let _ = kill(self.pid, Signal::SIGKILL);
         match self.wait_once() {
@@ -62,7 +65,7 @@ impl Client {
     /// Waits until it is gone.
     ///
     /// # Panics
-    /// If it did not end well; its own report is on the standard error.
+    /// If it failed; its own message is on standard error.
     pub fn join(mut self) {
         let status = self.wait_once();
         assert!(matches!(status, WaitStatus::Exited(_, 0)), "the client failed: {status:?}");
@@ -90,7 +93,7 @@ impl Drop for Client {
     }
 }
 
-/// A one-way line between processes: made before a fork, each side uses its end.
+/// A pipe of numbers between processes: create it before a fork, then each side uses one end.
 #[derive(Debug)]
 pub struct Line {
     reader: File,
@@ -98,10 +101,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// A new one.
+    /// A new line.
     ///
     /// # Panics
-    /// If there can be no more descriptors.
+    /// If pipe fails.
     pub fn new() -> Self {
         match nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC) {
             Ok((reader, writer)) => Line { reader: reader.into(), writer: writer.into() },
@@ -109,10 +112,10 @@ impl Line {
         }
     }
 
-    /// Says a number.
+    /// Sends a number.
     ///
     /// # Panics
-    /// If nobody can hear it any more.
+    /// If the other end is closed.
     pub fn send(&self, number: u64) {
         if let Err(error) = (&self.writer).write_all(&number.to_le_bytes()) {
             panic!("the other process is gone: {error}");
@@ -122,7 +125,7 @@ impl Line {
     /// Waits for a number.
     ///
     /// # Panics
-    /// If nobody can say one any more.
+    /// If the other end is closed.
     pub fn receive(&self) -> u64 {
         let mut bytes = [0; 8];
         if let Err(error) = (&self.reader).read_exact(&mut bytes) {

@@ -1,13 +1,14 @@
-//! What the emulated host is made of, and what is wrong with it.
+//! Configuration of the emulated host.
 //!
-//! The default is a healthy host: two NPUs, all nodes open to everybody, a daemon that starts device processes. Everything else is a situation in which
-//! a client must find its way or say what is wrong: nodes that are not there, modules that are not loaded, containers, cards that boot or were removed.
+//! The default is a healthy host: two NPUs, all nodes accessible, a daemon that starts device
+//! processes. Other settings are situations that a client must handle or report: missing nodes,
+//! modules that are not loaded, containers, cards that boot or were removed.
 
 use ascend_ioctl::Generation;
 use nix::errno::Errno;
 use std::time::Duration;
 
-/// How the devices hang on the host.
+/// How the devices are attached to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attachment {
     /// PCI Express: the host-pin segment is at 7 TiB, devices cannot reach host memory by address.
@@ -20,31 +21,31 @@ pub enum Attachment {
 /// Whether SETUP_DEVICE needs a device process that was started through `/dev/hisi_hdc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceProcess {
-    /// SETUP_DEVICE answers EFAULT until the TSD dialogue started one.
+    /// SETUP_DEVICE is EFAULT until the TSD dialogue has started one.
     #[default]
     Required,
     /// SETUP_DEVICE starts one by itself.
     Automatic,
 }
 
-/// What open(2) of a node meets before the driver is asked.
+/// Whether open(2) of a node reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Door {
-    /// The driver.
+    /// It does.
     #[default]
     Open,
     /// No such node: the driver is not loaded, or the container was not given it (ENOENT).
     Missing,
-    /// The file's mode (EACCES).
+    /// Refused by the file's mode (EACCES).
     Forbidden,
-    /// A device cgroup or a security module (EPERM).
+    /// Refused by a device cgroup or a security module (EPERM).
     Denied,
     /// A node whose driver is gone (ENXIO).
     Stale,
 }
 
 impl Door {
-    /// The errno of open(2), if it does not get to the driver.
+    /// The errno of open(2), if it does not reach the driver.
     pub fn errno(self) -> Option<Errno> {
         match self {
             Door::Open => None,
@@ -56,7 +57,7 @@ impl Door {
     }
 }
 
-/// Which mount namespace a process runs in, as the driver judges it.
+/// The kind of mount namespace that a process runs in, as the driver classifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Namespace {
     /// The host's own.
@@ -68,10 +69,11 @@ pub enum Namespace {
     Container,
 }
 
-/// A place where processes run. Each has one mount namespace; its first process lives as long as the emulator.
+/// A place where processes run. It has one mount namespace, whose first process lives as long as
+/// the emulator.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
-    /// How the driver judges it.
+    /// Kind of mount namespace.
     pub namespace: Namespace,
     /// The `/dev/davinciN` that exist there, by physical id; `None` for all.
     pub nodes: Option<Vec<u32>>,
@@ -85,7 +87,7 @@ impl Place {
         Place::default()
     }
 
-    /// A user on the host who may open only some of the nodes.
+    /// A user on the host who may not open these nodes.
     pub fn host_without(closed: &[u32]) -> Self {
         Place { closed: closed.to_vec(), ..Place::default() }
     }
@@ -96,35 +98,35 @@ impl Place {
     }
 }
 
-/// How far a card is.
+/// The state of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Found on the PCI bus; the driver does not have it yet.
+    /// Found on the PCI bus; not known to the driver yet.
     Detected,
-    /// The driver has it, its firmware has not reported ready.
+    /// Known to the driver; its firmware is not ready.
     Registered,
     /// In use.
     #[default]
     Ready,
-    /// Taken away. The driver still lists it.
+    /// Removed. The driver still lists it.
     Removed,
     /// A reset was announced.
     Resetting,
 }
 
-/// What the daemon on the device does that starts device processes.
+/// Behaviour of the daemon on the device that starts device processes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Daemon {
     /// It answers.
     #[default]
     Works,
-    /// It is not there: CONNECT fails with the private code 20.
+    /// It does not run: CONNECT fails with the private code 20.
     Absent,
-    /// It answers, each time after so long.
+    /// It answers after this delay.
     Late(Duration),
     /// It takes messages and never answers.
     Silent,
-    /// It answers with bytes that are no message.
+    /// It answers with bytes that are not a message.
     Garbage,
     /// It speaks this protocol version instead of 1230.
     OtherVersion(u32),
@@ -135,7 +137,8 @@ pub enum Daemon {
         /// `error_info.error_code`, such as `E30003`; empty for none.
         error: String,
     },
-    /// It refuses START unless the client asked for its capabilities first, as the vendor's does.
+    /// It refuses START unless the client queried the capabilities first, as the vendor's client
+    /// does.
     VendorOrder,
     /// It closes the session instead of answering START.
     HangsUp,
@@ -146,45 +149,50 @@ pub enum Daemon {
 pub struct Config {
     /// Driver generation.
     pub generation: Generation,
-    /// Number of NPUs. Without any, the first SETUP waits for one as the driver does: see [`Config::setup_patience`].
+    /// Number of NPUs. Without any, the first SETUP waits for one: see [`Config::setup_patience`].
     pub devices: u32,
-    /// Bytes of HBM of each.
+    /// Bytes of HBM per NPU.
     pub hbm: u64,
-    /// Bytes of host memory that the driver can have.
+    /// Bytes of host memory available to the driver.
     pub host_memory: u64,
-    /// How they are attached.
+    /// How the NPUs are attached.
     pub attachment: Attachment,
     /// Whether the device process must be started by the client.
     pub device_process: DeviceProcess,
-    /// What open of `/dev/davinci_manager` and `/dev/davinciN` meets.
+    /// Access to `/dev/davinci_manager` and `/dev/davinciN`.
     pub door: Door,
-    /// What open of `/dev/hisi_hdc` meets.
+    /// Access to `/dev/hisi_hdc`.
     pub hdc_door: Door,
     /// Modules that are not loaded: OPEN of their name is EINVAL.
     pub missing_modules: Vec<String>,
-    /// A host with the next memory driver only: `SVM` is not there, `svm` is (and answers nothing).
+    /// The host has only the next memory driver: module `svm` instead of `SVM`, with no commands.
     pub svm_v3: bool,
-    /// A memory driver of a generation that nobody knows: the numbers that tell generations apart are all EINVAL.
+    /// The memory driver is of an unknown generation: the commands that identify generations are
+    /// EINVAL.
     pub unknown_generation: bool,
     /// Physical ids of virtual instances besides the whole devices: 100 + card * 16 + instance.
     pub virtual_instances: Vec<u32>,
-    /// URD's split mode of every device: 0 whole, 1 cut for virtual machines, 2 cut for containers.
+    /// URD's split mode of every device: 0 whole, 1 split for virtual machines, 2 split for
+    /// containers.
     pub split_mode: u32,
     /// Whether the host is a virtual machine.
     pub virtual_machine: bool,
-    /// Where processes run. The first is where they are unless a test places them elsewhere.
+    /// Places where processes run. They run in the first unless a test places them elsewhere.
     pub places: Vec<Place>,
-    /// Devices that a container outside of the emulator has taken and set up, by physical id.
+    /// Devices that are occupied by a container outside of the emulator, by physical id.
     pub occupied: Vec<u32>,
     /// Devices that are not ready, by physical id.
     pub phases: Vec<(u32, Phase)>,
-    /// How long after the emulator's start [`Phase::Detected`] devices become ready; `None` for never.
+    /// How long after the emulator's start [`Phase::Detected`] devices become ready; `None` for
+    /// never.
     pub boot: Option<Duration>,
-    /// How long the first SETUP waits for detected devices. The driver's own is 1501 times 100 ms.
+    /// How long the first SETUP waits for detected devices. The real driver waits 1501 times 100
+    /// ms.
     pub setup_patience: Duration,
-    /// What the daemon does.
+    /// Behaviour of the daemon.
     pub daemon: Daemon,
-    /// How many device processes a device can run; START beyond it is refused with E30003. The real limit is the firmware's and unknown.
+    /// Limit of device processes per device; START beyond it is refused with E30003. The firmware's
+    /// real limit is unknown.
     pub device_process_limit: usize,
     /// This host's number in its super pod.
     pub server: u32,

@@ -1,8 +1,10 @@
 //! `/dev/davinci_manager`: the multiplexer that binds a file to a module and releases files.
 //!
-//! OPEN binds a file to a module for good; CLOSE only announces that close(2) will be an orderly one. A bound file that is closed without it is taken for
-//! the first sign of a dying process: every file of the process goes with it, in the order in which the modules were loaded, and whoever still holds
-//! one gets EBADFD from then on. From the driver's `drv_davinci_intf_host/davinci_intf_init.c`.
+//! OPEN binds a file to a module for its whole life; CLOSE announces an orderly close(2). The
+//! driver takes a bound file that is closed without CLOSE for a dying process and releases every
+//! file of the process, in the order in which the modules were loaded. Calls on a file that is
+//! still open return EBADFD from then on. From the driver's
+//! `drv_davinci_intf_host/davinci_intf_init.c`.
 
 use crate::caller::Caller;
 use crate::config::Config;
@@ -20,17 +22,17 @@ pub enum Module {
     Uda,
     /// Feature queries.
     Urd,
-    /// Resources. Bound, and answers EINVAL to everything.
+    /// Resources. Can be bound; every command is EINVAL.
     Resmng,
-    /// Resource map. Bound, and answers EINVAL to everything.
+    /// Resource map. Can be bound; every command is EINVAL.
     Rmo,
-    /// Memory statistics. Bound, and answers EINVAL to everything.
+    /// Memory statistics. Can be bound; every command is EINVAL.
     DpProcMng,
     /// Identity of devices and processes.
     Devmng,
     /// Memory.
     Svm,
-    /// The next memory driver. Bound, and answers EINVAL to everything.
+    /// The next memory driver. Can be bound; every command is EINVAL.
     SvmV3,
 }
 
@@ -72,29 +74,29 @@ impl Module {
     }
 }
 
-/// What the file's release will mean.
+/// What close(2) of the file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Announcement {
-    /// Never bound: nothing to release.
+    /// Not bound: nothing to release.
     Unbound,
-    /// Bound: closing it is the process's end.
+    /// Bound: close(2) counts as the end of the process.
     Bound,
-    /// CLOSE was called: only this file goes.
+    /// CLOSE was called: only this file is released.
     Close,
 }
 
 /// A file of `/dev/davinci_manager`.
 #[derive(Debug)]
 pub(crate) struct ManagerFile {
-    /// Who opened it.
+    /// The process that opened it.
     pub tgid: i32,
-    /// The start of that process: with the tgid, what tells processes apart.
+    /// Start time of that process; with the tgid it identifies the process.
     pub start_time: u64,
     /// The module, once bound.
     pub module: Option<Module>,
-    /// What the client's mappings of the file show; the module's, once bound.
+    /// What the client's mappings of the file show. Binding moves it to the module.
     pub backing: Option<File>,
-    /// It was released together with the others of its process.
+    /// It was released with the other files of its process.
     pub torn: bool,
     announcement: Announcement,
 }
@@ -112,7 +114,7 @@ impl ManagerFile {
         }
     }
 
-    /// OPEN: which module the file is to be bound to. The caller binds it.
+    /// OPEN: returns the module that the file is to be bound to. The caller binds it.
     pub fn open(&mut self, config: &Config, caller: &Caller, arg: u64) -> Result<Module, Errno> {
         let mut open = OpenArg::new_zeroed();
         if arg == 0 {
@@ -133,20 +135,22 @@ impl ManagerFile {
         Ok(module)
     }
 
-    /// CLOSE: by any process but the opener it does nothing. On a file that is not bound it spoils it for OPEN.
+    /// CLOSE. Ignored unless the opener calls it. A file that is not bound can never be bound
+    /// afterwards.
     pub fn close(&mut self, caller: &Caller) {
         if caller.tgid == self.tgid {
             self.announcement = Announcement::Close;
         }
     }
 
-    /// Whether close(2) of this file ends the process for the driver.
+    /// Whether the driver takes close(2) of this file for the end of the process.
     pub fn ends_process(&self) -> bool {
         !self.torn && self.announcement == Announcement::Bound
     }
 }
 
-/// GET_MODULE_STATUS: whether no file is bound to the name. It does not tell whether the module is there.
+/// GET_MODULE_STATUS: whether no file is bound to the name. It does not say whether the module
+/// exists.
 pub(crate) fn status(caller: &Caller, arg: u64, used: impl Fn(&str) -> bool) -> Result<i64, Errno> {
     let mut status = StatusArg::new_zeroed();
     if arg == 0 {
@@ -160,7 +164,7 @@ pub(crate) fn status(caller: &Caller, arg: u64, used: impl Fn(&str) -> bool) -> 
     Ok(0)
 }
 
-/// The text before the NUL; the last byte counts as one.
+/// The text before the NUL. The last byte always counts as a NUL.
 fn name(bytes: &[u8; NAME_LENGTH]) -> &[u8] {
     let text = &bytes[..NAME_LENGTH - 1];
     &text[..text.iter().position(|byte| *byte == 0).unwrap_or(text.len())]
@@ -169,98 +173,9 @@ fn name(bytes: &[u8; NAME_LENGTH]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::{OK, Process, Rig, refused};
-    use ascend_ioctl::davinci::{CLOSE, GET_MODULE_STATUS, OPEN, PATH};
+    use crate::rig::{Process, Rig};
 
     const A: Process = Process(100);
-    const B: Process = Process(200);
-    const UDA: u32 = ascend_ioctl::uda::GET_USER_INFO.request();
-
-    fn rig() -> (Rig, u64) {
-        let rig = Rig::new(Config::default());
-        let buffer = rig.heap.put(&[0; 64]);
-        (rig, buffer)
-    }
-
-    #[test]
-    fn a_file_answers_only_after_it_was_bound() {
-        let (mut rig, buffer) = rig();
-        let file = rig.open(A, PATH).unwrap();
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), refused(Errno::ENODEV));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("NOPE")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("UDA")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("")).0, refused(Errno::EINVAL));
-        assert_eq!(rig.ioctl(A, file, OPEN.request(), 0), refused(Errno::EINVAL));
-        assert_eq!(rig.ioctl(A, file, OPEN.request(), 16), refused(Errno::EFAULT));
-        assert_eq!(rig.ioctl(A, file, 0x5A03, 0), refused(Errno::EINVAL));
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("uda")).0, OK);
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("SVM")).0, refused(Errno::ENOSYS));
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn close_is_only_an_announcement_but_spoils_an_unbound_file() {
-        let (mut rig, buffer) = rig();
-        let file = rig.module(A, "uda").unwrap();
-        assert_eq!(rig.ioctl(A, file, CLOSE.request(), 0), OK);
-        assert_eq!(rig.ioctl(A, file, UDA, buffer), OK);
-        assert_eq!(rig.call(A, file, OPEN.request(), OpenArg::new("uda")).0, refused(Errno::ENOSYS));
-        let unbound = rig.open(A, PATH).unwrap();
-        assert_eq!(rig.ioctl(A, unbound, CLOSE.request(), 0), OK);
-        assert_eq!(rig.call(A, unbound, OPEN.request(), OpenArg::new("uda")).0, refused(Errno::ENOSYS));
-    }
-
-    #[test]
-    fn closing_without_close_tears_all_files_of_the_process() {
-        let (mut rig, buffer) = rig();
-        let [one, two] = [(); 2].map(|()| rig.module(A, "uda").unwrap());
-        let other = rig.module(B, "uda").unwrap();
-        rig.driver.close(one, true);
-        assert_eq!(rig.ioctl(A, two, UDA, buffer), refused(Errno::EBADFD));
-        assert_eq!(rig.ioctl(A, two, CLOSE.request(), 0), refused(Errno::EBADFD));
-        assert_eq!(rig.ioctl(B, other, UDA, buffer), OK);
-        let again = rig.module(A, "uda").unwrap();
-        rig.driver.close(two, true);
-        assert_eq!(rig.ioctl(A, again, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn orderly_and_unbound_closes_disturb_nobody() {
-        let (mut rig, buffer) = rig();
-        let kept = rig.module(A, "uda").unwrap();
-        let unbound = rig.open(A, PATH).unwrap();
-        rig.driver.close(unbound, true);
-        let bound = rig.module(A, "uda").unwrap();
-        rig.close(A, bound);
-        assert_eq!(rig.ioctl(A, kept, UDA, buffer), OK);
-    }
-
-    #[test]
-    fn a_childs_close_is_ignored() {
-        let (mut rig, buffer) = rig();
-        let [one, two] = [(); 2].map(|()| rig.module(A, "uda").unwrap());
-        assert_eq!(rig.ioctl(B, one, CLOSE.request(), 0), OK);
-        rig.driver.close(one, true);
-        assert_eq!(rig.ioctl(A, two, UDA, buffer), refused(Errno::EBADFD));
-    }
-
-    #[test]
-    fn status_tells_whether_a_name_is_bound_and_nothing_of_modules() {
-        let (mut rig, _) = rig();
-        let file = rig.open(A, PATH).unwrap();
-        let mut status = |name: &str| {
-            let arg = StatusArg { module_name: OpenArg::new(name).module_name, status: 7 };
-            let (outcome, answer) = rig.call(A, file, GET_MODULE_STATUS.request(), arg);
-            assert_eq!(outcome, OK);
-            answer.status
-        };
-        assert_eq!((status("NOPE"), status("uda")), (1, 1));
-        let bound = rig.module(B, "uda").unwrap();
-        let arg = StatusArg { module_name: OpenArg::new("uda").module_name, status: 7 };
-        assert_eq!(rig.call(A, file, GET_MODULE_STATUS.request(), arg).1.status, 0);
-        rig.driver.close(bound, false);
-        assert_eq!(rig.call(A, file, GET_MODULE_STATUS.request(), arg).1.status, 1);
-    }
 
     #[test]
     fn a_missing_module_cannot_be_bound() {

@@ -1,7 +1,8 @@
-//! The whole driver: files, and which module answers for each.
+//! The whole driver: its files, and the module that serves each.
 //!
-//! Four kinds of nodes: `/dev/davinci_manager` (the door to all modules), `/dev/davinciN` (opening it is all that can be done with it), `/dev/hisi_hdc`
-//! (packets to daemons on the device) and `/dev/devmm_svm`, which exists only to be refused.
+//! There are four kinds of nodes: `/dev/davinci_manager` (the multiplexer of all modules),
+//! `/dev/davinciN` (can only be opened), `/dev/hisi_hdc` (packets to daemons on the device) and
+//! `/dev/devmm_svm`, which cannot be opened.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::{Config, Door};
@@ -27,9 +28,9 @@ pub struct FileId(pub u64);
 /// The arguments of mmap(2) on one of the driver's files.
 #[derive(Debug, Clone, Copy)]
 pub struct Mmap {
-    /// Wanted address.
+    /// Requested address.
     pub hint: u64,
-    /// Whether the wanted range was free, so that the kernel will honour the hint.
+    /// Whether the requested range was free, so that the kernel will use the hint.
     pub free: bool,
     /// Length in bytes.
     pub length: u64,
@@ -44,7 +45,7 @@ pub struct Mmap {
 /// A change that a process makes to its own address space.
 #[derive(Debug, Clone, Copy)]
 pub struct AddressSpaceChange {
-    /// Which system call.
+    /// The system call.
     pub kind: ChangeKind,
     /// First address.
     pub start: u64,
@@ -67,12 +68,12 @@ pub enum ChangeKind {
     Remap {
         /// The new length.
         length: u64,
-        /// Whether a new place is demanded (MREMAP_FIXED).
+        /// Whether a new address is given (MREMAP_FIXED).
         fixed: bool,
     },
 }
 
-/// The refused node of the memory driver.
+/// The memory driver's own node, which cannot be opened.
 const DEVMM_SVM: &str = "/dev/devmm_svm";
 
 #[derive(Debug)]
@@ -114,10 +115,11 @@ impl Driver {
         }
     }
 
-    /// open(2) of `path`; `None` if it is no path of the driver's. `backing` is the memfd that the client will hold: its pages are what mappings show.
+    /// open(2) of `path`; `None` if the path is not one of the driver. `backing` is the memfd that
+    /// the client will hold; mappings show its pages.
     pub fn open(&mut self, caller: &Caller, path: &str, _flags: i32, backing: File) -> Option<Result<FileId, Errno>> {
         self.machine.advance(Instant::now());
-        self.machine.meet(caller.tgid);
+        self.machine.inherit_place(caller.tgid);
         let kind = match path {
             ioctl::PATH => match self.machine.config.door.errno() {
                 Some(errno) => Err(errno),
@@ -144,7 +146,7 @@ impl Driver {
         Ok(Kind::Node)
     }
 
-    /// Whether the node exists where a process runs (stat and access; nothing is opened).
+    /// Whether the node exists where a process runs, for stat and access.
     pub fn exists(&self, tgid: i32, path: &str) -> bool {
         let config = &self.machine.config;
         match path {
@@ -210,7 +212,8 @@ impl Driver {
         })
     }
 
-    /// Two ioctls on one file of one process wait to be answered together: an ALLOC of the memory module, by the address of its argument, and another.
+    /// Two ioctls of one process on one file wait at the same time: an ALLOC of the memory module
+    /// and another one. `alloc` and `other` are the addresses of their arguments.
     pub fn overlap(&mut self, caller: &Caller, file: FileId, alloc: u64, request: u32, other: u64) {
         self.svm.overlap(&mut self.machine, caller, file, alloc, request, other);
     }
@@ -220,11 +223,11 @@ impl Driver {
         let Some(open) = self.files.get(&file) else { return Err(Errno::EBADF) };
         let manager = match &open.kind {
             Kind::Manager(manager) => manager,
-            // It maps buffers for large transfers only, which nobody here makes.
+            // The real driver maps buffers for large transfers, which are not modelled.
             Kind::Hdc => return Err(Errno::EINVAL),
             Kind::Node => return Err(Errno::ENODEV),
         };
-        // The driver chooses the place itself, and knows no fixed one.
+        // The driver chooses the address itself and refuses fixed ones.
         if mmap.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
@@ -241,14 +244,14 @@ impl Driver {
         self.svm.address_space_change(&mut self.machine, caller, change)
     }
 
-    /// The address space of a process is gone: it exited, was killed or did exec. Comes before the close of the files that went with it; files that
-    /// others hold stay open.
+    /// The address space of a process is gone: it exited, was killed or called exec. Called before
+    /// the files that it held are closed; files that other processes hold stay open.
     pub fn exit(&mut self, tgid: i32, start_time: u64) {
         self.svm.exit(&mut self.machine, tgid, start_time);
         self.machine.exit(tgid);
     }
 
-    /// The name of the module that answers a file's ioctls; empty if there is none yet.
+    /// The name of the module that serves a file's ioctls; empty if the file is not bound.
     pub fn module(&self, file: FileId) -> &str {
         match self.files.get(&file).map(|open| &open.kind) {
             Some(Kind::Manager(manager)) => manager.module.map_or("", Module::name),
@@ -257,7 +260,7 @@ impl Driver {
         }
     }
 
-    /// Something breaks. Failing commands are the front's business and do not come here.
+    /// Injects a fault. The front handles failing commands itself.
     pub fn inject(&mut self, fault: &Fault) {
         match fault {
             Fault::Command { .. } => {}
@@ -267,7 +270,7 @@ impl Driver {
         }
     }
 
-    /// Who holds what.
+    /// What clients hold.
     pub fn state(&self) -> State {
         let module = |kind: &Kind| match kind {
             Kind::Manager(manager) => manager.module.map(|module| module.name().to_owned()),
@@ -294,7 +297,8 @@ impl Driver {
         self.hdc.hurry(&mut self.machine, time);
     }
 
-    /// The last reference to a file (descriptors and mappings) is gone. `alive` tells whether the opener's address space still exists.
+    /// The last reference to a file (descriptors and mappings) is gone. `alive` says whether the
+    /// opener's address space still exists.
     pub fn close(&mut self, file: FileId, alive: bool) {
         let Some(open) = self.files.remove(&file) else { return };
         let manager = match open.kind {
@@ -345,7 +349,7 @@ mod tests {
     use crate::rig::{Process, Rig};
     use ascend_ioctl::Generation;
 
-    /// A generator whose numbers look random and are the same in every run.
+    /// A small pseudo-random generator with the same sequence in every run.
     struct Numbers(u64);
 
     impl Numbers {
@@ -356,7 +360,7 @@ mod tests {
             self.0
         }
 
-        /// Small numbers, large numbers and addresses, as clients confuse them.
+        /// A small number, a large number or an address.
         fn word(&mut self, address: u64) -> u64 {
             match self.next() % 6 {
                 0 => self.next(),
@@ -391,7 +395,7 @@ mod tests {
                 let file = files[numbers.next() as usize % files.len()];
                 let magics = [0x5500, 0x5600, 0x4D00, 0x4800, 0x5A00];
                 let mut request = magics[numbers.next() as usize % magics.len()] | (numbers.next() as u32 % 256);
-                // CLOSE would leave nothing to ask.
+                // CLOSE would end the file's use.
                 request = if request == ioctl::CLOSE.request() { 0x5601 } else { request };
                 let process = processes[numbers.next() as usize % 2];
                 rig.ioctl(process, file, request, arg);

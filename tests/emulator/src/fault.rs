@@ -1,7 +1,9 @@
-//! Faults that a test or a run can order: commands that fail, devices that die or stay silent, a link that breaks.
+//! Faults that a test or a run can inject: commands that fail, devices that die or stay silent, a
+//! link that breaks.
 //!
-//! As text: `MEM_MAP#3=ENOMEM` fails the third MEM_MAP from now on (1 is the next one), `MEM_CREATE=ENOMEM` every one, `device1=dead` takes a
-//! device away, `device0=silent:2s` lets it not answer for a time, `copies=link-error` breaks copies to and from all devices.
+//! As text: `MEM_MAP#3=ENOMEM` fails the third MEM_MAP from now on (1 is the next one),
+//! `MEM_CREATE=ENOMEM` every one, `device1=dead` kills a device, `device0=silent:2s` keeps it from
+//! answering for a time, `copies=link-error` breaks copies to and from all devices.
 
 use crate::config::Config;
 use crate::record;
@@ -18,14 +20,14 @@ pub enum Fault {
         name: String,
         /// Which of the calls from now on, counted from 1; all of them if `None`.
         nth: Option<u64>,
-        /// The answer.
+        /// The error that it returns.
         errno: Errno,
     },
-    /// Something happens to a device.
+    /// A fault of a device.
     Device {
         /// Physical id.
         device: u32,
-        /// What.
+        /// What happens to it.
         fault: DeviceFault,
     },
     /// Copies to and from device memory fail on the link.
@@ -35,7 +37,7 @@ pub enum Fault {
 /// What can happen to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceFault {
-    /// It dies now, and everything on it.
+    /// It dies now, with everything on it.
     Dead,
     /// It does not answer messages for this long.
     Silent(Duration),
@@ -44,7 +46,8 @@ pub enum DeviceFault {
 /// Text that is not a fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{spec}` is not a fault: {reason}; examples: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, device0=silent:2s, copies=link-error"
+    "`{spec}` is not a fault: {reason}; examples: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, \
+     device0=silent:2s, copies=link-error"
 )]
 pub struct BadFault {
     spec: String,
@@ -52,7 +55,7 @@ pub struct BadFault {
 }
 
 impl Fault {
-    /// Whether the fault can happen on such a host at all; the reason if not.
+    /// Checks that the fault is possible on such a host; the error is the reason.
     pub fn check(&self, config: &Config) -> Result<(), String> {
         match self {
             Fault::Command { name, .. } if !record::names(config.generation).any(|known| known == name) => {
@@ -129,17 +132,17 @@ pub(crate) struct CommandFault {
 pub(crate) struct CommandFaults(Vec<CommandFault>);
 
 impl CommandFaults {
-    /// Adds one.
+    /// Adds a fault.
     pub fn add(&mut self, name: String, nth: Option<u64>, errno: Errno) {
         self.0.push(CommandFault { name, left: nth, errno });
     }
 
-    /// Whether there are any.
+    /// Whether there is no fault.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Counts a call of a command; the errno if this one fails.
+    /// Counts a call of a command; returns the errno if this call fails.
     pub fn strike(&mut self, name: &str) -> Option<Errno> {
         let mut struck = None;
         self.0.retain_mut(|fault| {

@@ -1,9 +1,11 @@
 //! `/dev/hisi_hdc`: packets to daemons on the device.
 //!
-//! CONNECT gives a slot number and a reuse counter; SET_SESSION_OWNER, within a minute, ties the session to a file, and releasing that file closes the
-//! session. Only the process that connected may send and receive. Every command copies the same 200 bytes in, few copy them out, and errors are private
-//! codes that reach the client as errno. Whatever is said over a session to service 9 is the daemon's business ([`crate::tsd`]); nobody listens for other
-//! services. From the driver's `hdc/pcie/common/hdcdrv_core.c`.
+//! CONNECT returns a slot number and a reuse counter. SET_SESSION_OWNER, due within a minute, binds
+//! the session to a file; releasing that file closes the session. Only the process that connected
+//! may send and receive. Every command copies the same 200 bytes in and few copy them out. Errors
+//! are private codes that reach the client as errno. Packets of service 9 go to the daemon
+//! ([`crate::tsd`]); other services have no listener. From the driver's
+//! `hdc/pcie/common/hdcdrv_core.c`.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::{Daemon, Phase};
@@ -23,21 +25,21 @@ use std::time::{Duration, Instant};
 
 /// Sessions per device.
 const SESSIONS: usize = 264;
-/// A session that nobody claimed is taken back.
+/// A session without an owner is closed after this time.
 const RECLAIM: Duration = Duration::from_secs(60);
 /// How long a session that the device closed can still be read.
 const HALF_CLOSED: Duration = Duration::from_secs(3);
-/// A receiver that gave no time waits so long.
+/// How long a receiver waits that gave no timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the slowest control message takes before it is given up.
+/// Timeout of a control message.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-/// How often a sleeping receiver looks whether somebody else closed its session.
+/// How often a sleeping receiver checks whether its session was closed.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// How an ioctl fails: a private code.
+/// A private error code.
 type Code = i32;
 
-/// What an ioctl does when it does not fail.
+/// How an ioctl that does not fail goes on.
 enum Answer {
     /// Returns 0 and copies nothing back.
     Done,
@@ -51,18 +53,18 @@ enum Answer {
 struct Session {
     /// Physical id.
     device: u32,
-    /// The device's life that it belongs to.
+    /// The device's revival count when the session was made.
     revivals: u32,
     service: i32,
-    /// Where it was made: other containers do not see it.
+    /// The place where it was made; other containers do not see it.
     place: usize,
-    /// Who made it, by tgid and start time.
+    /// The process that made it, by tgid and start time.
     owner: (i32, u64),
     alloc_index: u32,
-    /// The file that it is tied to.
+    /// The file that it is bound to.
     file: Option<FileId>,
     reclaimed_at: Option<Instant>,
-    /// When the device's end was closed.
+    /// When the device closed its end.
     closed: Option<Instant>,
     /// Packets from the device, and when they arrive.
     inbox: VecDeque<(Instant, Vec<u8>)>,
@@ -78,7 +80,7 @@ pub(crate) struct Hdc {
 }
 
 impl Hdc {
-    /// All sessions, for the tests' view of the state.
+    /// The state of all sessions, for tests.
     pub fn sessions(&self) -> impl Iterator<Item = SessionState> + '_ {
         self.slots.iter().flatten().map(|session| SessionState {
             device: session.device,
@@ -88,7 +90,7 @@ impl Hdc {
         })
     }
 
-    /// The last reference to a file is gone: its session closes.
+    /// The last reference to a file is gone: closes its session.
     pub fn release(&mut self, machine: &mut Machine, file: FileId) {
         let tied = |slot: &Option<Session>| slot.as_ref().is_some_and(|session| session.file == Some(file));
         if let Some(index) = self.slots.iter().position(tied) {
@@ -108,13 +110,14 @@ impl Hdc {
         self.expire(machine, Instant::now() + time);
     }
 
-    /// Takes back what nobody claimed, what the device closed long enough ago, and what went with a device.
+    /// Closes sessions without an owner, sessions that the device closed a while ago, and sessions
+    /// of a device that was reset.
     fn expire(&mut self, machine: &mut Machine, now: Instant) {
         for index in 0..self.slots.len() {
             let Some(Some(session)) = self.slots.get(index) else { continue };
             let unclaimed = session.reclaimed_at.is_some_and(|at| at <= now);
             let closed = session.closed.is_some_and(|at| at + HALF_CLOSED <= now);
-            // A device that came back remembers nothing.
+            // A device that was restored has forgotten its sessions.
             let forgotten = machine.device(session.device).is_none_or(|device| device.revivals != session.revivals);
             if unclaimed || closed || forgotten {
                 self.free(machine, index);
@@ -132,7 +135,7 @@ impl Hdc {
         request: u32,
         arg: u64,
     ) -> Outcome {
-        // A failure is a negative number of the driver's own; not all of them are errnos.
+        // A failure is a negative private code, which may not be an errno.
         let failed = |code: Code| Outcome::Done(Ok(-i64::from(code)));
         if arg == 0 {
             return failed(error::PARAMETER);
@@ -163,7 +166,7 @@ impl Hdc {
         data: &mut Arg,
     ) -> Result<Answer, Code> {
         let number = number(request);
-        // Only these take a device's id; it is translated in place.
+        // Only these take a device id, which is translated in place.
         if number == CONNECT.number || number == GET_PEER_DEV_ID.number {
             let mut view: Connect = data.view();
             let physical = machine.physical(caller, view.device as u32).map_err(|_| error::TRANSLATION)?;
@@ -242,7 +245,7 @@ impl Hdc {
         Ok(Answer::Copied)
     }
 
-    /// The session of a slot, as anybody in its container sees it.
+    /// The session of a slot, for any process of its container.
     fn visible(&mut self, machine: &Machine, caller: &Caller, slot: i32) -> Result<&mut Session, Code> {
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(slot).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
@@ -271,7 +274,7 @@ impl Hdc {
             return Err(error::PARAMETER);
         }
         let session = self.visible(machine, caller, view.session)?;
-        // The driver also lets a direct child of the maker do this; the model does not know parents.
+        // The driver also allows a direct child of the maker; the model does not know parents.
         if session.owner.0 != caller.tgid {
             return Err(error::PERMISSION);
         }
@@ -286,7 +289,7 @@ impl Hdc {
     fn close(&mut self, machine: &mut Machine, caller: &Caller, view: &Close) -> Result<Answer, Code> {
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
-        // Closed already, or another session by now: nothing to do.
+        // Closed already, or the slot was reused: nothing to do.
         let Some(Some(session)) = self.slots.get(index) else { return Ok(Answer::Done) };
         if session.alloc_index != view.alloc_index {
             return Ok(Answer::Done);
@@ -342,7 +345,7 @@ impl Hdc {
         }
         let (patience, over) = match view.wait {
             WAIT_FOREVER => (None, error::RECEIVE_TIMEOUT),
-            // Not quite "not at all": on such a session the driver looks again for about three seconds.
+            // On such a session the driver nevertheless retries for about three seconds.
             WAIT_NOT => (Some(DEFAULT_TIMEOUT), error::NOTHING),
             _ if view.timeout == 0 => (Some(DEFAULT_TIMEOUT), error::RECEIVE_TIMEOUT),
             _ => (Some(Duration::from_millis(view.timeout.into())), error::RECEIVE_TIMEOUT),
@@ -375,7 +378,7 @@ impl Hdc {
             for (slot, (_, packet)) in view.buffer_lengths.iter_mut().zip(session.inbox.drain(..wanted)) {
                 *slot = packet.len() as u32;
             }
-            // The packets are gone even if this fails.
+            // The packets are lost if this fails.
             caller.memory.write(view.destination, &bytes).map_err(|_| error::COPY_OUT)?;
             view.received = bytes.len() as i32;
         }
@@ -386,7 +389,7 @@ impl Hdc {
     fn attribute(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
         let mut view: GetSessionAttr = data.view();
         if view.kind != ATTR_STATUS {
-            // The others tell about virtual functions and users of a server; not modelled.
+            // The other attributes are not modelled.
             return self.owned(machine, caller, view.session).and(Err(error::NOT_SUPPORTED));
         }
         let expected = view.alloc_index;
@@ -400,7 +403,7 @@ impl Hdc {
     }
 }
 
-/// Writes a view over the beginning of the argument and leaves the rest.
+/// Writes a view over the start of the argument.
 fn put<V: View>(data: &mut Arg, view: &V) {
     // A view is never longer than the argument.
     let _ = view.write_to_prefix(&mut data.0);
@@ -412,7 +415,7 @@ fn peer_device(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
     if !ready {
         return Err(error::NOT_READY);
     }
-    // The answer is where CONFIG has the segment; each device calls itself 0 here, which is made up.
+    // The answer has the offset of CONFIG's segment. The value is made up.
     view.segment = 0;
     put(data, &view);
     Ok(Answer::Copied)
@@ -450,7 +453,7 @@ mod tests {
     const GREETING: [u8; 25] =
         [0x19, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x20, 0x72, 3, 8, 0x92, 0x21, 0x8A, 2, 3, 8, 0xCE, 9];
 
-    /// A code comes back as a negative number.
+    /// The outcome for a private code.
     fn code(code: i32) -> Outcome {
         Outcome::Done(Ok(-i64::from(code)))
     }
@@ -545,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_tells_its_failures_apart() {
+    fn connect_has_a_code_for_each_failure() {
         let mut rig = Rig::new(Host { phases: vec![(0, Phase::Registered)], ..Host::default() });
         let file = rig.open(A, PATH).unwrap();
         let connect = |rig: &mut Rig, view: Connect| call(rig, A, file, CONNECT, &view).0;
@@ -597,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_nobody_claims_is_taken_back() {
+    fn a_session_without_an_owner_is_closed_after_a_while() {
         let mut rig = Rig::new(Host::default());
         let file = rig.open(A, PATH).unwrap();
         assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, OK);

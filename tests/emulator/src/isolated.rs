@@ -1,8 +1,9 @@
-//! A process of its own for each test.
+//! A separate process for each test.
 //!
-//! The driver knows one memory session per process, at fixed addresses, so two tests of the library cannot live in one process. A test
-//! wrapped in [`isolated`] runs its own test binary again for itself alone, with an emulated driver inside, and reports what became of it.
-//! Works with `cargo test` and with nextest.
+//! The driver allows one memory session per process, at fixed addresses, so two tests of the
+//! library cannot share a process. A test wrapped in [`isolated`] runs its test binary again for
+//! itself alone, with an emulated driver inside, and reports the result. Works with `cargo test`
+//! and with nextest.
 
 use crate::config::Config;
 use crate::front::Emulator;
@@ -18,18 +19,22 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Set in the process that is to run the body; its value is the configuration's index and a word that the body prints at its end.
+/// Set in the process that runs the body. The value is the configuration's index and a word that
+/// the process prints at its end.
 const MARKER: &str = "ASCEND_EMULATOR_ISOLATED";
 
-/// A test that takes longer hangs.
+/// A test that takes longer is considered hung.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs a test's body in a process of its own, on a thread that sees an emulated driver, and checks at the end that the body left nothing open in it.
+/// Runs a test's body in a separate process, on a thread that is attached to an emulated driver,
+/// and checks at the end that the body left nothing open.
 ///
-/// `body` must be a closure written in the test function itself: its type's name tells the test's.
+/// `body` must be a closure written in the test function itself: the name of its type contains the
+/// test's.
 ///
 /// # Panics
-/// With the body's output, if the body panics, ends its process, hangs, springs a trap of the kernel or leaves something behind.
+/// With the body's output, if the body panics, exits, hangs, triggers a trap or leaves something
+/// behind.
 pub fn isolated<F: FnOnce(&Emulator)>(config: Config, body: F) {
     isolate(type_name::<F>(), vec![config], true, |_, emulator| body(emulator));
 }
@@ -62,7 +67,7 @@ fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(
     let Some(config) = index.parse().ok().and_then(|index: usize| configs.get(index)) else {
         panic!("no configuration {index}")
     };
-    // The parent gives up on us after a time, or may be killed: do not outlive it.
+    // The parent may give up or be killed: do not outlive it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     let emulator = Emulator::start(config.clone()).unwrap_or_else(|unavailable| panic!("{unavailable}"));
     emulator.attach().unwrap_or_else(|unavailable| panic!("{unavailable}"));
@@ -70,12 +75,12 @@ fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(
     emulator.assert_no_traps();
     let state = emulator.state();
     assert!(!strict || state.is_empty(), "the test left this behind in the driver: {state:#?}");
-    // Not println: the harness must not have a say in it.
+    // Not println, which the harness captures.
     let _ = std::io::stdout().write_all(format!("\n{word}\n").as_bytes());
     let _ = std::io::stdout().flush();
 }
 
-/// The name of the test in whose body a closure was written, as the harness knows it.
+/// The name of the test that contains a closure, as the harness knows it.
 fn test_name(closure: &str) -> String {
     let path = closure.split("::{{closure}}").next().unwrap_or(closure);
     path.split_once("::").map_or(path, |(_crate, test)| test).to_owned()
@@ -97,7 +102,7 @@ fn run_again(test: &str, index: usize, config: &Config) {
         .spawn();
     let mut child = child.unwrap_or_else(|error| panic!("the test's own program cannot be started: {error}"));
     let ended = wait(child.id(), TIMEOUT);
-    // Whatever the test started ends with it.
+    // Kill everything that the test started.
     let group = nix::unistd::Pid::from_raw(child.id() as i32);
     let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
     let status = child.wait().unwrap_or_else(|error| panic!("waitpid: {error}"));
@@ -119,12 +124,12 @@ fn explain(status: ExitStatus, done: bool) -> String {
     }
 }
 
-/// Waits for the end of a child, without reaping it; false if that does not come in time.
+/// Waits for the end of a child without reaping it; false on a timeout.
 fn wait(pid: u32, timeout: Duration) -> bool {
     // SAFETY: takes two integers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     assert!(descriptor >= 0, "pidfd_open: {}", Errno::last());
-    // SAFETY: the call returned a new descriptor that nobody else owns.
+    // SAFETY: the call returned a new descriptor that this value owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
     let deadline = Instant::now() + timeout;
     loop {

@@ -11,19 +11,20 @@ use std::time::{Duration, Instant};
 /// Times of single calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latency {
-    /// How many calls were made.
+    /// Number of calls.
     pub calls: usize,
-    /// The fastest.
+    /// The fastest call.
     pub minimum: Duration,
-    /// Half of them were faster.
+    /// Half of the calls were faster.
     pub median: Duration,
-    /// One of a hundred was slower.
+    /// One call in a hundred was slower.
     pub percentile_99: Duration,
-    /// All of them together, divided by their number.
+    /// The mean.
     pub mean: Duration,
 }
 
-/// Makes `calls` ioctls (GET_MODULE_STATUS, which copies an argument in and out) on a fresh emulated host, one after another from one thread.
+/// Makes `calls` ioctls one after another on a new emulated host. GET_MODULE_STATUS copies an
+/// argument in and out.
 pub fn measure(calls: usize) -> Result<Latency, Unavailable> {
     let emulator = Emulator::start(Config::default())?;
     let times = emulator.run(|| -> io::Result<Vec<Duration>> {
@@ -32,7 +33,7 @@ pub fn measure(calls: usize) -> Result<Latency, Unavailable> {
         let request = davinci::GET_MODULE_STATUS.request();
         let mut call = || {
             let start = Instant::now();
-            // SAFETY: the argument is as long as the command says, and writable. What is answered does not matter here.
+            // SAFETY: the argument has the command's size and is writable.
             unsafe { libc::ioctl(file.as_raw_fd(), request.into(), &raw mut argument) };
             start.elapsed()
         };

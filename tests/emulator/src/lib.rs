@@ -1,13 +1,15 @@
 //! The kernel driver of Huawei Ascend NPUs, emulated for tests.
 //!
-//! Two halves that know nothing of each other's job:
+//! Two independent halves:
 //!
-//! * the **model** ([`driver`], [`machine`], [`davinci`], `uda`, `urd`, `devmng`, [`svm`], `hdc`, `tsd`): a state machine that answers open, ioctl, mmap and
-//!   close the way the kernel driver does, given a [`caller::Caller`] and its memory. It makes no system calls on the caller's behalf;
-//! * the **front** ([`front`]): seccomp user notification, which brings the real system calls of real processes to the model.
+//! * the **model** ([`driver`], [`machine`], [`davinci`], `uda`, `urd`, `devmng`, [`svm`], `hdc`,
+//!   `tsd`): a state machine that answers open, ioctl, mmap and close as the kernel driver does,
+//!   given a [`caller::Caller`] and its memory. It makes no system calls for the caller;
+//! * the **front** ([`front`]): seccomp user notification, which passes the real system calls of
+//!   real processes to the model.
 //!
-//! A test that uses the driver through descriptors and mappings runs in a process of its own and must leave nothing behind ([`isolated()`]). Whoever needs less
-//! attaches a thread:
+//! A test that uses the driver through descriptors and mappings runs in a process of its own and
+//! must leave nothing behind ([`isolated()`]). Other tests attach a thread:
 //!
 //! ```
 //! use ascend_emulator::{Config, Emulator};

@@ -1,8 +1,10 @@
-//! The emulated host's hardware and firmware as the driver's modules see it: devices, their numbering, their memory, the processes that run on them.
+//! The hardware and firmware of the emulated host: devices, their numbering, their memory, and the
+//! processes that run on them.
 //!
-//! A device has a *physical* id (udevid): 0 to 63 for whole cards, 100 and up for virtual instances. What a client calls device 0 is a *logical* id, an
-//! index into the table of the mount namespace that it runs in; the tables and the rules by which they come and go are in `uda`.
-//! A device process is what the firmware runs on behalf of one host process; memory needs it (see `tsd` for how it is started).
+//! A device has a *physical* id (udevid): 0 to 63 for whole cards, 100 and up for virtual
+//! instances. Clients use *logical* ids, indices into the table of the mount namespace that they
+//! run in; the tables are in `uda`. A device process is what the firmware runs on behalf of one
+//! host process; memory needs it (see `tsd` for how it is started).
 
 use crate::caller::Caller;
 use crate::config::{Config, Daemon, DeviceProcess, Namespace, Phase, Place};
@@ -13,7 +15,7 @@ use ascend_ioctl::uda::FIRST_VIRTUAL;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The host id that stands for "the CPU" wherever a device id is expected.
+/// The id of the host wherever a device id is expected.
 pub const HOST: u32 = 65;
 
 /// A device process.
@@ -21,24 +23,24 @@ pub const HOST: u32 = 65;
 pub struct Companion {
     /// Its pid on the device.
     pub pid: i32,
-    /// The device was told that the host process is gone.
+    /// The device believes that the host process is gone.
     pub orphaned: bool,
 }
 
 /// An NPU.
 #[derive(Debug)]
 pub struct Device {
-    /// How far it is.
+    /// Its state.
     pub phase: Phase,
-    /// It stopped answering for good.
+    /// It stopped answering permanently.
     pub dead: bool,
     /// It does not answer messages until then.
     pub silent_until: Option<Instant>,
     /// 0 normal, 1 minor, 2 major, 3 fatal.
     pub alarm: u32,
-    /// Bytes of HBM in use, as the memory module says.
+    /// Bytes of HBM in use, as counted by the memory module.
     pub used: u64,
-    /// How often it was put back after it had died or been removed.
+    /// How often it was restored after it had died or been removed.
     pub(crate) revivals: u32,
     /// Device processes by host tgid.
     companions: BTreeMap<i32, Companion>,
@@ -55,17 +57,17 @@ impl Device {
             used: 0,
             revivals: 0,
             companions: BTreeMap::new(),
-            // The firmware's own processes have the small numbers.
+            // The firmware's own processes have smaller pids.
             last_pid: 1000,
         }
     }
 
-    /// Whether the device takes messages at all: it is up, and did not die.
+    /// Whether the device answers messages: it is up and not dead.
     pub fn answers(&self) -> bool {
         !self.dead && matches!(self.phase, Phase::Ready | Phase::Resetting)
     }
 
-    /// Whether the driver has an instance of it. A removed card keeps its own.
+    /// Whether the driver has an instance of it. A removed card keeps its instance.
     pub fn known(&self) -> bool {
         self.phase != Phase::Detected
     }
@@ -73,13 +75,13 @@ impl Device {
 
 /// Hardware and firmware, shared by all modules of the driver.
 pub struct Machine {
-    /// What the host is made of.
+    /// Configuration of the host.
     pub config: Config,
-    /// What clients did that would have crashed the kernel. The front takes these after each call, and kills the client.
+    /// Traps that clients triggered. The front collects them after each call and kills the client.
     pub traps: Vec<Trap>,
     /// Copies between host and devices fail on the link.
     pub link_broken: bool,
-    /// What the daemon does, as configured or as a test ordered since.
+    /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
     pub(crate) devices: BTreeMap<u32, Device>,
     pub(crate) tables: Tables,
@@ -89,7 +91,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A host as configured, freshly booted.
+    /// A freshly booted host.
     pub fn new(config: Config) -> Self {
         let phase = |id: u32| config.phases.iter().find(|(of, _)| *of == id).map_or(Phase::Ready, |(_, phase)| *phase);
         let ids = (0..config.devices).chain(config.virtual_instances.iter().copied());
@@ -117,7 +119,7 @@ impl Machine {
         self.devices.get_mut(&physical)
     }
 
-    /// The physical ids of all devices, whatever their state.
+    /// The physical ids of all devices in any state.
     pub fn physical_ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.devices.keys().copied()
     }
@@ -127,7 +129,8 @@ impl Machine {
         self.config.boot.map(|after| self.booted + after)
     }
 
-    /// Lets time pass: devices that finished booting join the driver and the tables that show every device.
+    /// Advances time: devices that finished booting are added to the driver and to the tables that
+    /// list every device.
     pub(crate) fn advance(&mut self, now: Instant) {
         if self.boot_time().is_none_or(|at| now < at) {
             return;
@@ -151,7 +154,7 @@ impl Machine {
         self.placed.get(&tgid).copied().unwrap_or(0)
     }
 
-    /// The place where a process runs; `None` for a host that was configured without any.
+    /// The place where a process runs; `None` for a host that was configured without places.
     pub(crate) fn surroundings(&self, tgid: i32) -> Option<&Place> {
         self.config.places.get(self.place_of(tgid))
     }
@@ -161,13 +164,14 @@ impl Machine {
         self.surroundings(tgid).map(|place| place.namespace).unwrap_or_default()
     }
 
-    /// Puts a process, and those that it starts afterwards, into a place. To be done before it opens anything of the driver's.
+    /// Puts a process, and those that it starts afterwards, into a place. Call it before the
+    /// process opens a node of the driver.
     pub fn put(&mut self, tgid: i32, place: usize) {
         self.placed.insert(tgid, place);
     }
 
-    /// A process shows itself: it is where its nearest placed ancestor is.
-    pub(crate) fn meet(&mut self, tgid: i32) {
+    /// Places a process that was not placed itself: it runs where its nearest placed ancestor does.
+    pub(crate) fn inherit_place(&mut self, tgid: i32) {
         if self.placed.is_empty() || self.placed.contains_key(&tgid) {
             return;
         }
@@ -186,12 +190,13 @@ impl Machine {
         self.tables.exit(tgid);
     }
 
-    /// Whether the caller is an administrator to the driver: on the host or in a privileged container.
+    /// Whether the driver treats the caller as an administrator: on the host or in a privileged
+    /// container.
     pub(crate) fn is_admin(&self, caller: &Caller) -> bool {
         self.namespace_of(caller.tgid) != Namespace::Container
     }
 
-    /// The card of a device; a virtual instance's is the one that it is cut from.
+    /// The card of a device; for a virtual instance the card that it is part of.
     pub fn card(physical: u32) -> u32 {
         if physical < FIRST_VIRTUAL { physical } else { (physical - FIRST_VIRTUAL) / 16 }
     }
@@ -206,7 +211,7 @@ impl Machine {
         (Machine::card(physical) % 16, 0)
     }
 
-    /// The id in the super pod: physical id, die, chip and server from the low end.
+    /// The id in the super pod; from the low bits: physical id, die, chip and server.
     pub fn sdid(&self, physical: u32) -> u32 {
         let (chip, die) = Machine::chip(physical);
         physical | die << 16 | chip << 18 | self.config.server << 22
@@ -225,24 +230,24 @@ impl Machine {
         }
     }
 
-    /// Whether both devices asked for access to each other.
+    /// Whether both devices requested access to each other.
     pub fn peers(&self, one: u32, other: u32) -> bool {
         one == other || self.peers.both(one, other)
     }
 
-    /// The pid of the device process bound to a host process on a physical device, if one runs. Once the device believes that the host process is gone
-    /// it is as good as gone; what the firmware really does then is not known.
+    /// The pid of the device process that is bound to a host process, if one runs. One whose host
+    /// process is believed gone does not count; what the firmware really does then is not known.
     pub fn device_process(&self, tgid: i32, physical: u32) -> Option<i32> {
         let device = self.devices.get(&physical).filter(|device| device.answers())?;
         device.companions.get(&tgid).filter(|companion| !companion.orphaned).map(|companion| companion.pid)
     }
 
-    /// Whether a device process runs, even if the device believes its host process gone.
+    /// Whether a device process runs, even if its host process is believed gone.
     pub(crate) fn runs_device_process(&self, tgid: i32, physical: u32) -> bool {
         self.devices.get(&physical).is_some_and(|device| device.companions.contains_key(&tgid))
     }
 
-    /// What SETUP_DEVICE meets: the device process, started now if this host does that by itself.
+    /// The device process for SETUP_DEVICE, started now if the host does that by itself.
     pub fn companion(&mut self, tgid: i32, physical: u32) -> Option<i32> {
         let running = self.device_process(tgid, physical);
         if running.is_none() && self.config.device_process == DeviceProcess::Automatic {
@@ -264,12 +269,12 @@ impl Machine {
         Some(pid)
     }
 
-    /// Ends a device process, with all that it held on the device.
+    /// Ends a device process, with everything that it held on the device.
     pub fn end_device_process(&mut self, tgid: i32, physical: u32) -> bool {
         self.devices.get_mut(&physical).is_some_and(|device| device.companions.remove(&tgid).is_some())
     }
 
-    /// Tells every device that a host process is gone: their records of it are marked.
+    /// Reports to every device that a host process is gone.
     pub(crate) fn orphan(&mut self, tgid: i32) {
         for device in self.devices.values_mut() {
             if let Some(companion) = device.companions.get_mut(&tgid) {
@@ -283,7 +288,7 @@ impl Machine {
         self.devices.iter().flat_map(|(id, device)| device.companions.iter().map(|(tgid, it)| (*id, *tgid, *it)))
     }
 
-    /// A device dies now: it answers nothing any more, and what ran on it is gone.
+    /// Kills a device: it answers nothing any more, and its processes are gone.
     pub fn kill_device(&mut self, physical: u32) {
         if let Some(device) = self.devices.get_mut(&physical) {
             device.dead = true;
@@ -292,14 +297,14 @@ impl Machine {
         }
     }
 
-    /// A device does not answer messages for a while.
+    /// Makes a device not answer messages for a while.
     pub fn silence_device(&mut self, physical: u32, time: Duration) {
         if let Some(device) = self.devices.get_mut(&physical) {
             device.silent_until = Some(Instant::now() + time);
         }
     }
 
-    /// Takes a card away. The driver goes on listing it, and its node stays.
+    /// Removes a card. The driver continues to list it, and its node stays.
     pub fn remove_device(&mut self, physical: u32) {
         if let Some(device) = self.devices.get_mut(&physical) {
             device.phase = Phase::Removed;
@@ -307,7 +312,7 @@ impl Machine {
         }
     }
 
-    /// Puts a removed or dead card back, ready for use.
+    /// Restores a removed or dead card to use.
     pub fn restore_device(&mut self, physical: u32) {
         if let Some(device) = self.devices.get_mut(&physical) {
             let (used, last_pid, revivals) = (device.used, device.last_pid, device.revivals + 1);
@@ -325,10 +330,10 @@ impl Machine {
     }
 }
 
-/// The process that started a process, while both live.
+/// The parent of a process, while both live.
 fn parent(tgid: i32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
-    // The name in parentheses may contain anything, so the fields are counted from its end.
+    // The name in parentheses may contain any character, so fields are counted from its end.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
 }

@@ -1,7 +1,7 @@
 //! Recording of calls, one JSON object per line.
 //!
-//! Pointers are volatile between runs; everything else is what the caller passed and what the model answered. Bytes are in hexadecimal without
-//! trailing zeroes, as the argument structs are mostly empty.
+//! A record has what the caller passed and what the model returned. Pointers change from run to
+//! run. Bytes are in hexadecimal without trailing zeros, since argument structs are mostly empty.
 
 use ascend_ioctl::{Command, Generation, command, davinci, devmng, hdc, svm, uda, urd};
 use serde::Serialize;
@@ -9,12 +9,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// A call of a client and its answer.
+/// A call of a client and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Record {
     /// `open`, `ioctl`, `mmap`, `munmap`, `mprotect`, `madvise`, `mremap`, `mbind` or `close`.
     pub call: &'static str,
-    /// The process; 0 for a close, which is told of the file and not of who dropped the last reference.
+    /// The process; 0 for a close, since the process that dropped the last reference is not known.
     #[serde(skip_serializing_if = "is_zero")]
     pub pid: i32,
     /// The thread.
@@ -41,7 +41,7 @@ pub struct Record {
     /// The argument after the call, if it was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_hex: Option<String>,
-    /// Address of a mapping or of a change to one.
+    /// Address of a mapping, or of a change of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<String>,
     /// Its length.
@@ -63,7 +63,7 @@ fn is_zero(number: &i32) -> bool {
     *number == 0
 }
 
-/// The command that a request means to the module (as in [`crate::driver::Driver::module`]) that gets it.
+/// The command of a request in a module (as named by [`crate::driver::Driver::module`]).
 pub(crate) fn command(generation: Generation, module: &str, request: u32) -> Option<&'static Command> {
     let number = command::number(request);
     let commands = match module {
@@ -86,7 +86,7 @@ pub(crate) fn names(generation: Generation) -> impl Iterator<Item = &'static str
     others.map(|command| command.name).chain(svm)
 }
 
-/// How many bytes of argument a command has: those of its module's common argument, or of its own struct.
+/// Size of a command's argument: the module's common argument, or the command's own struct.
 pub(crate) fn argument_size(module: &str, command: &Command) -> usize {
     match module {
         _ if command.magic == davinci::MAGIC => size_of::<davinci::OpenArg>(),
@@ -102,7 +102,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes[..end].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where records go.
+/// Writes and keeps records.
 #[derive(Default)]
 pub(crate) struct Recorder {
     file: Option<BufWriter<File>>,
@@ -110,35 +110,35 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Write to a new file from now on.
+    /// Writes records to a new file from now on.
     pub fn write_to(&mut self, path: &Path) -> io::Result<()> {
         self.file = Some(BufWriter::new(File::create(path)?));
         Ok(())
     }
 
-    /// Keep from now on.
+    /// Keeps records from now on.
     pub fn keep(&mut self) {
         self.kept.get_or_insert_default();
     }
 
-    /// What was kept.
+    /// The kept records.
     pub fn kept(&self) -> Vec<Record> {
         self.kept.clone().unwrap_or_default()
     }
 
-    /// Whether anyone wants records.
+    /// Whether records are written or kept.
     pub fn is_on(&self) -> bool {
         self.file.is_some() || self.kept.is_some()
     }
 
-    /// Takes a record.
+    /// Adds a record.
     pub fn add(&mut self, record: Record) {
         if let Some(file) = &mut self.file {
             let written = serde_json::to_writer(&mut *file, &record)
                 .map_err(io::Error::from)
                 .and_then(|()| file.write_all(b"\n"));
             if let Err(error) = written {
-                eprintln!("ascend-emulator: recording ends: {error}");
+                eprintln!("ascend-emulator: recording stopped: {error}");
                 self.file = None;
             }
         }
@@ -147,7 +147,7 @@ impl Recorder {
         }
     }
 
-    /// Brings everything to the file.
+    /// Flushes the file.
     pub fn flush(&mut self) {
         if let Some(file) = &mut self.file {
             let _ = file.flush();

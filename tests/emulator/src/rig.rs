@@ -1,4 +1,4 @@
-//! A driver without a front for unit tests: callers whose memory is a map of bytes.
+//! A driver without a front for unit tests. The memory of callers is a map of bytes.
 
 use crate::caller::{Caller, Fault, Memory, Outcome};
 use crate::config::Config;
@@ -19,7 +19,7 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Puts bytes somewhere and tells where.
+    /// Stores bytes and returns their address.
     pub fn put(&self, bytes: &[u8]) -> u64 {
         let mut blocks = self.blocks.borrow_mut();
         let end = blocks.last_key_value().map_or(0x1_0000, |(start, block)| start + block.len() as u64);
@@ -97,7 +97,7 @@ impl Rig {
         self.driver.ioctl(&caller, file, request, arg)
     }
 
-    /// An ioctl whose argument is a value, which comes back.
+    /// An ioctl whose argument is a value; returns the value after the call.
     pub fn call<T: IntoBytes + FromBytes + Immutable + Copy>(
         &mut self,
         process: Process,

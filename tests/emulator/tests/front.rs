@@ -1,7 +1,9 @@
-//! The front against real processes and the real kernel: what a program sees of files, and what the emulator sees of their end.
+//! The front with real processes and the real kernel: how files behave for a program, and when the
+//! emulator releases them.
 //!
-//! Tests that look for the end of a file are isolated: in the harness's own process another test may be about to start a program, and between fork and
-//! exec that has a copy of every descriptor, which a real driver would notice just as well.
+//! Tests that check the release of a file are isolated. In the harness's own process another test
+//! may be starting a program, which has a copy of every descriptor between fork and exec. A real
+//! driver would keep the file open for it too.
 
 mod client;
 
@@ -37,7 +39,7 @@ fn an_open_file_is_seen_until_it_is_closed() {
 #[test]
 fn a_thread_that_is_not_attached_sees_the_real_host() {
     let emulator = emulator();
-    // Whatever this host has there, the emulator does not hear of it.
+    // The emulator does not see this open, whether or not this host has the node.
     let _file = open(MANAGER, OFlag::O_RDWR, Mode::empty());
     assert_eq!(open_files(&emulator), 0);
 }
@@ -80,7 +82,7 @@ fn a_burst_of_closes_leaves_nothing() {
 fn a_duplicate_keeps_the_file_open() {
     isolated(Config::default(), |emulator| {
         let file = open_manager();
-        // SAFETY: the new descriptor is nobody else's.
+        // SAFETY: the call returned a new descriptor that this value owns.
         let high = unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
         drop(file);
         assert_eq!(open_files(emulator), 1);
@@ -265,7 +267,7 @@ fn exec_closes_what_is_marked_and_keeps_the_rest() {
         let go = Line::new();
         let child = fork(|| {
             let _marked = open_manager();
-            // Not marked, hence inherited by the new program.
+            // Without O_CLOEXEC, so the new program inherits it.
             let kept = open(MANAGER, OFlag::O_RDWR, Mode::empty()).unwrap();
             std::mem::forget(kept);
             go.receive();
@@ -312,7 +314,7 @@ fn calls_are_recorded_in_order() {
     isolated(Config::default(), |emulator| {
         emulator.record();
         let file = open_manager();
-        // SAFETY: the request has no argument that anybody could read.
+        // SAFETY: the request takes no pointer.
         unsafe { libc::ioctl(file.as_raw_fd(), 0x5a01, 0) };
         drop(file);
         let records = emulator.records();
@@ -328,7 +330,7 @@ fn a_command_fails_when_the_test_orders_it() {
         emulator.inject("CLOSE#2=ENOMEM".parse().unwrap());
         let file = open_manager();
         let close = || {
-            // SAFETY: the request has no argument that anybody could read.
+            // SAFETY: the request takes no pointer.
             Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), 0x5a01, 0) })
         };
         assert_ne!(close(), Err(Errno::ENOMEM));

@@ -1,4 +1,5 @@
-//! Calls that sleep in the driver: they hold up nobody else, keep their file open, and die with their caller.
+//! Calls that sleep in the driver: they do not block other calls, keep their file open, and end
+//! with their caller.
 //!
 //! The call is SETUP_DEV_TABLE on a host where a card has been detected but has not booted yet.
 
@@ -76,12 +77,12 @@ fn a_file_stays_open_as_long_as_a_call_on_it_sleeps() {
         let (tell, told) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
             tell.send(nix::unistd::gettid()).unwrap();
-            // SAFETY: the descriptor is open, and whoever closes it is not this value.
+            // SAFETY: the descriptor is open, and this value does not close it.
             setup(&ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(descriptor) }))
         });
         let task = format!("self/task/{}", told.recv().unwrap());
         wait_for_ioctl(&task);
-        // A question is answered after the calls that came before it, so now the call sleeps.
+        // An order is handled after earlier calls, so the call sleeps now.
         assert_eq!(emulator.state().files.len(), 1);
         nix::unistd::close(descriptor).unwrap();
         assert_eq!(emulator.state().files.len(), 1);

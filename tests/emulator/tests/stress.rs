@@ -1,4 +1,4 @@
-//! Clients that are killed wherever they happen to be: nothing of them may be left when waitpid has returned.
+//! Clients that are killed at random points: nothing of them is left when waitpid has returned.
 
 mod client;
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Clients at a time.
 const CLIENTS: usize = 4;
 
-/// Pseudo-random numbers: enough to be killed at ever other points.
+/// A small pseudo-random generator.
 struct Random(u64);
 
 impl Random {
@@ -32,11 +32,12 @@ impl Random {
 fn shared_counter() -> &'static AtomicU64 {
     let length = NonZero::new(4096).unwrap();
     let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping, zeroed, never given back, and large enough for the counter.
+    // SAFETY: a new mapping, zeroed, never unmapped, and large enough for the counter.
     unsafe { mmap_anonymous(None, length, prot, MapFlags::MAP_SHARED).unwrap().cast().as_ref() }
 }
 
-/// Starts clients, kills each after a random time of at most `longest`, and looks at the driver after each time that all are gone.
+/// Starts clients, kills each after a random time of at most `longest`, and checks the driver's
+/// state after each round.
 fn kill_at_random(emulator: &Emulator, rounds: usize, longest: Duration, body: impl Fn(&Line)) {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for round in 0..rounds {
@@ -112,6 +113,6 @@ fn clients_killed_while_they_use_memory_leave_no_memory() {
                 cycles.fetch_add(1, Relaxed);
             }
         });
-        assert_ne!(cycles.load(Relaxed), 0, "no client came so far as to use memory");
+        assert_ne!(cycles.load(Relaxed), 0, "no client used memory before it was killed");
     });
 }

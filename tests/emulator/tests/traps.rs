@@ -1,4 +1,5 @@
-//! What would crash the real kernel ends the client and fails the test by name.
+//! An action that would crash the real kernel kills the client and fails the test with the trap's
+//! name.
 
 mod client;
 
@@ -13,7 +14,8 @@ fn config() -> Config {
     Config { device_process: DeviceProcess::Automatic, ..Config::default() }
 }
 
-/// Sets access 0 for the host, and then any access: the kernel maps pages that are mapped already, and panics.
+/// Sets access 0 for the host, then another access: the kernel maps pages that are mapped already,
+/// and panics.
 fn crash() {
     let session = Session::start(Config::default().generation).unwrap();
     let address = session.heap().unwrap();
@@ -25,7 +27,7 @@ fn crash() {
     };
     set(svm::ACCESS_NONE).unwrap();
     let _ = set(svm::ACCESS_READ_WRITE);
-    eprintln!("the client came back from the dead");
+    eprintln!("the client was not killed");
 }
 
 #[test]
@@ -44,7 +46,7 @@ fn a_test_that_crashes_the_kernel_itself_fails_with_the_traps_name() {
     isolated(config(), |_| crash());
 }
 
-/// One thread takes and gives back addresses while another asks about them.
+/// One thread reserves and frees addresses while others query them.
 fn use_during_alloc() {
     let session = &Session::start(Config::default().generation).unwrap();
     let address = session.heap().unwrap();
@@ -74,7 +76,7 @@ fn a_thread_that_uses_addresses_before_their_alloc_returned_is_found() {
 }
 
 #[test]
-fn threads_may_use_one_range_while_another_is_taken() {
+fn threads_may_use_one_range_while_another_is_reserved() {
     isolated(config(), |_| {
         fork(|| {
             let session = &Session::start(Config::default().generation).unwrap();

@@ -262,7 +262,8 @@ fn initialising_tells_page_sizes(host: &Host) -> Verdict {
     equal("page of the module", answer.svm_page_size, page.max(4096))?;
     equal("page of the host", answer.host_page_size, page)?;
     equal("huge page", answer.huge_page_size, MIB2 as u32)?;
-    equal("page of managed memory", answer.uvm_page_size, if host.generation.delta().uvm { MIB2 as u32 } else { 0 })
+    let managed = host.generation.delta().segments.iter().any(|segment| segment.start == svm::UVM_START);
+    equal("page of managed memory", answer.uvm_page_size, if managed { MIB2 as u32 } else { 0 })
 }
 
 fn initialising_twice_is_esrch(host: &Host) -> Verdict {

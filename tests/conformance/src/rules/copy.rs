@@ -622,17 +622,18 @@ fn a_peer_reaches_no_imported_memory(host: &Host) -> Verdict {
 
 fn advice_to_populate_a_reservation_is_eopnotsupp(host: &Host) -> Verdict {
     let (session, far) = on_device(host)?;
-    session.advise(0, far, MIB2, svm::ADVISE_POPULATE).refused(EOPNOTSUPP)
+    session.advise(0, far, MIB2, svm::Advice::POPULATE).refused(EOPNOTSUPP)
 }
 
 fn other_advice_to_a_reservation_is_granted(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let address = session.reserve(MIB2)?;
-    session.advise(0, address, MIB2, svm::ADVISE_HUGE).granted()?;
-    session.advise(svm::HOST_ID, address, MIB2, svm::ADVISE_HUGE).granted()?;
+    session.advise(0, address, MIB2, svm::Advice::HUGE).granted()?;
+    session.advise(svm::HOST_ID, address, MIB2, svm::Advice::HUGE).granted()?;
     let (_, far) = session.device_mapping(0, MIB2)?;
-    for bit in (0..16).filter(|bit| 1 << bit != svm::ADVISE_POPULATE) {
-        session.advise(0, far, MIB2, 1 << bit).granted()?;
+    let flags = (0..16).map(|bit| svm::Advice::from_bits_retain(1 << bit));
+    for advice in flags.filter(|advice| *advice != svm::Advice::POPULATE) {
+        session.advise(0, far, MIB2, advice).granted()?;
     }
     Ok(())
 }
@@ -642,7 +643,7 @@ fn advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy(host: &Host) -> Ver
     let handle = session.device_huge(0, MIB2).granted()?;
     let address = session.reserve(4 * MIB2)?;
     session.map(&handle, address, MIB2).granted()?;
-    session.advise(0, address + MIB2, MIB2, svm::ADVISE_HUGE).refused(EBUSY)
+    session.advise(0, address + MIB2, MIB2, svm::Advice::HUGE).refused(EBUSY)
 }
 
 fn check_addresses(session: &Session, addresses: u64, count: u32) -> Result<svm::Arg, i32> {

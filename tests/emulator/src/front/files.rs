@@ -1,14 +1,16 @@
-//! The driver's open files as clients hold them, and the moment when the last reference to one is gone.
+//! The driver's open files, and when the last reference to one is gone.
 //!
-//! Each open gets a memfd of its own. The client receives a description of it that was opened anew, so the kernel counts descriptors, forks, dups
-//! and mappings of that description for us. An inotify watch tells that *some* description of the memfd was closed; whether it was the
-//! client's is told by an open-file-description lock that the client's description holds without knowing. In the kernel the event comes before the
-//! lock goes, hence a file under suspicion is probed again until it is clear; both happen before close, munmap or waitpid returns to the program.
+//! Each open gets its own memfd. The client receives a newly opened description of it, so the
+//! kernel counts descriptors, forks, dups and mappings of that description. An inotify watch
+//! reports that *some* description of the memfd was closed. The client's description holds an
+//! open-file-description lock; when the lock is gone, it was the client's. The kernel sends the
+//! event before it releases the lock, so a suspect file is probed again until the answer is clear.
+//! Both happen before close, munmap or waitpid returns to the program.
 //!
-//! inotify is a scarce resource (128 instances per user by default). Where there is none, files are probed before each call instead, which is slower
-//! and otherwise the same.
+//! inotify is a scarce resource (128 instances per user by default). Without it, files are probed
+//! before each call, which is slower but otherwise the same.
 
-use super::process::{Inode, ProcessKey};
+use super::client_process::{Inode, ProcessKey};
 use crate::driver::FileId;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag};
@@ -20,23 +22,24 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Large enough that every mapping of a segment lies within the file; sparse.
+/// Large enough for every mapping of a segment. The file is sparse.
 const LENGTH: i64 = 64 << 40;
 
-/// How long a suspicion is looked into without a cause. After that it is looked into only when something is asked of the emulator.
+/// How long a suspect file is probed every millisecond. After that it is probed only with the next
+/// call or order.
 const SUSPICION: Duration = Duration::from_secs(1);
 
-/// A memfd that is not yet anybody's file.
+/// A memfd that is not a file of the driver yet.
 pub struct Blank {
     memfd: File,
     inode: Inode,
 }
 
 impl Blank {
-    /// A fresh one.
+    /// A new memfd.
     pub fn new() -> Result<Self, Errno> {
         let create = |flags| memfd_create(c"davinci", MFdFlags::MFD_CLOEXEC | flags);
-        // Kernels before 6.3 do not know the flag; later ones complain in their log if it is not used.
+        // Kernels before 6.3 do not know the flag; later ones log a warning without it.
         let memfd = create(MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL)).or_else(|_| create(MFdFlags::empty()))?;
         let memfd = File::from(memfd);
         nix::unistd::ftruncate(&memfd, LENGTH)?;
@@ -44,7 +47,7 @@ impl Blank {
         Ok(Blank { memfd, inode: (stat.st_dev, stat.st_ino) })
     }
 
-    /// Another descriptor of the pages.
+    /// Another descriptor of the memfd.
     pub fn backing(&self) -> Result<File, Errno> {
         self.memfd.try_clone().map_err(|_| Errno::ENFILE)
     }
@@ -52,12 +55,12 @@ impl Blank {
 
 /// An open file of the driver.
 pub struct OpenFile {
-    /// The model's name for it.
+    /// The model's id of it.
     pub id: FileId,
     /// The processes that used it.
     pub users: Vec<ProcessKey>,
     access: OFlag,
-    /// Our description of the memfd: holds no lock, so that it can ask for others'.
+    /// The server's description of the memfd. It holds no lock, so it can test for the client's.
     probe: File,
     watch: Option<WatchDescriptor>,
 }
@@ -72,20 +75,21 @@ impl OpenFile {
             l_len: 1,
             l_pid: 0,
         };
-        // An error cannot be told from "held"; a file that stays open for ever is noticed, one that is closed too early corrupts.
+        // Treat an error as "held": a file that stays open is noticed, one that is closed too early
+        // corrupts.
         match nix::fcntl::fcntl(&self.probe, FcntlArg::F_OFD_GETLK(&mut lock)) {
             Ok(_) => lock.l_type != libc::F_UNLCK as i16,
             Err(_) => true,
         }
     }
 
-    /// Whether the access mode allows such a mapping, as the kernel judges it.
+    /// Whether the access mode allows such a mapping, by the kernel's rules.
     pub fn may_map(&self, prot: i32, flags: i32) -> bool {
         let shared_write = flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0;
         self.access != OFlag::O_WRONLY && (self.access == OFlag::O_RDWR || !shared_write)
     }
 
-    /// Remembers who uses the file.
+    /// Records that a process uses the file.
     pub fn used_by(&mut self, process: ProcessKey) {
         if !self.users.contains(&process) {
             self.users.push(process);
@@ -98,9 +102,9 @@ pub struct Files {
     inotify: Option<Inotify>,
     files: HashMap<Inode, OpenFile>,
     watches: HashMap<WatchDescriptor, Inode>,
-    /// Nothing tells when these are closed.
+    /// Files without a watch.
     unwatched: HashSet<Inode>,
-    /// Some description of these was closed.
+    /// Files of which some description was closed.
     suspects: HashMap<Inode, Instant>,
 }
 
@@ -116,14 +120,14 @@ impl Files {
         }
     }
 
-    /// Readable when something was closed, if anything tells so.
+    /// Readable when something was closed, if inotify is available.
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Makes a blank the file `id`, and returns the description for the client.
+    /// Makes a memfd the file `id` and returns the description for the client.
     pub fn publish(&mut self, blank: Blank, id: FileId, flags: i32, user: ProcessKey) -> Result<OwnedFd, Errno> {
-        // This thread has a descriptor table of its own, which is not the one behind /proc/self.
+        // This thread has its own descriptor table, which is not that of /proc/self.
         let name = format!("/proc/thread-self/fd/{}", blank.memfd.as_raw_fd());
         let flags = OFlag::from_bits_truncate(flags & (libc::O_ACCMODE | libc::O_NONBLOCK)) | OFlag::O_CLOEXEC;
         let client = nix::fcntl::open(name.as_str(), flags, Mode::empty())?;
@@ -140,19 +144,19 @@ impl Files {
         Ok(client)
     }
 
-    /// The file behind an inode, if it is one of the driver's.
+    /// The file with an inode, if it is a file of the driver.
     pub fn get_mut(&mut self, inode: Inode) -> Option<&mut OpenFile> {
         self.files.get_mut(&inode)
     }
 
-    /// Takes in what the kernel reported.
+    /// Reads the events that the kernel reported.
     pub fn read_events(&mut self) {
         let Some(inotify) = &self.inotify else { return };
         while let Ok(events) = inotify.read_events() {
             let now = Instant::now();
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    // Reports were lost: any file may have been closed.
+                    // Events were lost: any file may have been closed.
                     self.suspects.extend(self.files.keys().map(|inode| (*inode, now)));
                 } else if let Some(inode) = self.watches.get(&event.wd) {
                     self.suspects.insert(*inode, now);
@@ -166,7 +170,8 @@ impl Files {
         !self.suspects.is_empty() || !self.unwatched.is_empty()
     }
 
-    /// Removes and returns the files whose last reference is gone, oldest first, except those in `busy`.
+    /// Removes and returns the files whose last reference is gone, oldest first, except those in
+    /// `busy`.
     pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<OpenFile> {
         let suspects: HashSet<Inode> = self.suspects.keys().chain(&self.unwatched).copied().collect();
         let closed: Vec<Inode> = suspects
@@ -186,13 +191,13 @@ impl Files {
         files.sort_by_key(|file| file.id);
         for watch in files.iter().filter_map(|file| file.watch) {
             self.watches.remove(&watch);
-            // The watch goes with the inode anyway; an error means that it is gone.
+            // An error means that the watch is gone already, with its inode.
             let _ = self.inotify.as_ref().map(|inotify| inotify.rm_watch(watch));
         }
         files
     }
 
-    /// Whether it is worth to look again soon.
+    /// Whether a suspect file should be probed again soon.
     pub fn is_suspicious(&self) -> bool {
         self.suspects.values().any(|since| since.elapsed() < SUSPICION)
     }

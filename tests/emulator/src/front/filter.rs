@@ -1,25 +1,31 @@
-//! The BPF program that decides which system calls are brought to the emulator.
+//! The BPF program that decides which system calls go to the emulator.
 //!
-//! Whatever cannot concern the driver must stay in the kernel, since a detour costs microseconds; whatever might concern it must not slip
-//! through, since a program under the emulator may be any program. A filter sees numbers but no memory, so paths are decided later:
+//! Calls that cannot concern the driver stay in the kernel, since a notification costs
+//! microseconds. Calls that may concern it must all be caught, since any program may run under the
+//! emulator. A filter cannot read memory, so paths are checked later. The emulator gets:
 //!
-//! * every open that does not ask for a directory (the driver's nodes are legally opened read-only, and by shells with O_CREAT), stat and access;
-//! * every ioctl except those of terminals, sockets and file systems: the real modules accept foreign magic bytes, so the byte decides little;
-//! * mmap of a file if shared or huge, and any change of mappings at addresses where only the driver puts some;
+//! * every open that does not ask for a directory (the driver's nodes may be opened read-only, and
+//!   shells open with O_CREAT), stat and access;
+//! * every ioctl except those of terminals, sockets and file systems: the real modules accept other
+//!   magic bytes than their own;
+//! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
+//!   uses;
 //! * exec, which ends an address space without ending the process.
 
 use libc::{c_long, sock_filter};
 
 /// First address whose mappings are watched, 7 TiB: the lowest of the driver's segments.
 pub const WATCHED_START: u64 = 0x0700_0000_0000;
-/// End of the watched addresses. Segments end at 24 TiB and dynamic mappings may lie above; programs, heaps and stacks lie higher still on both
-/// architectures.
+/// End of the watched addresses. Segments end at 24 TiB and dynamic mappings may lie above;
+/// programs, heaps and stacks lie higher on both architectures.
 pub const WATCHED_END: u64 = 0x5000_0000_0000;
-/// A change of at least this length is looked at wherever it starts, because it may reach into the watched addresses.
+/// A change of at least this length is always caught, because it may reach into the watched
+/// addresses.
 pub const HUGE: u64 = 1 << 40;
 
-/// ioctl magic bytes of other subsystems that ordinary programs use all the time: terminals and descriptors (`T`), sockets, block devices, file
-/// systems (`f` and btrfs), seccomp itself. No module of the driver uses any of them.
+/// ioctl magic bytes of other subsystems that programs use often: terminals and descriptors (`T`),
+/// sockets, block devices, file systems (`f` and btrfs), seccomp itself. No module of the driver
+/// uses them.
 const FOREIGN_MAGICS: [u8; 6] = [b'T', 0x89, 0x12, b'f', 0x94, b'!'];
 
 #[cfg(target_arch = "x86_64")]
@@ -40,7 +46,7 @@ const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
 
-/// Half of a system call's argument, as an offset into `seccomp_data` (both architectures are little-endian).
+/// Offset of half of an argument in `seccomp_data`. Both architectures are little-endian.
 const fn low(argument: u32) -> u32 {
     16 + 8 * argument
 }
@@ -48,7 +54,7 @@ const fn high(argument: u32) -> u32 {
     low(argument) + 4
 }
 
-/// The rule for one system call: straight-line tests, each of which may end it.
+/// The rule for one system call: a sequence of tests, each of which may decide it.
 struct Rule {
     number: c_long,
     code: Vec<sock_filter>,
@@ -63,7 +69,7 @@ impl Rule {
         self.code.push(sock_filter { code, jt, jf, k });
     }
 
-    /// Ends with `verdict` if the word at `offset` passes the test.
+    /// Returns `verdict` if the word at `offset` passes the test.
     fn when(mut self, offset: u32, test: u16, k: u32, verdict: u32) -> Self {
         self.push(LOAD, offset, 0, 0);
         self.push(test, k, 0, 1);
@@ -71,7 +77,7 @@ impl Rule {
         self
     }
 
-    /// Ends with a notification if the address in `argument` is watched.
+    /// Returns a notification if the address in `argument` is watched.
     fn notify_if_watched(mut self, argument: u32) -> Self {
         self.push(LOAD, high(argument), 0, 0);
         self.push(AT_LEAST, (WATCHED_START >> 32) as u32, 0, 2);
@@ -98,7 +104,8 @@ impl Rule {
         Rule::of(number).notify_if_watched(0).when(high(1), AT_LEAST, (HUGE >> 32) as u32, NOTIFY).otherwise(ALLOW)
     }
 
-    /// stat by path. A stat of a descriptor is written with an empty path and this flag by C libraries, and is not the emulator's concern.
+    /// stat by path. C libraries call stat of a descriptor with an empty path and this flag; the
+    /// emulator does not need those.
     fn stat_at(number: c_long, flags: u32) -> Self {
         Rule::of(number).when(low(flags), ANY_OF, libc::AT_EMPTY_PATH as u32, ALLOW).otherwise(NOTIFY)
     }
@@ -157,7 +164,7 @@ pub fn program() -> Vec<sock_filter> {
     ];
     let step = |code, k, jt, jf| sock_filter { code, jt, jf, k };
     let mut program = vec![
-        // Another architecture's calls (32-bit programs) have other numbers: let them be.
+        // Calls of another architecture (32-bit programs) have other numbers: allow them.
         step(LOAD, 4, 0, 0),
         step(EQUAL, AUDIT_ARCH, 1, 0),
         step(RETURN, ALLOW, 0, 0),
@@ -175,7 +182,7 @@ pub fn program() -> Vec<sock_filter> {
 mod tests {
     use super::*;
 
-    /// What the program answers to a system call, by the rules of classic BPF.
+    /// Runs the program for a system call, by the rules of classic BPF.
     fn run(number: c_long, arguments: [u64; 6]) -> u32 {
         let mut data = [0u8; 64];
         data[0..4].copy_from_slice(&(number as u32).to_le_bytes());

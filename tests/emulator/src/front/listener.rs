@@ -1,4 +1,5 @@
-//! The seccomp listener: where the kernel puts the system calls that the filter wants to be looked at, and takes their answers.
+//! The seccomp listener: the kernel delivers filtered system calls to it and receives their answers
+//! from it.
 
 use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
@@ -7,15 +8,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Ask the kernel to run the waiting side on the CPU of the waking side (Linux 6.6): ten times faster than waking an idle CPU.
+/// Makes the kernel run the waiting side on the CPU of the waking side (Linux 6.6), which is ten
+/// times faster than waking an idle CPU.
 const SYNC_WAKE_UP: u64 = 1;
 
 /// A system call that waits for its answer.
 #[derive(Clone, Copy)]
 pub struct Notification {
-    /// Which call; dies with it.
+    /// Id of the call, valid while it waits.
     pub id: u64,
-    /// Who calls, as a thread id of our pid namespace.
+    /// The caller's thread id in this pid namespace.
     pub tid: i32,
     /// System call number.
     pub number: i64,
@@ -25,15 +27,15 @@ pub struct Notification {
 
 /// The answer to a system call.
 pub enum Answer {
-    /// Let the kernel do it as if there were no filter.
+    /// Let the kernel carry it out as if there were no filter.
     Continue,
-    /// The value that it returns.
+    /// It returns this value.
     Value(i64),
-    /// The error that it returns.
+    /// It returns this error.
     Error(Errno),
-    /// It returns a new descriptor for this description.
+    /// It returns a new descriptor of this file.
     Descriptor {
-        /// The description.
+        /// The file.
         file: OwnedFd,
         /// Whether the descriptor is closed by exec.
         cloexec: bool,
@@ -43,7 +45,8 @@ pub enum Answer {
 /// The supervisor's end of one filter.
 pub struct Listener(OwnedFd);
 
-/// Whether the front can work here. Tried on a thread that ends at once, since a filter cannot be taken off again.
+/// Checks whether the front can work here, on a thread that ends at once, since a filter cannot be
+/// removed.
 pub fn probe() -> Result<(), Unavailable> {
     let mut sizes = libc::seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
     // SAFETY: the kernel writes the three sizes into the struct and nothing else.
@@ -56,7 +59,8 @@ pub fn probe() -> Result<(), Unavailable> {
     }
     let tried = std::thread::spawn(|| {
         let listener = install()?;
-        // A kernel that can hand over a descriptor together with the answer (Linux 5.14) looks for a call with this id, and there is none.
+        // A kernel that can send a descriptor with the answer (Linux 5.14) looks for a call with
+        // this id and finds none.
         match Listener(listener).hand_over(0, None, false) {
             Err(Errno::ENOENT) => Ok(()),
             Err(error) => Err(Unavailable::Kernel(error)),
@@ -66,7 +70,8 @@ pub fn probe() -> Result<(), Unavailable> {
     tried.join().unwrap_or(Err(Unavailable::Server(Errno::ECHILD)))
 }
 
-/// Installs the filter on the calling thread and everything that it will start, for good.
+/// Installs the filter on the calling thread and everything that it will start. This cannot be
+/// undone.
 pub fn install() -> Result<OwnedFd, Unavailable> {
     let program = filter::program();
     let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
@@ -81,20 +86,21 @@ pub fn install() -> Result<OwnedFd, Unavailable> {
         })
     };
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // Without WAIT_KILLABLE_RECV (Linux 5.19) a signal restarts a call that is being served, which is then served twice.
+    // Without WAIT_KILLABLE_RECV (Linux 5.19) a signal restarts a call that is being served, which
+    // is then served twice.
     let result = seccomp(flags | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV).or_else(|error| match error {
         Errno::EINVAL => seccomp(flags),
         error => Err(error),
     });
     match result {
-        // SAFETY: the call returned a new descriptor that nobody else owns.
+        // SAFETY: the call returned a new descriptor that this value owns.
         Ok(descriptor) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }),
         Err(Errno::EBUSY) => Err(Unavailable::Occupied),
         Err(error) => Err(Unavailable::Filter(error)),
     }
 }
 
-/// Room for a notification of a kernel that knows longer ones than we do.
+/// Room for the longer notification of a newer kernel.
 #[repr(C)]
 struct Buffer {
     notification: seccomp_notif,
@@ -105,12 +111,13 @@ impl Listener {
     /// Takes the descriptor that [`install`] returned.
     pub fn new(descriptor: OwnedFd) -> Self {
         let listener = Listener(descriptor);
-        // SAFETY: the argument is a plain number; older kernels answer EINVAL, which only costs speed.
+        // SAFETY: the argument is a plain number. Older kernels return EINVAL, which only costs
+        // speed.
         unsafe { libc::ioctl(listener.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         listener
     }
 
-    /// The next call; `None` if its caller died before it could be looked at.
+    /// The next call; `None` if its caller died before it could be received.
     pub fn receive(&self) -> io::Result<Option<Notification>> {
         // SAFETY: all zeroes is a valid value of these integers, and the kernel demands it.
         let mut buffer: Buffer = unsafe { std::mem::zeroed() };
@@ -132,7 +139,7 @@ impl Listener {
         }
     }
 
-    /// A call that waits already, if there is one.
+    /// The next call, if one waits already.
     pub fn receive_ready(&self) -> Option<Notification> {
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         let ready = poll(&mut polled, PollTimeout::ZERO).is_ok_and(|count| count == 1);
@@ -146,7 +153,7 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) == 0 }
     }
 
-    /// Answers a call. A caller that died meanwhile is no error: the answer is dropped, with the descriptor in it.
+    /// Answers a call. If the caller has died, the answer is dropped with its descriptor.
     pub fn answer(&self, id: u64, answer: Answer) {
         let (value, error, flags) = match answer {
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
@@ -154,7 +161,7 @@ impl Listener {
             Answer::Error(errno) => (0, -(errno as i32), 0),
             Answer::Descriptor { file, cloexec } => match self.hand_over(id, Some(&file), cloexec) {
                 Ok(()) | Err(Errno::ENOENT) => return,
-                // The caller's table is full, say: that is its open's answer.
+                // For example, the caller's table is full: this is the answer of its open.
                 Err(error) => (0, -(error as i32), 0),
             },
         };
@@ -163,7 +170,8 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) };
     }
 
-    /// Puts a descriptor (of the listener itself, if none is given) into the caller's table and makes its call return the number.
+    /// Installs a descriptor (of the listener itself, if none is given) in the caller's table and
+    /// makes its call return the number.
     fn hand_over(&self, id: u64, file: Option<&OwnedFd>, cloexec: bool) -> Result<(), Errno> {
         let request = seccomp_notif_addfd {
             id,
@@ -173,7 +181,8 @@ impl Listener {
             newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
         };
         loop {
-            // SAFETY: the kernel reads one request, whose descriptor is open in this thread's table.
+            // SAFETY: the kernel reads one request, whose descriptor is open in this thread's
+            // table.
             let result =
                 unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw const request) };
             match Errno::result(result) {

@@ -1,16 +1,16 @@
-//! Paths: which of them are the driver's, and how its nodes look to stat.
+//! Paths of the driver's nodes, and what stat reports for them.
 
-use super::process::ProcessMemory;
+use super::client_process::ProcessMemory;
 use libc::c_int;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The path that a caller names, if it may be one of the driver's nodes. Those never reach the real file system, not even if this host has such
-/// devices.
+/// The path that a caller passed, if it may be a node of the driver. Such paths never reach the
+/// real file system, even if this host has such devices.
 pub fn driver_path(tid: i32, directory: c_int, address: u64) -> Option<String> {
     let path = ProcessMemory(tid).path(address)?;
-    // Nearly all paths are foreign: decide that by the last component before anything is looked up.
+    // Nearly all paths are others: check the last component first.
     let name = path.rsplit(|byte| *byte == b'/').next()?;
     if !is_driver_name(name) {
         return None;
@@ -51,7 +51,7 @@ fn minor(path: &str) -> u32 {
     path.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
 }
 
-/// What stat tells of a node.
+/// What stat reports for a node.
 pub fn stat(path: &str) -> Vec<u8> {
     // SAFETY: all zeroes is a valid value of these integers.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -61,7 +61,7 @@ pub fn stat(path: &str) -> Vec<u8> {
     bytes_of(&stat)
 }
 
-/// What statx tells of a node.
+/// What statx reports for a node.
 pub fn statx(path: &str) -> Vec<u8> {
     // SAFETY: all zeroes is a valid value of these integers.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -74,7 +74,8 @@ pub fn statx(path: &str) -> Vec<u8> {
 }
 
 fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
-    // SAFETY: the value was zeroed as a whole before, padding too, so all of its bytes are initialised.
+    // SAFETY: the value was zeroed as a whole before, padding too, so all of its bytes are
+    // initialised.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
 }
 
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_are_nobodys() {
+    fn other_paths_are_not_the_drivers() {
         for path in ["/dev/null", "/home/davinci/file", "/tmp/davinci0", "davinci0", "", "/"] {
             assert_eq!(named(path), None, "{path}");
         }
@@ -108,7 +109,8 @@ mod tests {
         let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap() as usize;
         let length = std::num::NonZero::new(2 * page).unwrap();
         let prot = nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE;
-        // SAFETY: a new anonymous mapping, of which the second page is given back and the first one is kept for good.
+        // SAFETY: a new anonymous mapping, of which the second page is unmapped and the first one
+        // is never unmapped.
         let end = unsafe {
             let start =
                 nix::sys::mman::mmap_anonymous(None, length, prot, nix::sys::mman::MapFlags::MAP_PRIVATE).unwrap();

@@ -1,12 +1,13 @@
 //! The server thread: owns the model and answers one system call after another.
 //!
-//! What "settled" means is decided here. Before a call is looked at or a question of the owner is answered, everything that the kernel reported
-//! before is taken in: ended processes and dropped files. The kernel queues these reports before close, munmap or waitpid returns, so whoever
-//! saw one of them return also sees the driver without that process or file, as with a real driver.
+//! Before it handles a call or an order, the server processes everything that the kernel reported
+//! earlier: ended processes and closed files. The kernel queues these reports before close, munmap
+//! or waitpid returns. So after one of these has returned, the driver no longer has that process or
+//! file, as with a real driver.
 
+use super::client_process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
 use super::listener::{Answer, Listener, Notification};
-use super::process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
@@ -26,12 +27,13 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// The token of the files' reports among those of processes, whose tokens are their ids.
+/// The token of reports about files. Tokens of processes are their ids.
 const FILES: u64 = 0;
 
-/// The body of the server thread. `wake` is a descriptor of the process's table, which is not this thread's.
+/// The body of the server thread. `wake` is a descriptor in the table of the process, not of this
+/// thread.
 pub fn main(config: Config, wake: RawFd, orders: Receiver<Order>, ready: Sender<Result<(), Errno>>) {
-    // Signals belong to the program, not to its driver.
+    // Signals are for the program, not for its driver.
     let _ = nix::sys::signal::SigSet::all().thread_block();
     let server = own_table(wake).and_then(|wake| Server::new(config, wake, orders));
     match server {
@@ -44,19 +46,22 @@ pub fn main(config: Config, wake: RawFd, orders: Receiver<Order>, ready: Sender<
     }
 }
 
-/// Gives this thread a descriptor table of its own with the standard streams and `wake` in it.
+/// Gives this thread its own descriptor table with the standard streams and `wake`.
 ///
-/// In a shared table, a fork of any other thread would copy the descriptors that are about to be handed to a client, and keep its files open.
+/// With a shared table, a fork of another thread would copy descriptors that are meant for a
+/// client, and keep its files open.
 fn own_table(wake: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: the kernel makes the copy without the descriptors of the range, so nobody's descriptors are closed.
+    // SAFETY: the kernel leaves the range out of the copy, so no descriptor of another thread is
+    // closed.
     Errno::result(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_UNSHARE) })?;
     // SAFETY: takes two integers.
     let process = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
-    // SAFETY: the call returned a new descriptor that nobody else owns.
+    // SAFETY: the call returned a new descriptor that this value owns.
     let process = unsafe { OwnedFd::from_raw_fd(process as RawFd) };
-    // SAFETY: takes three integers. The table is that of the main thread, which the thread that opened `wake` shares.
+    // SAFETY: takes three integers. The table is that of the main thread, which the thread that
+    // opened `wake` shares.
     let wake = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), wake, 0) })?;
-    // SAFETY: the call returned a new descriptor that nobody else owns.
+    // SAFETY: the call returned a new descriptor that this value owns.
     Ok(unsafe { OwnedFd::from_raw_fd(wake as RawFd) })
 }
 
@@ -69,7 +74,7 @@ struct Parked {
     file: Inode,
 }
 
-/// What becomes of a call.
+/// How the server replies to a call.
 enum Reply {
     Now(Answer),
     Later(Instant, Inode),
@@ -87,7 +92,7 @@ impl From<Errno> for Reply {
     }
 }
 
-/// The facts about a caller that do not change during a call.
+/// The data of a caller that do not change during a call.
 #[derive(Clone, Copy)]
 struct Who {
     key: ProcessKey,
@@ -123,7 +128,7 @@ impl Who {
 /// The memory module's ALLOC, which has the same number in every generation.
 const ALLOC: Option<u32> = svm::stable(Op::Alloc);
 
-/// Whether a call may be an ALLOC. The size bits say nothing to the driver.
+/// Whether a call may be an ALLOC. The driver ignores the size bits.
 fn is_alloc(call: &Notification) -> bool {
     let same = |alloc: u32| alloc as u16 == call.arguments[1] as u16;
     call.number == libc::SYS_ioctl && ALLOC.is_some_and(same)
@@ -142,7 +147,7 @@ struct Server {
     faults: CommandFaults,
     recorder: Recorder,
     traps: Vec<Trap>,
-    /// Mappings of this very process that a fork must not copy yet: see [`Server::spare_forks`].
+    /// Mappings of this process that still need MADV_DONTFORK: see [`Server::spare_forks`].
     uncopied: Vec<(u64, u64)>,
 }
 
@@ -199,29 +204,30 @@ impl Server {
             if !settled {
                 self.settle();
             }
-            // After the calls: whoever saw a client wait in a call may rely on it.
+            // After the calls: an order that was sent while a client waited in a call comes after
+            // it.
             if polled[0].revents != 0 && !self.obey() {
                 self.recorder.flush();
                 return;
             }
             self.resume();
-            // Memory that CPUs see at two places is kept equal in the meantime.
+            // Keep memory that CPUs see at two addresses equal.
             self.driver.svm.settle_windows();
         }
     }
 
-    /// How long there is nothing to do if nothing comes, in milliseconds as poll wants it.
+    /// The timeout for poll, in milliseconds.
     fn timeout(&self) -> c_int {
         if self.files.is_suspicious() || self.driver.svm.is_aliased() {
             return 1;
         }
         let now = Instant::now();
         let next = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now)).min();
-        // Rounded up: waking too early only to sleep again would be a busy loop.
+        // Rounded up, so that the loop does not wake too early and spin.
         next.map_or(-1, |time| (time + Duration::from_micros(999)).as_millis().min(60_000) as c_int)
     }
 
-    /// Does what the owner asks; false when there will be no more orders.
+    /// Carries out the next order; false if there will be no more.
     fn obey(&mut self) -> bool {
         let mut byte = [0u8];
         let mut space = nix::cmsg_space!([RawFd; 1]);
@@ -236,7 +242,8 @@ impl Server {
             Ok(message) => {
                 for control in message.cmsgs().into_iter().flatten() {
                     if let ControlMessageOwned::ScmRights(received) = control {
-                        // SAFETY: the kernel put this descriptor, the only one of the message, into this thread's table for us.
+                        // SAFETY: the kernel installed this descriptor, the only one of the
+                        // message, for this receiver.
                         descriptor = received.first().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) });
                     }
                 }
@@ -244,13 +251,13 @@ impl Server {
             Err(Errno::EAGAIN | Errno::EINTR) => return true,
             Err(_) => return false,
         }
-        // One wake-up per order, sent after it.
+        // Each order is followed by one wake-up.
         let order = match self.orders.try_recv() {
             Ok(order) => order,
             Err(TryRecvError::Empty) => return true,
             Err(TryRecvError::Disconnected) => return false,
         };
-        // A questioner that went away needs no answer, so failures to send are none of ours.
+        // If the requester is gone, a reply that cannot be sent does not matter.
         match order {
             Order::Listen => self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor)))),
             Order::State(reply) => {
@@ -285,18 +292,19 @@ impl Server {
         true
     }
 
-    /// Keeps the driver's mappings out of forked children, as the real driver does (VM_DONTCOPY). Nobody can do that to another process; for clients in
-    /// our own it is done as soon as the kernel has made the mapping, which is before the next call is answered.
+    /// Keeps the driver's mappings out of forked children, as the real driver does (VM_DONTCOPY).
+    /// This is not possible for another process. For clients in this process it is done as soon as
+    /// the kernel has made the mapping, which is before the next call is answered.
     fn spare_forks(&mut self) {
         self.uncopied.retain(|(start, length)| {
-            // SAFETY: changes a flag of a mapping that belongs to the driver, and nobody's memory.
+            // SAFETY: changes a flag of a mapping of the driver, and no memory.
             let result = unsafe { libc::madvise(*start as *mut libc::c_void, *length as usize, libc::MADV_DONTFORK) };
-            // ENOMEM: the mapping is not there yet.
+            // ENOMEM: the mapping does not exist yet.
             result != 0 && Errno::last() == Errno::ENOMEM
         });
     }
 
-    /// Takes in everything that happened until now.
+    /// Processes everything that the kernel has reported so far.
     fn settle(&mut self) {
         if !self.uncopied.is_empty() {
             self.spare_forks();
@@ -330,7 +338,8 @@ impl Server {
         for tgid in execed {
             self.end_address_space(tgid);
         }
-        // A call that sleeps holds its file, even if the program closed it meanwhile; but not if the caller was killed.
+        // A sleeping call keeps its file open even if the program closed it, unless the caller was
+        // killed.
         self.parked.retain(|parked| parked.listener.waits(parked.notification.id));
         if !self.files.has_suspects() {
             return;
@@ -351,37 +360,38 @@ impl Server {
                 self.recorder.add(Record { call: "close", file: Some(file.id.0), ..Record::default() });
             }
             self.driver.close(file.id, alive);
-            self.spring_traps();
+            self.kill_trapped_clients();
         }
     }
 
-    /// Tells the model, once, that the address space with which a process used the driver is gone.
+    /// Reports to the model, once, that the address space in which a process used the driver is
+    /// gone.
     fn end_address_space(&mut self, tgid: i32) {
         let Some(process) = self.processes.get_mut(tgid) else { return };
         if process.end_address_space() {
             let key = process.key;
             self.driver.exit(key.tgid, key.start_time);
-            self.spring_traps();
+            self.kill_trapped_clients();
         }
     }
 
-    /// Kills whoever did what would have crashed the kernel.
-    fn spring_traps(&mut self) {
+    /// Kills the clients that triggered traps.
+    fn kill_trapped_clients(&mut self) {
         for trap in std::mem::take(&mut self.driver.machine.traps) {
             eprintln!("ascend-emulator: {trap}");
             if trap.tgid as u32 == std::process::id() {
-                // The offender is the process that we run in: nothing it says from here on would be true.
+                // The client is this process: results after this point would be meaningless.
                 self.recorder.flush();
                 std::process::abort();
             }
             if let Some(process) = self.processes.get_mut(trap.tgid) {
-                process::kill(process);
+                client_process::kill(process);
             }
             self.traps.push(trap);
         }
     }
 
-    /// Takes the next call of a listener.
+    /// Receives the next call of a listener.
     fn receive(&mut self, index: usize) {
         let listener = self.listeners[index].clone();
         match listener.receive() {
@@ -390,7 +400,7 @@ impl Server {
                 while let Some(notification) = waiting.pop_front() {
                     self.settle();
                     if is_alloc(&notification) {
-                        // The one call that others must not overlap with: see who waits beside it.
+                        // ALLOC must not overlap with other calls: find those that wait with it.
                         while let Some(next) = listener.receive_ready() {
                             waiting.push_back(next);
                         }
@@ -409,7 +419,8 @@ impl Server {
         }
     }
 
-    /// Tells the model that an ALLOC and another call of the same process on the same file wait together.
+    /// Reports to the model that an ALLOC and another call of the same process on the same file
+    /// wait at the same time.
     fn overlap(&mut self, alloc: &Notification, other: &Notification) {
         let (now, [descriptor, request, argument, ..]) = (Instant::now(), other.arguments);
         if other.number != libc::SYS_ioctl || request as u8 == alloc.arguments[1] as u8 {
@@ -427,7 +438,7 @@ impl Server {
         }
     }
 
-    /// Presents again the calls that slept long enough.
+    /// Repeats the calls whose sleep is over.
     fn resume(&mut self) {
         if self.parked.is_empty() {
             return;
@@ -444,8 +455,8 @@ impl Server {
     fn present(&mut self, listener: Rc<Listener>, notification: Notification, arrived: Instant, slept: Option<Inode>) {
         let reply = self.dispatch(&listener, &notification, arrived, slept);
         if !self.driver.machine.traps.is_empty() {
-            // Killed before the answer: nobody returns from a call that crashes the kernel.
-            self.spring_traps();
+            // Kill before answering: a call that crashes the kernel does not return.
+            self.kill_trapped_clients();
         }
         match reply {
             Reply::Now(answer) => listener.answer(notification.id, answer),
@@ -497,7 +508,7 @@ impl Server {
         }
     }
 
-    /// Who calls.
+    /// Looks up the caller.
     fn who(&mut self, tid: i32, arrived: Instant) -> io::Result<Who> {
         let (process, new) = self.processes.of(tid)?;
         if new {
@@ -517,7 +528,7 @@ impl Server {
         arrived: Instant,
     ) -> Reply {
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
-        // The path was read by thread id: make sure that it still was the caller's.
+        // The path was read by thread id: check that the thread was still the caller.
         if !listener.waits(call.id) {
             return Errno::ESRCH.into();
         }
@@ -544,7 +555,7 @@ impl Server {
         }
         let memory = ProcessMemory(who.tid);
         let blank = Blank::new()?;
-        // A path with the driver's name that the model does not have must not be looked for on the real host.
+        // A driver path that the model does not have must not be opened on the real host.
         let id = self.driver.open(&who.caller(&memory), path, flags, blank.backing()?).unwrap_or(Err(Errno::ENOENT))?;
         match self.files.publish(blank, id, flags, who.key) {
             Ok(file) => Ok((id.0, file)),
@@ -575,12 +586,12 @@ impl Server {
         if self.exists(call.tid, &path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
     }
 
-    /// The caller and its file, if the descriptor is one of the driver's.
+    /// The caller and its file, if the descriptor is a file of the driver.
     fn file(&mut self, tid: i32, descriptor: c_int, arrived: Instant) -> Option<(Who, Inode)> {
         let known = self.processes.file_of_known(tid, descriptor);
-        let inode = known.or_else(|| process::file_of(tid, descriptor))?;
+        let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
         self.files.get_mut(inode)?;
-        // A thread whose descriptors could be looked at needs no further proof of life.
+        // A thread whose descriptors could be read is alive.
         let proven = known.and_then(|_| self.processes.known(tid)).map(|process| Who::new(process, tid, arrived));
         let who = match proven {
             Some(who) => who,
@@ -592,7 +603,7 @@ impl Server {
 
     fn ioctl(&mut self, call: &Notification, arrived: Instant, slept: Option<Inode>) -> Reply {
         let [descriptor, request, argument, ..] = call.arguments;
-        // A call that slept has its file already, whatever its descriptor stands for now.
+        // A call that slept keeps its file; its descriptor may have been closed or reused.
         let found = match slept {
             Some(inode) => self.who(call.tid, arrived).ok().map(|who| (who, inode)),
             None => self.file(call.tid, descriptor as c_int, arrived),
@@ -603,7 +614,7 @@ impl Server {
         let request = request as u32;
         let observed = self.recorder.is_on() || !self.faults.is_empty();
         let mut record = observed.then(|| self.describe(&who, file, request));
-        // A call that slept was counted when it came.
+        // A call that slept was counted when it arrived.
         let name = record.as_ref().and_then(|(record, _)| record.cmd).filter(|_| slept.is_none());
         let struck = name.and_then(|name| self.faults.strike(name));
         let read = |length: usize| {
@@ -631,7 +642,7 @@ impl Server {
         }
     }
 
-    /// What an ioctl is called, and how long its argument is.
+    /// The record of an ioctl, and the size of its argument.
     fn describe(&self, who: &Who, file: FileId, request: u32) -> (Record, usize) {
         let module = self.driver.module(file);
         let command = record::command(self.driver.machine.config.generation, module, request);
@@ -661,10 +672,11 @@ impl Server {
         let (prot, flags, page) = (prot as c_int, flags as c_int, page_size());
         let Some(file) = self.files.get_mut(inode) else { return Answer::Continue.into() };
         if length == 0 || offset % page != 0 {
-            // Refused by the kernel before any driver is asked.
+            // The kernel refuses this before it calls the driver.
             return Answer::Continue.into();
         }
-        // The kernel asks the driver for a place first, then looks at the access mode, and only then lets the driver map.
+        // The kernel first asks the driver for an address, then checks the access mode, then calls
+        // the driver's mmap.
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if !fixed && !file.may_map(prot, flags) {
             return Errno::EACCES.into();
@@ -672,7 +684,7 @@ impl Server {
         let id = file.id;
         let hint = address.next_multiple_of(page);
         let length = length.next_multiple_of(page);
-        let free = hint != 0 && process::range_is_free(call.tid, hint, length);
+        let free = hint != 0 && client_process::range_is_free(call.tid, hint, length);
         let memory = ProcessMemory(call.tid);
         let mmap = Mmap { hint, free, length, prot, flags, offset };
         let result = self.driver.mmap(&who.caller(&memory), id, &mmap);
@@ -698,7 +710,7 @@ impl Server {
 
     fn change(&mut self, call: &Notification, name: &'static str, kind: ChangeKind, arrived: Instant) -> Reply {
         let [start, length, argument, ..] = call.arguments;
-        // Only a process that used the driver has mappings that are the driver's concern.
+        // Only a process that used the driver has mappings of the driver.
         if !self.processes.is_client(call.tid) {
             return Answer::Continue.into();
         }

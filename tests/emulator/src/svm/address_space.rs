@@ -1,8 +1,10 @@
-//! What a process does to its own address space: the driver watches, and takes some of it for the end of the session.
+//! Changes that a process makes to its own address space. The driver watches them, and some end the
+//! session.
 //!
-//! The driver sees the *ranges of the calls*: one that is exactly a segment it knows ends the session, a larger one goes unnoticed, and one that splits a
-//! mapping ends the session as well. SOMA and UVM are left out of all this. Sessions that mapped nothing are as fragile: ranges that are exactly one
-//! of the driver's areas end them, whatever lies there.
+//! The driver sees the *ranges of the calls*: a munmap of exactly a segment ends the session, a
+//! larger one goes unnoticed, and a change that splits a mapping ends the session too. SOMA and UVM
+//! are exempt. A session without segments ends as well when a range is exactly one of the driver's
+//! areas, whatever is mapped there.
 
 use super::session::{Process, Stage, Vma, host_pin_start};
 use super::store::for_each_data;
@@ -18,7 +20,7 @@ use std::ops::Range;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// How a change lies to a mapping.
+/// How much of a mapping a change covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cover {
     Nothing,
@@ -36,7 +38,8 @@ fn cover(vma: &Vma, range: &Range<u64>) -> Cover {
     }
 }
 
-/// Whether a range is exactly one of the driver's areas of the SVM range (`_devmm_mem_is_in_vma_range`).
+/// Whether a range is exactly one of the driver's areas of the SVM range
+/// (`_devmm_mem_is_in_vma_range`).
 pub fn is_area(range: &Range<u64>) -> bool {
     let start = svm::SVM_START;
     let size = range.end - range.start;
@@ -52,7 +55,7 @@ pub fn is_area(range: &Range<u64>) -> bool {
 }
 
 impl Process {
-    /// The mappings of a process that this is about: those whose splitting ends a session, and the others.
+    /// The mappings of a process. The flag says whether splitting the mapping ends the session.
     fn vmas(&self, machine: &Machine, tgid: i32) -> impl Iterator<Item = (Slot, Vma, bool)> {
         let host_pin = machine.config.generation.delta().segments.len();
         let segments = self
@@ -75,11 +78,13 @@ impl Process {
         }
     }
 
-    /// Reports what a CPU touched where nothing was mapped. On the real driver the touch itself is SIGSEGV, or in the SOMA segment a thread that
-    /// spins in the kernel for ever; here the page is found when the file is looked at.
+    /// Reports pages that a CPU touched where nothing was mapped. With the real driver the access
+    /// is a SIGSEGV, or in the SOMA segment a thread that spins in the kernel forever. Here the
+    /// page is found afterwards in the file.
     pub fn report_touches(&self, machine: &mut Machine) {
         let mut found = None;
-        // Pages may come in larger pieces than one: only what is far from every window is certain.
+        // The kernel may allocate more than one page at a time, so only data far from every window
+        // counts.
         let near = |offset: u64| {
             let low = offset / svm::HUGE_PAGE * svm::HUGE_PAGE;
             let before = self.windows.range(..low + svm::HUGE_PAGE).next_back();
@@ -107,12 +112,13 @@ impl Process {
             .values()
             .any(|vma| vma.start == svm::SOMA_START && vma.prot != libc::PROT_NONE && offset < vma.offset + vma.size);
         let hang = if soma {
-            "; if it was the one in the SOMA segment, the thread would hang in the kernel for ever"
+            "; if it was the one in the SOMA segment, the thread would hang in the kernel forever"
         } else {
             ""
         };
         let detail = format!(
-            "the CPU touched an address of the driver's where no memory is mapped (offset {offset:#x} of the file; mapped there: {}): SIGSEGV{hang}",
+            "the CPU touched an address of the driver where no memory is mapped \
+             (offset {offset:#x} of the file; mapped there: {}): SIGSEGV{hang}",
             if candidates.is_empty() { "nothing any more".to_owned() } else { candidates.join(", ") }
         );
         machine.traps.push(Trap { name: "touch-of-unmapped-address", tgid: self.tgid, detail });
@@ -127,8 +133,9 @@ enum Slot {
 }
 
 impl Svm {
-    /// The caller is about to change its address space between 7 and 24 TiB (or somewhere that a dynamic mapping was recorded). The answer is the
-    /// kernel's where the driver's mappings decide it; otherwise the system call goes its way.
+    /// The caller is about to change its address space between 7 and 24 TiB, or at a recorded
+    /// dynamic mapping. An error is the answer of the system call; with `Ok` the kernel carries the
+    /// call out.
     pub fn address_space_change(
         &mut self,
         machine: &mut Machine,
@@ -162,18 +169,18 @@ impl Svm {
         range: &Range<u64>,
     ) -> Result<(), Errno> {
         let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
-        let met: Vec<(Slot, Vma, bool, Cover)> = process
+        let touched: Vec<(Slot, Vma, bool, Cover)> = process
             .vmas(machine, caller.tgid)
             .map(|(slot, vma, fragile)| (slot, vma, fragile, cover(&vma, range)))
             .filter(|(.., cover)| *cover != Cover::Nothing)
             .collect();
-        let splits = met.iter().any(|(_, _, fragile, cover)| *fragile && *cover == Cover::Part);
+        let splits = touched.iter().any(|(_, _, fragile, cover)| *fragile && *cover == Cover::Part);
         let mut ends = false;
         match *kind {
             ChangeKind::Unmap => {
                 process.report_touches(machine);
                 ends = process.unmap_ends(machine, caller.tgid, range) || splits;
-                for (slot, _, _, cover) in &met {
+                for (slot, _, _, cover) in &touched {
                     if *cover == Cover::Whole {
                         process.forget(*slot);
                     }
@@ -181,17 +188,19 @@ impl Svm {
                 process.forget_dynamic(range);
             }
             ChangeKind::Protect(prot) => {
-                ends = met.iter().any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
-                for (slot, _, _, cover) in &met {
+                ends = touched
+                    .iter()
+                    .any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
+                for (slot, _, _, cover) in &touched {
                     if *cover == Cover::Whole {
                         process.protect(*slot, prot);
                     }
                 }
             }
             ChangeKind::Advise(advice) => match advice {
-                libc::MADV_DONTNEED if met.is_empty() => ends = is_area(range),
+                libc::MADV_DONTNEED if touched.is_empty() => ends = is_area(range),
                 libc::MADV_DONTNEED | libc::MADV_DODUMP | libc::MADV_DOFORK | libc::MADV_FREE | libc::MADV_REMOVE
-                    if !met.is_empty() =>
+                    if !touched.is_empty() =>
                 {
                     return Err(Errno::EINVAL);
                 }
@@ -203,12 +212,12 @@ impl Svm {
             ChangeKind::Bind(_) => ends = splits,
             ChangeKind::Remap { length, fixed } => {
                 let old = range.end - range.start;
-                // An old size of 0 asks for a second mapping of what is there.
+                // An old size of 0 asks for a second mapping of the same pages.
                 let second = old == 0
                     && process
                         .vmas(machine, caller.tgid)
                         .any(|(_, vma, _)| (vma.start..vma.start + vma.size).contains(&range.start));
-                if met.is_empty() && !second {
+                if touched.is_empty() && !second {
                     return Ok(());
                 }
                 if fixed {
@@ -218,7 +227,7 @@ impl Svm {
                     return Err(Errno::EFAULT);
                 }
                 if length < old {
-                    ends = met.iter().any(|(_, _, fragile, _)| *fragile);
+                    ends = touched.iter().any(|(_, _, fragile, _)| *fragile);
                 }
             }
         }
@@ -244,7 +253,7 @@ impl Process {
             || (*range == (start..start + svm::HOST_PIN_SIZE) && self.segments.contains_key(&host_pin) && self.host_pin)
     }
 
-    /// A dynamic range that is unmapped as a whole, and has no heap, is forgotten.
+    /// Forgets a dynamic range that is unmapped as a whole and has no heap.
     fn forget_dynamic(&mut self, range: &Range<u64>) {
         let exact =
             self.dynamics.get(&range.start).is_some_and(|it| range.start + it.size == range.end && it.vma.is_none());

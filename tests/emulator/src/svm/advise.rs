@@ -1,7 +1,8 @@
-//! ADVISE, PREFETCH (access for peers), and the questions about memory: QUERY_MEM_USEDINFO, CHECK_MEMINFO, MEM_MAP_CAP.
+//! ADVISE, PREFETCH (access for peers), and queries: QUERY_MEM_USEDINFO, CHECK_MEMINFO,
+//! MEM_MAP_CAP.
 
 use super::{Answer, Call, agent, put, refuse};
-use ascend_ioctl::svm::{self, Arg};
+use ascend_ioctl::svm::{self, Advice, Arg};
 use nix::errno::Errno;
 
 /// Most addresses of CHECK_MEMINFO.
@@ -11,9 +12,10 @@ const ADDRESSES: u32 = 1024;
 const UNITS: u32 = 10;
 
 impl Call<'_, '_> {
-    /// ADVISE. For reservations there is nothing to advise, but the driver looks.
+    /// ADVISE. Most advice has no effect on reservations, but the driver checks the range.
     pub(super) fn advise(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::Advise = arg.para();
+        let advice = Advice::from_bits_retain(para.advice);
         self.process.refer_idle(para.address, para.size)?;
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
@@ -25,17 +27,18 @@ impl Call<'_, '_> {
         if heap.is_reserve() && !heap.is_reserved(chunks) {
             return refuse(Errno::EINVAL, "part of the range is not reserved");
         }
-        if para.advice & svm::ADVISE_PERSISTENT != 0 && heap.is_reserve() {
+        if advice.contains(Advice::PERSISTENT) && heap.is_reserve() {
             return self.message(self.physical);
         }
-        if para.advice & svm::ADVISE_POPULATE != 0 {
-            // For reservations the driver refuses this; for other heaps it is how the vendor's library allocates, which this model does not do.
-            return refuse(Errno::EOPNOTSUPP, "memory is not made by advice here");
+        if advice.contains(Advice::POPULATE) {
+            // The driver refuses this for reservations. For other heaps it populates memory, which
+            // the model does not support.
+            return refuse(Errno::EOPNOTSUPP, "advice cannot populate memory here");
         }
         Ok(())
     }
 
-    /// PREFETCH: lets another device of the process reach device memory.
+    /// PREFETCH: gives another device of the process access to device memory.
     pub(super) fn prefetch(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::Advise = arg.para();
         self.process.refer_idle(para.address, para.size)?;
@@ -60,11 +63,12 @@ impl Call<'_, '_> {
         self.message(self.physical)
     }
 
-    /// QUERY_MEM_USEDINFO: asks the device; no session on it is needed.
+    /// QUERY_MEM_USEDINFO. Needs the device, but no session on it.
     pub(super) fn query_used(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::MemUsedInfo = arg.para();
         agent::link(self.machine, self.physical, self.caller.arrived)?;
-        // The emulated device has HBM only, and all of it serves huge and normal pages alike; it is told under huge pages.
+        // The emulated device has only HBM, which serves huge and normal pages alike. It is
+        // reported as huge pages.
         let hbm = matches!(para.memory, 2 | 4);
         let total = if hbm { self.machine.config.hbm } else { 0 };
         let used = if hbm { self.world.store.used(self.physical) } else { 0 };
@@ -78,7 +82,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// CHECK_MEMINFO: whether all addresses have memory of the wanted kind, of this device.
+    /// CHECK_MEMINFO: checks that all addresses have memory of the given kind on this device.
     pub(super) fn check_info(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::CheckMemInfo = arg.para();
         if para.addresses == 0 {
@@ -97,18 +101,19 @@ impl Call<'_, '_> {
                 return refuse(Errno::EFAULT, "an address has no memory");
             }
             if para.heap_subtype_mask & 1 << heap.sub_kind == 0 {
-                return refuse(Errno::EFAULT, "an address is of another kind");
+                return refuse(Errno::EFAULT, "an address belongs to another kind of heap");
             }
             let foreign = |it: &super::mapping::Mapping| it.side == svm::SIDE_DEVICE && it.physical != self.physical;
             if mapping.is_some_and(foreign) {
-                return refuse(Errno::EFAULT, "an address is of another device");
+                return refuse(Errno::EFAULT, "an address belongs to another device");
             }
         }
         Ok(())
     }
 }
 
-/// MEM_MAP_CAP: which units of the device can reach the host's memory. What they can is made up: all of them, as no unit is emulated.
+/// MEM_MAP_CAP: whether a unit of the device can access host memory. No unit is emulated; the
+/// answer is always yes.
 pub fn map_capability(arg: &mut Arg) -> Answer {
     let mut para: svm::MapCapability = arg.para();
     if para.acc_module_type >= UNITS {

@@ -1,8 +1,9 @@
-//! The device's side: messages to the agent, the process that the device runs for a host process.
+//! The device side: messages to the agent, the process that the device runs for a host process.
 //!
-//! The agent is not part of the public driver. That it has the same checks as the host, in the same order, is inferred: it shares the code. What a lost
-//! or late device makes of a command is in the host's source: no link is ENODEV, no answer in time is ENOSYS, and an agent that does not know
-//! the process answers ESRCH.
+//! The agent is not part of the public driver. That it makes the same checks as the host in the
+//! same order is inferred from the code that they share. How a command fails without the device is
+//! in the host's source: no link is ENODEV, no answer in time is ENOSYS, and an agent that does not
+//! know the process returns ESRCH.
 
 use super::handle::HandleTable;
 use super::{Answer, Call, Stop, refuse};
@@ -12,20 +13,22 @@ use ascend_ioctl::svm::HOST_AGENT_ID;
 use nix::errno::Errno;
 use std::time::{Duration, Instant};
 
-/// How long the host waits for a device's answer. The real number is the link driver's; only that there is one matters here.
+/// How long the host waits for a device's answer. The real limit is in the link driver; its value
+/// does not matter here.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a session knows of a device that it set up.
+/// A session's record of a device that it set up.
 pub struct Agent {
     /// Pid of the process on the device.
     pub pid: i32,
-    /// Whether ASYNC_MEMCPY is allowed: not after PREPARE_CLOSE_DEVICE, and an idempotent SETUP_DEVICE does not allow it again.
+    /// Whether ASYNC_MEMCPY is allowed. PREPARE_CLOSE_DEVICE forbids it, and another SETUP_DEVICE
+    /// does not allow it again.
     pub allows_async: bool,
     /// The handles of device memory, by the device's own ids.
     pub handles: HandleTable,
 }
 
-/// Whether a message would reach the device, and when it would be answered.
+/// Checks the link to a device: fails if it is down, sleeps while the device is silent.
 pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> Answer {
     if physical == HOST || physical == HOST_AGENT_ID {
         return refuse(Errno::EINVAL, "the host has no channel to itself");
@@ -45,7 +48,8 @@ pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> Answer {
 }
 
 impl Call<'_, '_> {
-    /// Sends a message to the caller's agent; what the agent does with it is up to the caller of this.
+    /// Sends a message to the caller's agent. The caller of this function does what the agent would
+    /// do.
     pub fn message(&mut self, physical: u32) -> Answer {
         link(self.machine, physical, self.caller.arrived)?;
         let Some(agent) = self.process.agents.get(&physical) else {
@@ -57,7 +61,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The link part of a copy: a dead device is offline rather than unreachable, and a broken link fails the transfer.
+    /// The link checks of a copy. A dead device is ENXIO here, and a broken link is EIO.
     pub fn transfer(&mut self, physical: u32) -> Answer {
         match self.message(physical) {
             Err(Stop::Refused(Errno::ENODEV, _)) => refuse(Errno::ENXIO, "the device is offline"),
@@ -72,12 +76,13 @@ pub fn link_broken(machine: &Machine) -> bool {
     machine.link_broken
 }
 
-/// Whether a super-pod id is of this server (`svm_is_sdid_in_local_server`).
+/// Whether a super-pod id belongs to this server (`svm_is_sdid_in_local_server`).
 pub fn is_local(machine: &Machine, sdid: u32) -> bool {
     sdid >> 22 == machine.config.server & 0x3FF
 }
 
-/// The device was told to end the session's process. Where the host starts device processes by itself it ends them too; otherwise they are the daemon's.
+/// Ends the session's process on the device, if this host starts device processes by itself.
+/// Otherwise the daemon does.
 pub fn part(machine: &mut Machine, tgid: i32, physical: u32) {
     if machine.config.device_process == DeviceProcess::Automatic {
         machine.end_device_process(tgid, physical);

@@ -1,8 +1,10 @@
 //! Copies and fills: MEMCPY, MEMCPY2D, MEMCPY_BATCH, ASYNC_MEMCPY with its refresh, MEMSET8.
 //!
-//! An address is the host's (pageable memory, or a host mapping) or a device's. The driver copies between host and device and between devices; copies from host to host, and
-//! fills of host memory, it answers with success and leaves to the caller. The ranges are checked by a walk over whole mappings, which misses the end of a
-//! range that begins inside one: then the mapped part is written before the copy fails.
+//! An address belongs to the host (pageable memory, or a host mapping) or to a device. The driver
+//! copies between host and device and between devices. For copies from host to host and fills of
+//! host memory it returns success and leaves the work to the caller. It checks ranges by a walk
+//! over whole mappings, which misses the end of a range that begins inside a mapping: the mapped
+//! part is then written before the copy fails.
 
 use super::session::Process;
 use super::store::BlockId;
@@ -13,7 +15,7 @@ use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 
-/// Task ids go round here.
+/// Task ids wrap around here.
 const TASK_IDS: i32 = 65535;
 
 /// An asynchronous copy that was not refreshed.
@@ -48,12 +50,12 @@ impl Tasks {
     }
 }
 
-/// How a copy was asked for.
+/// Which command makes the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Sync,
     Async,
-    /// With the device of the elements before.
+    /// With the device of the earlier elements.
     Batch(Option<u32>),
 }
 
@@ -63,18 +65,18 @@ struct Place {
     /// `None` is the host.
     device: Option<u32>,
     imported: bool,
-    /// Device memory that the host sees through a BAR.
+    /// Device memory that the host accesses through a BAR.
     bar: bool,
 }
 
 /// Pageable memory of the caller.
 const PAGEABLE: Place = Place { device: None, imported: false, bar: false };
 
-/// A copy that passed its checks.
+/// A copy that passed the checks.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     direction: u32,
-    /// The device whose engine does it.
+    /// The device whose DMA engine copies.
     device: u32,
 }
 
@@ -91,19 +93,20 @@ impl Process {
             if heap.is_reserve() {
                 return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address");
             }
-            // Memory of heaps other than reservations is made by ADVISE, which this model does not do.
+            // Memory of other heaps is populated by ADVISE, which the model does not support.
             return refuse(Errno::EINVAL, "the address has no memory");
         };
         let device = (mapping.side == svm::SIDE_DEVICE).then_some(mapping.physical);
         Ok(Place { device, imported: mapping.imported, bar: mapping.bar })
     }
 
-    /// Whether a range lies in its heap. Addresses that are not the module's always do.
+    /// Whether a range lies in its heap. True for addresses that the module does not manage.
     fn in_heap(&self, address: u64, size: u64) -> bool {
         !self.is_svm(address) || self.heap(address).is_some_and(|heap| heap.holds(address, size))
     }
 
-    /// Whether a range covers memory of several devices, or own and imported memory (`devmm_va_is_multi_dev_map`).
+    /// Whether a range covers memory of several devices, or both own and imported memory
+    /// (`devmm_va_is_multi_dev_map`).
     fn is_mixed(&self, address: u64, size: u64) -> bool {
         let Some(heap) = self.heap(address).filter(|heap| self.is_svm(address) && heap.is_reserve()) else {
             return false;
@@ -121,20 +124,21 @@ impl Process {
         false
     }
 
-    /// The memory at an address: the block, the offset in it, and how many of `size` bytes lie in the same mapping.
+    /// The memory at an address: the block, the offset in it, and how many of `size` bytes lie in
+    /// the same mapping.
     fn resolve(&self, address: u64, size: u64) -> Option<(BlockId, u64, u64)> {
         let mapping = self.heap(address)?.mapping(address)?;
         Some((mapping.block, address - mapping.start, size.min(mapping.end() - address)))
     }
 
-    /// Holds, or lets go, what an asynchronous copy uses.
+    /// Raises or lowers the counters of what an asynchronous copy uses.
     fn hold(&mut self, address: u64, size: u64, hold: bool) {
         if !self.is_svm(address) {
             return;
         }
         let Some(heap) = self.heap_mut(address) else { return };
         let step = |count: u64| if hold { count + 1 } else { count.saturating_sub(1) };
-        // The mappings may have gone meanwhile, with their heap or their device.
+        // The mappings may be gone, with their heap or their device.
         for start in heap.walk(address, size).unwrap_or_default() {
             if let Some(mapping) = heap.mappings.get_mut(&start) {
                 mapping.readers = step(u64::from(mapping.readers)) as u32;
@@ -165,7 +169,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The checks of a copy (`devmm_memcpy_proc`), up to the transfer.
+    /// The checks of a copy before the transfer (`devmm_memcpy_proc`).
     fn plan(&mut self, destination: u64, source: u64, size: u64, direction: u32, mode: Mode) -> Answer<Plan> {
         let from = self.process.place(source)?;
         let to = self.process.place(destination)?;
@@ -185,7 +189,7 @@ impl Call<'_, '_> {
             (Some(device), Some(_)) => (svm::COPY_DEVICE_TO_DEVICE, device),
         };
         if direction < svm::COPY_DETECT && direction != real {
-            return refuse(Errno::EINVAL, "the direction is another one");
+            return refuse(Errno::EINVAL, "the addresses have another direction");
         }
         let one_way = matches!(real, svm::COPY_HOST_TO_DEVICE | svm::COPY_DEVICE_TO_HOST);
         if mode != Mode::Sync && !one_way {
@@ -217,12 +221,12 @@ impl Call<'_, '_> {
         Ok(Plan { direction: real, device })
     }
 
-    /// Moves the bytes, in the pieces that the driver makes of a copy. A failure leaves the pieces before it done.
+    /// Copies the bytes in pieces, as the driver does. Pieces before a failing one stay copied.
     fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
         if plan.direction == svm::COPY_HOST_TO_HOST {
             return Ok(());
         }
-        // Sizes of a copy up to which it is cut into pieces of this size.
+        // Upper limit of the copy's size, and the size of its pieces.
         const PIECES: [(u64, u64); 3] = [(765 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
         let piece = PIECES.iter().find(|(up_to, _)| size <= *up_to).map_or(2 << 20, |(_, piece)| *piece);
         let mut buffer = vec![0; piece.min(size) as usize];
@@ -246,13 +250,14 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// Where an address is, and how far from there: `None` in the caller's own memory.
+    /// The block and offset of an address; `None` for the caller's own memory. Limits `length` to
+    /// what lies in one mapping.
     fn reach(&self, address: u64, length: &mut u64) -> Answer<Option<(BlockId, u64)>> {
         if !self.process.is_svm(address) {
             return Ok(None);
         }
         let Some((block, offset, run)) = self.process.resolve(address, *length) else {
-            return refuse(Errno::EFAULT, "the copy ran into an address where nothing is mapped");
+            return refuse(Errno::EFAULT, "the copy reached an address where nothing is mapped");
         };
         *length = run;
         Ok(Some((block, offset)))
@@ -270,7 +275,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "there is nothing to copy");
         }
         if para.direction == svm::COPY_HOST_TO_HOST || para.direction > svm::COPY_DETECT {
-            return refuse(Errno::EOPNOTSUPP, "the direction must be said");
+            return refuse(Errno::EOPNOTSUPP, "the direction must be explicit");
         }
         let wraps = para.source.checked_add(para.source_pitch).is_none()
             || para.destination.checked_add(para.destination_pitch).is_none();
@@ -324,7 +329,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// An array of the caller's.
+    /// Reads an array of the caller.
     pub(super) fn read_words(&self, address: u64, count: u32) -> Answer<Vec<u64>> {
         let mut bytes = vec![0; count as usize * 8];
         if self.caller.memory.read(address, &mut bytes).is_err() {
@@ -335,7 +340,7 @@ impl Call<'_, '_> {
         Ok(words.collect())
     }
 
-    /// ASYNC_MEMCPY. The bytes move at once; what it uses is held until the refresh.
+    /// ASYNC_MEMCPY. The bytes are copied at once; the mappings are held until the refresh.
     pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::AsyncMemcpy = arg.para();
         let (destination, source, size) = (para.destination, para.source, para.size);
@@ -346,7 +351,7 @@ impl Call<'_, '_> {
             return refuse(Errno::ENOSPC, "too many copies were not refreshed");
         }
         self.message(plan.device)?;
-        // A broken link is found out by the refresh.
+        // The refresh reports a broken link.
         let failed = agent::link_broken(self.machine);
         if !failed {
             self.carry(plan, destination, source, size)?;
@@ -360,7 +365,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// MEMCPY_RESULT_REFRESH: once per task.
+    /// MEMCPY_RESULT_REFRESH. Possible once per task.
     pub(super) fn refresh(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::AsyncMemcpy = arg.para();
         let Some(task) = self.process.tasks.tasks.remove(&para.task) else {
@@ -377,7 +382,7 @@ impl Call<'_, '_> {
     pub(super) fn memset(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::Memset = arg.para();
         if !self.process.refer(para.destination, Some(para.size))? {
-            return refuse(Errno::EINVAL, "the address is none of the module's");
+            return refuse(Errno::EINVAL, "the module does not manage the address");
         }
         let place = self.process.place(para.destination)?;
         let heap_size = self.process.heap(para.destination).map_or(0, |heap| heap.size);
@@ -404,10 +409,10 @@ impl Call<'_, '_> {
             let address = para.destination + done;
             let place = self.process.place(address).ok();
             let Some((block, offset, run)) = self.process.resolve(address, para.size - done) else {
-                return refuse(Errno::EFAULT, "the fill ran into an address where nothing is mapped");
+                return refuse(Errno::EFAULT, "the fill reached an address where nothing is mapped");
             };
             if place.is_none_or(|place| place.device != Some(device)) {
-                return refuse(Errno::EFAULT, "the fill ran into memory that is not the device's");
+                return refuse(Errno::EFAULT, "the fill reached memory of another device");
             }
             self.world.store.fill(block, offset, run, para.value as u8)?;
             done += run;
@@ -416,7 +421,7 @@ impl Call<'_, '_> {
     }
 }
 
-/// Memory of the caller that cannot be held for a transfer.
+/// The caller's memory cannot be pinned for a transfer.
 fn unpinned<T>(_: Fault) -> Answer<T> {
     refuse(Errno::EFAULT, "the caller's memory cannot be accessed")
 }

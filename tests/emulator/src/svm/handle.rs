@@ -1,9 +1,11 @@
 //! Physical memory by handle: MEM_CREATE, MEM_RELEASE and a handle's attributes.
 //!
-//! A handle is an integer: host memory has ids per process, device memory has ids per process and device. Ids go up and come round only at the end of the
-//! numbers; a create that fails for lack of memory has used one up. What a handle is made of (pages, module, page kind) must be said again by whoever
-//! maps it. A handle can be released in parts, from the end; in between it is of no use.
+//! A handle is an integer. Host memory has ids per process, device memory has ids per process and
+//! device. Ids go up and wrap around at the largest number; a create that fails for lack of memory
+//! uses one up. A map must repeat the handle's page count, module and page kind. A handle can be
+//! released in parts, from the end; a partly released handle can only be released further.
 
+use super::behaviour::Behaviour;
 use super::store::BlockId;
 use super::{Answer, Call, page_size, put, refuse};
 use crate::machine::HOST;
@@ -18,10 +20,10 @@ const PAGES_PER_MESSAGE: u64 = 3072;
 /// A device's small page, whatever the host's is.
 const DEVICE_PAGE: u64 = 4096;
 
-/// NUMA nodes that a kernel of the older generations can name.
+/// Limit of NUMA node numbers in older generations.
 const MAX_NUMA_NODES: u32 = 1024;
 
-/// What a handle is to the share that it belongs to.
+/// Whether a handle is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandleKind {
     Normal,
@@ -34,22 +36,22 @@ pub enum HandleKind {
 pub struct Handle {
     pub block: BlockId,
     pub kind: HandleKind,
-    /// As created: what a map must repeat.
+    /// Pages at creation, which a map must repeat.
     pub pages: u64,
-    /// Not yet released.
+    /// Pages that are not released yet.
     pub left: u64,
     pub page: u32,
     pub page_size: u64,
     pub giant: bool,
     pub module: u32,
     pub memory: u32,
-    /// A release began and did not end it.
+    /// A release freed a part of it.
     pub half_freed: bool,
-    /// Mappings of it.
+    /// Number of mappings.
     pub mapped: u32,
-    /// Device memory that was imported to the host: seen through the device's BAR.
+    /// Device memory that was imported on the host: accessed through the device's BAR.
     pub bar: bool,
-    /// The way by which the device reaches it.
+    /// The route attribute.
     pub route: u32,
 }
 
@@ -61,7 +63,7 @@ pub struct HandleTable {
 }
 
 impl HandleTable {
-    /// The next id. It is used up even if nothing comes of it.
+    /// The next id, which is used up even if the command fails afterwards.
     pub fn take_id(&mut self) -> i32 {
         loop {
             let id = self.next;
@@ -96,14 +98,14 @@ impl HandleTable {
         self.handles.is_empty()
     }
 
-    /// Takes all handles out.
+    /// Removes all handles.
     pub fn drain(&mut self) -> impl Iterator<Item = Handle> {
         std::mem::take(&mut self.handles).into_values()
     }
 }
 
 impl Call<'_, '_> {
-    /// The handles of host memory, or of a device's.
+    /// The handles of the host, or of a device.
     pub(super) fn table(&mut self, physical: u32) -> Option<&mut HandleTable> {
         if physical == HOST {
             return Some(&mut self.process.host);
@@ -116,10 +118,10 @@ impl Call<'_, '_> {
         let mut para: svm::MemCreate = arg.para();
         let unit = if para.page == svm::PAGE_NORMAL { page_size() } else { HUGE_PAGE };
         if para.size == 0 || para.size % unit != 0 {
-            return refuse(Errno::EINVAL, "the size is no multiple of the page");
+            return refuse(Errno::EINVAL, "the size is not a multiple of the page size");
         }
         if para.flags != 0 {
-            return refuse(Errno::EINVAL, "there are no flags");
+            return refuse(Errno::EINVAL, "no flag is defined");
         }
         if para.side >= svm::SIDES {
             return refuse(Errno::EINVAL, "no such side");
@@ -146,9 +148,9 @@ impl Call<'_, '_> {
             if para.page == svm::PAGE_NORMAL { DEVICE_PAGE } else { HUGE_PAGE }
         } else if para.page == svm::PAGE_GIANT {
             if size % GIANT_PAGE != 0 {
-                return refuse(Errno::EINVAL, "the size is no multiple of 1 GiB");
+                return refuse(Errno::EINVAL, "the size is not a multiple of 1 GiB");
             }
-            // Giant pages of the host need a kind of machine that this is not; the id is used up before that is found.
+            // The emulated host has no giant pages. The driver takes the id before it finds out.
             self.process.host.take_id();
             return refuse(Errno::ENOMEM, "the host has no giant pages");
         } else {
@@ -168,7 +170,7 @@ impl Call<'_, '_> {
             kind: HandleKind::Normal,
             pages: size / page_size,
             left: size / page_size,
-            // A device's giant pages are huge pages that lie side by side.
+            // A giant page of a device consists of contiguous huge pages.
             page: para.page.min(svm::PAGE_HUGE),
             page_size,
             giant: para.page == svm::PAGE_GIANT,
@@ -188,9 +190,10 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The emulated host has one NUMA node. Older generations only look whether the kernel could name it.
+    /// The emulated host has one NUMA node. Older generations only check that the number is
+    /// possible.
     fn has_numa_node(&self, node: u32) -> bool {
-        if self.machine.config.generation.delta().checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
+        if Behaviour::of(self.machine.config.generation).checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
     }
 
     /// MEM_RELEASE.
@@ -218,12 +221,12 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// Frees pages of a handle that nobody shares.
+    /// Frees pages of a handle that is not shared.
     fn release_plain(&mut self, para: &svm::MemRelease) -> Answer {
         if para.side == svm::SIDE_HOST {
             return self.release_pages(para.id, para.pages);
         }
-        // A device gets as many messages as it takes to name all pages: none for none.
+        // The device gets one message per group of pages, so with no pages it gets none.
         let mut named = 0;
         while named < para.pages {
             self.message(self.physical)?;
@@ -256,7 +259,8 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// Drops an exported or imported handle; the pages are the share's. How many the caller names does not matter.
+    /// Removes an exported or imported handle. The pages belong to the share, so the page count is
+    /// ignored.
     fn release_shared(&mut self, para: &svm::MemRelease) -> Answer {
         if para.side == svm::SIDE_DEVICE {
             self.message(self.physical)?;
@@ -274,7 +278,8 @@ impl Call<'_, '_> {
             && handle.page == svm::PAGE_HUGE;
         if trapped {
             let detail = format!(
-                "MEM_RELEASE of handle {}, huge pages of the host that were half released and exported after that: the kernel would use a page that is no more",
+                "MEM_RELEASE of handle {}, huge pages of the host that were partly released and then exported: the \
+                 kernel would use a freed page",
                 para.id
             );
             self.machine.traps.push(Trap { name: "release-of-half-freed-export", tgid: self.caller.tgid, detail });

@@ -1,9 +1,10 @@
 //! Addresses: heaps, and the reservations in them.
 //!
-//! A heap is a range of whole GiBs with a kind, which decides its chunk: 2 MiB, or the host's page. A reservation is a run of chunks; it has one counter, which is 1 when
-//! it is idle, and which mappings and asynchronous copies raise. It also bears the *owner mark*: the device (or the host) that was mapped into it first,
-//! which stays until the reservation is freed. The driver keeps words per chunk; what can be told apart from outside is per reservation, except for the
-//! populate bits that a refused map leaves behind.
+//! A heap is a range of whole GiBs. Its kind decides its chunk size: 2 MiB, or the host's page. A
+//! reservation is a run of chunks. It has one counter: 1 when idle, raised by mappings and
+//! asynchronous copies. It also has an *owner mark*: the device (or host) that was mapped into it
+//! first, until the reservation is freed. The driver keeps a word per chunk; clients can only
+//! observe it per reservation, except for the populate bits that a refused map leaves set.
 
 use super::mapping::Mapping;
 use super::ranges::Ranges;
@@ -16,13 +17,13 @@ use nix::errno::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A run of chunks that ALLOC took.
+/// A run of chunks that ALLOC reserved.
 #[derive(Debug, Clone)]
 pub struct Reservation {
     pub start: u64,
     pub size: u64,
     pub counter: u64,
-    /// The logical device that was mapped here first, or 65.
+    /// The owner mark: the logical device that was mapped here first, or 65.
     pub owner: Option<u32>,
 }
 
@@ -33,11 +34,12 @@ pub struct Heap {
     pub size: u64,
     pub kind: u32,
     pub sub_kind: u32,
-    /// Granularity of its reservations.
+    /// Granularity of reservations.
     pub chunk: u64,
     pub reservations: BTreeMap<u64, Reservation>,
     pub mappings: BTreeMap<u64, Mapping>,
-    /// Chunks whose populate bit was left set by a map that met EADDRINUSE further on.
+    /// Chunks whose populate bit was left set by a map that failed with EADDRINUSE at a later
+    /// chunk.
     pub stale: Ranges,
 }
 
@@ -77,7 +79,7 @@ impl Heap {
         (address < found.end()).then_some(found)
     }
 
-    /// Whether every chunk of a range is taken.
+    /// Whether every chunk of a range is reserved.
     pub fn is_reserved(&self, range: Range<u64>) -> bool {
         let mut at = range.start;
         while at < range.end {
@@ -95,7 +97,7 @@ impl Heap {
         first..address.saturating_add(size).next_multiple_of(self.chunk)
     }
 
-    /// The driver's test that a range lies in the heap (`devmm_check_va_add_size_by_heap`).
+    /// The driver's check that a range lies in the heap (`devmm_check_va_add_size_by_heap`).
     pub fn holds(&self, address: u64, size: u64) -> bool {
         if size > self.size {
             return false;
@@ -104,17 +106,18 @@ impl Heap {
         !chunks.is_empty() && chunks.end <= self.end()
     }
 
-    /// The driver's walk over the mappings of a range (`devmm_vmmas_occupy_inc`). It advances by whole mappings, so that the end of a range which
-    /// begins inside a mapping is not looked at. Returns the starts of the mappings that it met, or `None` at a hole.
+    /// The driver's walk over the mappings of a range (`devmm_vmmas_occupy_inc`). It advances by
+    /// whole mappings, so it does not check the end of a range that begins inside a mapping.
+    /// Returns the starts of the mappings that it found, or `None` at a hole.
     pub fn walk(&self, address: u64, size: u64) -> Option<Vec<u64>> {
-        let mut met = Vec::new();
+        let mut found = Vec::new();
         let mut done = 0;
         while done < size {
             let mapping = self.mapping(address + done)?;
-            met.push(mapping.start);
+            found.push(mapping.start);
             done += mapping.size;
         }
-        Some(met)
+        Some(found)
     }
 }
 
@@ -130,8 +133,10 @@ impl Process {
         (address < heap.end()).then_some(heap)
     }
 
-    /// The step before a command that uses an address (`devmm_set_page_ref_before_ioctl`): its reservation is counted, and with a known size the
-    /// mappings of the range are held. One command runs at a time here, so only the checks are left of it. False if the address is none of the module's.
+    /// The driver's step before a command that uses an address (`devmm_set_page_ref_before_ioctl`):
+    /// it raises the counter of the reservation, and with a known size it pins the mappings of the
+    /// range. The model runs one command at a time, so only the checks remain. Returns false if the
+    /// module does not manage the address.
     pub fn refer(&self, address: u64, size: Option<u64>) -> Answer<bool> {
         if !self.is_svm(address) {
             return Ok(false);
@@ -150,7 +155,8 @@ impl Process {
         Ok(true)
     }
 
-    /// The same step for ADVISE and PREFETCH: unless device memory is mapped at its first page, the reservation must be idle.
+    /// The same step for ADVISE and PREFETCH: unless device memory is mapped at the address, the
+    /// reservation must be idle.
     pub fn refer_idle(&self, address: u64, size: u64) -> Answer {
         self.refer(address, None)?;
         let Some((heap, reservation)) = self.heap(address).and_then(|heap| Some((heap, heap.reservation(address)?)))
@@ -166,7 +172,7 @@ impl Process {
         Ok(())
     }
 
-    /// A heap goes: its mappings end, whatever they are, and their handles are free of them.
+    /// Ends all mappings of a heap that goes away.
     pub fn end_heap(&mut self, world: &mut World, heap: Heap) {
         for mapping in heap.mappings.into_values() {
             self.end_mapping(world, mapping);
@@ -187,7 +193,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "the host agent has no such heap");
         }
         if para.size == 0 || para.size % HEAP_UNIT != 0 {
-            return refuse(Errno::EINVAL, "the size is no multiple of 1 GiB");
+            return refuse(Errno::EINVAL, "the size is not a multiple of 1 GiB");
         }
         let units = para.size / HEAP_UNIT;
         let index = u64::from(para.index);
@@ -213,7 +219,7 @@ impl Call<'_, '_> {
         }
         let end = start + para.size;
         if self.process.heaps.range(..end).next_back().is_some_and(|(_, heap)| heap.end() > start) {
-            return refuse(Errno::EINVAL, "there is a heap already");
+            return refuse(Errno::EINVAL, "the range overlaps another heap");
         }
         self.check_heap_size(&para, is_static)?;
         if !is_static {
@@ -256,7 +262,7 @@ impl Call<'_, '_> {
         if good { Ok(()) } else { refuse(Errno::EINVAL, "a heap of this sub kind cannot have this size") }
     }
 
-    /// A heap beyond the static range covers a recorded mapping exactly, or none at all.
+    /// A heap beyond the static range must cover a recorded mapping exactly, or none at all.
     fn claim_dynamic(&mut self, start: u64, size: u64) -> Answer {
         let below = self.process.dynamics.range(..start + size).next_back();
         match below.filter(|(found, dynamic)| **found + dynamic.size > start) {
@@ -269,7 +275,7 @@ impl Call<'_, '_> {
         }
     }
 
-    /// Disabling looks at the place and the size only: a wrong description destroys the heap all the same.
+    /// Disabling checks only address and size: a wrong kind disables the heap too.
     fn disable_heap(&mut self, start: u64, size: u64) -> Answer {
         if self.process.heaps.get(&start).is_none_or(|heap| heap.size != size) {
             return refuse(Errno::EINVAL, "there is no such heap");
@@ -283,7 +289,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// ALLOC: takes the chunks that the range touches.
+    /// ALLOC: reserves the chunks that the range touches.
     pub(super) fn alloc(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::Alloc = arg.para();
         let address = para.address;
@@ -312,17 +318,17 @@ impl Call<'_, '_> {
     /// ALLOC in the other segments.
     fn alloc_elsewhere(&mut self, address: u64, size: u64) -> Answer {
         match segment_of(self.machine, address) {
-            // Its bookkeeping is the pool's, which has no place in this model.
+            // Allocations there belong to SOMA pools, which the model does not have.
             Some(Elsewhere::Soma) => Ok(()),
             Some(Elsewhere::HostPin) if self.process.host_pin => {
                 self.process.pinned.insert(address, size);
                 Ok(())
             }
-            _ => refuse(Errno::EADDRNOTAVAIL, "the address is none of the module's"),
+            _ => refuse(Errno::EADDRNOTAVAIL, "the module does not manage the address"),
         }
     }
 
-    /// FREE_PAGES: frees the reservation that begins at the address.
+    /// FREE_PAGES: frees the reservation that starts at the address.
     pub(super) fn free_pages(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::FreePages = arg.para();
         let address = para.address;
@@ -331,7 +337,7 @@ impl Call<'_, '_> {
                 Some(Elsewhere::Soma) => Ok(()),
                 Some(Elsewhere::HostPin) if self.process.pinned.remove(&address).is_some() => Ok(()),
                 Some(_) => refuse(Errno::EINVAL, "nothing was allocated at the address"),
-                None => refuse(Errno::EADDRNOTAVAIL, "the address is none of the module's"),
+                None => refuse(Errno::EADDRNOTAVAIL, "the module does not manage the address"),
             };
         }
         let Some(heap) = self.process.heap_mut(address) else {
@@ -344,10 +350,10 @@ impl Call<'_, '_> {
             return refuse(Errno::EBUSY, "the reservation is in use");
         }
         if address % heap.chunk != 0 {
-            return refuse(Errno::EADDRNOTAVAIL, "the address is not that of a chunk");
+            return refuse(Errno::EADDRNOTAVAIL, "the address is not the start of a chunk");
         }
         if reservation.start != address {
-            return refuse(Errno::EINVAL, "the address is not the reservation's first");
+            return refuse(Errno::EINVAL, "the address is not the start of the reservation");
         }
         let range = reservation.start..reservation.start + reservation.size;
         heap.reservations.remove(&address);
@@ -355,7 +361,8 @@ impl Call<'_, '_> {
         let spans = heap.mapping(range.start).is_some() || heap.mappings.range(range.clone()).next().is_some();
         if spans {
             let detail = format!(
-                "FREE_PAGES of the reservation at {address:#x}, into which a mapping of the reservation before it reaches: its pages would be freed although their handle still owns them, and given to the next one"
+                "FREE_PAGES of the reservation at {address:#x}, into which a mapping of the reservation before it \
+                 reaches: the kernel would free pages that their handle still owns"
             );
             self.machine.traps.push(Trap { name: "free-under-spanning-map", tgid: self.caller.tgid, detail });
         }
@@ -363,14 +370,14 @@ impl Call<'_, '_> {
     }
 }
 
-/// A segment beside the SVM range.
+/// A segment outside the SVM range.
 enum Elsewhere {
     Soma,
     Uvm,
     HostPin,
 }
 
-/// The segment beside the SVM range that an address lies in, if the generation has it.
+/// The segment outside the SVM range that an address lies in, if the generation has it.
 fn segment_of(machine: &Machine, address: u64) -> Option<Elsewhere> {
     let delta = machine.config.generation.delta();
     let has = |start: u64, size: u64| (start..start + size).contains(&address);
@@ -386,7 +393,7 @@ fn segment_of(machine: &Machine, address: u64) -> Option<Elsewhere> {
     }
 }
 
-/// The owner mark that a map of this side sets: the logical device, or the host.
+/// The owner mark that a map on this side sets: the logical device, or the host.
 pub fn owner_of(side: u32, logical: u32) -> u32 {
     if side == svm::SIDE_HOST { HOST } else { logical }
 }

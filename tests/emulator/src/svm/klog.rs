@@ -1,8 +1,10 @@
-//! The kernel-log pages: when a command is refused, the driver writes a sentence into a page of the calling process, if it finds a magic word there. A
-//! second page has the notes that are no errors.
+//! The kernel-log pages. When a command is refused, the driver writes a message into a page of the
+//! calling process, if the page begins with the magic word. A second page gets notes that are not
+//! errors.
 //!
-//! There is no wrap-around: a sentence that does not fit is cut, and both positions become 0. The reader consumes by setting the read position to the
-//! write position. The sentences are ours; the driver's say the same in other words, one to six of them per call.
+//! There is no wrap-around: a message that does not fit is cut, and both positions become 0. The
+//! reader consumes by setting the read position to the write position. The messages are the
+//! emulator's own; the driver writes one to six per call, in other words.
 
 use crate::caller::Caller;
 use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, SVM_ERRORS, SVM_RUN_INFO, TEXT};
@@ -11,14 +13,14 @@ use nix::errno::Errno;
 use std::fmt::Write;
 use zerocopy::IntoBytes;
 
-/// Offsets of the page's head, which is all that is read.
+/// Offsets in the page's head.
 const TOTAL: usize = 24;
 const RECORD_SIZE: usize = 40;
 const READ: usize = 44;
 const WRITE: usize = 48;
 const HEAD: usize = 52;
 
-/// Which of the two pages a sentence goes to.
+/// The page that a message goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Page {
     /// Errors.
@@ -27,13 +29,14 @@ pub enum Page {
     RunInfo,
 }
 
-/// The page that a refusal is explained in: what a machine cannot do is no error to these commands.
+/// The page for the message of a refusal. For these commands a missing feature of the machine is
+/// not an error.
 pub fn page_of(op: Option<Op>, errno: Errno) -> Page {
     let notes = matches!(op, Some(Op::MemImport | Op::MemSetAccess | Op::Memcpy | Op::Memcpy2d | Op::AsyncMemcpy));
     if notes && errno == Errno::EOPNOTSUPP { Page::RunInfo } else { Page::Errors }
 }
 
-/// Writes why a command was refused, with its parameters, if the caller wants to know.
+/// Writes why a command was refused, with its parameters, if the caller has the page.
 pub fn refusal(caller: &Caller, known: Option<&SvmCommand>, request: u32, arg: &Arg, errno: Errno, why: &str) {
     append(caller, page_of(known.map(|known| known.op), errno), || {
         let name = known.map_or("ioctl", |known| known.op.name());
@@ -51,7 +54,7 @@ pub fn refusal(caller: &Caller, known: Option<&SvmCommand>, request: u32, arg: &
     });
 }
 
-/// Writes what was done: some commands leave a note of their success.
+/// Writes a note about a command that succeeded, if it is one of those that do so.
 pub fn note(caller: &Caller, op: Op, arg: &Arg) {
     if matches!(op, Op::SetupDevice | Op::CloseDevice | Op::MemSetAttr) {
         append(caller, Page::RunInfo, || format!("{} is done. (device={})\n", op.name(), arg.head.device));
@@ -91,7 +94,7 @@ fn append(caller: &Caller, page: Page, text: impl FnOnce() -> String) {
         write += written;
     }
     let positions = [read.to_le_bytes(), write.to_le_bytes()].concat();
-    // A read-only page gets nothing, and nobody is told.
+    // A read-only page is left alone, and the command does not fail for it.
     if caller.memory.write(at, &bytes).is_ok() {
         let _ = caller.memory.write(page + READ as u64, &positions);
     }

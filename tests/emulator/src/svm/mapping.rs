@@ -1,9 +1,12 @@
-//! Mappings: MEM_MAP, MEM_UNMAP, who may access them, and what is where.
+//! Mappings: MEM_MAP, MEM_UNMAP, access rights and queries.
 //!
-//! A mapping puts the beginning of a handle at an address inside a reservation. Host memory is then seen by the CPU; device memory is seen by its device,
-//! by peers after PREFETCH, and by the CPU through the device's BAR after MEM_SET_ACCESS for the host. Mappings are whole: one is unmapped as it was mapped.
+//! A mapping places the start of a handle at an address inside a reservation. Host memory is then
+//! visible to the CPU; device memory is visible to its device, to peers after PREFETCH, and to the
+//! CPU through the device's BAR after MEM_SET_ACCESS for the host. A mapping can only be unmapped
+//! as a whole.
 
 use super::address_space::is_area;
+use super::behaviour::Behaviour;
 use super::handle::HandleKind;
 use super::heap::owner_of;
 use super::session::{Process, View};
@@ -11,7 +14,6 @@ use super::{Answer, Call, World, page_size, put, refuse, to_physical};
 use crate::config::Attachment;
 use crate::machine::HOST;
 use crate::trap::Trap;
-use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
@@ -27,12 +29,12 @@ pub struct Mapping {
     pub id: i32,
     pub module: u32,
     pub imported: bool,
-    /// Device memory imported to the host.
+    /// Device memory imported on the host.
     pub bar: bool,
     pub block: super::store::BlockId,
-    /// What the owner's own access was set to.
+    /// The access of the owner itself.
     pub access: u32,
-    /// What was granted to others, by logical id.
+    /// Access granted to others, by logical id.
     pub granted: BTreeMap<u32, u32>,
     /// Where the CPU sees it.
     pub view: Option<View>,
@@ -47,7 +49,7 @@ impl Mapping {
 }
 
 impl Process {
-    /// A mapping goes without being unmapped by its owner.
+    /// Ends a mapping: hides it from the CPU and updates its handle.
     pub fn end_mapping(&mut self, world: &mut World, mapping: Mapping) {
         if let Some(view) = mapping.view {
             self.hide(world, view);
@@ -73,7 +75,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "the address lies in no heap");
         };
         let range = para.address..para.address + para.size;
-        // Ranges that the process mapped by itself have no owner mark.
+        // Dynamic ranges have no owner mark.
         let mut marked = false;
         if para.address < svm::DYNAMIC_START {
             let owner = owner_of(para.side, logical);
@@ -96,7 +98,7 @@ impl Call<'_, '_> {
         };
         let stale = heap.stale.first_in(range.clone());
         if let Some(taken) = [mapped, stale].into_iter().flatten().min() {
-            // The roll-back forgets the populate bits of the chunks before.
+            // The driver's rollback does not clear the populate bits of the chunks before.
             heap.stale.insert(range.start..taken);
             self.unmark(para.address, marked);
             return refuse(Errno::EADDRINUSE, "part of the range is mapped already");
@@ -118,16 +120,16 @@ impl Call<'_, '_> {
         }
     }
 
-    /// The checks that need no handle (`devmm_ioctl_mem_map_para_check`).
+    /// The checks that do not need the handle (`devmm_ioctl_mem_map_para_check`).
     fn check_map(&mut self, para: &svm::MemMap) -> Answer {
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EINVAL, "the address lies in no heap");
         };
         if !heap.is_reserve() {
-            return refuse(Errno::EINVAL, "the heap is not one of reservations");
+            return refuse(Errno::EINVAL, "the heap is not a reserve heap");
         }
         if para.size == 0 || para.address % heap.chunk != 0 || para.size % heap.chunk != 0 {
-            return refuse(Errno::EINVAL, "the range is not one of whole chunks");
+            return refuse(Errno::EINVAL, "the range does not consist of whole chunks");
         }
         if !heap.holds(para.address, para.size) {
             return refuse(Errno::EINVAL, "the range leaves the heap");
@@ -151,7 +153,8 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The checks of the handle (`devmm_mem_map`), on the host or in the agent, and the mapping itself.
+    /// The checks of the handle (`devmm_mem_map`), on the host or in the agent, and the mapping
+    /// itself.
     fn map(&mut self, para: &svm::MemMap) -> Answer<Mapping> {
         let host = para.side == svm::SIDE_HOST;
         let physical = self.physical;
@@ -176,10 +179,10 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "giant pages need a range of whole GiBs");
         }
         if handle.half_freed {
-            return refuse(Errno::EBADRQC, "the handle is half released");
+            return refuse(Errno::EBADRQC, "the handle is partly released");
         }
         if handle.bar && para.size % handle.page_size != 0 {
-            return refuse(Errno::EINVAL, "the size is no multiple of the handle's page");
+            return refuse(Errno::EINVAL, "the size is not a multiple of the handle's page size");
         }
         if para.size > handle.left * handle.page_size {
             return refuse(Errno::ENOMEM, "the range is larger than the handle");
@@ -189,7 +192,7 @@ impl Call<'_, '_> {
             view = match self.process.show(self.world, handle.block, para.address, para.size) {
                 Some(Err(Errno::ELOOP)) => return self.cannot_show(para.address),
                 None => return refuse(Errno::EADDRNOTAVAIL, "the process has not mapped the segment"),
-                Some(Err(_)) => return refuse(Errno::ENOMEM, "the pages could not be put into the segment"),
+                Some(Err(_)) => return refuse(Errno::ENOMEM, "the pages could not be mapped into the segment"),
                 Some(Ok(view)) => Some(view),
             };
         }
@@ -214,13 +217,15 @@ impl Call<'_, '_> {
         })
     }
 
-    /// A limit of the emulator's own: the client's file can show only one thing at one offset. Better a failed test than wrong bytes.
+    /// A limit of the emulator: the client's file can show only one mapping at an offset. A failed
+    /// test is better than wrong bytes.
     fn cannot_show<T>(&mut self, address: u64) -> Answer<T> {
         let detail = format!(
-            "{address:#x} and another address where the CPU sees memory lie at the same offset of the file. The real driver can do this, the emulator cannot: map dynamic ranges at different file offsets"
+            "{address:#x} and another address where the CPU sees memory lie at the same offset of the file. The \
+             real driver supports this, the emulator does not: map dynamic ranges at different file offsets"
         );
         self.machine.traps.push(Trap { name: "emulator-limit-same-offset", tgid: self.caller.tgid, detail });
-        refuse(Errno::ENOMEM, "the emulator cannot show two things at one offset of the file")
+        refuse(Errno::ENOMEM, "the emulator cannot show two mappings at one offset of the file")
     }
 
     /// MEM_UNMAP.
@@ -231,7 +236,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "nothing is mapped at the address");
         };
         if mapping.start != para.address {
-            return refuse(Errno::EINVAL, "the address is not the mapping's first");
+            return refuse(Errno::EINVAL, "the address is not the start of the mapping");
         }
         if mapping.readers != 0 {
             return refuse(Errno::EBUSY, "an asynchronous copy uses the mapping");
@@ -253,13 +258,14 @@ impl Call<'_, '_> {
         heap.stale.remove(para.address..para.address + size);
         let range = para.address..para.address + size;
         let dynamic = self.process.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size);
-        // Taking host pages out of the segment looks like a munmap of their range. For dynamic ranges that was mended after 8.5.0.
-        let oldest = self.machine.config.generation == Generation::V8_5_0;
-        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && oldest)) {
+        // Removing host pages from the segment looks like a munmap of their range. 9.0.0 fixed this
+        // for dynamic ranges.
+        let behaviour = Behaviour::of(self.machine.config.generation);
+        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && behaviour.dynamic_unmap_ends_session)) {
             self.process.doomed = true;
         }
         if side == svm::SIDE_DEVICE && mapping.granted.get(&HOST).is_none_or(|access| *access == svm::ACCESS_NONE) {
-            // The driver finds nothing to undo, and the CPU goes on seeing the memory.
+            // The driver finds no granted access to revoke, so the CPU continues to see the memory.
             self.process.orphans.extend(mapping.view.take());
         }
         para.size = size;
@@ -289,7 +295,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The device that an access command names, by its physical id.
+    /// The physical id of the device that an access command names.
     fn access_target(&mut self, logical: u32) -> Answer<u32> {
         let found = to_physical(self.machine, self.caller, None, logical);
         match found.ok().filter(|_| logical < svm::ACCESS_IDS && logical != svm::HOST_AGENT_ID) {
@@ -326,15 +332,17 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// Device memory becomes visible to the CPU at its own address, writable whatever was asked.
+    /// Makes device memory visible to the CPU at the same address, writable whatever access was
+    /// requested.
     fn show_on_host(&mut self, para: &svm::MemAccess, block: super::store::BlockId, seen: bool) -> Answer {
         let page = page_size();
         if para.address % page != 0 || para.size % page != 0 {
-            return refuse(Errno::EINVAL, "the range is not one of the host's pages");
+            return refuse(Errno::EINVAL, "the range does not consist of whole host pages");
         }
         if seen {
             let detail = format!(
-                "MEM_SET_ACCESS for the host at {:#x} after one with access 0: the pages are mapped already although the record says that they are not",
+                "MEM_SET_ACCESS for the host at {:#x} after one with access 0: the pages are mapped already, although \
+                 the record says that they are not",
                 para.address
             );
             self.machine.traps.push(Trap { name: "access-after-access-none", tgid: self.caller.tgid, detail });
@@ -368,7 +376,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// RESERVE_ADDR_INFO_QUERY: the mapping, not the reservation, that an address lies in.
+    /// RESERVE_ADDR_INFO_QUERY: reports the mapping, not the reservation, that contains an address.
     pub(super) fn reserve_address_info(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::ReserveAddressInfo = arg.para();
         self.process.refer(para.address, None)?;

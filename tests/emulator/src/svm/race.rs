@@ -1,19 +1,23 @@
-//! Calls that overlap in time. The model answers one after the other and every order is good to it; the real driver has one overlap that is not.
+//! Calls that overlap in time. The model runs one call after the other and accepts every order; the
+//! real driver has one dangerous overlap.
 //!
-//! ALLOC marks its chunks as taken before it lays out their counters. A command that uses an address of that range meanwhile raises a counter that is none: the
-//! kernel crashes, or the range can be neither freed nor taken until its heap goes. The front sees which calls wait together and asks here.
+//! ALLOC marks its chunks as reserved before it initialises their counters. A command that uses an
+//! address of the range in between raises an uninitialised counter: the kernel crashes, or the
+//! range can neither be freed nor reserved until its heap is disabled. The front reports calls that
+//! wait together.
 
-use super::Svm;
+use super::{Svm, behaviour};
 use crate::caller::Caller;
 use crate::driver::FileId;
 use crate::machine::Machine;
 use crate::trap::Trap;
-use ascend_ioctl::command::{self, Reference};
+use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl Svm {
-    /// Two calls on one file wait at the same time: an ALLOC, and another. Both are told by the address of their argument.
+    /// Two calls on one file wait at the same time: an ALLOC and another one. `alloc` and `other`
+    /// are the addresses of their arguments.
     pub fn overlap(
         &mut self,
         machine: &mut Machine,
@@ -28,18 +32,14 @@ impl Svm {
             caller.memory.read(address, arg.as_mut_bytes()).ok().map(|()| arg)
         };
         let Some(known) = self.command(machine, command::number(request)) else { return };
-        let uses = matches!(
-            known.command.reference,
-            Reference::During | Reference::Keep | Reference::GiveBack | Reference::Advise
-        );
-        if !uses || command::magic(request) != svm::MAGIC {
+        if !behaviour::counts_reservation(known.op) || command::magic(request) != svm::MAGIC {
             return;
         }
         let process = self.files.get(&file).and_then(|bound| self.processes.get(&bound.process?));
         let Some(process) = process.filter(|process| process.belongs_to(caller)) else { return };
         let (Some(alloc), Some(other)) = (read(alloc), read(other)) else { return };
         let para: svm::Alloc = alloc.para();
-        // One that fails at once marks nothing.
+        // An ALLOC that fails these checks marks no chunks.
         let heap = process.heap(para.address).filter(|_| process.is_svm(para.address));
         let Some(heap) = heap.filter(|heap| heap.holds(para.address, para.size)) else { return };
         let taken = heap.chunks(para.address, para.size);
@@ -52,7 +52,8 @@ impl Svm {
         };
         if let Some(address) = addresses.iter().find(|address| taken.contains(address)) {
             let detail = format!(
-                "{} uses {address:#x} while ALLOC of {:#x} bytes at {:#x} still runs in another thread: the kernel crashes, or the addresses are lost until their heap is disabled",
+                "{} uses {address:#x} while ALLOC of {:#x} bytes at {:#x} still runs in another thread: the kernel \
+                 crashes, or the addresses are lost until their heap is disabled",
                 known.op.name(),
                 para.size,
                 para.address

@@ -1,4 +1,5 @@
-//! A set of addresses, kept as disjoint ranges: cheap for a hundred thousand neighbours that merge into one.
+//! A set of addresses, kept as disjoint ranges: cheap for a hundred thousand adjacent ranges, which
+//! merge into one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,7 +28,7 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    /// Takes a range out, cutting what reaches over its ends.
+    /// Removes a range, and splits ranges that reach beyond it.
     pub fn remove(&mut self, range: Range<u64>) {
         if let Some((&left, &left_end)) = self.0.range(..range.start).next_back() {
             if left_end > range.start {

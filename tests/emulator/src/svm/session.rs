@@ -1,11 +1,15 @@
-//! A session's life: ALLOC_PROC_STRUCT, the segments' mmap, INIT_PROCESS, SETUP_DEVICE and CLOSE_DEVICE, and the two ends.
+//! The life of a session: ALLOC_PROC_STRUCT, mmap of the segments, INIT_PROCESS, SETUP_DEVICE,
+//! CLOSE_DEVICE, and how it ends.
 //!
-//! The host's side of a session hangs on the *address space* of its process: it ends when that goes, or when the process unmaps a segment by itself. The
-//! device's side hangs on the *file*: it ends when the last reference to that goes. A session whose file is closed while its address space lives (one
-//! that never mapped the segments) stays in the way of the next one. See `common/svm_module_ops.c`, `svm_proc_mng.c` and `svm_mmu_notifier.c` in
-//! the driver's `src/sdk_driver/svm/v2`.
+//! The host side of a session lives as long as the *address space* of its process; it also ends
+//! when the process unmaps a segment. The device side lives as long as the *file*: it ends with the
+//! last reference to it. If the file is closed while the address space lives on (possible if the
+//! segments were never mapped), the session blocks the next one of the process. See
+//! `common/svm_module_ops.c`, `svm_proc_mng.c` and `svm_mmu_notifier.c` in the driver's
+//! `src/sdk_driver/svm/v2`.
 
 use super::agent::{self, Agent};
+use super::behaviour::Behaviour;
 use super::copy::Tasks;
 use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
@@ -23,7 +27,7 @@ use std::fs::File;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Where a process object is in its life.
+/// The state of a process object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// ALLOC_PROC_STRUCT was done, segments may be mapped.
@@ -32,7 +36,7 @@ pub enum Stage {
     Mapped,
     /// INIT_PROCESS was done.
     Session,
-    /// The address space is gone, or the process unmapped what it must not.
+    /// The address space is gone, or the process unmapped a segment.
     Unmapped,
 }
 
@@ -41,10 +45,10 @@ pub enum Stage {
 pub struct Vma {
     pub start: u64,
     pub size: u64,
-    /// The process that made it: it is that one's address space.
+    /// The process whose address space it is in.
     pub tgid: i32,
     pub prot: i32,
-    /// MAP_PRIVATE: nothing can be put into it.
+    /// MAP_PRIVATE: pages cannot be mapped into it.
     pub private: bool,
     /// File offset of the first byte.
     pub offset: u64,
@@ -64,53 +68,54 @@ impl Vma {
 #[derive(Debug, Clone, Copy)]
 pub struct Dynamic {
     pub size: u64,
-    /// `None` for a heap that was enabled where nothing is mapped.
+    /// `None` for a heap that was enabled without a mapping.
     pub vma: Option<Vma>,
 }
 
-/// A range of the client's file that shows memory.
+/// A range of the client's file that shows a block of memory.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
     pub block: BlockId,
     pub window: WindowId,
-    /// In the client's file.
+    /// Offset in the client's file.
     pub offset: u64,
 }
 
 /// A process object.
 pub struct Process {
     pub stage: Stage,
-    /// Who did INIT_PROCESS; before that, who did ALLOC_PROC_STRUCT.
+    /// The process that called INIT_PROCESS; before that, the one that called ALLOC_PROC_STRUCT.
     pub tgid: i32,
     pub start_time: u64,
     pub backing: Arc<File>,
-    /// Static segments that were mapped so far.
+    /// Number of static segments that were mapped so far.
     pub next_segment: usize,
-    /// Those that are still mapped, by their number.
+    /// Segments that are still mapped, by number.
     pub segments: BTreeMap<usize, Vma>,
     pub dynamics: BTreeMap<u64, Dynamic>,
-    /// Whether host memory can be mapped: all segments but the host-pin one were there at INIT_PROCESS.
+    /// Whether host memory can be mapped: all segments except host-pin were mapped at INIT_PROCESS.
     pub enabled: bool,
-    /// The host-pin segment was there at INIT_PROCESS.
+    /// The host-pin segment was mapped at INIT_PROCESS.
     pub host_pin: bool,
-    /// INIT_PROCESS answered EEXIST once.
+    /// INIT_PROCESS has returned EEXIST.
     pub refused: bool,
-    /// The driver took something that it did itself for the process unmapping its segments.
+    /// The driver's own unmapping looked to it like a munmap by the process, which ends the
+    /// session.
     pub doomed: bool,
     /// The file is closed.
     pub released: bool,
     pub translated: HashMap<u32, u32>,
     pub heaps: BTreeMap<u64, Heap>,
-    /// What was taken of the host-pin segment.
+    /// Allocations in the host-pin segment, by address, with their size.
     pub pinned: BTreeMap<u64, u64>,
     pub host: HandleTable,
     pub agents: BTreeMap<u32, Agent>,
-    /// Handles that are shared, by the device (65 for the host) and id that this process knows them by.
+    /// Shared handles, by this process's device (65 for the host) and handle id.
     pub nodes: BTreeMap<(u32, i32), Node>,
     pub tasks: Tasks,
-    /// Ranges of the file that show memory, by their offset, with their length.
+    /// Ranges of the file that show memory, by offset, with their length.
     pub windows: BTreeMap<u64, u64>,
-    /// Views that outlive their mapping (see [`Call::set_access`]).
+    /// Views that outlive their mapping (see [`Call::mem_unmap`]).
     pub orphans: Vec<View>,
 }
 
@@ -146,18 +151,18 @@ impl Process {
         self.stage == Stage::Session && self.tgid == caller.tgid
     }
 
-    /// The mapping that host pages would be put into.
+    /// The mapping that host pages are mapped into.
     pub fn vma(&self, address: u64) -> Option<&Vma> {
         if address >= svm::DYNAMIC_START {
             let (_, dynamic) = self.dynamics.range(..=address).next_back()?;
             return dynamic.vma.as_ref().filter(|vma| vma.contains(address));
         }
-        // The record of static mappings is only kept in a session that has all of them.
+        // The driver keeps its record of static mappings only if all of them were made.
         let vma = self.segments.get(&0).filter(|_| self.enabled)?;
         vma.contains(address).then_some(vma)
     }
 
-    /// Whether an address is the module's business in this process.
+    /// Whether the module manages an address of this process.
     pub fn is_svm(&self, address: u64) -> bool {
         if address >= svm::DYNAMIC_START {
             let below = self.dynamics.range(..=address).next_back();
@@ -166,14 +171,14 @@ impl Process {
         address >= svm::SVM_START
     }
 
-    /// Shows a block at an address of the client. `None` if there is no mapping to show it in.
+    /// Shows a block at an address of the client. `None` if the client has no mapping there.
     pub fn show(&mut self, world: &mut World, block: BlockId, address: u64, size: u64) -> Option<Result<View, Errno>> {
         let vma = *self.vma(address)?;
         if vma.private {
             return Some(Err(Errno::ENOMEM));
         }
         let offset = vma.offset + (address - vma.start);
-        // Two dynamic mappings both begin at the beginning of the client's file.
+        // Dynamic mappings may overlap in the client's file.
         if self.windows.range(..offset + size).next_back().is_some_and(|(&start, &length)| start + length > offset) {
             return Some(Err(Errno::ELOOP));
         }
@@ -189,9 +194,9 @@ impl Process {
         world.store.hide(view.block, view.window);
     }
 
-    /// The address space is gone, or as good as: mappings end, and host memory that is not shared is freed.
+    /// Ends the host side: mappings end, and host memory that is not shared is freed.
     pub fn end_host_side(&mut self, world: &mut World) {
-        // Memory that goes needs no carrying out of its windows: it goes first.
+        // Free memory before its windows are hidden, so that no bytes are copied out of them.
         for handle in self.host.drain().filter(|handle| handle.kind == HandleKind::Normal) {
             world.store.free(handle.block);
         }
@@ -206,7 +211,7 @@ impl Process {
         self.stage = Stage::Unmapped;
     }
 
-    /// The file is gone: agents end with all their memory, and shares lose this holder.
+    /// Ends the device side: agents end with all their memory, and shares lose this holder.
     pub fn end_device_side(&mut self, machine: &mut Machine, world: &mut World) {
         for physical in self.agents.keys().copied().collect::<Vec<_>>() {
             self.end_agent(machine, world, physical);
@@ -217,7 +222,7 @@ impl Process {
         self.tasks = Tasks::default();
     }
 
-    /// A device process ends with the memory that only it held.
+    /// Ends a device process and frees the memory that only it held.
     pub fn end_agent(&mut self, machine: &mut Machine, world: &mut World, physical: u32) {
         if let Some(mut agent) = self.agents.remove(&physical) {
             agent::part(machine, self.tgid, physical);
@@ -234,7 +239,7 @@ impl Process {
 pub fn segments(machine: &Machine) -> Vec<Segment> {
     let delta = machine.config.generation.delta();
     let mut segments = delta.segments.to_vec();
-    // The host-pin range joins when the first device comes up.
+    // The host-pin segment is added when the first device comes up.
     if delta.host_pin && has_device(machine) {
         segments.push(Segment { start: host_pin_start(machine), size: svm::HOST_PIN_SIZE });
     }
@@ -246,7 +251,7 @@ fn has_device(machine: &Machine) -> bool {
     machine.physical_ids().any(|id| machine.device(id).is_some_and(|device| device.known()))
 }
 
-/// Where the host-pin segment is.
+/// Start of the host-pin segment.
 pub fn host_pin_start(machine: &Machine) -> u64 {
     match machine.config.attachment {
         Attachment::Pcie => svm::HOST_PIN_START_PCIE,
@@ -254,7 +259,7 @@ pub fn host_pin_start(machine: &Machine) -> u64 {
     }
 }
 
-/// GET_MMAP_INFO: needs no state at all.
+/// GET_MMAP_INFO. Needs no process object.
 pub fn mmap_info(machine: &Machine, caller: &Caller, arg: &mut Arg) -> Answer {
     let mut para: svm::MmapInfo = arg.para();
     let segments = segments(machine);
@@ -286,14 +291,14 @@ impl Svm {
         Ok(())
     }
 
-    /// mmap of a bound file. On success the front lets the kernel do it at the hint.
+    /// mmap of a bound file. On success the front lets the kernel map it at the hint.
     pub fn mmap(&mut self, machine: &mut Machine, caller: &Caller, file: FileId, mmap: &Mmap) -> Result<(), Errno> {
         if mmap.flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
         let private = mmap.flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
         if private && mmap.flags & libc::MAP_NORESERVE == 0 {
-            // Overcommit accounting refuses it before the driver is asked.
+            // Refused by the kernel's overcommit accounting before the driver is called.
             return Err(Errno::ENOMEM);
         }
         let id = self.files.get(&file).and_then(|bound| bound.process).ok_or(Errno::EINVAL)?;
@@ -310,8 +315,9 @@ impl Svm {
             return Err(Errno::EINVAL);
         }
         if process.stage != Stage::Made {
-            // A session that began without its first segment is spoilt by this: the driver recorded the mapping before it refused it, and when
-            // the kernel takes it away again, that looks like the process unmapping it.
+            // The driver records the mapping before it refuses it. When the kernel then removes it,
+            // that looks like a munmap by the process, which ends a session that was initialised
+            // without its first segment.
             if process.next_segment == 0 && process.stage == Stage::Session {
                 self.kill(id);
             }
@@ -340,7 +346,7 @@ impl Svm {
             return refuse(Errno::ENODEV, "no device has come up yet");
         }
         if !matches!(process.stage, Stage::Made | Stage::Mapped) {
-            return refuse(Errno::ESRCH, "the process object is initialised already, or unmapped");
+            return refuse(Errno::ESRCH, "the process object is initialised or unmapped already");
         }
         if self.sessions.contains_key(&caller.tgid) {
             process.refused = true;
@@ -360,14 +366,14 @@ impl Svm {
         para.host_page_size = page_size() as u32;
         para.huge_page_size = svm::HUGE_PAGE as u32;
         para.host_giant_page = 0;
-        if delta.uvm {
+        if Behaviour::of(machine.config.generation).reports_uvm_page {
             para.uvm_page_size = svm::HUGE_PAGE as u32;
         }
         put(arg, &para);
         Ok(())
     }
 
-    /// The host's side of a session ends.
+    /// Ends the host side of a session.
     pub(super) fn kill(&mut self, id: ProcessId) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         if process.stage != Stage::Session {
@@ -380,13 +386,15 @@ impl Svm {
         }
     }
 
-    /// The last reference to the file is gone. `alive` tells whether the process that it belongs to still has its address space.
+    /// The last reference to the file is gone. `alive` says whether the owning process still has
+    /// its address space.
     pub fn release(&mut self, machine: &mut Machine, file: FileId, alive: bool) {
         let Some(id) = self.files.remove(&file).and_then(|bound| bound.process) else { return };
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.report_touches(machine);
         if process.stage == Stage::Session {
-            // No mapping of the file is left. If the process did not unmap them, its address space is gone.
+            // No mapping of the file is left. Unless the process unmapped the segments itself, its
+            // address space is gone.
             if !alive || !process.segments.is_empty() {
                 self.sessions.remove(&process.tgid);
                 process.end_host_side(&mut self.world);
@@ -400,10 +408,10 @@ impl Svm {
         if process.stage == Stage::Unmapped {
             self.processes.remove(&id);
         }
-        self.tell_used(machine);
+        self.update_used(machine);
     }
 
-    /// The address space of a process is gone: it exited, was killed or did exec.
+    /// The address space of a process is gone: it exited, was killed or called exec.
     pub fn exit(&mut self, machine: &mut Machine, tgid: i32, start_time: u64) {
         if let Some(&id) = self.sessions.get(&tgid) {
             if let Some(process) = self.processes.get(&id).filter(|process| process.start_time == start_time) {
@@ -418,10 +426,12 @@ impl Svm {
 }
 
 impl Process {
-    /// mmap when all static segments have been mapped once: a range of the caller's choice from 24 TiB on.
+    /// mmap after all static segments have been mapped once: a range of the caller's choice from 24
+    /// TiB on.
     fn mmap_dynamic(&mut self, machine: &mut Machine, caller: &Caller, mmap: &Mmap, vma: Vma) -> Result<(), Errno> {
         if !mmap.free || mmap.hint == 0 {
-            // The kernel chooses a place, far above 24 TiB. Where is not known here, so the range is not recorded; a heap there is one without mapping.
+            // The kernel chooses an address far above 24 TiB. The model does not learn it, so the
+            // range is not recorded; a heap there counts as one without a mapping.
             return Ok(());
         }
         if vma.start < svm::DYNAMIC_START {
@@ -433,7 +443,8 @@ impl Process {
         }
         if self.stage == Stage::Session && self.tgid != caller.tgid {
             let detail = format!(
-                "mmap of {:#x} bytes at {:#x} on the memory file of process {}: the owner's host mappings there would go into this process",
+                "mmap of {:#x} bytes at {:#x} on the memory file of process {}: the owner's host mappings there \
+                 would be made in this process",
                 vma.size, vma.start, self.tgid
             );
             machine.traps.push(crate::trap::Trap { name: "dynamic-mmap-by-stranger", tgid: caller.tgid, detail });
@@ -444,7 +455,7 @@ impl Process {
 }
 
 impl Call<'_, '_> {
-    /// SETUP_DEVICE: makes the device's process known to the session.
+    /// SETUP_DEVICE: connects the session to its process on the device.
     pub(super) fn setup_device(&mut self, arg: &mut Arg) -> Answer {
         let physical = self.physical;
         if physical == HOST || physical == HOST_AGENT_ID {
@@ -466,7 +477,8 @@ impl Call<'_, '_> {
             self.process.agents.insert(physical, agent);
         }
         let mut para: svm::SetupDevice = arg.para();
-        // The capabilities are made up, after those of the stand-in device that the real driver was run with.
+        // The capabilities are made up, like those of the stub device that the real driver was run
+        // with.
         para.dvpp_size = 4 << 30;
         para.bar_memory = 1;
         para.support_dev_read_only = 1;
@@ -487,7 +499,8 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// PREPARE_CLOSE_DEVICE: no asynchronous copies from here on. Ours are done when they are submitted, so none can be pending.
+    /// PREPARE_CLOSE_DEVICE: refuses asynchronous copies from now on. The model completes them on
+    /// submission, so none can be pending.
     pub(super) fn prepare_close_device(&mut self) -> Answer {
         if let Some(agent) = self.process.agents.get_mut(&self.physical) {
             agent.allows_async = false;
@@ -495,14 +508,16 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// CLOSE_DEVICE: mapping records, shares and handles of the device go. The reservations' counters are not given back.
+    /// CLOSE_DEVICE: removes mapping records, shares and handles of the device. Counters of
+    /// reservations are not decremented.
     pub(super) fn close_device(&mut self) -> Answer {
         let physical = self.physical;
         if physical == HOST || physical == HOST_AGENT_ID {
             return Ok(());
         }
         if self.process.agents.contains_key(&physical) {
-            // The host asks until the device says that the process is gone. A device that will never answer is given up.
+            // The host polls until the device reports the process gone. It gives up on a device
+            // that does not answer.
             if let Err(Stop::Sleep(until)) = agent::link(self.machine, physical, self.caller.arrived) {
                 return Err(Stop::Sleep(until));
             }

@@ -1,9 +1,11 @@
-//! Sharing: MEM_EXPORT, the trust list, MEM_IMPORT, and who holds what.
+//! Sharing: MEM_EXPORT, the trust list and MEM_IMPORT.
 //!
-//! A share is known by the exporting device (65 for the host) and a small number that is never used twice. It counts its holders: the exporter, and every import. Memory
-//! lives as long as one of them. The exporter is known by its bare process id, trusted processes by their id and the moment of their listing, which must not be before
-//! they started.
+//! A share is identified by the exporting device (65 for the host) and a small number that is never
+//! reused. It counts its holders: the exporter and every import. The memory lives as long as one of
+//! them. The exporter is identified by its process id alone, a trusted process by its id and the
+//! time when it was listed, which must not be before the process started.
 
+use super::behaviour::Behaviour;
 use super::handle::{Handle, HandleKind};
 use super::store::{BlockId, Store};
 use super::{Answer, Call, agent, put, refuse, to_physical};
@@ -12,7 +14,7 @@ use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// A process's part in a share, by the handle that it has.
+/// A shared handle of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Node {
     /// The exporting device.
@@ -21,10 +23,10 @@ pub struct Node {
     pub imported: bool,
 }
 
-/// A listed process.
+/// A process in the trust list.
 #[derive(Debug, Default)]
 pub struct Trusted {
-    /// When, in nanoseconds since boot.
+    /// When it was listed, in nanoseconds since boot.
     pub stamp: u64,
     /// The devices (or 65) on which it has imported.
     pub imported: BTreeSet<u32>,
@@ -39,7 +41,7 @@ pub struct Share {
     pub needs_trust: bool,
     pub trusted: HashMap<i32, Trusted>,
     pub block: BlockId,
-    /// What an import's handle is made of.
+    /// The template of an import's handle.
     pub handle: Handle,
 }
 
@@ -62,7 +64,8 @@ impl Shares {
         }
     }
 
-    /// A holder goes (`devmm_share_agent_blk_put_with_share_id`). With `erase`, the process goes too, and with it its place in the list.
+    /// Removes a holder (`devmm_share_agent_blk_put_with_share_id`). With `erase` the process has
+    /// ended, and its entry in the trust list goes too.
     pub fn put(&mut self, store: &mut Store, node: Node, device: u32, tgid: i32, erase: bool) {
         let Some(share) = self.shares.get_mut(&(node.physical, node.share)) else { return };
         if let Some(trusted) = share.trusted.get_mut(&tgid) {
@@ -79,10 +82,10 @@ impl Shares {
     }
 }
 
-/// Now, on the clock that processes' start times are told in.
+/// The current time on the clock of process start times.
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of ours.
+    // SAFETY: the pointer is to a local timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -157,7 +160,7 @@ impl Call<'_, '_> {
             share.trusted.entry(pid).or_default().stamp = stamp;
             listed = true;
         }
-        if listed { Ok(()) } else { refuse(Errno::EINVAL, "the list has only zeros") }
+        if listed { Ok(()) } else { refuse(Errno::EINVAL, "the list contains only zeros") }
     }
 
     /// MEM_SET_ATTR.
@@ -183,7 +186,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The physical id of the device that a share is looked up on.
+    /// The physical id of the exporting device.
     fn exporting_device(&mut self, logical: u32) -> Answer<u32> {
         if logical == svm::HOST_AGENT_ID {
             return refuse(Errno::EINVAL, "the caller has no such device");
@@ -217,8 +220,9 @@ impl Call<'_, '_> {
     /// MEM_IMPORT.
     pub(super) fn mem_import(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::MemImport = arg.para();
-        let delta = self.machine.config.generation.delta();
-        // The kind "posix" came with the same generation as the host-pin segment.
+        let generation = self.machine.config.generation;
+        let (delta, behaviour) = (generation.delta(), Behaviour::of(generation));
+        // The kind "posix" was added in the same generation as the host-pin segment.
         let kinds = if delta.host_pin { svm::HANDLE_POSIX } else { svm::HANDLE_FABRIC };
         if para.kind > kinds {
             return refuse(Errno::EOPNOTSUPP, "no such kind of shareable handle");
@@ -239,14 +243,14 @@ impl Call<'_, '_> {
         let of_host = exporter == HOST;
         let mut handle = share.handle.clone();
         if importing != HOST {
-            if of_host && handle.page == svm::PAGE_NORMAL && !delta.normal_host_share_on_device {
+            if of_host && handle.page == svm::PAGE_NORMAL && !behaviour.imports_normal_host_pages {
                 return refuse(Errno::EOPNOTSUPP, "normal pages of the host cannot be imported on a device");
             }
             self.message(importing)?;
         } else {
             handle.bar = !of_host;
         }
-        // The handle exists before the list is looked at: a refused import has used up an id.
+        // The driver creates the handle before it checks the list: a refused import uses up an id.
         let Some(id) = self.table(importing).map(|table| table.take_id()) else {
             return refuse(Errno::EINVAL, "the device has no handles");
         };

@@ -1,13 +1,17 @@
-//! Bytes: the memory of the host and of every device, and the windows through which CPUs see it.
+//! Physical memory of the host and of every device, and the windows through which CPUs access it.
 //!
-//! A *block* is the physical memory behind a handle. Each device, and the host, has one sparse memfd; a block is a range of it that is never used again,
-//! so untouched memory costs nothing and freed memory cannot leak into the next block. What fits is accounted, not what was touched.
+//! A *block* is the physical memory of a handle. Each device, and the host, has one sparse memfd; a
+//! block is a range of it that is never reused, so untouched memory costs nothing and freed bytes
+//! cannot appear in another block. Allocated sizes are accounted, not touched pages.
 //!
-//! A *window* is a range of a client's segment that shows a block: a host mapping, or the BAR view of device memory. The client maps a memfd of its own
-//! there (the segment must be one mapping), and pages of two memfds cannot be one page; so bytes are carried between them. With one window on a block, that
-//! window holds the truth. With more, the store does, and [`Store::settle`] carries what any CPU wrote to all others: before and after everything
-//! that the driver does, and every few milliseconds in between. That is weaker than hardware: two CPUs that watch one page through two windows see
-//! each other's stores late, and two stores to one byte in between may be seen in either order.
+//! A *window* is a range of a client's segment that shows a block: a host mapping, or the BAR view
+//! of device memory. The segment must be one mapping, so the client maps a memfd of its own there,
+//! and its pages cannot be those of the store. Bytes are copied between the two instead. With one
+//! window on a block, the window has the current bytes. With more, the store has them, and
+//! [`Store::settle`] copies what any CPU wrote to all windows: before and after each command of the
+//! driver, and every few milliseconds in between. This is weaker than hardware: two CPUs that
+//! access one page through two windows see each other's stores late, and two stores to one byte may
+//! be seen in either order.
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -26,10 +30,10 @@ pub struct BlockId(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowId(u64);
 
-/// Bytes are carried in pieces of this size.
+/// Bytes are copied in pieces of this size.
 const PIECE: usize = 256 << 10;
 
-/// Where pages of a memfd begin.
+/// Page size of a memfd.
 const GRAIN: u64 = 4096;
 
 /// The physical memory of a device, or of the host.
@@ -60,12 +64,12 @@ pub struct Store {
     pools: HashMap<u32, Pool>,
     blocks: HashMap<BlockId, Block>,
     last: u64,
-    /// How many blocks are seen through more than one window.
+    /// Number of blocks with more than one window.
     aliased: usize,
 }
 
 impl Store {
-    /// Tells how much memory a device (or the host, 65) has.
+    /// Sets how much memory a device (or the host, 65) has.
     pub fn add_pool(&mut self, pool: u32, size: u64) -> Result<(), Errno> {
         if let Some(pool) = self.pools.get_mut(&pool) {
             pool.size = size;
@@ -106,7 +110,7 @@ impl Store {
         self.blocks.get(&block).map(|block| block.length)
     }
 
-    /// Gives back everything from `length` on.
+    /// Frees everything from `length` on.
     pub fn shrink(&mut self, block: BlockId, length: u64) {
         let Some(block) = self.blocks.get_mut(&block).filter(|block| block.length > length) else { return };
         let Some(pool) = self.pools.get_mut(&block.pool) else { return };
@@ -115,7 +119,7 @@ impl Store {
         block.length = length;
     }
 
-    /// Gives back all of it; windows that are left show nothing any more.
+    /// Frees the whole block. Windows on it become holes.
     pub fn free(&mut self, block: BlockId) {
         let Some(gone) = self.blocks.remove(&block) else { return };
         self.aliased -= usize::from(gone.windows.len() > 1);
@@ -128,7 +132,7 @@ impl Store {
         }
     }
 
-    /// Shows the beginning of a block in a client's file, from now on.
+    /// Shows the start of a block in a client's file.
     pub fn show(&mut self, id: BlockId, file: Arc<File>, offset: u64, length: u64) -> Result<WindowId, Errno> {
         self.last += 1;
         let window = WindowId(self.last);
@@ -136,7 +140,7 @@ impl Store {
         let pool = self.pools.get(&block.pool).ok_or(Errno::EINVAL)?;
         match block.windows.as_slice() {
             [] => {}
-            // The truth moves from the only window to the store.
+            // From now on the store has the current bytes.
             [only] => carry_range(&only.file, only.offset, &pool.file, block.offset, only.length)?,
             _ => block.settle(pool)?,
         }
@@ -154,7 +158,7 @@ impl Store {
         let Some(index) = block.windows.iter().position(|it| it.id == window) else { return };
         if block.windows.len() == 1 {
             let only = &block.windows[0];
-            // A failure here is the emulator's own host out of memory; the bytes are lost and nothing else can be done.
+            // This fails only if the real host is out of memory. The bytes are lost then.
             let _ = carry_range(&only.file, only.offset, &pool.file, block.offset, only.length.min(block.length));
         } else {
             let _ = block.settle(pool);
@@ -162,15 +166,15 @@ impl Store {
         }
         let window = block.windows.remove(index);
         punch(&window.file, window.offset, window.length);
-        // What is left alone becomes the truth: where it does not reach, the store is up to date already.
+        // A single remaining window now has the current bytes; beyond its end the store does.
     }
 
-    /// Whether bytes may have to be carried between windows.
+    /// Whether some block has more than one window.
     pub fn is_aliased(&self) -> bool {
         self.aliased != 0
     }
 
-    /// Carries what CPUs wrote to all windows on the same memory.
+    /// Copies what CPUs wrote to all windows on the same memory.
     pub fn settle(&mut self) {
         if self.aliased == 0 {
             return;
@@ -220,7 +224,7 @@ impl Store {
     /// Sets all bytes of a range.
     pub fn fill(&self, id: BlockId, offset: u64, length: u64, value: u8) -> Result<(), Errno> {
         if value == 0 {
-            // Zeros are holes.
+            // Holes read as zeros.
             let (block, pool) = self.find(id)?;
             if block.windows.len() > 1 {
                 block.settle(pool)?;
@@ -255,7 +259,7 @@ impl Window {
 }
 
 impl Block {
-    /// Carries every CPU's stores to the store and to all other windows.
+    /// Copies what CPUs wrote in any window to the store and to all other windows.
     fn settle(&self, pool: &Pool) -> Result<(), Errno> {
         self.settle_range(pool, 0, self.length)
     }
@@ -311,13 +315,13 @@ fn differences(one: &[u8], other: &[u8]) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Copies what `from` holds, and holes as holes.
+/// Copies data and holes.
 fn carry_range(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
     punch(to, to_offset, length);
     carry_data(from, from_offset, to, to_offset, length)
 }
 
-/// Copies what `from` holds; where it has holes, `to` stays as it is.
+/// Copies data only; where `from` has holes, `to` keeps its bytes.
 fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
     let mut buffer = Vec::new();
     for_each_data(from, from_offset, from_offset + length, |at, length| {
@@ -327,7 +331,7 @@ fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: 
     })
 }
 
-/// Calls `each` with every piece of a range that is not a hole.
+/// Calls `each` for every piece of a range that is not a hole.
 pub fn for_each_data(
     file: &File,
     start: u64,
@@ -338,7 +342,7 @@ pub fn for_each_data(
     while at < end {
         let data = match lseek64(file, at as i64, Whence::SeekData) {
             Ok(data) if (data as u64) < end => data as u64,
-            // Beyond the last data there is ENXIO.
+            // ENXIO: no data after this offset.
             _ => return Ok(()),
         };
         let hole = lseek64(file, data as i64, Whence::SeekHole).map_or(end, |hole| (hole as u64).min(end));
@@ -352,7 +356,8 @@ pub fn for_each_data(
     Ok(())
 }
 
-/// Makes a hole. A failure would only waste memory, or leave bytes that the next owner of the address overwrites first.
+/// Punches a hole. A failure only wastes memory, or leaves bytes that the next owner of the address
+/// overwrites first.
 pub fn punch(file: &File, offset: u64, length: u64) {
     if length != 0 {
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
@@ -524,7 +529,8 @@ mod tests {
                         assert!(seen == truth[at as usize..at as usize + seen.len()], "seed {seed}, step {step}: read");
                     }
                     _ if !windows.is_empty() => {
-                        // A CPU stores, and the others are told before they store.
+                        // One CPU stores at a time, and the windows settle before the next one
+                        // does.
                         let (_, file, place, length) = windows[random.below(windows.len() as u64) as usize];
                         let bytes = &bytes[..bytes.len().min(length.saturating_sub(at) as usize)];
                         files[file].write_all_at(bytes, place + at).unwrap();
@@ -544,7 +550,7 @@ mod tests {
         }
     }
 
-    /// A small generator of numbers, the same on every run.
+    /// A small pseudo-random generator with the same sequence in every run.
     struct Random(u64);
 
     impl Random {

@@ -1,6 +1,6 @@
-//! A client that speaks to the driver by system calls alone, for tests of the front.
+//! A client that uses the driver by system calls alone, for tests of the front.
 
-#![allow(dead_code, reason = "each test program uses its own part of it")]
+#![allow(dead_code, reason = "each test program uses only a part of it")]
 
 use ascend_ioctl::command::Command;
 use ascend_ioctl::svm::{self, Op};
@@ -22,7 +22,7 @@ pub fn open_manager() -> OwnedFd {
     open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).unwrap()
 }
 
-/// A command with an argument of its own type.
+/// Calls a command with an argument of its type.
 pub fn ioctl<T>(file: &OwnedFd, command: &Command, argument: &mut T) -> Result<i32, Errno> {
     // SAFETY: the argument is the command's own and writable.
     Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), command.request().into(), std::ptr::from_mut(argument)) })
@@ -35,7 +35,7 @@ pub fn open_module(name: &str) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// A memory session, kept open by the file alone.
+/// A memory session, which lives as long as the file.
 pub struct Session {
     /// Generation of the driver.
     pub generation: Generation,
@@ -44,7 +44,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A file that is bound to the memory module and may map its segments, which are returned.
+    /// A file with a process object, and the segments to map.
     pub fn prepare(generation: Generation) -> Result<(Self, Vec<svm::Segment>), Errno> {
         let session = Session { generation, file: open_module("SVM")? };
         session.call(Op::AllocProcStruct, 0, &svm::InitProcess::default())?;
@@ -64,11 +64,12 @@ impl Session {
         flags: MapFlags,
     ) -> Result<NonNull<c_void>, Errno> {
         let (hint, length) = (NonZero::new(segment.start as usize), NonZero::new(segment.size as usize));
-        // SAFETY: a new mapping at a hint where nobody else maps anything.
+        // SAFETY: a new mapping at a hint where nothing else is mapped.
         unsafe { mmap(hint, length.ok_or(Errno::EINVAL)?, prot, flags, &self.file, 0) }
     }
 
-    /// Brings a session up, with its segments mapped and device 0 set up (which needs a host where devices start their processes by themselves).
+    /// Starts a session with its segments mapped and device 0 set up. The host must start device
+    /// processes by itself.
     pub fn start(generation: Generation) -> Result<Self, Errno> {
         let (session, segments) = Session::prepare(generation)?;
         for segment in &segments {
@@ -79,7 +80,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A command of the memory module.
+    /// Calls a command of the memory module.
     pub fn call<P: svm::Para>(&self, op: Op, device: u32, para: &P) -> Result<P, Errno> {
         let command = &self.generation.svm(op).ok_or(Errno::ENOSYS)?.command;
         let mut argument = svm::Arg::new(device, para);
@@ -87,7 +88,8 @@ impl Session {
         Ok(argument.para())
     }
 
-    /// Enables a reserve heap of 1 GiB in which 2 MiB pages are mapped, and returns its first address.
+    /// Enables a reserve heap of 1 GiB in which 2 MiB pages are mapped, and returns its first
+    /// address.
     pub fn heap(&self) -> Result<u64, Errno> {
         let index = ((svm::NORMAL_START - svm::SVM_START) / svm::HEAP_UNIT) as u32;
         let heap = svm::UpdateHeap {
@@ -134,12 +136,12 @@ impl Session {
         self.free(address)
     }
 
-    /// Gives a reservation back.
+    /// Frees a reservation.
     pub fn free(&self, address: u64) -> Result<(), Errno> {
         self.call(Op::FreePages, 0, &svm::FreePages { address }).map(drop)
     }
 
-    /// Gives a handle back.
+    /// Releases a handle.
     pub fn release(&self, id: i32, pages: u64) -> Result<(), Errno> {
         let release = svm::MemRelease { id, side: svm::SIDE_DEVICE, pages, ..Default::default() };
         self.call(Op::MemRelease, 0, &release).map(drop)
@@ -151,7 +153,7 @@ impl Session {
         self.call(Op::Memcpy, 0, &copy).map(drop)
     }
 
-    /// Makes a handle importable and returns the share's id.
+    /// Exports a handle and returns the share's id.
     pub fn export(&self, id: i32) -> Result<i32, Errno> {
         let export = svm::MemExport { side: svm::SIDE_DEVICE as i32, id, share: 0 };
         Ok(self.call(Op::MemExport, 0, &export)?.share)

@@ -1,10 +1,11 @@
-//! Random clients: whatever they ask for, in whatever order, the module's books balance and nothing is left when they are gone.
+//! Random clients: after any sequence of commands the module's counters agree, and nothing is left
+//! when the clients are gone.
 
 use super::super::handle::HandleKind;
 use super::*;
 use std::collections::HashMap;
 
-/// A small generator of numbers, the same on every run.
+/// A small pseudo-random generator with the same sequence in every run.
 struct Random(u64);
 
 impl Random {
@@ -19,7 +20,7 @@ impl Random {
 }
 
 impl Bench {
-    /// What is counted in two places must agree.
+    /// Checks that counters which are kept in two places agree.
     fn assert_balanced(&self, step: &str) {
         let mut blocks: HashMap<store::BlockId, u32> = HashMap::new();
         for process in self.svm.processes.values() {
@@ -66,7 +67,7 @@ impl Bench {
         }
     }
 
-    /// One command with arguments that are sometimes good.
+    /// Runs one command with arguments that are sometimes valid.
     fn anything(&mut self, random: &mut Random, client: &Client, tgids: &[i32]) -> String {
         let device = random.of(&[0, 0, 0, 1, 1, HOST, HOST, 2]);
         let id = random.below(10) as i32;
@@ -78,7 +79,7 @@ impl Bench {
             0 | 1 => ("create", self.create(client, device, size).map(drop)),
             2 | 3 => ("alloc", self.alloc(client, address, size)),
             4..=7 => {
-                // The page count must be the handle's; ask for the right one more often than not.
+                // The page count must be the handle's; pass the right one in most cases.
                 let process = self.svm.processes.values().find(|it| it.tgid == client.tgid);
                 let table = process.and_then(|process| match device {
                     HOST => Some(&process.host),
@@ -123,7 +124,7 @@ impl Bench {
 }
 
 #[test]
-fn whatever_clients_ask_for_the_books_balance() {
+fn counters_agree_after_any_sequence_of_commands() {
     let mut done: HashMap<String, u32> = HashMap::new();
     for seed in 1..=6 {
         let mut random = Random(seed);
@@ -145,7 +146,8 @@ fn whatever_clients_ask_for_the_books_balance() {
                 *done.entry(name.to_owned()).or_default() += 1;
             }
             bench.assert_balanced(&format!("seed {seed}, step {step}, {what}"));
-            // A map that reaches into the next reservation is a trap when that is freed; here it is only noise.
+            // Freeing a reservation under a mapping that spans two of them is a trap, which does
+            // not matter here.
             bench.machine.traps.clear();
         }
         for client in clients {
@@ -153,7 +155,7 @@ fn whatever_clients_ask_for_the_books_balance() {
         }
         assert!(bench.svm.state().is_empty(), "seed {seed}: {:?}", bench.svm.state());
     }
-    // Nothing of this means much unless most of it happened.
+    // The test is only meaningful if each command has succeeded at least once.
     for name in [
         "create", "alloc", "map", "unmap", "free", "release", "export", "import", "access", "copy in", "copy", "async",
         "refresh", "fill",
@@ -163,7 +165,7 @@ fn whatever_clients_ask_for_the_books_balance() {
 }
 
 #[test]
-fn no_argument_makes_the_model_fall_over() {
+fn no_argument_makes_the_module_panic() {
     const WORDS: [u64; 18] = [
         0,
         1,

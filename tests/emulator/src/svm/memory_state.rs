@@ -1,4 +1,4 @@
-//! What the module holds, for tests: who has what, and whether anything is left.
+//! The state of the memory module for tests: what each session holds, and whether anything is left.
 
 use super::Svm;
 use super::handle::{Handle, HandleKind};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Everything that the memory module holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SvmState {
-    /// Process objects with anything in them, by process.
+    /// Process objects, by process.
     pub sessions: Vec<SessionState>,
     /// Shares.
     pub shares: Vec<ShareState>,
@@ -19,7 +19,7 @@ pub struct SvmState {
 }
 
 impl SvmState {
-    /// Whether nothing is held.
+    /// Whether the module holds nothing.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.shares.is_empty() && self.used.is_empty()
     }
@@ -30,7 +30,7 @@ impl SvmState {
 pub struct SessionState {
     /// Its process.
     pub tgid: i32,
-    /// Whether INIT_PROCESS was done, and the address space is still there.
+    /// Whether INIT_PROCESS was called and the address space still exists.
     pub is_session: bool,
     /// Physical ids of the devices that are set up.
     pub devices: Vec<u32>,
@@ -77,9 +77,9 @@ pub struct HandleState {
     pub device: u32,
     /// Id.
     pub id: i32,
-    /// Bytes that are left of it.
+    /// Bytes that are not released.
     pub size: u64,
-    /// Mappings of it.
+    /// Number of mappings.
     pub mapped: u32,
     /// Whether it is an import.
     pub imported: bool,
@@ -96,7 +96,7 @@ pub struct ShareState {
     pub id: i32,
     /// The process that exported it.
     pub exporter: i32,
-    /// Exporter and imports that are left.
+    /// Number of holders: the exporter and imports.
     pub holders: u32,
     /// Listed processes.
     pub trusted: Vec<i32>,
@@ -105,12 +105,12 @@ pub struct ShareState {
 }
 
 impl Svm {
-    /// Who holds what.
+    /// The module's state.
     pub fn state(&self) -> SvmState {
         let mut sessions: Vec<SessionState> = self
             .processes
             .values()
-            // A closed session that only waits for its address space to go holds nothing.
+            // A released session that only waits for the end of its address space holds nothing.
             .filter(|process| !process.released || process.host.iter().next().is_some() || !process.heaps.is_empty())
             .map(|process| {
                 let handle = |device: u32| {
@@ -169,7 +169,8 @@ impl Svm {
         SvmState { sessions, shares: shares.collect(), used }
     }
 
-    /// Process objects that the kernel could never release: their files were closed after INIT_PROCESS had answered EEXIST.
+    /// Number of process objects that the kernel can never release: their files were closed after
+    /// INIT_PROCESS had returned EEXIST.
     pub fn stuck(&self) -> u32 {
         self.stuck
     }

@@ -1,23 +1,26 @@
-//! The front: brings the system calls of real, unmodified processes to the model.
+//! The front: passes the system calls of real, unmodified processes to the model.
 //!
-//! A seccomp filter with a listener (`listener`, `filter`) is installed on one thread and inherited by whatever that thread starts. One server
-//! thread (`server`) answers: it owns the model, so the model needs no locks, and it has a descriptor table of its own, so that a fork anywhere else in
-//! the process never copies a descriptor that is about to be handed over. What the kernel keeps for a real driver, the front keeps for the
-//! model: files and their references (`files`), callers and their address spaces (`process`).
+//! A seccomp filter with a listener (`listener`, `filter`) is installed on one thread and inherited
+//! by everything that the thread starts. One server thread (`server`) answers. It owns the model,
+//! so the model needs no locks. It has its own descriptor table, so a fork elsewhere in the process
+//! never copies a descriptor that is meant for a client. The front keeps for the model what the
+//! kernel keeps for a real driver: files and their references (`files`), callers and their address
+//! spaces (`client_process`).
 //!
-//! What a program can still notice: fstat of an open file says that it is a regular one (stat of the path says character device), read, write and poll
-//! do what they do on such a file, `/dev` does not list the nodes, opens by io_uring and by 32-bit programs are not seen, and the mappings of a program under
-//! [`Emulator::spawn`] are inherited by fork (those of an attached thread's process are not). Non-fatal signals wait until a call is
-//! answered, so EINTR cannot be seen.
+//! A program can still notice these differences: fstat reports an open file as a regular one (stat
+//! of the path reports a character device); read, write and poll work as on a regular file; `/dev`
+//! does not list the nodes; opens by io_uring and by 32-bit programs are not seen; the mappings of
+//! a program under [`Emulator::spawn`] are inherited by fork (those of an attached thread's process
+//! are not). Non-fatal signals wait until a call is answered, so EINTR does not occur.
 
+mod client_process;
 mod files;
 mod filter;
 mod listener;
 mod node;
-mod process;
 mod server;
 
-pub use process::ProcessKey;
+pub use client_process::ProcessKey;
 
 use crate::config::Config;
 use crate::driver::Driver;
@@ -48,9 +51,10 @@ pub enum Unavailable {
     /// The filter was refused.
     #[error("the emulated driver needs to install a seccomp filter, which this environment refuses: {0}")]
     Filter(Errno),
-    /// Somebody else listens.
+    /// There is another listener.
     #[error(
-        "another seccomp listener (an outer emulator or a container manager) is already in force here, and the kernel allows only one"
+        "another seccomp listener (an outer emulator or a container manager) is active here, and the kernel \
+         allows only one"
     )]
     Occupied,
     /// A resource for the server thread is missing.
@@ -58,48 +62,52 @@ pub enum Unavailable {
     Server(Errno),
 }
 
-/// What the owner asks of the server thread.
+/// A request of the owner to the server thread.
 pub(crate) enum Order {
     /// Listen to the filter whose descriptor came with the wake-up.
     Listen,
-    /// Everything that is open now, after all closes that happened before were taken in.
+    /// Report the state, after all earlier closes have been processed.
     State(Sender<State>),
-    /// Misbehave.
+    /// Inject a fault.
     Inject(Fault, Sender<()>),
-    /// Do this to the model.
+    /// Run this on the model.
     Control(Box<dyn FnOnce(&mut Driver) + Send>),
     /// Write every call to this file from now on.
     RecordTo(PathBuf, Sender<io::Result<()>>),
     /// Keep every call in memory from now on.
     Record(Sender<()>),
-    /// The calls kept so far.
+    /// Return the calls kept so far.
     Records(Sender<Vec<Record>>),
-    /// What would have crashed the kernel so far.
+    /// Return the traps so far.
     Traps(Sender<Vec<Trap>>),
 }
 
-/// An emulated host with its driver. It answers as long as the value lives; afterwards the calls of threads that are still attached give ENOSYS.
+/// An emulated host with its driver. It works as long as the value lives; afterwards the calls of
+/// threads that are still attached return ENOSYS.
 ///
-/// The handle belongs to the process that started it: a forked child is a client like any other, and must not use it.
+/// The handle belongs to the process that started it. A forked child is a client and must not use
+/// it.
 pub struct Emulator {
     orders: Option<Mutex<Sender<Order>>>,
-    /// Wakes the server, and carries descriptors into its table.
+    /// Wakes the server and sends descriptors to it.
     wake: OwnedFd,
     server: Option<JoinHandle<()>>,
     pid: u32,
 }
 
 impl Emulator {
-    /// Boots an emulated host. No thread can see it yet: see [`Emulator::attach`], [`Emulator::run`] and [`Emulator::spawn`].
+    /// Boots an emulated host. No thread uses it yet: see [`Emulator::attach`], [`Emulator::run`]
+    /// and [`Emulator::spawn`].
     ///
-    /// Call it from a thread that is not itself attached to an emulator, since the server inherits its filters.
+    /// Call it from a thread that is not attached to an emulator, since the server inherits the
+    /// thread's filters.
     pub fn start(config: Config) -> Result<Self, Unavailable> {
         listener::probe()?;
         let (wake, woken) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
             .map_err(Unavailable::Server)?;
         let (orders, receiver) = channel();
         let (ready, started) = channel();
-        // The number is all that the server needs: it fetches the descriptor into a table of its own.
+        // The server needs only the number: it fetches the descriptor into its own table.
         let number = woken.as_raw_fd();
         let server = std::thread::Builder::new()
             .name("ascend-emulator".into())
@@ -114,17 +122,19 @@ impl Emulator {
         Ok(Emulator { orders: Some(Mutex::new(orders)), wake, server: Some(server), pid: std::process::id() })
     }
 
-    /// Gives the calling thread, and all threads and processes that it starts from now on, the emulated driver. There is no way back.
+    /// Attaches the calling thread, and all threads and processes that it starts from now on, to
+    /// the emulated driver. This cannot be undone.
     pub fn attach(&self) -> Result<(), Unavailable> {
         let listener = listener::install()?;
         self.order(Order::Listen, Some(listener));
         Ok(())
     }
 
-    /// Runs `body` on a new thread that sees the emulated driver. A panic of the body goes on in the caller.
+    /// Runs `body` on a new thread that is attached to the emulated driver. A panic of the body
+    /// continues in the caller.
     ///
     /// # Panics
-    /// If seccomp does not allow it, and with what the real kernel would have crashed of, if a client tried that.
+    /// If seccomp does not allow it, or if a client triggered a trap.
     pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         let result = std::thread::scope(|scope| {
             let name = std::thread::current().name().unwrap_or("attached").to_owned();
@@ -136,14 +146,15 @@ impl Emulator {
             });
             match thread {
                 Ok(thread) => thread.join(),
-                Err(error) => panic!("no thread for the body: {error}"),
+                Err(error) => panic!("cannot start a thread for the body: {error}"),
             }
         });
         self.assert_no_traps();
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Starts a program that sees the emulated driver. It starts with no signal blocked, whatever the caller has blocked to wait for it.
+    /// Starts a program that is attached to the emulated driver. It starts with no signal blocked,
+    /// whatever the caller has blocked.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         // SAFETY: between fork and exec this calls only pthread_sigmask, which is allowed there.
         unsafe { command.pre_exec(|| SigSet::empty().thread_set_mask().map_err(io::Error::from)) };
@@ -156,7 +167,7 @@ impl Emulator {
         })
     }
 
-    /// Who holds what, after everything that was closed before this call has been released.
+    /// What clients hold, after all files that were closed before this call have been released.
     pub fn state(&self) -> State {
         self.ask(Order::State)
     }
@@ -166,8 +177,8 @@ impl Emulator {
         self.ask(|done| Order::Inject(fault, done));
     }
 
-    /// Does something to the model, or asks it: places processes into containers, kills devices or their processes, lets the daemon misbehave.
-    /// Closes that happened before are taken in first.
+    /// Runs `action` on the model, for example to place processes into containers, kill devices or
+    /// their processes, or change the daemon. Earlier closes are processed first.
     pub fn control<T: Send + 'static>(&self, action: impl FnOnce(&mut Driver) -> T + Send + 'static) -> T {
         self.ask(|reply: Sender<T>| {
             Order::Control(Box::new(move |driver| {
@@ -192,15 +203,15 @@ impl Emulator {
         self.ask(Order::Records)
     }
 
-    /// What clients did that would have crashed or wedged the real kernel. Each such client was killed.
+    /// The traps that clients triggered. Each such client was killed.
     pub fn traps(&self) -> Vec<Trap> {
         self.ask(Order::Traps)
     }
 
-    /// Fails with a report if a client did what would have crashed the real kernel.
+    /// Checks that no client triggered a trap.
     ///
     /// # Panics
-    /// In that case.
+    /// With a report, if one did.
     pub fn assert_no_traps(&self) {
         let traps = self.traps();
         if !traps.is_empty() {
@@ -214,14 +225,14 @@ impl Emulator {
         self.order(order(reply), None);
         match answer.recv() {
             Ok(answer) => answer,
-            Err(_) => panic!("the emulator's server thread ended; its report is above"),
+            Err(_) => panic!("the emulator's server thread ended; its message is above"),
         }
     }
 
     fn order(&self, order: Order, descriptor: Option<OwnedFd>) {
-        assert_eq!(self.pid, std::process::id(), "an emulator is used only by the process that started it");
+        assert_eq!(self.pid, std::process::id(), "an emulator can be used only by the process that started it");
         let orders = self.orders.as_ref().expect("orders end with the emulator");
-        // The lock keeps wake-ups, descriptors and orders in one sequence.
+        // The lock keeps orders, wake-ups and descriptors in the same order.
         let orders = orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let raw = descriptor.as_ref().map(AsRawFd::as_raw_fd);
         let rights = raw.as_slice();
@@ -229,7 +240,7 @@ impl Emulator {
         let sent = orders.send(order).is_ok()
             && sendmsg::<()>(self.wake.as_raw_fd(), &[IoSlice::new(&[0])], &control, MsgFlags::MSG_NOSIGNAL, None)
                 .is_ok();
-        assert!(sent, "the emulator's server thread ended; its report is above");
+        assert!(sent, "the emulator's server thread ended; its message is above");
     }
 }
 
@@ -239,7 +250,7 @@ impl Drop for Emulator {
             return;
         }
         self.orders = None;
-        // An end of file wakes the server, which finds that there will be no more orders.
+        // End of file wakes the server, which then sees that there will be no more orders.
         let _ = nix::sys::socket::shutdown(self.wake.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         if let Some(server) = self.server.take() {
             let _ = server.join();

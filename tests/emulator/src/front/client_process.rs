@@ -1,7 +1,8 @@
-//! Client processes: who calls, what its memory holds, and when its address space ends.
+//! Client processes: their identity, their memory, and the end of their address space.
 //!
-//! The kernel names a caller by its thread id alone. Everything else comes from `/proc`, is looked up once per thread and process, and is tied to
-//! the thread by a kept descriptor of its `/proc` directory: that one goes stale with the thread, so a recycled id is never taken for the old one.
+//! The kernel identifies a caller by its thread id alone. Everything else comes from `/proc` and is
+//! looked up once per thread and process. A descriptor of the thread's `/proc` directory is kept:
+//! it goes stale with the thread, so a recycled id is never taken for the old thread.
 
 use crate::caller::{Fault, Memory};
 use nix::errno::Errno;
@@ -12,12 +13,12 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// A process, told apart from an earlier one with the same id.
+/// Identifies a process, also after its id was reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessKey {
     /// Process id.
     pub tgid: i32,
-    /// Start of its leader, in nanoseconds since boot.
+    /// Start time of its leader, in nanoseconds since boot.
     pub start_time: u64,
 }
 
@@ -57,7 +58,8 @@ fn read_some(tid: i32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> 
 }
 
 impl ProcessMemory {
-    /// A path of the caller's, without ever reading into a page that it does not need: the string may end just before an unmapped one.
+    /// Reads a path of the caller. Reads no page beyond its end, since the string may end just
+    /// before an unmapped page.
     pub fn path(&self, address: u64) -> Option<Vec<u8>> {
         const STEP: u64 = 256;
         let mut path = Vec::new();
@@ -81,7 +83,7 @@ impl ProcessMemory {
     }
 }
 
-/// What distinguishes an address space from the one that exec puts in its place: where its stack and arguments are.
+/// Identifies an address space by its stack and arguments, which exec moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct AddressSpace {
     stack: u64,
@@ -92,14 +94,15 @@ struct AddressSpace {
 /// The fields of `/proc/PID/stat` that matter here.
 struct Stat {
     start_time: u64,
-    /// None once the task gave its address space back.
+    /// `None` once the task has no address space any more.
     address_space: Option<AddressSpace>,
 }
 
 impl Stat {
     fn read(path: &str) -> io::Result<Stat> {
         let text = fs::read_to_string(path)?;
-        // The second field is the command's name in parentheses and may hold anything, spaces and parentheses too.
+        // The second field is the command's name in parentheses, which may contain spaces and
+        // parentheses.
         let rest = text.rfind(')').map_or("", |end| &text[end + 1..]);
         let field = |number: usize| rest.split_ascii_whitespace().nth(number - 3).and_then(|text| text.parse().ok());
         let (Some(start), Some(size)) = (field(22), field(23)) else { return Err(io::ErrorKind::InvalidData.into()) };
@@ -128,7 +131,7 @@ fn ticks_per_second() -> u64 {
 
 /// A process that used the driver.
 pub struct Process {
-    /// Who it is.
+    /// Its identity.
     pub key: ProcessKey,
     /// Inode of its mount namespace.
     pub mount_namespace: u64,
@@ -137,7 +140,7 @@ pub struct Process {
     /// Readable once all of its threads are gone.
     pub pidfd: OwnedFd,
     address_space: Option<AddressSpace>,
-    /// The thread that asked to exec: the address space may be another one at the next look.
+    /// The thread that called exec, after which the address space may be another one.
     execing: Option<i32>,
 }
 
@@ -146,7 +149,7 @@ impl Process {
         // SAFETY: takes two integers.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
         let descriptor = Errno::result(descriptor)? as i32;
-        // SAFETY: the call returned a new descriptor that nobody else owns.
+        // SAFETY: the call returned a new descriptor that this value owns.
         let pidfd = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let stat = Stat::read(&format!("/proc/{tgid}/stat"))?;
         let mut process = Process {
@@ -161,7 +164,7 @@ impl Process {
         Ok(process)
     }
 
-    /// The address space that its threads have now. The leader may be gone while others live on.
+    /// The current address space. The leader may have ended before the other threads.
     fn current_address_space(&self) -> Option<AddressSpace> {
         let tgid = self.key.tgid;
         let leader = Stat::read(&format!("/proc/{tgid}/stat")).ok()?;
@@ -181,12 +184,12 @@ impl Process {
         self.address_space.is_some() && self.current_address_space() == self.address_space
     }
 
-    /// Notes that the address space is gone; true the first time.
+    /// Records that the address space is gone; true the first time.
     pub fn end_address_space(&mut self) -> bool {
         self.address_space.take().is_some()
     }
 
-    /// Notes that a thread of the process makes a call of the driver: it does so in the address space that the process has now.
+    /// A thread of the process calls the driver, in the current address space.
     pub fn calls(&mut self, tid: i32) {
         if self.execing == Some(tid) && self.has_address_space() {
             // The exec failed.
@@ -212,14 +215,16 @@ pub struct Processes {
     processes: HashMap<i32, Process>,
 }
 
-/// Descriptors are finite: forget all threads when there are this many, and look them up again.
+/// Limit of remembered threads, each of which costs a descriptor. Beyond it all are forgotten and
+/// looked up again.
 const REMEMBERED_THREADS: usize = 256;
 
 /// Device and inode of an open file.
 pub type Inode = (u64, u64);
 
 impl Processes {
-    /// The file behind a descriptor of a thread that was seen before; `None` if the thread is unknown or gone, or the descriptor is closed.
+    /// The file of a descriptor of a known thread; `None` if the thread is unknown or gone, or the
+    /// descriptor is closed.
     pub fn file_of_known(&self, tid: i32, descriptor: i32) -> Option<Inode> {
         let thread = self.threads.get(&tid)?;
         let mut name = [0u8; 16];
@@ -229,10 +234,10 @@ impl Processes {
         Some((stat.st_dev, stat.st_ino))
     }
 
-    /// The process of a thread, looked up if needed. The flag tells whether it is a new one.
+    /// The process of a thread, looked up if needed. The flag says whether it is new.
     pub fn of(&mut self, tid: i32) -> io::Result<(&mut Process, bool)> {
         if let Some(thread) = self.threads.get(&tid) {
-            // A directory of a dead thread cannot be walked.
+            // The directory of a dead thread cannot be read.
             let alive = nix::sys::stat::fstatat(&thread.directory, c"fd", nix::fcntl::AtFlags::empty()).is_ok();
             if !alive {
                 self.threads.remove(&tid);
@@ -263,7 +268,7 @@ impl Processes {
         self.processes.get_mut(&tgid)
     }
 
-    /// The process of a thread, if both were seen before.
+    /// The process of a thread, if both are known.
     pub fn known(&mut self, tid: i32) -> Option<&mut Process> {
         self.processes.get_mut(&self.threads.get(&tid)?.tgid)
     }
@@ -277,7 +282,7 @@ impl Processes {
         known.or_else(|| self.remember(tid).ok()).is_some_and(|tgid| self.processes.contains_key(&tgid))
     }
 
-    /// A thread asks to exec.
+    /// A thread calls exec.
     pub fn will_exec(&mut self, tid: i32) {
         if !self.is_client(tid) {
             return;
@@ -288,7 +293,7 @@ impl Processes {
         }
     }
 
-    /// Those that asked to exec and may have done it unnoticed.
+    /// The processes that called exec and may have a new address space.
     pub fn execing(&mut self) -> impl Iterator<Item = &mut Process> {
         self.processes.values_mut().filter(|process| process.execing.is_some() && process.address_space.is_some())
     }
@@ -300,7 +305,7 @@ impl Processes {
     }
 }
 
-/// The file behind a descriptor of any thread.
+/// The file of a descriptor of any thread.
 pub fn file_of(tid: i32, descriptor: i32) -> Option<Inode> {
     let metadata = fs::metadata(format!("/proc/{tid}/fd/{descriptor}")).ok()?;
     Some((metadata.dev(), metadata.ino()))
@@ -320,9 +325,10 @@ pub fn range_is_free(tid: i32, start: u64, length: u64) -> bool {
     })
 }
 
-/// Ends a process at once.
+/// Kills a process.
 pub fn kill(process: &Process) {
-    // SAFETY: the descriptor names the process, whatever became of its id; the remaining arguments are integers and a null pointer.
+    // SAFETY: the descriptor identifies the process even if its id was reused; the other arguments
+    // are integers and a null pointer.
     unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,

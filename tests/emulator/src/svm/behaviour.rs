@@ -1,0 +1,121 @@
+//! What the memory driver does that its interface does not show, by command and by generation.
+
+use ascend_ioctl::Generation;
+use ascend_ioctl::svm::Op;
+
+/// Whether the driver converts `head.devid` from a logical to a physical id before the handler runs
+/// and copies it back. Ids of the host are not changed.
+pub fn converts_device_id(op: Op) -> bool {
+    matches!(
+        op,
+        Op::MemQueryOwner
+            | Op::MemSetAccess
+            | Op::MemGetAccess
+            | Op::ConvertAddr
+            | Op::DestroyAddr
+            | Op::Advise
+            | Op::Prefetch
+            | Op::IpcMemOpen
+            | Op::SetupDevice
+            | Op::ProcessStatusQuery
+            | Op::CloseDevice
+            | Op::MemRemoteMap
+            | Op::MemRemoteUnmap
+            | Op::QueryMemUsedInfo
+            | Op::CheckMemInfo
+            | Op::MapDevReserve
+            | Op::MemCreate
+            | Op::MemRelease
+            | Op::MemMap
+            | Op::MemUnmap
+            | Op::MemExport
+            | Op::MemImport
+            | Op::MemSetPid
+            | Op::MemSetAttr
+            | Op::RegisterDma
+            | Op::UnregisterDma
+            | Op::MemRepair
+            | Op::PrepareCloseDevice
+            | Op::MemMapCap
+            | Op::SomaPoolCreate
+            | Op::SomaPoolDestroy
+            | Op::SomaPoolTrim
+            | Op::MemHandleSetAttr
+            | Op::MemHandleGetAttr
+    )
+}
+
+/// Whether the driver raises the counter of the reservation that an address of the command lies in,
+/// for the time of the call or for longer.
+pub fn counts_reservation(op: Op) -> bool {
+    matches!(
+        op,
+        Op::Memcpy
+            | Op::Memcpy2d
+            | Op::AsyncMemcpy
+            | Op::ConvertAddr
+            | Op::Advise
+            | Op::Prefetch
+            | Op::Memset8
+            | Op::Translate
+            | Op::IpcMemOpen
+            | Op::IpcMemClose
+            | Op::IpcMemCreate
+            | Op::MemRemoteMap
+            | Op::MemRemoteUnmap
+            | Op::MemMap
+            | Op::MemUnmap
+            | Op::RegisterDma
+            | Op::MemRepair
+            | Op::ReserveAddrInfoQuery
+    )
+}
+
+/// Where the generations behave differently.
+pub struct Behaviour {
+    /// INIT_PROCESS reports the page size of managed memory.
+    pub reports_uvm_page: bool,
+    /// SOMA pools have handlers on the host.
+    pub has_soma_pools: bool,
+    /// Host memory in normal pages can be imported on a device.
+    pub imports_normal_host_pages: bool,
+    /// MEM_CREATE refuses a NUMA node that is not online.
+    pub checks_numa_node: bool,
+    /// Unmapping host memory that fills a dynamic range looks like a munmap by the process, which
+    /// ends the session.
+    pub dynamic_unmap_ends_session: bool,
+}
+
+const V8_5_0: Behaviour = Behaviour {
+    reports_uvm_page: false,
+    has_soma_pools: false,
+    imports_normal_host_pages: true,
+    checks_numa_node: false,
+    dynamic_unmap_ends_session: true,
+};
+
+const V9_0_0: Behaviour =
+    Behaviour { imports_normal_host_pages: false, checks_numa_node: true, dynamic_unmap_ends_session: false, ..V8_5_0 };
+
+const V26_1: Behaviour = Behaviour { reports_uvm_page: true, has_soma_pools: true, ..V9_0_0 };
+
+impl Behaviour {
+    /// The behaviour of a generation. A newer one is assumed to behave like the newest of these.
+    pub fn of(generation: Generation) -> &'static Behaviour {
+        match generation {
+            Generation::V8_5_0 => &V8_5_0,
+            Generation::V9_0_0 => &V9_0_0,
+            _ => &V26_1,
+        }
+    }
+
+    /// Whether the host driver has a handler for the command; without one it answers EOPNOTSUPP.
+    pub fn handles(&self, op: Op) -> bool {
+        match op {
+            Op::GetProcStatus | Op::DevSetSibling | Op::DevBindSibling => false,
+            Op::SomaPoolMalloc | Op::SomaPoolFree => false,
+            Op::SomaPoolCreate | Op::SomaPoolDestroy | Op::SomaPoolTrim => self.has_soma_pools,
+            _ => true,
+        }
+    }
+}
