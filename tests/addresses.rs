@@ -1,33 +1,18 @@
-//! The ends of the address space, the borders of heaps, and addresses that come back late.
+//! The ends of the address space, the borders of heaps, and addresses that the kernel frees late.
 
-use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
-use ascend_vmm::{Device, Error, Kind, Page, Reservation, ReserveOptions, Session};
+mod support;
 
-const MIB2: u64 = 2 << 20;
-const GIB: u64 = 1 << 30;
+use ascend_emulator::{isolated, on_each_generation};
+use ascend_vmm::{Device, Error, Kind, Page, Reservation, ReserveOptions};
+use support::{GIB, MIB2, contents, count, inject, open, plain, refused_here};
+
 /// The largest heap.
 const HEAP: u64 = 128 * GIB;
 const FIRST: u64 = ReserveOptions::ADDRESSES.start;
 const END: u64 = ReserveOptions::ADDRESSES.end;
 
-fn plain() -> Config {
-    Config { device_process: DeviceProcess::Automatic, ..Config::default() }
-}
-
-fn open() -> (Session, Device) {
-    let session = Session::open().unwrap();
-    let device = session.device(LogicalId(0)).unwrap();
-    (session, device)
-}
-
 fn at(address: u64) -> ReserveOptions {
     ReserveOptions::new().address(address)
-}
-
-fn count(emulator: &Emulator, command: &str) -> usize {
-    emulator.records().iter().filter(|record| record.cmd == Some(command)).count()
 }
 
 /// Memory works at both ends of a reservation.
@@ -44,15 +29,14 @@ fn works(device: &Device, reservation: &Reservation) {
 #[test]
 fn all_addresses_can_be_reserved_and_then_none_and_all_come_back() {
     on_each_generation(plain(), |_, emulator| {
-        let (session, device) = open();
+        let (session, device) = open(0);
         emulator.record();
         let heaps = ((END - FIRST) / HEAP) as usize;
         let all: Vec<_> = (0..heaps).map(|_| session.reserve(HEAP).unwrap()).collect();
-        let error = session.reserve(MIB2).unwrap_err();
-        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        assert!(matches!(session.reserve(MIB2), Err(Error::Invalid(_))));
         assert!(matches!(session.reserve_with(MIB2, &at(END - MIB2)), Err(Error::Invalid(_))));
         assert_eq!(count(emulator, "UPDATE_HEAP"), heaps, "one heap each");
-        assert_eq!(count(emulator, "ALLOC"), heaps, "and what cannot be is not asked for");
+        assert_eq!(count(emulator, "ALLOC"), heaps, "no ALLOC for a reservation that cannot exist");
         let last = all.iter().max_by_key(|reservation| reservation.address()).unwrap();
         assert_eq!(last.address() + HEAP, END);
         works(&device, last);
@@ -67,13 +51,11 @@ fn all_addresses_can_be_reserved_and_then_none_and_all_come_back() {
 #[test]
 fn reservations_at_fixed_addresses_lie_inside_one_heap() {
     on_each_generation(plain(), |_, _| {
-        let (session, device) = open();
-        let refused = |address: u64, size: u64, why: &str| {
-            let error = session.reserve_with(size, &at(address)).unwrap_err();
-            assert!(matches!(error, Error::Invalid(_)), "{error}");
-            assert!(error.to_string().contains(why), "{error}");
+        let (session, device) = open(0);
+        let refused = |address: u64, size: u64, words: &str| {
+            refused_here(&session.reserve_with(size, &at(address)).unwrap_err(), words);
         };
-        // The first and the last.
+        // The first and the last page.
         let first = session.reserve_with(MIB2, &at(FIRST)).unwrap();
         let last = session.reserve_with(MIB2, &at(END - MIB2)).unwrap();
         works(&device, &first);
@@ -85,16 +67,16 @@ fn reservations_at_fixed_addresses_lie_inside_one_heap() {
         refused(0, MIB2, "outside");
         refused(FIRST + 1, MIB2, "not aligned");
         refused(FIRST, MIB2, "already reserved");
-        // The heap of the first ends after 128 GiB, and nothing can lie across.
+        // The first page's heap ends after 128 GiB, and no reservation lies across its end.
         refused(FIRST + HEAP - MIB2, 2 * MIB2, "border");
         let before = session.reserve_with(MIB2, &at(FIRST + HEAP - MIB2)).unwrap();
         let after = session.reserve_with(MIB2, &at(FIRST + HEAP)).unwrap();
         works(&device, &before);
         works(&device, &after);
-        // Where there is no heap yet, one is made that fits.
+        // Where there is no heap yet, a new one is made that fits.
         let across = session.reserve_with(2 * GIB, &at(FIRST + 4 * HEAP - GIB)).unwrap();
         works(&device, &across);
-        // Memory of two heaps is not one slice, even where the addresses are neighbours.
+        // A slice cannot span two heaps, even where their addresses are adjacent.
         let one = before.map(0, &device.create(MIB2).unwrap()).unwrap();
         let two = after.map(0, &device.create(MIB2).unwrap()).unwrap();
         assert_eq!(one.address() + one.size(), two.address());
@@ -105,7 +87,7 @@ fn reservations_at_fixed_addresses_lie_inside_one_heap() {
 #[test]
 fn giant_pages_lie_at_giant_addresses_up_to_the_last() {
     on_each_generation(plain(), |_, _| {
-        let (session, device) = open();
+        let (session, device) = open(0);
         assert!(device.capabilities().giant_pages, "the emulated devices have them");
         let giant = device.create_with(GIB, Kind { page: Page::Giant, ..Kind::default() }).unwrap();
         let last = session.reserve_with(GIB, &at(END - GIB)).unwrap();
@@ -115,21 +97,19 @@ fn giant_pages_lie_at_giant_addresses_up_to_the_last() {
         let odd = session.reserve_with(2 * GIB, &at(FIRST + MIB2)).unwrap();
         assert!(matches!(odd.map(0, &giant), Err(Error::Invalid(_))));
         let mapping = odd.map(GIB - MIB2, &giant).unwrap();
-        let mut back = [0; 4];
-        mapping.read(GIB - 4, &mut back).unwrap();
-        assert_eq!(&back, b"last");
+        assert_eq!(contents(&mapping, GIB - 4, 4), b"last");
     });
 }
 
 #[test]
-fn a_heap_that_is_refused_is_asked_for_again() {
+fn a_heap_that_the_kernel_refused_is_requested_again() {
     isolated(plain(), |emulator| {
-        let (session, device) = open();
+        let (session, device) = open(0);
         for _ in 0..3 {
-            emulator.inject("UPDATE_HEAP#1=ENOMEM".parse().unwrap());
+            inject(emulator, "UPDATE_HEAP#1=ENOMEM");
             let error = session.reserve(MIB2).unwrap_err();
             assert!(error.to_string().contains("UPDATE_HEAP"), "{error}");
-            emulator.inject("UPDATE_HEAP#1=EBUSY".parse().unwrap());
+            inject(emulator, "UPDATE_HEAP#1=EBUSY");
             session.reserve_with(MIB2, &at(FIRST + HEAP)).unwrap_err();
         }
         works(&device, &session.reserve(2 * MIB2).unwrap());
@@ -137,30 +117,30 @@ fn a_heap_that_is_refused_is_asked_for_again() {
 }
 
 #[test]
-fn addresses_that_the_kernel_would_not_free_are_not_handed_out_before_it_does() {
+fn addresses_that_the_kernel_did_not_free_are_not_reused_before_it_does() {
     on_each_generation(plain(), |_, emulator| {
-        let (session, device) = open();
-        let other = session.device(LogicalId(1)).unwrap();
+        let (session, device) = open(0);
+        let other = support::device(1);
         let reservation = session.reserve(MIB2).unwrap();
         let address = reservation.address();
-        emulator.inject("FREE_PAGES#1=EBUSY".parse().unwrap());
+        inject(emulator, "FREE_PAGES#1=EBUSY");
         drop(reservation);
         assert_ne!(session.reserve(MIB2).unwrap().address(), address);
         session.reserve_with(MIB2, &at(address)).unwrap_err();
-        // Whenever a device is closed it is tried again.
+        // Closing a device tries again.
         other.close().unwrap();
         works(&device, &session.reserve_with(MIB2, &at(address)).unwrap());
     });
 }
 
 #[test]
-fn a_mapping_that_the_kernel_would_not_undo_keeps_its_addresses() {
+fn a_mapping_that_the_kernel_did_not_remove_keeps_its_addresses() {
     on_each_generation(plain(), |_, emulator| {
-        let (session, device) = open();
-        let other = session.device(LogicalId(1)).unwrap();
+        let (session, device) = open(0);
+        let other = support::device(1);
         let reservation = session.reserve(2 * MIB2).unwrap();
         let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
-        emulator.inject("MEM_UNMAP#1=EBUSY".parse().unwrap());
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(mapping);
         let memory = device.create(MIB2).unwrap();
         assert!(matches!(reservation.map(0, &memory), Err(Error::Invalid(_))));

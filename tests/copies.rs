@@ -1,53 +1,28 @@
-//! Copies, fills, access and the CPU's view under the emulated driver.
+//! Copies and fills: of device and host memory, in rows, in batches and asynchronous.
 
-use ascend_emulator::config::Attachment;
-use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
+mod support;
+
+use ascend_emulator::{Config, isolated_leaky, on_each_generation};
+use ascend_vmm::Error;
 use ascend_vmm::copy::{self, Rows};
-use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
-use ascend_vmm::{Device, Error, Mapping, Reservation, Session};
-use std::sync::atomic::Ordering;
+use support::random::Random;
+use support::{MIB2, contents, device, inject, mapped_on, mapped_on_host, open, plain};
 
-const MIB2: u64 = 2 << 20;
-
-fn open(id: u32) -> (Session, Device) {
-    let session = Session::current().unwrap();
-    let device = session.device(LogicalId(id)).unwrap();
-    (session, device)
-}
-
-fn mapped(session: &Session, device: &Device, size: u64) -> (Reservation, Mapping) {
-    let reservation = session.reserve(size).unwrap();
-    let mapping = reservation.map(0, &device.create(size).unwrap()).unwrap();
-    (reservation, mapping)
-}
-
-fn host_mapped(session: &Session, size: u64) -> (Reservation, Mapping) {
-    let reservation = session.reserve(size).unwrap();
-    let mapping = reservation.map(0, &session.host().unwrap().create(size).unwrap()).unwrap();
-    (reservation, mapping)
-}
-
-/// Bytes that are different everywhere.
+/// Bytes that depend on a seed only.
 fn pattern(size: usize, seed: u64) -> Vec<u8> {
-    (0..size as u64).map(|index| ((index + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
-}
-
-fn read(mapping: &Mapping, offset: u64, size: usize) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    mapping.read(offset, &mut bytes).unwrap();
-    bytes
+    Random(seed).bytes(size)
 }
 
 #[test]
-fn bytes_go_to_a_device_and_come_back_at_any_offset_and_size() {
+fn bytes_are_written_and_read_back_at_any_offset_and_size() {
     on_each_generation(Config::default(), |_, _| {
-        let (session, device) = open(0);
-        let (_reservation, mapping) = mapped(&session, &device, 2 * MIB2);
+        let device = device(0);
+        let mapping = mapped_on(&device, 2 * MIB2);
         for (offset, size) in [(0, 1), (1, 4095), (4093, 9000), (MIB2 - 5, 11), (2 * MIB2 - 1, 1), (7, MIB2 as usize)] {
             let bytes = pattern(size, offset);
             mapping.write(offset, &bytes).unwrap();
-            assert_eq!(read(&mapping, offset, size), bytes);
+            assert_eq!(contents(&mapping, offset, size), bytes);
         }
         mapping.write(0, &[]).unwrap();
         mapping.write(2 * MIB2, &[]).unwrap();
@@ -57,32 +32,31 @@ fn bytes_go_to_a_device_and_come_back_at_any_offset_and_size() {
 }
 
 #[test]
-fn host_memory_is_copied_by_the_cpu_because_the_kernel_would_not() {
+fn host_memory_is_copied_by_the_cpu_because_the_kernel_refuses_to() {
     on_each_generation(Config::default(), |_, emulator| {
-        let (session, _device) = open(0);
-        let (_r1, first) = host_mapped(&session, MIB2);
-        let (_r2, second) = host_mapped(&session, MIB2);
+        let _device = device(0);
+        let first = mapped_on_host(MIB2);
+        let second = mapped_on_host(MIB2);
         emulator.record();
         let bytes = pattern(100_003, 5);
         first.write(11, &bytes).unwrap();
-        assert_eq!(read(&first, 11, bytes.len()), bytes);
+        assert_eq!(contents(&first, 11, bytes.len()), bytes);
         second.slice(1, 100_003).unwrap().copy_from(&first.slice(11, 100_003).unwrap()).unwrap();
-        assert_eq!(read(&second, 1, bytes.len()), bytes);
+        assert_eq!(contents(&second, 1, bytes.len()), bytes);
         second.fill(0, 1000, 0x77).unwrap();
-        assert_eq!(read(&second, 0, 1001), [vec![0x77; 1000], vec![bytes[999]]].concat());
+        assert_eq!(contents(&second, 0, 1001), [vec![0x77; 1000], vec![bytes[999]]].concat());
         assert_eq!(emulator.records().len(), 0);
     });
 }
 
 #[test]
-fn bytes_go_between_all_kinds_of_places() {
+fn bytes_are_copied_between_devices_and_the_host_in_every_direction() {
     on_each_generation(Config::default(), |_, _| {
-        let (session, device0) = open(0);
-        let (_, device1) = open(1);
-        let (_r0, here) = mapped(&session, &device0, MIB2);
-        let (_r1, beside) = mapped(&session, &device0, MIB2);
-        let (_r2, there) = mapped(&session, &device1, MIB2);
-        let (_r3, host) = host_mapped(&session, MIB2);
+        let (device0, device1) = (device(0), device(1));
+        let here = mapped_on(&device0, MIB2);
+        let beside = mapped_on(&device0, MIB2);
+        let there = mapped_on(&device1, MIB2);
+        let host = mapped_on_host(MIB2);
         let bytes = pattern(50_000, 1);
         here.write(3, &bytes).unwrap();
         let size = bytes.len() as u64;
@@ -90,7 +64,7 @@ fn bytes_go_between_all_kinds_of_places() {
         for (round, pair) in (1..).zip(places.windows(2)) {
             let from = pair[0].slice(if round == 1 { 3 } else { round * 17 - 17 }, size).unwrap();
             pair[1].slice(round * 17, size).unwrap().copy_from(&from).unwrap();
-            assert_eq!(read(pair[1], round * 17, bytes.len()), bytes, "copy {round}");
+            assert_eq!(contents(pair[1], round * 17, bytes.len()), bytes, "copy {round}");
         }
         let error = here.slice(0, 100).unwrap().copy_from(&here.slice(99, 100).unwrap()).unwrap_err();
         assert!(error.to_string().contains("overlap"), "{error}");
@@ -109,13 +83,13 @@ fn copies_may_span_mappings_but_not_holes() {
             mappings.push(reservation.map(chunk * MIB2, &device.create(MIB2).unwrap()).unwrap());
         }
         let bytes = pattern(2 * MIB2 as usize, 3);
-        // Starts inside a mapping: the kernel would not look at the end.
+        // This starts inside a mapping: the kernel checks the start only.
         reservation.slice(MIB2 / 2, 2 * MIB2).unwrap().write(&bytes).unwrap();
         let mut back = vec![0; bytes.len()];
         reservation.slice(MIB2 / 2, 2 * MIB2).unwrap().read(&mut back).unwrap();
         assert_eq!(back, bytes);
         reservation.slice(0, 3 * MIB2).unwrap().fill(9).unwrap();
-        assert_eq!(read(&mappings[2], MIB2 - 4, 4), [9; 4]);
+        assert_eq!(contents(&mappings[2], MIB2 - 4, 4), [9; 4]);
         emulator.record();
         for (offset, size) in
             [(MIB2 / 2, 3 * MIB2), (3 * MIB2, 1), (2 * MIB2 + 5, MIB2), (4 * MIB2, MIB2 + 1), (7 * MIB2, 0)]
@@ -132,7 +106,7 @@ fn copies_may_span_mappings_but_not_holes() {
             assert!(error.to_string().contains("inside"), "{error}");
         }
         assert_eq!(emulator.records().len(), 0);
-        // A mapping that a slice covers cannot be taken away.
+        // A mapping that a slice covers cannot be removed.
         let slice = reservation.slice(0, MIB2).unwrap();
         let failed = mappings.remove(0).unmap().unwrap_err();
         assert!(failed.to_string().contains("wait for them first"), "{failed}");
@@ -144,16 +118,16 @@ fn copies_may_span_mappings_but_not_holes() {
 #[test]
 fn rows_are_copied_with_their_pitches() {
     on_each_generation(Config::default(), |_, _| {
-        let (session, device) = open(0);
-        let (_r0, on_device) = mapped(&session, &device, MIB2);
-        let (_r1, on_host) = host_mapped(&session, MIB2);
+        let device = device(0);
+        let on_device = mapped_on(&device, MIB2);
+        let on_host = mapped_on_host(MIB2);
         for mapping in [&on_device, &on_host] {
             mapping.fill(0, MIB2, 0xFF).unwrap();
             let rows = Rows { width: 100, height: 50, pitch: 4096, buffer_pitch: 128 };
             let bytes = pattern(50 * 128, 9);
             mapping.slice(16, 64 * 4096).unwrap().write_rows(&rows, &bytes).unwrap();
             for row in 0..50 {
-                let seen = read(mapping, 16 + row as u64 * 4096, 101);
+                let seen = contents(mapping, 16 + row as u64 * 4096, 101);
                 assert_eq!(seen[..100], bytes[row * 128..row * 128 + 100]);
                 assert_eq!(seen[100], 0xFF);
             }
@@ -182,11 +156,10 @@ fn rows_are_copied_with_their_pitches() {
 #[test]
 fn batches_take_one_command_per_device() {
     on_each_generation(Config::default(), |_, emulator| {
-        let (session, device0) = open(0);
-        let (_, device1) = open(1);
-        let (_r0, here) = mapped(&session, &device0, MIB2);
-        let (_r1, there) = mapped(&session, &device1, MIB2);
-        let (_r2, host) = host_mapped(&session, MIB2);
+        let (device0, device1) = (device(0), device(1));
+        let here = mapped_on(&device0, MIB2);
+        let there = mapped_on(&device1, MIB2);
+        let host = mapped_on_host(MIB2);
         let buffers: Vec<Vec<u8>> = (0..60).map(|index| pattern(1000 + index, index as u64)).collect();
         let place = |index: usize| ([&here, &there, &host][index % 3], index as u64 * 2000);
         emulator.record();
@@ -213,15 +186,15 @@ fn batches_take_one_command_per_device() {
         assert!(matches!(copy::write_batch(&short), Err(Error::Invalid(_))));
         let many: Vec<_> = (0..5000).map(|index| (here.slice(index, 1).unwrap(), &[7u8][..])).collect();
         copy::write_batch(&many).unwrap();
-        assert_eq!(read(&here, 0, 5000), [7; 5000]);
+        assert_eq!(contents(&here, 0, 5000), [7; 5000]);
     });
 }
 
 #[test]
-fn asynchronous_copies_give_their_buffer_back_and_hold_their_mapping() {
+fn asynchronous_copies_return_their_buffer_and_keep_their_mapping() {
     on_each_generation(Config::default(), |_, emulator| {
-        let (session, device) = open(0);
-        let (_r0, mapping) = mapped(&session, &device, MIB2);
+        let device = device(0);
+        let mapping = mapped_on(&device, MIB2);
         let bytes = pattern(100_000, 2);
         let pending = mapping.write_async(5, bytes.clone()).unwrap();
         let failed = mapping.unmap().unwrap_err();
@@ -230,39 +203,40 @@ fn asynchronous_copies_give_their_buffer_back_and_hold_their_mapping() {
         assert_eq!(pending.wait().unwrap(), bytes);
         let back = mapping.read_async(5, vec![0; bytes.len()]).unwrap().wait().unwrap();
         assert_eq!(back, bytes);
-        // Dropped: waited for.
+        // Dropping a copy waits for it.
         drop(mapping.write_async(0, vec![1; 100]).unwrap());
-        assert_eq!(read(&mapping, 0, 100), [1; 100]);
-        // The mapping dropped first: it stays until the copy is over.
+        assert_eq!(contents(&mapping, 0, 100), [1; 100]);
+        // A mapping that is dropped first stays until the copy is done.
         let pending = mapping.write_async(0, vec![2; 100]).unwrap();
         drop(mapping);
         pending.wait().unwrap();
-        let (_r1, host) = host_mapped(&session, MIB2);
+        let host = mapped_on_host(MIB2);
         assert_eq!(host.write_async(0, vec![3; 10]).unwrap().wait().unwrap(), [3; 10]);
-        assert_eq!(read(&host, 0, 10), [3; 10]);
+        assert_eq!(contents(&host, 0, 10), [3; 10]);
         let failed = host.write_async(MIB2 - 1, vec![0; 2]).unwrap_err();
         assert_eq!(failed.object, [0, 0]);
-        let (_r2, mapping) = mapped(&session, &device, MIB2);
-        emulator.inject("ASYNC_MEMCPY#1=ENOSPC".parse().unwrap());
+        let mapping = mapped_on(&device, MIB2);
+        inject(emulator, "ASYNC_MEMCPY#1=ENOSPC");
         let failed = mapping.write_async(0, vec![4; 10]).unwrap_err();
         assert_eq!((failed.error.errno(), failed.object), (Some(Errno::ENOSPC), vec![4; 10]));
     });
 }
 
 #[test]
-fn a_copy_that_is_forgotten_costs_its_buffer_and_nothing_else() {
+fn a_copy_that_is_forgotten_leaks_its_buffer_and_nothing_else() {
     isolated_leaky(Config::default(), |emulator| {
         let (session, device) = open(0);
-        let (reservation, mapping) = mapped(&session, &device, MIB2);
+        let reservation = session.reserve(MIB2).unwrap();
+        let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
         std::mem::forget(mapping.write_async(0, vec![5; 4096]).unwrap());
-        // The kernel holds the mapping for a task that nobody will ask for, and so do we.
+        // The kernel keeps the mapping for a task whose result is never fetched, and so do we.
         let failed = mapping.unmap().unwrap_err();
         assert!(matches!(failed.error, Error::InUse { .. }), "{failed}");
-        assert_eq!(read(&failed.object, 0, 4), [5; 4]);
+        assert_eq!(contents(&failed.object, 0, 4), [5; 4]);
         drop(failed);
         assert!(matches!(reservation.free().unwrap_err().error, Error::InUse { .. }));
-        // Others are not disturbed.
-        let (_r1, other) = mapped(&session, &device, MIB2);
+        // Other mappings work.
+        let other = mapped_on(&device, MIB2);
         other.write(0, &[1]).unwrap();
         assert!(!emulator.state().is_empty());
     });
@@ -271,9 +245,9 @@ fn a_copy_that_is_forgotten_costs_its_buffer_and_nothing_else() {
 #[test]
 fn a_broken_link_is_an_error_of_the_copy() {
     on_each_generation(Config::default(), |_, emulator| {
-        let (session, device) = open(0);
-        let (_r0, mapping) = mapped(&session, &device, MIB2);
-        emulator.inject("copies=link-error".parse().unwrap());
+        let device = device(0);
+        let mapping = mapped_on(&device, MIB2);
+        inject(emulator, "copies=link-error");
         let error = mapping.write(0, &[1; 100]).unwrap_err();
         assert!(matches!(error, Error::Refused(_)), "{error}");
         assert!(mapping.read(0, &mut [0; 100]).is_err());
@@ -288,97 +262,14 @@ fn a_broken_link_is_an_error_of_the_copy() {
 }
 
 #[test]
-fn the_cpu_sees_host_memory_and_device_memory_where_it_may() {
-    on_each_generation(Config::default(), |_, emulator| {
-        let (session, device) = open(0);
-        let (_r0, on_device) = mapped(&session, &device, MIB2);
-        let (_r1, on_host) = host_mapped(&session, MIB2);
-        for mapping in [&on_device, &on_host] {
-            mapping.write(100, b"from the copy").unwrap();
-            let view = mapping.host_view().unwrap();
-            assert_eq!(view.size() as u64, MIB2);
-            let mut seen = [0; 13];
-            view.read(100, &mut seen).unwrap();
-            assert_eq!(&seen, b"from the copy");
-            view.write(200, b"from the cpu").unwrap();
-            assert_eq!(read(mapping, 200, 12), b"from the cpu");
-            view.fill(300, 10, 6).unwrap();
-            assert_eq!(read(mapping, 299, 12), [0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 0]);
-            view.atomic_u32(400).unwrap().store(0x0102_0304, Ordering::Release);
-            assert_eq!(read(mapping, 400, 4), 0x0102_0304u32.to_ne_bytes());
-            view.atomic_u64(408).unwrap().fetch_add(5, Ordering::Relaxed);
-            assert_eq!(read(mapping, 408, 8), 5u64.to_ne_bytes());
-            view.write_volatile(500, 3).unwrap();
-            assert_eq!(view.read_volatile(500).unwrap(), 3);
-            assert_eq!(view.as_ptr() as u64, mapping.address());
-            for error in [
-                view.read(view.size(), &mut [0]).unwrap_err(),
-                view.write(usize::MAX, &[0]).unwrap_err(),
-                view.fill(1, view.size(), 0).unwrap_err(),
-                view.atomic_u32(2).unwrap_err(),
-                view.atomic_u64(view.size()).unwrap_err(),
-                view.read_volatile(view.size()).unwrap_err(),
-            ] {
-                assert!(matches!(error, Error::Invalid(_)), "{error}");
-            }
+fn any_number_of_empty_rows_is_copied_at_once() {
+    on_each_generation(plain(), |_, _| {
+        let device = device(0);
+        for mapping in [mapped_on_host(MIB2), mapped_on(&device, MIB2)] {
+            let slice = mapping.slice(0, MIB2).unwrap();
+            let rows = Rows { width: 0, height: u64::MAX, pitch: 0, buffer_pitch: 0 };
+            slice.write_rows(&rows, &[]).unwrap();
+            slice.read_rows(&rows, &mut []).unwrap();
         }
-        // Granted once is enough.
-        emulator.record();
-        on_device.host_view().unwrap();
-        on_host.host_view().unwrap();
-        assert_eq!(emulator.records().len(), 0);
-    });
-}
-
-#[test]
-fn peers_get_access_and_keep_it_until_the_mapping_goes() {
-    on_each_generation(Config::default(), |_, emulator| {
-        let (session, device0) = open(0);
-        let (_, device1) = open(1);
-        let (_r0, mapping) = mapped(&session, &device0, MIB2);
-        assert!(mapping.is_granted(&device0).unwrap());
-        assert!(!mapping.is_granted(&device1).unwrap());
-        mapping.grant(&device0).unwrap();
-        mapping.grant(&device1).unwrap();
-        assert!(mapping.is_granted(&device1).unwrap());
-        emulator.record();
-        mapping.grant(&device1).unwrap();
-        assert_eq!(emulator.records().len(), 0);
-        drop(mapping);
-        let (_r1, host) = host_mapped(&session, MIB2);
-        let error = host.grant(&device1).unwrap_err();
-        assert_eq!(error.errno(), Some(Errno::EOPNOTSUPP), "{error}");
-        assert!(error.to_string().contains("HCCS"), "{error}");
-    });
-}
-
-#[test]
-fn devices_on_hccs_reach_host_memory() {
-    isolated(Config { attachment: Attachment::Hccs, ..Config::default() }, |_| {
-        let (session, device) = open(0);
-        let (_r0, host) = host_mapped(&session, MIB2);
-        host.grant(&device).unwrap();
-        assert!(host.is_granted(&device).unwrap());
-    });
-}
-
-#[test]
-fn no_command_ever_carries_access_type_zero() {
-    isolated(Config::default(), |emulator| {
-        let (session, device0) = open(0);
-        let (_, device1) = open(1);
-        emulator.record();
-        let (_r0, mapping) = mapped(&session, &device0, MIB2);
-        mapping.grant(&device1).unwrap();
-        mapping.host_view().unwrap();
-        let types: Vec<_> = emulator
-            .records()
-            .into_iter()
-            .filter(|record| record.cmd == Some("MEM_SET_ACCESS"))
-            .filter_map(|record| record.in_hex)
-            // The type is the byte at offset 36 of the argument.
-            .map(|hex| hex.get(72..74).unwrap_or("00").to_owned())
-            .collect();
-        assert_eq!(types, ["03", "03"]);
     });
 }

@@ -1,4 +1,4 @@
-//! What the pages in docs/ state in tables is what the library does.
+//! The tables in README.md and docs/ agree with the library.
 
 use ascend_vmm::error::{Errno, VendorCode};
 
@@ -30,7 +30,7 @@ fn the_vendors_codes_are_those_of_the_page_about_errors() {
 
 #[test]
 fn every_code_of_a_finding_is_on_the_page_about_json() {
-    // The codes are written once, in a match; the page must have each of them.
+    // The codes are the strings of one match.
     let source = include_str!("../src/discovery/finding.rs");
     let body = source.split_once("pub fn code(&self)").and_then(|(_, rest)| rest.split_once("\n    }")).unwrap().0;
     let codes: Vec<&str> = body.split('"').skip(1).step_by(2).collect();
@@ -66,6 +66,6 @@ fn the_readmes_table_names_every_function_of_the_vendors_family() {
         "MemSetPidToShareableHandle",
         "DeviceGetBareTgid",
     ] {
-        assert!(readme.contains(&format!("`{name}`")), "the README does not say what is here for aclrt{name}");
+        assert!(readme.contains(&format!("`{name}`")), "the README does not mention aclrt{name}");
     }
 }

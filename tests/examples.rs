@@ -1,12 +1,13 @@
-//! The examples are ordinary programs: they run, unmodified, on the emulated driver of each generation.
+//! The examples run, unmodified, on the emulated driver of each generation.
 
 use ascend_emulator::config::Door;
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Generation;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-/// Where cargo puts an example. Plain `cargo test` has built it; `cargo test --test examples` has not, so it is built now.
+/// The path of an example's program. Plain `cargo test` has built it; `cargo test --test examples`
+/// has not, so it is built now.
 fn example(name: &str) -> PathBuf {
     // From target/debug/deps/examples-… to target/debug/examples/NAME.
     let own = std::env::current_exe().unwrap();
@@ -21,13 +22,19 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs an example on each generation; what it printed must contain these texts, in this order, and nothing may be left behind.
+/// Runs a program on an emulated host and returns what it printed.
+fn run(emulator: &Emulator, name: &str) -> Output {
+    let mut command = Command::new(example(name));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    emulator.spawn(&mut command).unwrap().wait_with_output().unwrap()
+}
+
+/// Runs an example on each generation; its output must contain these texts, in this order, and it
+/// must leave nothing behind in the driver.
 fn prints(name: &str, texts: &[&str]) {
     for generation in Generation::ALL {
         let emulator = Emulator::start(Config { generation, ..Config::default() }).unwrap();
-        let mut command = Command::new(example(name));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+        let output = run(&emulator, name);
         let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{name} on {generation}: {}\n{printed}\n{errors}", output.status);
         let mut rest = &*printed;
@@ -51,16 +58,16 @@ fn the_first_program_of_the_readme_runs() {
 #[test]
 fn the_first_program_says_what_is_wrong_on_a_host_without_a_driver() {
     let emulator = Emulator::start(Config { door: Door::Missing, ..Config::default() }).unwrap();
-    let mut command = Command::new(example("hello"));
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    let output = run(&emulator, "hello");
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("/dev/davinci_manager") && told.contains("ENOENT (No such file or directory)"), "{told}");
-    assert!(
-        told.contains("the driver is not loaded, or the container was started without it. Load the driver"),
-        "{told}"
-    );
+    let error = String::from_utf8_lossy(&output.stderr);
+    for words in [
+        "/dev/davinci_manager",
+        "ENOENT (No such file or directory)",
+        "the driver is not loaded, or the container was started without it. Load the driver",
+    ] {
+        assert!(error.contains(words), "{words:?} is not in {error}");
+    }
 }
 
 #[test]

@@ -1,27 +1,14 @@
-//! Physical memory, reservations and mappings under the emulated driver: what works, and what is said when it cannot.
+//! Physical memory, reservations and mappings: what works, and what the errors say.
+
+mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
-use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, ReserveOptions, Session};
+use ascend_vmm::{Error, Kind, Location, MemoryKind, Page, ReserveOptions, Session};
+use support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, refused_here};
 
-const MIB2: u64 = 2 << 20;
-const GIB: u64 = 1 << 30;
-
-fn open(id: u32) -> (Session, Device) {
-    let session = Session::current().unwrap();
-    let device = session.device(LogicalId(id)).unwrap();
-    (session, device)
-}
-
-/// Refused before the kernel was asked, with these words.
-#[track_caller]
-fn refused_here(error: &Error, words: &str) {
-    assert!(matches!(error, Error::Invalid(_) | Error::InUse { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{words:?} is not in {error}");
-}
-
-/// How many calls the driver saw while something was done.
+/// How many calls the driver saw during an action.
 fn calls_during(emulator: &Emulator, action: impl FnOnce()) -> usize {
     emulator.record();
     let before = emulator.records().len();
@@ -57,7 +44,7 @@ fn memory_knows_its_size_kind_and_place() {
 #[test]
 fn free_memory_goes_down_and_up_with_what_is_created_and_released() {
     on_each_generation(Config::default(), |_, _| {
-        let (_, device) = open(0);
+        let device = device(0);
         let before = device.memory_info(MemoryKind::Hbm).unwrap();
         assert!(before.huge_free > 0 && before.huge_free <= before.huge_total);
         let memory = device.create(64 << 20).unwrap();
@@ -68,7 +55,7 @@ fn free_memory_goes_down_and_up_with_what_is_created_and_released() {
 }
 
 #[test]
-fn bad_sizes_of_memory_are_refused_before_the_kernel_is_asked() {
+fn bad_sizes_of_memory_are_refused_without_a_system_call() {
     isolated(Config::default(), |emulator| {
         let (session, device) = open(0);
         let host = session.host().unwrap();
@@ -86,9 +73,9 @@ fn bad_sizes_of_memory_are_refused_before_the_kernel_is_asked() {
 }
 
 #[test]
-fn out_of_memory_says_what_was_asked_and_what_is_free() {
+fn out_of_memory_reports_the_requested_size_and_what_is_free() {
     on_each_generation(Config { hbm: 4 << 30, ..Config::default() }, |_, _| {
-        let (_, device) = open(0);
+        let device = device(0);
         let _some = device.create(GIB).unwrap();
         let error = device.create(1 << 40).unwrap_err();
         let Error::OutOfMemory(details) = &error else { panic!("{error:?}") };
@@ -98,7 +85,7 @@ fn out_of_memory_says_what_was_asked_and_what_is_free() {
         assert_eq!(details.page_that_fits(), None);
         assert!(error.to_string().contains("1 TiB were asked for"), "{error}");
         assert_eq!(error.vendor_code().unwrap().acl, 207_001);
-        // And nothing was lost.
+        // Nothing was lost.
         device.create(GIB).unwrap();
     });
 }
@@ -128,7 +115,7 @@ fn reservations_are_aligned_apart_and_where_they_were_wanted() {
 }
 
 #[test]
-fn bad_reservations_are_refused_before_the_kernel_is_asked() {
+fn bad_reservations_are_refused_without_a_system_call() {
     isolated(Config::default(), |emulator| {
         let (session, _device) = open(0);
         let calls = calls_during(emulator, || {
@@ -163,12 +150,10 @@ fn memory_can_be_mapped_at_several_places_and_many_into_one_reservation() {
         let other = device.create(MIB2).unwrap();
         let third = reservation.map(2 * MIB2, &other).unwrap();
         first.write(MIB2 + 7, b"the same bytes").unwrap();
-        let mut seen = [0; 14];
-        second.read(MIB2 + 7, &mut seen).unwrap();
-        assert_eq!(&seen, b"the same bytes");
+        assert_eq!(contents(&second, MIB2 + 7, 14), b"the same bytes");
         let start = reservation.address();
         assert_eq!(reservation.mappings(), [(start, 2 * MIB2), (start + 2 * MIB2, MIB2), (start + 8 * MIB2, 2 * MIB2)]);
-        // By address, anywhere inside.
+        // Look-up by any address inside a mapping.
         assert!(session.memory_at(second.address() + 3 * MIB2 / 2).unwrap().is_same(&memory));
         assert_eq!(session.mapping_at(third.address() + 5), Some((third.address(), MIB2)));
         assert_eq!(session.mapping_at(start + 4 * MIB2), None);
@@ -203,7 +188,7 @@ fn sleep_and_wake_keep_the_address() {
 }
 
 #[test]
-fn mappings_that_leave_or_overlap_are_refused_before_the_kernel_is_asked() {
+fn mappings_that_leave_their_reservation_or_overlap_are_refused_without_a_system_call() {
     isolated(Config::default(), |emulator| {
         let (session, device) = open(0);
         let reservation = session.reserve(4 * MIB2).unwrap();
@@ -214,7 +199,7 @@ fn mappings_that_leave_or_overlap_are_refused_before_the_kernel_is_asked() {
             for offset in [1, 4096, MIB2 / 2] {
                 refused_here(&reservation.map(offset, &memory).unwrap_err(), "multiples of 2 MiB");
             }
-            // One chunk too far, which the kernel would let into the neighbour.
+            // One chunk too far, which the kernel would map into the neighbour.
             for offset in [3 * MIB2, 4 * MIB2, 400 * GIB, u64::MAX - MIB2 + 1] {
                 refused_here(&reservation.map(offset, &memory).unwrap_err(), "inside its reservation");
             }
@@ -224,7 +209,7 @@ fn mappings_that_leave_or_overlap_are_refused_before_the_kernel_is_asked() {
         });
         assert_eq!(calls, 0, "an occupied chunk would leave those before it unusable in the kernel");
         mapping.unmap().unwrap();
-        // And indeed nothing is stale.
+        // No chunk is stale.
         drop(reservation.map(0, &memory).unwrap());
         drop(reservation.map(2 * MIB2, &memory).unwrap());
     });
@@ -234,7 +219,7 @@ fn mappings_that_leave_or_overlap_are_refused_before_the_kernel_is_asked() {
 fn a_reservation_holds_memory_of_one_device_until_it_is_freed() {
     on_each_generation(Config::default(), |_, emulator| {
         let (session, device0) = open(0);
-        let (_, device1) = open(1);
+        let device1 = device(1);
         let reservation = session.reserve(8 * MIB2).unwrap();
         let here = device0.create(MIB2).unwrap();
         let there = device1.create(MIB2).unwrap();
@@ -264,14 +249,12 @@ fn giant_pages_need_giant_addresses() {
         refused_here(&reservation.map(MIB2, &memory).unwrap_err(), "multiples of 1 GiB");
         let mapping = reservation.map(GIB, &memory).unwrap();
         mapping.write(GIB - 3, b"end").unwrap();
-        let mut end = [0; 3];
-        mapping.read(GIB - 3, &mut end).unwrap();
-        assert_eq!(&end, b"end");
+        assert_eq!(contents(&mapping, GIB - 3, 3), b"end");
     });
 }
 
 #[test]
-fn things_in_use_are_handed_back() {
+fn objects_in_use_are_not_freed_but_returned() {
     isolated(Config::default(), |emulator| {
         let (session, device) = open(0);
         let reservation = session.reserve(MIB2).unwrap();
@@ -297,7 +280,7 @@ fn things_in_use_are_handed_back() {
 fn a_command_that_fails_loses_nothing() {
     on_each_generation(Config::default(), |_, emulator| {
         let (session, device) = open(0);
-        let fail = |fault: &str| emulator.inject(fault.parse().unwrap());
+        let fail = |fault: &str| inject(emulator, fault);
         for errno in ["EINVAL", "ENOMEM", "EBUSY", "ENOSYS"] {
             fail(&format!("MEM_CREATE#1={errno}"));
             let error = device.create(MIB2).unwrap_err();
@@ -313,7 +296,7 @@ fn a_command_that_fails_loses_nothing() {
         let error = reservation.map(0, &memory).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::ENOMEM));
         assert!(error.to_string().contains("handle"), "{error}");
-        // The place is free again, and nobody owns the reservation.
+        // The addresses are free again, and the reservation belongs to no device yet.
         let host = session.host().unwrap().create(MIB2).unwrap();
         let mapping = reservation.map(0, &host).unwrap();
         fail("MEM_UNMAP#1=EBUSY");
@@ -333,13 +316,13 @@ fn a_command_that_fails_loses_nothing() {
 }
 
 #[test]
-fn what_a_drop_could_not_undo_is_undone_when_the_session_is_closed() {
+fn what_a_drop_could_not_free_is_freed_when_the_session_is_closed() {
     on_each_generation(Config::default(), |_, emulator| {
         let (session, device) = open(0);
         let reservation = session.reserve(MIB2).unwrap();
         let memory = device.create(MIB2).unwrap();
         let mapping = reservation.map(0, &memory).unwrap();
-        emulator.inject("MEM_UNMAP#1=EBUSY".parse().unwrap());
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(mapping);
         // The kernel still has a mapping there.
         refused_here(&reservation.map(0, &memory).unwrap_err(), "overlaps");
@@ -348,7 +331,7 @@ fn what_a_drop_could_not_undo_is_undone_when_the_session_is_closed() {
         assert!(!emulator.state().is_empty());
         drop(device);
         drop(session);
-        assert!(emulator.state().is_empty(), "{:#?}", emulator.state());
+        assert_nothing_left(emulator);
     });
 }
 
@@ -356,9 +339,9 @@ fn what_a_drop_could_not_undo_is_undone_when_the_session_is_closed() {
 fn a_dead_device_is_reported_and_the_session_goes_on_with_the_others() {
     isolated(Config::default(), |emulator| {
         let (session, device0) = open(0);
-        let (_, device1) = open(1);
+        let device1 = device(1);
         let memory = device0.create(MIB2).unwrap();
-        emulator.inject("device0=dead".parse().unwrap());
+        inject(emulator, "device0=dead");
         let error = device0.create(MIB2).unwrap_err();
         assert!(error.errno().is_some(), "{error}");
         assert!(!error.to_string().is_empty());
@@ -387,9 +370,7 @@ fn many_threads_create_reserve_map_and_copy_at_once() {
                         let there = shared.map((round % 8) * 4 * MIB2, &memory).unwrap();
                         let stamp = [thread as u8, round as u8, 0xA5];
                         here.write(size - 3, &stamp).unwrap();
-                        let mut back = [0; 3];
-                        there.read(size - 3, &mut back).unwrap();
-                        assert_eq!(back, stamp);
+                        assert_eq!(contents(&there, size - 3, 3), stamp);
                         assert!(session.memory_at(there.address()).unwrap().is_same(&memory));
                     }
                 });
@@ -449,14 +430,14 @@ fn thousands_of_live_objects_are_kept_apart() {
 }
 
 #[test]
-fn what_is_printed_for_debugging_is_short() {
+fn debug_output_is_short() {
     isolated(Config::default(), |_| {
         let (session, device) = open(0);
         let memory = device.create(MIB2).unwrap();
         let reservation = session.reserve(MIB2).unwrap();
         let mapping = reservation.map(0, &memory).unwrap();
         let host = session.host().unwrap();
-        // An unwrap of a failed call prints the object that it hands back.
+        // An unwrap of a failed call prints the object that the error returns.
         let failed = session.clone().close().unwrap_err();
         let texts = [
             format!("{session:?}"),

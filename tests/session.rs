@@ -1,143 +1,28 @@
-//! Opening and closing the session: what the driver is asked, in which order, and what is said when it refuses.
+//! Opening and closing the session: what can fail, who else may use the driver in this process, and
+//! what the errors say.
 
-use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
+mod support;
+
+use ascend_emulator::{Config, isolated, on_each_generation};
+use ascend_ioctl::klog;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
-use ascend_vmm::{Error, Generation, Session};
-
-/// A device that starts its process by itself, so that traces show the memory driver only.
-fn plain() -> Config {
-    Config { device_process: DeviceProcess::Automatic, ..Config::default() }
-}
-
-/// What was called, in order: commands by name, other system calls by theirs.
-fn calls(emulator: &Emulator) -> Vec<&'static str> {
-    emulator.records().iter().map(|record| record.cmd.unwrap_or(record.call)).collect()
-}
-
-fn device(session: &Session, id: u32) -> ascend_vmm::Device {
-    session.device(LogicalId(id)).unwrap()
-}
-
-#[test]
-fn bringing_up_the_first_device_takes_the_calls_that_the_driver_needs_and_no_more() {
-    on_each_generation(plain(), |generation, emulator| {
-        emulator.record();
-        let session = Session::open().unwrap();
-        assert_eq!(session.generation(), generation);
-        let device = device(&session, 0);
-        let expected: &[&str] = match generation {
-            Generation::V8_5_0 => {
-                &["open", "OPEN", "", "ALLOC_PROC_STRUCT", "GET_MMAP_INFO", "mmap", "INIT_PROCESS", "SETUP_DEVICE"]
-            }
-            Generation::V9_0_0 => {
-                &["open", "OPEN", "ALLOC_PROC_STRUCT", "GET_MMAP_INFO", "mmap", "mmap", "INIT_PROCESS", "SETUP_DEVICE"]
-            }
-            // With the log page, which the driver does not see, these are 13 system calls.
-            _ => &[
-                "open",
-                "OPEN",
-                "ALLOC_PROC_STRUCT",
-                "GET_MMAP_INFO",
-                "mmap",
-                "mmap",
-                "mprotect",
-                "mmap",
-                "mprotect",
-                "mmap",
-                "INIT_PROCESS",
-                "SETUP_DEVICE",
-            ],
-        };
-        let mut seen = calls(emulator);
-        if generation == Generation::V8_5_0 {
-            // Number 101, which this generation does not have.
-            seen[2] = "";
-        }
-        assert_eq!(seen, expected);
-        drop(device);
-        session.close().unwrap();
-    });
-}
-
-#[test]
-fn the_minimal_sequence_of_one_process_is_what_the_driver_sees() {
-    on_each_generation(plain(), |generation, emulator| {
-        let session = Session::open().unwrap();
-        let device = device(&session, 0);
-        emulator.record();
-        let memory = device.create(4 << 20).unwrap();
-        let reservation = session.reserve(4 << 20).unwrap();
-        let mapping = reservation.map(0, &memory).unwrap();
-        mapping.write(0, b"there").unwrap();
-        let mut back = [0; 5];
-        mapping.read(0, &mut back).unwrap();
-        assert_eq!(&back, b"there");
-        mapping.unmap().unwrap();
-        reservation.free().unwrap();
-        memory.free().unwrap();
-        device.close().unwrap();
-        session.close().unwrap();
-        let segments = match generation {
-            Generation::V8_5_0 => 1,
-            Generation::V9_0_0 => 2,
-            _ => 4,
-        };
-        let mut expected = vec![
-            "MEM_CREATE",
-            "UPDATE_HEAP",
-            "ALLOC",
-            "MEM_MAP",
-            "MEMCPY",
-            "MEMCPY",
-            "MEM_UNMAP",
-            "FREE_PAGES",
-            "MEM_RELEASE",
-            "UPDATE_HEAP",
-            "PREPARE_CLOSE_DEVICE",
-            "CLOSE_DEVICE",
-        ];
-        expected.extend(vec!["munmap"; segments]);
-        // The last one is the log page's.
-        expected.extend(["CLOSE", "close", "munmap"]);
-        assert_eq!(calls(emulator), expected);
-    });
-}
-
-#[test]
-fn a_full_cycle_after_the_first_is_six_system_calls() {
-    isolated(plain(), |emulator| {
-        let session = Session::open().unwrap();
-        let device = device(&session, 0);
-        let keep = session.reserve(2 << 20).unwrap();
-        for _ in 0..3 {
-            emulator.record();
-            let before = calls(emulator).len();
-            let memory = device.create(2 << 20).unwrap();
-            let reservation = session.reserve(2 << 20).unwrap();
-            let mapping = reservation.map(0, &memory).unwrap();
-            drop(memory);
-            drop(reservation);
-            drop(mapping);
-            let seen = calls(emulator).split_off(before);
-            assert_eq!(seen.len(), 6, "{seen:?}");
-            assert_eq!(seen[..4], ["MEM_CREATE", "ALLOC", "MEM_MAP", "MEM_UNMAP"]);
-        }
-        drop(keep);
-    });
-}
+use ascend_vmm::{Error, Generation, Kind, MemoryKind, Session};
+use nix::libc;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::num::NonZeroUsize;
+use support::{Directory, MIB2, assert_nothing_left, calls, contents, device, inject, mapped_on, open, plain};
 
 #[test]
 fn a_session_can_be_opened_again_after_it_was_closed() {
     on_each_generation(Config::default(), |_, _| {
         for round in 0..3u8 {
             let session = Session::open().unwrap();
-            let device = device(&session, u32::from(round % 2));
-            let memory = device.create(2 << 20).unwrap();
-            let reservation = session.reserve(2 << 20).unwrap();
+            let device = device(u32::from(round % 2));
+            let memory = device.create(MIB2).unwrap();
+            let reservation = session.reserve(MIB2).unwrap();
             let mapping = reservation.map(0, &memory).unwrap();
-            mapping.fill(0, 2 << 20, round).unwrap();
+            mapping.fill(0, MIB2, round).unwrap();
             // In any order.
             match round {
                 0 => {
@@ -167,7 +52,7 @@ fn a_session_can_be_opened_again_after_it_was_closed() {
 }
 
 #[test]
-fn a_process_has_one_session_and_everybody_can_take_it() {
+fn a_process_has_one_session_and_every_part_of_it_can_use_it() {
     isolated(Config::default(), |_| {
         let first = Session::current().unwrap();
         let second = Session::current().unwrap();
@@ -188,23 +73,21 @@ fn threads_that_open_and_close_at_once_share_one_session_after_the_other() {
             for thread in 0..4 {
                 scope.spawn(move || {
                     for _ in 0..10 {
-                        let session = Session::current().unwrap();
-                        let device = device(&session, thread % 2);
-                        device.create(2 << 20).unwrap().free().unwrap();
+                        device(thread % 2).create(MIB2).unwrap().free().unwrap();
                     }
                 });
             }
         });
-        assert!(emulator.state().is_empty());
+        assert_nothing_left(emulator);
     });
 }
 
 #[test]
-fn a_session_with_things_alive_is_not_closed_but_handed_back() {
+fn a_session_with_live_objects_is_not_closed_but_returned() {
     isolated(Config::default(), |_| {
         let session = Session::open().unwrap();
-        let device = device(&session, 0);
-        let memory = device.create(2 << 20).unwrap();
+        let device = device(0);
+        let memory = device.create(MIB2).unwrap();
         let failed = session.close().unwrap_err();
         assert!(matches!(failed.error, Error::InUse { .. }));
         let session = failed.object.unwrap();
@@ -217,10 +100,10 @@ fn a_session_with_things_alive_is_not_closed_but_handed_back() {
 }
 
 #[test]
-fn another_session_of_the_process_is_named_and_its_end_is_waited_for_on_the_same_file() {
+fn a_foreign_session_in_the_process_is_reported_and_its_end_is_awaited_on_the_same_file() {
     on_each_generation(Config::default(), |_, emulator| {
-        // Another library in this process, which speaks to the driver by itself and without segments.
-        let other = raw::session();
+        // Another library in this process, which uses the driver without segments.
+        let other = foreign::session();
         emulator.record();
         for _ in 0..3 {
             let error = Session::open().unwrap_err();
@@ -229,49 +112,45 @@ fn another_session_of_the_process_is_named_and_its_end_is_waited_for_on_the_same
             assert!(error.to_string().contains("one memory session per process"), "{error}");
         }
         let opens = calls(emulator).iter().filter(|&&call| call == "open").count();
-        assert_eq!(opens, 1, "a file that got EEXIST is never closed, which would leak kernel memory for good");
+        assert_eq!(opens, 1, "closing a file that got EEXIST would leak kernel memory for good");
         assert!(!calls(emulator).contains(&"close"));
-        other.end();
+        drop(other);
         let session = Session::open().unwrap();
-        assert!(!session.has_segments(), "the other's end took our segments with it");
-        let device = device(&session, 0);
-        device.create(2 << 20).unwrap();
-        drop(device);
+        assert!(!session.has_segments(), "the end of the other session unmapped our segments");
+        device(0).create(MIB2).unwrap();
         session.close().unwrap();
     });
 }
 
 #[test]
-fn a_library_that_has_mapped_the_segments_is_in_the_way_and_nothing_is_lost() {
+fn a_library_that_mapped_the_segments_is_reported_and_nothing_is_lost() {
     on_each_generation(Config::default(), |_, emulator| {
-        let other = raw::mapped();
+        let other = foreign::mapped();
         let error = Session::open().unwrap_err();
         assert_eq!(error.errno(), Some(Errno::EINVAL), "{error}");
         assert!(error.to_string().contains("already used in this process"), "{error}");
         drop(other);
-        assert!(emulator.state().is_empty());
+        assert_nothing_left(emulator);
         Session::open().unwrap().close().unwrap();
     });
 }
 
 #[test]
-fn the_vendors_library_in_the_process_is_named() {
+fn the_vendors_library_in_the_process_is_reported_by_its_path() {
     isolated(Config::default(), |_| {
-        // A file of that name that is mapped is all that can be seen of a loaded library.
-        let directory = std::env::temp_dir().join(format!("ascend-vmm-vendor-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
+        // A loaded library is recognised by the name of its mapped file.
+        let directory = Directory::new();
         let path = directory.join("libascend_hal.so");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let library = raw::load(&path);
-        std::fs::remove_file(&path).unwrap();
-        std::fs::remove_dir(&directory).unwrap();
+        let library = foreign::load(&path);
+        drop(directory);
         let name = path.to_string_lossy().into_owned();
-        let without_segments = raw::session();
+        let without_segments = foreign::session();
         let error = Session::builder().segments(false).open().unwrap_err();
         assert!(matches!(error, Error::SessionTaken(_)) && error.to_string().contains(&name), "{error}");
         drop(without_segments);
         Session::builder().segments(false).open().unwrap().close().unwrap();
-        let with_segments = raw::mapped();
+        let with_segments = foreign::mapped();
         let error = Session::open().unwrap_err();
         assert!(matches!(error, Error::SessionTaken(_)) && error.to_string().contains(&name), "{error}");
         drop((with_segments, library));
@@ -279,87 +158,39 @@ fn the_vendors_library_in_the_process_is_named() {
 }
 
 #[test]
-fn in_a_child_the_parents_session_says_so_and_the_child_can_open_its_own() {
-    on_each_generation(Config::default(), |_, _| {
-        let session = Session::open().unwrap();
-        let device0 = device(&session, 0);
-        let memory = device0.create(2 << 20).unwrap();
-        let reservation = session.reserve(4 << 20).unwrap();
-        let mapping = reservation.map(0, &memory).unwrap();
-        mapping.write(0, b"parent").unwrap();
-        let (mut session, mut device0, mut memory) = (Some(session), Some(device0), Some(memory));
-        let (mut reservation, mut mapping) = (Some(reservation), Some(mapping));
-        let child = fork(|| {
-            // The child's copies: the parent keeps its own.
-            let (session, device0, memory) = (session.take().unwrap(), device0.take().unwrap(), memory.take().unwrap());
-            let (reservation, mapping) = (reservation.take().unwrap(), mapping.take().unwrap());
-            let in_child = |error: Error| assert!(matches!(error, Error::OtherProcess { .. }), "{error}");
-            in_child(session.device(LogicalId(1)).unwrap_err());
-            in_child(session.device(LogicalId(0)).unwrap_err());
-            in_child(session.host().unwrap_err());
-            in_child(session.reserve(2 << 20).unwrap_err());
-            in_child(device0.create(2 << 20).unwrap_err());
-            in_child(reservation.map(2 << 20, &memory).unwrap_err());
-            in_child(mapping.write(0, b"child!").unwrap_err());
-            in_child(mapping.read(0, &mut [0; 6]).unwrap_err());
-            in_child(mapping.fill(0, 6, 1).unwrap_err());
-            in_child(mapping.host_view().unwrap_err());
-            in_child(mapping.write_async(0, vec![0; 6]).unwrap_err().error);
-            in_child(mapping.unmap().unwrap_err().error);
-            in_child(reservation.free().unwrap_err().error);
-            in_child(memory.free().unwrap_err().error);
-            in_child(device0.close().unwrap_err().error);
-            in_child(session.close().unwrap_err().error);
-            let own = Session::open().unwrap();
-            let device = device(&own, 1);
-            device.create(2 << 20).unwrap();
-        });
-        child.join();
-        let mut back = [0; 6];
-        mapping.as_ref().unwrap().read(0, &mut back).unwrap();
-        assert_eq!(&back, b"parent");
-    });
-}
-
-#[test]
-fn without_segments_device_memory_works_and_the_rest_says_what_is_missing() {
+fn without_segments_device_memory_works_and_errors_name_what_is_missing() {
     on_each_generation(Config::default(), |_, emulator| {
         emulator.record();
         let session = Session::builder().segments(false).open().unwrap();
         assert!(!session.has_segments());
         assert!(!calls(emulator).contains(&"mmap"));
-        let device = device(&session, 0);
-        let memory = device.create(2 << 20).unwrap();
-        let reservation = session.reserve(2 << 20).unwrap();
-        let mapping = reservation.map(0, &memory).unwrap();
+        let mapping = mapped_on(&device(0), MIB2);
         mapping.write(5, b"bytes").unwrap();
-        let mut back = [0; 5];
-        mapping.read(5, &mut back).unwrap();
-        assert_eq!(&back, b"bytes");
+        assert_eq!(contents(&mapping, 5, 5), b"bytes");
         let error = mapping.host_view().unwrap_err();
         assert!(error.to_string().contains("without address segments"), "{error}");
-        let host = session.host().unwrap().create(2 << 20).unwrap();
-        let elsewhere = session.reserve(2 << 20).unwrap();
+        let host = session.host().unwrap().create(MIB2).unwrap();
+        let elsewhere = session.reserve(MIB2).unwrap();
         let error = elsewhere.map(0, &host).unwrap_err();
         assert!(error.to_string().contains("without address segments"), "{error}");
-        drop((mapping, memory, reservation, host, elsewhere, device));
+        drop((mapping, host, elsewhere));
         session.close().unwrap();
         Session::open().unwrap().close().unwrap();
     });
 }
 
 #[test]
-fn a_driver_of_an_unknown_generation_is_refused_by_name_unless_wanted() {
+fn a_driver_of_an_unknown_generation_is_refused_with_the_known_ones() {
     isolated(Config { unknown_generation: true, ..Config::default() }, |emulator| {
         let error = Session::open().unwrap_err();
         assert!(matches!(error, Error::UnknownGeneration(_)), "{error}");
         assert!(error.to_string().contains("Known are 8.5.0, 9.0.0, 26.1"), "{error}");
-        assert!(emulator.state().is_empty());
+        assert_nothing_left(emulator);
     });
 }
 
 #[test]
-fn a_missing_driver_is_told_with_its_path() {
+fn a_missing_driver_is_reported_with_its_path() {
     isolated(Config::default(), |_| {
         let error = Session::builder().davinci_manager("/nonexistent/davinci_manager").open().unwrap_err();
         assert_eq!(error.errno(), Some(Errno::ENOENT));
@@ -373,12 +204,12 @@ fn every_step_of_bring_up_can_fail_and_leaves_nothing_behind() {
     on_each_generation(Config::default(), |_, emulator| {
         let steps = ["OPEN", "ALLOC_PROC_STRUCT", "GET_MMAP_INFO", "INIT_PROCESS", "SETUP_DEVICE"];
         for (step, errno) in steps.into_iter().flat_map(|step| [(step, "ENOMEM"), (step, "EBUSY")]) {
-            emulator.inject(format!("{step}#1={errno}").parse().unwrap());
+            inject(emulator, &format!("{step}#1={errno}"));
             let result = Session::open().and_then(|session| session.device(LogicalId(0)));
             let error = result.unwrap_err();
             assert_eq!(format!("{:?}", error.errno().unwrap()), errno, "{step}: {error}");
             assert!(error.to_string().contains(step), "{error}");
-            assert!(emulator.state().is_empty(), "{step}: {:#?}", emulator.state());
+            assert_nothing_left(emulator);
             Session::open().unwrap().close().unwrap();
         }
     });
@@ -388,14 +219,14 @@ fn every_step_of_bring_up_can_fail_and_leaves_nothing_behind() {
 fn an_interrupted_init_is_tried_again() {
     isolated(Config::default(), |emulator| {
         for nth in 1..=40 {
-            emulator.inject(format!("INIT_PROCESS#{nth}=EAGAIN").parse().unwrap());
+            inject(emulator, &format!("INIT_PROCESS#{nth}=EAGAIN"));
         }
         Session::open().unwrap().close().unwrap();
     });
 }
 
 #[test]
-fn the_ids_of_the_host_are_not_devices_and_absent_ones_are_explained() {
+fn the_ids_of_the_host_and_of_absent_devices_are_refused_with_the_reason() {
     isolated(Config::default(), |_| {
         let session = Session::open().unwrap();
         for id in [64, 65] {
@@ -411,98 +242,141 @@ fn the_ids_of_the_host_are_not_devices_and_absent_ones_are_explained() {
 }
 
 #[test]
-fn errors_quote_the_kernels_own_sentences() {
+fn errors_quote_the_kernels_own_messages() {
     on_each_generation(Config::default(), |_, _| {
         let session = Session::open().unwrap();
         let host = session.host().unwrap();
-        let kind = ascend_vmm::Kind { memory: ascend_vmm::MemoryKind::Ddr, ..Default::default() };
-        let first = host.create_on_node(2 << 20, kind, 60_000).unwrap_err();
-        let sentence = first.kernel_log().unwrap().to_owned();
-        assert!(!sentence.is_empty());
+        let kind = Kind { memory: MemoryKind::Ddr, ..Kind::default() };
+        let first = host.create_on_node(MIB2, kind, 60_000).unwrap_err();
+        let message = first.kernel_log().unwrap().to_owned();
+        assert!(!message.is_empty());
         assert!(first.to_string().contains("The kernel said"), "{first}");
-        // Each error has its own, not those of all before.
-        let second = host.create_on_node(2 << 20, kind, 60_000).unwrap_err();
-        assert_eq!(second.kernel_log().unwrap().lines().count(), sentence.lines().count());
+        // Each error quotes its own message, not the earlier ones.
+        let second = host.create_on_node(MIB2, kind, 60_000).unwrap_err();
+        assert_eq!(second.kernel_log().unwrap().lines().count(), message.lines().count());
+    });
+}
+
+#[test]
+fn a_session_can_be_opened_a_hundred_times() {
+    isolated(plain(), |emulator| {
+        for round in 0..100 {
+            let session = Session::builder().segments(round % 3 != 0).open().unwrap();
+            let mapping = mapped_on(&device(round % 2), MIB2);
+            mapping.write(0, b"again").unwrap();
+            drop((session, mapping));
+            assert!(emulator.state().is_empty(), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_too_small_address_space_is_reported_and_device_memory_works_without_segments() {
+    on_each_generation(plain(), |generation, emulator| {
+        // First the 8 TiB of the first segment fit and the next one, which only the newest driver
+        // needs, does not; then not even the first fits.
+        let limits = [9 << 40, 1 << 40];
+        for limit in limits.into_iter().skip(usize::from(generation != Generation::V26_1)) {
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: the limit is a live local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+            let error = Session::open().unwrap_err();
+            assert_eq!(error.errno(), Some(Errno::ENOMEM), "{error}");
+            assert!(error.to_string().contains("mmap"), "{error}");
+            assert!(error.to_string().contains("without address segments"), "{error}");
+            assert_nothing_left(emulator);
+        }
+        let _session = Session::builder().segments(false).open().unwrap();
+        mapped_on(&device(0), MIB2).write(0, b"works").unwrap();
+    });
+}
+
+#[test]
+fn a_foreign_mapping_at_the_address_of_the_kernels_messages_is_left_alone() {
+    let protections = [ProtFlags::PROT_NONE, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE];
+    on_each_generation(plain(), |_, _| {
+        let address = NonZeroUsize::new(klog::SVM_ERRORS as usize).unwrap();
+        let length = NonZeroUsize::new(4096).unwrap();
+        for protection in protections {
+            // SAFETY: without MAP_FIXED the kernel uses free addresses only.
+            let page = unsafe { mmap_anonymous(Some(address), length, protection, MapFlags::MAP_PRIVATE) }.unwrap();
+            assert_eq!(page.addr(), address);
+            let (session, device) = open(0);
+            let mapping = mapped_on(&device, MIB2);
+            let error = session.host().unwrap().create_on_node(MIB2, Kind::default(), 60_000).unwrap_err();
+            assert_eq!(error.kernel_log().unwrap_or_default(), "", "{error}");
+            drop((mapping, device));
+            session.close().unwrap();
+            // SAFETY: the page that was mapped above; nothing borrows from it.
+            unsafe { munmap(page, 4096) }.unwrap();
+        }
     });
 }
 
 /// A second user of the driver in this process, by bare system calls.
-mod raw {
+mod foreign {
+    use crate::support::raw::ModuleFile;
     use ascend_ioctl::Generation;
-    use ascend_ioctl::davinci::{self, OpenArg};
+    use ascend_ioctl::davinci;
     use ascend_ioctl::svm::{Arg, InitProcess, MmapInfo, Op, Para, SVM_SIZE, SVM_START};
     use nix::libc;
     use std::os::fd::AsRawFd;
 
-    pub struct Raw {
-        file: std::fs::File,
+    pub struct Foreign {
+        file: ModuleFile,
     }
 
-    fn call(file: &std::fs::File, request: u32, arg: *mut libc::c_void) -> i32 {
-        // SAFETY: the argument is the struct that belongs to the command.
-        unsafe { libc::ioctl(file.as_raw_fd(), request as _, arg) }
+    fn svm<P: Para>(file: &ModuleFile, generation: Generation, op: Op, para: &P) -> i32 {
+        file.ioctl(generation.svm(op).unwrap().command.request(), &mut Arg::new(0, para))
     }
 
-    fn svm<P: Para>(file: &std::fs::File, generation: Generation, op: Op, para: &P) -> i32 {
-        let mut arg = Arg::new(0, para);
-        call(file, generation.svm(op).unwrap().command.request(), (&raw mut arg).cast())
-    }
-
-    fn prepared() -> Raw {
-        let file = std::fs::File::options().read(true).write(true).open(davinci::PATH).unwrap();
-        let mut open = OpenArg::new(davinci::module::SVM);
-        assert_eq!(call(&file, davinci::OPEN.request(), (&raw mut open).cast()), 0);
+    fn prepared() -> Foreign {
+        let file = ModuleFile::open(davinci::module::SVM);
         let newest = svm(&file, Generation::NEWEST, Op::AllocProcStruct, &MmapInfo::default());
         if newest != 0 {
             assert_eq!(svm(&file, Generation::V8_5_0, Op::AllocProcStruct, &MmapInfo::default()), 0);
         }
-        Raw { file }
+        Foreign { file }
     }
 
     /// With a session, but without segments.
-    pub fn session() -> Raw {
-        let raw = prepared();
-        assert_eq!(svm(&raw.file, Generation::NEWEST, Op::InitProcess, &InitProcess::default()), 0);
-        raw
+    pub fn session() -> Foreign {
+        let foreign = prepared();
+        assert_eq!(svm(&foreign.file, Generation::NEWEST, Op::InitProcess, &InitProcess::default()), 0);
+        foreign
     }
 
     /// With the first segment mapped, but without a session.
-    pub fn mapped() -> Raw {
-        let raw = prepared();
-        // SAFETY: without MAP_FIXED only unused addresses are handed out.
+    pub fn mapped() -> Foreign {
+        let foreign = prepared();
+        // SAFETY: without MAP_FIXED the kernel uses free addresses only.
         let address = unsafe {
             libc::mmap(
                 SVM_START as *mut _,
                 SVM_SIZE as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
-                raw.file.as_raw_fd(),
+                foreign.file.as_raw_fd(),
                 0,
             )
         };
         assert_eq!(address as u64, SVM_START);
-        raw
+        foreign
     }
 
-    /// Maps a file, as a loader would.
+    /// Maps a file, as a loader does.
     pub fn load(path: &std::path::Path) -> *mut libc::c_void {
         let file = std::fs::File::open(path).unwrap();
-        // SAFETY: without MAP_FIXED only unused addresses are handed out.
+        // SAFETY: without MAP_FIXED the kernel uses free addresses only.
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) }
     }
 
-    impl Raw {
-        /// Ends the session.
-        pub fn end(self) {}
-    }
-
-    impl Drop for Raw {
+    impl Drop for Foreign {
         fn drop(&mut self) {
-            // Without segments a session outlives its file; what ends it is an unmapping of exactly this range, whosever it is.
-            // SAFETY: nobody uses memory there.
+            // Without segments a session outlives its file; it ends when exactly this range is
+            // unmapped, whatever is mapped there.
+            // SAFETY: nothing refers to memory in this range.
             unsafe { libc::munmap(SVM_START as *mut _, SVM_SIZE as usize) };
-            let mut open = OpenArg::default();
-            assert_eq!(call(&self.file, davinci::CLOSE.request(), (&raw mut open).cast()), 0);
         }
     }
 }

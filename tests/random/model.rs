@@ -1,32 +1,32 @@
-//! One thread, and a model that knows what every call must answer and what memory must hold.
+//! One thread, and a model of what every call must return and what memory must contain.
 
-use crate::seed::{Random, Seed, seeds, steps};
-use crate::{GIB, MIB2, host};
-use ascend_emulator::{Emulator, on_each_generation};
+use crate::support::random::{Random, Seed, seeds, steps};
+use crate::support::{GIB, MIB2, assert_nothing_left, own_tgid, plain};
+use ascend_emulator::{Config, Emulator, on_each_generation};
 use ascend_vmm::copy::{Pending, Rows, read_batch, write_batch};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
-use ascend_vmm::share::{self, BareTgid};
+use ascend_vmm::share;
 use ascend_vmm::{Device, Error, Location, Mapping, PhysicalMemory, Reservation, ReserveOptions, Session};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// What memory should hold; unknown until it is mapped the first time.
+/// What memory must contain; unknown until it is mapped the first time.
 type Contents = Rc<RefCell<Option<Vec<u8>>>>;
 
 /// A reference to memory.
 struct Memory {
     object: PhysicalMemory,
     contents: Contents,
-    /// What the library should see as the same.
+    /// The same for all references that the library must see as the same memory.
     block: u64,
 }
 
 struct Addresses {
     object: Reservation,
-    /// The device, and whether it is imported, of the first memory that was mapped.
+    /// The place of the first memory that was mapped, and whether that was imported.
     owner: Option<(Location, bool)>,
 }
 
@@ -76,7 +76,7 @@ fn refused<T>(result: Result<T, Error>, why: &str) {
     match result {
         Ok(_) => panic!("should be refused: {why}"),
         Err(Error::Invalid(_) | Error::InUse { .. }) => {}
-        Err(error) => panic!("the kernel was asked, although {why}: {error}"),
+        Err(error) => panic!("the kernel was called although {why}: {error}"),
     }
 }
 
@@ -84,7 +84,7 @@ impl World {
     fn new(seed: u64, devices: usize) -> World {
         World {
             random: Random(seed),
-            // Every third session is without the address segments, and the CPU sees nothing.
+            // Every third session has no address segments, and so no access by the CPU.
             session: Session::builder().segments(seed % 3 != 2).open().unwrap(),
             devices: vec![None; devices],
             memories: Vec::new(),
@@ -105,7 +105,7 @@ impl World {
         self.blocks
     }
 
-    /// A mapping whose contents are known and not being copied.
+    /// A mapping whose contents are known and not part of a running copy.
     fn mapping(&mut self) -> Option<usize> {
         let count = self.mappings.len();
         let first = self.random.index(count.max(1));
@@ -172,7 +172,7 @@ impl World {
         let size = (self.random.below(6) + 1) * MIB2;
         let object = match self.random.below(4) {
             0 if !self.addresses.is_empty() => {
-                // At a place near another.
+                // At an address near another reservation.
                 let near = self.random.index(self.addresses.len());
                 let address = self.addresses[near].object.address() - 8 * MIB2 + self.random.below(16) * MIB2;
                 let wanted = address..address + size;
@@ -182,7 +182,7 @@ impl World {
                 });
                 let result = self.session.reserve_with(size, &ReserveOptions::new().address(address));
                 if taken || address < ReserveOptions::ADDRESSES.start {
-                    return refused(result, "the addresses are taken, or not the driver's");
+                    return refused(result, "the addresses are reserved, or not the driver's");
                 }
                 let object = result.unwrap();
                 assert_eq!(object.address(), address);
@@ -205,7 +205,7 @@ impl World {
         let new = object.address()..object.address() + object.size();
         for other in &self.addresses {
             let start = other.object.address();
-            assert!(start >= new.end || new.start >= start + other.object.size(), "addresses were handed out twice");
+            assert!(start >= new.end || new.start >= start + other.object.size(), "addresses were reserved twice");
         }
         self.addresses.push(Addresses { object, owner: None });
     }
@@ -215,7 +215,8 @@ impl World {
             return self.create();
         }
         let memory = &self.memories[self.random.index(self.memories.len())];
-        // The emulated driver shows memory to the CPU at several places too, but stores at one are seen late at the others: not by this model.
+        // The emulated driver maps memory for the CPU at several addresses, too, but a store at one
+        // becomes visible at the others late, which this model does not know.
         let others = self.mappings.iter().filter(|mapped| Rc::ptr_eq(&mapped.contents, &memory.contents));
         let host = memory.object.location() == Location::Host;
         if others.into_iter().any(|mapped| host || mapped.seen) {
@@ -238,7 +239,7 @@ impl World {
         {
             "something is mapped there"
         } else if into.owner.is_some_and(|other| other != owner) {
-            "the reservation is another device's"
+            "the reservation belongs to another device"
         } else {
             ""
         };
@@ -277,7 +278,7 @@ impl World {
         }
         let memory = self.memories.swap_remove(self.random.index(self.memories.len()));
         if self.random.one_in(2) {
-            // The mappings keep it.
+            // Dropped: its mappings keep it.
             return;
         }
         let same = self.memories.iter().any(|other| other.block == memory.block);
@@ -333,7 +334,7 @@ impl World {
         mapped.contents.borrow_mut().as_mut().unwrap()[range.start as usize..range.end as usize].fill(value);
     }
 
-    /// A part of a reservation, whatever is mapped there.
+    /// A part of a reservation, with or without mappings.
     fn slice(&mut self) {
         if self.addresses.is_empty() {
             return;
@@ -363,7 +364,7 @@ impl World {
             }
             assert!(back == expected, "other bytes came back");
         }
-        // What it covers cannot be unmapped.
+        // The mappings that it covers cannot be removed.
         let first = pieces[0].range().start;
         let index = self.mappings.iter().position(|mapped| mapped.range().start == first).unwrap();
         let mapped = self.mappings.swap_remove(index);
@@ -376,7 +377,7 @@ impl World {
         let (Some(to), Some(from)) = (self.mapping(), self.mapping()) else { return };
         let (to, from) = (&self.mappings[to], &self.mappings[from]);
         if to.memory().is_imported() || from.memory().is_imported() {
-            // Only some of these work.
+            // The driver copies only some of these.
             return;
         }
         let target = self.random.range(to.object.size().min(from.object.size()));
@@ -385,7 +386,7 @@ impl World {
         let source = start..start + length;
         let overlap = source.start < target.end && target.start < source.end;
         if Rc::ptr_eq(&to.contents, &from.contents) && overlap && to.range() != from.range() {
-            // The same memory at two addresses: what comes of it is the device's to decide.
+            // The same memory at two addresses: the result depends on the device.
             return;
         }
         let one = to.object.slice(target.start, length).unwrap();
@@ -568,11 +569,11 @@ impl World {
             return refused(object.export(), "it is imported");
         }
         let export = object.export().unwrap();
-        export.trust(&[BareTgid::of_this_process(&self.session).unwrap()]).unwrap();
+        export.trust(&[own_tgid()]).unwrap();
         let ticket = export.ticket().unwrap();
         let other = (owner as usize + 1 + self.random.index(self.devices.len() - 1)) % self.devices.len();
         let own = self.device(owner as usize);
-        refused(share::import(&own, &ticket), "it is this process's own, on its own device");
+        refused(share::import(&own, &ticket), "it is this process's own memory, on its own device");
         let importer = self.device(other);
         let imported = share::import(&importer, &ticket).unwrap();
         assert_eq!(imported.size(), object.size());
@@ -624,7 +625,7 @@ impl World {
         assert!(matches!(Session::open(), Err(Error::SessionOpen)));
     }
 
-    /// Drops everything in an order that nobody would think of.
+    /// Drops everything in a random order.
     fn end(mut self) {
         let mut random = self.random;
         while let Some(copy) = self.copies.pop() {
@@ -643,24 +644,23 @@ impl World {
 
 fn sequences(emulator: &Emulator, devices: usize, count: u64) {
     for seed in seeds(count) {
-        let _told = Seed(seed);
+        let _printed = Seed(seed);
         let mut world = World::new(seed, devices);
         for _ in 0..steps(250) {
             world.step();
         }
         world.end();
-        let state = emulator.state();
-        assert!(state.is_empty(), "{state:#?}");
+        assert_nothing_left(emulator);
         emulator.assert_no_traps();
     }
 }
 
 #[test]
-fn random_calls_do_on_one_device_what_a_model_says() {
-    on_each_generation(host(1), |_, emulator| sequences(emulator, 1, 4));
+fn random_calls_on_one_device_match_the_model() {
+    on_each_generation(Config { devices: 1, ..plain() }, |_, emulator| sequences(emulator, 1, 4));
 }
 
 #[test]
-fn random_calls_do_on_three_devices_what_a_model_says() {
-    on_each_generation(host(3), |_, emulator| sequences(emulator, 3, 4));
+fn random_calls_on_three_devices_match_the_model() {
+    on_each_generation(Config { devices: 3, ..plain() }, |_, emulator| sequences(emulator, 3, 4));
 }

@@ -1,8 +1,9 @@
-//! Several threads that call at random, with and without a driver that refuses: nothing is known of the answers, but nothing may break.
+//! Several threads that call at random, on a driver that works and on one that refuses: the results
+//! are not predicted, but nothing may break.
 
-use crate::seed::{Random, Seed, seeds, steps};
-use crate::{MIB2, host};
-use ascend_emulator::{Emulator, fork, isolated, on_each_generation};
+use crate::support::random::{Random, Seed, seeds, steps};
+use crate::support::{MIB2, assert_nothing_left, device, open, plain, refused_in_child};
+use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::{Error, Location, PhysicalMemory, Reservation, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +12,16 @@ use std::sync::{Arc, Mutex};
 /// What several threads use at once.
 #[derive(Default)]
 struct Common {
-    /// Addresses into which anyone maps, and memory that anyone maps.
+    /// Reservations into which every thread maps, and memory that every thread maps.
     addresses: Mutex<Vec<Arc<Reservation>>>,
     memories: Mutex<Vec<PhysicalMemory>>,
     done: AtomicU64,
 }
 
-/// One round of one thread: without a model, since others do the same; but its own memory holds what it wrote.
+/// One round of one thread. Others do the same, so there is no model; but a thread's own memory
+/// must contain what the thread wrote.
 fn round(random: &mut Random, common: &Common, devices: u64) -> Result<(), Error> {
-    // The session is opened by whoever is first, and closed by whoever is last.
+    // The first thread opens the session, the last one closes it.
     let session = Session::current()?;
     let device = session.device(LogicalId(random.below(devices) as u32))?;
     let size = (random.below(3) + 1) * MIB2;
@@ -58,7 +60,7 @@ fn round(random: &mut Random, common: &Common, devices: u64) -> Result<(), Error
     if random.one_in(2) {
         let offset = mapping.offset();
         drop(mapping);
-        // At the same address again, unless somebody came in between.
+        // At the same address again, unless another thread has mapped there meanwhile.
         if let Ok(mapping) = reservation.map(offset, &own) {
             mapping.read(range.start, &mut back)?;
             assert!(back == bytes, "private memory was written by another");
@@ -76,7 +78,8 @@ fn one_of<T: Clone>(list: &Mutex<Vec<T>>, random: &mut Random) -> Option<T> {
     (!list.is_empty()).then(|| list[random.index(list.len())].clone())
 }
 
-/// What others use at the same time: anything may be refused here, but copies of what could be had work.
+/// Uses what others use at the same time: anything may be refused, but a copy to a mapping that was
+/// made works.
 fn use_others(
     session: &Session,
     others: &Reservation,
@@ -90,7 +93,7 @@ fn use_others(
         }
         match mapping.unmap() {
             Ok(()) => {}
-            // Somebody copies.
+            // Another thread copies.
             Err(failed) if matches!(failed.error, Error::InUse { .. }) => {}
             Err(failed) => return Err(failed.error),
         }
@@ -107,7 +110,7 @@ fn use_others(
 
 fn threads(emulator: &Emulator, devices: u64, count: u64) {
     for seed in seeds(count) {
-        let _told = Seed(seed);
+        let _printed = Seed(seed);
         let common = Common::default();
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -123,20 +126,19 @@ fn threads(emulator: &Emulator, devices: u64, count: u64) {
         });
         assert_eq!(common.done.load(Ordering::Relaxed), 4 * steps(40));
         drop(common);
-        let state = emulator.state();
-        assert!(state.is_empty(), "{state:#?}");
+        assert_nothing_left(emulator);
         emulator.assert_no_traps();
     }
 }
 
 #[test]
 fn threads_that_call_at_random_on_one_device_break_nothing() {
-    on_each_generation(host(1), |_, emulator| threads(emulator, 1, 2));
+    on_each_generation(Config { devices: 1, ..plain() }, |_, emulator| threads(emulator, 1, 2));
 }
 
 #[test]
 fn threads_that_call_at_random_on_three_devices_break_nothing() {
-    on_each_generation(host(3), |_, emulator| threads(emulator, 3, 2));
+    on_each_generation(Config { devices: 3, ..plain() }, |_, emulator| threads(emulator, 3, 2));
 }
 
 /// Commands that fail now and then, and how.
@@ -165,9 +167,9 @@ const FAULTS: &[&str] = &[
 
 #[test]
 fn threads_that_call_at_random_survive_a_driver_that_refuses_at_random() {
-    on_each_generation(host(2), |_, emulator| {
+    on_each_generation(plain(), |_, emulator| {
         for seed in seeds(3) {
-            let _told = Seed(seed);
+            let _printed = Seed(seed);
             let common = Common::default();
             let over = AtomicU64::new(0);
             std::thread::scope(|scope| {
@@ -198,9 +200,8 @@ fn threads_that_call_at_random_survive_a_driver_that_refuses_at_random() {
                 }
             });
             drop(common);
-            let state = emulator.state();
-            assert!(state.is_empty(), "{state:#?}");
-            // Faults that are left must strike before the next seed counts on the driver.
+            assert_nothing_left(emulator);
+            // The remaining faults must occur before the next seed.
             while program().is_err() {}
         }
     });
@@ -225,10 +226,9 @@ fn program() -> Result<(), Error> {
 }
 
 #[test]
-fn children_that_are_forked_while_threads_call_end_and_disturb_nobody() {
-    on_each_generation(host(2), |_, _| {
-        let session = Session::current().unwrap();
-        let (device, peer) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+fn children_forked_while_threads_call_end_without_disturbing_their_parent() {
+    on_each_generation(plain(), |_, _| {
+        let (session, device, peer) = (Session::current().unwrap(), device(0), device(1));
         let memory = device.create(MIB2).unwrap();
         let reservation = session.reserve(MIB2).unwrap();
         let mapping = reservation.map(0, &memory).unwrap();
@@ -247,18 +247,19 @@ fn children_that_are_forked_while_threads_call_end_and_disturb_nobody() {
             }
             let _over = Over(&over);
             for _ in 0..20 {
-                // The child's copies of everything, dropped at a moment when other threads may hold any lock.
+                // The child's copies, dropped although other threads may hold any lock at the fork.
                 let child = fork(|| {
                     let all = all.take().unwrap();
-                    assert!(matches!(all.0.reserve(MIB2), Err(Error::OtherProcess { .. })));
-                    assert!(matches!(all.5.read(0, &mut [0]), Err(Error::OtherProcess { .. })));
-                    assert!(matches!(all.0.device(LogicalId(1)), Err(Error::OtherProcess { .. })));
-                    assert!(matches!(all.0.host(), Err(Error::OtherProcess { .. })));
-                    let address = all.4.address();
-                    assert!(all.0.memory_at(address).is_none() && all.0.mapping_at(address).is_none());
-                    assert!(all.4.mappings().is_empty());
+                    let (session, _, _, _, reservation, mapping) = &all;
+                    refused_in_child(&session.reserve(MIB2).unwrap_err());
+                    refused_in_child(&mapping.read(0, &mut [0]).unwrap_err());
+                    refused_in_child(&session.device(LogicalId(1)).unwrap_err());
+                    refused_in_child(&session.host().unwrap_err());
+                    let address = reservation.address();
+                    assert!(session.memory_at(address).is_none() && session.mapping_at(address).is_none());
+                    assert!(reservation.mappings().is_empty());
                     drop(all);
-                    // And its own session does not wait for threads that it does not have.
+                    // Its own session does not wait for threads that only the parent has.
                     let own = Session::open().unwrap();
                     own.device(LogicalId(1)).unwrap().create(MIB2).unwrap();
                 });
@@ -270,10 +271,10 @@ fn children_that_are_forked_while_threads_call_end_and_disturb_nobody() {
 }
 
 #[test]
-fn a_look_at_an_address_does_not_keep_what_another_thread_drops_there() {
-    isolated(host(1), |_| {
-        let session = Session::open().unwrap();
-        let memory = session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
+fn a_lookup_by_address_does_not_keep_what_another_thread_drops() {
+    isolated(plain(), |_| {
+        let (session, device) = open(0);
+        let memory = device.create(MIB2).unwrap();
         let reservation = session.reserve(MIB2).unwrap();
         let address = reservation.address();
         let over = AtomicU64::new(0);

@@ -1,6 +1,8 @@
-//! Ways in which a client can crash or wedge the kernel, and that this library does not go: what the driver sees is looked at.
+//! A client can crash or hang the kernel in several ways. These tests check that the library never
+//! makes such calls.
 
-use ascend_emulator::config::DeviceProcess;
+mod support;
+
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
 use ascend_ioctl::Generation;
@@ -10,10 +12,9 @@ use ascend_vmm::discovery::LogicalId;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use std::collections::BTreeMap;
+use support::{MIB2, device, mapped_on, plain};
 
-const MIB2: u64 = 2 << 20;
-
-/// A number of the argument that a command was called with; `offset` as in the driver's struct.
+/// A number in the argument of a command; `offset` as in the driver's struct.
 fn number(record: &Record, offset: usize) -> u64 {
     let hex = record.in_hex.clone().unwrap_or_default();
     let byte =
@@ -32,7 +33,7 @@ fn ranges(emulator: &Emulator, call: &str) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn the_cpu_cannot_touch_the_segment_that_would_hang_it_for_ever() {
+fn the_cpu_cannot_touch_the_segments_that_would_hang_it_for_ever() {
     isolated(Config::default(), |_| {
         let session = Session::open().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -46,11 +47,11 @@ fn the_cpu_cannot_touch_the_segment_that_would_hang_it_for_ever() {
 }
 
 #[test]
-fn a_stray_pointer_into_that_segment_is_an_ordinary_fault() {
+fn a_stray_pointer_into_such_a_segment_is_an_ordinary_fault() {
     isolated(Config::default(), |_| {
         let child = fork(|| {
             let _session = Session::open().unwrap();
-            // SAFETY: not safe at all, and that is the point: it must be a signal and nothing worse.
+            // SAFETY: not safe, on purpose: it must end in a signal and nothing worse.
             unsafe { std::ptr::with_exposed_provenance::<u8>(SOMA_START as usize + 12_345).read_volatile() };
         });
         assert!(matches!(child.wait(), WaitStatus::Signaled(_, Signal::SIGSEGV, _)));
@@ -62,11 +63,7 @@ fn segments_are_mapped_protected_and_unmapped_as_wholes_and_one_by_one() {
     on_each_generation(Config::default(), |generation, emulator| {
         emulator.record();
         let session = Session::open().unwrap();
-        let device = session.device(LogicalId(0)).unwrap();
-        let reservation = session.reserve(MIB2).unwrap();
-        let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
-        mapping.host_view().unwrap().write(0, &[1]).unwrap();
-        drop((mapping, reservation, device));
+        mapped_on(&device(0), MIB2).host_view().unwrap().write(0, &[1]).unwrap();
         session.close().unwrap();
         let mapped = ranges(emulator, "mmap");
         assert_eq!(mapped[0], (SVM_START, SVM_SIZE));
@@ -79,7 +76,7 @@ fn segments_are_mapped_protected_and_unmapped_as_wholes_and_one_by_one() {
                 assert_eq!(protected, mapped[1..3]);
             }
         }
-        // All but the log page, which is not the driver's.
+        // All but the page of the kernel's messages, which is not the driver's.
         let unmapped: Vec<_> = ranges(emulator, "munmap").into_iter().filter(|&(_, size)| size > 4096).collect();
         assert_eq!(unmapped, mapped);
         for call in ["madvise", "mremap", "mbind"] {
@@ -96,7 +93,7 @@ fn segments_are_mapped_protected_and_unmapped_as_wholes_and_one_by_one() {
 }
 
 #[test]
-fn the_file_is_closed_by_exec_and_so_never_shared() {
+fn the_drivers_files_are_closed_by_exec_and_never_shared() {
     isolated(Config::default(), |_| {
         let _session = Session::open().unwrap();
         let mut found = 0;
@@ -117,8 +114,7 @@ fn the_file_is_closed_by_exec_and_so_never_shared() {
 
 #[test]
 fn no_address_is_used_before_its_alloc_or_after_its_free() {
-    let config = Config { device_process: DeviceProcess::Automatic, ..Config::default() };
-    isolated(config, |emulator| {
+    isolated(plain(), |emulator| {
         emulator.record();
         let session = Session::open().unwrap();
         std::thread::scope(|scope| {
@@ -139,7 +135,7 @@ fn no_address_is_used_before_its_alloc_or_after_its_free() {
             }
         });
         session.close().unwrap();
-        // What the kernel sees, in its order: every address lies in a reservation of that moment.
+        // In the order of the calls, every address lies in a reservation of that moment.
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         let mut used = 0;
         for record in emulator.records() {

@@ -1,43 +1,36 @@
-//! When a device is opened: who starts the process on it, and what happens when that process dies.
+//! Opening a device: when the session starts a process on it, and what happens when that process
+//! dies.
 
-use ascend_emulator::config::{Daemon, DeviceProcess, Place};
-use ascend_emulator::{Config, Emulator, Line, fork, isolated, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+mod support;
+
+use ascend_emulator::config::{Daemon, Place};
+use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_ioctl::hdc;
+use ascend_vmm::discovery::{self, LogicalId};
 use ascend_vmm::error::Errno;
-use ascend_vmm::process::{Failure, Order, Policy, Settings};
+use ascend_vmm::process::{DeviceProcess, Failure, Order, Policy, Settings};
 use ascend_vmm::{Error, Session};
 use std::time::Duration;
+use support::processes::start;
+use support::{
+    MIB, MIB2, assert_nothing_left, count, device, end_device_process, patient, plain, survey_options, with_daemon,
+};
 
-const MIB: u64 = 1 << 20;
-
-fn session(policy: Policy) -> Session {
-    let settings = Settings {
-        policy,
-        order: Order::Short,
-        patience: Duration::ZERO,
-        handshake: Duration::from_millis(400),
-        start: Duration::from_millis(400),
-        close: Duration::from_millis(400),
-        ..Settings::default()
-    };
+fn session_with(settings: Settings) -> Session {
     Session::builder().device_process(settings).open().unwrap()
+}
+
+/// A session that sends only the messages that an ordinary daemon needs.
+fn session(policy: Policy) -> Session {
+    session_with(Settings { policy, order: Order::Short, ..patient() })
 }
 
 fn running(emulator: &Emulator) -> usize {
     emulator.state().device_processes.len()
 }
 
-/// A host whose SETUP_DEVICE makes the device process by itself, as old firmware did.
-fn automatic() -> Config {
-    Config { device_process: DeviceProcess::Automatic, ..Config::default() }
-}
-
-fn with(daemon: Daemon) -> Config {
-    Config { daemon, ..Config::default() }
-}
-
 #[test]
-fn auto_starts_a_device_process_where_one_is_needed() {
+fn policy_auto_starts_a_device_process_where_one_is_needed() {
     on_each_generation(Config::default(), |_, emulator| {
         let session = session(Policy::Auto);
         assert_eq!(running(emulator), 0);
@@ -45,85 +38,49 @@ fn auto_starts_a_device_process_where_one_is_needed() {
         assert_eq!(running(emulator), 1);
         let pid = device.device_process().unwrap().pid().unwrap();
         assert!(pid.is_some());
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
         device.close().unwrap();
         assert_eq!(running(emulator), 0);
     });
 }
 
 #[test]
-fn auto_starts_nothing_where_the_device_needs_nothing() {
-    isolated(automatic(), |emulator| {
+fn policy_auto_starts_nothing_where_the_device_needs_nothing() {
+    isolated(plain(), |emulator| {
         emulator.record();
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
         assert!(device.device_process().is_none());
-        assert!(emulator.records().iter().all(|record| record.path.as_deref() != Some("/dev/hisi_hdc")));
-        device.create(2 * MIB).unwrap();
+        assert!(emulator.records().iter().all(|record| record.path.as_deref() != Some(hdc::PATH)));
+        device.create(MIB2).unwrap();
     });
 }
 
 #[test]
-fn a_device_that_needs_a_process_costs_at_most_sixteen_more_calls() {
-    isolated(Config::default(), |emulator| {
-        let session = session(Policy::Auto);
-        emulator.record();
-        let device = session.device(LogicalId(0)).unwrap();
-        let calls: Vec<_> =
-            emulator.records().iter().map(|record| record.cmd.unwrap_or(record.call).to_owned()).collect();
-        let expected = [
-            "SETUP_DEVICE",
-            "open",
-            "OPEN",
-            "QUERY_DEV_PID",
-            "GET_PROCESS_SIGN",
-            "open",
-            "CONNECT",
-            "SET_SESSION_OWNER",
-            "SEND",
-            "RECV_PEEK",
-            "RECV",
-            "GET_PROCESS_SIGN",
-            "SEND",
-            "RECV_PEEK",
-            "RECV",
-            "SETUP_DEVICE",
-        ];
-        assert_eq!(calls, expected);
-        // One of them is the SETUP_DEVICE that is needed anyway; QUERY_DEV_PID needs a getpid, which the driver does not see: 16 more.
-        let (needed_anyway, getpid) = (1, 1);
-        assert_eq!(calls.len() - needed_anyway + getpid, 16);
-        drop(device);
-    });
-}
-
-#[test]
-fn never_leaves_it_to_the_caller() {
+fn policy_never_leaves_the_start_to_the_caller() {
     isolated(Config::default(), |emulator| {
         let session = session(Policy::Never);
         let error = session.device(LogicalId(0)).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::EFAULT), "{error}");
         assert_eq!(running(emulator), 0);
-        // The caller provides it, and then it works.
-        let manager = session.davinci_manager().to_owned();
-        let process = ascend_vmm::process::DeviceProcess::start(LogicalId(0), &manager, &Settings::default()).unwrap();
+        // It works when the caller starts the process.
+        let process = DeviceProcess::start(LogicalId(0), session.davinci_manager(), &patient()).unwrap();
         let device = session.device(LogicalId(0)).unwrap();
         assert!(device.device_process().is_none());
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
         device.close().unwrap();
         process.close().unwrap();
     });
 }
 
 #[test]
-fn always_starts_one_before_it_asks() {
-    isolated(automatic(), |emulator| {
+fn policy_always_starts_a_device_process_before_setup() {
+    isolated(plain(), |emulator| {
         let session = session(Policy::Always);
         emulator.record();
         let device = session.device(LogicalId(0)).unwrap();
         assert!(device.device_process().is_some());
-        let setups = emulator.records().iter().filter(|record| record.cmd == Some("SETUP_DEVICE")).count();
-        assert_eq!(setups, 1);
+        assert_eq!(count(emulator, "SETUP_DEVICE"), 1);
     });
 }
 
@@ -136,7 +93,7 @@ fn two_devices_are_opened_with_a_process_each() {
         assert_eq!(running(emulator), 2);
         drop(first);
         assert_eq!(running(emulator), 1);
-        second.create(2 * MIB).unwrap();
+        second.create(MIB2).unwrap();
     });
 }
 
@@ -171,46 +128,40 @@ fn threads_that_open_one_device_at_once_start_one_process() {
 #[test]
 fn processes_on_one_device_have_a_device_process_each() {
     isolated(Config::default(), |emulator| {
-        let (opened, finish) = (Line::new(), Line::new());
-        let other = fork(|| {
-            let session = session(Policy::Auto);
-            let device = session.device(LogicalId(0)).unwrap();
-            opened.send(1);
-            finish.receive();
-            device.create(2 * MIB).unwrap();
+        let other = start(|channel| {
+            let _session = session(Policy::Auto);
+            let device = device(0);
+            channel.pause();
+            device.create(MIB2).unwrap();
         });
-        opened.receive();
+        other.wait();
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
         assert_eq!(running(emulator), 2);
-        finish.send(1);
+        other.signal();
         other.join();
         assert_eq!(running(emulator), 1);
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
     });
 }
 
 #[test]
-fn killing_a_process_ends_what_it_had_on_the_device() {
+fn killing_a_process_ends_its_device_process() {
     isolated(Config::default(), |emulator| {
-        let opened = Line::new();
-        let victim = fork(|| {
-            let session = session(Policy::Auto);
-            let device = session.device(LogicalId(0)).unwrap();
-            let memory = device.create(64 * MIB).unwrap();
-            opened.send(1);
-            std::thread::sleep(Duration::from_secs(100));
-            drop(memory);
+        let victim = start(|channel| {
+            let _session = session(Policy::Auto);
+            let _memory = device(0).create(64 * MIB).unwrap();
+            channel.pause();
         });
-        opened.receive();
+        victim.wait();
         victim.kill();
-        assert!(emulator.state().is_empty());
+        assert_nothing_left(emulator);
     });
 }
 
 #[test]
-fn a_refused_start_explains_itself_and_leaves_the_session_usable() {
-    isolated(with(Daemon::Refuses { code: 1, error: "E30003".into() }), |emulator| {
+fn a_refused_start_is_explained_and_leaves_the_session_usable() {
+    isolated(with_daemon(Daemon::Refuses { code: 1, error: "E30003".into() }), |emulator| {
         let session = session(Policy::Auto);
         let error = session.device(LogicalId(0)).unwrap_err();
         let Error::DeviceProcess { device: 0, failure } = &error else { panic!("{error:?}") };
@@ -219,14 +170,13 @@ fn a_refused_start_explains_itself_and_leaves_the_session_usable() {
         assert!(text.contains("E30003") && text.contains("device 0") && text.contains("end other programs"), "{text}");
 
         emulator.control(|driver| driver.machine.daemon = Daemon::Works);
-        session.device(LogicalId(0)).unwrap().create(2 * MIB).unwrap();
+        session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
     });
 }
 
 #[test]
-fn each_broken_daemon_gives_an_error_and_nothing_is_left_behind() {
+fn each_broken_daemon_is_an_error_and_leaves_nothing_behind() {
     isolated(Config::default(), |emulator| {
-        let session = session(Policy::Auto);
         for daemon in [
             Daemon::Absent,
             Daemon::Silent,
@@ -236,7 +186,10 @@ fn each_broken_daemon_gives_an_error_and_nothing_is_left_behind() {
             Daemon::HangsUp,
         ] {
             let name = format!("{daemon:?}");
+            // Only a silent daemon is waited for in vain.
+            let handshake = if daemon == Daemon::Silent { Duration::from_millis(400) } else { patient().handshake };
             emulator.control(move |driver| driver.machine.daemon = daemon);
+            let session = session_with(Settings { order: Order::Short, handshake, ..patient() });
             let error = session.device(LogicalId(0)).unwrap_err();
             assert!(matches!(error, Error::DeviceProcess { .. }), "{name}: {error:?}");
             assert_eq!(running(emulator), 0, "{name}");
@@ -246,32 +199,25 @@ fn each_broken_daemon_gives_an_error_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_device_process_that_dies_is_named_and_the_device_can_be_opened_again() {
+fn a_device_process_that_dies_is_reported_and_the_device_can_be_opened_again() {
     on_each_generation(Config::default(), |_, emulator| {
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
-        let memory = device.create(2 * MIB).unwrap();
-        drop(memory);
-        let tgid = std::process::id() as i32;
-        assert!(emulator.control(move |driver| driver.machine.end_device_process(tgid, 0)));
-
-        let error = device.create(2 * MIB).unwrap_err();
+        device.create(MIB2).unwrap();
+        end_device_process(emulator, 0);
+        let error = device.create(MIB2).unwrap_err();
         assert!(matches!(error, Error::DeviceProcessDied { device: 0, .. }), "{error:?}");
         assert!(error.to_string().contains("device process"), "{error}");
 
         drop(device);
         let device = session.device(LogicalId(0)).unwrap();
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
     });
 }
 
 #[test]
-fn what_lived_on_a_device_whose_process_died_can_be_dropped_and_everything_opened_again() {
+fn objects_of_a_dead_device_process_can_be_dropped_and_made_again() {
     on_each_generation(Config::default(), |_, emulator| {
-        let kill = |emulator: &Emulator| {
-            let tgid = std::process::id() as i32;
-            assert!(emulator.control(move |driver| driver.machine.end_device_process(tgid, 0)));
-        };
         let session = session(Policy::Auto);
         let use_it = || {
             let device = session.device(LogicalId(0)).unwrap();
@@ -281,21 +227,22 @@ fn what_lived_on_a_device_whose_process_died_can_be_dropped_and_everything_opene
             (device, memory, reservation, mapping)
         };
         let all = use_it();
-        kill(emulator);
-        let error = all.0.create(2 * MIB).unwrap_err();
+        end_device_process(emulator, 0);
+        let error = all.0.create(MIB2).unwrap_err();
         assert!(matches!(error, Error::DeviceProcessDied { device: 0, .. }), "{error:?}");
         drop(all);
-        // The device in the same session.
+        // The device again, in the same session.
         let all = use_it();
-        kill(emulator);
+        end_device_process(emulator, 0);
         drop(all);
         drop(use_it());
-        // The kernel takes no mapping back that a dead process held: closing says so, and the session is gone all the same.
+        // The kernel does not unmap what a dead device process held: closing reports that, and the
+        // session is closed anyway.
         let failed = session.close().unwrap_err();
         assert!(failed.object.is_none() && failed.to_string().contains("would not give back"), "{failed}");
         // A new session.
         let session = self::session(Policy::Auto);
-        session.device(LogicalId(0)).unwrap().create(2 * MIB).unwrap();
+        session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
     });
 }
 
@@ -306,7 +253,7 @@ fn a_container_opens_its_device_without_having_listed_it() {
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
         assert_eq!(emulator.state().device_processes[0].device, 1);
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
     });
 }
 
@@ -315,22 +262,22 @@ fn discovery_beside_a_session_does_not_end_its_device_process() {
     isolated(Config::default(), |emulator| {
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
-        let survey = ascend_vmm::discovery::survey(&Default::default());
-        assert_eq!(survey.devices.len(), 2);
+        assert_eq!(discovery::survey(&survey_options()).devices.len(), 2);
         assert!(!emulator.state().device_processes[0].orphaned);
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
     });
 }
 
 #[test]
-fn discovery_beside_a_session_that_started_nothing_does_not_tell_the_device_that_we_died() {
-    isolated(automatic(), |emulator| {
+fn discovery_beside_a_session_without_a_device_process_does_not_report_us_dead() {
+    isolated(plain(), |emulator| {
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(0)).unwrap();
-        // The session never opened DEVMNG; discovery does, and must leave it open while the session lives.
-        ascend_vmm::discovery::survey(&Default::default());
+        // The session never opened DEVMNG; discovery does, and must leave it open as long as the
+        // session exists.
+        discovery::survey(&survey_options());
         assert!(emulator.state().device_processes.iter().all(|process| !process.orphaned));
-        device.create(2 * MIB).unwrap();
+        device.create(MIB2).unwrap();
         drop(device);
         session.close().unwrap();
         assert!(emulator.state().files.is_empty());
@@ -338,12 +285,12 @@ fn discovery_beside_a_session_that_started_nothing_does_not_tell_the_device_that
 }
 
 #[test]
-fn memory_free_in_the_listing_follows_what_is_allocated() {
+fn a_survey_reports_free_memory_without_what_is_allocated() {
     on_each_generation(Config::default(), |_, _| {
         let session = session(Policy::Auto);
         let device = session.device(LogicalId(1)).unwrap();
         let free = || {
-            let survey = ascend_vmm::discovery::survey(&Default::default());
+            let survey = discovery::survey(&survey_options());
             survey.device(LogicalId(1)).unwrap().hbm.unwrap().free
         };
         let before = free();

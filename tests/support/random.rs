@@ -1,9 +1,9 @@
-//! Where sequences come from: a seed, which is printed when the sequence fails.
+//! Random sequences that depend on their seed only, so that one that fails can be run again.
 
-use crate::MIB2;
+use super::MIB2;
 use std::ops::Range;
 
-/// A sequence of numbers that only depends on its seed (splitmix64).
+/// A sequence of numbers that depends on its seed only (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -36,7 +36,8 @@ impl Random {
         bytes
     }
 
-    /// A range of a few bytes to some pages inside `size`, often at its ends and at borders of chunks.
+    /// A range of a few bytes to some pages inside `size`, often at its ends and at borders of
+    /// huge pages.
     pub fn range(&mut self, size: u64) -> Range<u64> {
         let length = match self.below(4) {
             0 => self.below(16) + 1,
@@ -54,13 +55,13 @@ impl Random {
     }
 }
 
-/// Tells the seed if the sequence fails.
+/// Prints the seed if the sequence fails.
 pub struct Seed(pub u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("this was the sequence of ASCEND_VMM_SEED={}", self.0);
+            eprintln!("run this sequence again with ASCEND_VMM_SEED={}", self.0);
         }
     }
 }
@@ -69,10 +70,12 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
+/// The seeds to run: the first `count`, or the one in `ASCEND_VMM_SEED`.
 pub fn seeds(count: u64) -> Range<u64> {
     number("ASCEND_VMM_SEED").map_or(0..count, |seed| seed..seed + 1)
 }
 
+/// How many steps a sequence has: `usual`, or the number in `ASCEND_VMM_STEPS`.
 pub fn steps(usual: u64) -> u64 {
     number("ASCEND_VMM_STEPS").unwrap_or(usual)
 }

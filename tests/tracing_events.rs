@@ -1,4 +1,6 @@
-//! Every system call can be watched: its name, device, size, time and answer.
+//! The library's events for subscribers of the crate `tracing`: one for every system call.
+
+mod support;
 
 use ascend_emulator::{Config, isolated};
 use ascend_vmm::Session;
@@ -6,6 +8,7 @@ use ascend_vmm::discovery::LogicalId;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
+use support::{MIB2, inject};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -47,33 +50,33 @@ impl Subscriber for Watcher {
 }
 
 #[test]
-fn every_system_call_is_told_with_its_name_device_size_time_and_answer() {
+fn every_system_call_is_an_event_with_its_name_device_size_time_and_result() {
     isolated(Config::default(), |emulator| {
         let watcher = Watcher::default();
         emulator.record();
         tracing::subscriber::with_default(watcher.clone(), || {
             let session = Session::open().unwrap();
             let device = session.device(LogicalId(1)).unwrap();
-            let memory = device.create(6 << 20).unwrap();
-            emulator.inject("MEM_CREATE#1=ENOMEM".parse().unwrap());
-            device.create(2 << 20).unwrap_err();
+            let memory = device.create(3 * MIB2).unwrap();
+            inject(emulator, "MEM_CREATE#1=ENOMEM");
+            device.create(MIB2).unwrap_err();
             drop((memory, device));
             session.close().unwrap();
         });
         let events = watcher.0.lock().unwrap();
-        let told: Vec<_> = events.iter().filter(|event| event.contains_key("command")).collect();
-        // The daemon's packets are answered with codes of their own.
+        let calls: Vec<_> = events.iter().filter(|event| event.contains_key("command")).collect();
+        // Commands of /dev/hisi_hdc return codes of their own.
         let complete = |event: &BTreeMap<String, String>| {
             event.contains_key("duration") && (event.contains_key("result") || event.contains_key("code"))
         };
-        assert!(told.iter().all(|event| complete(event)), "{told:?}");
-        let creates: Vec<_> = told.iter().filter(|event| event["command"] == "MEM_CREATE").collect();
+        assert!(calls.iter().all(|event| complete(event)), "{calls:?}");
+        let creates: Vec<_> = calls.iter().filter(|event| event["command"] == "MEM_CREATE").collect();
         let fields = |event: &BTreeMap<String, String>| {
             (event["device"].clone(), event["size"].clone(), event["result"].clone())
         };
         assert_eq!(fields(creates[0]), ("1".into(), "6291456".into(), "ok".into()));
         assert_eq!(fields(creates[1]), ("1".into(), "2097152".into(), "ENOMEM".into()));
-        // Nothing that the memory driver saw went untold.
+        // Every call that the memory driver saw has its event.
         let mut names: BTreeMap<&str, i64> = BTreeMap::new();
         for record in emulator.records() {
             let ours = record.file.is_none_or(|file| file == 1) && record.call != "close";
@@ -90,11 +93,11 @@ fn every_system_call_is_told_with_its_name_device_size_time_and_answer() {
             "MEM_RELEASE",
             "CLOSE_DEVICE",
         ] {
-            let count = told.iter().filter(|event| event["command"] == name).count() as i64;
+            let count = calls.iter().filter(|event| event["command"] == name).count() as i64;
             assert_eq!(names.get(name), Some(&count), "{name}");
         }
         for name in ["open", "OPEN", "mmap", "mprotect", "munmap", "CLOSE"] {
-            assert!(told.iter().any(|event| event["command"] == name), "{name}");
+            assert!(calls.iter().any(|event| event["command"] == name), "{name}");
         }
     });
 }

@@ -1,0 +1,114 @@
+//! After a fork: the child has copies of its parent's objects, which it must not use, and it may
+//! open a session of its own.
+
+mod support;
+
+use ascend_emulator::{Config, fork, on_each_generation};
+use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::{Device, Error, Mapping, Reservation, Session};
+use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, refused_in_child};
+
+/// What a parent has when it forks.
+struct Inherited {
+    session: Session,
+    device: Device,
+    reservation: Reservation,
+    mapping: Mapping,
+}
+
+fn parent() -> Inherited {
+    let (session, device) = open(0);
+    let reservation = session.reserve(2 * MIB2).unwrap();
+    let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
+    mapping.write(0, b"parent").unwrap();
+    Inherited { session, device, reservation, mapping }
+}
+
+#[test]
+fn in_a_child_every_call_on_the_parents_objects_is_refused_and_an_own_session_works() {
+    on_each_generation(Config::default(), |_, _| {
+        let mut all = Some(parent());
+        let child = fork(|| {
+            // The child's copies: the parent keeps its own.
+            let Inherited { session, device, reservation, mapping } = all.take().unwrap();
+            let memory = mapping.memory();
+            for error in [
+                session.device(LogicalId(1)).unwrap_err(),
+                session.device(LogicalId(0)).unwrap_err(),
+                session.host().unwrap_err(),
+                session.reserve(MIB2).unwrap_err(),
+                device.create(MIB2).unwrap_err(),
+                reservation.map(MIB2, &memory).unwrap_err(),
+                mapping.write(0, b"child!").unwrap_err(),
+                mapping.read(0, &mut [0; 6]).unwrap_err(),
+                mapping.fill(0, 6, 1).unwrap_err(),
+                mapping.host_view().unwrap_err(),
+                mapping.write_async(0, vec![0; 6]).unwrap_err().error,
+                mapping.unmap().unwrap_err().error,
+                reservation.free().unwrap_err().error,
+                memory.free().unwrap_err().error,
+                device.close().unwrap_err().error,
+                session.close().unwrap_err().error,
+            ] {
+                refused_in_child(&error);
+            }
+            let own = Session::open().unwrap();
+            own.device(LogicalId(1)).unwrap().create(MIB2).unwrap();
+        });
+        child.join();
+        assert_eq!(contents(&all.unwrap().mapping, 0, 6), b"parent");
+    });
+}
+
+#[test]
+fn a_child_that_drops_what_it_inherited_makes_no_call_to_the_driver() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let all = parent();
+        let peer = device(1);
+        all.mapping.grant(&peer).unwrap();
+        let host = all.session.host().unwrap().create(MIB2).unwrap();
+        let running = all.mapping.write_async(6, b"later".to_vec()).unwrap();
+        let export = all.mapping.memory().export().unwrap();
+        let mut all = Some((all, peer, host, running, export));
+        emulator.record();
+        let child = fork(|| drop(all.take()));
+        let pid = child.pid();
+        child.join();
+        let records = emulator.records();
+        let calls = records.iter().filter(|record| record.pid == pid).map(|record| record.cmd.unwrap_or(record.call));
+        // CLOSE of files and connections is refused or does nothing in a child.
+        let calls: Vec<_> = calls.filter(|&call| call != "CLOSE").collect();
+        assert!(calls.is_empty(), "{calls:?}");
+        assert_eq!(contents(&all.as_ref().unwrap().0.mapping, 0, 6), b"parent");
+    });
+}
+
+#[test]
+fn a_child_that_drops_what_it_inherited_keeps_its_own_session() {
+    on_each_generation(Config::default(), |_, _| {
+        let mut all = Some((parent(), mapped_on_host(MIB2)));
+        let child = fork(|| {
+            let (inherited, inherited_host) = all.take().unwrap();
+            let session = Session::open().unwrap();
+            let device = session.device(LogicalId(0)).unwrap();
+            let reservation = session.reserve(MIB2).unwrap();
+            let own = mapped_on_host(MIB2);
+            let theirs = inherited_host.slice(0, 8).unwrap();
+            refused_in_child(&own.slice(0, 8).unwrap().copy_from(&theirs).unwrap_err());
+            refused_in_child(&theirs.copy_from(&own.slice(0, 8).unwrap()).unwrap_err());
+            drop(theirs);
+            assert!(device.enable_peer_access(&inherited.device).is_err());
+            assert!(inherited.reservation.map(MIB2, &device.create(MIB2).unwrap()).is_err());
+            assert!(reservation.map(0, &inherited.mapping.memory()).is_err());
+            drop((inherited, inherited_host));
+            own.write(0, b"child").unwrap();
+            // The page that the kernel explains its errors in was mapped by the parent, too.
+            let error = device.create(1 << 50).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+            drop((own, mapped_on(&device, MIB2), reservation, device));
+            session.close().unwrap();
+        });
+        child.join();
+        assert!(all.is_some());
+    });
+}
