@@ -3,6 +3,8 @@
 //! [`Host`] has those that make sense in both places; the ones that need the source tree (`abi`, `dist`) are only in `cargo xtask`. Exit statuses are the same
 //! everywhere: 0 yes, 1 no (something failed, differs, or missed its target), 2 wrong arguments or impossible here, 3 no device.
 
+#![forbid(unsafe_code)]
+
 /// A line on the standard output. Where nobody reads it any more (`… | head`) the program ends, instead of panicking as `println!` does.
 #[macro_export]
 macro_rules! outln {

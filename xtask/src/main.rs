@@ -1,5 +1,7 @@
 //! `cargo xtask`: the commands of the project.
 
+#![forbid(unsafe_code)]
+
 mod abi;
 mod dist;
 

@@ -1,5 +1,7 @@
 //! `ascend-vmm-tool`: the commands for a host, as one static file (`cargo xtask dist`).
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
