@@ -5,18 +5,18 @@
 //! `ascend-ioctl` compares the Rust structs with the tables. What is looked for is what `ascend-ioctl` defines, and
 //! every request of the memory driver, also one that we do not know yet.
 
+mod compiler;
 mod declarations;
-mod probe;
-mod table;
-mod tree;
+mod driver_tree;
+mod layout_table;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_ioctl::{Generation, layout};
-use probe::Wanted;
-use table::{Difference, Table};
-use tree::DriverTree;
+use compiler::Wanted;
+use driver_tree::DriverTree;
+use layout_table::{Difference, Table};
 
 /// Compare our layout tables with a driver source tree.
 #[derive(clap::Subcommand)]
@@ -65,7 +65,7 @@ pub fn run(command: Abi) -> ExitCode {
 }
 
 fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String> {
-    let measured = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    let measured = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     let mut candidates = Vec::new();
     for (name, json) in GENERATIONS.iter().filter(|(name, _)| generation.is_none_or(|wanted| wanted == *name)) {
         let table: Table = serde_json::from_str(json).map_err(|error| format!("our table of {name}: {error}"))?;
@@ -86,7 +86,7 @@ fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String
 }
 
 fn dump(driver_src: &Path, generation: &str) -> Result<ExitCode, String> {
-    let mut table = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    let mut table = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     table.generation = generation.to_owned();
     print!("{}", table.to_json());
     Ok(ExitCode::SUCCESS)

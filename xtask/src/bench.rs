@@ -7,7 +7,7 @@ pub mod client;
 pub mod counter;
 pub mod figure;
 
-use crate::table::{self, Align};
+use crate::terminal::{Align, Table};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use client::{NOT_TRACED, Told, Work};
@@ -320,7 +320,7 @@ fn print(document: &Document) {
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
     };
-    let mut rows = table::Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
+    let mut rows = Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
     for column in [1, 2, 4, 5, 6] {
         rows.align(column, Align::Right);
     }

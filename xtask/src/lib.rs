@@ -17,7 +17,7 @@ pub mod demo;
 pub mod emulate;
 pub mod probe;
 pub mod selftest;
-pub mod table;
+pub mod terminal;
 
 use std::process::ExitCode;
 
@@ -42,7 +42,7 @@ pub enum Host {
     DemoImporter(demo::Importer),
     /// The second process of `selftest`.
     #[command(hide = true)]
-    SelftestPeer(selftest::peer::SelftestPeer),
+    SelftestPeer(selftest::sharing::SelftestPeer),
     /// The process that `bench` measures.
     #[command(hide = true)]
     BenchClient(bench::client::Client),

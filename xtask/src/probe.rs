@@ -2,7 +2,7 @@
 //!
 //! Asks only what changes nothing: no memory session, no device process. What only an opened device tells is asked with `--open`.
 
-use crate::table::{Table, bytes, paint};
+use crate::terminal::{Table, bytes, paint};
 use ascend_vmm::discovery::{self, Environment, Finding, Machine, MemoryDriver, Npu, Options, Severity, Split, Survey};
 use ascend_vmm::{Kind, Page, Session};
 use serde::Serialize;

@@ -5,9 +5,9 @@
 
 mod device_process;
 mod library;
-pub mod peer;
 mod raw;
 pub mod report;
+pub mod sharing;
 
 use ascend_vmm::discovery::{self, Options, Survey};
 use report::{Case, Outcome, Report};
@@ -60,7 +60,7 @@ impl Selftest {
             let mut report = Report::new("raw");
             let device = raw::run(&mut report, self.exhaustion, |case| {
                 if !self.json {
-                    crate::outln!("{}", crate::table::paint(&case.line()));
+                    crate::outln!("{}", crate::terminal::paint(&case.line()));
                 }
             });
             return self.finish(&report, !device);
@@ -161,7 +161,7 @@ impl Run<'_> {
     fn add_timed(&mut self, group: &str, name: &str, outcome: Outcome, took: Duration) {
         let case = Case::new(group, name, outcome, took);
         if !self.json {
-            crate::outln!("{}", crate::table::paint(&case.line()));
+            crate::outln!("{}", crate::terminal::paint(&case.line()));
         }
         self.report.add(case);
     }

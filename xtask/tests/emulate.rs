@@ -93,7 +93,7 @@ fn calls_are_recorded_as_json_lines() {
 
 /// Compiles a C program of this directory and returns its path.
 fn compile(name: &str) -> String {
-    let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
     // Tests run side by side, and one must not write what the other executes.
     let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
     let program = format!("{}/{name}-{test}", env!("CARGO_TARGET_TMPDIR"));
@@ -106,7 +106,7 @@ fn compile(name: &str) -> String {
 
 #[test]
 fn a_c_program_brings_up_a_session() {
-    let program = compile("client");
+    let program = compile("open_session");
     let output = emulate(&["--attach", "hccs", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
     let segments = "segment 0x100000000000 + 0x80000000000\n\
@@ -122,7 +122,7 @@ fn a_c_program_brings_up_a_session() {
 
 #[test]
 fn two_processes_of_a_c_program_share_memory() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "child read: written by the parent\n");
@@ -130,7 +130,7 @@ fn two_processes_of_a_c_program_share_memory() {
 
 #[test]
 fn an_injected_fault_reaches_the_program() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--fault", "MEM_CREATE=ENOMEM", "--", &program]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("Cannot allocate memory"), "{}", stderr(&output));
@@ -138,7 +138,7 @@ fn an_injected_fault_reaches_the_program() {
 
 #[test]
 fn a_program_that_would_crash_the_kernel_fails_with_the_name_of_the_trap() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--", &program, "once", "twice"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("kernel trap `access-after-access-none`"), "{}", stderr(&output));

@@ -1,7 +1,7 @@
 //! The process that has the memory.
 
 use super::{Failure, PATIENCE, check, write};
-use crate::table::{Align, Table, bytes};
+use crate::terminal::{Align, Table, bytes};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{BareTgid, Export};
 use ascend_vmm::{Mapping, Session};

@@ -2,7 +2,7 @@
 
 use super::exporter::Line;
 use super::{Failure, check, write};
-use crate::table::bytes;
+use crate::terminal::bytes;
 use ascend_vmm::Session;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};

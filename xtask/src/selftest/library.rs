@@ -1,7 +1,7 @@
 //! Every public operation of the library, on real devices or emulated ones.
 
-use super::{Failure, Run, ensure, peer};
-use crate::table::bytes;
+use super::{Failure, Run, ensure, sharing};
+use crate::terminal::bytes;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::discovery::{self, LogicalId};
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Page, ReserveOptions, Session};
@@ -43,7 +43,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         two_devices(run, first, second);
     }
     for device in &opened {
-        peer::check(run, device);
+        sharing::check(run, device);
     }
     drop(opened);
     run.check("host", "the session closes and leaves nothing", || Ok(session.close().map(|()| None)?));

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::declarations::{Declarations, Kind, Member};
-use super::table::{Constant, Field, Table};
-use super::tree::{DEFINES, DriverTree, UNITS, Unit};
+use super::driver_tree::{DEFINES, DriverTree, UNITS, Unit};
+use super::layout_table::{Constant, Field, Table};
 
 /// The C names to look for.
 #[derive(Debug, Default)]
