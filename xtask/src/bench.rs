@@ -289,9 +289,11 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
 fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, Told), CountError> {
     let mut traced = Traced::spawn(command)?;
     let mut per_operation = |gait| -> Result<[f64; 2], CountError> {
-        traced.advance(Gait::Run)?;
-        let empty = traced.advance(gait)?;
-        let full = traced.advance(gait)?;
+        let mut section = || {
+            traced.advance(Gait::Run)?;
+            traced.advance(gait)
+        };
+        let (empty, full) = (section()?, section()?);
         let part = |full: u64, empty: u64| full.saturating_sub(empty) as f64 / pairs as f64;
         Ok([part(full.number, empty.number), part(full.ioctls, empty.ioctls)])
     };

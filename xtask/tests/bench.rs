@@ -20,16 +20,13 @@ mod counter {
         )
     }
 
-    /// The counts of the empty and the full section, twice, each after a section that is not counted.
+    /// The counts of an empty and a full section, twice.
     fn count(pairs: u64, gait: Gait) -> [u64; 4] {
         let mut traced = client(pairs).unwrap();
-        let mut counts = [0; 4];
-        for pair in counts.chunks_mut(2) {
+        let counts = std::array::from_fn(|_| {
             traced.advance(Gait::Run).unwrap();
-            for count in pair {
-                *count = traced.advance(gait).unwrap().number;
-            }
-        }
+            traced.advance(gait).unwrap().number
+        });
         traced.finish().unwrap();
         counts
     }

@@ -1,14 +1,21 @@
-//! The process that is measured: it makes objects, then repeats one operation between marks.
+//! The process that `bench` measures: it makes objects, then repeats one operation between marks.
 //!
-//! The order is always the same, so that the parent need not know the operation: a section to warm up, an empty section and a full one that
-//! are stepped through; a section to make ready again, an empty and a full one whose system calls are counted; then, no longer traced, a timed
-//! run. What the process knows by itself goes to its standard output as one line of JSON ([`Told`]).
+//! The order is always the same, so the parent does not need to know the operation:
+//!
+//! 1. a mark, then a few repetitions to warm up;
+//! 2. an empty section and a full one, which the parent single-steps;
+//! 3. an empty section and a full one, whose system calls the parent counts;
+//! 4. a run that is timed and not traced.
+//!
+//! Each section starts and ends with a mark; see [`section`]. The process prints what it measured
+//! itself as JSON ([`Told`]).
 
 use super::counter::{mark, trace_me};
 use ascend_conformance::session as raw;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Device, PhysicalMemory, Session};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -291,7 +298,7 @@ impl Client {
     fn raw(&self) -> Result<Told, Failure> {
         let host = ascend_conformance::Host::find().map_err(|reason| format!("{reason:?}"))?.ok_or("no device")?;
         let session = raw::Session::start(&host).map_err(|failure| format!("{failure:?}"))?;
-        let refused = nix::errno::Errno::from_raw;
+        let refused = Errno::from_raw;
         let heap = session.heap().map_err(|failure| format!("{failure:?}"))?;
         let address = raw::heap_address(heap);
         match self.work {
@@ -346,22 +353,23 @@ impl Client {
         mut operation: impl FnMut() -> Result<(), E>,
     ) -> Result<Told, Failure> {
         let mark = || if self.untraced { Ok(()) } else { mark() };
+        let pairs = self.pairs as usize;
+        let (empty, full) = (vec![false; pairs], vec![true; pairs]);
         mark()?;
         // What happens only the first time is not the operation's cost.
         let warm = self.pairs.min(2);
         ready(warm)?;
-        repeat(warm, &mut operation)?;
+        repeat(&vec![true; warm as usize], &mut operation)?;
         for _ in 0..2 {
             ready(self.pairs)?;
-            mark()?;
-            repeat(0, &mut operation)?;
-            mark()?;
-            repeat(self.pairs, &mut operation)?;
-            mark()?;
+            for plan in [&empty, &full] {
+                section(&mark, plan, &mut operation)?;
+            }
         }
         ready(self.timed)?;
+        let timed = vec![true; self.timed as usize];
         let start = Instant::now();
-        repeat(self.timed, &mut operation)?;
+        repeat(&timed, &mut operation)?;
         let nanoseconds = (self.timed > 0).then(|| start.elapsed().as_nanos() as f64 / self.timed as f64);
         Ok(Told { bytes_per_object, nanoseconds })
     }
@@ -382,10 +390,32 @@ fn gone<T>(object: T) {
     drop(black_box(object));
 }
 
+/// A section: a mark, the operation once for each `true` in the plan, a mark.
+///
+/// The cost of the operation is the difference between a section that runs it and one of the same
+/// length that skips it. Otherwise both must execute the same instructions, so there is one copy of
+/// this function and of [`repeat`].
 #[inline(never)]
-fn repeat<E: Into<Failure>>(times: u64, operation: &mut impl FnMut() -> Result<(), E>) -> Result<(), Failure> {
-    for _ in 0..times {
-        operation().map_err(Into::into)?;
+fn section<E: Into<Failure>>(
+    mark: &impl Fn() -> Result<(), Errno>,
+    plan: &[bool],
+    operation: &mut impl FnMut() -> Result<(), E>,
+) -> Result<(), Failure> {
+    mark()?;
+    repeat(plan, operation)?;
+    Ok(mark()?)
+}
+
+/// Runs the operation once for each `true` in the plan.
+///
+/// The plan is hidden from the optimiser: what it moves out of the loop is executed, and so counted,
+/// whether the plan has any `true` or not.
+#[inline(never)]
+fn repeat<E: Into<Failure>>(plan: &[bool], operation: &mut impl FnMut() -> Result<(), E>) -> Result<(), Failure> {
+    for wanted in plan {
+        if black_box(*wanted) {
+            operation().map_err(Into::into)?;
+        }
     }
     Ok(())
 }
