@@ -81,7 +81,7 @@ impl Bench {
     /// The same command in a release build, since a debug build has other figures.
     fn run_optimised(&self) -> ExitCode {
         let Some(cargo) = std::env::var_os("CARGO") else {
-            return crate::impossible("this is a debug build, whose figures mean nothing: use cargo xtask bench");
+            return crate::impossible("this is a debug build, whose figures mean nothing; use a release build");
         };
         let mut command = Command::new(cargo);
         command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::process::Command;
 use support::{TOOL, XTASK, run, stderr, stdout};
 
 /// Both programs, with the name under which the user calls each.
@@ -44,6 +45,15 @@ fn every_command_has_help_with_an_example_that_names_the_program() {
 }
 
 #[test]
+fn both_programs_print_their_version() {
+    for (program, name) in PROGRAMS {
+        let output = run(program, &["--version"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stdout(&output), format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+#[test]
 fn an_unknown_command_is_refused_with_exit_2() {
     for (program, _) in PROGRAMS {
         for arguments in [&["prob"][..], &[], &["--nothing"]] {
@@ -59,5 +69,16 @@ fn the_tool_for_hosts_never_mentions_cargo_in_its_help() {
     for name in commands(&help(TOOL, &[])) {
         let text = help(TOOL, &[&name]);
         assert!(!text.contains("cargo"), "{text}");
+    }
+}
+
+#[test]
+fn the_tool_for_hosts_never_mentions_cargo_in_its_errors() {
+    for arguments in [&["bench"][..], &["emulate"], &["dist"], &["demo", "--size", "1"]] {
+        // As on a host: without the variable that cargo sets for what it runs.
+        let output = Command::new(TOOL).args(arguments).env_remove("CARGO").output().unwrap();
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(!error.contains("cargo"), "{arguments:?}: {error}");
     }
 }
