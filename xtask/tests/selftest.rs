@@ -6,8 +6,9 @@ use ascend_emulator::Config;
 use ascend_emulator::config::{Daemon, DeviceProcess, Door, Place};
 use ascend_ioctl::Generation;
 use serde_json::Value;
+use std::collections::HashSet;
 use std::process::{Command, Output};
-use support::{XTASK, refusal, run_emulated, stderr, stdout};
+use support::{XTASK, refusal, run_emulated, stderr, stdout, xtask};
 
 /// Runs `selftest` on an emulated host.
 fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
@@ -52,6 +53,51 @@ fn the_device_process_suite_reports_what_each_firmware_does() {
 }
 
 #[test]
+fn the_policy_decides_whether_a_device_process_is_started() {
+    let automatic = || Config { device_process: DeviceProcess::Automatic, devices: 1, ..Config::default() };
+    for (policy, remark) in [
+        ("auto", "without a device process of ours"),
+        ("never", "without a device process of ours"),
+        ("always", "with a device process of ours"),
+    ] {
+        let (document, status) = document(automatic(), &[], &["--device-process-policy", policy]);
+        assert_eq!(named(&document, "failed"), [""; 0], "{policy}: {document:#}");
+        assert_eq!(status, 0, "{policy}");
+        let cases = document["cases"].as_array().unwrap();
+        let opened = cases.iter().find(|case| case["name"] == "the device opens").unwrap();
+        assert!(opened["detail"].as_str().unwrap().starts_with(remark), "{policy}: {opened}");
+    }
+}
+
+#[test]
+fn the_second_process_has_the_policy_of_the_first() {
+    // The first process looks for the daemon's node in any case. The others open it to start a
+    // process on the device.
+    for (policy, others_start) in [("auto", false), ("always", true)] {
+        let file = format!("{}/selftest-{policy}.jsonl", env!("CARGO_TARGET_TMPDIR"));
+        let emulate = ["emulate", "--device-process", "automatic", "--record", &file, "--"];
+        let selftest = [XTASK, "selftest", "--device", "0", "--device-process-policy", policy];
+        let output = xtask(&[&emulate[..], &selftest].concat());
+        assert!(output.status.success(), "{policy}: {}", stdout(&output));
+        let calls = std::fs::read_to_string(&file).unwrap();
+        let calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let processes: HashSet<u64> =
+            calls.filter(|call| call["path"] == "/dev/hisi_hdc").map(|call| call["pid"].as_u64().unwrap()).collect();
+        assert_eq!(processes.len() > 1, others_start, "{policy}: {processes:?}");
+    }
+}
+
+#[test]
+fn a_device_that_needs_a_process_does_not_open_with_the_policy_never() {
+    let config = Config { device_process: DeviceProcess::Required, devices: 1, ..Config::default() };
+    let (document, status) = document(config, &[], &["--device-process-policy", "never"]);
+    assert_eq!(status, 1);
+    let failed = named(&document, "failed");
+    assert!(failed.contains(&"the device opens"), "{failed:?}");
+    assert!(document.to_string().contains("EFAULT"), "{document:#}");
+}
+
+#[test]
 fn a_refusal_of_the_daemon_is_reported_with_its_code() {
     let daemon = Daemon::Refuses { code: 1, error: "E30003".into() };
     let (document, status) = document(Config { daemon, devices: 1, ..Config::default() }, &[], &["--device-process"]);
@@ -80,7 +126,8 @@ fn one_device_can_be_chosen_and_an_unknown_one_is_refused() {
     assert!(groups.contains(&"device 1") && !groups.contains(&"device 0"), "{groups:?}");
     let output = selftest(Config::default(), &[], &["--device", "7"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("no device 7"));
+    let error = stderr(&output);
+    assert!(error.contains("no usable device 7; usable: devices 0, 1"), "{error}");
 }
 
 #[test]
@@ -108,6 +155,15 @@ fn a_container_with_some_of_the_devices_passes() {
 }
 
 #[test]
+fn findings_about_the_host_are_printed_as_they_are_counted() {
+    let config = Config { hdc_door: Door::Missing, device_process: DeviceProcess::Automatic, ..Config::default() };
+    let text = stdout(&selftest(config, &[], &["--device", "0"]));
+    let skipped = text.lines().filter(|line| line.starts_with("skip ")).count();
+    assert!(text.contains("skip  host: nothing is wrong with the host: "), "{text}");
+    assert!(text.trim_end().ends_with(&format!("{skipped} skipped")), "{text}");
+}
+
+#[test]
 fn junit_reports_have_every_case() {
     let file = std::env::temp_dir().join(format!("ascend-vmm-junit-{}.xml", std::process::id()));
     let config = Config { devices: 1, ..Config::default() };
@@ -128,6 +184,9 @@ fn wrong_arguments_are_refused_with_exit_2() {
         &["--json", "--junit", "x"],
         &["--junit", "/nowhere/x"],
         &["--raw", "--device-process"],
+        &["--raw", "--device-process-policy", "never"],
+        &["--device-process", "--device-process-policy", "never"],
+        &["--device-process-policy", "sometimes"],
     ] {
         refusal(&[&["selftest"], arguments].concat());
     }
