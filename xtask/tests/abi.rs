@@ -169,8 +169,17 @@ fn each_difference_is_a_row_and_the_exit_status_is_1() {
 }
 
 #[test]
+fn a_single_difference_is_counted_in_the_singular() {
+    let mut changed = table("9.0.0");
+    changed["requests"]["DEVMM_SVM_ALLOC"] = "0x41584dff".into();
+    let output = abi(&["check"], &Tree::of("one-change", &changed).0);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(stdout(&output).lines().next(), Some("generation 9.0.0 (fits best): 1 difference"));
+}
+
+#[test]
 fn a_chosen_generation_is_used_even_if_another_fits_better() {
-    let tree = Tree::of("asked", &table("26.1"));
+    let tree = Tree::of("chosen", &table("26.1"));
     let output = abi(&["check", "--generation", "8.5.0"], &tree.0);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("request DEVMM_SVM_MEM_HANDLE_SET_ATTR"));
