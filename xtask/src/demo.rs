@@ -1,9 +1,9 @@
 //! `cargo xtask demo`: two processes share memory of an NPU, in under a minute.
 //!
 //! The exporter creates memory and exports it. The importer reports its process id, is put on the
-//! trust list, receives a ticket, and then imports, maps, reads and changes the memory. The exporter
-//! sees the change. Only lines of text pass between them. Both are this program, started again; with
-//! `--devices` there are more importers.
+//! trust list, receives a ticket, and then imports, maps, reads and changes the memory. The
+//! exporter sees the change. Only lines of text pass between them. Both are this program, started
+//! again; with `--devices` there are more importers.
 
 mod exporter;
 mod importer;

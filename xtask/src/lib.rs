@@ -7,8 +7,8 @@
 
 #![forbid(unsafe_code)]
 
-/// Prints a line on the standard output. If the reader has closed the pipe (`… | head`), the program
-/// exits instead of panicking as `println!` does.
+/// Prints a line on the standard output. If the reader has closed the pipe (`… | head`), the
+/// program exits instead of panicking as `println!` does.
 #[macro_export]
 macro_rules! outln {
     () => { $crate::outln!("") };

@@ -43,8 +43,8 @@ pub struct Selftest {
     /// (docs/conformance.md).
     #[arg(long, conflicts_with_all = ["device", "device_process", "device_process_policy"])]
     raw: bool,
-    /// With --raw, also check rules that exhaust a resource for a moment or make very many calls. Not
-    /// for a host that others use.
+    /// With --raw, also check rules that exhaust a resource for a moment or make very many calls.
+    /// Not for a host that others use.
     #[arg(long, requires = "raw")]
     exhaustion: bool,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! `--device-process-policy`, for the commands that open a session of the library.
 //!
-//! The library's module for device processes is named only here; other files use it through this one.
+//! The library's module for device processes is named only here; other files use it through this
+//! one.
 
 pub(crate) use ascend_vmm::process;
 

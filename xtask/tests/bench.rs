@@ -7,7 +7,7 @@ use support::{document, refusal, xtask};
 mod counter {
     use super::support::XTASK;
     use std::process::{Command, Stdio};
-    use xtask::bench::counter::{CountError, Gait, Traced};
+    use xtask::bench::counter::{CountError, Mode, Traced};
 
     /// A process that repeats one system call, stopped at its first mark.
     fn client(pairs: u64) -> Result<Traced, CountError> {
@@ -17,11 +17,11 @@ mod counter {
     }
 
     /// The counts of an empty and a full section, twice.
-    fn count(pairs: u64, gait: Gait) -> [u64; 4] {
+    fn count(pairs: u64, mode: Mode) -> [u64; 4] {
         let mut traced = client(pairs).unwrap();
         let counts = std::array::from_fn(|_| {
-            traced.advance(Gait::Run).unwrap();
-            traced.advance(gait).unwrap().number
+            traced.advance(Mode::Run).unwrap();
+            traced.advance(mode).unwrap().number
         });
         traced.finish().unwrap();
         counts
@@ -29,16 +29,16 @@ mod counter {
 
     #[test]
     fn system_calls_are_counted_exactly() {
-        let [empty, full, again_empty, again_full] = count(25, Gait::Calls);
+        let [empty, full, again_empty, again_full] = count(25, Mode::Calls);
         assert_eq!(full - empty, 25);
         assert_eq!(again_full - again_empty, 25);
     }
 
     #[test]
     fn instructions_are_the_same_each_time_and_grow_with_the_work() {
-        let [empty, ten, again_empty, again_ten] = count(10, Gait::Steps);
+        let [empty, ten, again_empty, again_ten] = count(10, Mode::Steps);
         assert_eq!((empty, ten), (again_empty, again_ten));
-        let [also_empty, twenty, ..] = count(20, Gait::Steps);
+        let [also_empty, twenty, ..] = count(20, Mode::Steps);
         assert_eq!(twenty - also_empty, 2 * (ten - empty));
         assert!(ten - empty >= 10, "a system call is at least one instruction");
     }
@@ -59,8 +59,8 @@ mod counter {
 fn without_tracing_the_time_is_still_measured() {
     let output = xtask(&["bench-client", "calibration", "--untraced", "--timed", "1000"]);
     assert!(output.status.success());
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(told["nanoseconds"].as_f64().unwrap() > 0.0, "{told}");
+    let own: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(own["nanoseconds"].as_f64().unwrap() > 0.0, "{own}");
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn wrong_arguments_are_refused_with_exit_2() {
 
 #[test]
 fn the_figures_fit_their_schema_and_each_operation_is_one_system_call() {
-    // A debug build misses its limits of instructions, which must be reported as such; the numbers of
-    // system calls are those of a release build.
+    // A debug build misses its limits of instructions, which must be reported as such; the numbers
+    // of system calls are those of a release build.
     let output = xtask(&["bench", "--debug", "--json"]);
     let document = document(&output, "bench");
     let figures = document["figures"].as_array().unwrap();

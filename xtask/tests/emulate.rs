@@ -49,7 +49,7 @@ fn wrong_arguments_are_refused_with_exit_2() {
         (&["--turbo", "--", "true"], "unexpected argument '--turbo'"),
         (&["--devices", "many", "--", "true"], "invalid value 'many'"),
         (&["--devices", "65", "--", "true"], "65 is not in 0..=64"),
-        (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is none of the units"),
+        (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is not one of the units"),
         (&["--attach", "usb", "--", "true"], "invalid value 'usb'"),
         (&["--device-process", "maybe", "--", "true"], "invalid value 'maybe'"),
         (&["--fault", "MEM_MAP", "--", "true"], "`MEM_MAP` is not a fault"),
@@ -112,7 +112,7 @@ fn a_c_program_brings_up_a_session() {
                     segment 0x90000000000 + 0x30000000000\n\
                     segment 0x80000000000 + 0x10000000000\n";
     assert_eq!(stdout(&output), segments);
-    // The program uses requests that 8.5.0 does not have.
+    // The program uses the request values of 9.0.0 and 26.1.
     let output = emulate(&["--driver", "8.5.0", "--", &program]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("Invalid argument"), "{}", stderr(&output));

@@ -77,6 +77,7 @@ fn the_table_has_no_colour_codes_when_the_output_is_not_a_terminal() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0));
     assert!(text.contains("Ascend910B3") && text.contains("working"), "{text}");
+    assert!(text.contains("\ndevices 0, 1: host access: ?: "), "{text}");
     assert!(!text.contains('\x1b'), "{text:?}");
     assert!(text.lines().all(|line| line.trim_end() == line), "{text:?}");
 }
@@ -158,6 +159,8 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
     let document = finds(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, "device-removed", 2);
     assert_eq!(document["devices"][1]["features"]["vmm"]["offered"], false);
     assert_eq!(document["devices"][0]["features"]["vmm"]["offered"], true);
+    let text = stdout(&probe(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, &[]));
+    assert!(text.contains("\ndevice 1: vmm: no: the device is in the state removed"), "{text}");
 }
 
 #[test]

@@ -134,7 +134,8 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
         let memory = device.create(SIZE)?;
         let during = free()?;
         memory.free()?;
-        // Other processes may allocate at the same time, so the numbers are reported and not compared.
+        // Other processes may allocate at the same time, so the numbers are reported and not
+        // compared.
         Ok(Some(format!("free: {} before, {} while allocated, {} after", bytes(before), bytes(during), bytes(free()?))))
     });
     run.check(group, "memory in 1 GiB pages is created and released", || {
@@ -154,11 +155,11 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
     });
     run.check(group, "a request for more memory than the device has is reported as out of memory", || {
         let total = device.memory_info(MemoryKind::Hbm)?.huge_total;
-        let asked = (total / (2 * MIB) + 1) * 2 * MIB;
-        match device.create(asked) {
+        let size = (total / (2 * MIB) + 1) * 2 * MIB;
+        match device.create(size) {
             Err(Error::OutOfMemory(error)) => Ok(Some(error.to_string())),
             Err(other) => Err(Failure::Failed(format!("refused, but with another error: {other}"))),
-            Ok(_) => Err(Failure::Failed(format!("{} were allocated", bytes(asked)))),
+            Ok(_) => Err(Failure::Failed(format!("{} were allocated", bytes(size)))),
         }
     });
     run.check(group, "invalid sizes are refused before any system call", || {
@@ -336,7 +337,7 @@ fn two_devices(run: &mut Run<'_>, first: &Device, second: &Device) {
     run.check(&group, "memory is copied from one device to the other", || copy_between(first, second, 7));
     run.check(&group, "the second device gets access to memory of the first", || {
         if !discovery::can_access(second.id(), first.id())? {
-            return Err(Failure::Skipped("the wiring does not allow it".into()));
+            return Err(Failure::Skipped("the topology does not allow it".into()));
         }
         let mapping = mapped(first, 2 * MIB)?;
         second.enable_peer_access(first)?;
@@ -370,8 +371,8 @@ pub(super) fn mapped(device: &Device, size: u64) -> ascend_vmm::Result<Mapping> 
     device.session().reserve(size)?.map(0, &memory)
 }
 
-/// Random bytes, the same in each page except for the page's number at its start. A swapped page or a
-/// shift by some bytes gives other contents.
+/// Random bytes, the same in each page except for the page's number at its start. A swapped page or
+/// a shift by some bytes gives other contents.
 pub(super) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = Vec::with_capacity(4096);

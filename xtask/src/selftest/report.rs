@@ -128,8 +128,8 @@ impl Report {
     }
 }
 
-/// Escapes text for XML, inside and outside of attributes. Control characters, which XML 1.0 does not
-/// allow, become spaces.
+/// Escapes text for XML, inside and outside of attributes. Control characters, which XML 1.0 does
+/// not allow, become spaces.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
 //! Sharing memory with a second process, which the test starts.
 //!
-//! The second process, the peer, is this program again. It receives commands over a Unix socket, one
-//! per line, and answers each with a line: `ok`, or the error.
+//! The second process, the peer, is this program again. It receives commands over a Unix socket,
+//! one per line, and answers each with a line: `ok`, or the error.
 
 use super::library::{mapped, pattern, same};
 use super::{Failure, Run, ensure};
