@@ -1,20 +1,21 @@
-//! A segment that grows and shrinks while its address stays: what allocators call an expandable segment.
+//! A segment that grows and shrinks at a fixed address: an expandable segment of an allocator.
 //!
-//! Addresses are reserved once, for the largest size that there can ever be; they cost nothing. Physical memory is put behind them piece by piece as the
-//! segment grows, and taken away from the end as it shrinks. Nothing moves, so pointers into the segment stay good.
+//! The addresses are reserved once, for the largest possible size; they cost no memory. Physical
+//! memory is mapped piece by piece as the segment grows, and unmapped from the end as it shrinks.
+//! Nothing moves, so pointers into the segment stay valid.
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example grow_shrink`
 
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::{Device, Mapping, Reservation, Session};
 
-/// Size of a piece: a multiple of the 2 MiB that physical memory comes in.
+/// Size of a piece: a multiple of 2 MiB, the page size.
 const PIECE: u64 = 16 << 20;
 
 struct Segment {
     device: Device,
     reservation: Reservation,
-    /// The pieces from the start on. Each mapping keeps its physical memory alive.
+    /// The pieces in the order of their addresses. Each mapping keeps its physical memory alive.
     pieces: Vec<Mapping>,
 }
 
@@ -28,7 +29,8 @@ impl Segment {
         self.pieces.len() as u64 * PIECE
     }
 
-    /// Grows or shrinks to at least `size`. If memory runs out on the way, what was there before is still there.
+    /// Grows or shrinks to `size`, rounded up to whole pieces. If memory runs out, the segment
+    /// keeps the size that it had.
     fn resize(&mut self, size: u64) -> ascend_vmm::Result<()> {
         let wanted = size.div_ceil(PIECE) as usize;
         let before = self.pieces.len();
@@ -41,7 +43,7 @@ impl Segment {
                 }
             }
         }
-        // Dropping a mapping unmaps it, and with it goes the last reference to its memory.
+        // Dropping a mapping unmaps it and drops the last reference to its memory.
         self.pieces.truncate(wanted);
         Ok(())
     }
@@ -59,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for size in [32 << 20, 256 << 20, 64 << 20, 512 << 20] {
         segment.resize(size)?;
-        // The first bytes are the same ones all the time.
+        // The first piece is never unmapped, so its contents stay.
         let first = &segment.pieces[0];
         if segment.size() == 32 << 20 {
             first.write(0, b"still here")?;
@@ -71,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(segment.reservation.address(), address);
     }
 
-    // A copy may run over several pieces: they are neighbours in the address space.
+    // A copy may cross from one piece into the next, because their addresses are contiguous.
     let seam = segment.reservation.slice(PIECE - 4, 8)?;
     seam.write(b"AcrossIt")?;
     let mut text = [0; 4];

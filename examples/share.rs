@@ -1,7 +1,9 @@
 //! Two processes share memory of an NPU.
 //!
-//! The exporter makes memory and sends it over a Unix socket; the importer maps it and changes it. The socket carries no data of the NPU's: only a ticket goes
-//! over, and the driver's trust list says that this one process may use it. (By another channel than a socket: `Export::trust` and `Export::ticket`.)
+//! The exporter creates memory and sends it over a Unix socket. The importer maps it and changes
+//! it. The socket carries only a ticket, no data of the NPU. The exporter puts the importer on the
+//! driver's trust list, so no other process can use the ticket. `Export::trust` and
+//! `Export::ticket` do the same over any other channel.
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example share`
 
@@ -14,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const SIZE: u64 = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
     match std::env::args().nth(1) {
@@ -35,11 +37,12 @@ fn exporter() -> Result<(), Box<dyn Error>> {
     let (mut socket, _) = listener.accept()?;
     std::fs::remove_file(&path)?;
 
-    // Trusts the process at the other end, sends it the ticket, and waits until it has imported.
-    share::send(&socket, &memory, PATIENCE)?;
+    // Trusts the process at the other end, sends it the ticket, and waits until it has imported the
+    // memory.
+    share::send(&socket, &memory, TIMEOUT)?;
     println!("exporter {}: process {} has the memory", std::process::id(), child.id());
 
-    // The importer says when it has written.
+    // The importer sends a byte when it has written.
     socket.read_exact(&mut [0])?;
     let mut text = [0; 23];
     mapping.read(0, &mut text)?;
@@ -52,7 +55,7 @@ fn exporter() -> Result<(), Box<dyn Error>> {
 fn importer(path: &str) -> Result<(), Box<dyn Error>> {
     let mut socket = UnixStream::connect(path)?;
     let device = Session::open()?.device(LogicalId(0))?;
-    let memory = share::receive(&socket, &device, PATIENCE)?;
+    let memory = share::receive(&socket, &device, TIMEOUT)?;
     let mapping = device.session().reserve(memory.size())?.map(0, &memory)?;
     let mut text = [0; 23];
     mapping.read(0, &mut text)?;

@@ -1,7 +1,9 @@
-//! Sleep and wake: an engine gives all its NPU memory back for a while and gets it again at the same addresses.
+//! Sleep and wake: an inference engine releases all its NPU memory for a while and allocates it
+//! again at the same addresses.
 //!
-//! What must be kept (weights) is copied to the host before sleeping and back on waking; what can be computed anew (a KV cache) is simply dropped. The addresses
-//! stay reserved meanwhile, so that pointers and captured graphs are still right afterwards.
+//! Data that must be kept (weights) is copied to the host before sleeping and back on waking. Data
+//! that can be computed again (a KV cache) is dropped. The addresses stay reserved, so pointers and
+//! captured graphs are still valid afterwards.
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example sleep_wake`
 
@@ -17,7 +19,7 @@ struct Block {
 
 enum State {
     Awake(Mapping),
-    /// What was in it, if it had to be kept.
+    /// The contents, if they are to be kept.
     Asleep(Option<Vec<u8>>),
 }
 
@@ -39,7 +41,7 @@ impl Block {
         }
     }
 
-    /// Gives the memory back, with or without a copy of what is in it.
+    /// Releases the memory, after copying its contents to the host if `keep` is set.
     fn sleep(&mut self, keep: bool) -> ascend_vmm::Result<()> {
         let State::Awake(mapping) = &self.state else { return Ok(()) };
         let kept = if keep {
@@ -49,12 +51,13 @@ impl Block {
         } else {
             None
         };
-        // Replacing the mapping drops it: it is unmapped and, as nobody else has it, its memory is released.
+        // This drops the mapping. It held the last reference to its memory, which is released.
         self.state = State::Asleep(kept);
         Ok(())
     }
 
-    /// Takes memory again, at the same address. If there is none, the block is still asleep and nothing is lost.
+    /// Allocates memory at the same address. If there is none, the block stays asleep and keeps its
+    /// contents.
     fn wake(&mut self) -> ascend_vmm::Result<()> {
         let State::Asleep(kept) = &self.state else { return Ok(()) };
         let mapping = self.reservation.map(0, &self.device.create(self.reservation.size())?)?;

@@ -1,27 +1,30 @@
-//! `cargo xtask abi`: our layout tables against a driver's own headers.
+//! `cargo xtask abi`: compares our layout tables with the headers of a driver.
 //!
-//! The kernel checks no sizes: a wrong offset corrupts memory silently. So the tables in `ioctl/abi` are never typed by
-//! hand. `dump` writes one from a driver source tree and `check` compares one with a tree; the layout test of
-//! `ascend-ioctl` compares the Rust structs with the tables. What is looked for is what `ascend-ioctl` defines, and
-//! every request of the memory driver, also one that we do not know yet.
+//! The kernel checks no sizes, so a wrong offset corrupts memory silently. The tables in
+//! `ioctl/abi` are therefore never typed by hand. `dump` writes one from a driver source tree and
+//! `check` compares one with a tree. The layout test of `ascend-ioctl` compares the Rust structs
+//! with the tables. The names are those that `ascend-ioctl` defines, and every request of the
+//! memory driver, including unknown ones.
 
+mod compiler;
 mod declarations;
-mod probe;
-mod table;
-mod tree;
+mod driver_tree;
+mod layout_table;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_ioctl::{Generation, layout};
-use probe::Wanted;
-use table::{Difference, Table};
-use tree::DriverTree;
+use compiler::Wanted;
+use driver_tree::DriverTree;
+use layout_table::{Difference, Table};
+use xtask::terminal::counted;
 
 /// Compare our layout tables with a driver source tree.
 #[derive(clap::Subcommand)]
 pub enum Abi {
-    /// Compare a driver source tree with our table: exit 0 when equal, 1 when not, 2 when it could not be compared.
+    /// Compare a driver source tree with our table. Exit status: 0 equal, 1 different, 2 the
+    /// comparison is not possible.
     #[command(after_help = "Example:\n  cargo xtask abi check --driver-src ../driver --generation 9.0.0")]
     Check {
         /// The driver's source tree, laid out as hicann/driver.
@@ -32,63 +35,59 @@ pub enum Abi {
         generation: Option<String>,
     },
     /// Print the table of a driver source tree as JSON.
-    #[command(
-        after_help = "Example:\n  cargo xtask abi dump --driver-src ../driver --generation 27.0 > ioctl/abi/27.0.json"
-    )]
+    #[command(after_help = "Example:\n  \
+                      cargo xtask abi dump --driver-src ../driver --generation 27.0 > ioctl/abi/27.0.json")]
     Dump {
         /// The driver's source tree, laid out as hicann/driver.
         #[arg(long, value_name = "DIR")]
         driver_src: PathBuf,
-        /// The name to give the generation.
+        /// The name of the generation.
         #[arg(long, value_name = "NAME", default_value = "unknown")]
         generation: String,
     },
 }
 
-/// The tables of the generations that we know.
+/// The tables of the known generations.
 const GENERATIONS: [(&str, &str); 3] = [
     ("8.5.0", include_str!("../../ioctl/abi/8.5.0.json")),
     ("9.0.0", include_str!("../../ioctl/abi/9.0.0.json")),
     ("26.1", include_str!("../../ioctl/abi/26.1.json")),
 ];
 
-/// Runs the command; the exit status is its answer.
+/// Runs the command and returns its exit status.
 pub fn run(command: Abi) -> ExitCode {
     let result = match &command {
         Abi::Check { driver_src, generation } => check(driver_src, generation.as_deref()),
         Abi::Dump { driver_src, generation } => dump(driver_src, generation),
     };
-    result.unwrap_or_else(|reason| {
-        eprintln!("error: {reason}");
-        ExitCode::from(2)
-    })
+    result.unwrap_or_else(xtask::impossible)
 }
 
 fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String> {
-    let measured = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    let measured = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     let mut candidates = Vec::new();
     for (name, json) in GENERATIONS.iter().filter(|(name, _)| generation.is_none_or(|wanted| wanted == *name)) {
         let table: Table = serde_json::from_str(json).map_err(|error| format!("our table of {name}: {error}"))?;
         candidates.push((table.differences(&measured), table));
     }
-    // The trees' own version files do not help: that of 9.0.0 still says 8.5.
+    // The version file of a tree is not reliable: that of 9.0.0 still says 8.5.
     let best = candidates.into_iter().min_by_key(|(differences, _)| differences.len());
     let Some((differences, table)) = best else { return Err("there is no such generation".to_owned()) };
     let (name, facts) = (&table.generation, table.facts());
-    let chosen = if generation.is_some() { "asked for" } else { "fits best" };
+    let chosen = if generation.is_some() { "chosen" } else { "fits best" };
     if differences.is_empty() {
-        println!("generation {name} ({chosen}): no difference in {facts} facts");
+        xtask::outln!("generation {name} ({chosen}): no difference in {facts} facts");
         return Ok(ExitCode::SUCCESS);
     }
-    println!("generation {name} ({chosen}): {} differences", differences.len());
+    xtask::outln!("generation {name} ({chosen}): {}", counted(differences.len(), "difference"));
     print_rows(&differences);
     Ok(ExitCode::FAILURE)
 }
 
 fn dump(driver_src: &Path, generation: &str) -> Result<ExitCode, String> {
-    let mut table = probe::measure(&DriverTree::open(driver_src)?, &wanted())?;
+    let mut table = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     table.generation = generation.to_owned();
-    print!("{}", table.to_json());
+    xtask::outln!("{}", table.to_json().trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,11 +97,11 @@ fn print_rows(differences: &[Difference]) {
     let width = |column: fn(&Difference) -> &String| rows().map(|row| column(row).len()).max().unwrap_or(0);
     let (what, ours) = (width(|row| &row.what), width(|row| &row.ours));
     for row in rows() {
-        println!("  {:what$}  {:ours$}  {}", row.what, row.ours, row.tree);
+        xtask::outln!("  {:what$}  {:ours$}  {}", row.what, row.ours, row.tree);
     }
 }
 
-/// The C names of all that `ascend-ioctl` defines.
+/// The C names of everything that `ascend-ioctl` defines.
 fn wanted() -> Wanted {
     let mut wanted = Wanted::default();
     wanted.structs.extend(layout::layouts().map(|layout| layout.c_name.to_owned()));

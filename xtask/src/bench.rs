@@ -1,17 +1,18 @@
-//! `cargo xtask bench`: what the library adds to the kernel's work, beside the targets.
+//! `cargo xtask bench`: what the library adds to the kernel's work, compared with the targets.
 //!
-//! Each figure is measured in a process of its own that sees the emulated driver. Instructions and system calls are counted exactly
-//! ([`counter`]) and do not depend on the machine's load; times do, and are only compared within one run.
+//! Each figure is measured in a process of its own on the emulated driver. Instructions and system
+//! calls are counted exactly ([`counter`]) and do not depend on the load of the machine. Times do,
+//! and are only compared within one run.
 
 pub mod client;
 pub mod counter;
 pub mod figure;
 
-use crate::table::{self, Align};
+use crate::terminal::{Align, Table, counted};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
-use client::{NOT_TRACED, Told, Work};
-use counter::{CountError, Gait, Traced};
+use client::{NOT_TRACED, OwnFigures, Work};
+use counter::{CountError, Mode, Traced};
 use figure::{Figure, Target, Unit, Verdict};
 use indicatif::ProgressBar;
 use nix::errno::Errno;
@@ -27,15 +28,15 @@ pub struct Bench {
     /// Print JSON instead of a table (docs/json.md).
     #[arg(long)]
     json: bool,
-    /// Leave out 100 000 live objects, which take most of the time.
+    /// Skip the figures with 100 000 live objects, which take most of the time.
     #[arg(long)]
     quick: bool,
-    /// Measure a debug build, whose figures mean nothing; for trying the command itself.
+    /// Measure a debug build, whose figures mean nothing. For tests of the command.
     #[arg(long, hide = true)]
     debug: bool,
 }
 
-/// The whole output.
+/// The output: docs/schema/bench.json.
 #[derive(Debug, Serialize)]
 struct Document {
     version: u32,
@@ -47,7 +48,7 @@ struct Document {
 }
 
 impl Bench {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         if cfg!(debug_assertions) && !self.debug {
             return self.run_optimised();
@@ -78,10 +79,10 @@ impl Bench {
         }
     }
 
-    /// The same command in a release build, since a debug build has other figures.
+    /// Runs the same command in a release build.
     fn run_optimised(&self) -> ExitCode {
         let Some(cargo) = std::env::var_os("CARGO") else {
-            return crate::impossible("this is a debug build, whose figures mean nothing: use cargo xtask bench");
+            return crate::impossible("this is a debug build, whose figures mean nothing; use a release build");
         };
         let mut command = Command::new(cargo);
         command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
@@ -94,7 +95,7 @@ impl Bench {
     }
 
     fn measure(&self) -> Result<Vec<Figure>, String> {
-        // More memory than any card has: 100 000 live handles of 2 MiB.
+        // 100 000 live handles of 2 MiB need more memory than any card has.
         let config = Config { hbm: 1 << 40, device_process: DeviceProcess::Automatic, ..Config::default() };
         let emulator = Emulator::start(config.clone()).map_err(|error| error.to_string())?;
         let mut bench = Run { figures: Vec::new(), progress: ProgressBar::new(19) };
@@ -133,8 +134,9 @@ impl Bench {
                     bench.times(operation.name, &figures, &raw);
                 }
                 if live == 100_000 {
-                    let bytes =
-                        figures.and_then(|figures| figures.told.bytes_per_object.ok_or_else(|| "not told".to_owned()));
+                    let bytes = figures.and_then(|figures| {
+                        figures.own.bytes_per_object.ok_or_else(|| "the process did not report it".to_owned())
+                    });
                     bench.add(operation.object, Some(live), Unit::Bytes, bytes, Target::must(150.0));
                 }
             }
@@ -167,7 +169,8 @@ struct Operation {
     with_many: Target,
 }
 
-/// The vendor's figures are instructions of a pair of calls, counted without a kernel.
+/// The figures of the vendor's library are instructions of a pair of calls, counted without a
+/// kernel.
 const OPERATIONS: [Operation; 3] = [
     Operation {
         name: "create + release",
@@ -195,7 +198,7 @@ const OPERATIONS: [Operation; 3] = [
     },
 ];
 
-/// What a measurement gave, or why it gave nothing.
+/// The result of a measurement, or why there is none.
 type Measured = Result<Figures, String>;
 
 fn count(figures: &Measured, what: impl Fn(&Counts) -> f64) -> Result<f64, String> {
@@ -234,41 +237,42 @@ impl Run {
         self.add(name, None, Unit::Calls, count(figures, |figures| figures.calls), target);
     }
 
-    /// The library's time and how it stands to that of the bare commands.
+    /// The time with the library, and its ratio to that of the ioctls alone.
     fn times(&mut self, name: &'static str, library: &Measured, raw: &Measured) {
         let time = |figures: &Measured| {
             let figures = figures.as_ref().map_err(Clone::clone)?;
-            figures.told.nanoseconds.ok_or_else(|| "not told".to_owned())
+            figures.own.nanoseconds.ok_or_else(|| "the process did not report it".to_owned())
         };
         let (library, raw) = (time(library), time(raw));
         let ratio = library.clone().and_then(|library| raw.map(|raw| library / raw));
         let library = library.map(|nanoseconds| nanoseconds / 1000.0);
         self.add(name, None, Unit::Microseconds, library, Target::default());
-        self.add("… as against the bare ioctls", None, Unit::Times, ratio, Target::default());
+        self.add("… as a multiple of the bare ioctls", None, Unit::Times, ratio, Target::default());
     }
 }
 
 /// What one operation costs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
-    /// What was counted; an errno where tracing is not allowed.
+    /// What was counted; an errno if tracing is not allowed.
     pub counts: Result<Counts, Errno>,
-    /// What the process told.
-    pub told: Told,
+    /// What the process measured itself.
+    pub own: OwnFigures,
 }
 
-/// What was counted of one operation.
+/// The counts of one operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counts {
     /// Instructions in user space.
     pub instructions: f64,
     /// System calls.
     pub calls: f64,
-    /// Those of them that were ioctls.
+    /// The ioctls among them.
     pub ioctls: f64,
 }
 
-/// Measures one operation in a process of its own, which sees what the calling thread sees. Where tracing is not allowed there is still its time.
+/// Measures one operation in a process of its own, on the driver of the calling thread. If tracing
+/// is not allowed, only its time is measured.
 pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures, CountError> {
     let name = clap::ValueEnum::to_possible_value(&work).map(|value| value.get_name().to_owned()).unwrap_or_default();
     let program = std::env::current_exe().map_err(CountError::Spawn)?;
@@ -276,51 +280,53 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
     command.args(["bench-client", &name]).args(["--live", &live.to_string()]);
     command.args(["--pairs", &pairs.to_string()]).args(["--timed", &timed.to_string()]).stdout(Stdio::piped());
     match trace(&mut command, pairs) {
-        Ok((counts, told)) => Ok(Figures { counts: Ok(counts), told }),
+        Ok((counts, own)) => Ok(Figures { counts: Ok(counts), own }),
         Err(CountError::Ended(WaitStatus::Exited(_, code))) if code == i32::from(NOT_TRACED) => {
             let output = command.arg("--untraced").output().map_err(CountError::Spawn)?;
-            Ok(Figures { counts: Err(Errno::EPERM), told: tell(&output.stdout)? })
+            Ok(Figures { counts: Err(Errno::EPERM), own: own_figures(&output.stdout)? })
         }
         Err(error) => Err(error),
     }
 }
 
-/// Goes through the sections of the process.
-fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, Told), CountError> {
+/// Runs the process and counts in its sections.
+fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, OwnFigures), CountError> {
     let mut traced = Traced::spawn(command)?;
-    let mut per_operation = |gait| -> Result<[f64; 2], CountError> {
-        traced.advance(Gait::Run)?;
-        let empty = traced.advance(gait)?;
-        let full = traced.advance(gait)?;
+    let mut per_operation = |mode| -> Result<[f64; 2], CountError> {
+        let mut section = || {
+            traced.advance(Mode::Run)?;
+            traced.advance(mode)
+        };
+        let (empty, full) = (section()?, section()?);
         let part = |full: u64, empty: u64| full.saturating_sub(empty) as f64 / pairs as f64;
         Ok([part(full.number, empty.number), part(full.ioctls, empty.ioctls)])
     };
-    let [instructions, _] = per_operation(Gait::Steps)?;
-    let [calls, ioctls] = per_operation(Gait::Calls)?;
+    let [instructions, _] = per_operation(Mode::Steps)?;
+    let [calls, ioctls] = per_operation(Mode::Calls)?;
     let mut output = traced.child().stdout.take();
     traced.finish()?;
     let mut text = Vec::new();
     if let Some(output) = &mut output {
         output.read_to_end(&mut text).map_err(CountError::Spawn)?;
     }
-    Ok((Counts { instructions, calls, ioctls }, tell(&text)?))
+    Ok((Counts { instructions, calls, ioctls }, own_figures(&text)?))
 }
 
-/// What the process told.
-fn tell(output: &[u8]) -> Result<Told, CountError> {
+/// What the process measured itself.
+fn own_figures(output: &[u8]) -> Result<OwnFigures, CountError> {
     serde_json::from_slice(output).map_err(|error| CountError::Spawn(error.into()))
 }
 
 fn print(document: &Document) {
     crate::outln!(
-        "{} on the emulated driver {}; instructions and system calls are exact, times are this machine's",
+        "{} on the emulated driver {}; instructions and system calls are exact, times depend on this machine",
         document.arch,
         document.generation
     );
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
     };
-    let mut rows = table::Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
+    let mut rows = Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
     for column in [1, 2, 4, 5, 6] {
         rows.align(column, Align::Right);
     }
@@ -344,7 +350,6 @@ fn print(document: &Document) {
     }
     match document.missed {
         0 => {}
-        1 => crate::outln!("1 figure missed its limit"),
-        missed => crate::outln!("{missed} figures missed their limits"),
+        missed => crate::outln!("{} above the limit", counted(missed, "figure")),
     }
 }

@@ -1,7 +1,9 @@
-//! `cargo xtask demo`: the main job in under a minute. Two processes share memory of an NPU.
+//! `cargo xtask demo`: two processes share memory of an NPU, in under a minute.
 //!
-//! One process makes memory and exports it; the other says who it is, is put on the trust list, gets a ticket, imports, maps, reads and changes the memory; the
-//! first sees the change. Only a line of text goes between them. Both are this program, started again; with `--devices` there are more of the second kind.
+//! The exporter creates memory and exports it. The importer reports its process id, is put on the
+//! trust list, receives a ticket, and then imports, maps, reads and changes the memory. The
+//! exporter sees the change. Only lines of text pass between them. Both are this program, started
+//! again; with `--devices` there are more importers.
 
 mod exporter;
 mod importer;
@@ -9,6 +11,8 @@ mod importer;
 pub use exporter::Exporter;
 pub use importer::Importer;
 
+use crate::session_options::SessionOptions;
+use crate::terminal::{counted, devices};
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Mapping;
 use ascend_vmm::discovery::{self, Options};
@@ -24,68 +28,80 @@ pub struct Demo {
     /// Use the emulated driver even if this host has NPUs.
     #[arg(long)]
     emulate: bool,
-    /// How much memory is shared, a multiple of 2 MiB: in bytes or with a unit.
+    /// How much memory is shared: a multiple of 2 MiB, in bytes or with a unit.
     #[arg(long, default_value = "64M", value_parser = size)]
     size: u64,
-    /// How many NPUs take part: the memory is on the first; with more, a process on each of the others shares it.
+    /// How many NPUs are used. The memory is on the first; a process on each other one imports it.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     devices: u32,
+    #[command(flatten)]
+    session: SessionOptions,
 }
 
 fn size(text: &str) -> Result<u64, String> {
     const PAGE: u64 = 2 << 20;
     match crate::emulate::size(text)? {
-        size if size == 0 || size % PAGE != 0 => Err("physical memory comes in multiples of 2 MiB".into()),
-        size if size > 16 << 30 => Err("for a demonstration, 16 GiB are enough".into()),
+        size if size == 0 || size % PAGE != 0 => Err("the size must be a multiple of 2 MiB".into()),
+        size if size > 16 << 30 => Err("the size must be at most 16 GiB".into()),
         size => Ok(size),
     }
 }
 
 impl Demo {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
-        let found = if self.emulate { None } else { Some(discovery::survey(&Options::default())) };
-        let working = found.as_ref().map_or(0, |survey| survey.devices.iter().filter(|npu| npu.is_usable()).count());
-        let devices = self.devices.to_string();
-        let size = self.size.to_string();
-        let arguments = ["demo-exporter", "--size", &size, "--devices", &devices];
-        let program = match std::env::current_exe() {
-            Ok(program) => program,
-            Err(error) => return crate::impossible(format!("this program cannot find itself: {error}")),
-        };
-        let mut exporter = Command::new(program);
-        exporter.args(arguments).stdin(Stdio::null());
-        if working > 0 {
-            if working < self.devices as usize {
-                return crate::impossible(format!("this host has {working} NPUs that work; see cargo xtask probe"));
+        let survey = (!self.emulate).then(|| discovery::survey(&Options::default()));
+        let npus = survey.iter().flat_map(|survey| &survey.devices);
+        let mut usable: Vec<u32> = npus.filter(|npu| npu.is_usable()).map(|npu| npu.logical.0).collect();
+        let wanted = self.devices as usize;
+        if !usable.is_empty() {
+            let found = counted(usable.len(), "usable NPU");
+            if usable.len() < wanted {
+                return crate::impossible(format!(
+                    "--devices asks for {}, but this host has {found}; `probe` says why",
+                    counted(wanted, "NPU")
+                ));
             }
-            crate::outln!("This host has {working} NPUs that work: the demonstration uses them.");
-            return end(exporter.status());
+            usable.truncate(wanted);
+            crate::outln!("This host has {found}: the demo runs on {}.", devices(&usable));
+            return match self.exporter(&usable) {
+                Ok(mut exporter) => end(exporter.status()),
+                Err(error) => crate::impossible(error),
+            };
         }
-        let reason = match found.as_ref().and_then(|survey| survey.findings.first()) {
+        let reason = match survey.as_ref().and_then(|survey| survey.findings.first()) {
             Some(finding) => format!("No NPU can be used here ({finding})"),
-            None if self.emulate => "As asked for".to_owned(),
+            None if self.emulate => "--emulate was given".to_owned(),
             None => "No NPU can be used here".to_owned(),
         };
-        crate::outln!("{reason}: this runs on an EMULATED driver, whose NPU memory is this machine's.");
+        crate::outln!("{reason}: this runs on an EMULATED driver. Its NPU memory is memory of this machine.");
         let config = Config { devices: self.devices, hbm: (4 * self.size).max(8 << 30), ..Config::default() };
         let emulator = match Emulator::start(config) {
             Ok(emulator) => emulator,
             Err(unavailable) => return crate::impossible(unavailable),
         };
-        let status = emulator.spawn(&mut exporter).and_then(|mut child| child.wait());
-        if !emulator.traps().is_empty() {
-            eprintln!("error: a real host would have crashed: {}", emulator.traps()[0]);
+        let all: Vec<u32> = (0..self.devices).collect();
+        let exporter = self.exporter(&all);
+        let status = exporter.and_then(|mut exporter| emulator.spawn(&mut exporter)).and_then(|mut child| child.wait());
+        if let Some(trap) = emulator.traps().first() {
+            eprintln!("error: a real host would have crashed: {trap}");
             return ExitCode::FAILURE;
         }
         let left = emulator.state();
-        if left.is_empty() {
-            crate::outln!("The driver has nothing of them any more: no file, no memory, no device process.");
-        } else {
+        if !left.is_empty() {
             eprintln!("error: something is left in the driver: {left:?}");
             return ExitCode::FAILURE;
         }
+        crate::outln!("Nothing is left in the driver: no file, no memory, no device process.");
         end(status)
+    }
+
+    /// The command that starts the exporter on the first of these devices.
+    fn exporter(&self, devices: &[u32]) -> std::io::Result<Command> {
+        let mut exporter = Command::new(std::env::current_exe()?);
+        exporter.arg("demo-exporter").arg(format!("--size={}", self.size)).arg(self.session.argument());
+        exporter.args(devices.iter().map(u32::to_string)).stdin(Stdio::null());
+        Ok(exporter)
     }
 }
 
@@ -93,7 +109,7 @@ fn end(status: std::io::Result<std::process::ExitStatus>) -> ExitCode {
     match status {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(status) => {
-            eprintln!("error: the demonstration ended with {status}");
+            eprintln!("error: the exporter ended with {status}");
             ExitCode::FAILURE
         }
         Err(error) => crate::impossible(error),
@@ -102,16 +118,14 @@ fn end(status: std::io::Result<std::process::ExitStatus>) -> ExitCode {
 
 type Failure = Box<dyn Error>;
 
-/// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Bytes that are copied at once, so that a bar can move.
+/// Bytes that are copied at once: small enough for the progress bar to move.
 const CHUNK: u64 = 4 << 20;
 
-/// Bytes with one pattern, but for the page's number in front.
+/// Bytes of one pattern. Each starts with its number.
 const PAGE: u64 = 4096;
 
-/// What belongs at `offset`, a multiple of [`PAGE`], after so many changes. Every change changes every byte.
+/// What the memory holds at `offset`, a multiple of [`PAGE`], after so many changes. Every change
+/// changes every byte.
 fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
     let changed = |byte: u8| byte.wrapping_add(changes as u8);
     let mut page: Vec<u8> = (0..PAGE).map(|position| changed((position ^ (position >> 8)) as u8)).collect();
@@ -125,7 +139,7 @@ fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
     bytes
 }
 
-/// Writes what belongs there after so many changes, and tells how long the copies took.
+/// Writes the contents after so many changes. Returns how long the copies took.
 fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
     let bar = bar(who, "writes", mapping.size());
     let mut time = Duration::ZERO;
@@ -140,7 +154,8 @@ fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
     Ok(time)
 }
 
-/// Reads, and compares with what belongs there after so many changes; tells how long the copies took.
+/// Reads the memory and compares it with the contents after so many changes. Returns how long the
+/// copies took.
 fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
     let bar = bar(who, "reads", mapping.size());
     let mut time = Duration::ZERO;
@@ -165,7 +180,7 @@ fn chunks(size: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..size.div_ceil(CHUNK)).map(move |index| (index * CHUNK, CHUNK.min(size - index * CHUNK)))
 }
 
-/// A bar on the standard error, if that is a terminal.
+/// A progress bar on the standard error, if that is a terminal.
 fn bar(who: &str, what: &str, size: u64) -> ProgressBar {
     let bar = ProgressBar::new(size);
     if let Ok(style) = ProgressStyle::with_template("    {msg:20} {wide_bar} {bytes}/{total_bytes}") {
@@ -203,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn impossible_sizes_are_refused() {
         assert_eq!(size("64M"), Ok(64 << 20));
         for text in ["0", "1", "3M", "17G", "x", ""] {
             assert!(size(text).is_err(), "{text}");

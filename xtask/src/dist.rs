@@ -1,7 +1,8 @@
-//! `cargo xtask dist`: `ascend-vmm-tool`, one static file per architecture that runs on a host that has nothing else of us.
+//! `cargo xtask dist`: builds `ascend-vmm-tool`, one static file per architecture that needs
+//! nothing else on the host.
 //!
-//! The C library is linked in (glibc as the GNU targets have it, so no other target needs to be installed), and each file is looked at
-//! afterwards: a program that still asks for an interpreter is not what was promised.
+//! The C library is linked statically: glibc of the GNU targets, so no other target needs to be
+//! installed. Each file is checked afterwards: it must not need a dynamic linker.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// Options of `dist`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example:\n  cargo xtask dist\n  scp target/dist/ascend-vmm-tool-aarch64 host:\n  ssh host ./ascend-vmm-tool-aarch64 probe"
-)]
+#[command(after_help = "Example:\n  cargo xtask dist\n  scp target/dist/ascend-vmm-tool-aarch64 host:\n  \
+                  ssh host ./ascend-vmm-tool-aarch64 probe")]
 pub struct Dist {
-    /// Only this architecture; without it, every one that can be built here.
+    /// Build only for this architecture. The default is every one that can be built here.
     #[arg(long, value_enum)]
     arch: Option<Arch>,
 }
@@ -42,12 +42,12 @@ impl Arch {
         std::env::consts::ARCH == self.name()
     }
 
-    /// The C compiler that links for it.
+    /// The C compiler that links for this architecture.
     fn linker(self) -> String {
         if self.is_native() { "cc".to_owned() } else { format!("{}-linux-gnu-gcc", self.name()) }
     }
 
-    /// `e_machine` of its programs.
+    /// `e_machine` in the ELF header of its programs.
     fn machine(self) -> u16 {
         match self {
             Arch::X86_64 => 62,
@@ -56,14 +56,15 @@ impl Arch {
     }
 }
 
-/// A compiler with its cargo.
+/// A Rust compiler and its cargo.
 struct Toolchain {
     cargo: PathBuf,
     rustc: PathBuf,
 }
 
 impl Toolchain {
-    /// One that has a standard library for the architecture: the one in use, else the distribution's.
+    /// A toolchain with a standard library for the architecture: the current one, or that of the
+    /// distribution.
     fn for_arch(arch: Arch) -> Option<Toolchain> {
         let used = std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
         let rustc = std::env::var_os("RUSTC").map_or_else(|| used.with_file_name("rustc"), PathBuf::from);
@@ -87,7 +88,7 @@ impl Toolchain {
     }
 }
 
-/// Runs the command; the exit status is its answer.
+/// Runs the command and returns its exit status.
 pub fn run(options: Dist) -> ExitCode {
     let target = match target_directory() {
         Ok(target) => target,
@@ -105,8 +106,9 @@ pub fn run(options: Dist) -> ExitCode {
             }
             Ok(None) => {
                 let sentence = format!(
-                    "{}: cannot be built here: it needs a Rust standard library for {} and the linker {} (on Debian 12: rustc-web, cargo-web, \
-                     libstd-rust-web-dev:arm64, gcc-aarch64-linux-gnu, libc6-dev-arm64-cross; with rustup: rustup target add {})",
+                    "{} cannot be built here: that needs a Rust standard library for {} and the linker {} \
+                     (on Debian 12: rustc-web, cargo-web, libstd-rust-web-dev:arm64, gcc-aarch64-linux-gnu, \
+                     libc6-dev-arm64-cross; with rustup: rustup target add {})",
                     arch.name(),
                     arch.triple(),
                     arch.linker(),
@@ -126,14 +128,16 @@ pub fn run(options: Dist) -> ExitCode {
     if built == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Builds the file for one architecture; `None` where the tools are missing. The answer is a line for the user.
+/// Builds the file for one architecture and returns a line for the user; `None` if tools are
+/// missing.
 fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
     let Some(toolchain) = Toolchain::for_arch(arch) else { return Ok(None) };
     if Command::new(arch.linker()).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         return Ok(None);
     }
     let linker_variable = format!("CARGO_TARGET_{}_LINKER", arch.triple().to_uppercase().replace('-', "_"));
-    // A directory of its own: these flags must not make the ordinary builds of the clone start anew.
+    // A directory of its own, because other flags would make cargo rebuild everything in the usual
+    // one.
     let scratch = target.join("dist-build").join(arch.name());
     let status = Command::new(&toolchain.cargo)
         .args(["build", "--release", "--package", "xtask", "--bin", "ascend-vmm-tool", "--target", &arch.triple()])
@@ -159,7 +163,7 @@ fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
     Ok(Some(format!("{}  {:.1} MiB  static  {ran}", file.display(), program.len() as f64 / f64::from(1 << 20))))
 }
 
-/// Tries the file once, where that is possible.
+/// Runs the file once, if that is possible here.
 fn runs(arch: Arch, file: &Path) -> Result<String, String> {
     let emulator = format!("qemu-{}", arch.name());
     let mut command = if arch.is_native() { Command::new(file) } else { Command::new(&emulator) };
@@ -167,7 +171,7 @@ fn runs(arch: Arch, file: &Path) -> Result<String, String> {
         command.arg(file);
     }
     match command.arg("--version").output() {
-        Err(_) if !arch.is_native() => Ok(format!("not tried: there is no {emulator} here")),
+        Err(_) if !arch.is_native() => Ok(format!("not run: {emulator} is not installed")),
         Err(error) => Err(format!("it does not start: {error}")),
         Ok(output) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
         Ok(output) => Err(format!("it does not run: {}", output.status)),
@@ -179,25 +183,25 @@ fn check_static(program: &[u8], arch: Arch) -> Result<(), String> {
     const INTERPRETER: u32 = 3;
     let half = |at: usize| program.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     let word = |at: usize| program.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let bad = || "the built file is no 64-bit ELF program".to_owned();
+    let bad = || "the built file is not a 64-bit ELF program".to_owned();
     if program.get(..5) != Some(b"\x7fELF\x02") {
         return Err(bad());
     }
     if half(18) != Some(arch.machine()) {
         return Err(format!("the built file is not for {}", arch.name()));
     }
-    // The table of program headers begins within the first 4 GiB, so the low word is the offset.
+    // The program headers start within the first 4 GiB, so the low word of their offset is enough.
     let (Some(table), Some(size), Some(count)) = (word(32), half(54), half(56)) else { return Err(bad()) };
     for index in 0..usize::from(count) {
         let Some(kind) = word(table as usize + index * usize::from(size)) else { return Err(bad()) };
         if kind == INTERPRETER {
-            return Err("the built file is not static: it asks for an interpreter".into());
+            return Err("the built file is not static: it needs an interpreter".into());
         }
     }
     Ok(())
 }
 
-/// Where this clone's cargo puts what it builds.
+/// The target directory of this clone.
 fn target_directory() -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -207,8 +211,11 @@ fn target_directory() -> Result<PathBuf, String> {
         .output()
         .map_err(|error| format!("cargo cannot be started: {error}"))?;
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("`cargo metadata` gave no answer that can be read: {error}"))?;
-    metadata["target_directory"].as_str().map(PathBuf::from).ok_or_else(|| "cargo names no target directory".to_owned())
+        .map_err(|error| format!("the output of `cargo metadata` cannot be parsed: {error}"))?;
+    metadata["target_directory"]
+        .as_str()
+        .map(PathBuf::from)
+        .ok_or_else(|| "`cargo metadata` names no target directory".to_owned())
 }
 
 #[cfg(test)]
@@ -216,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dynamic_program_is_refused_and_a_foreign_one_too() {
+    fn a_dynamic_program_and_one_for_another_machine_are_refused() {
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let (native, foreign) =
             if Arch::X86_64.is_native() { (Arch::X86_64, Arch::Aarch64) } else { (Arch::Aarch64, Arch::X86_64) };
@@ -226,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_than_a_whole_program_is_refused() {
+    fn a_file_that_is_not_a_complete_program_is_refused() {
         assert!(check_static(b"#!/bin/sh\n", Arch::X86_64).is_err());
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let arch = if Arch::X86_64.is_native() { Arch::X86_64 } else { Arch::Aarch64 };

@@ -1,7 +1,8 @@
-//! `cargo xtask emulate`: runs any program on a host with an emulated driver and passes on how it ended.
+//! `cargo xtask emulate`: runs any program with an emulated driver and ends the way it ended.
 //!
-//! The program, and all that it starts, sees `/dev/davinci_manager` and its siblings as on a host with NPUs; nothing is installed and no
-//! privilege is needed. When the program ends, so does the driver: processes that it left behind get ENOSYS from their opens and ioctls.
+//! The program and the processes that it starts see `/dev/davinci_manager` and the other nodes as
+//! on a host with NPUs. Nothing is installed and no privilege is needed. The driver ends with the
+//! program: processes that are left get ENOSYS from their opens and ioctls.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,6 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
+use crate::impossible;
 use ascend_emulator::config::{Attachment, DeviceProcess};
 use ascend_emulator::fault::Fault;
 use ascend_emulator::{Config, Emulator};
@@ -18,9 +20,8 @@ use nix::unistd::Pid;
 
 /// Options of `emulate`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  cargo xtask emulate -- cargo xtask probe\n  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program"
-)]
+#[command(after_help = "Examples:\n  cargo xtask emulate -- cargo xtask probe\n  \
+                  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program")]
 pub struct Emulate {
     /// Generation of the emulated driver: 8.5.0, 9.0.0 or 26.1.
     #[arg(long, value_name = "GENERATION", default_value_t = Generation::NEWEST)]
@@ -34,13 +35,15 @@ pub struct Emulate {
     /// How the NPUs are attached to the host.
     #[arg(long, value_enum, default_value_t = Attach::Pcie)]
     attach: Attach,
-    /// Whether a program must start its device process through /dev/hisi_hdc before it can use memory.
+    /// Whether a program must start a process on a device through /dev/hisi_hdc before it can use
+    /// the memory of the device.
     #[arg(long, value_enum, default_value_t = Start::Required)]
     device_process: Start,
-    /// Write every call of the driver to this file, as JSON lines.
+    /// Record every call of the driver in this file, as JSON lines.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Let something fail: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, device0=silent:2s, copies=link-error.
+    /// Inject a fault: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, device0=silent:2s or
+    /// copies=link-error. Can be given several times.
     #[arg(long = "fault", value_name = "SPEC")]
     faults: Vec<Fault>,
     /// The program and its arguments, after `--`.
@@ -69,21 +72,14 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         "M" | "MiB" => 1 << 20,
         "G" | "GiB" => 1 << 30,
         "T" | "TiB" => 1 << 40,
-        unit => return Err(format!("`{unit}` is none of the units K, M, G and T")),
+        unit => return Err(format!("`{unit}` is not one of the units K, M, G and T")),
     };
     let number: u64 = number.parse().map_err(|_| format!("`{number}` is not a number"))?;
-    number.checked_mul(unit).ok_or_else(|| "it does not fit into 64 bits".to_owned())
+    number.checked_mul(unit).ok_or_else(|| "the size does not fit into 64 bits".to_owned())
 }
 
-/// Exit status for what was wrong before the program could run, as clap uses it.
-const USAGE: u8 = 2;
-
-/// Runs the command.
+/// Runs the command and returns its exit status.
 pub fn run(options: Emulate) -> ExitCode {
-    let refuse = |reason: String| {
-        eprintln!("error: {reason}");
-        ExitCode::from(USAGE)
-    };
     let config = Config {
         generation: options.driver,
         devices: options.devices,
@@ -100,25 +96,25 @@ pub fn run(options: Emulate) -> ExitCode {
     };
     for fault in &options.faults {
         if let Err(reason) = fault.check(&config) {
-            return refuse(reason);
+            return impossible(reason);
         }
     }
-    let Some((program, arguments)) = options.command.split_first() else { return refuse("no program given".into()) };
-    // The program decides what an interrupt means, and we end when it does.
+    let Some((program, arguments)) = options.command.split_first() else { return impossible("no program given") };
+    // The program decides how to react to these signals. This process ends when the program does.
     let signals =
         SigSet::from_iter([Signal::SIGCHLD, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = signals.thread_block() {
-        return refuse(format!("signals cannot be blocked: {error}"));
+        return impossible(format!("signals cannot be blocked: {error}"));
     }
-    // Orphans stay our descendants, so that we may read their memory under every ptrace policy.
+    // Orphans stay our descendants, so that every ptrace policy lets us read their memory.
     let _ = nix::sys::prctl::set_child_subreaper(true);
     let emulator = match Emulator::start(config) {
         Ok(emulator) => emulator,
-        Err(unavailable) => return refuse(unavailable.to_string()),
+        Err(unavailable) => return impossible(unavailable),
     };
     if let Some(path) = &options.record {
         if let Err(error) = emulator.record_to(path) {
-            return refuse(format!("cannot record to {}: {error}", path.display()));
+            return impossible(format!("cannot record to {}: {error}", path.display()));
         }
     }
     for fault in options.faults {
@@ -126,13 +122,14 @@ pub fn run(options: Emulate) -> ExitCode {
     }
     let mut child = match emulator.spawn(Command::new(program).args(arguments)) {
         Ok(child) => child,
-        Err(error) => return refuse(format!("cannot run {}: {error}", program.to_string_lossy())),
+        Err(error) => return impossible(format!("cannot run {}: {error}", program.to_string_lossy())),
     };
     let status = wait(&mut child, &signals);
     let traps = emulator.traps();
     drop(emulator);
     match status {
-        // Each trap was reported when it sprang; the program's own status means nothing any more.
+        // Each trap was reported when it happened. After one, the exit status of the program means
+        // nothing.
         _ if !traps.is_empty() => {
             eprintln!("error: the program would have crashed a real host ({}, see above)", traps[0].name);
             ExitCode::FAILURE
@@ -145,21 +142,21 @@ pub fn run(options: Emulate) -> ExitCode {
     }
 }
 
-/// Waits for the program, and passes on what only we were told.
+/// Waits for the program, and forwards signals that only this process got.
 fn wait(child: &mut Child, signals: &SigSet) -> io::Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
         match signals.wait()? {
-            // A terminal sends these to the program too.
+            // A terminal sends the first two to the program as well.
             Signal::SIGINT | Signal::SIGQUIT | Signal::SIGCHLD => {}
             signal => kill(Pid::from_raw(child.id() as i32), signal)?,
         }
     }
 }
 
-/// Ends this process the way the program ended.
+/// Ends this process the way the program ended: with its exit status or its signal.
 fn end_like(status: ExitStatus) -> ExitCode {
     if let Some(code) = status.code() {
         return ExitCode::from(code as u8);
@@ -169,7 +166,8 @@ fn end_like(status: ExitStatus) -> ExitCode {
         let mut own = SigSet::empty();
         own.add(signal);
         let _ = own.thread_unblock();
-        // The runtime's own handler for some signals gives up on the first one and leaves the second to the kernel.
+        // For some signals Rust's runtime has a handler. It uninstalls itself at the first signal,
+        // and the second one ends the process.
         let _ = raise(signal);
         let _ = raise(signal);
     }

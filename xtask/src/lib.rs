@@ -1,9 +1,14 @@
-//! The commands that people run: `cargo xtask NAME` in a clone, `ascend-vmm-tool NAME` on a host that has nothing but that file.
+//! The commands of the project: `cargo xtask NAME` in a clone, and `ascend-vmm-tool NAME` on a host
+//! that has only that file.
 //!
-//! [`Host`] has those that make sense in both places; the ones that need the source tree (`abi`, `dist`) are only in `cargo xtask`. Exit statuses are the same
-//! everywhere: 0 yes, 1 no (something failed, differs, or missed its target), 2 wrong arguments or impossible here, 3 no device.
+//! [`Host`] has the commands of both programs. Those that need the source tree (`abi`, `dist`) are
+//! only in `cargo xtask`. Exit statuses are the same everywhere: 0 success; 1 something failed,
+//! differs or missed its limit; 2 wrong arguments, or not possible here; 3 no device.
 
-/// A line on the standard output. Where nobody reads it any more (`… | head`) the program ends, instead of panicking as `println!` does.
+#![forbid(unsafe_code)]
+
+/// Prints a line on the standard output. If the reader has closed the pipe (`… | head`), the
+/// program exits instead of panicking as `println!` does.
 #[macro_export]
 macro_rules! outln {
     () => { $crate::outln!("") };
@@ -14,23 +19,25 @@ pub mod bench;
 pub mod demo;
 pub mod emulate;
 pub mod probe;
+mod second_process;
 pub mod selftest;
-pub mod table;
+mod session_options;
+pub mod terminal;
 
 use std::process::ExitCode;
 
-/// What can be done on any host.
+/// The commands that work on any host.
 #[derive(clap::Subcommand)]
 pub enum Host {
     /// List the NPUs, what they offer, and what is wrong.
     Probe(probe::Probe),
-    /// See two processes share memory of an NPU, or of an emulated one.
+    /// Let two processes share memory of an NPU, real or emulated.
     Demo(demo::Demo),
-    /// Test every operation on this host's NPUs.
+    /// Test every operation on the NPUs of this host.
     Selftest(selftest::Selftest),
-    /// Run a program on a host with an emulated driver.
+    /// Run a program with an emulated driver.
     Emulate(emulate::Emulate),
-    /// Measure what the library adds to the kernel's work, beside its targets.
+    /// Measure what the library adds to the kernel's work, and compare it with its limits.
     Bench(bench::Bench),
     /// The first process of `demo`.
     #[command(hide = true)]
@@ -40,14 +47,14 @@ pub enum Host {
     DemoImporter(demo::Importer),
     /// The second process of `selftest`.
     #[command(hide = true)]
-    SelftestPeer(selftest::peer::SelftestPeer),
+    SelftestPeer(selftest::sharing::SelftestPeer),
     /// The process that `bench` measures.
     #[command(hide = true)]
     BenchClient(bench::client::Client),
 }
 
 impl Host {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         match self {
             Host::Probe(command) => command.run(),
@@ -63,22 +70,22 @@ impl Host {
     }
 }
 
-/// Says why a command could not do its work: one sentence, and exit status 2.
+/// Reports why a command could not run: one sentence, and exit status 2.
 pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
     eprintln!("error: {reason}");
     ExitCode::from(2)
 }
 
-/// Prints a document for programs.
+/// Prints a document as JSON.
 pub fn print_json(document: &impl serde::Serialize) {
     match serde_json::to_string_pretty(document) {
         Ok(text) => crate::outln!("{text}"),
-        // Nothing that we print has keys that are no texts, which is what could fail.
+        // Only a map whose keys are not strings could fail, and no document has one.
         Err(error) => eprintln!("error: {error}"),
     }
 }
 
-/// A line on the standard output: see [`outln`].
+/// Prints a line on the standard output: see [`outln`].
 pub fn print_line(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     if writeln!(std::io::stdout(), "{text}").is_err() {

@@ -1,5 +1,7 @@
 //! `cargo xtask`: the commands of the project.
 
+#![forbid(unsafe_code)]
+
 mod abi;
 mod dist;
 
@@ -9,11 +11,11 @@ use clap::Parser;
 
 /// Commands of the ascend-vmm project.
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 enum Xtask {
     #[command(flatten)]
     Host(xtask::Host),
-    /// Build the tool as one static file for each architecture.
+    /// Build ascend-vmm-tool, one static file for each architecture.
     Dist(dist::Dist),
     /// Compare our layout tables with a driver source tree.
     #[command(subcommand)]

@@ -1,8 +1,10 @@
-//! `cargo xtask probe`: which NPUs are there, what can be done with them, and what is wrong when there are none.
+//! `cargo xtask probe`: lists the NPUs and what they offer, and says what is wrong if there are
+//! none.
 //!
-//! Asks only what changes nothing: no memory session, no device process. What only an opened device tells is asked with `--open`.
+//! Only queries without side effects are made: there is no memory session and no device process.
+//! What can only be queried from an open device needs `--open`.
 
-use crate::table::{Table, bytes, paint};
+use crate::terminal::{self, Table, bytes, paint};
 use ascend_vmm::discovery::{self, Environment, Finding, Machine, MemoryDriver, Npu, Options, Severity, Split, Survey};
 use ascend_vmm::{Kind, Page, Session};
 use serde::Serialize;
@@ -17,19 +19,21 @@ pub struct Probe {
     /// Print JSON instead of tables (docs/json.md).
     #[arg(long)]
     json: bool,
-    /// Also open each device, which starts a process on it, to learn what only then is told.
+    /// Also open each device, which may start a process on it, and query what only an open device
+    /// reports.
     #[arg(long)]
     open: bool,
-    /// Longest wait for devices that are still starting, in seconds. The kernel itself may wait for 160.
+    /// Longest wait for devices that are still starting, in seconds. The kernel may wait for up to
+    /// 160.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
 }
 
-/// No device.
+/// Exit status: no device.
 const NO_DEVICE: u8 = 3;
 
 impl Probe {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         let options = Options { timeout: Duration::from_secs(self.timeout), ..Options::default() };
         let survey = discovery::survey(&options);
@@ -43,7 +47,7 @@ impl Probe {
     }
 }
 
-/// The whole output: docs/schema/probe.json.
+/// The output: docs/schema/probe.json.
 #[derive(Debug, Serialize)]
 struct Document {
     version: u32,
@@ -52,7 +56,7 @@ struct Document {
     driver: Driver,
     granularity: Vec<Granularity>,
     devices: Vec<Device>,
-    findings: Vec<Told>,
+    findings: Vec<Found>,
 }
 
 #[derive(Debug, Serialize)]
@@ -150,7 +154,7 @@ impl Feature {
 }
 
 #[derive(Debug, Serialize)]
-struct Told {
+struct Found {
     code: &'static str,
     severity: &'static str,
     device: Option<u32>,
@@ -158,9 +162,9 @@ struct Told {
     remedy: &'static str,
 }
 
-impl Told {
-    fn new(finding: &Finding) -> Told {
-        Told {
+impl Found {
+    fn new(finding: &Finding) -> Found {
+        Found {
             code: finding.code(),
             severity: match finding.severity() {
                 Severity::Note => "note",
@@ -194,7 +198,7 @@ impl Document {
             },
             granularity: granularity(survey),
             devices: survey.devices.iter().map(|npu| Device::new(npu, survey, open)).collect(),
-            findings: survey.findings.iter().map(Told::new).collect(),
+            findings: survey.findings.iter().map(Found::new).collect(),
         }
     }
 
@@ -208,8 +212,8 @@ impl Document {
             crate::outln!("installed: {package}{internal} ({file})");
         }
         match self.container {
-            Some(true) => crate::outln!("here: a container, with device numbers of its own"),
-            Some(false) => crate::outln!("here: the host"),
+            Some(true) => crate::outln!("running in a container, which has its own device numbers"),
+            Some(false) => crate::outln!("running on the host"),
             None => {}
         }
         if !self.devices.is_empty() {
@@ -222,7 +226,7 @@ impl Document {
                 .map(|row| format!("{} {} in multiples of {}", row.place, row.page, bytes(row.minimum)))
                 .collect();
             if !sizes.is_empty() {
-                crate::outln!("memory in pages of: {}", sizes.join("; "));
+                crate::outln!("page sizes: {}", sizes.join("; "));
             }
             self.print_reasons();
         }
@@ -276,7 +280,7 @@ impl Document {
         table.print();
     }
 
-    /// Why not: the same reason once, with the devices that it holds for.
+    /// Why features are missing: each reason once, with its devices.
     fn print_reasons(&self) {
         let mut reasons: Vec<(String, Vec<u32>)> = Vec::new();
         for device in &self.devices {
@@ -297,13 +301,12 @@ impl Document {
             }
         }
         for (line, devices) in reasons {
-            let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
-            crate::outln!("device {}: {line}", devices.join(", "));
+            crate::outln!("{}: {line}", terminal::devices(&devices));
         }
     }
 }
 
-/// Constants of the driver, where it is one that we know.
+/// Page sizes of the driver, if it is one that we know.
 fn granularity(survey: &Survey) -> Vec<Granularity> {
     if survey.memory_driver != Some(MemoryDriver::V2) {
         return Vec::new();
@@ -369,7 +372,7 @@ impl Features {
             (Some(obstacle), _) => Feature::no(obstacle),
             (None, None) => Feature::no("the device is in no super pod"),
             (None, Some(_)) if usable => Feature::unknown(
-                "the device has a super-pod id; whether its firmware serves other servers shows only in trying",
+                "the device has a super-pod id, but only an attempt shows whether its firmware serves other servers",
             ),
             (None, Some(_)) => unusable(),
         };
@@ -383,8 +386,8 @@ fn vmm(npu: &Npu, survey: &Survey) -> Feature {
     match survey.memory_driver {
         Some(MemoryDriver::V2) if survey.generation.is_none() => Feature::no("the driver's generation is unknown"),
         Some(MemoryDriver::V2) if npu.is_usable() => Feature::yes(),
-        Some(MemoryDriver::V2) => Feature::no(format!("the device is not working but {}", npu.state)),
-        Some(MemoryDriver::V3) => Feature::no("the memory interface is v3, which this project does not speak"),
+        Some(MemoryDriver::V2) => Feature::no(format!("the device is in the state {}", npu.state)),
+        Some(MemoryDriver::V3) => Feature::no("the memory interface is v3, which this project does not support"),
         Some(MemoryDriver::Missing) | None => Feature::no("there is no memory driver"),
     }
 }
@@ -397,29 +400,29 @@ fn peer(npu: &Npu, survey: &Survey) -> Feature {
     let mut can = Vec::new();
     for other in &others {
         match discovery::can_access(other.logical, npu.logical) {
-            Ok(true) => can.push(other.logical.to_string()),
+            Ok(true) => can.push(other.logical.0),
             Ok(false) => {}
             Err(error) => return Feature::unknown(error.to_string()),
         }
     }
     match can.len() {
-        0 => Feature::no("the wiring allows it to no other device"),
+        0 => Feature::no("the topology allows it to no other device"),
         some if some == others.len() => Feature::yes(),
-        _ => Feature { offered: Some(true), reason: Some(format!("only device {}", can.join(", "))) },
+        _ => Feature { offered: Some(true), reason: Some(format!("only {}", terminal::devices(&can))) },
     }
 }
 
-/// What only a device that was opened tells. Opening starts a process on the device, so it is done only if asked for.
+/// What only an open device reports. Opening may start a process on it, so this needs `--open`.
 fn host_access(npu: &Npu, open: bool) -> Feature {
     if !open {
-        return Feature::unknown("told when the device is opened: probe --open");
+        return Feature::unknown("only an open device reports it: probe --open");
     }
     match Session::current().and_then(|session| session.device(npu.logical)) {
         Ok(device) if device.capabilities().cpu_access_huge => Feature::yes(),
         Ok(device) if device.capabilities().cpu_access => {
-            Feature::no("the device offers it for small pages only, in which this library makes no memory")
+            Feature::no("the device offers it only for small pages, which this library does not use")
         }
-        Ok(_) => Feature::no("the device says that its memory is not behind its PCI window"),
+        Ok(_) => Feature::no("the device reports that its memory is not in its PCI window"),
         Err(error) => Feature::unknown(format!("the device could not be opened: {error}")),
     }
 }

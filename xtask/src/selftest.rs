@@ -1,14 +1,17 @@
 //! `cargo xtask selftest`: the acceptance test for a host with NPUs.
 //!
-//! Three suites, each of which touches only memory that it allocated itself, and little of that: every public operation of the library (`library.rs`),
-//! the kernel driver's rules without the library (`--raw`), and the experiment that shows what a device process needs (`--device-process`).
+//! There are three suites: every public operation of the library (`library.rs`), the rules of the
+//! kernel driver without the library (`--raw`), and the steps that start a process on a device
+//! (`--device-process`). Each uses only memory that it allocated itself, and little of it.
 
 mod device_process;
 mod library;
-pub mod peer;
 mod raw;
 pub mod report;
+pub mod sharing;
 
+use crate::session_options::SessionOptions;
+use crate::terminal::{devices, paint};
 use ascend_vmm::discovery::{self, Options, Survey};
 use report::{Case, Outcome, Report};
 use std::path::PathBuf;
@@ -23,7 +26,7 @@ use std::time::{Duration, Instant};
                         cargo xtask emulate --driver 9.0.0 -- cargo xtask selftest"
 )]
 pub struct Selftest {
-    /// Only this device, by its logical id; without it, every one that works.
+    /// Test only the device with this logical id. The default is every usable device.
     #[arg(long, value_name = "N")]
     device: Option<u32>,
     /// Print JSON instead of lines (docs/json.md).
@@ -32,26 +35,31 @@ pub struct Selftest {
     /// Also write a JUnit report to this file.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Find out step by step whether a device needs a process on it, and how it starts.
-    #[arg(long)]
+    /// Run another suite: find out step by step whether a device needs a process on it and whether
+    /// one can be started. It sets the policy of each step itself.
+    #[arg(long, conflicts_with = "device_process_policy")]
     device_process: bool,
-    /// Ask the kernel driver's rules one by one, by system calls alone (docs/conformance.md).
-    #[arg(long, conflicts_with_all = ["device", "device_process"])]
+    /// Run another suite: check the rules of the kernel driver one by one, with system calls alone
+    /// (docs/conformance.md).
+    #[arg(long, conflicts_with_all = ["device", "device_process", "device_process_policy"])]
     raw: bool,
-    /// With --raw, also rules that use up a whole resource for a moment or make very many calls: not on a host that others use.
+    /// With --raw, also check rules that exhaust a resource for a moment or make very many calls.
+    /// Not for a host that others use.
     #[arg(long, requires = "raw")]
     exhaustion: bool,
+    #[command(flatten)]
+    session: SessionOptions,
 }
 
-/// No device.
+/// Exit status: no device.
 const NO_DEVICE: u8 = 3;
 
 impl Selftest {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         let suite = if self.device_process { "device-process" } else { "library" };
         if let Some(file) = &self.junit {
-            // Found out now and not after minutes of testing.
+            // Better to fail now than after minutes of testing.
             if let Err(error) = std::fs::write(file, "") {
                 return crate::impossible(format!("{} cannot be written: {error}", file.display()));
             }
@@ -60,28 +68,25 @@ impl Selftest {
             let mut report = Report::new("raw");
             let device = raw::run(&mut report, self.exhaustion, |case| {
                 if !self.json {
-                    crate::outln!("{}", crate::table::paint(&case.line()));
+                    crate::outln!("{}", paint(&case.line()));
                 }
             });
             return self.finish(&report, !device);
         }
         let survey = discovery::survey(&Options::default());
-        let mut run = Run { report: Report::new(suite), json: self.json, survey: &survey };
+        let mut run = Run { report: Report::new(suite), json: self.json, survey: &survey, session: self.session };
         run.report.driver = survey.generation.map(|generation| generation.to_string());
         let devices = match self.devices(&survey) {
             Ok(devices) => devices,
             Err(reason) => return crate::impossible(reason),
         };
         if devices.is_empty() {
+            let check = "the driver has a usable device";
             for finding in &survey.findings {
-                run.add(
-                    "host",
-                    "the driver shows a device that works",
-                    Outcome::Failed(format!("{finding}. {}", finding.remedy())),
-                );
+                run.add("host", check, Outcome::Failed(format!("{finding}. {}", finding.remedy())));
             }
             if survey.findings.is_empty() {
-                run.add("host", "the driver shows a device that works", Outcome::Failed("it shows none".into()));
+                run.add("host", check, Outcome::Failed("it has none".into()));
             }
         } else {
             match suite {
@@ -94,14 +99,14 @@ impl Selftest {
 
     /// The devices to test, by logical id.
     fn devices(&self, survey: &Survey) -> Result<Vec<u32>, String> {
-        let working: Vec<u32> = survey.devices.iter().filter(|npu| npu.is_usable()).map(|npu| npu.logical.0).collect();
+        let usable: Vec<u32> = survey.devices.iter().filter(|npu| npu.is_usable()).map(|npu| npu.logical.0).collect();
         match self.device {
-            Some(device) if working.contains(&device) => Ok(vec![device]),
-            Some(device) if !survey.devices.is_empty() => {
-                let working: Vec<String> = working.iter().map(u32::to_string).collect();
-                Err(format!("there is no device {device} that works; the devices that do are: {}", working.join(", ")))
-            }
-            _ => Ok(working),
+            Some(device) if usable.contains(&device) => Ok(vec![device]),
+            Some(device) if !survey.devices.is_empty() => Err(match &usable[..] {
+                [] => format!("there is no usable device {device}, nor any other; `probe` says why"),
+                usable => format!("there is no usable device {device}; usable: {}", devices(usable)),
+            }),
+            _ => Ok(usable),
         }
     }
 
@@ -124,18 +129,19 @@ impl Selftest {
     }
 }
 
-/// A run of checks: tells each as it is done, and keeps it for the report.
+/// A run of checks: prints each result as it comes, and collects the report.
 struct Run<'a> {
     report: Report,
     json: bool,
     survey: &'a Survey,
+    session: SessionOptions,
 }
 
 /// Why a check did not pass.
 enum Failure {
-    /// It is not as it should be.
+    /// The check failed: the error.
     Failed(String),
-    /// It cannot be tried here.
+    /// It cannot run here: the reason.
     Skipped(String),
 }
 
@@ -145,12 +151,12 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// What a check gives: a remark, if there is one.
+/// The result of a check: a remark, if there is one.
 type Checked = Result<Option<String>, Failure>;
 
-/// Fails a check with a sentence unless something is true.
-fn ensure(true_: bool, otherwise: impl FnOnce() -> String) -> Result<(), Failure> {
-    if true_ { Ok(()) } else { Err(Failure::Failed(otherwise())) }
+/// Fails a check with a sentence if a condition does not hold.
+fn ensure(condition: bool, otherwise: impl FnOnce() -> String) -> Result<(), Failure> {
+    if condition { Ok(()) } else { Err(Failure::Failed(otherwise())) }
 }
 
 impl Run<'_> {
@@ -161,12 +167,12 @@ impl Run<'_> {
     fn add_timed(&mut self, group: &str, name: &str, outcome: Outcome, took: Duration) {
         let case = Case::new(group, name, outcome, took);
         if !self.json {
-            crate::outln!("{}", crate::table::paint(&case.line()));
+            crate::outln!("{}", paint(&case.line()));
         }
         self.report.add(case);
     }
 
-    /// Does a check; whether it passed.
+    /// Runs a check. Returns whether it passed.
     fn check(&mut self, group: &str, name: &str, check: impl FnOnce() -> Checked) -> bool {
         let start = Instant::now();
         let outcome = match check() {

@@ -1,17 +1,21 @@
-//! `cargo xtask abi` as its user meets it: exit statuses, rows and sentences.
+//! `cargo xtask abi`: exit statuses, rows and error messages.
 //!
-//! The driver's sources are not ours to keep, so the trees here are written from our own tables: headers that declare
-//! what a table says, in the places where the driver's tree has them.
+//! The driver's sources are not part of this repository, so the trees here are written from our own
+//! tables: headers that declare what a table says, in the places where the driver's tree has them.
+
+mod support;
 
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use support::{XTASK, stderr, stdout};
 
 const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 
-/// The other files that a driver tree must have; empty ones do, as the first header declares everything.
+/// The other files that a driver tree must have. They may be empty: the memory header declares
+/// everything.
 const OTHER_HEADERS: [&str; 15] = [
     "src/sdk_driver/inc/davinci_interface.h",
     "src/sdk_driver/pbl/uda/command/ioctl/ascend_dev_num.h",
@@ -30,7 +34,7 @@ const OTHER_HEADERS: [&str; 15] = [
     "pkg_inc/dsmi_common_interface.h",
 ];
 
-/// A directory that goes away with the test.
+/// A directory that is removed when the test ends.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -72,7 +76,7 @@ fn object<'a>(value: &'a Value, part: &str) -> &'a Map<String, Value> {
     value[part].as_object().unwrap()
 }
 
-/// C declarations with the layout that the table says.
+/// C declarations with the layouts of the table.
 fn header(table: &Value) -> String {
     let mut code = String::from("#pragma once\n");
     for (name, layout) in object(table, "structs") {
@@ -111,25 +115,21 @@ fn header(table: &Value) -> String {
 }
 
 fn abi(arguments: &[&str], tree: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let mut command = Command::new(XTASK);
     command.arg("abi").arg(arguments[0]).arg("--driver-src").arg(tree).args(&arguments[1..]);
     command.output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// The one sentence of a comparison that could not be made.
+/// The error of a comparison that is not possible: one line.
 fn refusal(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    let text = stderr(output);
     assert_eq!(text.lines().count(), 1, "{text}");
     text
 }
 
 #[test]
-fn a_tree_is_recognised_as_the_generation_that_it_is() {
+fn the_generation_of_a_tree_is_recognised() {
     for generation in ["8.5.0", "9.0.0", "26.1"] {
         let tree = Tree::of(&format!("same-{generation}"), &table(generation));
         let output = abi(&["check"], &tree.0);
@@ -169,50 +169,59 @@ fn each_difference_is_a_row_and_the_exit_status_is_1() {
 }
 
 #[test]
-fn a_generation_that_was_asked_for_is_not_replaced_by_a_better_one() {
-    let tree = Tree::of("asked", &table("26.1"));
+fn a_single_difference_is_counted_in_the_singular() {
+    let mut changed = table("9.0.0");
+    changed["requests"]["DEVMM_SVM_ALLOC"] = "0x41584dff".into();
+    let output = abi(&["check"], &Tree::of("one-change", &changed).0);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(stdout(&output).lines().next(), Some("generation 9.0.0 (fits best): 1 difference"));
+}
+
+#[test]
+fn a_chosen_generation_is_used_even_if_another_fits_better() {
+    let tree = Tree::of("chosen", &table("26.1"));
     let output = abi(&["check", "--generation", "8.5.0"], &tree.0);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("request DEVMM_SVM_MEM_HANDLE_SET_ATTR"));
 }
 
 #[test]
-fn a_missing_directory_gets_a_sentence_and_exit_2() {
-    let sentence = refusal(&abi(&["check"], Path::new("/no/such/directory")));
-    assert!(sentence.contains("/no/such/directory: No such file or directory"), "{sentence}");
-    let sentence = refusal(&abi(&["dump"], Path::new(env!("CARGO_BIN_EXE_xtask"))));
-    assert!(sentence.contains("is not a directory"), "{sentence}");
+fn a_missing_directory_is_refused_with_exit_2() {
+    let error = refusal(&abi(&["check"], Path::new("/no/such/directory")));
+    assert!(error.contains("/no/such/directory: No such file or directory"), "{error}");
+    let error = refusal(&abi(&["dump"], Path::new(XTASK)));
+    assert!(error.contains("is not a directory"), "{error}");
 }
 
 #[test]
-fn a_directory_that_is_no_driver_tree_gets_a_sentence_and_exit_2() {
+fn a_directory_that_is_not_a_driver_tree_is_refused_with_exit_2() {
     let tree = Tree::empty("no-tree");
-    let sentence = refusal(&abi(&["check"], &tree.0));
-    assert!(sentence.contains("is not a driver source tree: it has no src/sdk_driver/svm"), "{sentence}");
+    let error = refusal(&abi(&["check"], &tree.0));
+    assert!(error.contains("is not a driver source tree: it has no src/sdk_driver/svm"), "{error}");
     tree.write(MEMORY_HEADER, "");
-    let sentence = refusal(&abi(&["check"], &tree.0));
-    assert!(sentence.contains("the tree has no src/sdk_driver/inc/davinci_interface.h"), "{sentence}");
+    let error = refusal(&abi(&["check"], &tree.0));
+    assert!(error.contains("the tree has no src/sdk_driver/inc/davinci_interface.h"), "{error}");
 }
 
 #[test]
-fn headers_that_do_not_compile_get_a_sentence_and_exit_2() {
+fn headers_that_do_not_compile_are_refused_with_exit_2() {
     let tree = Tree::of("broken", &table("26.1"));
     tree.write(MEMORY_HEADER, "#error not today\n");
-    let sentence = refusal(&abi(&["check"], &tree.0));
-    assert!(sentence.contains("the headers of the memory do not compile") && sentence.contains("not today"));
+    let error = refusal(&abi(&["check"], &tree.0));
+    assert!(error.contains("the headers of the memory do not compile") && error.contains("not today"));
 }
 
 #[test]
-fn a_missing_compiler_gets_a_sentence_and_exit_2() {
+fn a_missing_compiler_is_refused_with_exit_2() {
     let tree = Tree::of("no-compiler", &table("26.1"));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let mut command = Command::new(XTASK);
     command.args(["abi", "check", "--driver-src"]).arg(&tree.0).env("CC", "no-such-compiler");
-    let sentence = refusal(&command.output().unwrap());
-    assert!(sentence.contains("no C compiler found (tried no-such-compiler)"), "{sentence}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let error = refusal(&command.output().unwrap());
+    assert!(error.contains("no C compiler found (tried no-such-compiler)"), "{error}");
+    let mut command = Command::new(XTASK);
     command.args(["abi", "check", "--driver-src"]).arg(&tree.0).env_remove("CC").env("PATH", "/no/such/path");
-    let sentence = refusal(&command.output().unwrap());
-    assert!(sentence.contains("no C compiler found (tried cc, gcc, clang)"), "{sentence}");
+    let error = refusal(&command.output().unwrap());
+    assert!(error.contains("no C compiler found (tried cc, gcc, clang)"), "{error}");
 }
 
 #[test]

@@ -1,57 +1,50 @@
-//! The counter of `bench`, and its command line.
+//! `cargo xtask bench`: its counter and its command line.
 
-mod schema;
+mod support;
 
-use std::process::{Command, Output};
-
-fn xtask(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_xtask")).args(arguments).output().unwrap()
-}
+use support::{document, refusal, xtask};
 
 mod counter {
+    use super::support::XTASK;
     use std::process::{Command, Stdio};
-    use xtask::bench::counter::{CountError, Gait, Traced};
+    use xtask::bench::counter::{CountError, Mode, Traced};
 
     /// A process that repeats one system call, stopped at its first mark.
     fn client(pairs: u64) -> Result<Traced, CountError> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        Traced::spawn(
-            command.args(["bench-client", "calibration", "--pairs", &pairs.to_string()]).stdout(Stdio::null()),
-        )
+        let mut command = Command::new(XTASK);
+        command.args(["bench-client", "calibration", "--pairs", &pairs.to_string()]).stdout(Stdio::null());
+        Traced::spawn(&mut command)
     }
 
-    /// The counts of the empty and the full section, twice, each after a section that is not counted.
-    fn count(pairs: u64, gait: Gait) -> [u64; 4] {
+    /// The counts of an empty and a full section, twice.
+    fn count(pairs: u64, mode: Mode) -> [u64; 4] {
         let mut traced = client(pairs).unwrap();
-        let mut counts = [0; 4];
-        for pair in counts.chunks_mut(2) {
-            traced.advance(Gait::Run).unwrap();
-            for count in pair {
-                *count = traced.advance(gait).unwrap().number;
-            }
-        }
+        let counts = std::array::from_fn(|_| {
+            traced.advance(Mode::Run).unwrap();
+            traced.advance(mode).unwrap().number
+        });
         traced.finish().unwrap();
         counts
     }
 
     #[test]
     fn system_calls_are_counted_exactly() {
-        let [empty, full, again_empty, again_full] = count(25, Gait::Calls);
+        let [empty, full, again_empty, again_full] = count(25, Mode::Calls);
         assert_eq!(full - empty, 25);
         assert_eq!(again_full - again_empty, 25);
     }
 
     #[test]
     fn instructions_are_the_same_each_time_and_grow_with_the_work() {
-        let [empty, ten, again_empty, again_ten] = count(10, Gait::Steps);
+        let [empty, ten, again_empty, again_ten] = count(10, Mode::Steps);
         assert_eq!((empty, ten), (again_empty, again_ten));
-        let [also_empty, twenty, ..] = count(20, Gait::Steps);
+        let [also_empty, twenty, ..] = count(20, Mode::Steps);
         assert_eq!(twenty - also_empty, 2 * (ten - empty));
         assert!(ten - empty >= 10, "a system call is at least one instruction");
     }
 
     #[test]
-    fn a_mark_that_nobody_asked_for_is_an_error() {
+    fn an_unexpected_mark_is_an_error() {
         assert!(client(1).unwrap().finish().is_err());
     }
 
@@ -63,27 +56,24 @@ mod counter {
 }
 
 #[test]
-fn where_tracing_is_forbidden_there_is_still_the_time() {
+fn without_tracing_the_time_is_still_measured() {
     let output = xtask(&["bench-client", "calibration", "--untraced", "--timed", "1000"]);
     assert!(output.status.success());
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(told["nanoseconds"].as_f64().unwrap() > 0.0, "{told}");
+    let own: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(own["nanoseconds"].as_f64().unwrap() > 0.0, "{own}");
 }
 
 #[test]
-fn wrong_arguments_get_a_sentence_and_exit_2() {
-    let output = xtask(&["bench", "--jsno"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--jsno"));
+fn wrong_arguments_are_refused_with_exit_2() {
+    assert!(refusal(&["bench", "--jsno"]).contains("--jsno"));
 }
 
 #[test]
 fn the_figures_fit_their_schema_and_each_operation_is_one_system_call() {
-    // A debug build misses its targets of instructions, and that must be told rightly too; system calls are the same.
+    // A debug build misses its limits of instructions, which must be reported as such; the numbers
+    // of system calls are those of a release build.
     let output = xtask(&["bench", "--debug", "--json"]);
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    schema::assert_fits("bench", &document);
+    let document = document(&output, "bench");
     let figures = document["figures"].as_array().unwrap();
     assert!(figures.iter().all(|figure| figure["verdict"] != "not measured"), "{document:#}");
     let missed = figures.iter().filter(|figure| figure["verdict"] == "missed").count();

@@ -1,15 +1,16 @@
-//! `cargo xtask emulate` as a user calls it.
+//! `cargo xtask emulate`: exit statuses, signals, faults, and C programs on the emulated driver.
 
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use support::{XTASK, refusal, run, stderr, stdout, xtask};
 
 fn emulate(arguments: &[&str]) -> Output {
-    let xtask = env!("CARGO_BIN_EXE_xtask");
-    Command::new(xtask).arg("emulate").args(arguments).output().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    xtask(&[&["emulate"], arguments].concat())
 }
 
 #[test]
@@ -22,7 +23,7 @@ fn the_programs_exit_status_is_passed_on() {
 
 #[test]
 fn the_programs_signal_is_passed_on() {
-    // None that a shell makes its background programs ignore, as it does INT.
+    // SIGINT is not among them: a shell makes its background programs ignore it.
     for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11), ("USR1", 10)] {
         let output = emulate(&["--", "sh", "-c", &format!("ulimit -c 0; kill -{name} $$")]);
         assert_eq!(output.status.signal(), Some(number), "{name}: {:?} {}", output.status, stderr(&output));
@@ -30,26 +31,25 @@ fn the_programs_signal_is_passed_on() {
 }
 
 #[test]
-fn a_terminate_sent_to_the_runner_reaches_the_program() {
-    let xtask = env!("CARGO_BIN_EXE_xtask");
+fn a_sigterm_sent_to_the_runner_reaches_the_program() {
     let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut command = Command::new(xtask);
-    command.args(["emulate", "--", "sh", "-c", script]).stdout(std::process::Stdio::piped());
+    let mut command = Command::new(XTASK);
+    command.args(["emulate", "--", "sh", "-c", script]).stdout(Stdio::piped());
     let mut runner = command.spawn().unwrap();
     let mut ready = [0; 6];
-    std::io::Read::read_exact(runner.stdout.as_mut().unwrap(), &mut ready).unwrap();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(runner.id() as i32), nix::sys::signal::Signal::SIGTERM).unwrap();
+    runner.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    kill(Pid::from_raw(runner.id() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(runner.wait().unwrap().code(), Some(7));
 }
 
 #[test]
-fn bad_input_gets_a_clear_error_and_exit_2() {
+fn wrong_arguments_are_refused_with_exit_2() {
     for (arguments, reason) in [
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation; known are 8.5.0, 9.0.0 and 26.1"),
         (&["--turbo", "--", "true"], "unexpected argument '--turbo'"),
         (&["--devices", "many", "--", "true"], "invalid value 'many'"),
         (&["--devices", "65", "--", "true"], "65 is not in 0..=64"),
-        (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is none of the units"),
+        (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is not one of the units"),
         (&["--attach", "usb", "--", "true"], "invalid value 'usb'"),
         (&["--device-process", "maybe", "--", "true"], "invalid value 'maybe'"),
         (&["--fault", "MEM_MAP", "--", "true"], "`MEM_MAP` is not a fault"),
@@ -59,21 +59,20 @@ fn bad_input_gets_a_clear_error_and_exit_2() {
         (&["--", "no-such-program-anywhere"], "cannot run no-such-program-anywhere"),
         (&[], "required arguments were not provided"),
     ] {
-        let output = emulate(arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(reason), "{arguments:?}: {}", stderr(&output));
+        let error = refusal(&[&["emulate"], arguments].concat());
+        assert!(error.contains(reason), "{arguments:?}: {error}");
     }
 }
 
 #[test]
-fn an_emulator_inside_an_emulator_says_why_it_cannot_be() {
-    let output = emulate(&["--", env!("CARGO_BIN_EXE_xtask"), "emulate", "--", "true"]);
+fn an_emulator_inside_an_emulator_is_refused_with_the_reason() {
+    let output = emulate(&["--", XTASK, "emulate", "--", "true"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("another seccomp listener"), "{}", stderr(&output));
 }
 
 #[test]
-fn the_number_of_devices_is_what_was_asked_for() {
+fn the_number_of_devices_can_be_chosen() {
     let script = "test -c /dev/davinci2 && ! test -e /dev/davinci3";
     let output = emulate(&["--devices", "3", "--", "sh", "-c", script]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -93,28 +92,27 @@ fn calls_are_recorded_as_json_lines() {
 
 /// Compiles a C program of this directory and returns its path.
 fn compile(name: &str) -> String {
-    let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    // Tests run side by side, and one must not write what the other executes.
+    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    // Tests run in parallel, and one must not overwrite a program that another executes.
     let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
     let program = format!("{}/{name}-{test}", env!("CARGO_TARGET_TMPDIR"));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let output = Command::new(&compiler).args(["-Wall", "-Werror", "-o", &program, &source]).output();
-    let output = output.unwrap_or_else(|error| panic!("the C compiler {compiler} is needed for this test: {error}"));
+    let output = run(&compiler, &["-Wall", "-Werror", "-o", &program, &source]);
     assert!(output.status.success(), "{}", stderr(&output));
     program
 }
 
 #[test]
 fn a_c_program_brings_up_a_session() {
-    let program = compile("client");
+    let program = compile("open_session");
     let output = emulate(&["--attach", "hccs", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
     let segments = "segment 0x100000000000 + 0x80000000000\n\
                     segment 0xc0000000000 + 0x20000000000\n\
                     segment 0x90000000000 + 0x30000000000\n\
                     segment 0x80000000000 + 0x10000000000\n";
-    assert_eq!(String::from_utf8_lossy(&output.stdout), segments);
-    // The program speaks the language of two generations only.
+    assert_eq!(stdout(&output), segments);
+    // The program uses the request values of 9.0.0 and 26.1.
     let output = emulate(&["--driver", "8.5.0", "--", &program]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("Invalid argument"), "{}", stderr(&output));
@@ -122,15 +120,15 @@ fn a_c_program_brings_up_a_session() {
 
 #[test]
 fn two_processes_of_a_c_program_share_memory() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "child read: written by the parent\n");
+    assert_eq!(stdout(&output), "child read: written by the parent\n");
 }
 
 #[test]
 fn an_injected_fault_reaches_the_program() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--fault", "MEM_CREATE=ENOMEM", "--", &program]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("Cannot allocate memory"), "{}", stderr(&output));
@@ -138,9 +136,9 @@ fn an_injected_fault_reaches_the_program() {
 
 #[test]
 fn a_program_that_would_crash_the_kernel_fails_with_the_name_of_the_trap() {
-    let program = compile("share");
+    let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--", &program, "once", "twice"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("kernel trap `access-after-access-none`"), "{}", stderr(&output));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "access was set\n");
+    assert_eq!(stdout(&output), "access was set\n");
 }

@@ -1,19 +1,18 @@
-//! What a user gets who asks for help, or asks wrongly.
+//! Help texts, versions, and what a user sees after a typing error.
 
-use std::process::{Command, Output};
+mod support;
 
-const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
-const TOOL: &str = env!("CARGO_BIN_EXE_ascend-vmm-tool");
+use std::process::Command;
+use support::{TOOL, XTASK, run, stderr, stdout};
 
-fn run(program: &str, arguments: &[&str]) -> Output {
-    Command::new(program).args(arguments).output().unwrap()
-}
+/// Both programs, with the name under which the user calls each.
+const PROGRAMS: [(&str, &str); 2] = [(XTASK, "cargo xtask"), (TOOL, "ascend-vmm-tool")];
 
 fn help(program: &str, path: &[&str]) -> String {
     let arguments: Vec<&str> = path.iter().copied().chain(["--help"]).collect();
     let output = run(program, &arguments);
     assert!(output.status.success(), "{arguments:?}");
-    String::from_utf8(output.stdout).unwrap()
+    stdout(&output)
 }
 
 /// The commands that a help text lists.
@@ -26,7 +25,7 @@ fn commands(help: &str) -> Vec<String> {
 
 #[test]
 fn every_command_has_help_with_an_example_that_names_the_program() {
-    for (program, name) in [(XTASK, "cargo xtask"), (TOOL, "ascend-vmm-tool")] {
+    for (program, name) in PROGRAMS {
         let mut paths: Vec<Vec<String>> = commands(&help(program, &[])).into_iter().map(|name| vec![name]).collect();
         assert!(paths.len() >= 5, "{paths:?}");
         while let Some(path) = paths.pop() {
@@ -46,20 +45,40 @@ fn every_command_has_help_with_an_example_that_names_the_program() {
 }
 
 #[test]
-fn the_tool_for_hosts_never_speaks_of_cargo() {
-    for name in commands(&help(TOOL, &[])) {
-        let text = help(TOOL, &[&name]);
-        assert!(!text.contains("cargo xtask"), "{text}");
+fn both_programs_print_their_version() {
+    for (program, name) in PROGRAMS {
+        let output = run(program, &["--version"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stdout(&output), format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
     }
 }
 
 #[test]
-fn what_is_no_command_gets_a_sentence_and_exit_2() {
-    for program in [XTASK, TOOL] {
+fn an_unknown_command_is_refused_with_exit_2() {
+    for (program, _) in PROGRAMS {
         for arguments in [&["prob"][..], &[], &["--nothing"]] {
             let output = run(program, arguments);
             assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-            assert!(!output.stderr.is_empty(), "{arguments:?}");
+            assert!(!stderr(&output).is_empty(), "{arguments:?}");
         }
+    }
+}
+
+#[test]
+fn the_tool_for_hosts_never_mentions_cargo_in_its_help() {
+    for name in commands(&help(TOOL, &[])) {
+        let text = help(TOOL, &[&name]);
+        assert!(!text.contains("cargo"), "{text}");
+    }
+}
+
+#[test]
+fn the_tool_for_hosts_never_mentions_cargo_in_its_errors() {
+    for arguments in [&["bench"][..], &["emulate"], &["dist"], &["demo", "--size", "1"]] {
+        // As on a host: without the variable that cargo sets for what it runs.
+        let output = Command::new(TOOL).args(arguments).env_remove("CARGO").output().unwrap();
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(!error.contains("cargo"), "{arguments:?}: {error}");
     }
 }

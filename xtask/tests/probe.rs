@@ -1,34 +1,26 @@
-//! `probe` on every kind of host that the emulated driver can play.
+//! `cargo xtask probe` on every kind of host that the driver can be emulated on.
 
-mod schema;
+mod support;
 
+use ascend_emulator::Config;
 use ascend_emulator::config::{Door, Phase, Place};
-use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use serde_json::Value;
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use support::{XTASK, refusal, run_emulated, stdout};
 
 /// Runs `probe` on an emulated host.
 fn probe(config: Config, arguments: &[&str]) -> Output {
-    let emulator = Emulator::start(config).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let mut command = Command::new(XTASK);
     command.arg("probe").args(arguments).env_remove("ASCEND_RT_VISIBLE_DEVICES");
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
-    emulator.assert_no_traps();
-    assert!(emulator.state().is_empty(), "probe left something open: {:#?}", emulator.state());
-    output
+    run_emulated(config, &[], &mut command)
 }
 
 /// The document of `probe --json`, checked against its schema, and the exit status.
 fn document(config: Config) -> (Value, i32) {
     let output = probe(config, &["--json", "--timeout", "1"]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    let document: Value = serde_json::from_str(&text)
-        .unwrap_or_else(|error| panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr)));
-    schema::assert_fits("probe", &document);
-    (document, output.status.code().unwrap())
+    (support::document(&output, "probe"), output.status.code().unwrap())
 }
 
 /// The codes of the findings.
@@ -36,7 +28,7 @@ fn codes(document: &Value) -> Vec<&str> {
     document["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect()
 }
 
-/// A host on which the finding is told, with so many devices.
+/// The document of a host on which the finding is reported, with so many devices.
 #[track_caller]
 fn finds(config: Config, code: &str, devices: usize) -> Value {
     let (document, status) = document(config);
@@ -69,23 +61,23 @@ fn a_healthy_host_is_described_in_every_generation() {
 }
 
 #[test]
-fn what_only_an_open_device_tells_is_asked_when_wanted() {
+fn what_needs_an_open_device_is_queried_only_with_open() {
     let config = Config { devices: 1, ..Config::default() };
-    let asked = |arguments: &[&str]| -> Value {
-        let document: Value = serde_json::from_slice(&probe(config.clone(), arguments).stdout).unwrap();
-        schema::assert_fits("probe", &document);
+    let host_access = |arguments: &[&str]| -> Value {
+        let document = support::document(&probe(config.clone(), arguments), "probe");
         document["devices"][0]["features"]["host_access"]["offered"].clone()
     };
-    assert_eq!(asked(&["--json"]), Value::Null);
-    assert_eq!(asked(&["--json", "--open"]), true);
+    assert_eq!(host_access(&["--json"]), Value::Null);
+    assert_eq!(host_access(&["--json", "--open"]), true);
 }
 
 #[test]
-fn people_get_a_table_without_colour_codes_when_it_is_not_a_terminal() {
+fn the_table_has_no_colour_codes_when_the_output_is_not_a_terminal() {
     let output = probe(Config::default(), &[]);
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0));
     assert!(text.contains("Ascend910B3") && text.contains("working"), "{text}");
+    assert!(text.contains("\ndevices 0, 1: host access: ?: "), "{text}");
     assert!(!text.contains('\x1b'), "{text:?}");
     assert!(text.lines().all(|line| line.trim_end() == line), "{text:?}");
 }
@@ -94,13 +86,13 @@ fn people_get_a_table_without_colour_codes_when_it_is_not_a_terminal() {
 fn a_host_without_a_driver_is_recognised() {
     let config = Config { door: Door::Missing, ..Config::default() };
     let (document, status) = document(config);
-    // Whether the module is loaded is read from the real host's /proc, where it is not, if that can be read.
+    // Whether the module is loaded is read from /proc of the real host, if that is readable.
     assert!(["driver-not-loaded", "node-missing"].contains(&codes(&document)[0]), "{document:#}");
     assert_eq!(status, 3);
 }
 
 #[test]
-fn missing_permission_is_recognised_and_told_apart_from_a_cgroup() {
+fn missing_permission_and_a_denying_cgroup_are_two_findings() {
     finds(Config { door: Door::Forbidden, ..Config::default() }, "no-permission", 0);
     finds(Config { door: Door::Denied, ..Config::default() }, "denied-by-cgroup", 0);
 }
@@ -167,13 +159,15 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
     let document = finds(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, "device-removed", 2);
     assert_eq!(document["devices"][1]["features"]["vmm"]["offered"], false);
     assert_eq!(document["devices"][0]["features"]["vmm"]["offered"], true);
+    let text = stdout(&probe(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, &[]));
+    assert!(text.contains("\ndevice 1: vmm: no: the device is in the state removed"), "{text}");
 }
 
 #[test]
 fn devices_that_are_still_starting_are_not_waited_for_longer_than_allowed() {
     let config =
         Config { phases: vec![(1, Phase::Detected)], setup_patience: Duration::from_secs(100), ..Config::default() };
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     finds(config, "still-starting", 0);
     assert!(start.elapsed() < Duration::from_secs(60));
 }
@@ -186,29 +180,26 @@ fn the_next_memory_interface_is_recognised() {
 }
 
 #[test]
-fn a_missing_way_to_the_daemon_is_told() {
+fn a_missing_node_of_the_daemon_is_recognised() {
     finds(Config { hdc_door: Door::Missing, ..Config::default() }, "no-daemon-node", 2);
 }
 
 #[test]
 fn hidden_devices_have_no_user_number() {
-    let emulator = Emulator::start(Config::default()).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["probe", "--json"]).env("ASCEND_RT_VISIBLE_DEVICES", "1").stdout(Stdio::piped());
-    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut command = Command::new(XTASK);
+    command.args(["probe", "--json"]).env("ASCEND_RT_VISIBLE_DEVICES", "1");
+    let document = support::document(&run_emulated(Config::default(), &[], &mut command), "probe");
     assert_eq!(document["devices"][0]["user"], Value::Null);
     assert_eq!(document["devices"][1]["user"], 0);
 }
 
 #[test]
-fn wrong_arguments_get_a_sentence_and_exit_2() {
+fn wrong_arguments_are_refused_with_exit_2() {
     for arguments in [&["--jsno"][..], &["--timeout", "0"], &["--timeout", "soon"], &["extra"]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("probe").args(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+        refusal(&[&["probe"], arguments].concat());
     }
 }
+
 #[test]
 fn an_unknown_generation_is_recognised() {
     let document = finds(Config { unknown_generation: true, ..Config::default() }, "unknown-generation", 2);

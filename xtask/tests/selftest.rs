@@ -1,38 +1,28 @@
-//! `selftest` on the emulated driver: what passes, what fails, and how that is told.
+//! `cargo xtask selftest` on the emulated driver: what passes, what fails, and the reports.
 
-mod schema;
+mod support;
 
+use ascend_emulator::Config;
 use ascend_emulator::config::{Daemon, DeviceProcess, Door, Place};
-use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use serde_json::Value;
-use std::process::{Command, Output, Stdio};
+use std::collections::HashSet;
+use std::process::{Command, Output};
+use support::{XTASK, refusal, run_emulated, stderr, stdout, xtask};
 
 /// Runs `selftest` on an emulated host.
 fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
-    let emulator = Emulator::start(config).unwrap();
-    for fault in faults {
-        emulator.inject(fault.parse().unwrap());
-    }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.arg("selftest").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
-    emulator.assert_no_traps();
-    assert!(emulator.state().is_empty(), "selftest left something behind: {:#?}", emulator.state());
-    output
+    run_emulated(config, faults, Command::new(XTASK).arg("selftest").args(arguments))
 }
 
 /// The document of `selftest --json`, checked against its schema, and the exit status.
 fn document(config: Config, faults: &[&str], arguments: &[&str]) -> (Value, i32) {
     let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
     let output = selftest(config, faults, &arguments);
-    let document: Value = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    schema::assert_fits("selftest", &document);
-    (document, output.status.code().unwrap())
+    (support::document(&output, "selftest"), output.status.code().unwrap())
 }
 
-/// The names of the checks that came out so.
+/// The names of the checks with this outcome.
 fn named<'a>(document: &'a Value, outcome: &str) -> Vec<&'a str> {
     let cases = document["cases"].as_array().unwrap().iter();
     cases.filter(|case| case["outcome"] == outcome).map(|case| case["name"].as_str().unwrap()).collect()
@@ -50,7 +40,7 @@ fn every_operation_passes_in_every_generation() {
 }
 
 #[test]
-fn the_device_process_experiment_tells_what_each_firmware_does() {
+fn the_device_process_suite_reports_what_each_firmware_does() {
     for (device_process, remark) in [
         (DeviceProcess::Required, "SETUP_DEVICE works once we have started a process"),
         (DeviceProcess::Automatic, "no device process was needed"),
@@ -63,7 +53,52 @@ fn the_device_process_experiment_tells_what_each_firmware_does() {
 }
 
 #[test]
-fn a_daemon_that_refuses_is_told_with_its_code_and_a_remedy() {
+fn the_policy_decides_whether_a_device_process_is_started() {
+    let automatic = || Config { device_process: DeviceProcess::Automatic, devices: 1, ..Config::default() };
+    for (policy, remark) in [
+        ("auto", "without a device process of ours"),
+        ("never", "without a device process of ours"),
+        ("always", "with a device process of ours"),
+    ] {
+        let (document, status) = document(automatic(), &[], &["--device-process-policy", policy]);
+        assert_eq!(named(&document, "failed"), [""; 0], "{policy}: {document:#}");
+        assert_eq!(status, 0, "{policy}");
+        let cases = document["cases"].as_array().unwrap();
+        let opened = cases.iter().find(|case| case["name"] == "the device opens").unwrap();
+        assert!(opened["detail"].as_str().unwrap().starts_with(remark), "{policy}: {opened}");
+    }
+}
+
+#[test]
+fn the_second_process_has_the_policy_of_the_first() {
+    // The first process looks for the daemon's node in any case. The others open it to start a
+    // process on the device.
+    for (policy, others_start) in [("auto", false), ("always", true)] {
+        let file = format!("{}/selftest-{policy}.jsonl", env!("CARGO_TARGET_TMPDIR"));
+        let emulate = ["emulate", "--device-process", "automatic", "--record", &file, "--"];
+        let selftest = [XTASK, "selftest", "--device", "0", "--device-process-policy", policy];
+        let output = xtask(&[&emulate[..], &selftest].concat());
+        assert!(output.status.success(), "{policy}: {}", stdout(&output));
+        let calls = std::fs::read_to_string(&file).unwrap();
+        let calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let processes: HashSet<u64> =
+            calls.filter(|call| call["path"] == "/dev/hisi_hdc").map(|call| call["pid"].as_u64().unwrap()).collect();
+        assert_eq!(processes.len() > 1, others_start, "{policy}: {processes:?}");
+    }
+}
+
+#[test]
+fn a_device_that_needs_a_process_does_not_open_with_the_policy_never() {
+    let config = Config { device_process: DeviceProcess::Required, devices: 1, ..Config::default() };
+    let (document, status) = document(config, &[], &["--device-process-policy", "never"]);
+    assert_eq!(status, 1);
+    let failed = named(&document, "failed");
+    assert!(failed.contains(&"the device opens"), "{failed:?}");
+    assert!(document.to_string().contains("EFAULT"), "{document:#}");
+}
+
+#[test]
+fn a_refusal_of_the_daemon_is_reported_with_its_code() {
     let daemon = Daemon::Refuses { code: 1, error: "E30003".into() };
     let (document, status) = document(Config { daemon, devices: 1, ..Config::default() }, &[], &["--device-process"]);
     assert_eq!(status, 1);
@@ -71,7 +106,7 @@ fn a_daemon_that_refuses_is_told_with_its_code_and_a_remedy() {
 }
 
 #[test]
-fn an_operation_that_fails_is_told_with_the_full_error_and_the_others_go_on() {
+fn a_failing_operation_is_reported_with_the_full_error_and_the_others_still_run() {
     let (document, status) = document(Config { devices: 1, ..Config::default() }, &["MEMSET8=EIO"], &[]);
     assert_eq!(status, 1);
     let failed = named(&document, "failed");
@@ -83,7 +118,7 @@ fn an_operation_that_fails_is_told_with_the_full_error_and_the_others_go_on() {
 }
 
 #[test]
-fn one_device_can_be_chosen_and_one_that_is_not_there_is_refused() {
+fn one_device_can_be_chosen_and_an_unknown_one_is_refused() {
     let (document, status) = document(Config::default(), &[], &["--device", "1"]);
     assert_eq!(status, 0);
     let groups: Vec<_> =
@@ -91,11 +126,12 @@ fn one_device_can_be_chosen_and_one_that_is_not_there_is_refused() {
     assert!(groups.contains(&"device 1") && !groups.contains(&"device 0"), "{groups:?}");
     let output = selftest(Config::default(), &[], &["--device", "7"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no device 7"));
+    let error = stderr(&output);
+    assert!(error.contains("no usable device 7; usable: devices 0, 1"), "{error}");
 }
 
 #[test]
-fn hosts_without_a_usable_device_are_exit_3_with_the_reason() {
+fn a_host_without_a_usable_device_is_exit_3_with_the_reason() {
     for (config, word) in [
         (Config { door: Door::Missing, ..Config::default() }, ""),
         (Config { door: Door::Forbidden, ..Config::default() }, "file mode"),
@@ -119,6 +155,15 @@ fn a_container_with_some_of_the_devices_passes() {
 }
 
 #[test]
+fn findings_about_the_host_are_printed_as_they_are_counted() {
+    let config = Config { hdc_door: Door::Missing, device_process: DeviceProcess::Automatic, ..Config::default() };
+    let text = stdout(&selftest(config, &[], &["--device", "0"]));
+    let skipped = text.lines().filter(|line| line.starts_with("skip ")).count();
+    assert!(text.contains("skip  host: nothing is wrong with the host: "), "{text}");
+    assert!(text.trim_end().ends_with(&format!("{skipped} skipped")), "{text}");
+}
+
+#[test]
 fn junit_reports_have_every_case() {
     let file = std::env::temp_dir().join(format!("ascend-vmm-junit-{}.xml", std::process::id()));
     let config = Config { devices: 1, ..Config::default() };
@@ -126,28 +171,29 @@ fn junit_reports_have_every_case() {
     let xml = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let lines = String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.starts_with(' ')).count();
+    let lines = stdout(&output).lines().filter(|line| !line.starts_with(' ')).count();
     // Every line but the last is a check.
     assert_eq!(xml.matches("<testcase ").count(), lines - 1, "{xml}");
     assert!(xml.contains("<failure "), "{xml}");
 }
 
 #[test]
-fn wrong_arguments_get_a_sentence_and_exit_2() {
+fn wrong_arguments_are_refused_with_exit_2() {
     for arguments in [
         &["--device", "x"][..],
         &["--json", "--junit", "x"],
         &["--junit", "/nowhere/x"],
         &["--raw", "--device-process"],
+        &["--raw", "--device-process-policy", "never"],
+        &["--device-process", "--device-process-policy", "never"],
+        &["--device-process-policy", "sometimes"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("selftest").args(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+        refusal(&[&["selftest"], arguments].concat());
     }
 }
 
 #[test]
-fn the_kernels_rules_are_asked_without_the_library() {
+fn the_kernels_rules_are_checked_without_the_library() {
     let config = Config { generation: Generation::V9_0_0, ..Config::default() };
     let (document, status) = document(config, &[], &["--raw"]);
     assert_eq!(named(&document, "failed"), [""; 0], "{document:#}");
@@ -157,7 +203,7 @@ fn the_kernels_rules_are_asked_without_the_library() {
 }
 
 #[test]
-fn a_rule_that_is_not_kept_tells_where_it_comes_from() {
+fn a_broken_rule_is_reported_with_its_source() {
     let (document, status) = document(Config::default(), &["MEMCPY2D=EIO"], &["--raw"]);
     assert_eq!(status, 1);
     let failed = named(&document, "failed");
@@ -168,7 +214,7 @@ fn a_rule_that_is_not_kept_tells_where_it_comes_from() {
 }
 
 #[test]
-fn rules_cannot_be_asked_of_a_host_without_a_driver() {
+fn rules_cannot_be_checked_on_a_host_without_a_driver() {
     let (document, status) = document(Config { door: Door::Missing, ..Config::default() }, &[], &["--raw"]);
     assert_eq!(status, 3);
     let cases = document["cases"].as_array().unwrap();

@@ -1,9 +1,9 @@
-//! What a preprocessed C header declares: the names only, never a layout.
+//! The names that a preprocessed C header declares, without any layout.
 //!
-//! A probe can ask the compiler where a field lies, but not which fields there are. So the preprocessor's output is
-//! scanned for the members of each struct and union, for enumerators and for macros; every number then comes from the
-//! compiler itself. The scan keeps only what stands in files of the driver tree (the preprocessor says which file each
-//! line comes from), so that libc's own structs never mix in.
+//! A program can print the offset of a field, but cannot list the fields. So the output of the
+//! preprocessor is scanned for the members of each struct and union, for enumerators and for
+//! macros. All numbers come from the compiler. Only files of the driver tree are scanned (the
+//! preprocessor marks the file of each line), so structs of the C library are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,9 +13,9 @@ use std::path::Path;
 pub enum Kind {
     /// By `offsetof` and `sizeof`.
     Plain,
-    /// It has no address, so its place is found by writing ones into it.
+    /// It has no address. Its position is found by setting all its bits.
     BitField,
-    /// An array without a length at the end: it has an offset and no size.
+    /// A flexible array member: it has an offset and no size.
     OpenArray,
 }
 
@@ -33,7 +33,7 @@ pub struct Member {
 pub struct Aggregate {
     /// How C code names the type: `struct x`, `union x`, or a typedef's bare name.
     pub spelling: String,
-    /// Its members; those of an unnamed inner struct or union count as its own, as in C.
+    /// Its members, including those of unnamed inner structs and unions, as in C.
     pub members: Vec<Member>,
 }
 
@@ -80,7 +80,8 @@ impl Declarations {
     fn define(&mut self, definition: &str) {
         let end = definition.find(|c: char| !is_word(c)).unwrap_or(definition.len());
         let (name, body) = definition.split_at(end);
-        // A parenthesis right after the name makes it a macro with parameters, which has no value of its own.
+        // A parenthesis directly after the name makes it a macro with parameters, which has no
+        // value.
         if !body.starts_with('(') && !body.trim().is_empty() {
             self.macros.insert(name.to_owned(), body.trim().to_owned());
         }
@@ -106,7 +107,8 @@ impl Declarations {
         self.register(&definition, typedef.copied());
     }
 
-    /// Enters a definition, and the definitions within it, under its tag and its typedef name. Returns its members.
+    /// Adds a definition, and the definitions inside it, under its tag and its typedef name.
+    /// Returns its members.
     fn register(&mut self, definition: &Definition<'_>, typedef: Option<&str>) -> Vec<Member> {
         if definition.keyword == "enum" {
             for enumerator in definition.body.split(|t| *t == ",") {
@@ -172,7 +174,7 @@ impl<'a> Definition<'a> {
     }
 }
 
-/// The names declared by `type a, *b, c[4], d : 3, (*e)(int)`; the type's own words come before the first of them.
+/// The names that `type a, *b, c[4], d : 3, (*e)(int)` declares, without the words of the type.
 fn declarators(tokens: &[&str]) -> Vec<Member> {
     let mut members = Vec::new();
     let mut depth = 0;
@@ -198,7 +200,7 @@ fn declarators(tokens: &[&str]) -> Vec<Member> {
     members
 }
 
-/// The length of the statement that starts here: up to its `;`, or past the body of a function.
+/// The length of the statement that starts here, including its `;` or the body of a function.
 fn statement_length(tokens: &[&str]) -> usize {
     let mut at = 0;
     while at < tokens.len() {
@@ -218,7 +220,7 @@ fn statement_length(tokens: &[&str]) -> usize {
     tokens.len()
 }
 
-/// Where the bracket that opens `tokens` closes.
+/// The index of the bracket that closes the first one.
 fn closing(tokens: &[&str]) -> Option<usize> {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate() {
@@ -290,7 +292,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
 }
 
-/// The word before the colon of an unnamed bit-field.
+/// Whether this is a type, as before the colon of an unnamed bit-field.
 fn is_type_word(token: &str) -> bool {
     matches!(token, "unsigned" | "signed" | "char" | "short" | "int" | "long")
 }
@@ -339,7 +341,8 @@ mod tests {
     #[test]
     fn typedef_names_and_enumerators_are_found() {
         let found = scan(
-            "typedef struct { int a; } t; typedef enum kind { A = 1 << 2, B, } kind_t; static int f(void) { return 1; } union u { int z; };",
+            "typedef struct { int a; } t; typedef enum kind { A = 1 << 2, B, } kind_t; \
+             static int f(void) { return 1; } union u { int z; };",
         );
         assert_eq!(found.aggregates["t"].spelling, "t");
         assert_eq!(found.enumerators.iter().collect::<Vec<_>>(), ["A", "B"]);
@@ -347,8 +350,10 @@ mod tests {
     }
 
     #[test]
-    fn only_files_of_the_tree_count() {
-        let text = "# 1 \"/usr/include/x.h\" 1\nstruct libc { int a; };\n#define LIBC 1\n# 2 \"/tree/a.h\" 2\n#define OURS 0x10\n#define CALL(x) x\n#define EMPTY\n#define GONE 1\n#undef GONE\n";
+    fn only_files_of_the_tree_are_scanned() {
+        let text = "# 1 \"/usr/include/x.h\" 1\nstruct libc { int a; };\n#define LIBC 1\n\
+                    # 2 \"/tree/a.h\" 2\n#define OURS 0x10\n#define CALL(x) x\n#define EMPTY\n\
+                    #define GONE 1\n#undef GONE\n";
         let found = Declarations::scan(text, Path::new("/tree"));
         assert!(found.aggregates.is_empty());
         assert_eq!(found.macros.into_iter().collect::<Vec<_>>(), [("OURS".to_owned(), "0x10".to_owned())]);

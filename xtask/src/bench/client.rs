@@ -1,14 +1,21 @@
-//! The process that is measured: it makes objects, then repeats one operation between marks.
+//! The process that `bench` measures: it makes objects, then repeats one operation between marks.
 //!
-//! The order is always the same, so that the parent need not know the operation: a section to warm up, an empty section and a full one that
-//! are stepped through; a section to make ready again, an empty and a full one whose system calls are counted; then, no longer traced, a timed
-//! run. What the process knows by itself goes to its standard output as one line of JSON ([`Told`]).
+//! The order is always the same, so the parent does not need to know the operation:
+//!
+//! 1. a mark, then a few repetitions to warm up;
+//! 2. an empty section and a full one, which the parent single-steps;
+//! 3. an empty section and a full one, whose system calls the parent counts;
+//! 4. a run that is timed and not traced.
+//!
+//! Each section starts and ends with a mark; see `section`. The process prints what it measured
+//! itself as JSON ([`OwnFigures`]).
 
 use super::counter::{mark, trace_me};
 use ascend_conformance::session as raw;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Device, PhysicalMemory, Session};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -19,15 +26,15 @@ use std::time::Instant;
 /// What is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
-    /// One system call that does nothing: shows that the counting is right.
+    /// One system call that does nothing, to check the counting.
     Calibration,
-    /// Physical memory is made and released.
+    /// Physical memory is created and released.
     CreateRelease,
     /// Addresses are reserved and freed.
     ReserveFree,
     /// Memory is mapped and unmapped.
     MapUnmap,
-    /// All three, from the first to the last.
+    /// Memory is created, mapped at new addresses, unmapped and released.
     Cycle,
     /// The session and its first device are opened.
     BringUp,
@@ -39,58 +46,57 @@ pub enum Work {
     ImportHandle,
     /// Memory is imported by its ticket, which is checked first.
     ImportTicket,
-    /// The process that exports to the one that imports.
+    /// Not measured: the process that exports what the other imports.
     ImportPeer,
-    /// Memory is made and released by commands that are sent as they are.
+    /// Memory is created and released by ioctls without the library.
     RawCreateRelease,
-    /// Addresses are reserved and freed in the same way.
+    /// Addresses are reserved and freed by ioctls without the library.
     RawReserveFree,
-    /// Memory is mapped and unmapped in the same way.
+    /// Memory is mapped and unmapped by ioctls without the library.
     RawMapUnmap,
 }
 
-/// The process that is measured.
+/// Options of the measured process.
 #[derive(clap::Args)]
 pub struct Client {
     /// What is repeated.
     work: Work,
-    /// How many objects of the kind live meanwhile.
+    /// How many objects of the kind exist meanwhile.
     #[arg(long, default_value_t = 1)]
     live: u64,
-    /// How often it is repeated.
+    /// How often it is repeated in a section.
     #[arg(long, default_value_t = 32)]
     pairs: u64,
-    /// How often it is repeated for the time.
+    /// How often it is repeated in the timed run.
     #[arg(long, default_value_t = 0)]
     timed: u64,
-    /// Only the timed run: nobody traces this process.
+    /// Only the timed run, without a tracer.
     #[arg(long)]
     untraced: bool,
 }
 
-/// What the process tells of itself.
+/// What the process measures itself.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Told {
-    /// Growth of its own memory for each live object, in bytes.
+pub struct OwnFigures {
+    /// Growth of its memory per live object, in bytes.
     pub bytes_per_object: Option<f64>,
     /// Time of one repetition, if there was a timed run.
     pub nanoseconds: Option<f64>,
 }
 
-/// An error of the measured process; the library's are as they are.
 type Failure = Box<dyn std::error::Error>;
 
-/// Exit status that says that tracing is not allowed.
+/// Exit status: tracing is not allowed.
 pub const NOT_TRACED: u8 = 4;
 
-/// Size of every object: the smallest.
+/// Size of every object: the smallest possible.
 const SIZE: u64 = 2 << 20;
 
-/// Most mappings of one reservation: as many as a heap has places for.
+/// Mappings per reservation: as many as fit into one heap.
 const PER_RESERVATION: u64 = 32_768;
 
 impl Client {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         if self.work == Work::ImportPeer {
             return match self.import_peer() {
@@ -102,15 +108,15 @@ impl Client {
             return ExitCode::from(NOT_TRACED);
         }
         match self.work() {
-            Ok(told) => {
-                crate::print_json(&told);
+            Ok(own) => {
+                crate::print_json(&own);
                 ExitCode::SUCCESS
             }
             Err(error) => crate::impossible(error),
         }
     }
 
-    fn work(&self) -> Result<Told, Failure> {
+    fn work(&self) -> Result<OwnFigures, Failure> {
         match self.work {
             Work::Calibration => self.repeat(
                 None,
@@ -123,44 +129,46 @@ impl Client {
             Work::CreateRelease => {
                 let device = open()?;
                 let (live, bytes) = self.live(|_| Ok(device.create(SIZE)?))?;
-                let told = self.repeat(bytes, |_| Ok(()), || device.create(SIZE).map(gone));
+                let own = self.repeat(bytes, |_| Ok(()), || device.create(SIZE).map(discard));
                 drop(live);
-                told
+                own
             }
             Work::ReserveFree => {
                 let session = open()?.session();
                 let (live, bytes) = self.live(|_| Ok(session.reserve(SIZE)?))?;
                 let mut size = 0;
-                let told = self.repeat(
+                let own = self.repeat(
                     bytes,
                     |_| Ok(()),
                     || {
-                        // Never the size of the one before, which the library keeps at hand.
+                        // Never the size of the previous one: the library reuses a range of the
+                        // same size.
                         size = size % (8 * SIZE) + SIZE;
-                        session.reserve(size).map(gone)
+                        session.reserve(size).map(discard)
                     },
                 );
                 drop(live);
-                told
+                own
             }
             Work::MapUnmap => {
                 let device = open()?;
                 let memory = device.create(SIZE)?;
-                // A reservation can be as large as a heap; one place more than there are live mappings is for the one that comes and goes.
+                // A reservation is at most as large as a heap. One slot more than there are live
+                // mappings is for the measured one.
                 let mut reservations = Vec::new();
                 for _ in 0..=self.live / PER_RESERVATION {
                     reservations.push(device.session().reserve(PER_RESERVATION * SIZE)?);
                 }
-                let place =
+                let slot =
                     |index: u64| (&reservations[(index / PER_RESERVATION) as usize], index % PER_RESERVATION * SIZE);
                 let (live, bytes) = self.live(|index| {
-                    let (reservation, offset) = place(index);
+                    let (reservation, offset) = slot(index);
                     Ok(reservation.map(offset, &memory)?)
                 })?;
-                let (reservation, offset) = place(self.live);
-                let told = self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory).map(gone));
+                let (reservation, offset) = slot(self.live);
+                let own = self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory).map(discard));
                 drop(live);
-                told
+                own
             }
             Work::Cycle => {
                 let device = open()?;
@@ -194,8 +202,8 @@ impl Client {
         }
     }
 
-    /// Each export needs memory of its own: it can be exported once.
-    fn export(&self) -> Result<Told, Failure> {
+    /// Each export needs new memory: a second export of the same memory returns the first.
+    fn export(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let (new, exports) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         self.repeat(
@@ -214,7 +222,7 @@ impl Client {
         )
     }
 
-    fn trust(&self) -> Result<Told, Failure> {
+    fn trust(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let importer = [BareTgid::of_this_process(&device.session())?];
         let exports = RefCell::new(Vec::new());
@@ -237,8 +245,8 @@ impl Client {
         )
     }
 
-    /// What is imported must be another process's.
-    fn import(&self) -> Result<Told, Failure> {
+    /// Memory can only be imported from another process.
+    fn import(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let me = BareTgid::of_this_process(&device.session())?;
         let mut peer = Command::new(std::env::current_exe()?)
@@ -254,7 +262,7 @@ impl Client {
         }
         let tickets = RefCell::new(tickets);
         let imported = RefCell::new(Vec::with_capacity(2 + 2 * self.pairs as usize));
-        let told = self.repeat(
+        let own = self.repeat(
             None,
             |_| Ok(()),
             || {
@@ -269,13 +277,14 @@ impl Client {
         drop(imported);
         drop(to);
         peer.wait()?;
-        Ok(told)
+        Ok(own)
     }
 
-    /// Exports as many memories as are wanted to the process whose id comes on the standard input, until that ends.
+    /// Exports as many memories as are wanted to the process whose id is on the standard input, and
+    /// keeps them until that process ends.
     fn import_peer(&self) -> Result<(), Failure> {
         let mut lines = std::io::stdin().lines();
-        let importer = BareTgid::from_raw(lines.next().ok_or("nobody imports")??.trim().parse()?)?;
+        let importer = BareTgid::from_raw(lines.next().ok_or("no importer")??.trim().parse()?)?;
         let device = open()?;
         let memories = memories(&device, self.live)?;
         for memory in &memories {
@@ -287,11 +296,11 @@ impl Client {
         Ok(())
     }
 
-    /// The same commands as the library's, without the library: what cannot be saved.
-    fn raw(&self) -> Result<Told, Failure> {
+    /// The same ioctls as those of the library, without the library: the lower bound.
+    fn raw(&self) -> Result<OwnFigures, Failure> {
         let host = ascend_conformance::Host::find().map_err(|reason| format!("{reason:?}"))?.ok_or("no device")?;
         let session = raw::Session::start(&host).map_err(|failure| format!("{failure:?}"))?;
-        let refused = nix::errno::Errno::from_raw;
+        let refused = Errno::from_raw;
         let heap = session.heap().map_err(|failure| format!("{failure:?}"))?;
         let address = raw::heap_address(heap);
         match self.work {
@@ -326,7 +335,8 @@ impl Client {
         }
     }
 
-    /// The objects that live meanwhile, and what each took of this process's memory.
+    /// Creates the objects that exist meanwhile. Returns them with their memory use in this
+    /// process.
     fn live<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<(Vec<T>, Option<f64>), Failure> {
         let mut live = Vec::with_capacity(self.live as usize);
         let before = own_memory()?;
@@ -334,36 +344,37 @@ impl Client {
             live.push(make(index)?);
         }
         let grown = own_memory()?.saturating_sub(before);
-        // Pages are counted, so only many objects tell something.
+        // Whole pages are counted, so only many objects give a useful average.
         Ok((live, (self.live >= 10_000).then(|| grown as f64 / self.live as f64)))
     }
 
-    /// The marked sections and the timed run. `ready` is called before the operation is repeated so many times, and is not counted.
+    /// The sections and the timed run. `ready` prepares for so many repetitions and is not counted.
     fn repeat<E: Into<Failure>>(
         &self,
         bytes_per_object: Option<f64>,
         mut ready: impl FnMut(u64) -> Result<(), Failure>,
         mut operation: impl FnMut() -> Result<(), E>,
-    ) -> Result<Told, Failure> {
+    ) -> Result<OwnFigures, Failure> {
         let mark = || if self.untraced { Ok(()) } else { mark() };
+        let pairs = self.pairs as usize;
+        let (empty, full) = (vec![false; pairs], vec![true; pairs]);
         mark()?;
         // What happens only the first time is not the operation's cost.
         let warm = self.pairs.min(2);
         ready(warm)?;
-        repeat(warm, &mut operation)?;
+        repeat(&vec![true; warm as usize], &mut operation)?;
         for _ in 0..2 {
             ready(self.pairs)?;
-            mark()?;
-            repeat(0, &mut operation)?;
-            mark()?;
-            repeat(self.pairs, &mut operation)?;
-            mark()?;
+            for plan in [&empty, &full] {
+                section(&mark, plan, &mut operation)?;
+            }
         }
         ready(self.timed)?;
+        let timed = vec![true; self.timed as usize];
         let start = Instant::now();
-        repeat(self.timed, &mut operation)?;
+        repeat(&timed, &mut operation)?;
         let nanoseconds = (self.timed > 0).then(|| start.elapsed().as_nanos() as f64 / self.timed as f64);
-        Ok(Told { bytes_per_object, nanoseconds })
+        Ok(OwnFigures { bytes_per_object, nanoseconds })
     }
 }
 
@@ -372,25 +383,48 @@ fn open() -> Result<Device, Failure> {
     Ok(Session::open()?.device(LogicalId(0))?)
 }
 
-/// New memories.
+/// So many new memories.
 fn memories(device: &Device, number: u64) -> ascend_vmm::Result<Vec<PhysicalMemory>> {
     (0..number).map(|_| device.create(SIZE)).collect()
 }
 
-/// Ends an object, in a way that the compiler cannot see through.
-fn gone<T>(object: T) {
+/// Drops an object without letting the compiler see what becomes of it.
+fn discard<T>(object: T) {
     drop(black_box(object));
 }
 
+/// A section: a mark, the operation once for each `true` in the plan, a mark.
+///
+/// The cost of the operation is the difference between a section that runs it and one of the same
+/// length that skips it. Otherwise both must execute the same instructions, so there is one copy of
+/// this function and of [`repeat`].
 #[inline(never)]
-fn repeat<E: Into<Failure>>(times: u64, operation: &mut impl FnMut() -> Result<(), E>) -> Result<(), Failure> {
-    for _ in 0..times {
-        operation().map_err(Into::into)?;
+fn section<E: Into<Failure>>(
+    mark: &impl Fn() -> Result<(), Errno>,
+    plan: &[bool],
+    operation: &mut impl FnMut() -> Result<(), E>,
+) -> Result<(), Failure> {
+    mark()?;
+    repeat(plan, operation)?;
+    Ok(mark()?)
+}
+
+/// Runs the operation once for each `true` in the plan.
+///
+/// The plan is hidden from the optimiser: what it moves out of the loop is executed, and so
+/// counted, whether the plan has any `true` or not.
+#[inline(never)]
+fn repeat<E: Into<Failure>>(plan: &[bool], operation: &mut impl FnMut() -> Result<(), E>) -> Result<(), Failure> {
+    for wanted in plan {
+        if black_box(*wanted) {
+            operation().map_err(Into::into)?;
+        }
     }
     Ok(())
 }
 
-/// The process's own memory in bytes: anonymous pages that are resident. Pages of the driver's files are not in it.
+/// The resident anonymous memory of this process in bytes. Mappings of the driver's files do not
+/// count.
 fn own_memory() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let kibibytes = status

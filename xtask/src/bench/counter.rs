@@ -1,8 +1,10 @@
-//! Counts what a process does between two marks: user-space instructions and system calls, exactly.
+//! Counts exactly what a process does between two marks: user-space instructions and system calls.
 //!
-//! The process asks to be traced and stops itself with SIGSTOP at each mark ([`mark`]). Its parent goes from one mark to the next in one of three gaits: at
-//! full speed, from system call to system call, or instruction by instruction. A step over a system call is one instruction, however long the kernel works.
-//! This needs neither valgrind nor a hardware counter and gives the same number each time; it costs some microseconds per instruction.
+//! The process asks to be traced and stops itself with SIGSTOP at each mark ([`mark`]). Its parent
+//! lets it continue to the next mark in one of three modes: at full speed, from system call to
+//! system call, or instruction by instruction. A step over a system call is one instruction,
+//! however long the kernel works. This needs neither valgrind nor a hardware counter and gives the
+//! same number each time. It costs some microseconds per instruction.
 
 use nix::errno::Errno;
 use nix::sys::ptrace;
@@ -12,7 +14,8 @@ use nix::unistd::Pid;
 use std::io;
 use std::process::{Child, Command};
 
-/// In the traced process: asks the parent to trace this thread. The other threads of the process are neither stopped nor counted.
+/// In the traced process: asks the parent to trace this thread. The other threads of the process
+/// are neither stopped nor counted.
 pub fn trace_me() -> Result<(), Errno> {
     ptrace::traceme()
 }
@@ -22,9 +25,9 @@ pub fn mark() -> Result<(), Errno> {
     raise(Signal::SIGSTOP)
 }
 
-/// How the parent goes from one mark to the next, and so what it counts.
+/// How the parent lets the process continue to the next mark, and so what it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gait {
+pub enum Mode {
     /// Counts nothing.
     Run,
     /// Counts system calls.
@@ -33,16 +36,16 @@ pub enum Gait {
     Steps,
 }
 
-/// What lay between two marks.
+/// What the process did between two marks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
-    /// Instructions or system calls, as the gait says.
+    /// Instructions or system calls, depending on the mode.
     pub number: u64,
-    /// Those of the system calls that were ioctls.
+    /// The ioctls among the system calls.
     pub ioctls: u64,
 }
 
-/// Whether a process that stopped at a system call stopped at an ioctl.
+/// Whether a process that is stopped at a system call is stopped at an ioctl.
 fn is_ioctl(pid: Pid) -> bool {
     #[cfg(target_arch = "x86_64")]
     let number = ptrace::getregs(pid).map(|registers| registers.orig_rax);
@@ -65,7 +68,8 @@ pub enum CountError {
     Ended(WaitStatus),
 }
 
-/// A process that stopped at a mark. ptrace binds it to the *thread* that started it: all calls come from that one.
+/// A process that is stopped at a mark. ptrace ties it to the *thread* that started it, so only
+/// that thread may use this.
 #[derive(Debug)]
 pub struct Traced {
     child: Child,
@@ -91,14 +95,14 @@ impl Traced {
         &mut self.child
     }
 
-    /// Goes to the next mark and tells how much lay between.
-    pub fn advance(&mut self, gait: Gait) -> Result<Count, CountError> {
+    /// Lets the process continue to the next mark and counts on the way.
+    pub fn advance(&mut self, mode: Mode) -> Result<Count, CountError> {
         let mut count = Count::default();
         let pid = self.pid;
-        let go = move |signal: Option<Signal>| match gait {
-            Gait::Run => ptrace::cont(pid, signal),
-            Gait::Calls => ptrace::syscall(pid, signal),
-            Gait::Steps => ptrace::step(pid, signal),
+        let go = move |signal: Option<Signal>| match mode {
+            Mode::Run => ptrace::cont(pid, signal),
+            Mode::Calls => ptrace::syscall(pid, signal),
+            Mode::Steps => ptrace::step(pid, signal),
         };
         go(None).map_err(CountError::Trace)?;
         self.wait(&mut |status| {
@@ -115,20 +119,20 @@ impl Traced {
                 _ => None,
             }))
         })?;
-        // A system call stops twice, before and after. The one that raised the mark stops only before.
-        Ok(if gait == Gait::Calls { Count { number: count.number / 2, ioctls: count.ioctls / 2 } } else { count })
+        // Each system call stops twice, before and after. The one of the mark stops only before.
+        Ok(if mode == Mode::Calls { Count { number: count.number / 2, ioctls: count.ioctls / 2 } } else { count })
     }
 
-    /// Lets it run to its end, which must come before another mark.
+    /// Lets the process run to its end. Another mark before that is an error.
     pub fn finish(mut self) -> Result<(), CountError> {
-        match self.advance(Gait::Run) {
+        match self.advance(Mode::Run) {
             Err(CountError::Ended(WaitStatus::Exited(_, 0))) => Ok(()),
             Err(error) => Err(error),
             Ok(_) => Err(CountError::Ended(WaitStatus::Stopped(self.pid, Signal::SIGSTOP))),
         }
     }
 
-    /// Waits for the next mark. At other stops asks `at_stop` to go on.
+    /// Waits for the next mark. At other stops, `at_stop` lets the process continue.
     fn wait(&mut self, at_stop: &mut dyn FnMut(&WaitStatus) -> Option<Result<(), Errno>>) -> Result<(), CountError> {
         loop {
             let status = match waitpid(self.pid, None) {

@@ -1,9 +1,9 @@
-//! A measured figure beside its target.
+//! A measured figure and its target.
 
 use serde::Serialize;
 use std::fmt;
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Unit {
     /// User-space instructions.
@@ -21,7 +21,7 @@ pub enum Unit {
     /// Time.
     #[serde(rename = "microseconds")]
     Microseconds,
-    /// How many times as long as something else in the same run.
+    /// A ratio to another time of the same run.
     #[serde(rename = "times")]
     Times,
 }
@@ -39,7 +39,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// How a figure stands to its target.
+/// How a figure compares with its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Verdict {
     /// Within the aim.
@@ -51,10 +51,10 @@ pub enum Verdict {
     /// Beyond the limit.
     #[serde(rename = "missed")]
     Missed,
-    /// It has no target.
+    /// There is no target.
     #[serde(rename = "shown")]
     Shown,
-    /// There is no figure.
+    /// It could not be measured.
     #[serde(rename = "not measured")]
     NotMeasured,
 }
@@ -71,56 +71,56 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What is wanted of a figure.
+/// The target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Target {
-    /// At most this.
+    /// The limit.
     pub must: Option<f64>,
-    /// Better: at most this.
+    /// The aim, below the limit.
     pub aim: Option<f64>,
-    /// What the vendor's library needs, counted without a kernel on x86_64.
+    /// The figure of the vendor's library, counted without a kernel on x86_64.
     pub vendor: Option<f64>,
 }
 
 impl Target {
-    /// At most `must`.
+    /// A target with this limit only.
     pub fn must(must: f64) -> Target {
         Target { must: Some(must), ..Target::default() }
     }
 
-    /// Better at most `aim`.
+    /// Adds the aim.
     pub fn aim(self, aim: f64) -> Target {
         Target { aim: Some(aim), ..self }
     }
 
-    /// The vendor needs `vendor`.
+    /// Adds the figure of the vendor's library.
     pub fn vendor(self, vendor: f64) -> Target {
         Target { vendor: Some(vendor), ..self }
     }
 }
 
-/// A figure.
+/// A figure, measured or not.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// The operation.
     pub name: &'static str,
-    /// How many objects of the kind lived meanwhile.
+    /// How many objects of the kind existed meanwhile.
     pub live: Option<u64>,
-    /// What is counted.
+    /// The unit.
     pub unit: Unit,
-    /// What was found; `None` with a reason.
+    /// The measured number; if `None`, `reason` says why.
     pub measured: Option<f64>,
-    /// What is wanted.
+    /// The target.
     #[serde(flatten)]
     pub target: Target,
-    /// How they stand to each other.
+    /// How the two compare.
     pub verdict: Verdict,
-    /// Why there is no figure.
+    /// Why it could not be measured.
     pub reason: Option<String>,
 }
 
 impl Figure {
-    /// Judges a measurement.
+    /// Compares a measurement with its target.
     pub fn new(
         name: &'static str,
         live: Option<u64>,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_judged_by_its_limit_and_its_aim() {
+    fn a_figure_is_compared_with_its_limit_and_its_aim() {
         let target = Target::must(600.0).aim(400.0).vendor(2082.0);
         assert_eq!(verdict(Ok(400.0), target), Verdict::Good);
         assert_eq!(verdict(Ok(400.5), target), Verdict::Kept);

@@ -1,10 +1,12 @@
 //! `ascend-vmm-tool`: the commands for a host, as one static file (`cargo xtask dist`).
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-/// Memory of Huawei Ascend NPUs, without the vendor's libraries: look, try, test, measure.
+/// Memory of Huawei Ascend NPUs without the vendor's libraries: list, try, test and measure.
 #[derive(Parser)]
 #[command(name = "ascend-vmm-tool", version)]
 struct Tool {
@@ -13,7 +15,7 @@ struct Tool {
 }
 
 fn main() -> ExitCode {
-    // The examples are written for a clone; here the program has another name.
+    // The examples are written for a clone. This program has another name.
     let mut command = Tool::command();
     let names: Vec<String> = command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     for name in names {

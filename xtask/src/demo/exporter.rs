@@ -1,40 +1,35 @@
-//! The process that has the memory.
+//! The process that owns the memory.
 
-use super::{Failure, PATIENCE, check, write};
-use crate::table::{Align, Table, bytes};
+use super::{Failure, check, write};
+use crate::second_process;
+use crate::session_options::SessionOptions;
+use crate::terminal::{Align, Table, bytes};
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{BareTgid, Export};
 use ascend_vmm::{Mapping, Session};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Command, ExitCode};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The process that has the memory.
+/// Options of the process that owns the memory.
 #[derive(clap::Args)]
 pub struct Exporter {
-    /// How much.
+    /// How much memory.
     #[arg(long)]
     size: u64,
-    /// How many devices take part.
-    #[arg(long)]
-    devices: u32,
+    /// Logical ids of the devices: the first for the memory, one importer on each other.
+    #[arg(required = true)]
+    devices: Vec<u32>,
+    #[command(flatten)]
+    session: SessionOptions,
 }
 
-/// A directory for the socket, which goes with the process.
-struct Place(std::path::PathBuf);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// What took how long.
+/// How long each step took; a copy with its size.
 struct Times(Vec<(String, Duration, Option<u64>)>);
 
 impl Times {
-    /// Notes the time of a step.
+    /// Runs a step and records its time.
     fn step<T>(&mut self, name: &str, step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let start = Instant::now();
         let result = step()?;
@@ -42,7 +37,7 @@ impl Times {
         Ok(result)
     }
 
-    /// Notes the time of a copy.
+    /// Records the time of a copy.
     fn copy(&mut self, name: &str, time: Duration, size: u64) {
         self.0.push((name.to_owned(), time, Some(size)));
     }
@@ -64,7 +59,7 @@ fn say(text: impl std::fmt::Display) {
 }
 
 impl Exporter {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
@@ -76,13 +71,13 @@ impl Exporter {
     }
 
     fn share(&self) -> Result<(), Failure> {
+        let (&first, others) = self.devices.split_first().ok_or("no device was given")?;
         let mut times = Times(Vec::new());
         crate::outln!("\n1. Memory of an NPU");
-        let session = times.step("open a session", || Ok(Session::open()?))?;
-        let device = times.step("open device 0", || Ok(session.device(LogicalId(0))?))?;
-        let process =
-            if device.device_process().is_some() { ", for which a process was started on the device" } else { "" };
-        say(format_args!("driver generation {}, device 0{process}", session.generation()));
+        let session = times.step("open a session", || Ok(self.session.open()?))?;
+        let device = times.step(&format!("open device {first}"), || Ok(session.device(LogicalId(first))?))?;
+        let process = if device.device_process().is_some() { "; started a process on the device" } else { "" };
+        say(format_args!("driver generation {}, device {first}{process}", session.generation()));
         let memory = times.step("create physical memory", || Ok(device.create(self.size)?))?;
         let reservation = times.step("reserve addresses", || Ok(session.reserve(self.size)?))?;
         let mapping = times.step("map", || Ok(reservation.map(0, &memory)?))?;
@@ -90,22 +85,21 @@ impl Exporter {
         times.copy("exporter writes", write("exporter", &mapping, 0)?, self.size);
         say("wrote a pattern into it");
         let export = times.step("export", || Ok(memory.export()?))?;
-        say(format_args!("exported it: handle {:#x}; nobody is trusted yet", export.handle().to_u64()));
+        say(format_args!("exported it: handle {:#x}; no process is trusted yet", export.handle().to_u64()));
 
-        let importers = 1.max(self.devices - 1);
-        for number in 1..=importers {
-            // With one device, both processes use that.
-            let device = if self.devices == 1 { 0 } else { number };
+        // With one device, both processes use it.
+        let importers = if others.is_empty() { &[first] } else { others };
+        for (&device, number) in importers.iter().zip(1..) {
             self.with_importer(number, device, &session, &export, &mapping, &mut times)?;
         }
-        crate::outln!("\nWhat took how long");
+        crate::outln!("\nHow long each step took");
         times.print();
         crate::outln!();
         drop((mapping, reservation, export, memory, device));
         Ok(session.close()?)
     }
 
-    /// Shares with one more process.
+    /// Shares the memory with one more process.
     fn with_importer(
         &self,
         number: u32,
@@ -116,21 +110,17 @@ impl Exporter {
         times: &mut Times,
     ) -> Result<(), Failure> {
         crate::outln!("\n{}. Another process, on device {device}", number + 1);
-        let place = Place(std::env::temp_dir().join(format!("ascend-vmm-demo-{}-{number}", std::process::id())));
-        std::fs::create_dir(&place.0)?;
-        let path = place.0.join("socket");
-        let listener = UnixListener::bind(&path)?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["demo-importer", "--device", &device.to_string(), "--changes", &(number - 1).to_string()])
-            .arg(&path)
-            .spawn()?;
-        let mut line = Line::new(accept(&listener, &mut child)?)?;
+        let (device, changes) = (device.to_string(), (number - 1).to_string());
+        let policy = self.session.argument();
+        let arguments = ["demo-importer", "--device", &device, "--changes", &changes, &policy];
+        let (mut child, socket) = second_process::start(&arguments)?;
+        let mut line = Line::new(socket)?;
 
-        let said: i32 = line.receive()?.parse()?;
-        let importer = BareTgid::from_raw(said)?;
-        // A number that came over the socket is only as good as the socket: compare it with what the kernel saw.
+        let reported: i32 = line.receive()?.parse()?;
+        let importer = BareTgid::from_raw(reported)?;
+        // The number came over a socket, so it is compared with the process that was started.
         if BareTgid::of_child(session, &child)? != importer {
-            return Err(format!("the other process says that it is {said}, but it is process {}", child.id()).into());
+            return Err(format!("the importer reports process id {reported}, but it is {}", child.id()).into());
         }
         times.step("trust", || Ok(export.trust(&[importer])?))?;
         say(format_args!("trusts process {importer}, and no other"));
@@ -152,30 +142,7 @@ impl Exporter {
     }
 }
 
-/// Waits for the child to connect, or to end.
-fn accept(listener: &UnixListener, child: &mut std::process::Child) -> Result<UnixStream, Failure> {
-    listener.set_nonblocking(true)?;
-    let start = Instant::now();
-    loop {
-        match listener.accept() {
-            Ok((socket, _)) => {
-                socket.set_nonblocking(false)?;
-                return Ok(socket);
-            }
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
-            Err(_) => {}
-        }
-        if let Some(status) = child.try_wait()? {
-            return Err(format!("the importer ended with {status}").into());
-        }
-        if start.elapsed() > PATIENCE {
-            return Err("the importer does not come".into());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Lines of text between the two.
+/// Lines of text between the two processes.
 pub(super) struct Line {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
@@ -183,7 +150,6 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(socket: UnixStream) -> Result<Line, Failure> {
-        socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Line { writer: socket.try_clone()?, reader: BufReader::new(socket) })
     }
 
@@ -194,7 +160,7 @@ impl Line {
     pub(super) fn receive(&mut self) -> Result<String, Failure> {
         let mut text = String::new();
         if self.reader.read_line(&mut text)? == 0 {
-            return Err("the other process is gone".into());
+            return Err("the other process has ended".into());
         }
         Ok(text.trim_end().to_owned())
     }

@@ -1,9 +1,10 @@
-//! The process that the memory is shared with.
+//! The process that imports the memory.
 
 use super::exporter::Line;
 use super::{Failure, check, write};
-use crate::table::bytes;
-use ascend_vmm::Session;
+use crate::second_process;
+use crate::session_options::SessionOptions;
+use crate::terminal::bytes;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use std::os::unix::net::UnixStream;
@@ -11,17 +12,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The process that the memory is shared with.
+/// Options of the process that imports the memory.
 #[derive(clap::Args)]
 pub struct Importer {
-    /// The socket that leads to the exporter.
+    /// The socket of the exporter.
     socket: PathBuf,
     /// The device on which the memory is imported.
     #[arg(long)]
     device: u32,
-    /// How often the memory was changed before.
+    /// How many importers changed the memory before this one.
     #[arg(long)]
     changes: u32,
+    #[command(flatten)]
+    session: SessionOptions,
 }
 
 fn say(text: impl std::fmt::Display) {
@@ -29,7 +32,7 @@ fn say(text: impl std::fmt::Display) {
 }
 
 impl Importer {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
@@ -41,15 +44,19 @@ impl Importer {
     }
 
     fn share(&self) -> Result<(), Failure> {
-        let mut line = Line::new(UnixStream::connect(&self.socket)?)?;
-        let session = Session::open()?;
+        let socket = UnixStream::connect(&self.socket)?;
+        socket.set_read_timeout(Some(second_process::TIMEOUT))?;
+        let mut line = Line::new(socket)?;
+        let session = self.session.open()?;
         let device = session.device(LogicalId(self.device))?;
         let me = BareTgid::of_this_process(&session)?;
-        say(format_args!("tells that the driver knows it as process {me}"));
+        let process = if device.device_process().is_some() { "; started a process on the device" } else { "" };
+        say(format_args!("device {}{process}", device.id()));
+        say(format_args!("reports that the driver knows it as process {me}"));
         line.send(&me.to_string())?;
 
         let ticket: Ticket = line.receive()?.parse()?;
-        say(format_args!("got a ticket for {} of process {}", bytes(ticket.size), ticket.exporter));
+        say(format_args!("received a ticket for {} of process {}", bytes(ticket.size), ticket.exporter));
         let start = Instant::now();
         let memory = share::import(&device, &ticket)?;
         send(&mut line, "import", start.elapsed())?;
@@ -59,7 +66,7 @@ impl Importer {
         send(&mut line, "map the import", start.elapsed())?;
         say(format_args!("imported it, mapped at {:#x}", mapping.address()));
         send(&mut line, "importer reads", check("importer", &mapping, self.changes)?)?;
-        say("reads what was written: every byte is right");
+        say("read what was written: every byte is right");
         send(&mut line, "importer writes", write("importer", &mapping, self.changes + 1)?)?;
         say("changed every byte");
         drop((mapping, reservation, memory, device));
@@ -68,7 +75,7 @@ impl Importer {
     }
 }
 
-/// Tells the exporter a time.
+/// Sends a time to the exporter.
 fn send(line: &mut Line, name: &str, time: Duration) -> Result<(), Failure> {
     line.send(&format!("{name}={}", time.as_secs_f64() * 1e6))
 }

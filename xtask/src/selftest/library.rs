@@ -1,7 +1,7 @@
-//! Every public operation of the library, on real devices or emulated ones.
+//! Every public operation of the library, on real or emulated devices.
 
-use super::{Failure, Run, ensure, peer};
-use crate::table::bytes;
+use super::{Checked, Failure, Run, ensure, sharing};
+use crate::terminal::bytes;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::discovery::{self, LogicalId};
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Page, ReserveOptions, Session};
@@ -9,23 +9,19 @@ use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Page, ReserveOptions,
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What is allocated at once at most, outside of the check of 1 GiB pages.
+/// The largest allocation, apart from the check of 1 GiB pages.
 const SIZE: u64 = 16 * MIB;
 
 /// The suite.
 pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
-    for finding in &run.survey.findings {
+    let (survey, options) = (run.survey, run.session);
+    for finding in &survey.findings {
         let remark = format!("{finding}. {}", finding.remedy());
-        run.report.add(super::Case::new(
-            "host",
-            "nothing is wrong with the host",
-            super::Outcome::Skipped(remark),
-            std::time::Duration::ZERO,
-        ));
+        run.add("host", "nothing is wrong with the host", super::Outcome::Skipped(remark));
     }
     let mut session = None;
     run.check("host", "a session opens", || {
-        let opened = Session::open()?;
+        let opened = options.open()?;
         let remark = format!("driver generation {}", opened.generation());
         session = Some(opened);
         Ok(Some(remark))
@@ -43,12 +39,12 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         two_devices(run, first, second);
     }
     for device in &opened {
-        peer::check(run, device);
+        sharing::check(run, device);
     }
     drop(opened);
-    run.check("host", "the session closes and leaves nothing", || Ok(session.close().map(|()| None)?));
+    run.check("host", "the session closes and leaves nothing in the driver", || Ok(session.close().map(|()| None)?));
     run.check("host", "a session opens again in the same process", || {
-        let session = Session::open()?;
+        let session = options.open()?;
         let device = session.device(LogicalId(devices.first().copied().unwrap_or(0)))?;
         let memory = device.create(2 * MIB)?;
         drop((memory, device));
@@ -60,10 +56,10 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
 fn host(run: &mut Run<'_>, session: &Session) {
     run.check("host", "a second session in the process is refused with an explanation", || match Session::open() {
         Err(Error::SessionOpen) => Ok(None),
-        Err(other) => Err(Failure::Failed(format!("refused, but as: {other}"))),
+        Err(other) => Err(Failure::Failed(format!("refused, but with another error: {other}"))),
         Ok(_) => Err(Failure::Failed("it was opened".into())),
     });
-    run.check("host", "host memory is made, mapped, and seen by the CPU", || {
+    run.check("host", "host memory is created, mapped, and accessed by the CPU", || {
         let memory = session.host()?.create(2 * MIB)?;
         let mapping = session.reserve(2 * MIB)?.map(0, &memory)?;
         let view = mapping.host_view()?;
@@ -72,10 +68,10 @@ fn host(run: &mut Run<'_>, session: &Session) {
         mapping.read(4096, &mut text)?;
         ensure(&text == b"by the CPU", || format!("a copy read {text:?}"))?;
         view.atomic_u64(8)?.store(42, std::sync::atomic::Ordering::Relaxed);
-        ensure(view.read_volatile(8)? == 42, || "the atomic's value is not there".into())?;
+        ensure(view.read_volatile(8)? == 42, || "the atomic store is not visible".into())?;
         Ok(None)
     });
-    run.check("host", "addresses are reserved with an alignment and at a place, and freed", || {
+    run.check("host", "addresses are reserved with an alignment and at a given address, and freed", || {
         let aligned = session.reserve_with(2 * MIB, &ReserveOptions::new().alignment(GIB))?;
         let address = aligned.address();
         ensure(address % GIB == 0, || format!("{address:#x} is not aligned to 1 GiB"))?;
@@ -87,7 +83,7 @@ fn host(run: &mut Run<'_>, session: &Session) {
         placed.free()?;
         Ok(None)
     });
-    run.check("host", "sizes that cannot be are refused before the kernel is asked", || {
+    run.check("host", "invalid sizes are refused before any system call", || {
         for size in [0, 1, 2 * MIB + 1, u64::MAX] {
             let refused = session.reserve(size);
             ensure(matches!(refused, Err(Error::Invalid(_))), || format!("reserve({size}): {refused:?}"))?;
@@ -96,16 +92,16 @@ fn host(run: &mut Run<'_>, session: &Session) {
     });
 }
 
-/// The checks of one device; the open device if it could be opened.
+/// The checks of one device. Returns the device if it could be opened.
 fn one_device(run: &mut Run<'_>, session: &Session, id: LogicalId) -> Option<Device> {
     let group = format!("device {id}");
     let mut opened = None;
     run.check(&group, "the device opens", || {
         let device = session.device(id)?;
         let process = if device.device_process().is_some() {
-            "we started a device process"
+            "with a device process of ours"
         } else {
-            "it needed no device process"
+            "without a device process of ours"
         };
         let remark = format!("{process}; {:?}", device.capabilities());
         opened = Some(device);
@@ -113,12 +109,12 @@ fn one_device(run: &mut Run<'_>, session: &Session, id: LogicalId) -> Option<Dev
     });
     let device = opened?;
     let free = device.memory_info(MemoryKind::Hbm).map(|info| info.huge_free);
-    run.check(&group, "its memory is told", || {
+    run.check(&group, "its memory sizes are reported", || {
         let info = device.memory_info(MemoryKind::Hbm)?;
         ensure(info.huge_free <= info.huge_total, || format!("{info:?}"))?;
         Ok(Some(format!("{} of {} free in 2 MiB pages", bytes(info.huge_free), bytes(info.huge_total))))
     });
-    // On a busy machine, others need what little is left more than we do.
+    // On a busy machine, the little memory that is left is for others.
     if free.is_ok_and(|free| free < 16 * SIZE) {
         run.check(&group, "memory can be used", || {
             Err(Failure::Skipped(format!("less than {} is free", bytes(16 * SIZE))))
@@ -132,16 +128,17 @@ fn one_device(run: &mut Run<'_>, session: &Session, id: LogicalId) -> Option<Dev
 }
 
 fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
-    run.check(group, "memory in 2 MiB pages is made and released, and accounted", || {
+    run.check(group, "memory in 2 MiB pages is created, accounted and released", || {
         let free = || device.memory_info(MemoryKind::Hbm).map(|info| info.huge_free);
         let before = free()?;
         let memory = device.create(SIZE)?;
         let during = free()?;
         memory.free()?;
-        // Others may allocate at the same time: only the direction is sure, and not even that on a busy machine.
-        Ok(Some(format!("free before {}, meanwhile {}, after {}", bytes(before), bytes(during), bytes(free()?))))
+        // Other processes may allocate at the same time, so the numbers are reported and not
+        // compared.
+        Ok(Some(format!("free: {} before, {} while allocated, {} after", bytes(before), bytes(during), bytes(free()?))))
     });
-    run.check(group, "memory in 1 GiB pages is made and released", || {
+    run.check(group, "memory in 1 GiB pages is created and released", || {
         if !device.capabilities().giant_pages {
             return Err(Failure::Skipped("the device has no 1 GiB pages".into()));
         }
@@ -156,16 +153,16 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
         memory.free()?;
         Ok(None)
     });
-    run.check(group, "more memory than there is is told as such", || {
+    run.check(group, "a request for more memory than the device has is reported as out of memory", || {
         let total = device.memory_info(MemoryKind::Hbm)?.huge_total;
-        let asked = (total / (2 * MIB) + 1) * 2 * MIB;
-        match device.create(asked) {
+        let size = (total / (2 * MIB) + 1) * 2 * MIB;
+        match device.create(size) {
             Err(Error::OutOfMemory(error)) => Ok(Some(error.to_string())),
-            Err(other) => Err(Failure::Failed(format!("refused, but as: {other}"))),
-            Ok(_) => Err(Failure::Failed(format!("{} were given", bytes(asked)))),
+            Err(other) => Err(Failure::Failed(format!("refused, but with another error: {other}"))),
+            Ok(_) => Err(Failure::Failed(format!("{} were allocated", bytes(size)))),
         }
     });
-    run.check(group, "sizes that cannot be are refused before the kernel is asked", || {
+    run.check(group, "invalid sizes are refused before any system call", || {
         for size in [0, 1, 3 * MIB, u64::MAX] {
             let refused = device.create(size);
             ensure(matches!(refused, Err(Error::Invalid(_))), || format!("create({size}): {refused:?}"))?;
@@ -176,7 +173,7 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
 
 fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
     let session = device.session();
-    run.check(group, "what is written is read back, byte for byte", || {
+    run.check(group, "data that is written is read back", || {
         let mapping = mapped(device, SIZE)?;
         let data = pattern(SIZE as usize, 1);
         mapping.write(0, &data)?;
@@ -187,7 +184,7 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&back[..1000], &data[4097..5097])?;
         Ok(Some(bytes(SIZE)))
     });
-    run.check(group, "several memories lie side by side in one reservation", || {
+    run.check(group, "several memories are mapped next to each other in one reservation", || {
         let reservation = session.reserve(8 * MIB)?;
         let mappings = (0..4)
             .map(|index| reservation.map(index * 2 * MIB, &device.create(2 * MIB)?))
@@ -201,7 +198,7 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         }
         Ok(None)
     });
-    run.check(group, "one memory at two places is the same memory", || {
+    run.check(group, "memory that is mapped twice has the same contents at both addresses", || {
         let memory = device.create(2 * MIB)?;
         let reservation = session.reserve(4 * MIB)?;
         let (one, other) = (reservation.map(0, &memory)?, reservation.map(2 * MIB, &memory)?);
@@ -211,7 +208,7 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&text, b"same")?;
         Ok(None)
     });
-    run.check(group, "memory is mapped again at the same address, with its contents", || {
+    run.check(group, "memory that is mapped again at the same address keeps its contents", || {
         let memory = device.create(2 * MIB)?;
         let reservation = session.reserve(2 * MIB)?;
         let mapping = reservation.map(0, &memory)?;
@@ -225,7 +222,7 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&text, b"kept")?;
         Ok(None)
     });
-    run.check(group, "memory is found by an address inside of its mapping", || {
+    run.check(group, "memory is found by an address inside its mapping", || {
         let mapping = mapped(device, 4 * MIB)?;
         let inside = mapping.address() + 3 * MIB;
         let found = session.memory_at(inside).ok_or_else(|| Failure::Failed("nothing was found".into()))?;
@@ -236,17 +233,19 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         ensure(session.memory_at(inside).is_none(), || "it is still found after unmapping".into())?;
         Ok(None)
     });
-    run.check(group, "a mapping outside of its reservation, or over another, is refused", || {
+    run.check(group, "a mapping outside its reservation or over another mapping is refused", || {
         let reservation = session.reserve(4 * MIB)?;
         let memory = device.create(4 * MIB)?;
         for offset in [2 * MIB, 4 * MIB, 1, u64::MAX] {
-            ensure(reservation.map(offset, &memory).is_err(), || format!("at offset {offset:#x} it was mapped"))?;
+            ensure(reservation.map(offset, &memory).is_err(), || format!("it was mapped at offset {offset:#x}"))?;
         }
         let _mapping = reservation.map(0, &memory)?;
-        ensure(reservation.map(2 * MIB, &device.create(2 * MIB)?).is_err(), || "it was mapped over another".into())?;
+        ensure(reservation.map(2 * MIB, &device.create(2 * MIB)?).is_err(), || {
+            "it was mapped over another mapping".into()
+        })?;
         Ok(None)
     });
-    run.check(group, "the CPU sees device memory", || {
+    run.check(group, "the CPU accesses device memory", || {
         if !device.capabilities().cpu_access_huge {
             return Err(Failure::Skipped("the device does not offer it".into()));
         }
@@ -276,16 +275,7 @@ fn copies(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&back, &wanted)?;
         Ok(None)
     });
-    run.check(group, "memory is copied to other memory of the device", || {
-        let (from, to) = (mapped(device, SIZE)?, mapped(device, SIZE)?);
-        let data = pattern(SIZE as usize, 3);
-        from.write(0, &data)?;
-        to.slice(0, SIZE)?.copy_from(&from.slice(0, SIZE)?)?;
-        let mut back = vec![0; data.len()];
-        to.read(0, &mut back)?;
-        same(&back, &data)?;
-        Ok(None)
-    });
+    run.check(group, "memory is copied to other memory of the device", || copy_between(device, device, 3));
     run.check(group, "rows are copied in and out", || {
         let mapping = mapped(device, 2 * MIB)?;
         mapping.fill(0, 2 * MIB, 0)?;
@@ -303,7 +293,7 @@ fn copies(run: &mut Run<'_>, group: &str, device: &Device) {
         ensure(between == [0; 412], || "bytes between the rows were changed".into())?;
         Ok(None)
     });
-    run.check(group, "many pieces are copied at once", || {
+    run.check(group, "many pieces are copied with one call", || {
         let mapping = mapped(device, 2 * MIB)?;
         let data = pattern(64 * 1000, 5);
         let writes = data
@@ -323,7 +313,7 @@ fn copies(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&back, &data)?;
         Ok(None)
     });
-    run.check(group, "a copy runs while the program goes on", || {
+    run.check(group, "memory is copied asynchronously", || {
         let mapping = mapped(device, SIZE)?;
         let data = pattern(SIZE as usize, 6);
         let written = mapping.write_async(0, data.clone())?.wait()?;
@@ -332,7 +322,7 @@ fn copies(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&back, &data)?;
         Ok(None)
     });
-    run.check(group, "copies beyond the end are refused before the kernel is asked", || {
+    run.check(group, "copies beyond the end are refused before any system call", || {
         let mapping = mapped(device, 2 * MIB)?;
         for (offset, size) in [(2 * MIB, 1), (2 * MIB - 1, 2), (u64::MAX, 1)] {
             let refused = mapping.write(offset, &vec![0; size]);
@@ -344,41 +334,45 @@ fn copies(run: &mut Run<'_>, group: &str, device: &Device) {
 
 fn two_devices(run: &mut Run<'_>, first: &Device, second: &Device) {
     let group = format!("devices {} and {}", first.id(), second.id());
-    run.check(&group, "memory is copied from one to the other", || {
-        let (from, to) = (mapped(first, SIZE)?, mapped(second, SIZE)?);
-        let data = pattern(SIZE as usize, 7);
-        from.write(0, &data)?;
-        to.slice(0, SIZE)?.copy_from(&from.slice(0, SIZE)?)?;
-        let mut back = vec![0; data.len()];
-        to.read(0, &mut back)?;
-        same(&back, &data)?;
-        Ok(None)
-    });
-    run.check(&group, "the second gets access to the first one's memory", || {
+    run.check(&group, "memory is copied from one device to the other", || copy_between(first, second, 7));
+    run.check(&group, "the second device gets access to memory of the first", || {
         if !discovery::can_access(second.id(), first.id())? {
-            return Err(Failure::Skipped("the wiring does not allow it".into()));
+            return Err(Failure::Skipped("the topology does not allow it".into()));
         }
         let mapping = mapped(first, 2 * MIB)?;
         second.enable_peer_access(first)?;
         mapping.grant(second)?;
-        ensure(mapping.is_granted(second)?, || "the kernel has no record of it".into())?;
+        ensure(mapping.is_granted(second)?, || "the kernel has no record of the access".into())?;
         Ok(None)
     });
-    run.check(&group, "one reservation does not take both", || {
+    run.check(&group, "memory of both devices in one reservation is refused", || {
         let reservation = first.session().reserve(4 * MIB)?;
         let _mapping = reservation.map(0, &first.create(2 * MIB)?)?;
-        ensure(reservation.map(2 * MIB, &second.create(2 * MIB)?).is_err(), || "it did".into())?;
+        ensure(reservation.map(2 * MIB, &second.create(2 * MIB)?).is_err(), || "it was mapped".into())?;
         Ok(None)
     });
 }
 
-/// New memory at new addresses.
+/// Copies from new memory of one device to new memory of another, or of the same.
+fn copy_between(source: &Device, target: &Device, seed: u64) -> Checked {
+    let (from, to) = (mapped(source, SIZE)?, mapped(target, SIZE)?);
+    let data = pattern(SIZE as usize, seed);
+    from.write(0, &data)?;
+    to.slice(0, SIZE)?.copy_from(&from.slice(0, SIZE)?)?;
+    let mut back = vec![0; data.len()];
+    to.read(0, &mut back)?;
+    same(&back, &data)?;
+    Ok(None)
+}
+
+/// New memory, mapped at new addresses.
 pub(super) fn mapped(device: &Device, size: u64) -> ascend_vmm::Result<Mapping> {
     let memory = device.create(size)?;
     device.session().reserve(size)?.map(0, &memory)
 }
 
-/// Bytes in which every page and every shift shows: random ones, the same in each page but for the page's number.
+/// Random bytes, the same in each page except for the page's number at its start. A swapped page or
+/// a shift by some bytes gives other contents.
 pub(super) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = Vec::with_capacity(4096);
@@ -397,7 +391,7 @@ pub(super) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Fails with the first difference.
+/// Fails with the first difference, if there is one.
 pub(super) fn same(got: &[u8], wanted: &[u8]) -> Result<(), Failure> {
     if got == wanted {
         return Ok(());

@@ -1,29 +1,29 @@
-//! What a test run found, for people, for programs (docs/json.md) and for CI servers (JUnit).
+//! The results of a test run: for people, for programs (docs/json.md) and for CI servers (JUnit).
 
 use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// What came of one check.
+/// The outcome of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "outcome", content = "detail")]
 pub enum Outcome {
-    /// As it should be; with a figure or a remark, if there is one.
+    /// It passed; with a remark, if there is one.
     Passed(Option<String>),
-    /// Not as it should be: the full error.
+    /// It failed: the full error.
     Failed(String),
-    /// Not tried: why.
+    /// It did not run: the reason.
     Skipped(String),
 }
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Case {
-    /// What belongs together: `library`, `device 0`, `rules`.
+    /// The part of the suite: `host`, `device 0`, `rules`.
     pub group: String,
-    /// A sentence.
+    /// What is checked, as a sentence.
     pub name: String,
-    /// What came of it.
+    /// Its outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// How long it took.
@@ -31,12 +31,12 @@ pub struct Case {
 }
 
 impl Case {
-    /// A check that took some time.
+    /// A check that took so long.
     pub fn new(group: &str, name: &str, outcome: Outcome, took: Duration) -> Case {
         Case { group: group.to_owned(), name: name.to_owned(), outcome, seconds: took.as_secs_f64() }
     }
 
-    /// One line for people; more for a failure.
+    /// The line for people. A failure has more lines.
     pub fn line(&self) -> String {
         let name = format!("{}: {}", self.group, self.name);
         match &self.outcome {
@@ -48,7 +48,7 @@ impl Case {
     }
 }
 
-/// How many of each.
+/// Numbers of checks by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Summary {
     /// Passed.
@@ -64,18 +64,18 @@ pub struct Summary {
 pub struct Report {
     /// Version of this document's schema.
     pub version: u32,
-    /// Which test it was: `library`, `raw` or `device-process`.
+    /// The suite: `library`, `raw` or `device-process`.
     pub suite: String,
-    /// What it ran on, if that could be found out.
+    /// The driver generation, if it is known.
     pub driver: Option<String>,
     /// The checks in the order in which they ran.
     pub cases: Vec<Case>,
-    /// How many of each.
+    /// Numbers of checks by outcome.
     pub summary: Summary,
 }
 
 impl Report {
-    /// An empty one.
+    /// An empty report.
     pub fn new(suite: &str) -> Report {
         Report { version: 1, suite: suite.to_owned(), driver: None, cases: Vec::new(), summary: Summary::default() }
     }
@@ -96,7 +96,7 @@ impl Report {
         format!("{passed} passed, {failed} failed, {skipped} skipped")
     }
 
-    /// As JUnit XML.
+    /// The report as JUnit XML.
     pub fn junit(&self) -> String {
         let Summary { failed, skipped, .. } = self.summary;
         let (tests, time) = (self.cases.len(), self.cases.iter().map(|case| case.seconds).sum::<f64>());
@@ -104,7 +104,8 @@ impl Report {
         // Writing to a string cannot fail.
         let _ = writeln!(
             xml,
-            "<testsuite name=\"ascend-vmm {}\" tests=\"{tests}\" failures=\"{failed}\" errors=\"0\" skipped=\"{skipped}\" time=\"{time:.3}\">",
+            "<testsuite name=\"ascend-vmm {}\" tests=\"{tests}\" failures=\"{failed}\" errors=\"0\" \
+             skipped=\"{skipped}\" time=\"{time:.3}\">",
             escape(&self.suite)
         );
         for case in &self.cases {
@@ -127,7 +128,8 @@ impl Report {
     }
 }
 
-/// Text for XML, inside and outside of attributes. Control characters that XML 1.0 cannot carry become spaces.
+/// Escapes text for XML, inside and outside of attributes. Control characters, which XML 1.0 does
+/// not allow, become spaces.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -163,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn a_report_counts_what_it_has() {
+    fn a_report_counts_its_cases() {
         assert_eq!(report().conclusion(), "1 passed, 1 failed, 1 skipped");
     }
 
     #[test]
-    fn junit_has_every_case_and_escapes_what_errors_say() {
+    fn junit_has_every_case_and_escapes_the_errors() {
         let xml = report().junit();
         assert_eq!(xml.matches("<testcase ").count(), 3);
         assert!(xml.contains("tests=\"3\" failures=\"1\" errors=\"0\" skipped=\"1\" time=\"3.000\""), "{xml}");

@@ -1,34 +1,38 @@
-//! Sharing memory with a second process, which the test starts by itself.
+//! Sharing memory with a second process, which the test starts.
 //!
-//! The peer is this program again. It does what it is told over a Unix socket, one word per line, and answers each with a line: `ok`, or the error.
+//! The second process, the peer, is this program again. It receives commands over a Unix socket,
+//! one per line, and answers each with a line: `ok`, or the error.
 
 use super::library::{mapped, pattern, same};
 use super::{Failure, Run, ensure};
+use crate::second_process::{self, TIMEOUT};
+use crate::session_options::SessionOptions;
 use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
-use ascend_vmm::{Device, PhysicalMemory, Session};
+use ascend_vmm::{Device, PhysicalMemory};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::process::{Child, ExitCode};
 
 const SIZE: u64 = 4 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The second process of `selftest`.
+/// Options of the second process of `selftest`.
 #[derive(clap::Args)]
 pub struct SelftestPeer {
-    /// The socket that leads to the test.
+    /// The socket of the test.
     socket: PathBuf,
     /// The device on which it imports.
     #[arg(long)]
     device: u32,
+    #[command(flatten)]
+    session: SessionOptions,
 }
 
 /// The checks of sharing.
 pub(super) fn check(run: &mut Run<'_>, device: &Device) {
     let group = format!("device {}", device.id());
+    let session = run.session;
     if let Some(obstacle) = run.survey.device(device.id()).and_then(|npu| npu.sharing_obstacle()) {
         run.check(&group, "memory is shared with another process", || Err(Failure::Skipped(obstacle.to_owned())));
         return;
@@ -39,7 +43,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
         ensure(one.handle() == other.handle(), || format!("{:?} and {:?}", one.handle(), other.handle()))?;
         Ok(None)
     });
-    run.check(&group, "importing what one exported oneself on the same device is refused", || {
+    run.check(&group, "a process cannot import its own export on the same device", || {
         let export = device.create(SIZE)?.export()?;
         export.trust(&[BareTgid::of_this_process(&device.session())?])?;
         match share::import(device, &export.ticket()?) {
@@ -47,57 +51,57 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
             Ok(_) => Err(Failure::Failed("it was imported".into())),
         }
     });
-    run.check(&group, "a damaged ticket is refused before the kernel is asked", || {
+    run.check(&group, "a damaged ticket is refused before any system call", || {
         let ticket = device.create(SIZE)?.export()?.ticket()?.to_string();
         let damaged = format!("{}{}", &ticket[..ticket.len() - 1], if ticket.ends_with('0') { '1' } else { '0' });
-        ensure(damaged.parse::<Ticket>().is_err(), || format!("{damaged} was believed"))?;
+        ensure(damaged.parse::<Ticket>().is_err(), || format!("{damaged} was accepted"))?;
         Ok(None)
     });
-    run.check(&group, "another process that is not trusted cannot import", || {
+    run.check(&group, "a process that is not trusted cannot import", || {
         let export = device.create(SIZE)?.export()?;
-        let mut peer = Peer::start(device)?;
-        match peer.ask(&format!("import {}", export.ticket()?)) {
+        let mut peer = Peer::start(device, session)?;
+        match peer.request(&format!("import {}", export.ticket()?)) {
             Err(Failure::Failed(error)) if error.contains("EACCES") => peer.end().map(|()| None),
             Err(other) => Err(other),
-            Ok(_) => Err(Failure::Failed("it did".into())),
+            Ok(_) => Err(Failure::Failed("it was imported".into())),
         }
     });
     run.check(&group, "a trusted process imports, reads, and changes the memory", || {
         let mapping = mapped(device, SIZE)?;
         mapping.write(0, &pattern(SIZE as usize, 1))?;
         let export = mapping.memory().export()?;
-        let mut peer = Peer::start(device)?;
+        let mut peer = Peer::start(device, session)?;
         export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
         let ticket = export.ticket()?;
-        peer.ask(&format!("import {ticket}"))?;
-        peer.ask("expect 1")?;
-        peer.ask("write 2")?;
+        peer.request(&format!("import {ticket}"))?;
+        peer.request("expect 1")?;
+        peer.request("write 2")?;
         let mut back = vec![0; SIZE as usize];
         mapping.read(0, &mut back)?;
         same(&back, &pattern(SIZE as usize, 2))?;
-        peer.ask(&format!("again {ticket}"))?;
+        peer.request(&format!("again {ticket}"))?;
         peer.end()?;
         Ok(None)
     });
-    run.check(&group, "memory goes over a socket, and stays when its exporter lets go of it", || {
+    run.check(&group, "memory is sent over a socket, and the importer keeps it when the exporter releases it", || {
         let mapping = mapped(device, SIZE)?;
         mapping.write(0, &pattern(SIZE as usize, 3))?;
-        let mut peer = Peer::start(device)?;
-        peer.tell("receive")?;
-        share::send(&peer.writer, &mapping.memory(), PATIENCE)?;
+        let mut peer = Peer::start(device, session)?;
+        peer.send("receive")?;
+        share::send(&peer.writer, &mapping.memory(), TIMEOUT)?;
         peer.answer()?;
         mapping.unmap()?;
-        peer.ask("expect 3")?;
+        peer.request("expect 3")?;
         peer.end()?;
         Ok(None)
     });
-    run.check(&group, "memory that an importer held when it was killed is still the exporter's", || {
+    run.check(&group, "the exporter still has its memory after an importer is killed", || {
         let mapping = mapped(device, SIZE)?;
         let export = mapping.memory().export()?;
-        let mut peer = Peer::start(device)?;
+        let mut peer = Peer::start(device, session)?;
         export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
-        peer.ask(&format!("import {}", export.ticket()?))?;
-        peer.ask("write 4")?;
+        peer.request(&format!("import {}", export.ticket()?))?;
+        peer.request("write 4")?;
         peer.child.kill()?;
         peer.child.wait()?;
         let mut back = vec![0; SIZE as usize];
@@ -107,7 +111,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
     });
 }
 
-/// The other process, as the test has it.
+/// The second process, seen from the test.
 struct Peer {
     child: Child,
     reader: BufReader<UnixStream>,
@@ -115,41 +119,14 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(device: &Device) -> Result<Peer, Failure> {
-        let directory = std::env::temp_dir().join(format!("ascend-vmm-selftest-{}", std::process::id()));
-        std::fs::create_dir(&directory)?;
-        let connected = Peer::connect(device, &directory.join("socket"));
-        std::fs::remove_dir_all(&directory)?;
-        connected
-    }
-
-    fn connect(device: &Device, path: &std::path::Path) -> Result<Peer, Failure> {
-        let listener = UnixListener::bind(path)?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["selftest-peer", "--device", &device.id().to_string()])
-            .arg(path)
-            .spawn()?;
-        listener.set_nonblocking(true)?;
-        let start = Instant::now();
-        let socket = loop {
-            match listener.accept() {
-                Ok((socket, _)) => break socket,
-                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(error.into()),
-                Err(_) if child.try_wait()?.is_some() || start.elapsed() > PATIENCE => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err(Failure::Failed("the second process does not come".into()));
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(2)),
-            }
-        };
-        socket.set_nonblocking(false)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+    fn start(device: &Device, session: SessionOptions) -> Result<Peer, Failure> {
+        let (child, socket) =
+            second_process::start(&["selftest-peer", &format!("--device={}", device.id()), &session.argument()])?;
         Ok(Peer { child, writer: socket.try_clone()?, reader: BufReader::new(socket) })
     }
 
-    fn tell(&mut self, words: &str) -> Result<(), Failure> {
-        Ok(writeln!(self.writer, "{words}")?)
+    fn send(&mut self, command: &str) -> Result<(), Failure> {
+        Ok(writeln!(self.writer, "{command}")?)
     }
 
     fn answer(&mut self) -> Result<(), Failure> {
@@ -157,19 +134,19 @@ impl Peer {
         self.reader.read_line(&mut line)?;
         match line.trim_end() {
             "ok" => Ok(()),
-            "" => Err(Failure::Failed("the second process is gone".into())),
+            "" => Err(Failure::Failed("the second process has ended".into())),
             error => Err(Failure::Failed(format!("in the second process: {error}"))),
         }
     }
 
-    fn ask(&mut self, words: &str) -> Result<(), Failure> {
-        self.tell(words)?;
+    fn request(&mut self, command: &str) -> Result<(), Failure> {
+        self.send(command)?;
         self.answer()
     }
 
-    /// Lets it end, in good order.
+    /// Asks it to end, and checks that it does.
     fn end(mut self) -> Result<(), Failure> {
-        self.ask("end")?;
+        self.request("end")?;
         let status = self.child.wait()?;
         ensure(status.success(), || format!("the second process ended with {status}"))
     }
@@ -177,14 +154,14 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Whatever went wrong, nobody is left behind.
+        // After a failure the process may still run.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl SelftestPeer {
-    /// Runs the command; the exit status is its answer.
+    /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         match self.serve() {
             Ok(()) => ExitCode::SUCCESS,
@@ -194,23 +171,23 @@ impl SelftestPeer {
 
     fn serve(&self) -> Result<(), Box<dyn std::error::Error>> {
         let socket = UnixStream::connect(&self.socket)?;
-        let session = Session::open()?;
+        let session = self.session.open()?;
         let device = session.device(LogicalId(self.device))?;
         let mut memory = None;
         let mut writer = socket.try_clone()?;
         let mut line = Vec::new();
         loop {
-            // Byte by byte: what comes after a line may be for another reader.
+            // Byte by byte: what follows a line may be for `share::receive`.
             line.clear();
             read_line(&socket, &mut line)?;
-            let words = String::from_utf8_lossy(&line).into_owned();
-            if words == "end" || words.is_empty() {
+            let command = String::from_utf8_lossy(&line).into_owned();
+            if command == "end" || command.is_empty() {
                 drop((memory, device));
                 session.close()?;
                 writeln!(writer, "ok")?;
                 return Ok(());
             }
-            let answer = match serve(&device, &socket, &mut memory, &words) {
+            let answer = match serve(&device, &socket, &mut memory, &command) {
                 Ok(()) => "ok".to_owned(),
                 Err(Failure::Failed(error) | Failure::Skipped(error)) => error.replace('\n', " / "),
             };
@@ -219,7 +196,7 @@ impl SelftestPeer {
     }
 }
 
-/// Reads up to the end of a line, and not a byte more.
+/// Reads up to the end of a line, and not beyond.
 fn read_line(mut socket: &UnixStream, line: &mut Vec<u8>) -> std::io::Result<()> {
     use std::io::Read;
     let mut byte = [0];
@@ -229,14 +206,14 @@ fn read_line(mut socket: &UnixStream, line: &mut Vec<u8>) -> std::io::Result<()>
     Ok(())
 }
 
-/// Does what the test wants.
+/// Executes a command of the test.
 fn serve(
     device: &Device,
     socket: &UnixStream,
     memory: &mut Option<PhysicalMemory>,
-    words: &str,
+    command: &str,
 ) -> Result<(), Failure> {
-    let (verb, argument) = words.split_once(' ').unwrap_or((words, ""));
+    let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
     let held = || memory.clone().ok_or_else(|| Failure::Failed("nothing was imported".into()));
     let map = |memory: &PhysicalMemory| device.session().reserve(memory.size())?.map(0, memory);
     match verb {
@@ -245,7 +222,7 @@ fn serve(
             let again = share::import(device, &argument.parse::<Ticket>()?)?;
             ensure(again.is_same(&held()?), || "a second import is other memory".into())?;
         }
-        "receive" => *memory = Some(share::receive(socket, device, PATIENCE)?),
+        "receive" => *memory = Some(share::receive(socket, device, TIMEOUT)?),
         "expect" => {
             let mapping = map(&held()?)?;
             let mut bytes = vec![0; mapping.size() as usize];
@@ -256,7 +233,7 @@ fn serve(
             let mapping = map(&held()?)?;
             mapping.write(0, &pattern(mapping.size() as usize, argument.parse()?))?;
         }
-        other => return Err(Failure::Failed(format!("`{other}` is nothing that this process can do"))),
+        other => return Err(Failure::Failed(format!("unknown command `{other}`"))),
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! A driver source tree, laid out as hicann/driver, and where in it the interface is declared.
+//! A driver source tree, laid out as hicann/driver, and the headers that declare the interface.
 //!
-//! The interface is spread over headers that cannot all be included together (the kernel's and the user library's
-//! copies of a header share their include guard), so they form units, each compiled on its own. A unit names its headers
-//! and the macros that the 910B host build defines. Headers that those include are found by their name wherever the tree
-//! keeps them: that is what differs most between generations.
+//! The headers cannot all be included together: the copies of a header for the kernel and for the
+//! user library have the same include guard. So they form units, and each unit is compiled on its
+//! own. Headers that those include are found by name anywhere in the tree, because their
+//! directories differ most between generations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 
 /// Headers that are compiled together.
 pub struct Unit {
-    /// What they describe.
+    /// What the headers describe.
     pub name: &'static str,
     /// The headers, relative to the tree.
     pub headers: &'static [&'static str],
     /// Directories in which the headers' own includes are looked for first.
     pub include: &'static [&'static str],
-    /// Headers that the tree itself fetches from elsewhere; nothing in them matters here, so they are left empty.
+    /// Headers that are not part of the tree. They do not matter here, so empty files replace them.
     pub foreign: &'static [&'static str],
-    /// Whether every ioctl request in it is of interest, also one that we do not know yet.
+    /// Whether every ioctl request of the unit is measured, including unknown ones.
     pub all_requests: bool,
 }
 
-/// What the 910B host build of the kernel modules defines, as far as the headers ask for it.
+/// The macros of the 910B host build of the kernel modules that the headers use.
 pub const DEFINES: [&str; 9] = [
     "DRV_HOST",
     "CFG_HOST_ENV",
@@ -36,10 +36,10 @@ pub const DEFINES: [&str; 9] = [
     "CONFIG_PLATFORM_910B",
 ];
 
-/// The header that makes a directory a driver tree for us.
+/// The header by which a driver tree is recognised.
 const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 
-/// The units, most authoritative first: where two declare the same name, the kernel's own header is listed earlier.
+/// The units. If two declare the same name, the first counts, so headers of the kernel come first.
 pub const UNITS: [Unit; 8] = [
     Unit {
         name: "memory",
@@ -89,7 +89,7 @@ pub const UNITS: [Unit; 8] = [
     },
     Unit {
         name: "shared log page",
-        // Only the user library's source file has the page's layout in a form that compiles outside the kernel.
+        // The only file with the layout of the page that compiles outside the kernel.
         headers: &["src/ascend_hal/dmc/logdrv/drv_share_log.c"],
         include: &["src/ascend_hal/inc", "pkg_inc"],
         foreign: &["securec.h"],
@@ -119,12 +119,13 @@ pub const UNITS: [Unit; 8] = [
 /// A driver source tree.
 pub struct DriverTree {
     root: PathBuf,
-    /// Every header by its file name; the kernel's come first, then the shallowest.
+    /// Every header by its file name. Those of the kernel come first, then those nearest to the
+    /// root.
     headers: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl DriverTree {
-    /// Opens the tree at `directory`, or says in one sentence why it is none.
+    /// Opens the tree at `directory`. The error is one sentence.
     pub fn open(directory: &Path) -> Result<DriverTree, String> {
         let root = fs::canonicalize(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         if !root.is_dir() {
@@ -146,7 +147,7 @@ impl DriverTree {
         &self.root
     }
 
-    /// The headers of `unit`, or the first that the tree lacks.
+    /// The headers of `unit`. The error names the first that is missing.
     pub fn headers(&self, unit: &Unit) -> Result<Vec<PathBuf>, String> {
         let header = |path: &&str| {
             let found = self.root.join(path);
@@ -155,7 +156,7 @@ impl DriverTree {
         unit.headers.iter().map(header).collect()
     }
 
-    /// The directory that must be searched so that `#include "wanted"` finds a header of the tree.
+    /// The include directory with which `#include "wanted"` finds a header of the tree.
     pub fn directory_with(&self, wanted: &str) -> Option<PathBuf> {
         let name = wanted.rsplit('/').next()?;
         let found = self.headers.get(name)?.iter().find(|path| path.ends_with(wanted))?;
@@ -165,7 +166,7 @@ impl DriverTree {
     fn index(&mut self, directory: &Path) {
         let Ok(entries) = fs::read_dir(directory) else { return };
         let mut entries: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        // Files before directories and both by name, so that the choice between two copies is always the same.
+        // Sorted, so that the choice between two copies of a header is always the same.
         entries.sort_by_key(|path| (path.is_dir(), path.clone()));
         for path in entries {
             if path.is_dir() && !path.is_symlink() {

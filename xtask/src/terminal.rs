@@ -1,13 +1,13 @@
-//! Tables and colours for people.
+//! Output for people: tables, colours, sizes and counts.
 //!
-//! Colour only on a terminal, and not where `NO_COLOR` is set; what is read by another program is plain text.
+//! There is colour only on a terminal, and not if `NO_COLOR` is set. A pipe gets plain text.
 
 use comfy_table::{CellAlignment, ContentArrangement, presets};
 use std::io::IsTerminal;
 
 pub use comfy_table::CellAlignment as Align;
 
-/// A table that is printed at once.
+/// A table with aligned columns and no lines.
 pub struct Table(comfy_table::Table);
 
 impl Table {
@@ -34,7 +34,7 @@ impl Table {
         self.0.add_row(cells.into_iter().map(Into::into));
     }
 
-    /// Prints it, with the words that say good and bad in colour where there is any.
+    /// Prints the table, coloured as [`paint`] does.
     pub fn print(&self) {
         for line in self.0.lines() {
             crate::outln!("{}", paint(line.trim_end()));
@@ -42,12 +42,12 @@ impl Table {
     }
 }
 
-/// Words whose colour says something.
+/// Words that are coloured, by colour.
 const GREEN: [&str; 5] = ["working", "normal", "good", "yes", "ok"];
 const YELLOW: [&str; 7] = ["starting", "sleeping", "minor", "kept", "warning", "skip", "resetting"];
 const RED: [&str; 9] = ["exception", "lost", "removed", "major", "fatal", "MISSED", "FAIL", "no", "error"];
 
-/// Colours the words of a line that say good and bad, on a terminal.
+/// Colours the words of a line that mean good or bad, if the output is a terminal.
 pub fn paint(line: &str) -> String {
     if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
         return line.to_owned();
@@ -73,7 +73,7 @@ fn painted(line: &str) -> String {
     text
 }
 
-/// A size for people.
+/// A size with its unit.
 pub fn bytes(size: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match UNITS.into_iter().find(|(unit, _)| size >= *unit) {
@@ -83,9 +83,27 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
+/// A number with its noun: `1 NPU`, `2 NPUs`.
+pub fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A list of devices by their ids: `device 0`, `devices 0, 1`.
+pub fn devices(ids: &[u32]) -> String {
+    let list: Vec<String> = ids.iter().map(u32::to_string).collect();
+    format!("device{} {}", if ids.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_singular_and_everything_else_is_plural() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "NPU")), ["0 NPUs", "1 NPU", "2 NPUs"]);
+        assert_eq!(devices(&[3]), "device 3");
+        assert_eq!(devices(&[0, 3]), "devices 0, 3");
+    }
 
     #[test]
     fn only_whole_words_are_painted_and_the_text_stays_the_same() {
@@ -95,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_as_people_do() {
+    fn sizes_have_the_largest_unit_that_fits() {
         for (size, text) in
             [(0, "0 B"), (1023, "1023 B"), (2 << 20, "2 MiB"), (64 << 30, "64 GiB"), (3 << 29, "1.5 GiB")]
         {

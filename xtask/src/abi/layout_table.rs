@@ -1,19 +1,19 @@
-//! The layout table of one driver generation, as it stands in `ioctl/abi/<generation>.json`.
+//! The layout table of one driver generation, as in `ioctl/abi/<generation>.json`.
 //!
-//! Everything is keyed by its C name, so that a reader can look it up in the driver's source. The file is written one
-//! field per line, in a fixed order: a change of the driver shows as a change of those lines and no others.
+//! All keys are C names, so a reader can look them up in the driver's source. The file has one
+//! field per line in a fixed order, so a change of the driver changes only the lines of that field.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// Where a field lies.
+/// The place of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
-    /// Bytes before it.
+    /// Its offset in bytes.
     pub offset: u64,
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Constant {
     }
 }
 
-/// Everything that is known of one generation.
+/// The layouts, requests and constants of one generation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// The generation's name.
@@ -68,17 +68,17 @@ pub struct Table {
 pub struct Difference {
     /// What differs, by its C name.
     pub what: String,
-    /// What our table says.
+    /// The value in our table.
     pub ours: String,
-    /// What the tree says.
+    /// The value in the tree.
     pub tree: String,
 }
 
-/// How a thing that is not there is printed.
+/// Printed for a missing value.
 const ABSENT: &str = "absent";
 
 impl Table {
-    /// All that differs between our table and what was measured, in the order of the names.
+    /// The differences between our table and the measured one, in the order of the names.
     pub fn differences(&self, tree: &Table) -> Vec<Difference> {
         let mut rows = Vec::new();
         for name in names(&self.structs, &tree.structs) {
@@ -106,13 +106,13 @@ impl Table {
         rows
     }
 
-    /// How many single facts the table holds.
+    /// The number of single facts in the table.
     pub fn facts(&self) -> usize {
         let in_structs: usize = self.structs.values().map(|s| 2 + s.fields.len()).sum();
         in_structs + self.requests.len() + self.constants.len()
     }
 
-    /// The table as text, always the same for the same facts.
+    /// The table as JSON, always the same for the same facts.
     pub fn to_json(&self) -> String {
         let structs = self.structs.iter().map(|(name, s)| {
             let mut fields: Vec<_> = s.fields.iter().collect();
@@ -161,7 +161,7 @@ fn names<'a, V>(one: &'a BTreeMap<String, V>, other: &'a BTreeMap<String, V>) ->
     one.keys().chain(other.keys()).collect()
 }
 
-/// A JSON object from its ready lines.
+/// A JSON object from the lines of its members.
 fn braces(lines: impl Iterator<Item = String>, indent: &str) -> String {
     let mut text = String::from("{");
     for (at, line) in lines.enumerate() {

@@ -1,8 +1,8 @@
-//! Asks the system's C compiler for the layout of what a driver tree declares.
+//! Measures the layouts that a driver tree declares, with the C compiler of the system.
 //!
-//! For each unit of headers the preprocessor lists the names; then a small program is written that includes the same
-//! headers and prints sizes, offsets and values; it is compiled, run, and its lines become a [`Table`]. The program
-//! holds nothing of the driver but names and `#include` lines.
+//! For each unit of headers, the preprocessor lists the names. Then a small program is written that
+//! includes the same headers and prints sizes, offsets and values. It is compiled and run, and its
+//! output becomes a [`Table`]. The program contains only names and `#include` lines of the driver.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::declarations::{Declarations, Kind, Member};
-use super::table::{Constant, Field, Table};
-use super::tree::{DEFINES, DriverTree, UNITS, Unit};
+use super::driver_tree::{DEFINES, DriverTree, UNITS, Unit};
+use super::layout_table::{Constant, Field, Table};
 
 /// The C names to look for.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub struct Wanted {
     pub constants: BTreeSet<String>,
 }
 
-/// What the driver's headers take for granted: kernel builds and library builds have these before the first line.
+/// Headers that the driver's headers need but do not include.
 const PRELUDE: &str = "\
 #include <limits.h>
 #include <stdbool.h>
@@ -39,7 +39,7 @@ const PRELUDE: &str = "\
 #include <linux/types.h>
 ";
 
-/// The part of the program that prints.
+/// The functions and macros of the program that print.
 const PRINTERS: &str = r#"
 static void probe_number(const char *name, __int128 value)
 {
@@ -73,7 +73,7 @@ static void probe_bits(const char *type, const char *field, const unsigned char 
 #define PROBE_CONSTANT(name, value) _Generic((value), char *: probe_text, default: probe_number)(name, value)
 "#;
 
-/// Measures what `tree` declares of `wanted`, and the requests that it declares beyond that.
+/// Measures what `tree` declares of `wanted`, and all other requests that it declares.
 pub fn measure(tree: &DriverTree, wanted: &Wanted) -> Result<Table, String> {
     let directory = Scratch::new()?;
     let compiler = Compiler::find()?;
@@ -89,7 +89,7 @@ pub fn measure(tree: &DriverTree, wanted: &Wanted) -> Result<Table, String> {
 struct Compiler(String);
 
 impl Compiler {
-    /// `$CC`, or the first that the system has.
+    /// `$CC`, or the first compiler that the system has.
     fn find() -> Result<Compiler, String> {
         let named = std::env::var("CC").ok().filter(|name| !name.is_empty());
         let candidates = named.map_or(vec!["cc".to_owned(), "gcc".to_owned(), "clang".to_owned()], |name| vec![name]);
@@ -105,7 +105,7 @@ impl Compiler {
     }
 }
 
-/// A directory of our own that goes away with us.
+/// A temporary directory that is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -124,7 +124,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing depends on it; the system cleans its temporary directory sooner or later.
+        // A directory that is left behind does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -162,26 +162,27 @@ impl Probe<'_> {
     /// Runs the preprocessor, adding directories until every include is found.
     fn preprocess(&mut self, unit: &Unit, program: &str) -> Result<Declarations, String> {
         let source = self.write("names.c", program)?;
-        // Each round adds one directory, so more rounds than any real chain of includes means that it goes in circles.
+        // Each round adds one directory. No real chain of includes needs so many.
         for _ in 0..64 {
             let output = self.compile(&["-E", "-dD"], &source)?;
             if output.status.success() {
                 return Ok(Declarations::scan(&String::from_utf8_lossy(&output.stdout), self.tree.root()));
             }
-            let complaint = first_error(&output);
-            let directory = missing_header(&complaint).and_then(|header| self.tree.directory_with(header));
+            let error = first_error(&output);
+            let directory = missing_header(&error).and_then(|header| self.tree.directory_with(header));
             match directory {
                 Some(directory) if !self.include.contains(&directory) => self.include.push(directory),
-                _ => return Err(format!("the headers of the {} do not compile: {complaint}", unit.name)),
+                _ => return Err(format!("the headers of the {} do not compile: {error}", unit.name)),
             }
         }
-        Err(format!("the headers of the {} include each other without end", unit.name))
+        Err(format!("the headers of the {} need too many include directories", unit.name))
     }
 
     fn answers(&self, unit: &Unit, program: &str, table: &mut Table) -> Result<(), String> {
         let source = self.write("probe.c", program)?;
         let binary = self.directory.join("probe");
-        // Functions of the tree call others that are not there; nobody calls them, so the linker may drop them.
+        // Functions of the tree call others that are not defined. The program calls none of them,
+        // so the linker can drop them.
         let name = binary.to_string_lossy();
         let options = ["-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-o", &name];
         let output = self.compile(&options, &source)?;
@@ -193,7 +194,7 @@ impl Probe<'_> {
             return Err(format!("the probe of the {} failed: {}", unit.name, answer.status));
         }
         for line in String::from_utf8_lossy(&answer.stdout).lines() {
-            enter(line, table).ok_or_else(|| format!("the probe of the {} printed {line:?}", unit.name))?;
+            add(line, table).ok_or_else(|| format!("the probe of the {} printed {line:?}", unit.name))?;
         }
         Ok(())
     }
@@ -216,7 +217,7 @@ impl Probe<'_> {
     }
 }
 
-/// The statements that print what `declarations` has of `wanted` and the table does not have yet.
+/// The statements that print what `declarations` has of `wanted` and the table still lacks.
 fn questions(declarations: &Declarations, unit: &Unit, wanted: &Wanted, table: &Table) -> String {
     let mut code = String::new();
     for (name, aggregate) in &declarations.aggregates {
@@ -241,7 +242,8 @@ fn questions(declarations: &Declarations, unit: &Unit, wanted: &Wanted, table: &
             let _ = writeln!(code, "    PROBE_REQUEST(\"{name}\", {name});");
         }
     }
-    // The channel's requests are enumerators: numbers without the request's other bits.
+    // The requests of the host-device channel are enumerators: only the number, without the other
+    // bits of a request.
     let numbers = declarations.enumerators.iter().filter(|name| wanted.requests.contains(*name));
     let constants = declarations.macros.keys().chain(&declarations.enumerators);
     let constants = constants.filter(|name| wanted.constants.contains(*name));
@@ -251,8 +253,8 @@ fn questions(declarations: &Declarations, unit: &Unit, wanted: &Wanted, table: &
     code
 }
 
-/// Enters one line of the probe's output.
-fn enter(line: &str, table: &mut Table) -> Option<()> {
+/// Adds one line of the program's output to the table.
+fn add(line: &str, table: &mut Table) -> Option<()> {
     let mut words = line.splitn(3, ' ');
     let (kind, name, rest) = (words.next()?, words.next()?, words.next()?);
     match kind {
@@ -281,16 +283,16 @@ fn enter(line: &str, table: &mut Table) -> Option<()> {
     Some(())
 }
 
-/// The header that a compiler's complaint says is missing; gcc and clang phrase it differently.
-fn missing_header(complaint: &str) -> Option<&str> {
-    let end = [" file not found", ": No such file or directory"].iter().find_map(|words| complaint.find(words))?;
-    complaint[..end].rsplit(' ').next().map(|header| header.trim_matches(['\'', '"']))
+/// The header that is missing according to a compiler error of gcc or clang.
+fn missing_header(error: &str) -> Option<&str> {
+    let end = [" file not found", ": No such file or directory"].iter().find_map(|words| error.find(words))?;
+    error[..end].rsplit(' ').next().map(|header| header.trim_matches(['\'', '"']))
 }
 
 fn first_error(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.lines().find(|line| line.contains("error")).or_else(|| text.lines().next());
-    line.unwrap_or("the compiler said nothing").trim().to_owned()
+    line.unwrap_or("the compiler printed no error").trim().to_owned()
 }
 
 #[cfg(test)]
@@ -298,19 +300,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_missing_header_is_read_from_either_compilers_words() {
+    fn the_missing_header_is_read_from_errors_of_gcc_and_clang() {
         assert_eq!(missing_header("a.h:6:10: fatal error: pbl/x.h: No such file or directory"), Some("pbl/x.h"));
         assert_eq!(missing_header("a.h:6:10: fatal error: 'pbl/x.h' file not found"), Some("pbl/x.h"));
         assert_eq!(missing_header("a.h:6:10: error: unknown type name 'u8'"), None);
     }
 
     #[test]
-    fn a_line_that_is_no_answer_is_refused() {
+    fn an_unknown_line_of_output_is_refused() {
         let mut table = Table::default();
-        assert_eq!(enter("S s 8 4", &mut table), Some(()));
-        assert_eq!(enter("F s a 0 4", &mut table), Some(()));
-        assert_eq!(enter("F other a 0 4", &mut table), None);
-        assert_eq!(enter("N x y", &mut table), None);
+        assert_eq!(add("S s 8 4", &mut table), Some(()));
+        assert_eq!(add("F s a 0 4", &mut table), Some(()));
+        assert_eq!(add("F other a 0 4", &mut table), None);
+        assert_eq!(add("N x y", &mut table), None);
         assert_eq!(table.structs["s"].fields["a"], Field { offset: 0, size: 4 });
     }
 }

@@ -1,4 +1,4 @@
-/* A program that knows the driver and nothing else: opens a memory session, prints its segments, and ends it. */
+/* Opens a memory session without any library, prints its segments, and closes it. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* Two processes that know the driver and nothing else: the parent allocates memory of device 0, fills and exports it, the child imports and reads it. */
+/*
+ * Two processes share memory without any library: the parent allocates memory of device 0, fills it
+ * and exports it; the child imports and reads it.
+ */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +15,7 @@
 #define HUGE_PAGE (2ull << 20)
 #define ADDRESS 0x12c000000000ull
 
-/* The argument of every command: the device in the head, then 4-byte words. */
+/* The argument of every command: a head with the device, then 4-byte words. */
 union arg { struct { uint32_t logical, device, vf, pad, word[82]; }; struct { uint64_t head[2], quad[41]; }; };
 
 static int session(int *fd)
@@ -29,7 +32,10 @@ static int session(int *fd)
     CHECK(ioctl(*fd, 0xc1584d68, &arg)); /* GET_MMAP_INFO */
     for (uint32_t i = 0; i < arg.word[0]; i++) {
         void *wanted = (void *)(uintptr_t)segments[i].start;
-        if (mmap(wanted, segments[i].size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0) != wanted) { perror("mmap"); return 1; }
+        if (mmap(wanted, segments[i].size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0) != wanted) {
+            perror("mmap");
+            return 1;
+        }
     }
     arg = (union arg){ 0 };
     CHECK(ioctl(*fd, 0xc1584d24, &arg)); /* INIT_PROCESS */
@@ -99,7 +105,7 @@ int main(int argc, char **argv)
     CHECK(pipe(line));
     CHECK(child = fork());
     if (child == 0) {
-        close(line[1]); /* so that the parent's end is noticed */
+        close(line[1]); /* otherwise the end of the parent would not end the read */
         return import_and_read(line[0]);
     }
     if (session(&fd))
@@ -112,7 +118,7 @@ int main(int argc, char **argv)
     if (map(fd, id) || copy(fd, ADDRESS, (uintptr_t)text, sizeof text, 1))
         return 1;
     for (int i = 1; i < argc; i++) {
-        /* Each argument: access 0 for the host. The second one is more than the kernel bears. */
+        /* Each argument sets access 0 for the host. The second time crashes the kernel. */
         arg = (union arg){ 0 };
         arg.quad[0] = ADDRESS;
         arg.quad[1] = HUGE_PAGE;

@@ -1,5 +1,7 @@
-//! Checks a JSON document against its schema in docs/schema: the part of JSON Schema that those use, and one rule more. A field that the schema does not
-//! name is an error here, so that nothing is printed that is not documented.
+//! Checks a JSON document against its schema in docs/schema.
+//!
+//! This knows the part of JSON Schema that those files use, and adds one rule: a field that the
+//! schema does not name is an error, so that every field that is printed is documented.
 
 use serde_json::Value;
 
@@ -10,14 +12,14 @@ pub fn load(name: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every way in which the document does not fit, each with its place.
+/// Every violation of the schema, with its place in the document.
 pub fn violations(schema: &Value, document: &Value) -> Vec<String> {
     let mut found = Vec::new();
     check(schema, schema, document, "$", &mut found);
     found
 }
 
-/// Fails unless the document fits.
+/// Fails if the document violates the schema.
 #[track_caller]
 pub fn assert_fits(name: &str, document: &Value) {
     let found = violations(&load(name), document);
@@ -31,7 +33,7 @@ fn check(root: &Value, schema: &Value, value: &Value, place: &str, found: &mut V
         return check(root, target, value, place, found);
     }
     for key in schema.as_object().expect("a schema is an object").keys() {
-        // A word that this checker does not know would be a rule that is never checked.
+        // A keyword that is not known here would be a rule that is never checked.
         const KNOWN: [&str; 14] = [
             "$schema",
             "$defs",
@@ -48,7 +50,7 @@ fn check(root: &Value, schema: &Value, value: &Value, place: &str, found: &mut V
             "minItems",
             "examples",
         ];
-        assert!(KNOWN.contains(&key.as_str()), "{place}: the checker does not know `{key}`");
+        assert!(KNOWN.contains(&key.as_str()), "{place}: unknown keyword `{key}`");
     }
     if let Some(kind) = schema.get("type") {
         let kinds: Vec<&str> = match kind {
@@ -63,7 +65,7 @@ fn check(root: &Value, schema: &Value, value: &Value, place: &str, found: &mut V
     }
     if let Some(allowed) = schema.get("enum").and_then(Value::as_array) {
         if !allowed.contains(value) {
-            found.push(format!("{place}: {value} is none of {allowed:?}"));
+            found.push(format!("{place}: {value} is not one of {allowed:?}"));
         }
     }
     if let Some(only) = schema.get("const") {
@@ -112,6 +114,6 @@ fn is(kind: &str, value: &Value) -> bool {
         "string" => value.is_string(),
         "array" => value.is_array(),
         "object" => value.is_object(),
-        other => panic!("`{other}` is no type of JSON Schema"),
+        other => panic!("`{other}` is not a type of JSON Schema"),
     }
 }
