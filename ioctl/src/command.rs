@@ -1,6 +1,8 @@
 //! A command of the driver: its number and its argument.
 
 use crate::layout::Layout;
+use core::marker::PhantomData;
+use core::ops::Deref;
 
 /// Which way the kernel copies the argument. SVM obeys the *direction bits that the caller passes*;
 /// the other modules ignore them.
@@ -63,6 +65,40 @@ impl Command {
     /// The layout of the argument.
     pub fn layout(&self) -> Option<&'static Layout> {
         crate::layout::layouts().find(|layout| Some(layout.name) == self.argument)
+    }
+}
+
+/// A command together with the type of its argument, which is also the type of its answer.
+///
+/// A caller that takes one and a `&mut A` cannot pair a command with another command's struct.
+#[derive(Debug)]
+pub struct Typed<A> {
+    /// The command itself.
+    pub command: Command,
+    argument: PhantomData<fn(A) -> A>,
+}
+
+impl<A> Typed<A> {
+    /// A command of a module that has no rules in common with SVM's.
+    pub(crate) const fn new(
+        name: &'static str,
+        c_name: &'static str,
+        magic: u8,
+        number: u8,
+        direction: Direction,
+        size: u16,
+        argument: Option<&'static str>,
+    ) -> Typed<A> {
+        let command = Command::new(name, c_name, magic, number, direction, size, argument);
+        Typed { command, argument: PhantomData }
+    }
+}
+
+impl<A> Deref for Typed<A> {
+    type Target = Command;
+
+    fn deref(&self) -> &Command {
+        &self.command
     }
 }
 

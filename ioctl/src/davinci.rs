@@ -5,7 +5,7 @@
 //! file that is closed without it for a dying process and releases every davinci file of the
 //! process. Of magic, direction and size bits only the magic `'Z'` matters.
 
-use crate::command::{Command, Direction};
+use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};
 
 /// Path of the device.
@@ -63,18 +63,18 @@ impl OpenArg {
     }
 }
 
-const fn command(name: &'static str, c_name: &'static str, number: u8, argument: &'static str) -> Command {
-    Command::new(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
+const fn command<A>(name: &'static str, c_name: &'static str, number: u8, argument: &'static str) -> Typed<A> {
+    Typed::new(name, c_name, MAGIC, number, Direction::None, 0, Some(argument))
 }
 
 /// Binds the file to a module.
-pub const OPEN: Command = command("OPEN", "DAVINCI_INTF_IOCTL_OPEN", 0, "OpenArg");
+pub const OPEN: Typed<OpenArg> = command("OPEN", "DAVINCI_INTF_IOCTL_OPEN", 0, "OpenArg");
 /// Announces an orderly close(2). The argument is not read. A file that is not bound yet can never
 /// be bound afterwards.
-pub const CLOSE: Command = command("CLOSE", "DAVINCI_INTF_IOCTL_CLOSE", 1, "OpenArg");
+pub const CLOSE: Typed<OpenArg> = command("CLOSE", "DAVINCI_INTF_IOCTL_CLOSE", 1, "OpenArg");
 /// Reports whether a module is in use.
-pub const GET_MODULE_STATUS: Command =
+pub const GET_MODULE_STATUS: Typed<StatusArg> =
     command("GET_MODULE_STATUS", "DAVINCI_INTF_IOCTL_GET_MODULE_STATUS", 2, "StatusArg");
 
 /// The multiplexer's commands.
-pub const COMMANDS: &[Command] = &[OPEN, CLOSE, GET_MODULE_STATUS];
+pub const COMMANDS: &[Command] = &[OPEN.command, CLOSE.command, GET_MODULE_STATUS.command];

@@ -5,8 +5,9 @@
 //! registration and reports its death to every device**: a process opens exactly one and closes it
 //! last. ENODEV and EFAULT may mean an unreadable pointer here instead of a missing device.
 
-use crate::command::{Command, Direction};
+use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 declare_layouts! {
     /// Argument of [`GET_PCIINFO`].
@@ -168,6 +169,17 @@ declare_layouts! {
     }
 }
 
+/// Argument of [`GET_DEVINFO`] with room behind it: the kernel copies its own size, and a newer
+/// kernel's struct may be longer than any that is known.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct DevInfoRoom {
+    /// In the layout of 26.1; that of older generations begins at the same place.
+    pub info: DevInfo,
+    /// Room.
+    pub room: [u64; 24],
+}
+
 declare_constants! {
     /// Length of [`ProcessSign::sign`].
     pub const SIGN_LENGTH: usize = 49, "PROCESS_SIGN_LENGTH";
@@ -187,50 +199,53 @@ declare_constants! {
     pub const NO_PROCESS: i32 = 62, "DRV_ERROR_NO_PROCESS";
 }
 
-const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
+const fn command<A>(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Typed<A> {
+    Typed::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
 /// PCI address.
-pub const GET_PCIINFO: Command = command("GET_PCIINFO", "DEVDRV_MANAGER_GET_PCIINFO", 1, Some("PciInfo"));
+pub const GET_PCIINFO: Typed<PciInfo> = command("GET_PCIINFO", "DEVDRV_MANAGER_GET_PCIINFO", 1, Some("PciInfo"));
 /// Out u32: 1 on a host.
-pub const GET_PLATINFO: Command = command("GET_PLATINFO", "DEVDRV_MANAGER_GET_PLATINFO", 3, None);
+pub const GET_PLATINFO: Typed<u32> = command("GET_PLATINFO", "DEVDRV_MANAGER_GET_PLATINFO", 3, None);
 /// In and out i32: the older query of a device's state.
-pub const DEVICE_STATUS: Command = command("DEVICE_STATUS", "DEVDRV_MANAGER_DEVICE_STATUS", 7, None);
+pub const DEVICE_STATUS: Typed<i32> = command("DEVICE_STATUS", "DEVDRV_MANAGER_DEVICE_STATUS", 7, None);
 /// Device facts: [`DevInfo`] or [`DevInfo85`]. Only the plain number works; with size bits it is
 /// EINVAL.
-pub const GET_DEVINFO: Command = command("GET_DEVINFO", "DEVDRV_MANAGER_GET_DEVINFO", 20, Some("DevInfo"));
+pub const GET_DEVINFO: Typed<DevInfoRoom> = command("GET_DEVINFO", "DEVDRV_MANAGER_GET_DEVINFO", 20, Some("DevInfo"));
 /// PCI ids. Only the plain number works.
-pub const GET_PCIE_ID_INFO: Command =
+pub const GET_PCIE_ID_INFO: Typed<PcieIdInfo> =
     command("GET_PCIE_ID_INFO", "DEVDRV_MANAGER_GET_PCIE_ID_INFO", 21, Some("PcieIdInfo"));
 /// Process ids in the initial pid namespace. Needs no device and is safe at any time.
-pub const CONTAINER_CMD: Command = command("CONTAINER_CMD", "DEVDRV_MANAGER_CONTAINER_CMD", 58, Some("ContainerArg"));
+pub const CONTAINER_CMD: Typed<ContainerArg> =
+    command("CONTAINER_CMD", "DEVDRV_MANAGER_CONTAINER_CMD", 58, Some("ContainerArg"));
 /// Physical machine, virtual machine or container.
-pub const GET_HOST_PHY_MACH_FLAG: Command =
+pub const GET_HOST_PHY_MACH_FLAG: Typed<MachineFlag> =
     command("GET_HOST_PHY_MACH_FLAG", "DEVDRV_MANAGER_GET_HOST_PHY_MACH_FLAG", 59, Some("MachineFlag"));
 /// Out u32: 1 in an ordinary container. Safe at any time.
-pub const GET_CONTAINER_FLAG: Command = command("GET_CONTAINER_FLAG", "DEVDRV_MANAGER_GET_CONTAINER_FLAG", 108, None);
+pub const GET_CONTAINER_FLAG: Typed<u32> =
+    command("GET_CONTAINER_FLAG", "DEVDRV_MANAGER_GET_CONTAINER_FLAG", 108, None);
 /// Registers the calling process and returns its identity. The device checks it when it binds a
 /// device process to the caller.
-pub const GET_PROCESS_SIGN: Command =
+pub const GET_PROCESS_SIGN: Typed<ProcessSign> =
     command("GET_PROCESS_SIGN", "DEVDRV_MANAGER_GET_PROCESS_SIGN", 112, Some("ProcessSign"));
 /// Health of a device.
-pub const GET_DEVICE_HEALTH_STATUS: Command =
+pub const GET_DEVICE_HEALTH_STATUS: Typed<Health> =
     command("GET_DEVICE_HEALTH_STATUS", "DEVDRV_MANAGER_GET_DEVICE_HEALTH_STATUS", 164, Some("Health"));
 /// The device process that is bound to a host process.
-pub const QUERY_DEV_PID: Command = command("QUERY_DEV_PID", "DEVDRV_MANAGER_QUERY_DEV_PID", 182, Some("QueryPid"));
+pub const QUERY_DEV_PID: Typed<QueryPid> =
+    command("QUERY_DEV_PID", "DEVDRV_MANAGER_QUERY_DEV_PID", 182, Some("QueryPid"));
 
 /// The module's commands that this project knows.
 pub const COMMANDS: &[Command] = &[
-    GET_PCIINFO,
-    GET_PLATINFO,
-    DEVICE_STATUS,
-    GET_DEVINFO,
-    GET_PCIE_ID_INFO,
-    CONTAINER_CMD,
-    GET_HOST_PHY_MACH_FLAG,
-    GET_CONTAINER_FLAG,
-    GET_PROCESS_SIGN,
-    GET_DEVICE_HEALTH_STATUS,
-    QUERY_DEV_PID,
+    GET_PCIINFO.command,
+    GET_PLATINFO.command,
+    DEVICE_STATUS.command,
+    GET_DEVINFO.command,
+    GET_PCIE_ID_INFO.command,
+    CONTAINER_CMD.command,
+    GET_HOST_PHY_MACH_FLAG.command,
+    GET_CONTAINER_FLAG.command,
+    GET_PROCESS_SIGN.command,
+    GET_DEVICE_HEALTH_STATUS.command,
+    QUERY_DEV_PID.command,
 ];

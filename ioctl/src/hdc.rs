@@ -6,7 +6,7 @@
 //! file that it is called on, and closing that file closes the session.
 
 use crate::Generation;
-use crate::command::{Command, Direction};
+use crate::command::{Command, Direction, Typed};
 use crate::layout::{Layout, declare_constants, declare_layouts};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -301,43 +301,43 @@ pub mod error {
     }
 }
 
-const fn command(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Command {
-    Command::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
+const fn command<A>(name: &'static str, c_name: &'static str, number: u8, argument: Option<&'static str>) -> Typed<A> {
+    Typed::new(name, c_name, MAGIC, number, Direction::None, 0, argument)
 }
 
 /// Queries the peer's device number (used for file transfer only).
-pub const GET_PEER_DEV_ID: Command = command("GET_PEER_DEV_ID", "HDCDRV_CMD_GET_PEER_DEV_ID", 0x07, None);
+pub const GET_PEER_DEV_ID: Typed<Arg> = command("GET_PEER_DEV_ID", "HDCDRV_CMD_GET_PEER_DEV_ID", 0x07, None);
 /// Negotiates the packet size. Optional.
-pub const CONFIG: Command = command("CONFIG", "HDCDRV_CMD_CONFIG", 0x08, Some("Config"));
+pub const CONFIG: Typed<Config> = command("CONFIG", "HDCDRV_CMD_CONFIG", 0x08, Some("Config"));
 /// Opens a session.
-pub const CONNECT: Command = command("CONNECT", "HDCDRV_CMD_CONNECT", 0x13, Some("Connect"));
+pub const CONNECT: Typed<Connect> = command("CONNECT", "HDCDRV_CMD_CONNECT", 0x13, Some("Connect"));
 /// Closes a session.
-pub const CLOSE: Command = command("CLOSE", "HDCDRV_CMD_CLOSE", 0x14, Some("Close"));
+pub const CLOSE: Typed<Close> = command("CLOSE", "HDCDRV_CMD_CLOSE", 0x14, Some("Close"));
 /// Sends a packet.
-pub const SEND: Command = command("SEND", "HDCDRV_CMD_SEND", 0x15, Some("Send"));
+pub const SEND: Typed<Send> = command("SEND", "HDCDRV_CMD_SEND", 0x15, Some("Send"));
 /// Waits for a packet.
-pub const RECV_PEEK: Command = command("RECV_PEEK", "HDCDRV_CMD_RECV_PEEK", 0x16, Some("RecvPeek"));
+pub const RECV_PEEK: Typed<RecvPeek> = command("RECV_PEEK", "HDCDRV_CMD_RECV_PEEK", 0x16, Some("RecvPeek"));
 /// Receives a packet.
-pub const RECV: Command = command("RECV", "HDCDRV_CMD_RECV", 0x17, Some("Recv"));
+pub const RECV: Typed<Recv> = command("RECV", "HDCDRV_CMD_RECV", 0x17, Some("Recv"));
 /// Binds a session to the file.
-pub const SET_SESSION_OWNER: Command =
+pub const SET_SESSION_OWNER: Typed<SetSessionOwner> =
     command("SET_SESSION_OWNER", "HDCDRV_CMD_SET_SESSION_OWNER", 0x18, Some("SetSessionOwner"));
 /// Queries a session.
-pub const GET_SESSION_ATTR: Command =
+pub const GET_SESSION_ATTR: Typed<GetSessionAttr> =
     command("GET_SESSION_ATTR", "HDCDRV_CMD_GET_SESSION_ATTR", 0x1A, Some("GetSessionAttr"));
 /// Queries the page size, as the vendor's start-up does.
-pub const GET_PAGE_SIZE: Command = command("GET_PAGE_SIZE", "HDCDRV_CMD_GET_PAGE_SIZE", 0x1D, None);
+pub const GET_PAGE_SIZE: Typed<Arg> = command("GET_PAGE_SIZE", "HDCDRV_CMD_GET_PAGE_SIZE", 0x1D, None);
 
 /// The device's commands that this project knows.
 pub const COMMANDS: &[Command] = &[
-    GET_PEER_DEV_ID,
-    CONFIG,
-    CONNECT,
-    CLOSE,
-    SEND,
-    RECV_PEEK,
-    RECV,
-    SET_SESSION_OWNER,
-    GET_SESSION_ATTR,
-    GET_PAGE_SIZE,
+    GET_PEER_DEV_ID.command,
+    CONFIG.command,
+    CONNECT.command,
+    CLOSE.command,
+    SEND.command,
+    RECV_PEEK.command,
+    RECV.command,
+    SET_SESSION_OWNER.command,
+    GET_SESSION_ATTR.command,
+    GET_PAGE_SIZE.command,
 ];

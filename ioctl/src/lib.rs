@@ -49,5 +49,5 @@ pub mod svm;
 pub mod uda;
 pub mod urd;
 
-pub use command::Command;
+pub use command::{Command, Typed};
 pub use generation::{Delta, Generation, UnknownGeneration};

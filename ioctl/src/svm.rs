@@ -11,9 +11,11 @@ mod para;
 
 pub use para::*;
 
+use crate::Generation;
 use crate::command::{Command, Direction};
 use crate::layout::{declare_constants, declare_flags};
-use zerocopy::{FromZeros, IntoBytes};
+use core::marker::PhantomData;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Size of the argument.
 pub const ARG_SIZE: usize = 344;
@@ -29,20 +31,22 @@ const _: () = {
 impl Arg {
     /// The argument of a command on `device` (a logical id, or [`HOST_ID`]); all other bytes zero.
     #[inline]
-    pub fn new<P: Para>(device: u32, para: &P) -> Arg {
+    pub fn new<A: Para>(device: u32, para: &A) -> Arg {
+        const { assert!(size_of::<A>() <= ARG_SIZE - DATA, "every member fits the union") };
         let mut arg = Arg::new_zeroed();
         arg.head.device = device;
-        // A member is never longer than the union, so this writes all of it.
+        // It fits, so this writes all of it.
         let _ = para.write_to_prefix(arg.data.as_mut_bytes());
         arg
     }
 
-    /// What the union says to a command.
+    /// The member of the union that a command reads.
     #[inline]
-    pub fn para<P: Para>(&self) -> P {
-        match P::read_from_prefix(self.data.as_bytes()) {
+    pub fn para<A: Para>(&self) -> A {
+        const { assert!(size_of::<A>() <= ARG_SIZE - DATA, "every member fits the union") };
+        match A::read_from_prefix(self.data.as_bytes()) {
             Ok((para, _)) => para,
-            Err(_) => P::new_zeroed(),
+            Err(_) => A::new_zeroed(),
         }
     }
 }
@@ -230,8 +234,49 @@ pub const RESERVE_HEAP_MAX: u64 = 128 << 30;
 /// Most asynchronous copies that have not been refreshed.
 pub const ASYNC_TASKS: usize = 65535;
 
+/// A command together with the member of the argument's union that it reads and writes.
+///
+/// The type is what keeps a command from being sent with another command's argument. Its number may
+/// differ between generations: [`Request::number`].
+#[derive(Debug)]
+pub struct Request<A> {
+    /// What it means.
+    pub op: Op,
+    argument: PhantomData<fn(A) -> A>,
+}
+
+impl<A> Clone for Request<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Request<A> {}
+
+impl<A> Request<A> {
+    const fn new(op: Op) -> Self {
+        const { assert!(size_of::<A>() <= ARG_SIZE - DATA, "every member fits the union") };
+        Request { op, argument: PhantomData }
+    }
+
+    /// The request value of ioctl(2), if the command has the same number in every generation.
+    pub const fn stable(self) -> Option<u32> {
+        stable(self.op)
+    }
+
+    /// The request value of ioctl(2) in a generation; `None` if it does not have the command.
+    pub fn number(self, generation: Generation) -> Option<u32> {
+        Some(generation.svm(self.op)?.command.request())
+    }
+}
+
+/// The argument of commands that read and write nothing behind the head.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct NoArgument;
+
 macro_rules! ops {
-    ($($name:ident = $text:literal,)*) => {
+    ($($constant:ident $name:ident $argument:ident,)*) => {
         /// The commands by meaning; the number may differ between generations.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)]
@@ -243,86 +288,100 @@ macro_rules! ops {
 
             /// Short name, as traces and errors print it.
             pub const fn name(self) -> &'static str {
-                match self { $(Op::$name => $text),* }
+                match self { $(Op::$name => stringify!($constant)),* }
             }
+
+            /// Name of the struct that is the command's member of the union.
+            pub const fn argument(self) -> &'static str {
+                match self { $(Op::$name => stringify!($argument)),* }
+            }
+        }
+
+        /// Every command with its argument.
+        pub mod request {
+            use super::*;
+            $(
+                #[doc = concat!("`", stringify!($constant), "`")]
+                pub const $constant: Request<$argument> = Request::new(Op::$name);
+            )*
         }
     };
 }
 
 ops! {
-    MemQueryOwner = "MEM_QUERY_OWNER",
-    MemSetAccess = "MEM_SET_ACCESS",
-    MemGetAccess = "MEM_GET_ACCESS",
-    Alloc = "ALLOC",
-    FreePages = "FREE_PAGES",
-    Memcpy = "MEMCPY",
-    Memcpy2d = "MEMCPY2D",
-    AsyncMemcpy = "ASYNC_MEMCPY",
-    MemcpyResultRefresh = "MEMCPY_RESULT_REFRESH",
-    SubmitConvertCopy = "SUBMIT_CONVERT_CPY",
-    WaitConvertCopy = "WAIT_CONVERT_CPY_RESULT",
-    ConvertAddr = "CONVERT_ADDR",
-    DestroyAddr = "DESTROY_ADDR",
-    Advise = "ADVISE",
-    Prefetch = "PREFETCH",
-    Memset8 = "MEMSET8",
-    DestroyAddrBatch = "DESTROY_ADDR_BATCH",
-    Translate = "TRANSLATE",
-    IpcMemOpen = "IPC_MEM_OPEN",
-    IpcMemClose = "IPC_MEM_CLOSE",
-    SetupDevice = "SETUP_DEVICE",
-    IpcMemCreate = "IPC_MEM_CREATE",
-    IpcMemDestroy = "IPC_MEM_DESTROY",
-    IpcMemQuery = "IPC_MEM_QUERY",
-    IpcMemSetPid = "IPC_MEM_SET_PID",
-    IpcMemSetPidPod = "IPC_MEM_SET_PID_POD",
-    IpcMemSetAttr = "IPC_MEM_SET_ATTR",
-    IpcMemGetAttr = "IPC_MEM_GET_ATTR",
-    InitProcess = "INIT_PROCESS",
-    UpdateHeap = "UPDATE_HEAP",
-    GetProcStatus = "GET_PROC_STATUS",
-    ProcessStatusQuery = "PROCESS_STATUS_QUERY",
-    DbgVaStatus = "DBG_VA_STATUS",
-    CloseDevice = "CLOSE_DEVICE",
-    MemRemoteMap = "MEM_REMOTE_MAP",
-    MemRemoteUnmap = "MEM_REMOTE_UNMAP",
-    QueryMemUsedInfo = "QUERY_MEM_USEDINFO",
-    CheckMemInfo = "CHECK_MEMINFO",
-    MapDevReserve = "MAP_DEV_RESERVE",
-    MemCreate = "MEM_CREATE",
-    MemRelease = "MEM_RELEASE",
-    MemMap = "MEM_MAP",
-    MemUnmap = "MEM_UNMAP",
-    MemExport = "MEM_EXPORT",
-    MemImport = "MEM_IMPORT",
-    MemSetPid = "MEM_SET_PID",
-    MemSetAttr = "MEM_SET_ATTR",
-    MemGetAttr = "MEM_GET_ATTR",
-    MemGetInfo = "MEM_GET_INFO",
-    RegisterDma = "REGISTER_DMA",
-    UnregisterDma = "UNREGISTER_DMA",
-    MemRepair = "MEM_REPAIR",
-    ReserveAddrInfoQuery = "RESERVE_ADDR_INFO_QUERY",
-    PrepareCloseDevice = "PREPARE_CLOSE_DEVICE",
-    MemcpyBatch = "MEMCPY_BATCH",
-    AllocProcStruct = "ALLOC_PROC_STRUCT",
-    DevSetSibling = "DEV_SET_SIBLING",
-    DevBindSibling = "DEV_BIND_SIBLING",
-    GetMmapInfo = "GET_MMAP_INFO",
-    MemMapCap = "MEM_MAP_CAP",
-    SomaPoolCreate = "SOMA_POOL_CREATE",
-    SomaPoolDestroy = "SOMA_POOL_DESTROY",
-    SomaPoolMalloc = "SOMA_POOL_MALLOC",
-    SomaPoolFree = "SOMA_POOL_FREE",
-    SomaPoolTrim = "SOMA_POOL_TRIM",
-    UvmAlloc = "UVM_ALLOC",
-    UvmAdvise = "UVM_ADVISE",
-    UvmMemRangeGetAttributes = "UVM_MEM_RANGE_GET_ATTRIBUTES",
-    UvmMemcpy = "UVM_MEMCPY",
-    UvmPrefetch = "UVM_PREFETCH",
-    UvmPrefetchBatch = "UVM_PREFETCH_BATCH",
-    MemHandleSetAttr = "MEM_HANDLE_SET_ATTR",
-    MemHandleGetAttr = "MEM_HANDLE_GET_ATTR",
+    MEM_QUERY_OWNER MemQueryOwner MemQueryOwner,
+    MEM_SET_ACCESS MemSetAccess MemAccess,
+    MEM_GET_ACCESS MemGetAccess MemAccess,
+    ALLOC Alloc Alloc,
+    FREE_PAGES FreePages FreePages,
+    MEMCPY Memcpy Memcpy,
+    MEMCPY2D Memcpy2d Memcpy2d,
+    ASYNC_MEMCPY AsyncMemcpy AsyncMemcpy,
+    MEMCPY_RESULT_REFRESH MemcpyResultRefresh AsyncMemcpy,
+    SUBMIT_CONVERT_CPY SubmitConvertCopy ConvertCopy,
+    WAIT_CONVERT_CPY_RESULT WaitConvertCopy ConvertCopy,
+    CONVERT_ADDR ConvertAddr ConvertAddress,
+    DESTROY_ADDR DestroyAddr DestroyAddress,
+    ADVISE Advise Advise,
+    PREFETCH Prefetch Advise,
+    MEMSET8 Memset8 Memset,
+    DESTROY_ADDR_BATCH DestroyAddrBatch DestroyAddressBatch,
+    TRANSLATE Translate Translate,
+    IPC_MEM_OPEN IpcMemOpen IpcOpen,
+    IPC_MEM_CLOSE IpcMemClose IpcClose,
+    SETUP_DEVICE SetupDevice SetupDevice,
+    IPC_MEM_CREATE IpcMemCreate IpcCreate,
+    IPC_MEM_DESTROY IpcMemDestroy IpcDestroy,
+    IPC_MEM_QUERY IpcMemQuery IpcQuery,
+    IPC_MEM_SET_PID IpcMemSetPid IpcSetPid,
+    IPC_MEM_SET_PID_POD IpcMemSetPidPod IpcSetPid,
+    IPC_MEM_SET_ATTR IpcMemSetAttr IpcSetAttr,
+    IPC_MEM_GET_ATTR IpcMemGetAttr IpcGetAttr,
+    INIT_PROCESS InitProcess InitProcess,
+    UPDATE_HEAP UpdateHeap UpdateHeap,
+    GET_PROC_STATUS GetProcStatus NoArgument,
+    PROCESS_STATUS_QUERY ProcessStatusQuery ProcessStatusQuery,
+    DBG_VA_STATUS DbgVaStatus DebugVaStatus,
+    CLOSE_DEVICE CloseDevice NoArgument,
+    MEM_REMOTE_MAP MemRemoteMap RemoteMap,
+    MEM_REMOTE_UNMAP MemRemoteUnmap RemoteUnmap,
+    QUERY_MEM_USEDINFO QueryMemUsedInfo MemUsedInfo,
+    CHECK_MEMINFO CheckMemInfo CheckMemInfo,
+    MAP_DEV_RESERVE MapDevReserve MapDevReserve,
+    MEM_CREATE MemCreate MemCreate,
+    MEM_RELEASE MemRelease MemRelease,
+    MEM_MAP MemMap MemMap,
+    MEM_UNMAP MemUnmap MemUnmap,
+    MEM_EXPORT MemExport MemExport,
+    MEM_IMPORT MemImport MemImport,
+    MEM_SET_PID MemSetPid MemSetPid,
+    MEM_SET_ATTR MemSetAttr MemSetAttr,
+    MEM_GET_ATTR MemGetAttr MemGetAttr,
+    MEM_GET_INFO MemGetInfo MemGetInfo,
+    REGISTER_DMA RegisterDma RegisterDma,
+    UNREGISTER_DMA UnregisterDma UnregisterDma,
+    MEM_REPAIR MemRepair MemRepair,
+    RESERVE_ADDR_INFO_QUERY ReserveAddrInfoQuery ReserveAddressInfo,
+    PREPARE_CLOSE_DEVICE PrepareCloseDevice NoArgument,
+    MEMCPY_BATCH MemcpyBatch MemcpyBatch,
+    ALLOC_PROC_STRUCT AllocProcStruct NoArgument,
+    DEV_SET_SIBLING DevSetSibling NoArgument,
+    DEV_BIND_SIBLING DevBindSibling DevBindSibling,
+    GET_MMAP_INFO GetMmapInfo MmapInfo,
+    MEM_MAP_CAP MemMapCap MapCapability,
+    SOMA_POOL_CREATE SomaPoolCreate SomaPoolCreate,
+    SOMA_POOL_DESTROY SomaPoolDestroy SomaPoolDestroy,
+    SOMA_POOL_MALLOC SomaPoolMalloc SomaPoolMalloc,
+    SOMA_POOL_FREE SomaPoolFree SomaPoolFree,
+    SOMA_POOL_TRIM SomaPoolTrim SomaPoolTrim,
+    UVM_ALLOC UvmAlloc Alloc,
+    UVM_ADVISE UvmAdvise UvmAdvise,
+    UVM_MEM_RANGE_GET_ATTRIBUTES UvmMemRangeGetAttributes UvmRangeAttributes,
+    UVM_MEMCPY UvmMemcpy Memcpy,
+    UVM_PREFETCH UvmPrefetch UvmPrefetch,
+    UVM_PREFETCH_BATCH UvmPrefetchBatch UvmPrefetchBatch,
+    MEM_HANDLE_SET_ATTR MemHandleSetAttr MemHandleAttr,
+    MEM_HANDLE_GET_ATTR MemHandleGetAttr MemHandleAttr,
 }
 
 /// A command of one generation.

@@ -6,7 +6,7 @@
 //! devices**. A copy that fails returns the number of bytes not copied as a *positive* value:
 //! anything but 0 is a failure.
 
-use crate::command::{Command, Direction};
+use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};
 
 declare_layouts! {
@@ -86,46 +86,47 @@ impl LogicalDevice {
 /// Magic of the module's commands. It is not checked.
 pub const MAGIC: u8 = b'U';
 
-const fn command(
+const fn command<A>(
     name: &'static str,
     c_name: &'static str,
     number: u8,
     direction: Direction,
     size: u16,
     argument: &'static str,
-) -> Command {
-    Command::new(name, c_name, MAGIC, number, direction, size, Some(argument))
+) -> Typed<A> {
+    Typed::new(name, c_name, MAGIC, number, direction, size, Some(argument))
 }
 
 /// The caller's rights and limits. Safe at any time.
-pub const GET_USER_INFO: Command = command("GET_USER_INFO", "UDA_GET_USER_INFO", 0, Direction::Read, 20, "UserInfo");
+pub const GET_USER_INFO: Typed<UserInfo> =
+    command("GET_USER_INFO", "UDA_GET_USER_INFO", 0, Direction::Read, 20, "UserInfo");
 /// Builds the namespace's table. The first call after the driver was loaded waits for all devices,
 /// up to about 160 s.
-pub const SETUP_DEV_TABLE: Command =
+pub const SETUP_DEV_TABLE: Typed<SetupTable> =
     command("SETUP_DEV_TABLE", "UDA_SETUP_DEV_TABLE", 1, Direction::Write, 4, "SetupTable");
 /// The devices of the namespace.
-pub const GET_DEV_LIST: Command =
+pub const GET_DEV_LIST: Typed<DeviceList> =
     command("GET_DEV_LIST", "UDA_GET_DEV_LIST", 2, Direction::ReadWrite, 16, "DeviceList");
 /// Physical to logical id, virtual instances only.
-pub const UDEVID_TO_DEVID: Command =
+pub const UDEVID_TO_DEVID: Typed<Translation> =
     command("UDEVID_TO_DEVID", "UDA_UDEVID_TO_DEVID", 3, Direction::ReadWrite, 8, "Translation");
 /// Logical to physical id.
-pub const DEVID_TO_UDEVID: Command =
+pub const DEVID_TO_UDEVID: Typed<Translation> =
     command("DEVID_TO_UDEVID", "UDA_DEVID_TO_UDEVID", 4, Direction::ReadWrite, 8, "Translation");
 /// Local to remote physical id.
-pub const LUDEVID_TO_RUDEVID: Command =
+pub const LUDEVID_TO_RUDEVID: Typed<Translation> =
     command("LUDEVID_TO_RUDEVID", "UDA_LUDEVID_TO_RUDEVID", 5, Direction::ReadWrite, 8, "Translation");
 /// Remote to local physical id.
-pub const RUDEVID_TO_LUDEVID: Command =
+pub const RUDEVID_TO_LUDEVID: Typed<Translation> =
     command("RUDEVID_TO_LUDEVID", "UDA_RUDEVID_TO_LUDEVID", 6, Direction::ReadWrite, 8, "Translation");
 
 /// The module's commands.
 pub const COMMANDS: &[Command] = &[
-    GET_USER_INFO,
-    SETUP_DEV_TABLE,
-    GET_DEV_LIST,
-    UDEVID_TO_DEVID,
-    DEVID_TO_UDEVID,
-    LUDEVID_TO_RUDEVID,
-    RUDEVID_TO_LUDEVID,
+    GET_USER_INFO.command,
+    SETUP_DEV_TABLE.command,
+    GET_DEV_LIST.command,
+    UDEVID_TO_DEVID.command,
+    DEVID_TO_UDEVID.command,
+    LUDEVID_TO_RUDEVID.command,
+    RUDEVID_TO_LUDEVID.command,
 ];

@@ -6,7 +6,7 @@
 //! feature's handler. **In a container every known key loses the devices if it is used before the
 //! table was set up** ([`crate::uda::SETUP_DEV_TABLE`]).
 
-use crate::command::{Command, Direction};
+use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};
 
 declare_layouts! {
@@ -268,7 +268,7 @@ pub const UDIS_GET_85: Key = key(MAIN_UDIS_GET_85, 0);
 pub const HBM_MEM_INFO: &[u8; 16] = b"hbm_mem_info\0\0\0\0";
 
 /// The only command.
-pub const CALL: Command = Command::new("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
+pub const CALL: Typed<CallArg> = Typed::new("URD", "URD_IOCTL_CMD", b'V', 1, Direction::None, 0, Some("CallArg"));
 
 /// The module's commands.
-pub const COMMANDS: &[Command] = &[CALL];
+pub const COMMANDS: &[Command] = &[CALL.command];

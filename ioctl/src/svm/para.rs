@@ -12,7 +12,7 @@ declare_layouts! {
         pub head: Head = "head" @ 0,
         /// Padding.
         pub _pad: [u8; 4],
-        /// The union: one [`Para`](super::Para).
+        /// The union: the member of the command, see [`request`](super::request).
         pub data: [u64; 41] = "data" @ 16,
     }
 
@@ -672,20 +672,10 @@ declare_layouts! {
     }
 }
 
-/// A member of the argument's union.
+/// A member of the argument's union: any plain struct.
 pub trait Para: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + zerocopy::KnownLayout + Copy {}
 
-macro_rules! paras {
-    ($($name:ident)*) => { $( impl Para for $name {} )* };
-}
-
-paras! {
-    MmapInfo InitProcess SetupDevice UpdateHeap Alloc FreePages MemCreate MemRelease
-    MemMap MemUnmap MemQueryOwner MemAccess MemExport MemImport MemSetPid MemSetAttr
-    MemGetAttr MemGetInfo MemHandleAttr ReserveAddressInfo Memcpy Memcpy2d AsyncMemcpy MemcpyBatch
-    Memset Advise MemUsedInfo CheckMemInfo ConvertCopy ConvertAddress DestroyAddress DestroyAddressBatch
-    Translate IpcOpen IpcClose IpcCreate IpcDestroy IpcQuery IpcSetPid IpcSetAttr
-    IpcGetAttr ProcessStatusQuery DebugVaStatus RemoteMap RemoteUnmap MapDevReserve RegisterDma UnregisterDma
-    MemRepair MapCapability DevBindSibling SomaPoolCreate SomaPoolDestroy SomaPoolMalloc SomaPoolFree SomaPoolTrim
-    UvmAdvise UvmRangeAttributes UvmPrefetch UvmPrefetchBatch
+impl<T> Para for T where
+    T: zerocopy::FromBytes + zerocopy::IntoBytes + zerocopy::Immutable + zerocopy::KnownLayout + Copy
+{
 }

@@ -78,7 +78,7 @@ impl Devmng {
         if number >= machine.config.generation.delta().devmng_numbers || arg == 0 {
             return Errno::EINVAL.into();
         }
-        let harmless = [GET_PLATINFO, CONTAINER_CMD, GET_CONTAINER_FLAG].map(|command| command.number);
+        let harmless = [GET_PLATINFO.number, CONTAINER_CMD.number, GET_CONTAINER_FLAG.number];
         if !harmless.contains(&number) {
             if let Some(wake) = machine.must_wait(caller) {
                 return Outcome::Sleep(wake);
@@ -90,8 +90,8 @@ impl Devmng {
             n if n == GET_PCIINFO.number => pci_info(machine, caller, arg),
             n if n == GET_PLATINFO.number => put(caller, arg, &1u32, Errno::ENODEV),
             n if n == DEVICE_STATUS.number => device_status(machine, caller, arg),
-            n if n == GET_DEVINFO.number && exact(GET_DEVINFO) => device_info(machine, caller, arg),
-            n if n == GET_PCIE_ID_INFO.number && exact(GET_PCIE_ID_INFO) => pcie_ids(machine, caller, arg),
+            n if n == GET_DEVINFO.number && exact(GET_DEVINFO.command) => device_info(machine, caller, arg),
+            n if n == GET_PCIE_ID_INFO.number && exact(GET_PCIE_ID_INFO.command) => pcie_ids(machine, caller, arg),
             n if n == CONTAINER_CMD.number => bare_id(caller, arg),
             n if n == GET_HOST_PHY_MACH_FLAG.number => machine_flag(machine, caller, arg),
             n if n == GET_CONTAINER_FLAG.number => {
@@ -295,8 +295,14 @@ mod tests {
         rig.ioctl(A, file, command.request(), arg)
     }
 
-    const BY_ID: [Command; 6] =
-        [GET_PCIINFO, GET_DEVINFO, GET_PCIE_ID_INFO, GET_HOST_PHY_MACH_FLAG, DEVICE_STATUS, GET_DEVICE_HEALTH_STATUS];
+    const BY_ID: [Command; 6] = [
+        GET_PCIINFO.command,
+        GET_DEVINFO.command,
+        GET_PCIE_ID_INFO.command,
+        GET_HOST_PHY_MACH_FLAG.command,
+        DEVICE_STATUS.command,
+        GET_DEVICE_HEALTH_STATUS.command,
+    ];
 
     fn answers(rig: &mut Rig, file: FileId, logical: u32) -> [Outcome; 6] {
         BY_ID.map(|command| raw(rig, file, command, logical))

@@ -446,7 +446,7 @@ mod tests {
     use crate::config::{Config as Host, Place};
     use crate::rig::{OK, Process, Rig};
     use ascend_ioctl::hdc::PATH;
-    use ascend_ioctl::{Command, devmng};
+    use ascend_ioctl::{Typed, devmng};
 
     const A: Process = Process(4242);
     const B: Process = Process(4243);
@@ -458,7 +458,7 @@ mod tests {
         Outcome::Done(Ok(-i64::from(code)))
     }
 
-    fn call<V: View>(rig: &mut Rig, process: Process, file: FileId, command: Command, view: &V) -> (Outcome, V) {
+    fn call<V: View>(rig: &mut Rig, process: Process, file: FileId, command: Typed<V>, view: &V) -> (Outcome, V) {
         let (outcome, arg) = rig.call(process, file, command.request(), Arg::new(view));
         (outcome, arg.view())
     }

@@ -3,7 +3,7 @@
 use ascend_emulator::config::{Daemon, Door, Phase, Place};
 use ascend_emulator::{Config, Line, fork, isolated};
 use ascend_ioctl::hdc::{self, Arg, Connect, RecvPeek, Send, SetSessionOwner, View};
-use ascend_ioctl::{Command, davinci, devmng, uda};
+use ascend_ioctl::{Typed, davinci, devmng, uda};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -14,7 +14,7 @@ fn path(path: &str) -> Result<OwnedFd, Errno> {
     open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-fn call<T>(file: &OwnedFd, command: Command, arg: &mut T) -> Result<i32, Errno> {
+fn call<T>(file: &OwnedFd, command: Typed<T>, arg: &mut T) -> Result<i32, Errno> {
     // SAFETY: each test passes the struct of the command, which is as large as what the driver
     // copies.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command.request() as _, std::ptr::from_mut(arg)) };
@@ -32,7 +32,7 @@ fn finish(file: OwnedFd) {
 }
 
 /// An HDC command. A failure is the private code, which comes back as errno.
-fn hdc<V: View>(file: &OwnedFd, command: Command, view: V) -> Result<V, i32> {
+fn hdc<V: View>(file: &OwnedFd, command: Typed<V>, view: V) -> Result<V, i32> {
     let mut arg = Arg::new(&view);
     // SAFETY: the argument is as large as what the driver copies.
     match unsafe { libc::ioctl(file.as_raw_fd(), command.request() as _, &raw mut arg) } {

@@ -312,7 +312,7 @@ fn devmng_looks_at_the_number_only(_: &Host) -> Verdict {
 
 fn device_facts_want_the_plain_number(_: &Host) -> Verdict {
     let file = devmng_file()?;
-    for command in [devmng::GET_DEVINFO, devmng::GET_PCIE_ID_INFO] {
+    for command in [devmng::GET_DEVINFO.command, devmng::GET_PCIE_ID_INFO.command] {
         let mut info = devmng::DevInfo::default();
         let address = std::ptr::from_mut(&mut info) as u64;
         file.request(command.request() | 0xC008_0000, address).refused(EINVAL)?;
@@ -341,10 +341,13 @@ fn ask_device(file: &Manager, command: &Command, offset: usize, id: u32) -> Answ
 
 /// Commands with the same check of the id, and the offset of the id.
 const FACTS: [(Command, usize); 3] =
-    [(devmng::GET_PCIINFO, 0), (devmng::GET_DEVINFO, 4), (devmng::GET_PCIE_ID_INFO, 28)];
+    [(devmng::GET_PCIINFO.command, 0), (devmng::GET_DEVINFO.command, 4), (devmng::GET_PCIE_ID_INFO.command, 28)];
 /// Commands with checks of their own.
-const STATES: [(Command, usize); 3] =
-    [(devmng::GET_HOST_PHY_MACH_FLAG, 0), (devmng::DEVICE_STATUS, 0), (devmng::GET_DEVICE_HEALTH_STATUS, 0)];
+const STATES: [(Command, usize); 3] = [
+    (devmng::GET_HOST_PHY_MACH_FLAG.command, 0),
+    (devmng::DEVICE_STATUS.command, 0),
+    (devmng::GET_DEVICE_HEALTH_STATUS.command, 0),
+];
 
 fn an_absent_device_has_no_facts(_: &Host) -> Verdict {
     let file = devmng_file()?;
@@ -367,12 +370,12 @@ fn an_absent_device_has_no_state(_: &Host) -> Verdict {
 fn an_id_out_of_range_has_no_facts(_: &Host) -> Verdict {
     let file = devmng_file()?;
     for (command, offset, code) in [
-        (devmng::GET_PCIINFO, 0, EINVAL),
-        (devmng::GET_PCIE_ID_INFO, 28, EINVAL),
-        (devmng::DEVICE_STATUS, 0, EINVAL),
-        (devmng::GET_DEVINFO, 4, ENODEV),
-        (devmng::GET_HOST_PHY_MACH_FLAG, 0, EFAULT),
-        (devmng::GET_DEVICE_HEALTH_STATUS, 0, EFAULT),
+        (devmng::GET_PCIINFO.command, 0, EINVAL),
+        (devmng::GET_PCIE_ID_INFO.command, 28, EINVAL),
+        (devmng::DEVICE_STATUS.command, 0, EINVAL),
+        (devmng::GET_DEVINFO.command, 4, ENODEV),
+        (devmng::GET_HOST_PHY_MACH_FLAG.command, 0, EFAULT),
+        (devmng::GET_DEVICE_HEALTH_STATUS.command, 0, EFAULT),
     ] {
         ask_device(&file, &command, offset, 5000).refused(code)?;
     }
@@ -390,7 +393,12 @@ fn unreadable_questions_for_facts_have_their_own_errors(_: &Host) -> Verdict {
 
 fn null_questions_for_facts_are_einval(_: &Host) -> Verdict {
     let file = devmng_file()?;
-    for command in [devmng::GET_DEVINFO, devmng::GET_PCIINFO, devmng::GET_PCIE_ID_INFO, devmng::GET_PLATINFO] {
+    for command in [
+        devmng::GET_DEVINFO.command,
+        devmng::GET_PCIINFO.command,
+        devmng::GET_PCIE_ID_INFO.command,
+        devmng::GET_PLATINFO.command,
+    ] {
         file.command_at(&command, 0).refused(EINVAL)?;
     }
     Ok(())
