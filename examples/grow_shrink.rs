@@ -6,7 +6,7 @@
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example grow_shrink`
 
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::{Device, Mapping, Reservation, Session};
 
 /// Size of a piece: a multiple of 2 MiB, the page size.

@@ -1,6 +1,6 @@
 //! The first program of the README.
 
-use ascend_vmm::{Session, discovery::LogicalId};
+use ascend_vmm::{LogicalId, Session};
 
 fn main() -> ascend_vmm::Result<()> {
     let session = Session::open()?;

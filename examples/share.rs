@@ -7,7 +7,7 @@
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example share`
 
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::{Session, share};
 use std::error::Error;
 use std::io::{Read, Write};

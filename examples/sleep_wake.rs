@@ -7,7 +7,7 @@
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example sleep_wake`
 
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::{Device, Mapping, MemoryKind, Reservation, Session};
 
 /// A block of memory with a fixed address.

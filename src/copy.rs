@@ -1,28 +1,50 @@
 //! Copies and fills.
 //!
-//! MEMCPY finds out by itself which side is a device's. Three of its habits need care: host to host is answered with success and *not
-//! done*, and so is a fill of host memory, so those are done here, by the CPU; and the end of a range is checked only if the range
-//! starts where a mapping does, so a [`Slice`] is checked to be mapped from end to end before the kernel sees it, and keeps what it
-//! covers mapped for as long as it lives. Copies are synchronous, except those of [`Pending`].
+//! MEMCPY finds out by itself which side is a device's. Three of its habits need care: host to host
+//! is answered with success and *not done*, and so is a fill of host memory, so those are done
+//! here, by the CPU; and the end of a range is checked only if the range starts where a mapping
+//! does, so a [`Slice`] is checked to be mapped from end to end before the kernel sees it, and
+//! keeps what it covers mapped for as long as it lives. Copies are synchronous, except those of
+//! [`Pending`].
 //!
-//! Directions: host to and from device memory; device to device on one or across two devices of this process (imported memory not on
-//! its own importing device, says the driver); rows with a pitch and batches between host and device.
+//! Directions: host to and from device memory; device to device on one or across two devices of
+//! this process (imported memory not on its own importing device, says the driver); rows with a
+//! pitch and batches between host and device.
 
-mod asynchronous;
+mod pending;
 
-pub use asynchronous::Pending;
+pub use pending::Pending;
 
-use crate::error::{Errno, Error, Invalid, Result, bytes};
-use crate::mapping::{Hold, Mapped, Mapping, copy_in, copy_out, fill};
+use crate::driver::svm::{BATCH, CopyRows, Direction};
+use crate::error::{Error, Invalid, Refused, Result, bytes};
+use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::reserve::Reservation;
-use crate::session::call::{MEMCPY, MEMCPY_2D, MEMCPY_BATCH, MEMSET, Request};
-use ascend_ioctl::svm::{
-    BATCH, COPY_DETECT, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy, Memcpy2d, MemcpyBatch,
-    Memset,
-};
+use crate::session::undo::Live;
+use std::fmt;
+use std::sync::Arc;
 
 /// Mapped memory from an address on, inside one reservation: what a copy reads or writes.
-#[derive(Debug)]
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let device = session.device(LogicalId(0))?;
+/// let reservation = session.reserve(4 << 20)?;
+/// let first = reservation.map(0, &device.create(2 << 20)?)?;
+/// let second = reservation.map(2 << 20, &device.create(2 << 20)?)?;
+/// // Across both mappings.
+/// let slice = reservation.slice((2 << 20) - 4, 8)?;
+/// slice.write(b"01234567")?;
+/// let mut back = [0; 4];
+/// second.read(0, &mut back)?;
+/// assert_eq!(&back, b"4567");
+/// # drop(slice);
+/// # drop(first);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Slice<'a> {
     address: u64,
     size: u64,
@@ -30,12 +52,17 @@ pub struct Slice<'a> {
 }
 
 /// What keeps a slice mapped.
-#[derive(Debug)]
 enum Cover<'a> {
     /// A part of one mapping, which is borrowed.
     One(&'a Mapping),
-    /// Several, or one that is found by its address. Never empty.
-    Several(Hold, #[expect(dead_code, reason = "held, not read")] Vec<Hold>),
+    /// Several, or one that is found by its address: the first, and the others.
+    Several(Arc<Live<Mapped>>, #[expect(dead_code, reason = "held, not read")] Vec<Arc<Live<Mapped>>>),
+}
+
+impl fmt::Debug for Slice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slice({:#x}, {})", self.address, bytes(self.size))
+    }
 }
 
 /// How rows lie in memory: each `pitch` bytes after the one before.
@@ -53,6 +80,10 @@ pub struct Rows {
 
 impl Mapping {
     /// `size` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what lies outside of the mapping.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a mapping", offset, size, self.size())?;
         Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self) })
@@ -62,18 +93,27 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`], before anything is copied, for what lies outside of the mapping; [`Error::Refused`] if the kernel or the device could not copy, and then
-    /// some of it may have been.
+    /// [`Error::Invalid`], before anything is copied, for what lies outside of the mapping;
+    /// [`Error::Refused`] if the kernel or the device could not copy, and then some of it may have
+    /// been.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.slice(offset, from.len() as u64)?.write(from)
     }
 
-    /// Copies memory, from `offset` on, into a buffer. Errors are those of [`Mapping::write`].
+    /// Copies memory, from `offset` on, into a buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.slice(offset, to.len() as u64)?.read(to)
     }
 
-    /// Sets `size` bytes from `offset` on. Errors are those of [`Mapping::write`].
+    /// Sets `size` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemset")]
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
         self.slice(offset, size)?.fill(value)
@@ -81,7 +121,12 @@ impl Mapping {
 }
 
 impl Reservation {
-    /// `size` bytes from `offset` on, all of which must be mapped, by however many mappings. They cannot be unmapped while it lives.
+    /// `size` bytes from `offset` on, all of which must be mapped, by however many mappings. They
+    /// cannot be unmapped while it lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what lies outside of the reservation or is not mapped.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a reservation", offset, size, self.size())?;
         let address = self.address() + offset;
@@ -89,9 +134,9 @@ impl Reservation {
         let end = address + size.max(1);
         let session = &self.inner.session;
         session.svm.check_process()?;
-        let mut holds = session.mappings.cover(address, end).unwrap_or_default().into_iter();
-        let Some(first) = holds.next() else { return Err(hole(address, size)) };
-        Ok(Slice { address, size, cover: Cover::Several(first, holds.collect()) })
+        let mut cover = session.mappings.cover(address, end).unwrap_or_default().into_iter();
+        let Some(first) = cover.next() else { return Err(hole(address, size)) };
+        Ok(Slice { address, size, cover: Cover::Several(first, cover.collect()) })
     }
 }
 
@@ -110,20 +155,25 @@ impl Slice<'_> {
     fn mapped(&self) -> &Mapped {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner,
-            Cover::Several(first, _) => first.mapped(),
+            Cover::Several(first, _) => first,
         }
     }
 
     fn is_host(&self) -> bool {
-        self.mapped().block.is_host()
+        self.mapped().block.handle.is_host()
     }
 
-    /// The memory as the CPU sees it; only for host memory, which is mapped for the CPU from the start.
+    /// The memory as the CPU sees it; only for host memory, which is mapped for the CPU from the
+    /// start.
     fn pointer(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
     /// Copies a buffer of the same size into the memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     pub fn write(&self, from: &[u8]) -> Result<()> {
         self.same_size("copy to mapped memory", from.len() as u64)?;
         if self.is_host() {
@@ -131,13 +181,19 @@ impl Slice<'_> {
             unsafe { copy_in(self.pointer(), from) };
             return Ok(());
         }
-        match self.memcpy("copy to a device", self.address, from.as_ptr().expose_provenance() as u64, self.size)? {
-            COPY_HOST_TO_DEVICE => Ok(()),
-            direction => Err(not_done("copy to a device", direction)),
+        const OPERATION: &str = "copy to a device";
+        // SAFETY: the slice is mapped while it lives, and `from` is borrowed.
+        match unsafe { self.memcpy(OPERATION, self.address, from.as_ptr().expose_provenance() as u64) }? {
+            None | Some(Direction::HostToDevice) => Ok(()),
+            Some(direction) => Err(not_done(OPERATION, direction)),
         }
     }
 
     /// Copies the memory into a buffer of the same size.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     pub fn read(&self, to: &mut [u8]) -> Result<()> {
         self.same_size("copy from mapped memory", to.len() as u64)?;
         if self.is_host() {
@@ -145,13 +201,19 @@ impl Slice<'_> {
             unsafe { copy_out(self.pointer(), to) };
             return Ok(());
         }
-        match self.memcpy("copy from a device", to.as_mut_ptr().expose_provenance() as u64, self.address, self.size)? {
-            COPY_DEVICE_TO_HOST => Ok(()),
-            direction => Err(not_done("copy from a device", direction)),
+        const OPERATION: &str = "copy from a device";
+        // SAFETY: the slice is mapped while it lives, and `to` is exclusively borrowed.
+        match unsafe { self.memcpy(OPERATION, to.as_mut_ptr().expose_provenance() as u64, self.address) }? {
+            None | Some(Direction::DeviceToHost) => Ok(()),
+            Some(direction) => Err(not_done(OPERATION, direction)),
         }
     }
 
     /// Copies other mapped memory of the same size into this. The two must not overlap.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, from: &Slice<'_>) -> Result<()> {
         const OPERATION: &str = "copy between mapped memory";
@@ -162,7 +224,7 @@ impl Slice<'_> {
             return Err(Invalid::because(
                 OPERATION,
                 format!("{:#x} and {:#x} with {} overlap", self.address, from.address, bytes(self.size)),
-                "copy by way of a buffer",
+                "Copy by way of a buffer.",
             ));
         }
         if self.is_host() && from.is_host() {
@@ -170,7 +232,8 @@ impl Slice<'_> {
             let mut done = 0;
             while done < self.size as usize {
                 let piece = buffer.len().min(self.size as usize - done);
-                // SAFETY: parts of the two slices, which are host memory and mapped while they live.
+                // SAFETY: parts of the two slices, which are host memory and mapped while they
+                // live.
                 unsafe {
                     copy_out(from.pointer().wrapping_add(done), &mut buffer[..piece]);
                     copy_in(self.pointer().wrapping_add(done), &buffer[..piece]);
@@ -179,13 +242,18 @@ impl Slice<'_> {
             }
             return Ok(());
         }
-        match self.memcpy(OPERATION, self.address, from.address, self.size)? {
-            COPY_HOST_TO_HOST if self.size > 0 => Err(not_done(OPERATION, COPY_HOST_TO_HOST)),
+        // SAFETY: both slices are mapped while they live.
+        match unsafe { self.memcpy(OPERATION, self.address, from.address) }? {
+            Some(direction @ (Direction::HostToHost | Direction::Other(_))) => Err(not_done(OPERATION, direction)),
             _ => Ok(()),
         }
     }
 
     /// Sets all bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     pub fn fill(&self, value: u8) -> Result<()> {
         const OPERATION: &str = "fill mapped memory";
         let svm = &self.mapped().session().svm;
@@ -198,91 +266,108 @@ impl Slice<'_> {
             unsafe { fill(self.pointer(), self.size as usize, value) };
             return Ok(());
         }
-        let memset =
-            Memset { destination: self.address, value: u64::from(value), size: self.size, ..Default::default() };
-        match svm.call(MEMSET, self.mapped().block.device.id, self.size, &memset) {
-            Ok(answer) if answer.host_mapped == 0 => Ok(()),
-            Ok(_) => Err(not_done(OPERATION, COPY_HOST_TO_HOST)),
-            Err(errno) => Err(self.failed(OPERATION, MEMSET, errno)),
+        match svm.memset8(self.mapped().block.device.id, self.address, self.size, value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(not_done(OPERATION, Direction::HostToHost)),
+            Err(refused) => Err(self.failed(refused, OPERATION)),
         }
     }
 
     /// Copies rows of a buffer into the memory. Rows of the slice begin at its start.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemcpy2d")]
     pub fn write_rows(&self, rows: &Rows, from: &[u8]) -> Result<()> {
         self.check_rows(rows, from.len() as u64)?;
         if self.is_host() {
             return rows.each(|memory, buffer, width| {
-                // SAFETY: `check_rows` made sure that every row is inside the slice, which is mapped host memory.
+                // SAFETY: `check_rows` made sure that every row is inside the slice, which is
+                // mapped host memory.
                 unsafe { copy_in(self.pointer().wrapping_add(memory), &from[buffer..buffer + width]) };
             });
         }
-        self.memcpy_2d(&Memcpy2d {
+        let copy = CopyRows {
             destination: self.address,
-            source: from.as_ptr().expose_provenance() as u64,
             destination_pitch: rows.pitch,
+            source: from.as_ptr().expose_provenance() as u64,
             source_pitch: rows.buffer_pitch,
             width: rows.width,
             height: rows.height,
-            direction: COPY_HOST_TO_DEVICE,
-            ..Default::default()
-        })
+            to_device: true,
+        };
+        // SAFETY: `check_rows` made sure that every row is inside the slice, which is mapped while
+        // it lives, and inside the buffer, which is borrowed.
+        unsafe { self.memcpy2d(&copy) }
     }
 
     /// Copies rows of the memory into a buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write`].
     pub fn read_rows(&self, rows: &Rows, to: &mut [u8]) -> Result<()> {
         self.check_rows(rows, to.len() as u64)?;
         if self.is_host() {
             return rows.each(|memory, buffer, width| {
-                // SAFETY: `check_rows` made sure that every row is inside the slice, which is mapped host memory.
+                // SAFETY: `check_rows` made sure that every row is inside the slice, which is
+                // mapped host memory.
                 unsafe { copy_out(self.pointer().wrapping_add(memory), &mut to[buffer..buffer + width]) };
             });
         }
-        self.memcpy_2d(&Memcpy2d {
+        let copy = CopyRows {
             destination: to.as_mut_ptr().expose_provenance() as u64,
-            source: self.address,
             destination_pitch: rows.buffer_pitch,
+            source: self.address,
             source_pitch: rows.pitch,
             width: rows.width,
             height: rows.height,
-            direction: COPY_DEVICE_TO_HOST,
-            ..Default::default()
-        })
+            to_device: false,
+        };
+        // SAFETY: as for writing, and the buffer is exclusively borrowed.
+        unsafe { self.memcpy2d(&copy) }
     }
 
-    /// One MEMCPY, and the direction that it took. The buffer's and the slice's ranges are the callers' to vouch for.
-    fn memcpy(&self, operation: &'static str, destination: u64, source: u64, size: u64) -> Result<u32> {
-        let svm = &self.mapped().session().svm;
-        if size == 0 {
-            // The kernel refuses it; there is nothing to do.
-            return Ok(if destination == self.address { COPY_HOST_TO_DEVICE } else { COPY_DEVICE_TO_HOST });
+    /// One MEMCPY of the slice's size, and the direction that it took; `None` if there is nothing
+    /// to copy, which the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Svm::memcpy`](crate::driver::svm::Svm::memcpy).
+    unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64) -> Result<Option<Direction>> {
+        if self.size == 0 {
+            return Ok(None);
         }
-        let memcpy = Memcpy { destination, source, size, direction: COPY_DETECT, ..Default::default() };
-        match svm.call(MEMCPY, self.mapped().block.device.id, size, &memcpy) {
-            Ok(answer) => Ok(answer.direction),
-            Err(errno) => Err(self.failed(operation, MEMCPY, errno)),
-        }
+        let (svm, device) = (&self.mapped().session().svm, self.mapped().block.device.id);
+        // SAFETY: the caller vouches for the addresses.
+        let copied = unsafe { svm.memcpy(device, destination, source, self.size) };
+        copied.map(Some).map_err(|refused| self.failed(refused, operation))
     }
 
-    fn memcpy_2d(&self, copy: &Memcpy2d) -> Result<()> {
-        let svm = &self.mapped().session().svm;
+    /// One MEMCPY2D.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Slice::memcpy`].
+    unsafe fn memcpy2d(&self, copy: &CopyRows) -> Result<()> {
         if copy.width == 0 || copy.height == 0 {
             return Ok(());
         }
-        match svm.call(MEMCPY_2D, self.mapped().block.device.id, copy.width * copy.height, copy) {
-            Ok(_) => Ok(()),
-            Err(errno) => Err(self.failed("copy rows", MEMCPY_2D, errno)),
-        }
+        let (svm, device) = (&self.mapped().session().svm, self.mapped().block.device.id);
+        // SAFETY: the caller vouches for the addresses.
+        unsafe { svm.memcpy2d(device, copy) }.map_err(|refused| self.failed(refused, "copy rows"))
     }
 
-    /// Before every copy: this is the right process (a child has nothing mapped here), and the sizes agree.
+    /// Before every copy: this is the right process (a child has nothing mapped here), and the
+    /// sizes agree.
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.mapped().session().svm.check_process()?;
         if self.size == other {
             return Ok(());
         }
         let problem = format!("{} and {} are not the same", bytes(self.size), bytes(other));
-        Err(Invalid::because(operation, problem, "both sides of a copy must have the same size"))
+        Err(Invalid::because(operation, problem, "Both sides of a copy must have the same size."))
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
@@ -300,14 +385,14 @@ impl Slice<'_> {
         Err(Invalid::because(
             "copy rows",
             format!("{rows:?} do not fit in {} of memory and a buffer of {}", bytes(self.size), bytes(buffer)),
-            "pitches are at least the width, and all rows must be inside",
+            "Pitches are at least the width, and all rows must be inside.",
         ))
     }
 
     #[cold]
-    fn failed(&self, operation: &'static str, request: Request, errno: Errno) -> Error {
+    fn failed(&self, refused: Box<Refused>, operation: &'static str) -> Error {
         let arguments = format!("address {:#x}, size {}", self.address, bytes(self.size));
-        self.mapped().block.device.failed(operation, request, errno, arguments)
+        self.mapped().block.device.failed(refused, operation, arguments)
     }
 }
 
@@ -325,8 +410,12 @@ impl Rows {
     }
 }
 
-/// Copies many buffers to many places, with one command per 4096 of a device. Each buffer has the size of its slice. On an error some
-/// may have been copied.
+/// Copies many buffers to many places, with one command per 4096 of a device. Each buffer has the
+/// size of its slice.
+///
+/// # Errors
+///
+/// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
     let elements = copies.iter().map(|(to, from)| Element {
@@ -342,15 +431,20 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
     batch("copy a batch to a device", elements.collect(), single)
 }
 
-/// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer has the size of its slice. On an
-/// error some may have been copied.
+/// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer
+/// has the size of its slice.
+///
+/// # Errors
+///
+/// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
     let mut elements = Vec::with_capacity(copies.len());
     for (from, to) in copies.iter_mut() {
         let destination = to.as_mut_ptr().expose_provenance() as u64;
         elements.push(Element { slice: from, destination, source: from.address, buffer: to.len() as u64 });
     }
-    // Those that cannot be in a batch are copied first, one by one, as the elements do not keep the buffers borrowed.
+    // Those that cannot be in a batch are copied first, one by one, as the elements do not keep the
+    // buffers borrowed.
     let mut alone = Vec::new();
     batch("copy a batch from a device", elements, |index| {
         alone.push(index);
@@ -370,7 +464,8 @@ struct Element<'a> {
     buffer: u64,
 }
 
-/// Does those of the copies that can be in a batch, and hands the others to `single`: the driver takes no host memory and no imports.
+/// Does those of the copies that can be in a batch, and hands the others to `single`: the driver
+/// takes no host memory and no imports.
 fn batch(
     operation: &'static str,
     elements: Vec<Element<'_>>,
@@ -382,7 +477,7 @@ fn batch(
     let mut batched: Vec<&Element<'_>> = Vec::with_capacity(elements.len());
     for (index, element) in elements.iter().enumerate() {
         let block = &element.slice.mapped().block;
-        if block.is_host() || block.imported || element.slice.size == 0 {
+        if block.handle.is_host() || block.imported || element.slice.size == 0 {
             single(index)?;
         } else {
             batched.push(element);
@@ -394,20 +489,15 @@ fn batch(
     for elements in batched.chunk_by(one_device).flat_map(|elements| elements.chunks(BATCH as usize)) {
         let slice = elements[0].slice;
         let svm = &slice.mapped().session().svm;
-        let mut destinations: Vec<u64> = elements.iter().map(|element| element.destination).collect();
-        let mut sources: Vec<u64> = elements.iter().map(|element| element.source).collect();
-        let mut sizes: Vec<u64> = elements.iter().map(|element| element.buffer).collect();
-        let copy = MemcpyBatch {
-            destinations: destinations.as_mut_ptr().expose_provenance() as u64,
-            sources: sources.as_mut_ptr().expose_provenance() as u64,
-            sizes: sizes.as_mut_ptr().expose_provenance() as u64,
-            count: elements.len() as u32,
-            ..Default::default()
-        };
-        let total = sizes.iter().sum();
-        if let Err(errno) = svm.call(MEMCPY_BATCH, slice.mapped().block.device.id, total, &copy) {
-            let arguments = format!("{} copies, {}", elements.len(), bytes(total));
-            return Err(slice.mapped().block.device.failed(operation, MEMCPY_BATCH, errno, arguments));
+        let destinations: Vec<u64> = elements.iter().map(|element| element.destination).collect();
+        let sources: Vec<u64> = elements.iter().map(|element| element.source).collect();
+        let sizes: Vec<u64> = elements.iter().map(|element| element.buffer).collect();
+        let device = &slice.mapped().block.device;
+        // SAFETY: every slice is mapped while it lives, and every buffer has its slice's size and
+        // is borrowed by the caller, exclusively if it is written to.
+        if let Err(refused) = unsafe { svm.memcpy_batch(device.id, &destinations, &sources, &sizes) } {
+            let arguments = format!("{} copies, {}", elements.len(), bytes(sizes.iter().sum()));
+            return Err(device.failed(refused, operation, arguments));
         }
     }
     Ok(())
@@ -418,7 +508,7 @@ fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<
         return Ok(());
     }
     let problem = format!("{} at offset {offset:#x} are not inside of {}", bytes(size), bytes(whole));
-    Err(Invalid::because(operation, problem, "stay inside"))
+    Err(Invalid::because(operation, problem, "Stay inside."))
 }
 
 #[cold]
@@ -426,16 +516,16 @@ fn hole(address: u64, size: u64) -> Error {
     Invalid::because(
         "take a part of a reservation",
         format!("not all of {address:#x} with {} is mapped", bytes(size)),
-        "map all of it first",
+        "Map all of it first.",
     )
 }
 
 /// The kernel says that it did it, but also that it did not.
 #[cold]
-fn not_done(operation: &'static str, direction: u32) -> Error {
+fn not_done(operation: &'static str, direction: Direction) -> Error {
     Invalid::because(
         operation,
-        format!("the driver took it for a copy of direction {direction} and may have done nothing"),
-        "this should not happen: the driver and this library disagree on whose memory it is",
+        format!("the driver took it for a copy of direction {direction:?} and may have done nothing"),
+        "This should not happen: the driver and this library disagree on whose memory it is.",
     )
 }

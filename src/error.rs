@@ -1,18 +1,33 @@
 //! One error type that explains.
 //!
-//! The driver answers with a bare errno, and the vendor's library folds most of them into one code. An [`Error`] says what was tried, on
-//! what and with which arguments, what the kernel answered (by name, and in its own sentences when it left any in the log page), what
-//! that most likely means, what to do, and which codes the vendor's library would have returned, for those who search for them.
+//! The driver answers with a bare errno, and the vendor's library folds most of them into one code.
+//! An [`Error`] says what was tried, on what and with which arguments, what the kernel answered (by
+//! name, and in its own sentences when it left any in the log page), what that most likely means,
+//! what to do, and which codes the vendor's library would have returned, for those who search for
+//! them.
 //!
-//! What can be known without asking the kernel is refused before it is asked ([`Error::Invalid`] and friends), so a [`Error::Refused`]
-//! always comes from a system call. Calls that consume an object give it back in [`Failed`]: nothing is lost by an error.
+//! What can be known without the kernel is refused before it is called ([`Error::Invalid`]
+//! and friends), so a [`Error::Refused`] always comes from a system call. Calls that consume an
+//! object return it in [`Failed`]: nothing is lost by an error.
+//!
+//! The sentences stand in one folder, `src/error/`: of refused commands, of what is wrong with a
+//! host, of device processes, of tickets. A cause is a clause without a full stop, a remedy is one
+//! or more whole sentences.
 
-mod explain;
+mod errno;
+mod finding;
+mod process_failure;
+mod refusal;
+mod ticket_error;
 
-use ascend_ioctl::Command;
-use ascend_ioctl::svm::{GIANT_PAGE, HUGE_PAGE};
-/// An errno by its name. It is the type of the `nix` crate, and follows that crate's version: take it from here.
-pub use nix::errno::Errno;
+pub use errno::Errno;
+pub use finding::{Finding, Health, Severity};
+pub use process_failure::{ProcessFailure, Step};
+pub use ticket_error::TicketError;
+
+use crate::id::LogicalId;
+use crate::kind::Page;
+use ascend_ioctl::svm::Op;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +36,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong.
 ///
-/// Printed with `{:?}` it is the same text as with `{}`: that is what a `main` which returns it shows, and what `unwrap` panics with.
+/// Printed with `{:?}` it is the same text as with `{}`: that is what a `main` which returns it
+/// shows, and what `unwrap` panics with.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,7 +50,7 @@ pub enum Error {
     /// There is not enough memory of the wanted kind.
     #[error(transparent)]
     OutOfMemory(Box<OutOfMemory>),
-    /// The caller's arguments cannot be right; the kernel was not asked.
+    /// The caller's arguments cannot be right; the kernel was not called.
     #[error(transparent)]
     Invalid(Box<Invalid>),
     /// This process already has a memory session that is not ours to share.
@@ -43,20 +59,20 @@ pub enum Error {
     /// A session of this library is already open in this process.
     #[error(
         "this process already has an open session; the driver allows one per process. \
-         Clone that session, or take it with Session::current()"
+         Clone that session, or take it with Session::current()."
     )]
     SessionOpen,
     /// The object belongs to the parent of this process.
     #[error(
-        "this session was opened by the parent of process {process}, and the driver does not serve it in a child of fork. \
-         Open a session in the child, or use the parent's only in the parent"
+        "this session was opened by the parent of process {process}, and the driver does not serve \
+         it in a child of fork. Open a session in the child, or use the parent's only in the parent."
     )]
     OtherProcess {
-        /// The process that asked.
+        /// The process that called.
         process: u32,
     },
     /// Other objects still use it.
-    #[error("cannot {operation}: {users}")]
+    #[error("cannot {operation}: {users} [{}]", VendorCode::of(Errno::EBUSY))]
     InUse {
         /// What was tried.
         operation: &'static str,
@@ -64,8 +80,8 @@ pub enum Error {
         users: String,
     },
     /// What came as a ticket is none.
-    #[error("cannot read the ticket: {0}")]
-    Ticket(crate::share::TicketError),
+    #[error("cannot read the ticket: {0}. {remedy}", remedy = .0.remedy())]
+    Ticket(TicketError),
     /// Two processes could not hand memory over.
     #[error(transparent)]
     Exchange(Box<Exchange>),
@@ -74,23 +90,23 @@ pub enum Error {
     UnknownGeneration(Box<UnknownDriver>),
     /// This process has no NPU; the finding says why.
     #[error("no NPU: {0}. {remedy}", remedy = .0.remedy())]
-    NoDevices(Box<crate::discovery::Finding>),
+    NoDevices(Box<Finding>),
     /// A process on the device, which memory needs, could not be started or ended.
-    #[error("no device process on device {device}: {failure}. Remedy: {}", failure.remedy())]
+    #[error("no device process on device {device}: {failure}. {}", failure.remedy())]
     DeviceProcess {
-        /// Logical id of the device.
-        device: u32,
+        /// The device.
+        device: LogicalId,
         /// Why.
-        failure: Box<crate::process::Failure>,
+        failure: Box<ProcessFailure>,
     },
     /// The device-side process that serves this process's memory is gone.
     #[error(
-        "the device process of this process on device {device} has died ({operation} got {errno:?}); its memory is lost. \
-         Drop what lives on that device, then open the device again"
+        "the device process of this process on device {device} has died ({operation} got {errno:?}); \
+         its memory is lost. Drop what lives on that device, then open the device again."
     )]
     DeviceProcessDied {
-        /// Logical id of the device.
-        device: u32,
+        /// The device.
+        device: LogicalId,
         /// What was tried.
         operation: &'static str,
         /// What the kernel answered.
@@ -149,12 +165,45 @@ impl OpenFailed {
 
 impl fmt::Display for OpenFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (cause, remedy) = explain::open(self.errno);
-        write!(f, "cannot open {}: {}: {cause}. {remedy}", self.path.display(), named(self.errno))
+        let (cause, remedy) = refusal::open(self.errno);
+        write!(f, "cannot open {}: {}: {cause}. {remedy}", self.path.display(), self.errno)
     }
 }
 
 impl std::error::Error for OpenFailed {}
+
+impl From<OpenFailed> for Error {
+    fn from(failed: OpenFailed) -> Self {
+        Error::Open(Box::new(failed))
+    }
+}
+
+/// A system call that can be refused, by what its errnos mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SystemCall {
+    /// A command of the memory module.
+    Svm(Op),
+    /// OPEN of the multiplexer.
+    Bind,
+    /// mmap(2) of an address segment.
+    Mmap,
+    /// mprotect(2) of an address segment.
+    Mprotect,
+    /// A command of another module, whose errnos have no meaning of their own.
+    Other(&'static str),
+}
+
+impl SystemCall {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            SystemCall::Svm(op) => op.name(),
+            SystemCall::Bind => "OPEN",
+            SystemCall::Mmap => "mmap",
+            SystemCall::Mprotect => "mprotect",
+            SystemCall::Other(name) => name,
+        }
+    }
+}
 
 /// The kernel refused a command.
 #[derive(Debug)]
@@ -179,40 +228,43 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A refusal of `command`, with the meaning that the errno has for it.
-    pub(crate) fn new(operation: &'static str, command: &Command, errno: Errno) -> Refused {
-        Refused::named(operation, command.name, errno)
-    }
-
-    /// The same for a command that is known by name only.
-    pub(crate) fn named(operation: &'static str, command: &'static str, errno: Errno) -> Refused {
-        let (cause, remedy) = explain::command(command, errno);
-        Refused {
-            operation,
-            command,
+    /// A refusal, with the meaning that the errno has for the call. What it was for is said by the
+    /// caller of the floor below: [`Refused::operation`].
+    #[cold]
+    pub(crate) fn new(call: SystemCall, errno: Errno) -> Box<Refused> {
+        let (cause, remedy) = refusal::command(call, errno);
+        Box::new(Refused {
+            operation: "",
+            command: call.name(),
             object: String::new(),
             arguments: String::new(),
             errno,
             kernel_log: String::new(),
             cause,
             remedy,
-        }
+        })
+    }
+
+    /// Says what was tried.
+    pub(crate) fn operation(mut self: Box<Self>, operation: &'static str) -> Box<Self> {
+        self.operation = operation;
+        self
     }
 
     /// Says on what it was tried.
-    pub(crate) fn object(mut self, object: impl Into<String>) -> Refused {
+    pub(crate) fn object(mut self: Box<Self>, object: impl Into<String>) -> Box<Self> {
         self.object = object.into();
         self
     }
 
     /// Says with which arguments.
-    pub(crate) fn arguments(mut self, arguments: impl Into<String>) -> Refused {
+    pub(crate) fn arguments(mut self: Box<Self>, arguments: impl Into<String>) -> Box<Self> {
         self.arguments = arguments.into();
         self
     }
 
-    /// Adds what the kernel said.
-    pub(crate) fn kernel_log(mut self, sentences: String) -> Refused {
+    /// Adds the kernel's own sentences.
+    pub(crate) fn kernel_log(mut self: Box<Self>, sentences: String) -> Box<Self> {
         self.kernel_log = sentences;
         self
     }
@@ -228,7 +280,7 @@ impl fmt::Display for Refused {
         if !self.arguments.is_empty() {
             write!(f, " {{{}}}", self.arguments)?;
         }
-        write!(f, " was refused with {}: {}. {}", named(self.errno), self.cause, self.remedy)?;
+        write!(f, " was refused with {}: {}. {}", self.errno, self.cause, self.remedy)?;
         if !self.kernel_log.is_empty() {
             write!(f, " The kernel said: \"{}\".", self.kernel_log.trim_end().replace('\n', " / "))?;
         }
@@ -238,9 +290,9 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        Error::Refused(Box::new(refused))
+impl From<Box<Refused>> for Error {
+    fn from(refused: Box<Refused>) -> Error {
+        Error::Refused(refused)
     }
 }
 
@@ -252,23 +304,23 @@ pub struct OutOfMemory {
     pub place: String,
     /// Bytes that were asked for.
     pub asked: u64,
-    /// Size of the pages that were asked for.
-    pub page: u64,
-    /// Free bytes in 2 MiB pages, where the driver told.
+    /// The pages that were asked for.
+    pub page: Page,
+    /// Free bytes in 2 MiB pages, where the driver reports them.
     pub free_huge: Option<u64>,
-    /// Free bytes in 1 GiB pages, where the driver told.
+    /// Free bytes in 1 GiB pages, where the driver reports them.
     pub free_giant: Option<u64>,
     /// The kernel's own sentences.
     pub kernel_log: String,
 }
 
 impl OutOfMemory {
-    /// The largest page size in which the asked size would fit now, by what the driver reports as free.
-    pub fn page_that_fits(&self) -> Option<u64> {
-        if self.free_giant.is_some_and(|free| free >= self.asked && self.asked % GIANT_PAGE == 0) {
-            Some(GIANT_PAGE)
+    /// The largest pages in which the asked size would fit now, by what the driver reports as free.
+    pub fn page_that_fits(&self) -> Option<Page> {
+        if self.free_giant.is_some_and(|free| free >= self.asked && self.asked % Page::Giant.size() == 0) {
+            Some(Page::Giant)
         } else if self.free_huge.is_some_and(|free| free >= self.asked) {
-            Some(HUGE_PAGE)
+            Some(Page::Huge)
         } else {
             None
         }
@@ -277,13 +329,8 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "out of memory on {}: {} were asked for in pages of {}",
-            self.place,
-            bytes(self.asked),
-            bytes(self.page)
-        )?;
+        let (asked, page) = (bytes(self.asked), bytes(self.page.size()));
+        write!(f, "out of memory on {}: {asked} were asked for in pages of {page}", self.place)?;
         if let Some(free) = self.free_huge {
             write!(f, "; free in 2 MiB pages: {}", bytes(free))?;
         }
@@ -291,17 +338,18 @@ impl fmt::Display for OutOfMemory {
             write!(f, "; free in 1 GiB pages: {}", bytes(free))?;
         }
         match self.page_that_fits() {
-            Some(page) if page != self.page => write!(f, ". It would fit in pages of {}", bytes(page))?,
+            Some(page) if page != self.page => write!(f, ". It would fit in pages of {}.", bytes(page.size()))?,
             Some(_) => f.write_str(
-                ". By these figures it should fit: the memory may be fragmented, just taken by another process, or limited by a cgroup",
+                ". By these figures it should fit: the memory may be fragmented, just taken by \
+                 another process, or limited by a cgroup.",
             )?,
             None if self.free_huge.is_some() || self.free_giant.is_some() => {
-                f.write_str(". Free memory, ask for less, or use another device")?;
+                f.write_str(". Free memory, ask for less, or use another device.")?;
             }
-            None => f.write_str(". Free memory or ask for less")?,
+            None => f.write_str(". Free memory or ask for less.")?,
         }
         if !self.kernel_log.is_empty() {
-            write!(f, ". The kernel said: \"{}\"", self.kernel_log.trim_end().replace('\n', " / "))?;
+            write!(f, " The kernel said: \"{}\".", self.kernel_log.trim_end().replace('\n', " / "))?;
         }
         write!(f, " [{}]", VendorCode::of(Errno::ENOMEM))
     }
@@ -323,7 +371,7 @@ pub struct Invalid {
     pub operation: &'static str,
     /// What is wrong with the arguments.
     pub problem: String,
-    /// The rule, and what would be right.
+    /// The rule, or what would be right: whole sentences.
     pub rule: &'static str,
 }
 
@@ -337,7 +385,7 @@ impl Invalid {
 
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {}: {}; {} [{}]", self.operation, self.problem, self.rule, VendorCode::INVALID_VALUE)
+        write!(f, "cannot {}: {}. {} [{}]", self.operation, self.problem, self.rule, VendorCode::INVALID_VALUE)
     }
 }
 
@@ -370,12 +418,13 @@ impl fmt::Display for SessionTaken {
         match &self.vendor_library {
             Some(library) => write!(
                 f,
-                "{library} is loaded here and most likely holds it: this library and the vendor's cannot both drive the memory of one process. \
-                 Use one of them, or move one into another process"
+                "{library} is loaded here and most likely holds it: this library and the vendor's \
+                 cannot both drive the memory of one process. Use one of them, or move one into \
+                 another process."
             )?,
             None => f.write_str(
-                "Another copy of this library holds it, or an earlier session that was opened without address segments: \
-                 that one ends only with the process",
+                "Another copy of this library holds it, or an earlier session that was opened \
+                 without address segments: that one ends only with the process.",
             )?,
         }
         write!(f, " [{}]", VendorCode::of(Errno::EEXIST))
@@ -400,7 +449,8 @@ impl fmt::Display for UnknownDriver {
         }
         f.write_str(
             ". Nothing was done with it. A newer version of this library may know it; \
-             SessionBuilder::allow_unknown_generation goes on with the newest known tables if its first commands have known numbers, at your own risk",
+             SessionBuilder::allow_unknown_generation goes on with the newest known tables if its \
+             first commands have known numbers, at your own risk.",
         )
     }
 }
@@ -408,7 +458,7 @@ impl fmt::Display for UnknownDriver {
 impl std::error::Error for UnknownDriver {}
 
 impl Error {
-    /// The errno that the kernel answered, if it was asked.
+    /// The errno that the kernel answered, if it was called.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Error::Open(failed) => Some(failed.errno),
@@ -484,11 +534,6 @@ impl fmt::Display for VendorCode {
     }
 }
 
-/// `EINVAL (Invalid argument)`.
-fn named(errno: Errno) -> String {
-    format!("{errno:?} ({})", errno.desc())
-}
-
 /// A size as people write it, exact.
 pub(crate) fn bytes(size: u64) -> String {
     for (unit, name) in [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
@@ -502,7 +547,6 @@ pub(crate) fn bytes(size: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ascend_ioctl::svm::Op;
 
     /// The errnos that the memory driver is known to answer.
     const ERRNOS: [Errno; 22] = [
@@ -532,10 +576,10 @@ mod tests {
 
     #[test]
     fn every_errno_of_the_driver_has_a_cause_and_a_remedy_for_every_command() {
-        let unexplained = explain::command("NO_SUCH_COMMAND", Errno::EDQUOT);
+        let unexplained = refusal::command(SystemCall::Other("NO_SUCH_COMMAND"), Errno::EDQUOT);
         for errno in ERRNOS.into_iter().chain([Errno::EBADFD, Errno::EIO, Errno::EUSERS]) {
             for op in Op::ALL {
-                let (cause, remedy) = explain::command(op.name(), errno);
+                let (cause, remedy) = refusal::command(SystemCall::Svm(*op), errno);
                 assert_ne!((cause, remedy), unexplained, "{} {errno:?}", op.name());
                 assert!(!cause.ends_with('.') && remedy.ends_with('.'), "{} {errno:?}: {cause} / {remedy}", op.name());
             }
@@ -545,7 +589,8 @@ mod tests {
     #[test]
     fn a_refusal_says_what_was_tried_on_what_and_what_the_kernel_said() {
         let error = Error::from(
-            Refused::named("map physical memory", "MEM_MAP", Errno::EADDRINUSE)
+            Refused::new(SystemCall::Svm(Op::MemMap), Errno::EADDRINUSE)
+                .operation("map physical memory")
                 .object("handle 7 of device 1")
                 .arguments("address 0x12c000000000, size 2 MiB")
                 .kernel_log("first\nsecond\n".to_owned()),
@@ -569,12 +614,12 @@ mod tests {
         let error = OutOfMemory {
             place: "device 0, HBM".to_owned(),
             asked: 2 << 30,
-            page: GIANT_PAGE,
+            page: Page::Giant,
             free_huge: Some(3 << 30),
             free_giant: Some(1 << 30),
             kernel_log: String::new(),
         };
-        assert_eq!(error.page_that_fits(), Some(HUGE_PAGE));
+        assert_eq!(error.page_that_fits(), Some(Page::Huge));
         let text = error.to_string();
         assert!(text.contains("2 GiB were asked for in pages of 1 GiB"), "{text}");
         assert!(text.contains("It would fit in pages of 2 MiB"), "{text}");

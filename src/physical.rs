@@ -1,132 +1,23 @@
 //! Physical memory: pages of a device's or the host's, that have no address until they are mapped.
 //!
-//! To the kernel it is a *handle*: a small number that means something only together with its side (host or device), its device, its
-//! number of pages and the module it is accounted to, all of which must be repeated whenever it is used. A handle is released once, and
-//! not while it is mapped; here that follows from ownership: every mapping keeps its memory alive, and the last owner releases it.
+//! To the kernel it is a *handle*: a small number that means something only together with its side
+//! (host or device), its device, its number of pages and the module it is accounted to, all of
+//! which must be repeated whenever it is used. A handle is released once, and not while it is
+//! mapped; here that follows from ownership: every mapping keeps its memory alive, and the last
+//! owner releases it.
 
-use crate::device::{Device, DeviceInner, Host, MemoryInfo};
-use crate::discovery::LogicalId;
-use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Result, bytes};
-use crate::session::Orphan;
-use crate::session::call::{CREATE, RELEASE};
+use crate::device::{Device, DeviceInner, Host};
+use crate::driver::svm::{Handle, Imported, Svm};
+use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Refused, Result, bytes};
+use crate::id::LogicalId;
+use crate::kind::{Kind, MemoryKind, Page};
+use crate::session::Session;
+use crate::session::undo::{Left, Live, Undo, undo};
 use crate::share::ImportKey;
-use ascend_ioctl::svm::{
-    GIANT_PAGE, HUGE_PAGE, MEMORY_DDR, MEMORY_HBM, MEMORY_P2P_DDR, MEMORY_P2P_HBM, MemCreate, MemImport, MemRelease,
-    PAGE_GIANT, PAGE_HUGE, PAGE_NORMAL, SIDE_DEVICE, SIDE_HOST, SIDE_HOST_NUMA,
-};
+use crate::trace;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-
-/// Size of the pages that memory is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Page {
-    /// 2 MiB.
-    #[default]
-    Huge,
-    /// 1 GiB, where the device has them: [`Capabilities::giant_pages`](crate::Capabilities::giant_pages).
-    Giant,
-}
-
-impl Page {
-    /// In bytes.
-    pub const fn size(self) -> u64 {
-        match self {
-            Page::Huge => HUGE_PAGE,
-            Page::Giant => GIANT_PAGE,
-        }
-    }
-
-    pub(crate) const fn code(self) -> u32 {
-        match self {
-            Page::Huge => PAGE_HUGE,
-            Page::Giant => PAGE_GIANT,
-        }
-    }
-}
-
-/// Which memory of a device, or of the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum MemoryKind {
-    /// The device's high-bandwidth memory.
-    #[default]
-    Hbm,
-    /// DDR.
-    Ddr,
-    /// High-bandwidth memory that peers can reach.
-    P2pHbm,
-    /// DDR that peers can reach.
-    P2pDdr,
-}
-
-impl MemoryKind {
-    pub(crate) const fn code(self) -> u32 {
-        match self {
-            MemoryKind::Hbm => MEMORY_HBM,
-            MemoryKind::Ddr => MEMORY_DDR,
-            MemoryKind::P2pHbm => MEMORY_P2P_HBM,
-            MemoryKind::P2pDdr => MEMORY_P2P_DDR,
-        }
-    }
-
-    /// The kind behind the driver's number; HBM if the driver did not tell, or tells something newer.
-    const fn from_code(code: u32) -> MemoryKind {
-        match code {
-            MEMORY_DDR => MemoryKind::Ddr,
-            MEMORY_P2P_HBM => MemoryKind::P2pHbm,
-            MEMORY_P2P_DDR => MemoryKind::P2pDdr,
-            _ => MemoryKind::Hbm,
-        }
-    }
-
-    /// QUERY_MEM_USEDINFO counts differently.
-    const fn query(self) -> u32 {
-        match self {
-            MemoryKind::Ddr => 1,
-            MemoryKind::Hbm => 2,
-            MemoryKind::P2pDdr => 3,
-            MemoryKind::P2pHbm => 4,
-        }
-    }
-
-    /// For people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            MemoryKind::Hbm => "HBM",
-            MemoryKind::Ddr => "DDR",
-            MemoryKind::P2pHbm => "P2P HBM",
-            MemoryKind::P2pDdr => "P2P DDR",
-        }
-    }
-}
-
-/// What kind of memory is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Kind {
-    /// Size of its pages.
-    pub page: Page,
-    /// Which memory.
-    pub memory: MemoryKind,
-}
-
-impl Kind {
-    /// The sizes that can be asked for.
-    #[doc(alias = "aclrtMemGetAllocationGranularity")]
-    #[doc(alias = "cuMemGetAllocationGranularity")]
-    pub const fn granularity(self) -> Granularity {
-        Granularity { minimum: self.page.size(), recommended: self.page.size() }
-    }
-}
-
-/// Sizes of physical memory are multiples of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Granularity {
-    /// Of this at least.
-    pub minimum: u64,
-    /// Better of this.
-    pub recommended: u64,
-}
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -137,30 +28,45 @@ pub enum Location {
     Host,
 }
 
-/// Physical memory. A counted reference: clones and mappings share it, and the last one releases it.
-#[derive(Debug, Clone)]
+/// Physical memory. A counted reference: clones and mappings share it, and the last one releases
+/// it.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(4 << 20)?;
+/// let same = memory.clone();
+/// assert!(same.is_same(&memory));
+/// drop(same);
+/// memory.free()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
 pub struct PhysicalMemory {
-    pub(crate) block: Arc<Block>,
+    pub(crate) block: Arc<Live<Block>>,
 }
 
-/// A handle and what must be repeated with it.
+impl fmt::Debug for PhysicalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PhysicalMemory({})", self.block.describe())
+    }
+}
+
+/// A handle and who it belongs to.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// The device, or the host: for imports the importing one.
-    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) device: Arc<Live<DeviceInner>>,
     pub(crate) size: u64,
-    /// As the kernel counts; see [`Block::pages`].
-    pages: u32,
-    pub(crate) id: i32,
-    pub(crate) module: u32,
+    pub(crate) handle: Handle,
     pub(crate) page: Page,
     pub(crate) memory: MemoryKind,
-    /// The page code to repeat when mapping.
-    pub(crate) page_code: u8,
     pub(crate) imported: bool,
-    /// Whether the kernel still has it.
-    live: bool,
-    /// Whether a release was refused: the kernel may have begun it, and would crash at the release of such memory once it was exported.
+    /// Whether a release was refused: the kernel may have begun it, and would crash at the release
+    /// of such memory once it was exported.
     pub(crate) half_released: bool,
     /// The exporting device of an import, in this process's numbering.
     exporter: u8,
@@ -173,17 +79,16 @@ pub(crate) struct Block {
 /// [`Block::share`] of memory that is not shared.
 const NOT_SHARED: i32 = -1;
 
-/// Whom the vendor's tools account our memory to: the number for user programs.
-pub(crate) const MODULE: u32 = 33;
-
 const OPERATION: &str = "create physical memory";
 
 impl Device {
-    /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of 2 MiB. What it contains is not known.
+    /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of
+    /// 2 MiB. What it contains is not known.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a size that cannot be; [`Error::OutOfMemory`] with what is free, in which pages; [`Error::Refused`] with what the kernel says.
+    /// [`Error::Invalid`] for a size that cannot be; [`Error::OutOfMemory`] with what is free, in
+    /// which pages; [`Error::Refused`] with what the kernel says.
     #[doc(alias = "aclrtMallocPhysical")]
     #[doc(alias = "cuMemCreate")]
     #[inline]
@@ -192,39 +97,50 @@ impl Device {
     }
 
     /// Creates memory of a kind on the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::create`], and [`Error::Invalid`] for 1 GiB pages where the device has
+    /// none.
     #[inline]
     pub fn create_with(&self, size: u64, kind: Kind) -> Result<PhysicalMemory> {
-        PhysicalMemory::create(&self.inner, size, kind, SIDE_DEVICE, 0)
-    }
-
-    /// How much memory of a kind the device has, and how much is free.
-    #[doc(alias = "aclrtGetMemInfo")]
-    #[doc(alias = "cuMemGetInfo")]
-    pub fn memory_info(&self, memory: MemoryKind) -> Result<MemoryInfo> {
-        self.inner.memory_info(memory.query())
+        PhysicalMemory::create(&self.inner, size, kind, None)
     }
 }
 
 impl Host {
     /// Creates memory on the host, in 2 MiB pages. `size` is a multiple of 2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::create`].
     pub fn create(&self, size: u64) -> Result<PhysicalMemory> {
         self.create_with(size, Kind { page: Page::Huge, memory: MemoryKind::Ddr })
     }
 
-    /// Creates memory of a kind on the host. 1 GiB pages exist on few hosts, and only as [`MemoryKind::P2pDdr`].
+    /// Creates memory of a kind on the host. 1 GiB pages exist on few hosts, and only as
+    /// [`MemoryKind::P2pDdr`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::create_with`].
     pub fn create_with(&self, size: u64, kind: Kind) -> Result<PhysicalMemory> {
-        PhysicalMemory::create(&self.inner, size, kind, SIDE_HOST, 0)
+        PhysicalMemory::create(&self.inner, size, kind, None)
     }
 
     /// Creates memory on one NUMA node of the host.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::create_with`]; [`Error::Refused`] for a node that the host does not have.
     pub fn create_on_node(&self, size: u64, kind: Kind, node: u32) -> Result<PhysicalMemory> {
-        PhysicalMemory::create(&self.inner, size, kind, SIDE_HOST_NUMA, node)
+        PhysicalMemory::create(&self.inner, size, kind, Some(node))
     }
 }
 
 impl PhysicalMemory {
     #[inline]
-    fn create(device: &Arc<DeviceInner>, size: u64, kind: Kind, side: u32, node: u32) -> Result<PhysicalMemory> {
+    fn create(device: &Arc<Live<DeviceInner>>, size: u64, kind: Kind, node: Option<u32>) -> Result<PhysicalMemory> {
         let svm = &device.session.svm;
         svm.check_process()?;
         if size == 0 || size % kind.page.size() != 0 {
@@ -233,37 +149,22 @@ impl PhysicalMemory {
         if kind.page == Page::Giant && !device.has_giant_pages() {
             return Err(no_giant_pages(device));
         }
-        let wanted = MemCreate {
-            numa_node: node,
-            size,
-            side,
-            module: MODULE,
-            page: kind.page.code(),
-            memory: kind.memory.code(),
-            ..Default::default()
-        };
-        match svm.call(CREATE, device.id, size, &wanted) {
-            Ok(created) => Ok(PhysicalMemory {
-                block: Arc::new(Block {
+        match svm.mem_create(device.id, size, kind, node) {
+            Ok(handle) => Ok(PhysicalMemory {
+                block: Arc::new(Live::new(Block {
                     device: device.clone(),
                     size,
-                    // The kernel itself sends page counts as 32 bits.
-                    pages: created.pages as u32,
-                    id: created.id,
-                    module: MODULE,
+                    handle,
                     page: kind.page,
                     memory: kind.memory,
-                    // To the device a 1 GiB page is a block of 2 MiB pages; host memory keeps its kind.
-                    page_code: if side == SIDE_DEVICE { PAGE_HUGE as u8 } else { kind.page.code() as u8 },
                     imported: false,
-                    live: true,
                     half_released: false,
                     exporter: 0,
                     exporter_sdid: 0,
                     share: AtomicI32::new(NOT_SHARED),
-                }),
+                })),
             }),
-            Err(errno) => Err(not_created(device, size, kind, side, node, errno)),
+            Err(refused) => Err(not_created(device, size, kind, node, refused)),
         }
     }
 
@@ -278,14 +179,15 @@ impl PhysicalMemory {
         self.block.page
     }
 
-    /// Which memory it is. For imported memory the driver tells from 9.0.0 on; before, a ticket does, and without one HBM is assumed.
+    /// Which memory it is. For imported memory the driver reports it from 9.0.0 on; before, a
+    /// ticket does, and without one HBM is assumed.
     pub fn memory_kind(&self) -> MemoryKind {
         self.block.memory
     }
 
     /// Where it is; imported memory is where it was imported.
     pub fn location(&self) -> Location {
-        if self.block.is_host() { Location::Host } else { Location::Device(LogicalId(self.block.device.id)) }
+        if self.block.handle.is_host() { Location::Host } else { Location::Device(LogicalId(self.block.device.id)) }
     }
 
     /// Whether it was imported from another process.
@@ -298,82 +200,66 @@ impl PhysicalMemory {
         Arc::ptr_eq(&self.block, &other.block)
     }
 
-    /// Releases the memory, and tells what went wrong. It must be the last reference, and not mapped; otherwise it is handed back.
-    /// (Dropping the last reference releases it too, and logs what goes wrong.)
+    /// The session that the memory belongs to.
+    pub fn session(&self) -> Session {
+        Session { inner: self.block.device.session.clone() }
+    }
+
+    /// Releases the memory. (Dropping the last reference releases it too, and logs what goes
+    /// wrong.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] unless this is the last reference and the memory is not mapped;
+    /// [`Error::Refused`] if the kernel does not release it. The memory comes back.
     #[doc(alias = "aclrtFreePhysical")]
     #[doc(alias = "cuMemRelease")]
     #[inline]
     pub fn free(self) -> Result<(), Failed<PhysicalMemory>> {
-        if let Err(error) = self.block.device.session.svm.check_process() {
-            return Err(Failed { error, object: self });
-        }
-        match Arc::try_unwrap(self.block) {
-            Ok(mut block) => match block.release() {
-                Ok(()) => Ok(()),
-                Err(errno) => {
-                    let error = block.device.failed("release physical memory", RELEASE, errno, block.describe());
-                    let block = Arc::new(block);
-                    if let Some(key) = block.import_key() {
-                        // The old reference is gone: whoever imports the same would wait for this one's end.
-                        block.device.session.sharing.imports.fill(key, &block);
-                    }
-                    Err(Failed { error, object: PhysicalMemory { block } })
-                }
-            },
-            Err(block) => {
-                let users = format!(
-                    "{} other reference(s) to {} are alive: clones, mappings or copies; drop them first",
-                    Arc::strong_count(&block) - 1,
-                    block.describe()
-                );
-                let error = Error::InUse { operation: "release physical memory", users };
-                Err(Failed { error, object: PhysicalMemory { block } })
-            }
-        }
+        undo(self.block).map_err(|(error, block)| Failed { error, object: PhysicalMemory { block } })
     }
 }
 
 impl Block {
-    /// Memory that was just imported, and its page and memory kinds as the exporter says. If it is of a kind that cannot be mapped here it is given back.
+    /// Memory that was just imported, and its page and memory kinds as the exporter says. If it is
+    /// of a kind that cannot be mapped here it is released.
     ///
-    /// The driver does not tell that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs only, and before 9.0.0 not which
-    /// memory it is.
+    /// The driver does not say that a device's 2 MiB pages are parts of 1 GiB ones, which can be
+    /// mapped at whole GiBs only, and before 9.0.0 not which memory it is.
     #[inline]
     pub(crate) fn imported(
-        device: &Arc<DeviceInner>,
-        answer: &MemImport,
+        device: &Arc<Live<DeviceInner>>,
+        answer: &Imported,
         key: ImportKey,
-        told: Option<(u32, u32)>,
-    ) -> Result<Arc<Block>> {
-        // A device counts 1 GiB pages in 2 MiB ones; the host does not.
-        let unit = if answer.page == PAGE_GIANT && device.is_host() { GIANT_PAGE } else { HUGE_PAGE };
-        let size = answer.pages.saturating_mul(unit);
-        let (mut page, mut memory) = (answer.page, answer.memory);
-        if let Some((page_told, memory_told)) = told {
-            if page_told == PAGE_GIANT && size % GIANT_PAGE == 0 && !device.is_host() {
-                page = PAGE_GIANT;
+        told: Option<Kind>,
+    ) -> Result<Arc<Live<Block>>> {
+        let page = Page::from_code(answer.page);
+        let mut kind = Kind {
+            page: page.unwrap_or_default(),
+            // Without an answer, or with a newer one, HBM is assumed.
+            memory: MemoryKind::from_code(answer.memory).unwrap_or_default(),
+        };
+        if let Some(told) = told {
+            if told.page == Page::Giant && answer.size % Page::Giant.size() == 0 && !device.is_host() {
+                kind.page = Page::Giant;
             }
-            if !device.session.driver().1.delta().import_tells_memory {
-                memory = memory_told;
+            if !device.session.generation().delta().import_tells_memory {
+                kind.memory = told.memory;
             }
         }
-        let block = Arc::new(Block {
+        let block = Arc::new(Live::new(Block {
             device: device.clone(),
-            size,
-            pages: answer.pages as u32,
-            id: answer.id,
-            module: answer.module,
-            page: if page == PAGE_GIANT { Page::Giant } else { Page::Huge },
-            memory: MemoryKind::from_code(memory),
-            page_code: answer.page as u8,
+            size: answer.size,
+            handle: answer.handle,
+            page: kind.page,
+            memory: kind.memory,
             imported: true,
-            live: true,
             half_released: false,
             exporter: key.exporter as u8,
             exporter_sdid: key.sdid,
             share: AtomicI32::new(key.share as i32),
-        });
-        if answer.page == PAGE_NORMAL { Err(normal_pages()) } else { Ok(block) }
+        }));
+        if page.is_none() { Err(normal_pages()) } else { Ok(block) }
     }
 
     /// The share that the memory was exported as.
@@ -386,80 +272,75 @@ impl Block {
         self.share.store(share as i32, Ordering::Release);
     }
 
-    /// Side to repeat with the handle; NUMA memory is host memory.
-    #[inline]
-    pub(crate) fn side(&self) -> u32 {
-        if self.is_host() { SIDE_HOST } else { SIDE_DEVICE }
-    }
-
-    #[inline]
-    pub(crate) fn is_host(&self) -> bool {
-        self.device.is_host()
-    }
-
-    /// Number of pages to repeat with the handle.
-    #[inline]
-    pub(crate) fn pages(&self) -> u64 {
-        u64::from(self.pages)
-    }
-
     pub(crate) fn describe(&self) -> String {
         let imported = if self.imported { "imported " } else { "" };
-        format!("{imported}handle {} of {}, {}", self.id, self.device.name(), bytes(self.size))
+        format!("{imported}handle {} of {}, {}", self.handle.id, self.device.name(), bytes(self.size))
     }
 
+    /// Its key among the imports, if it is one.
     #[inline]
-    fn release(&mut self) -> std::result::Result<(), Errno> {
-        let released = self.device.session.svm.call(RELEASE, self.device.id, self.size, &self.release_arg());
-        self.half_released = released.is_err();
-        released?;
-        self.live = false;
-        self.vacate();
-        Ok(())
-    }
-
-    /// Its place among the imports, if it is one.
     fn import_key(&self) -> Option<ImportKey> {
-        let share = self.share().filter(|_| self.imported)?;
-        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid: self.exporter_sdid })
-    }
-
-    /// Lets the same be imported again.
-    fn vacate(&self) {
-        if let Some(key) = self.import_key() {
-            self.device.session.sharing.imports.vacate(&key);
+        if !self.imported {
+            return None;
         }
-    }
-
-    fn release_arg(&self) -> MemRelease {
-        MemRelease { id: self.id, side: self.side(), pages: self.pages(), ..Default::default() }
+        let share = self.share()?;
+        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid: self.exporter_sdid })
     }
 }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        let session = &self.device.session;
-        if !self.live || session.svm.guard.in_child() {
-            return;
+impl Undo for Block {
+    const OPERATION: &'static str = "release physical memory";
+
+    #[inline]
+    fn svm(&self) -> &Svm {
+        &self.device.session.svm
+    }
+
+    #[inline]
+    fn undo(&mut self) -> Result<()> {
+        match self.device.session.release(self.handle, self.size, self.import_key()) {
+            Ok(()) => Ok(()),
+            Err(refused) => {
+                self.half_released = true;
+                Err(self.device.failed(refused, Self::OPERATION, self.describe()))
+            }
         }
-        let Err(errno) = self.release() else { return };
-        // Whatever becomes of it, nobody here can use it any more.
-        self.vacate();
+    }
+
+    #[cold]
+    fn abandon(&mut self, error: Error) {
         let session = &self.device.session;
-        if errno == Errno::ESRCH && !self.is_host() {
-            tracing::warn!(device = self.device.id, handle = self.id, "memory went with its device process");
-            return;
+        // Whatever becomes of it, this process can use it no more.
+        if let Some(key) = self.import_key() {
+            session.sharing.imports.vacate(&key);
         }
-        let orphan = Orphan::Memory(self.device.id, self.release_arg());
-        session.adopt(orphan, "release physical memory", RELEASE, errno);
+        if let Error::DeviceProcessDied { .. } = error {
+            return trace::warn(self.describe(), "memory went with its device process");
+        }
+        session.keep(Left::Memory { handle: self.handle, size: self.size }, error);
+    }
+
+    #[cold]
+    fn users(&self, others: usize) -> String {
+        format!(
+            "{others} other reference(s) to {} are alive: clones, mappings or copies. Drop them first.",
+            self.describe()
+        )
+    }
+
+    fn restore(block: &Arc<Live<Block>>) {
+        if let Some(key) = block.import_key() {
+            // The old reference is gone: a thread that imports the same would wait for its end.
+            block.device.session.sharing.imports.fill(key, block);
+        }
     }
 }
 
 #[cold]
 fn bad_size(size: u64, page: Page) -> Error {
     let rule = match page {
-        Page::Huge => "sizes are multiples of 2 MiB, and not 0",
-        Page::Giant => "sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0",
+        Page::Huge => "Sizes are multiples of 2 MiB, and not 0.",
+        Page::Giant => "Sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0.",
     };
     Invalid::because(OPERATION, format!("{} is not a size of memory", bytes(size)), rule)
 }
@@ -469,44 +350,40 @@ fn normal_pages() -> Error {
     Invalid::because(
         "import memory",
         "it is in pages of the host's size",
-        "this library maps memory in pages of 2 MiB and 1 GiB: create it in such pages",
+        "This library maps memory in pages of 2 MiB and 1 GiB: create it in such pages.",
     )
 }
 
 #[cold]
 fn no_giant_pages(device: &DeviceInner) -> Error {
-    Invalid::because(OPERATION, format!("{} has no 1 GiB pages", device.name()), "use pages of 2 MiB")
+    Invalid::because(OPERATION, format!("{} has no 1 GiB pages", device.name()), "Use pages of 2 MiB.")
 }
 
 #[cold]
-fn not_created(device: &DeviceInner, size: u64, kind: Kind, side: u32, node: u32, errno: Errno) -> Error {
-    if errno == Errno::ENOMEM {
-        let kernel_log = device.session.svm.sentences();
-        let (place, info) = if device.is_host() {
-            let place = if side == SIDE_HOST_NUMA { format!("the host, node {node}") } else { "the host".to_owned() };
-            (place, None)
-        } else {
-            let info = device.memory_info(kind.memory.query()).ok();
-            (format!("device {}, {}", device.id, kind.memory.name()), info)
+fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, refused: Box<Refused>) -> Error {
+    if refused.errno == Errno::ENOMEM {
+        let (place, info) = match node {
+            _ if !device.is_host() => {
+                let info = device.memory_info(kind.memory).ok();
+                (format!("device {}, {}", device.id, kind.memory), info)
+            }
+            Some(node) => (format!("the host, node {node}"), None),
+            None => ("the host".to_owned(), None),
         };
         return OutOfMemory {
             place,
             asked: size,
-            page: kind.page.size(),
+            page: kind.page,
             free_huge: info.map(|info| info.huge_free).or_else(|| device.is_host().then(host_available).flatten()),
             free_giant: info.map(|info| info.giant_free),
-            kernel_log,
+            kernel_log: refused.kernel_log,
         }
         .into();
     }
-    let arguments = format!(
-        "size {}, pages of {}, {}{}",
-        bytes(size),
-        bytes(kind.page.size()),
-        kind.memory.name(),
-        if side == SIDE_HOST_NUMA { format!(", NUMA node {node}") } else { String::new() }
-    );
-    device.failed(OPERATION, CREATE, errno, arguments)
+    let page = bytes(kind.page.size());
+    let node = node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+    let arguments = format!("size {}, pages of {page}, {}{node}", bytes(size), kind.memory);
+    device.failed(refused, OPERATION, arguments)
 }
 
 /// What Linux believes can be allocated; how much of it is in 2 MiB pieces it does not say.

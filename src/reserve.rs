@@ -1,17 +1,22 @@
-//! Reservations: addresses that nothing else in the process uses, into which physical memory can be mapped.
+//! Reservations: addresses that nothing else in the process uses, into which physical memory can be
+//! mapped.
 //!
-//! To the kernel a reservation is a run of 2 MiB chunks in a heap, made by one ALLOC and freed as a whole by one FREE_PAGES. It chooses
-//! no addresses and guards badly against misuse: an address that is used while its ALLOC or FREE_PAGES runs can crash it. So addresses
-//! come from our own [`arena`], nobody learns one before ALLOC returned, and FREE_PAGES begins when the last mapping, view or copy is
-//! gone. The first mapping ties a reservation to its device until it is freed.
+//! To the kernel a reservation is a run of 2 MiB chunks in a heap, made by one ALLOC and freed as a
+//! whole by one FREE_PAGES. It chooses no addresses and guards badly against misuse: an address
+//! that is used while its ALLOC or FREE_PAGES runs can crash it. So addresses come from our own
+//! [`arena`], no address is known before its ALLOC returned, and FREE_PAGES begins when the last
+//! mapping, view or copy is gone. The first mapping ties a reservation to its device until it is
+//! freed.
 
 pub(crate) mod arena;
 
-use crate::error::{Errno, Error, Failed, Invalid, Result, bytes};
-use crate::session::call::{ALLOC, FREE_PAGES};
-use crate::session::{Inner, Orphan, lock};
+use crate::driver::svm::{DYNAMIC_START, GIANT_PAGE, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, Svm};
+use crate::error::{Error, Failed, Invalid, Result, bytes};
+use crate::session::Inner;
+use crate::session::undo::{Left, Live, Undo, undo};
+use crate::slots::lock;
 use arena::Taken;
-use ascend_ioctl::svm::{Alloc, DYNAMIC_START, FreePages, GIANT_PAGE, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,8 +36,8 @@ impl Default for ReserveOptions {
 }
 
 impl ReserveOptions {
-    /// The addresses from which reservations are made: 0x12C0_0000_0000 to 24 TiB. What the driver has below them is for video and
-    /// read-only memory.
+    /// The addresses from which reservations are made: 0x12C0_0000_0000 to 24 TiB. What the driver
+    /// has below them is for video and read-only memory.
     pub const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
     /// Anywhere, at a multiple of 2 MiB.
@@ -46,7 +51,8 @@ impl ReserveOptions {
         self
     }
 
-    /// At a multiple of this: a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1 GiB.
+    /// At a multiple of this: a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1
+    /// GiB.
     pub fn alignment(mut self, alignment: u64) -> Self {
         self.alignment = alignment;
         self
@@ -54,28 +60,46 @@ impl ReserveOptions {
 }
 
 /// Reserved addresses. Freed when this and everything mapped there is dropped.
-#[derive(Debug)]
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, ReserveOptions, Session};
+///
+/// let session = Session::open()?;
+/// let reservation = session.reserve_with(1 << 30, &ReserveOptions::new().alignment(1 << 30))?;
+/// assert_eq!(reservation.address() % (1 << 30), 0);
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = reservation.map(0, &memory)?;
+/// assert_eq!(reservation.mappings(), [(mapping.address(), 2 << 20)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "addresses are freed when their reservation is dropped"]
 pub struct Reservation {
-    pub(crate) inner: Arc<Reserved>,
+    pub(crate) inner: Arc<Live<Reserved>>,
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({})", self.inner.describe())
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Reserved {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    /// Whose memory is mapped here: see [`Reserved::NOBODY`]. Changed only under the lock of the session's mappings.
+    /// The owner of the memory that is mapped here: see [`Reserved::NONE`]. Changed only under the
+    /// lock of the session's mappings.
     owner: AtomicU32,
-    /// Whether the kernel still has it.
-    live: bool,
-    pub(crate) session: Arc<Inner>,
+    pub(crate) session: Arc<Live<Inner>>,
 }
 
 const OPERATION: &str = "reserve addresses";
 
 impl Reservation {
     #[inline]
-    pub(crate) fn new(session: &Arc<Inner>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
+    pub(crate) fn new(session: &Arc<Live<Inner>>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         session.svm.check_process()?;
         if size == 0 || size % HUGE_PAGE != 0 || size > RESERVE_HEAP_MAX {
             return Err(bad_size(size));
@@ -88,14 +112,15 @@ impl Reservation {
             }
             Some(address) => take_at(session, address, size, options.alignment)?,
         };
-        // Nobody but us knows the address, so nothing can use it while ALLOC lays out its books.
-        if let Err(errno) = session.svm.call(ALLOC, 0, size, &Alloc { address: start, size }) {
-            let error = refused(session, start, size, errno);
+        // No other code knows the address, so nothing can use it while ALLOC lays out its books.
+        if let Err(refused) = session.svm.alloc(start, size) {
             lock(&session.arena).free(start);
-            return Err(error);
+            let arguments = format!("address {start:#x}, size {}", bytes(size));
+            return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
-        let owner = AtomicU32::new(Reserved::NOBODY);
-        Ok(Reservation { inner: Arc::new(Reserved { start, size, owner, live: true, session: session.clone() }) })
+        let owner = AtomicU32::new(Reserved::NONE);
+        let reserved = Reserved { start, size, owner, session: session.clone() };
+        Ok(Reservation { inner: Arc::new(Live::new(reserved)) })
     }
 
     /// First address.
@@ -110,57 +135,41 @@ impl Reservation {
         self.inner.size
     }
 
-    /// Frees the addresses, and tells what went wrong. Nothing may be mapped there any more; otherwise the reservation is handed back.
-    /// (Dropping it frees the addresses when the last mapping is gone, and logs what goes wrong.)
+    /// Frees the addresses. (Dropping it frees them when the last mapping is gone, and logs what
+    /// goes wrong.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] if something is mapped there; [`Error::Refused`] if the kernel does not
+    /// free them. The reservation comes back.
     #[doc(alias = "aclrtReleaseMemAddress")]
     #[doc(alias = "cuMemAddressFree")]
     #[inline]
     pub fn free(self) -> Result<(), Failed<Reservation>> {
-        if let Err(error) = self.inner.session.svm.check_process() {
-            return Err(Failed { error, object: self });
-        }
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut reserved) => match reserved.give_back() {
-                Ok(()) => Ok(()),
-                Err(errno) => {
-                    let svm = &reserved.session.svm;
-                    let refused = svm.refused("free reserved addresses", FREE_PAGES, errno).object(format!(
-                        "{:#x}, {}",
-                        reserved.start,
-                        bytes(reserved.size)
-                    ));
-                    Err(Failed { error: refused.into(), object: Reservation { inner: Arc::new(reserved) } })
-                }
-            },
-            Err(inner) => {
-                let users = format!(
-                    "{} mapping(s) or copies in {:#x}..{:#x} are alive; unmap them first",
-                    Arc::strong_count(&inner) - 1,
-                    inner.start,
-                    inner.start + inner.size
-                );
-                let error = Error::InUse { operation: "free reserved addresses", users };
-                Err(Failed { error, object: Reservation { inner } })
-            }
-        }
+        undo(self.inner).map_err(|(error, inner)| Failed { error, object: Reservation { inner } })
     }
 }
 
 impl Reserved {
     /// No memory was mapped here yet.
-    const NOBODY: u32 = u32::MAX;
+    const NONE: u32 = u32::MAX;
     /// Beside the device's id: the memory is imported.
     const IMPORTED: u32 = 1 << 31;
 
-    /// Ties the reservation to the owner of the memory that is about to be mapped. The kernel does the same for the device, refuses any
-    /// other until the reservation is freed, and refuses copies over own and imported memory. Call under the lock of the mappings.
+    fn describe(&self) -> String {
+        format!("{:#x}, {}", self.start, bytes(self.size))
+    }
+
+    /// Ties the reservation to the owner of the memory that is about to be mapped. The kernel does
+    /// the same for the device, refuses any other until the reservation is freed, and refuses
+    /// copies over own and imported memory. Call under the lock of the mappings.
     ///
     /// Returns whether it was free before.
     #[inline]
     pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<bool, Owner> {
         let wanted = device | if imported { Reserved::IMPORTED } else { 0 };
         match self.owner.load(Ordering::Relaxed) {
-            Reserved::NOBODY => {
+            Reserved::NONE => {
                 self.owner.store(wanted, Ordering::Relaxed);
                 Ok(true)
             }
@@ -171,15 +180,32 @@ impl Reserved {
 
     /// Undoes a claim whose mapping was refused. Call under the lock of the mappings.
     pub(crate) fn unclaim(&self) {
-        self.owner.store(Reserved::NOBODY, Ordering::Relaxed);
+        self.owner.store(Reserved::NONE, Ordering::Relaxed);
+    }
+}
+
+impl Undo for Reserved {
+    const OPERATION: &'static str = "free reserved addresses";
+
+    #[inline]
+    fn svm(&self) -> &Svm {
+        &self.session.svm
     }
 
     #[inline]
-    fn give_back(&mut self) -> std::result::Result<(), Errno> {
-        self.session.svm.call(FREE_PAGES, 0, self.size, &FreePages { address: self.start })?;
-        self.live = false;
-        lock(&self.session.arena).free(self.start);
-        Ok(())
+    fn undo(&mut self) -> Result<()> {
+        let freed = self.session.free(self.start, self.size);
+        freed.map_err(|refused| refused.operation(Self::OPERATION).object(self.describe()).into())
+    }
+
+    #[cold]
+    fn abandon(&mut self, error: Error) {
+        self.session.keep(Left::Reservation { address: self.start, size: self.size }, error);
+    }
+
+    #[cold]
+    fn users(&self, others: usize) -> String {
+        format!("{others} mapping(s) or copies in {} are alive. Unmap them first.", self.describe())
     }
 }
 
@@ -189,30 +215,24 @@ pub(crate) struct Owner {
     pub(crate) imported: bool,
 }
 
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if !self.live || self.session.svm.guard.in_child() {
-            return;
-        }
-        if let Err(errno) = self.give_back() {
-            let free = FreePages { address: self.start };
-            self.session.adopt(Orphan::Reservation(free), "free reserved addresses", FREE_PAGES, errno);
-        }
-    }
-}
-
 /// Addresses from the arena, with a new heap if it needs one.
 #[inline]
 fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
-    let mut arena = lock(&session.arena);
-    if let Some(start) = arena.take(size, alignment) {
-        return Ok(start);
+    let taken = lock(&session.arena).take(size, alignment);
+    match taken {
+        Some(start) => Ok(start),
+        None => take_from_new_heap(session, size, alignment),
     }
-    let Some(window) = arena.next_window(size) else { return Err(exhausted(size)) };
-    session.enable_heap(window)?;
-    arena.add_heap(window);
-    // A new heap is larger than what is asked for and starts at a whole GiB.
-    arena.take(size, alignment).ok_or_else(|| exhausted(size))
+}
+
+#[cold]
+fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
+    // A new heap is at least as large as what is asked for and starts at a whole GiB.
+    let taken = session.take_with_heap(|arena| match arena.take(size, alignment) {
+        Some(start) => Ok(start),
+        None => Err(arena.next_window(size).map_or(Taken::Border, Taken::NeedsHeap)),
+    })?;
+    taken.map_err(|_| exhausted(size))
 }
 
 /// The same at a fixed address.
@@ -225,40 +245,28 @@ fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u
         return Err(Invalid::because(
             OPERATION,
             format!("the fixed address {address:#x} is not aligned"),
-            "it must be a multiple of 2 MiB and of the alignment",
+            "It must be a multiple of 2 MiB and of the alignment.",
         ));
     }
     if address < low || end.is_none_or(|end| end > high) {
         return Err(Invalid::because(
             OPERATION,
             format!("{address:#x} with {} lies outside of the driver's addresses", bytes(size)),
-            "fixed addresses must lie between 0x12c000000000 and 0x180000000000 (24 TiB)",
+            "Fixed addresses lie between 0x12c000000000 and 0x180000000000 (24 TiB).",
         ));
     }
-    let mut arena = lock(&session.arena);
-    let taken = match arena.take_at(address, size) {
-        Ok(()) => return Ok(address),
-        Err(Taken::NeedsHeap(window)) => {
-            session.enable_heap(window)?;
-            arena.add_heap(window);
-            match arena.take_at(address, size) {
-                Ok(()) => return Ok(address),
-                Err(taken) => taken,
-            }
-        }
-        Err(taken) => taken,
-    };
-    Err(match taken {
+    let taken = session.take_with_heap(|arena| arena.take_at(address, size).map(|()| address))?;
+    taken.map_err(|taken| match taken {
         Taken::Border | Taken::NeedsHeap(_) => Invalid::because(
             OPERATION,
             format!("{address:#x} with {} lies across the border of a heap", bytes(size)),
-            "a reservation must lie inside one heap of the kernel, and heaps that are in use do not move; \
-             choose another address, or reserve the largest ranges first",
+            "A reservation must lie inside one heap of the kernel, and heaps that are in use do not \
+             move: choose another address, or reserve the largest ranges first.",
         ),
         Taken::Reserved => Invalid::because(
             OPERATION,
             format!("part of {address:#x} with {} is already reserved", bytes(size)),
-            "free it first, or choose another address",
+            "Free it first, or choose another address.",
         ),
     })
 }
@@ -270,18 +278,18 @@ fn check_alignment(alignment: u64) -> Result<()> {
     Err(Invalid::because(
         OPERATION,
         format!("the alignment {alignment:#x} is not possible"),
-        "it must be a power of two from 2 MiB to 1 GiB",
+        "It must be a power of two from 2 MiB to 1 GiB.",
     ))
 }
 
 #[cold]
 fn bad_size(size: u64) -> Error {
     if size > RESERVE_HEAP_MAX {
-        let rule = "one reservation lies inside one heap of the kernel, which is at most 128 GiB; reserve several";
+        let rule = "One reservation lies inside one heap of the kernel, which is at most 128 GiB: reserve several.";
         return Invalid::because(OPERATION, format!("{} are too much", bytes(size)), rule);
     }
     let problem = format!("{} is not a size of reservations", bytes(size));
-    Invalid::because(OPERATION, problem, "sizes are multiples of 2 MiB, and not 0")
+    Invalid::because(OPERATION, problem, "Sizes are multiples of 2 MiB, and not 0.")
 }
 
 #[cold]
@@ -289,12 +297,6 @@ fn exhausted(size: u64) -> Error {
     Invalid::because(
         OPERATION,
         format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", bytes(size)),
-        "free reservations, or ask for a smaller one",
+        "Free reservations, or ask for a smaller one.",
     )
-}
-
-#[cold]
-fn refused(session: &Inner, start: u64, size: u64, errno: Errno) -> Error {
-    let arguments = format!("address {start:#x}, size {}", bytes(size));
-    session.svm.refused(OPERATION, ALLOC, errno).arguments(arguments).into()
 }

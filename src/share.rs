@@ -1,13 +1,17 @@
 //! Sharing physical memory between processes.
 //!
-//! To the kernel an export is a *share*: a number that any process of the host can name, with a count of holders and a *trust list* of processes that may
-//! import it. A handle can be exported once, imported once per process and device, and its memory lives until the last holder releases it or dies
-//! (`docs/lifetimes.md`). The numbers are small and sequential, so **anyone can guess them**: the trust list is what protects the memory, it is on by
-//! default here, and this module makes it easy to use.
+//! To the kernel an export is a *share*: a number that any process of the host can name, with a
+//! count of holders and a *trust list* of processes that may import it. A handle can be exported
+//! once, imported once per process and device, and its memory lives until the last holder releases
+//! it or dies (`docs/driver.md`). The numbers are small and sequential, so **anyone can guess
+//! them**: the trust list is what protects the memory, it is on by default here, and this module
+//! makes it easy to use.
 //!
-//! What the kernel refuses is turned into what a user expects: exporting twice gives the same [`Export`], importing twice gives the same memory.
+//! What the kernel refuses is turned into what a user expects: exporting twice gives the same
+//! [`Export`], importing twice gives the same memory.
 //!
-//! The short way, when there is a Unix socket between the two: [`send`] in one process, [`receive`] in the other. The long way, by any other channel:
+//! The short way, when there is a Unix socket between the two: [`send`] in one process, [`receive`]
+//! in the other. The long way, by any other channel:
 //!
 //! ```no_run
 //! # use ascend_vmm::{Result, Device, PhysicalMemory, share::{self, BareTgid, Ticket}};
@@ -24,37 +28,41 @@
 //! }
 //! ```
 
-mod handle;
-mod process;
-mod socket;
+mod bare_tgid;
+mod exchange;
+mod shareable_handle;
 mod ticket;
 
-pub use handle::{FabricHandle, HandleKind, ShareableHandle};
-pub use process::BareTgid;
-pub use socket::{receive, send};
-pub use ticket::{Ticket, TicketDevice, TicketError};
+pub use crate::error::TicketError;
+pub use bare_tgid::BareTgid;
+pub use exchange::{receive, send};
+pub use shareable_handle::{FabricHandle, HandleKind, ShareableHandle};
+pub use ticket::{Ticket, TicketDevice};
 
 use crate::device::{Device, DeviceInner, Host};
-use crate::discovery::{self, LogicalId, PhysicalId};
-use crate::error::{Errno, Error, Invalid, Result};
+use crate::discovery;
+use crate::driver::svm::{self, HOST_ID, TRUST_LIST};
+use crate::error::{Errno, Error, Invalid, Refused, Result};
+use crate::id::{LogicalId, PhysicalId};
+use crate::kind::Kind;
 use crate::physical::{Block, PhysicalMemory};
-use crate::session::call::{EXPORT, GET_ATTR, IMPORT, SET_ATTR, SET_PID};
-use crate::session::{Inner, Session, WeakTable, lock};
-use ascend_ioctl::svm::{
-    HANDLE_FABRIC, HANDLE_NONE, HOST_ID, MemExport, MemGetAttr, MemImport, MemSetAttr, MemSetPid, ShareAttr, TRUST_LIST,
-};
+use crate::session::Inner;
+use crate::session::undo::Live;
+use crate::slots::{Found, Slots, lock};
+use crate::trace::{self, quiet};
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What a session knows for sharing. All of it is asked for when it is first needed, once.
+/// What a session knows for sharing. All of it is looked up when it is first needed, once.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// Held while a handle is exported, so that the kernel is asked once.
+    /// Held while a handle is exported, so that the kernel is called once.
     exporting: Mutex<()>,
     /// Imports of this process: importing device, exporting device, share.
-    pub(crate) imports: WeakTable<ImportKey, Block>,
+    pub(crate) imports: Slots<ImportKey, Live<Block>>,
     bare_tgid: OnceLock<i32>,
-    /// When this process started, in clock ticks since boot; 0 if /proc does not tell.
+    /// When this process started, in clock ticks since boot; 0 if /proc does not say.
     start: OnceLock<u64>,
     devices: OnceLock<Vec<Numbers>>,
 }
@@ -65,7 +73,8 @@ pub(crate) struct ImportKey {
     pub(crate) device: u32,
     pub(crate) exporter: u32,
     pub(crate) share: u32,
-    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on this one.
+    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on
+    /// this one.
     pub(crate) sdid: u32,
 }
 
@@ -93,9 +102,16 @@ const OPERATION_IMPORT: &str = "import memory";
 const OPERATION_TRUST: &str = "trust a process";
 
 impl PhysicalMemory {
-    /// Makes the memory importable by processes that are trusted. The kernel is asked the first time; later calls give the same export.
+    /// Makes the memory importable by processes that are trusted. The kernel is called the first
+    /// time; later calls return the same export.
     ///
-    /// It stays so until the memory is released: an export cannot be taken back. Nobody is trusted yet.
+    /// It stays so until the memory is released: an export cannot be taken back. No process is
+    /// trusted yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for imported memory, and for memory whose release was refused;
+    /// [`Error::Refused`] with what the kernel says.
     #[doc(alias = "aclrtMemExportToShareableHandle")]
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self) -> Result<Export> {
@@ -105,47 +121,63 @@ impl PhysicalMemory {
             return Err(Invalid::because(
                 OPERATION_EXPORT,
                 format!("the {} is not this process's own", block.describe()),
-                "memory is exported by the process that created it; forward its ticket, and have that process trust the importer",
+                "Memory is exported by the process that created it: forward its ticket, and have that \
+                 process trust the importer.",
             ));
         }
         if block.half_released {
             return Err(Invalid::because(
                 OPERATION_EXPORT,
                 format!("the release of {} was refused, but may have begun", block.describe()),
-                "free it again, and export memory that nobody tried to free",
+                "Free it again, and export memory whose release was not tried.",
             ));
         }
+        let _quiet = quiet();
         let _one_at_a_time = lock(&session.sharing.exporting);
         let share = match block.share() {
             Some(share) => share,
             None => {
-                let wanted = MemExport { side: block.side() as i32, id: block.id, ..Default::default() };
-                let exported = session
-                    .svm
-                    .call(EXPORT, block.device.id, block.size, &wanted)
-                    .map_err(|errno| block.device.failed(OPERATION_EXPORT, EXPORT, errno, block.describe()))?;
-                block.set_share(exported.share as u32);
-                exported.share as u32
+                let exported = session.svm.mem_export(block.handle, block.size);
+                let share =
+                    exported.map_err(|refused| block.device.failed(refused, OPERATION_EXPORT, block.describe()))?;
+                block.set_share(share);
+                share
             }
         };
         // Logical ids that are open are below 100.
         let handle = ShareableHandle::new(block.device.id as u8, share);
         Ok(Export { memory: self.clone(), handle })
     }
-
-    /// The session that the memory belongs to.
-    pub fn session(&self) -> Session {
-        Session { inner: self.block.device.session.clone() }
-    }
 }
 
 /// Memory that other processes can import.
 ///
 /// A reference to the memory: while it lives, so does the memory.
-#[derive(Debug, Clone)]
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let export = memory.export()?;
+/// assert!(!export.trusts_anyone()?);
+/// // A text for an environment variable, a file or a pipe.
+/// let ticket = export.ticket()?.to_string();
+/// assert!(ticket.starts_with("avm1-"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
 pub struct Export {
     memory: PhysicalMemory,
     handle: ShareableHandle,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Export({:#x}, {})", self.handle.to_u64(), self.memory.block.describe())
+    }
 }
 
 impl Export {
@@ -160,7 +192,12 @@ impl Export {
     }
 
     /// The vendor's 128-byte form.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the device is not in the driver's list any more.
     pub fn fabric_handle(&self, kind: HandleKind) -> Result<FabricHandle> {
+        self.memory.block.device.session.svm.check_process()?;
         let numbers = self.numbers()?;
         Ok(FabricHandle {
             kind,
@@ -170,27 +207,36 @@ impl Export {
         })
     }
 
-    /// Everything that an importer needs, to be sent by any channel. Not a secret: the trust list decides who can use it.
+    /// Everything that an importer needs, to be sent by any channel. Not a secret: the trust list
+    /// decides which processes can use it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Export::fabric_handle`], and of looking up this process's id.
     pub fn ticket(&self) -> Result<Ticket> {
         let block = &self.memory.block;
         let tgid = block.device.session.bare_tgid()?;
         Ok(Ticket {
             handle: self.handle,
             size: block.size,
-            page: block.page.code() as u8,
-            memory: block.memory.code() as u8,
+            page: block.page,
+            memory: block.memory,
             device: self.numbers()?.map(|numbers| TicketDevice { physical: numbers.physical.0, sdid: numbers.sdid }),
             generation: self.memory.session().generation(),
             exporter: tgid,
             exporter_start: block.device.session.start_time(),
-            boot_id: process::boot_id(),
+            boot_id: bare_tgid::boot_id(),
         })
     }
 
-    /// Puts processes on the trust list: they, and no others, may import. Up to 65 535 in the share's life; more than one call adds to the list, and nobody can be taken
-    /// off it (`docs/lifetimes.md`). A process must have started before it is trusted.
+    /// Puts processes on the trust list: they, and no others, may import. Up to 65 535 in the
+    /// share's life; more than one call adds to the list, and no process can be taken off it
+    /// (`docs/driver.md`). A process must have started before it is trusted.
     ///
-    /// If it fails, the processes before the one that was refused are trusted.
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a process that does not exist; [`Error::Refused`] if the list is full
+    /// or was turned off. The processes before the one that was refused are trusted.
     #[doc(alias = "aclrtMemSetPidToShareableHandle")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
         let session = self.memory.session();
@@ -198,53 +244,44 @@ impl Export {
         if processes.is_empty() {
             return Ok(());
         }
-        if process::is_initial_namespace(&session)? {
-            processes.iter().try_for_each(|process| process::exists(process.as_raw()))?;
+        if bare_tgid::is_initial_namespace(&session)? {
+            processes.iter().try_for_each(|process| bare_tgid::exists(process.as_raw()))?;
         }
         let device = &self.memory.block.device;
-        for batch in processes.chunks(TRUST_LIST as usize) {
-            let list = MemSetPid {
-                share: self.handle.share_id() as i32,
-                count: batch.len() as u32,
-                // A BareTgid is an i32; the kernel reads `count` of them during the call, while `batch` is borrowed.
-                pids: batch.as_ptr() as u64,
-            };
-            session.inner.svm.call(SET_PID, device.id, 0, &list).map_err(|errno| {
-                device.failed(
-                    OPERATION_TRUST,
-                    SET_PID,
-                    errno,
-                    format!("{} of {} processes", batch.len(), processes.len()),
-                )
+        for batch in BareTgid::as_raws(processes).chunks(TRUST_LIST as usize) {
+            session.inner.svm.mem_set_pid(device.id, self.handle.share_id(), batch).map_err(|refused| {
+                let arguments = format!("{} of {} processes", batch.len(), processes.len());
+                device.failed(refused, OPERATION_TRUST, arguments)
             })?;
         }
         Ok(())
     }
 
-    /// Turns the trust list off: **any process on this host can then import the memory**, because share ids are small sequential numbers that can be tried out. It
-    /// cannot be turned on again, and must be done before anyone is trusted.
+    /// Turns the trust list off: **any process on this host can then import the memory**, because
+    /// share ids are small sequential numbers that can be tried out. It cannot be turned on again,
+    /// and must be done before any process is trusted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a process was trusted already.
     pub fn trust_anyone(&self) -> Result<()> {
         let device = &self.memory.block.device;
         device.session.svm.check_process()?;
-        let attribute = MemSetAttr {
-            share: self.handle.share_id() as i32,
-            kind: 0,
-            value: ShareAttr { no_trust_list: 1, ..Default::default() },
-        };
-        match device.session.svm.call(SET_ATTR, device.id, 0, &attribute) {
-            Ok(_) => Ok(()),
-            Err(errno) => Err(device.failed("turn the trust list off", SET_ATTR, errno, self.memory.block.describe())),
-        }
+        let set = device.session.svm.mem_set_attr(device.id, self.handle.share_id(), false);
+        set.map_err(|refused| device.failed(refused, "turn the trust list off", self.memory.block.describe()))
     }
 
     /// Whether any process may import: whether the trust list is off.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with what the kernel says.
     pub fn trusts_anyone(&self) -> Result<bool> {
         let device = &self.memory.block.device;
         device.session.svm.check_process()?;
-        let query = MemGetAttr { share: self.handle.share_id() as i32, exporter: device.id, ..Default::default() };
-        match device.session.svm.call(GET_ATTR, device.id, 0, &query) {
-            Ok(answer) => Ok(answer.value.no_trust_list != 0),
-            Err(errno) => Err(device.failed("ask about the trust list", GET_ATTR, errno, self.memory.block.describe())),
+        match device.session.svm.mem_get_attr(device.id, self.handle.share_id()) {
+            Ok(trust_list) => Ok(!trust_list),
+            Err(refused) => Err(device.failed(refused, "look up the trust list", self.memory.block.describe())),
         }
     }
 
@@ -259,7 +296,7 @@ impl Export {
             Invalid::because(
                 OPERATION_EXPORT,
                 format!("{} is not in the driver's device list any more", device.name()),
-                "the device was removed: open the session anew",
+                "The device was removed: open the session anew.",
             )
         })
     }
@@ -271,7 +308,8 @@ impl Export {
 pub enum Place<'a> {
     /// On a device: it can be mapped for that device.
     Device(&'a Device),
-    /// On the host: the CPU can see it. Device memory shows through the device's PCI window, if the device has one that is large enough.
+    /// On the host: the CPU can see it. Device memory shows through the device's PCI window, if the
+    /// device has one that is large enough.
     Host(&'a Host),
 }
 
@@ -288,7 +326,7 @@ impl<'a> From<&'a Host> for Place<'a> {
 }
 
 impl Place<'_> {
-    fn inner(&self) -> &Arc<DeviceInner> {
+    fn inner(&self) -> &Arc<Live<DeviceInner>> {
         match self {
             Place::Device(device) => &device.inner,
             Place::Host(host) => &host.inner,
@@ -300,9 +338,10 @@ impl Place<'_> {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Source<'a> {
-    /// A ticket of this library's. Checked against this host before the kernel is asked.
+    /// A ticket of this library's. Checked against this host before the kernel is called.
     Ticket(&'a Ticket),
-    /// The vendor's 64-bit form. Its device number is the exporter's, and is taken for this process's.
+    /// The vendor's 64-bit form. Its device number is the exporter's, and is taken for this
+    /// process's.
     Handle(ShareableHandle),
     /// The vendor's 128-byte form. The device is found by its physical number.
     Fabric(&'a FabricHandle),
@@ -328,12 +367,14 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 
 /// Imports memory that another process exported, on a device or on the host.
 ///
-/// Importing the same on the same device again gives the same memory, as long as it is alive in this process: the driver allows one import per process and device.
+/// Importing the same on the same device again gives the same memory, as long as it is alive in
+/// this process: the driver allows one import per process and device.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for a ticket of another host or boot, or of a device that is not here, before the kernel is asked; [`Error::Refused`] with EACCES if this process is
-/// not trusted, and with EFAULT if the memory is gone.
+/// [`Error::Invalid`] for a ticket of another host or boot, or of a device that is not here, before
+/// the kernel is called; [`Error::Refused`] with EACCES if this process is not trusted, and with
+/// EFAULT if the memory is gone.
 #[doc(alias = "aclrtMemImportFromShareableHandle")]
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) -> Result<PhysicalMemory> {
@@ -342,25 +383,29 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let session = &device.session;
     session.svm.check_process()?;
     let wanted = Wanted::new(session, device, source)?;
-    let sdid = if wanted.remote { wanted.sdid } else { 0 };
-    let key = ImportKey { device: device.id, exporter: wanted.exporter, share: wanted.share, sdid };
-    if let Some(block) = session.sharing.imports.enter(key) {
-        return Ok(PhysicalMemory { block });
+    let svm::Export { share, exporter, sdid, .. } = wanted.export;
+    let sdid = if wanted.remote { sdid } else { 0 };
+    let key = ImportKey { device: device.id, exporter, share, sdid };
+    let slot = match session.sharing.imports.find(key) {
+        Found::Object(block) => return Ok(PhysicalMemory { block }),
+        Found::Slot(slot) => slot,
+    };
+    let answer = wanted.import(device)?;
+    // From here on the block owns the import and its slot: both go if the rest is not as it should
+    // be.
+    let block = Block::imported(device, &answer, key, wanted.told());
+    slot.keep();
+    let block = block?;
+    match wanted.ticket {
+        Some(ticket) if ticket.size != block.size => return Err(other_size(ticket, &block)),
+        _ => session.sharing.imports.fill(key, &block),
     }
-    let block = wanted.import(device, key)?;
-    session.sharing.imports.fill(key, &block);
     Ok(PhysicalMemory { block })
 }
 
 /// An import whose facts were checked.
 struct Wanted<'a> {
-    share: u32,
-    /// In this process's numbering.
-    exporter: u32,
-    /// Used for exporters on other servers only.
-    physical: u32,
-    sdid: u32,
-    kind: u32,
+    export: svm::Export,
     /// Whether the exporter is on another server.
     remote: bool,
     ticket: Option<&'a Ticket>,
@@ -381,91 +426,81 @@ impl<'a> Wanted<'a> {
             Source::Handle(handle) => Wanted::plain(handle.share_id(), handle.device(), None),
             Source::Fabric(fabric) => Wanted::fabric(session, fabric)?,
         };
-        if wanted.kind == HANDLE_FABRIC {
+        if wanted.export.fabric {
             return Ok(wanted);
         }
-        // Where a plain import wants a super-pod id it is that of the importing device, of the first for the host.
+        // Where a plain import wants a super-pod id it is that of the importing device, of the
+        // first for the host.
         let importer = if device.is_host() { 0 } else { device.id };
         let numbers = session.numbers()?.iter().find(|numbers| numbers.logical.0 == importer);
-        Ok(Wanted { sdid: numbers.and_then(|numbers| numbers.sdid).unwrap_or(0), ..wanted })
+        let sdid = numbers.and_then(|numbers| numbers.sdid).unwrap_or(0);
+        Ok(Wanted { export: svm::Export { sdid, ..wanted.export }, ..wanted })
     }
 
     fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
-        Wanted { share, exporter, physical: 0, sdid: 0, kind: HANDLE_NONE, remote: false, ticket }
+        let export = svm::Export { share, exporter, physical: 0, sdid: 0, fabric: false };
+        Wanted { export, remote: false, ticket }
     }
 
     fn fabric(session: &Inner, fabric: &FabricHandle) -> Result<Wanted<'a>> {
         let numbers = session.numbers()?;
-        let wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
-        // Where the exporting device has no super-pod id, the long form is no more than the short one.
-        let wanted = match fabric.kind {
-            HandleKind::Fabric if fabric.sdid != u32::MAX => {
-                Wanted { kind: HANDLE_FABRIC, sdid: fabric.sdid, physical: fabric.physical, ..wanted }
-            }
-            _ => wanted,
-        };
-        // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
-        let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
-        let of_this_server = |own: &Numbers| own.sdid.is_some_and(|sdid| server(sdid) == server(fabric.sdid));
-        if wanted.kind == HANDLE_FABRIC && !numbers.iter().any(of_this_server) {
-            return Ok(Wanted { remote: true, ..wanted });
+        let mut wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
+        // Where the exporting device has no super-pod id, the long form is no more than the short
+        // one.
+        if fabric.kind == HandleKind::Fabric && fabric.sdid != u32::MAX {
+            let FabricHandle { sdid, physical, .. } = *fabric;
+            wanted.export = svm::Export { fabric: true, sdid, physical, ..wanted.export };
+            // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
+            let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
+            let of_this_server = |own: &Numbers| own.sdid.is_some_and(|own| server(own) == server(sdid));
+            wanted.remote = !numbers.iter().any(of_this_server);
         }
-        if fabric.handle.is_host() {
+        if wanted.remote || fabric.handle.is_host() {
             return Ok(wanted);
         }
         match numbers.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
-            Some(numbers) => Ok(Wanted { exporter: numbers.logical.0, ..wanted }),
-            None => Err(not_visible(fabric.physical)),
+            Some(numbers) => wanted.export.exporter = numbers.logical.0,
+            None => return Err(not_visible(fabric.physical)),
         }
+        Ok(wanted)
     }
 
-    /// Imports, with the place of this import taken; if it fails the place is given up.
+    /// The kind of the memory as the ticket says.
+    fn told(&self) -> Option<Kind> {
+        self.ticket.map(|ticket| Kind { page: ticket.page, memory: ticket.memory })
+    }
+
+    /// MEM_IMPORT.
     #[inline]
-    fn import(&self, device: &Arc<DeviceInner>, key: ImportKey) -> Result<Arc<Block>> {
-        let svm = &device.session.svm;
-        let para = MemImport {
-            share: self.share as i32,
-            sdid: self.sdid,
-            exporter: self.exporter,
-            exporter_physical: self.physical,
-            kind: self.kind,
-            ..Default::default()
-        };
+    fn import(&self, device: &DeviceInner) -> Result<svm::Imported> {
         let size = self.ticket.map_or(0, |ticket| ticket.size);
-        let answer = svm.call(IMPORT, device.id, size, &para).map_err(|errno| {
-            let error = self.refused(device, errno);
-            device.session.sharing.imports.vacate(&key);
-            error
-        })?;
-        // From here on the block owns the import and its place: both are given back if the rest is not as it should be.
-        let told = self.ticket.map(|ticket| (ticket.page.into(), ticket.memory.into()));
-        let block = Block::imported(device, &answer, key, told)?;
-        match self.ticket {
-            Some(ticket) if ticket.size != block.size => Err(other_size(ticket, &block)),
-            _ => Ok(block),
-        }
+        device.session.svm.mem_import(device.id, &self.export, size).map_err(|refused| self.refused(device, refused))
     }
 
     #[cold]
-    fn refused(&self, device: &DeviceInner, errno: Errno) -> Error {
-        let mut arguments = format!("share {} of device {}", self.share, self.exporter);
+    fn refused(&self, device: &DeviceInner, refused: Box<Refused>) -> Error {
+        let svm::Export { share, exporter, .. } = self.export;
+        let mut arguments = format!("share {share} of device {exporter}");
         if let Some(ticket) = self.ticket {
             arguments += &format!(", exported by process {}", ticket.exporter);
             if exporter_is_gone(&device.session, ticket) {
                 arguments += ", which is not running any more";
             }
         }
-        let error = device.failed(OPERATION_IMPORT, IMPORT, errno, arguments);
-        if errno == Errno::EACCES && self.is_own(device) { own_export(device) } else { error }
+        if refused.errno == Errno::EACCES && self.is_own(device) {
+            return own_export(device);
+        }
+        device.failed(refused, OPERATION_IMPORT, arguments)
     }
 
-    /// Whether the kernel takes this process for the exporter, on the device of the import. It answers an order to demand a trust list again differently to
-    /// the exporter and to others, and executes it for neither (`devmm_share_mem_set_attr_no_wlist_in_server`).
+    /// Whether the kernel takes this process for the exporter, on the device of the import: it
+    /// answers an order to demand a trust list again differently to the exporter
+    /// (`devmm_share_mem_set_attr_no_wlist_in_server`).
     #[cold]
     fn is_own(&self, device: &DeviceInner) -> bool {
-        let demand = MemSetAttr { share: self.share as i32, kind: 0, value: ShareAttr::default() };
-        let answer = || device.session.svm.call(SET_ATTR, device.id, 0, &demand);
-        self.exporter == device.id && matches!(answer(), Err(Errno::EOPNOTSUPP))
+        let svm::Export { share, exporter, .. } = self.export;
+        let demand = || device.session.svm.mem_set_attr(device.id, share, true);
+        exporter == device.id && demand().is_err_and(|refused| refused.errno == Errno::EOPNOTSUPP)
     }
 }
 
@@ -473,16 +508,17 @@ impl<'a> Wanted<'a> {
 fn ticket_device(session: &Inner, ticket: &Ticket) -> Result<u32> {
     let wrong = |problem: String, rule| Err(Invalid::because(OPERATION_IMPORT, problem, rule));
     let numbers = session.numbers()?;
-    let here = process::boot_id() == ticket.boot_id;
+    let here = bare_tgid::boot_id() == ticket.boot_id;
     let Some(exporter) = ticket.device else {
         return if here { Ok(HOST_ID) } else { wrong(FOREIGN.into(), FOREIGN_RULE) };
     };
     let found = numbers.iter().find(|numbers| numbers.physical.0 == exporter.physical);
     if !here {
-        // A super-pod id is unique beyond one server, so the same one means the same machine, some other time.
+        // A super-pod id is unique beyond one server, so the same one means the same machine, some
+        // other time.
         let same = exporter.sdid.is_some() && found.is_some_and(|numbers| numbers.sdid == exporter.sdid);
         return if same {
-            wrong("this host was rebooted since the ticket was made".into(), "the memory is gone: export it again")
+            wrong("this host was rebooted since the ticket was made".into(), "The memory is gone: export it again.")
         } else {
             wrong(FOREIGN.into(), FOREIGN_RULE)
         };
@@ -493,7 +529,7 @@ fn ticket_device(session: &Inner, ticket: &Ticket) -> Result<u32> {
         }
         Some(_) => wrong(
             format!("physical device {} is not the one that the ticket was made on", exporter.physical),
-            "the hardware changed since: export it again",
+            "The hardware changed since: export it again.",
         ),
         None => Err(not_visible(exporter.physical)),
     }
@@ -504,25 +540,26 @@ fn not_visible(physical: u32) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
         format!("physical device {physical} is not among the devices that this process can see"),
-        "the importer must see the exporting device too: pass it through to this container",
+        "The importer must see the exporting device too: pass it through to this container.",
     )
 }
 
 const FOREIGN: &str = "the ticket was made on another machine, or on this one before it was rebooted";
-const FOREIGN_RULE: &str = "memory is shared by processes of one running host";
+const FOREIGN_RULE: &str = "Memory is shared by processes of one running host.";
 
-/// Whether the exporter of a ticket is known to be gone. The memory may live on with other importers, so the kernel is asked all the same.
+/// Whether the exporter of a ticket is known to be gone. The memory may live on with other
+/// importers, so the kernel is called all the same.
 fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
     let initial = session.bare_tgid().is_ok_and(|tgid| tgid == std::process::id() as i32);
     initial
         && ticket.exporter_start != 0
-        && process::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
+        && bare_tgid::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
 }
 
 #[cold]
 fn other_size(ticket: &Ticket, block: &Block) -> Error {
     let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);
-    Invalid::because(OPERATION_IMPORT, problem, "the ticket is of another export: get a new one")
+    Invalid::because(OPERATION_IMPORT, problem, "The ticket is of another export: get a new one.")
 }
 
 #[cold]
@@ -530,12 +567,13 @@ fn own_export(device: &DeviceInner) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
         format!("this process exported it itself, on {}", device.name()),
-        "use the memory that was exported; the exporter may import it on other devices only",
+        "Use the memory that was exported: the exporter may import it on other devices only.",
     )
 }
 
 impl Inner {
-    /// This process's id in the initial pid namespace. One session lives in one process, so the driver is asked once.
+    /// This process's id in the initial pid namespace. One session lives in one process, so the
+    /// driver is asked once.
     pub(crate) fn bare_tgid(&self) -> Result<i32> {
         self.svm.check_process()?;
         if let Some(&tgid) = self.sharing.bare_tgid.get() {
@@ -547,7 +585,7 @@ impl Inner {
 
     /// When this process started.
     fn start_time(&self) -> u64 {
-        *self.sharing.start.get_or_init(|| process::start_time("self").unwrap_or(0))
+        *self.sharing.start.get_or_init(|| bare_tgid::start_time("self").unwrap_or(0))
     }
 
     /// The devices of this process's namespace under all their numbers.
@@ -562,13 +600,14 @@ impl Inner {
     #[cold]
     fn ask_numbers(&self) -> Result<&[Numbers]> {
         if self.devices.all(|&device| device == HOST_ID) {
-            // Nobody here used a device yet. In a container, the list must be made before it is asked for, or it stays empty.
-            let options = discovery::Options { manager: self.driver().0.to_owned(), ..Default::default() };
+            // This process used no device yet. In a container, the list must be made before it is
+            // asked for, or it stays empty.
+            let options = discovery::Options { manager: self.manager().to_owned(), ..Default::default() };
             if let Err(error) = discovery::prepare(&options) {
-                tracing::debug!(%error, "no devices to share with");
+                trace::debug(error, "no devices to share with");
             }
         }
-        let listed = discovery::numbers(self.driver().0)?;
+        let listed = discovery::numbers(self.manager())?;
         let numbers = listed.into_iter().map(|(logical, physical, pod)| Numbers {
             logical,
             physical,

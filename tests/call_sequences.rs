@@ -5,8 +5,8 @@ mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_ioctl::davinci;
-use ascend_vmm::discovery::LogicalId;
-use ascend_vmm::process::DeviceProcess;
+use ascend_vmm::LogicalId;
+use ascend_vmm::device_process::DeviceProcess;
 use ascend_vmm::share::{self, BareTgid, ShareableHandle};
 use ascend_vmm::{Generation, PhysicalMemory, Session};
 use std::path::Path;

@@ -109,7 +109,7 @@ fn copies_may_span_mappings_but_not_holes() {
         // A mapping that a slice covers cannot be removed.
         let slice = reservation.slice(0, MIB2).unwrap();
         let failed = mappings.remove(0).unmap().unwrap_err();
-        assert!(failed.to_string().contains("wait for them first"), "{failed}");
+        assert!(failed.to_string().contains("Wait for them first"), "{failed}");
         drop(slice);
         failed.object.unmap().unwrap();
     });
@@ -198,7 +198,7 @@ fn asynchronous_copies_return_their_buffer_and_keep_their_mapping() {
         let bytes = pattern(100_000, 2);
         let pending = mapping.write_async(5, bytes.clone()).unwrap();
         let failed = mapping.unmap().unwrap_err();
-        assert!(failed.to_string().contains("wait for them first"), "{failed}");
+        assert!(failed.to_string().contains("Wait for them first"), "{failed}");
         let mapping = failed.object;
         assert_eq!(pending.wait().unwrap(), bytes);
         let back = mapping.read_async(5, vec![0; bytes.len()]).unwrap().wait().unwrap();

@@ -6,9 +6,10 @@ mod support;
 use ascend_emulator::config::{Daemon, Door, Place};
 use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::davinci;
-use ascend_vmm::discovery::{self, LogicalId};
+use ascend_vmm::LogicalId;
+use ascend_vmm::device_process::{self, DeviceProcess, Order, ProcessFailure, Settings, Step};
+use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
-use ascend_vmm::process::{self, DeviceProcess, Failure, Order, Settings, Step};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use support::processes::start as start_process;
@@ -25,16 +26,16 @@ fn manager() -> &'static Path {
     Path::new(davinci::PATH)
 }
 
-fn start_on(device: u32, settings: &Settings) -> Result<DeviceProcess, Failure> {
+fn start_on(device: u32, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
     DeviceProcess::start(LogicalId(device), manager(), settings)
 }
 
-fn start() -> Result<DeviceProcess, Failure> {
+fn start() -> Result<DeviceProcess, ProcessFailure> {
     start_on(0, &patient())
 }
 
 fn pid_on(device: u32) -> Option<i32> {
-    process::device_pid(LogicalId(device), manager()).unwrap()
+    device_process::device_pid(LogicalId(device), manager()).unwrap()
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_device_process_can_be_started_again() {
 #[test]
 fn a_greeting_starts_no_process() {
     isolated(Config::default(), |emulator| {
-        let greeting = process::greet(LogicalId(0), manager(), &patient()).unwrap();
+        let greeting = device_process::greet(LogicalId(0), manager(), &patient()).unwrap();
         assert_eq!(greeting.version, 1230);
         assert_nothing_left(emulator);
     });
@@ -102,7 +103,7 @@ fn in_a_container_without_devices_the_error_gives_the_reason() {
     let places = vec![Place::container(&[])];
     isolated(Config { places, ..Config::default() }, |_| {
         let failure = start().unwrap_err();
-        assert!(matches!(failure, Failure::Register { .. }), "{failure:?}");
+        assert!(matches!(failure, ProcessFailure::Register { .. }), "{failure:?}");
         assert!(failure.remedy().contains("/dev/davinciN"));
     });
 }
@@ -111,7 +112,7 @@ fn in_a_container_without_devices_the_error_gives_the_reason() {
 fn an_absent_daemon_is_reported_as_absent() {
     isolated(with_daemon(Daemon::Absent), |emulator| {
         let failure = start().unwrap_err();
-        assert_eq!(failure, Failure::Transport { step: Step::Connect, command: "CONNECT", code: 20 });
+        assert_eq!(failure, ProcessFailure::Transport { step: Step::Connect, command: "CONNECT", code: 20 });
         assert!(failure.to_string().contains("does not run on the device"), "{failure}");
         assert_nothing_left(emulator);
     });
@@ -147,7 +148,7 @@ fn a_daemon_that_never_answers_is_waited_for_as_long_as_allowed() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
         let begun = Instant::now();
         let failure = start_on(0, &Settings { handshake: SHORT, ..patient() }).unwrap_err();
-        assert_eq!(failure, Failure::TimedOut { step: Step::Handshake });
+        assert_eq!(failure, ProcessFailure::TimedOut { step: Step::Handshake });
         assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
         assert_nothing_left(emulator);
     });
@@ -157,7 +158,7 @@ fn a_daemon_that_never_answers_is_waited_for_as_long_as_allowed() {
 fn an_answer_that_is_no_message_is_an_error() {
     isolated(with_daemon(Daemon::Garbage), |emulator| {
         let failure = start().unwrap_err();
-        assert!(matches!(failure, Failure::Garbage { step: Step::Handshake, .. }), "{failure:?}");
+        assert!(matches!(failure, ProcessFailure::Garbage { step: Step::Handshake, .. }), "{failure:?}");
         assert_nothing_left(emulator);
     });
 }
@@ -167,7 +168,7 @@ fn a_daemon_of_another_version_gets_no_start_message() {
     isolated(with_daemon(Daemon::OtherVersion(1231)), |emulator| {
         emulator.record();
         let failure = start().unwrap_err();
-        assert_eq!(failure, Failure::Version { theirs: 1231 });
+        assert_eq!(failure, ProcessFailure::Version { theirs: 1231, ours: 1230 });
         assert!(failure.to_string().contains("1231") && failure.to_string().contains("1230"), "{failure}");
         assert_eq!(count(emulator, "SEND"), 1);
         assert_nothing_left(emulator);
@@ -184,14 +185,14 @@ fn each_refusal_says_what_it_means_and_what_to_do() {
             let daemon = Daemon::Refuses { code: 1, error: error.clone() };
             emulator.control(move |driver| driver.machine.daemon = daemon);
             let failure = start().unwrap_err();
-            let Failure::Refused { code: 1, error_code, .. } = &failure else { panic!("{failure:?}") };
+            let ProcessFailure::Refused { code: 1, error_code, .. } = &failure else { panic!("{failure:?}") };
             assert_eq!(*error_code, error);
             assert!(failure.to_string().contains(&error), "{failure}");
             texts.push(failure.remedy());
             assert_nothing_left(emulator);
         }
         assert_eq!(texts[8], texts[9], "unknown codes have the general remedy");
-        assert!(texts[0].contains("end other programs"));
+        assert!(texts[0].contains("End other programs"));
     });
 }
 
@@ -213,7 +214,7 @@ fn a_refusal_is_tried_again_in_the_vendors_order_but_a_full_device_is_not() {
 fn a_daemon_that_needs_the_vendors_order_gets_it() {
     isolated(with_daemon(Daemon::VendorOrder), |_| {
         let short = start_on(0, &Settings { order: Order::Short, ..patient() });
-        assert!(matches!(short, Err(Failure::Refused { .. })), "{short:?}");
+        assert!(matches!(short, Err(ProcessFailure::Refused { .. })), "{short:?}");
         start_on(0, &Settings { order: Order::Vendor, ..patient() }).unwrap().close().unwrap();
         start().unwrap().close().unwrap();
     });
@@ -230,7 +231,7 @@ fn the_vendors_order_works_with_an_ordinary_daemon() {
 fn a_daemon_that_closes_the_session_is_told_apart_from_a_silent_one() {
     isolated(with_daemon(Daemon::HangsUp), |emulator| {
         let failure = start_on(0, &Settings { order: Order::Short, ..patient() }).unwrap_err();
-        assert_eq!(failure, Failure::Closed { step: Step::Start });
+        assert_eq!(failure, ProcessFailure::Closed { step: Step::Start });
         assert_nothing_left(emulator);
     });
 }
@@ -239,7 +240,7 @@ fn a_daemon_that_closes_the_session_is_told_apart_from_a_silent_one() {
 fn a_node_that_cannot_be_opened_has_a_remedy() {
     isolated(Config { hdc_door: Door::Missing, ..Config::default() }, |emulator| {
         let failure = start().unwrap_err();
-        assert_eq!(failure, Failure::Node { path: "/dev/hisi_hdc".into(), errno: Errno::ENOENT });
+        assert_eq!(failure, ProcessFailure::Node { path: "/dev/hisi_hdc".into(), errno: Errno::ENOENT });
         assert!(failure.remedy().contains("container"));
         assert_nothing_left(emulator);
     });
@@ -249,9 +250,9 @@ fn a_node_that_cannot_be_opened_has_a_remedy() {
 fn a_path_that_is_not_there_is_an_error_and_not_a_panic() {
     isolated(Config::default(), |emulator| {
         let settings = Settings { path: "/nonexistent/hdc".into(), ..patient() };
-        assert!(matches!(start_on(0, &settings), Err(Failure::Node { errno: Errno::ENOENT, .. })));
+        assert!(matches!(start_on(0, &settings), Err(ProcessFailure::Node { errno: Errno::ENOENT, .. })));
         let nowhere = DeviceProcess::start(LogicalId(0), Path::new("/nonexistent/manager"), &patient());
-        assert!(matches!(nowhere, Err(Failure::Register { .. })), "{nowhere:?}");
+        assert!(matches!(nowhere, Err(ProcessFailure::Register { .. })), "{nowhere:?}");
         assert_nothing_left(emulator);
     });
 }
@@ -260,7 +261,7 @@ fn a_path_that_is_not_there_is_an_error_and_not_a_panic() {
 fn a_device_that_does_not_exist_is_refused() {
     isolated(Config::default(), |emulator| {
         let failure = start_on(9, &patient()).unwrap_err();
-        assert!(matches!(failure, Failure::Transport { step: Step::Connect, .. }), "{failure:?}");
+        assert!(matches!(failure, ProcessFailure::Transport { step: Step::Connect, .. }), "{failure:?}");
         assert_nothing_left(emulator);
     });
 }
@@ -322,7 +323,10 @@ fn a_full_device_refuses_until_another_process_ends() {
         });
         other.wait();
         let failure = start().unwrap_err();
-        assert!(matches!(&failure, Failure::Refused { error_code, .. } if error_code == "E30003"), "{failure:?}");
+        assert!(
+            matches!(&failure, ProcessFailure::Refused { error_code, .. } if error_code == "E30003"),
+            "{failure:?}"
+        );
         other.signal();
         other.join();
         start().unwrap().close().unwrap();
@@ -390,7 +394,7 @@ fn one_file_serves_all_queries_and_stays_open_as_long_as_it_is_needed() {
         // Other queries open and close no file of their own: closing one would tell the device that
         // this process died.
         assert!(pid_on(0).is_some());
-        process::greet(LogicalId(1), manager(), &patient()).unwrap();
+        device_process::greet(LogicalId(1), manager(), &patient()).unwrap();
         assert_eq!(modules(emulator), 1);
         assert!(!emulator.state().device_processes[0].orphaned);
         drop(process);
@@ -437,11 +441,11 @@ fn refused_sends_and_lost_answers_are_errors_that_name_the_step() {
     isolated_leaky(Config::default(), |emulator| {
         inject(emulator, "SET_SESSION_OWNER#1=EPERM");
         let failure = start().unwrap_err();
-        let expected = Failure::Transport { step: Step::Connect, command: "SET_SESSION_OWNER", code: 1 };
+        let expected = ProcessFailure::Transport { step: Step::Connect, command: "SET_SESSION_OWNER", code: 1 };
         assert_eq!(failure, expected);
         inject(emulator, "RECV#1=EINVAL");
         let settings = Settings { order: Order::Short, ..patient() };
-        assert_eq!(start_on(0, &settings).unwrap_err(), Failure::Closed { step: Step::Handshake });
+        assert_eq!(start_on(0, &settings).unwrap_err(), ProcessFailure::Closed { step: Step::Handshake });
         // An interrupted wait continues.
         inject(emulator, "RECV_PEEK#1=EINTR");
         start().unwrap().close().unwrap();

@@ -6,9 +6,10 @@ mod support;
 use ascend_emulator::config::{Daemon, Place};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_ioctl::hdc;
-use ascend_vmm::discovery::{self, LogicalId};
+use ascend_vmm::LogicalId;
+use ascend_vmm::device_process::{DeviceProcess, Order, Policy, ProcessFailure, Settings};
+use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
-use ascend_vmm::process::{DeviceProcess, Failure, Order, Policy, Settings};
 use ascend_vmm::{Error, Session};
 use std::time::Duration;
 use support::processes::start;
@@ -164,10 +165,10 @@ fn a_refused_start_is_explained_and_leaves_the_session_usable() {
     isolated(with_daemon(Daemon::Refuses { code: 1, error: "E30003".into() }), |emulator| {
         let session = session(Policy::Auto);
         let error = session.device(LogicalId(0)).unwrap_err();
-        let Error::DeviceProcess { device: 0, failure } = &error else { panic!("{error:?}") };
-        assert!(matches!(&**failure, Failure::Refused { error_code, .. } if error_code == "E30003"));
+        let Error::DeviceProcess { device: LogicalId(0), failure } = &error else { panic!("{error:?}") };
+        assert!(matches!(&**failure, ProcessFailure::Refused { error_code, .. } if error_code == "E30003"));
         let text = error.to_string();
-        assert!(text.contains("E30003") && text.contains("device 0") && text.contains("end other programs"), "{text}");
+        assert!(text.contains("E30003") && text.contains("device 0") && text.contains("End other programs"), "{text}");
 
         emulator.control(|driver| driver.machine.daemon = Daemon::Works);
         session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
@@ -206,7 +207,7 @@ fn a_device_process_that_dies_is_reported_and_the_device_can_be_opened_again() {
         device.create(MIB2).unwrap();
         end_device_process(emulator, 0);
         let error = device.create(MIB2).unwrap_err();
-        assert!(matches!(error, Error::DeviceProcessDied { device: 0, .. }), "{error:?}");
+        assert!(matches!(error, Error::DeviceProcessDied { device: LogicalId(0), .. }), "{error:?}");
         assert!(error.to_string().contains("device process"), "{error}");
 
         drop(device);
@@ -229,7 +230,7 @@ fn objects_of_a_dead_device_process_can_be_dropped_and_made_again() {
         let all = use_it();
         end_device_process(emulator, 0);
         let error = all.0.create(MIB2).unwrap_err();
-        assert!(matches!(error, Error::DeviceProcessDied { device: 0, .. }), "{error:?}");
+        assert!(matches!(error, Error::DeviceProcessDied { device: LogicalId(0), .. }), "{error:?}");
         drop(all);
         // The device again, in the same session.
         let all = use_it();
@@ -239,7 +240,7 @@ fn objects_of_a_dead_device_process_can_be_dropped_and_made_again() {
         // The kernel does not unmap what a dead device process held: closing reports that, and the
         // session is closed anyway.
         let failed = session.close().unwrap_err();
-        assert!(failed.object.is_none() && failed.to_string().contains("would not give back"), "{failed}");
+        assert!(failed.object.is_none() && failed.to_string().contains("would not undo"), "{failed}");
         // A new session.
         let session = self::session(Policy::Auto);
         session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();

@@ -7,9 +7,9 @@ use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{davinci, uda};
 use ascend_vmm::discovery::{
-    self, Environment, Finding, Health, LogicalId, MemoryDriver, Options, PhysicalId, Severity, Split, State, Survey,
-    UserId,
+    self, Environment, Finding, Health, MemoryDriver, Options, Severity, Split, State, Survey,
 };
+use ascend_vmm::{LogicalId, PhysicalId, UserId};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::path::PathBuf;

@@ -29,15 +29,20 @@ fn the_vendors_codes_are_those_of_the_page_about_errors() {
 }
 
 #[test]
-fn every_code_of_a_finding_is_on_the_page_about_json() {
-    // The codes are the strings of one match.
-    let source = include_str!("../src/discovery/finding.rs");
-    let body = source.split_once("pub fn code(&self)").and_then(|(_, rest)| rest.split_once("\n    }")).unwrap().0;
-    let codes: Vec<&str> = body.split('"').skip(1).step_by(2).collect();
+fn every_finding_is_documented_with_its_code() {
+    let source = include_str!("../src/error/finding.rs");
+    let (documentation, rows) = source.split_once("fn row(&self)").unwrap();
+    let code = |line: &'static str| line.trim().trim_end_matches(',').strip_prefix('"')?.strip_suffix('"');
+    let alone = rows.lines().filter_map(code);
+    let inline = rows.lines().filter_map(|line| line.split_once("of(device, \"")?.1.split('"').next());
+    let is_code = |text: &&str| text.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit());
+    let codes: Vec<&str> = alone.chain(inline).filter(is_code).collect();
     assert!(codes.len() > 30, "{codes:?}");
-    let page = include_str!("../docs/json.md");
     for code in codes {
-        assert!(page.contains(&format!("`{code}`")), "docs/json.md does not have {code}");
+        assert!(
+            documentation.contains(&format!("/// `{code}`: ")),
+            "{code} is not in the documentation of its variant"
+        );
     }
 }
 

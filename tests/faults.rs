@@ -4,8 +4,8 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
-use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid};
 use ascend_vmm::{Error, Failed, MemoryKind, Result, Session};
@@ -178,7 +178,9 @@ fn explains(error: &Error, name: &str, errno: &str) -> bool {
         // URD only forwards: the error names the request that it forwards.
         ("URD", _) => text.contains("P2P") && text.contains(errno),
         // The device's daemon is reached by commands with codes of their own.
-        (name, Error::DeviceProcess { .. }) if DIALOGUE.contains(&name) => text.contains("Remedy: "),
+        (name, Error::DeviceProcess { failure, .. }) if DIALOGUE.contains(&name) => {
+            text.ends_with(failure.remedy()) && failure.remedy().ends_with('.')
+        }
         _ => text.contains(name) && error.errno().is_some_and(|number| format!("{number:?}") == errno),
     }
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use ascend_emulator::{Config, fork, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::{Device, Error, Mapping, Reservation, Session};
 use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, refused_in_child};
 

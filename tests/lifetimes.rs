@@ -1,10 +1,10 @@
-//! How long memory lives: each line of `docs/lifetimes.md`, with real processes, on each driver
+//! How long memory lives: each line of `docs/driver.md`, with real processes, on each driver
 //! generation.
 
 mod support;
 
 use ascend_emulator::{Emulator, fork, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, Export, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};

@@ -3,7 +3,7 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, Kind, Location, MemoryKind, Page, ReserveOptions, Session};
 use support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, refused_here};
@@ -79,7 +79,7 @@ fn out_of_memory_reports_the_requested_size_and_what_is_free() {
         let _some = device.create(GIB).unwrap();
         let error = device.create(1 << 40).unwrap_err();
         let Error::OutOfMemory(details) = &error else { panic!("{error:?}") };
-        assert_eq!((details.asked, details.page), (1 << 40, MIB2));
+        assert_eq!((details.asked, details.page), (1 << 40, Page::Huge));
         let free = device.memory_info(MemoryKind::Hbm).unwrap().huge_free;
         assert_eq!(details.free_huge, Some(free));
         assert_eq!(details.page_that_fits(), None);
@@ -263,9 +263,9 @@ fn objects_in_use_are_not_freed_but_returned() {
         let mut kept = None;
         let calls = calls_during(emulator, || {
             let failed = reservation.free().unwrap_err();
-            refused_here(&failed.error, "unmap them first");
+            refused_here(&failed.error, "Unmap them first");
             let memory_failed = memory.free().unwrap_err();
-            refused_here(&memory_failed.error, "drop them first");
+            refused_here(&memory_failed.error, "Drop them first");
             kept = Some((failed.object, memory_failed.object));
         });
         assert_eq!(calls, 0);
@@ -452,6 +452,6 @@ fn debug_output_is_short() {
         for text in texts {
             assert!(text.len() < 1500, "{} characters: {}", text.len(), &text[..1500]);
         }
-        assert!(format!("{mapping:?}").contains(&mapping.address().to_string()));
+        assert!(format!("{mapping:?}").contains(&format!("{:#x}", mapping.address())));
     });
 }

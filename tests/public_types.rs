@@ -1,8 +1,8 @@
 //! What the public types promise: threads may share them, and they can be printed.
 
 use ascend_vmm::copy::{Pending, Slice};
+use ascend_vmm::device_process::DeviceProcess;
 use ascend_vmm::discovery::{Finding, Npu, Survey};
-use ascend_vmm::process::DeviceProcess;
 use ascend_vmm::share::{Export, FabricHandle, ShareableHandle, Ticket};
 use ascend_vmm::{
     Device, Error, Failed, Host, HostView, Mapping, PhysicalMemory, Reservation, Session, SessionBuilder,

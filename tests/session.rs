@@ -5,7 +5,7 @@ mod support;
 
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_ioctl::klog;
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, Generation, Kind, MemoryKind, Session};
 use nix::libc;

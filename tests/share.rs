@@ -5,7 +5,7 @@ mod support;
 
 use ascend_emulator::config::{Config, Place};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, ShareableHandle, Ticket};
 use ascend_vmm::{Device, Location, PhysicalMemory, Session};

@@ -3,8 +3,8 @@
 mod support;
 
 use ascend_emulator::{Config, isolated};
+use ascend_vmm::LogicalId;
 use ascend_vmm::Session;
-use ascend_vmm::discovery::LogicalId;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};

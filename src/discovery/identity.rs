@@ -1,12 +1,14 @@
-//! Where a device is, and a name for it that everybody uses.
+//! Where a device is, and a name for it that is the same everywhere.
 //!
-//! The driver gives no UUID. What is the same for every process on the host, in whatever container, is the device's PCI address (without
-//! its domain, which the driver does not tell), its physical id, and in a super pod its SDID. An [`Identity`] is made of these.
+//! The driver gives no UUID. What is the same for every process on the host, in whatever container,
+//! is the device's PCI address (without its domain, which the driver does not report), its physical
+//! id, and in a super pod its SDID. An [`Identity`] is made of these.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A PCI address. The driver tells bus, device and function; the domain comes from sysfs, where that is unambiguous.
+/// A PCI address. The driver reports bus, device and function; the domain comes from sysfs, where
+/// that is unambiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
     /// `None` if sysfs shows no NPU at this address, or several in different domains.
@@ -49,29 +51,16 @@ impl FromStr for PciAddress {
     }
 }
 
-/// A device's place in a super pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SuperPod {
-    /// Super-pod device id: unique in the super pod. From the low bits: physical id 16, die 2, chip 4, server 10.
-    pub sdid: u32,
-    /// Number of the server in the super pod.
-    pub server: u32,
-    /// Number of the super pod.
-    pub super_pod: u32,
-    /// Number of the chassis; `u32::MAX` where the hardware has none.
-    pub chassis: u32,
-    /// The driver's scale type.
-    pub scale: u32,
-}
-
 /// The name of a device that is the same inside and outside a container.
 ///
-/// As text: `c1:00.0/0` is physical id 0 at PCI address c1:00.0; `c1:00.0/0@00cc0000` has the SDID 0xcc0000 besides. The physical id
-/// is there because two devices can share one PCI function, and virtual instances share their card's. The PCI domain is left out: the
-/// driver does not tell it, and a container may not see sysfs.
+/// As text: `c1:00.0/0` is physical id 0 at PCI address c1:00.0; `c1:00.0/0@00cc0000` has the SDID
+/// 0xcc0000 besides. The physical id is there because two devices can share one PCI function, and
+/// virtual instances share their card's. The PCI domain is left out: the driver does not report it,
+/// and a container may not see sysfs.
 ///
-/// It names a device *of one host*, for as long as the host is not rebuilt: after a reboot the same card has the same PCI address, and the
-/// same physical id if the cards were found in the same order. Across hosts only the SDID part tells devices apart.
+/// It names a device *of one host*, for as long as the host is not rebuilt: after a reboot the same
+/// card has the same PCI address, and the same physical id if the cards were found in the same
+/// order. Across hosts only the SDID part tells devices apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// Bus, device and function; `None` where the device is not on PCI or was taken away.

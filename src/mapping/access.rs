@@ -1,27 +1,34 @@
 //! Who may touch a mapping, beside the device that owns its memory.
 //!
-//! Peers get access by PREFETCH, which makes the peer build a table of the pages, and the record of it by MEM_SET_ACCESS; the CPU gets
-//! access to device memory by MEM_SET_ACCESS alone, which maps the device's PCI window at the same address. Access goes with the
-//! mapping and is not taken back before. The only type of access that is ever passed is read-write: the kernel maps nothing else, and
-//! type 0 leads it into a panic.
+//! Peers get access by PREFETCH, which makes the peer build a table of the pages, and the record of
+//! it by MEM_SET_ACCESS; the CPU gets access to device memory by MEM_SET_ACCESS alone, which maps
+//! the device's PCI window at the same address. Access goes with the mapping and is not taken back
+//! before. The only type of access that is ever passed is read-write: the kernel maps nothing else,
+//! and type 0 leads it into a panic.
 
 use super::{HostView, Mapped, Mapping};
 use crate::device::Device;
+use crate::driver::svm::HOST_ID;
 use crate::error::{Errno, Invalid, Result};
-use crate::session::call::{GET_ACCESS, PREFETCH, SET_ACCESS};
-use crate::session::lock;
-use ascend_ioctl::svm::{ACCESS_NONE, ACCESS_READ_WRITE, Advise, HOST_ID, MemAccess};
+use crate::slots::lock;
+use crate::trace::quiet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Mapping {
-    /// Grants another device access to this mapping, at the same address. Nothing to do for the device that owns the memory, and once
-    /// is enough.
+    /// Grants another device access to this mapping, at the same address. Nothing to do for the
+    /// device that owns the memory, and once is enough.
     ///
     /// The peer stays open as long as the mapping.
     ///
-    /// Enables peer access between the two devices first. Imported memory cannot be granted on; host memory can be granted to devices
-    /// that are attached by HCCS.
+    /// Enables peer access between the two devices first. Imported memory cannot be granted on;
+    /// host memory can be granted to devices that are attached by HCCS.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) for a device of another session;
+    /// [`Error::Refused`](crate::Error::Refused) if there is no link, or the memory cannot be
+    /// granted.
     #[doc(alias = "aclrtMemSetAccess")]
     #[doc(alias = "cuMemSetAccess")]
     pub fn grant(&self, peer: &Device) -> Result<()> {
@@ -31,20 +38,21 @@ impl Mapping {
             return Err(Invalid::because(
                 "grant access to a mapping",
                 "the device is of another session",
-                "use one session",
+                "Use one session.",
             ));
         }
         let id = peer.inner.id;
         // Two threads that grant the same do it once.
+        let _quiet = quiet();
         let mut granted = lock(&mapped.granted);
         if id == mapped.block.device.id || granted.iter().any(|device| device.id == id) {
             return Ok(());
         }
-        if !mapped.block.is_host() {
-            Device { inner: mapped.block.device.clone() }.enable_peer_access(peer)?;
-            let advise = Advise { address: mapped.address, size: mapped.block.size, ..Default::default() };
-            if let Err(errno) = mapped.session().svm.call(PREFETCH, id, mapped.block.size, &advise) {
-                return Err(mapped.block.device.failed("grant a peer access", PREFETCH, errno, mapped.describe(id)));
+        let block = &mapped.block;
+        if !block.handle.is_host() {
+            block.device.enable_peer_access(peer)?;
+            if let Err(refused) = mapped.session().svm.prefetch(id, mapped.address, mapped.size()) {
+                return Err(block.device.failed(refused, "grant a peer access", mapped.describe_access(id)));
             }
         }
         mapped.set_access(id)?;
@@ -53,13 +61,24 @@ impl Mapping {
     }
 
     /// Whether a device has access, as the kernel has it on record.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`](crate::Error::Refused) with what the kernel says.
     #[doc(alias = "aclrtMemGetAccess")]
     #[doc(alias = "cuMemGetAccess")]
     pub fn is_granted(&self, device: &Device) -> Result<bool> {
         self.inner.access(device.inner.id)
     }
 
-    /// The memory as the CPU sees it. For device memory this grants the CPU access first, where the device allows that.
+    /// The memory as the CPU sees it. For device memory this grants the CPU access first, where the
+    /// device allows that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) in a session without address segments;
+    /// [`Error::Refused`](crate::Error::Refused) for memory that does not lie behind the device's
+    /// PCI window.
     pub fn host_view(&self) -> Result<HostView<'_>> {
         let mapped = &*self.inner;
         let session = mapped.session();
@@ -68,11 +87,12 @@ impl Mapping {
             return Err(Invalid::because(
                 "make memory visible to the CPU",
                 "this session was opened without address segments",
-                "open it with them, or copy",
+                "Open it with them, or copy.",
             ));
         }
-        if !mapped.block.is_host() && !mapped.seen.load(Ordering::Acquire) {
-            // The kernel must not be asked for the CPU twice at the same time.
+        if !mapped.block.handle.is_host() && !mapped.seen.load(Ordering::Acquire) {
+            // The kernel must not be called for the CPU twice at the same time.
+            let _quiet = quiet();
             let _alone = lock(&mapped.granted);
             if !mapped.seen.load(Ordering::Acquire) {
                 mapped.set_access(HOST_ID)?;
@@ -84,27 +104,25 @@ impl Mapping {
 }
 
 impl Mapped {
-    fn set_access(&self, id: u32) -> Result<()> {
-        let access = MemAccess { address: self.address, size: self.block.size, device: id, access: ACCESS_READ_WRITE };
-        match self.session().svm.call(SET_ACCESS, HOST_ID, self.block.size, &access) {
-            // EEXIST: it was granted before.
-            Ok(_) | Err(Errno::EEXIST) => Ok(()),
-            Err(errno) => {
-                Err(self.block.device.failed("grant access to a mapping", SET_ACCESS, errno, self.describe(id)))
+    fn set_access(&self, to: u32) -> Result<()> {
+        match self.session().svm.mem_set_access(self.address, self.size(), to) {
+            Ok(()) => Ok(()),
+            // It was granted before.
+            Err(refused) if refused.errno == Errno::EEXIST => Ok(()),
+            Err(refused) => {
+                Err(self.block.device.failed(refused, "grant access to a mapping", self.describe_access(to)))
             }
         }
     }
 
-    fn access(&self, id: u32) -> Result<bool> {
-        self.session().svm.check_process()?;
-        let query = MemAccess { address: self.address, size: self.block.size, device: id, access: ACCESS_NONE };
-        match self.session().svm.call(GET_ACCESS, HOST_ID, self.block.size, &query) {
-            Ok(answer) => Ok(answer.access != ACCESS_NONE),
-            Err(errno) => Err(self.block.device.failed("ask who has access", GET_ACCESS, errno, self.describe(id))),
-        }
+    fn access(&self, of: u32) -> Result<bool> {
+        let svm = &self.session().svm;
+        svm.check_process()?;
+        svm.mem_get_access(self.address, self.size(), of)
+            .map_err(|refused| self.block.device.failed(refused, "look up who has access", self.describe_access(of)))
     }
 
-    fn describe(&self, id: u32) -> String {
+    fn describe_access(&self, id: u32) -> String {
         let to = if id == HOST_ID { "the CPU".to_owned() } else { format!("device {id}") };
         format!("address {:#x}, {}, to {to}", self.address, self.block.describe())
     }

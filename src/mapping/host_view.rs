@@ -1,13 +1,14 @@
 //! Memory as the CPU sees it.
 //!
-//! The NPU, and other processes that share the memory, may write at any time, so no reference to its bytes is ever handed out: only
-//! copies in and out, single values, and atomics. Copies are made of relaxed atomic accesses, a word at a time, so that two threads that
-//! use one view at once race, but do not break the language's rules. Device memory is behind the device's PCI window: write-combined,
-//! slow to read, and no place for atomic read-modify-write against the device.
+//! The NPU, and other processes that share the memory, may write at any time, so no reference to
+//! its bytes is ever handed out: only copies in and out, single values, and atomics. Copies are
+//! made of relaxed atomic accesses, a word at a time, so that two threads that use one view at once
+//! race, but do not break the language's rules. Device memory is behind the device's PCI window:
+//! write-combined, slow to read, and no place for atomic read-modify-write against the device.
 
 use super::Mapping;
 use crate::error::{Error, Invalid, Result};
-use crate::session::ForkGuard;
+use crate::fork::ForkGuard;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -29,8 +30,9 @@ unsafe impl Sync for HostView<'_> {}
 impl<'a> HostView<'a> {
     /// Of a mapping that the CPU has access to.
     pub(super) fn new(mapping: &'a Mapping) -> HostView<'a> {
-        let (address, size) = mapping.inner.range();
-        // The address is inside the SVM segment, which is mapped and far from 0. The mapping of the segment exposed its provenance.
+        let (address, size) = (mapping.address(), mapping.size());
+        // The address is inside the SVM segment, which is mapped and far from 0. The mapping of the
+        // segment exposed its provenance.
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(address as usize)).unwrap_or(NonNull::dangling());
         let guard = mapping.inner.session().svm.guard;
@@ -42,7 +44,8 @@ impl<'a> HostView<'a> {
         self.size
     }
 
-    /// The first byte. Valid as long as the mapping, in this process and not in its children; everything else is the caller's to know.
+    /// The first byte. Valid as long as the mapping, in this process and not in its children;
+    /// everything else is the caller's to know.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -74,22 +77,24 @@ impl<'a> HostView<'a> {
     /// A 32-bit word as an atomic; the offset is a multiple of 4.
     pub fn atomic_u32(&self, offset: usize) -> Result<&'a AtomicU32> {
         let at = self.aligned(offset, 4)?;
-        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this process.
+        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this
+        // process.
         Ok(unsafe { AtomicU32::from_ptr(at.cast()) })
     }
 
     /// A 64-bit word as an atomic; the offset is a multiple of 8.
     pub fn atomic_u64(&self, offset: usize) -> Result<&'a AtomicU64> {
         let at = self.aligned(offset, 8)?;
-        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this process.
+        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this
+        // process.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
     /// One volatile read of a byte: really one access of the memory, now.
     pub fn read_volatile(&self, offset: usize) -> Result<u8> {
         let at = self.at(offset, 1)?;
-        // Not a volatile access of the language's, which must not race with other threads; the fences keep the compiler from merging it
-        // with another.
+        // Not a volatile access of the language's, which must not race with other threads; the
+        // fences keep the compiler from merging it with another.
         compiler_fence(Ordering::SeqCst);
         // SAFETY: in range.
         let value = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
@@ -123,7 +128,7 @@ impl<'a> HostView<'a> {
             return Err(Invalid::because(
                 "touch memory by the CPU",
                 format!("the offset {offset:#x} is not a multiple of {size}"),
-                "atomics must be aligned to their size",
+                "Atomics must be aligned to their size.",
             ));
         }
         self.at(offset, size)
@@ -134,7 +139,7 @@ impl<'a> HostView<'a> {
         Invalid::because(
             "touch memory by the CPU",
             format!("{length} bytes at offset {offset:#x} are outside of the mapping's {:#x} bytes", self.size),
-            "stay inside the mapping",
+            "Stay inside the mapping.",
         )
     }
 }
@@ -226,7 +231,7 @@ mod tests {
                 let mut shared: Vec<u8> = (0..64).collect();
                 let start = shared.as_mut_ptr();
                 let mut out = vec![0xEE; length];
-                // SAFETY: 17 + 40 bytes are inside the vector, which nobody else touches.
+                // SAFETY: 17 + 40 bytes are inside the vector, which no other thread touches.
                 unsafe { copy_out(start.add(offset), &mut out) };
                 assert!(out.iter().enumerate().all(|(index, &byte)| usize::from(byte) == offset + index));
                 let fresh = vec![0xAA; length];

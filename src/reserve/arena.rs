@@ -1,17 +1,20 @@
 //! Which addresses are reserved: the kernel never chooses them, so we do.
 //!
-//! The kernel wants reservations inside *heaps*: runs of whole GiB, at most 128 GiB each, whose enabling takes its exclusive lock and
-//! messages every device. So heaps are few and big and enabled when needed, and inside them this arena hands out runs of 2 MiB chunks by
-//! itself. Free runs are kept in lists by size class (powers of two, each in eight steps) with a bit for each list that is not empty, so
-//! that finding one, and merging it with its neighbours when it comes back, takes the same few steps however many there are. The run that
-//! came back last is kept aside for a moment, since programs tend to ask for the same size again.
+//! The kernel wants reservations inside *heaps*: runs of whole GiB, at most 128 GiB each, whose
+//! enabling takes its exclusive lock and messages every device. So heaps are few and big and
+//! enabled when needed, and inside them this arena hands out runs of 2 MiB chunks by itself. Free
+//! runs are kept in lists by size class (powers of two, each in eight steps) with a bit for each
+//! list that is not empty, so that finding one, and merging it with its neighbours when it comes
+//! back, takes the same few steps however many there are. The run that came back last is kept aside
+//! for a moment, since programs tend to ask for the same size again.
 
-use ascend_ioctl::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
+use crate::driver::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
 
 /// Chunks of the largest heap; a chunk's number inside its heap has 16 bits.
 const HEAP_CHUNKS: u32 = (RESERVE_HEAP_MAX / HUGE_PAGE) as u32;
 const CHUNK_BITS: u32 = HEAP_CHUNKS.trailing_zeros();
-/// GiB that heaps can be made of: the range in which the vendor's library puts ordinary heaps, up to the end of the SVM segment.
+/// GiB that heaps can be made of: the range in which the vendor's library puts ordinary heaps, up
+/// to the end of the SVM segment.
 const GIBS: usize = ((DYNAMIC_START - NORMAL_START) / HEAP_UNIT) as usize;
 
 /// Steps of a power of two.
@@ -66,8 +69,9 @@ pub(crate) struct Arena {
     first: [[u32; STEPS as usize]; POWERS],
     /// Number of reservations.
     live: usize,
-    /// The run that came back last, with its size: kept as it is for a reservation of the same size, and merged when another comes back
-    /// or it is in the way. Its heap and chunk in one, or `NONE`.
+    /// The run that came back last, with its size: kept as it is for a reservation of the same
+    /// size, and merged when another comes back or it is in the way. Its heap and chunk in one, or
+    /// `NONE`.
     spare: u32,
     spare_chunks: u32,
 }
@@ -76,7 +80,8 @@ pub(crate) struct Arena {
 struct Heap {
     window: Window,
     chunks: u32,
-    /// For the first chunk of each run: its size and whether it is free, and for free ones the next and previous run of its list.
+    /// For the first chunk of each run: its size and whether it is free, and for free ones the next
+    /// and previous run of its list.
     runs: Vec<[u32; 3]>,
     /// A bit for each chunk that starts a run.
     starts: Vec<u64>,
@@ -178,8 +183,8 @@ impl Arena {
         heaps.into_iter().map(|heap| heap.window).collect()
     }
 
-    /// Takes a run of `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the alignment a power of two up to 1 GiB.
-    /// `None` if no enabled heap has one.
+    /// Takes a run of `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the
+    /// alignment a power of two up to 1 GiB. `None` if no enabled heap has one.
     #[inline]
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let chunks = u32::try_from(size / HUGE_PAGE).ok().filter(|&chunks| chunks <= HEAP_CHUNKS)?;
@@ -196,7 +201,8 @@ impl Arena {
         self.take_from_lists(chunks, step)
     }
 
-    // The steps of the lists are a few instructions each: a call would cost as much as the step, so they are inlined by force.
+    // The steps of the lists are a few instructions each: a call would cost as much as the step, so
+    // they are inlined by force.
     #[inline(always)]
     fn take_from_lists(&mut self, chunks: u32, step: u32) -> Option<u64> {
         // A run that is this long has an aligned part that fits.
@@ -222,7 +228,8 @@ impl Arena {
         Some(self.heaps[heap].window.start + u64::from(start) * HUGE_PAGE)
     }
 
-    /// Takes exactly the run of `size` bytes at `address`; both are multiples of 2 MiB, inside the range for heaps.
+    /// Takes exactly the run of `size` bytes at `address`; both are multiples of 2 MiB, inside the
+    /// range for heaps.
     pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Taken> {
         self.merge_spare();
         let (first, last) = (gib(address), gib(address + size - 1));
@@ -299,7 +306,8 @@ impl Arena {
         self.link(heap, run, size);
     }
 
-    /// The window of the next heap, large enough for `size` bytes: 128 GiB if there is room. `None` if the address space is used up.
+    /// The window of the next heap, large enough for `size` bytes: 128 GiB if there is room. `None`
+    /// if the address space is used up.
     pub(crate) fn next_window(&self, size: u64) -> Option<Window> {
         let wanted = size.div_ceil(HEAP_UNIT) as usize;
         let most = (RESERVE_HEAP_MAX / HEAP_UNIT) as usize;
@@ -330,7 +338,8 @@ impl Arena {
         self.link(heap, 0, (window.size / HUGE_PAGE) as u32);
     }
 
-    /// A free window that covers these GiB: the 128 GiB one that [`Arena::next_window`] would make, if that is free, or just them.
+    /// A free window that covers these GiB: the 128 GiB one that [`Arena::next_window`] would make,
+    /// if that is free, or just them.
     fn window_around(&self, first: usize, last: usize) -> Option<Window> {
         let most = (RESERVE_HEAP_MAX / HEAP_UNIT) as usize;
         if last - first + 1 > most {
@@ -368,7 +377,8 @@ impl Arena {
         Some(split(self.first[power][step]))
     }
 
-    /// The same for one that [`Arena::find`] did not see: long enough, but in a class with shorter ones, or only just aligned.
+    /// The same for one that [`Arena::find`] did not see: long enough, but in a class with shorter
+    /// ones, or only just aligned.
     #[cold]
     fn search(&self, chunks: u32, alignment: u32) -> Option<(usize, u32)> {
         let (least, _) = class(chunks);
@@ -497,7 +507,8 @@ fn window(gib: usize, count: usize) -> Window {
 }
 
 const _: () = {
-    // A GiB is a whole number of alignments that can be asked for, and heap numbers fit beside a chunk's.
+    // A GiB is a whole number of alignments that can be asked for, and heap numbers fit beside a
+    // chunk's.
     assert!(HEAP_UNIT / HUGE_PAGE == 512);
     assert!(GIBS < u16::MAX as usize && (GIBS as u64) << CHUNK_BITS < NONE as u64);
 };
@@ -613,13 +624,15 @@ mod tests {
                                 prop_assert!(before.is_none_or(|(&start, &length)| start + length <= address));
                                 taken.insert(address, size);
                             }
-                            // 42 heaps of 128 GiB are more than 120 actions can fill, unless one is larger than a heap.
+                            // 42 heaps of 128 GiB are more than 120 actions can fill, unless one is
+                            // larger than a heap.
                             None => prop_assert!(size > RESERVE_HEAP_MAX),
                         }
                     }
                     Action::TakeAt { chunk, chunks } => {
                         let (address, size) = (NORMAL_START + chunk * MIB2, chunks * MIB2);
-                        let overlaps = taken.range(..address + size).next_back().is_some_and(|(&start, &length)| start + length > address);
+                        let before = taken.range(..address + size).next_back();
+                        let overlaps = before.is_some_and(|(&start, &length)| start + length > address);
                         match reserve_at(&mut arena, address, size) {
                             Ok(()) => {
                                 prop_assert!(!overlaps);

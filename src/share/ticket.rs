@@ -1,11 +1,16 @@
 //! The ticket: one value that carries everything an importer needs to know about exported memory.
 //!
-//! A share id alone is a small number that means nothing on another host, after a reboot, or in a container that numbers its devices differently. A
-//! ticket adds what tells these cases apart *before* the kernel is asked. It has a byte form of fixed length and a text form for environment
-//! variables and logs; both carry a version and a checksum, and parsing trusts nothing. A ticket is not a secret and grants nothing: the trust list does.
+//! A share id alone is a small number that means nothing on another host, after a reboot, or in a
+//! container that numbers its devices differently. A ticket adds what tells these cases apart
+//! *before* the kernel is asked. It has a byte form of fixed length and a text form for environment
+//! variables and logs; both carry a version and a checksum, and parsing trusts nothing. A ticket is
+//! not a secret and grants nothing: the trust list does.
 
-use crate::share::ShareableHandle;
+use super::ShareableHandle;
+use crate::error::TicketError;
+use crate::kind::{MemoryKind, Page};
 use ascend_ioctl::Generation;
+use ascend_ioctl::svm::DEVICE_IDS;
 use std::fmt;
 use std::str::FromStr;
 use zerocopy::little_endian::{I32, U16, U32, U64};
@@ -27,17 +32,17 @@ pub struct Ticket {
     pub handle: ShareableHandle,
     /// Bytes of memory.
     pub size: u64,
-    /// Page kind, one of [`ascend_ioctl::svm`]'s `PAGE_*` values.
-    pub page: u8,
-    /// Memory kind, one of [`ascend_ioctl::svm`]'s `MEMORY_*` values.
-    pub memory: u8,
+    /// Its pages.
+    pub page: Page,
+    /// Which memory it is.
+    pub memory: MemoryKind,
     /// The exporting device itself; `None` for host memory.
     pub device: Option<TicketDevice>,
     /// Driver generation that the exporter spoke.
     pub generation: Generation,
     /// The exporter's process id in the initial pid namespace.
     pub exporter: i32,
-    /// When the exporter started, in clock ticks since boot; 0 if it could not tell.
+    /// When the exporter started, in clock ticks since boot; 0 if it did not know.
     pub exporter_start: u64,
     /// The kernel's boot id: another one means another machine, or the same after a reboot.
     pub boot_id: [u8; 16],
@@ -50,35 +55,6 @@ pub struct TicketDevice {
     pub physical: u32,
     /// Super-pod device id, where the device has one.
     pub sdid: Option<u32>,
-}
-
-/// Why a ticket was not believed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TicketError {
-    /// Not the length of a ticket.
-    #[error("a ticket has {expected} bytes, this has {got}")]
-    Length {
-        /// Bytes of a ticket of this version.
-        expected: usize,
-        /// Bytes that were given.
-        got: usize,
-    },
-    /// The text form begins with a word that says what it is.
-    #[error("a ticket's text begins with \"{PREFIX}\" and goes on in hexadecimal digits")]
-    Text,
-    /// Not a ticket at all.
-    #[error("these bytes are not a ticket")]
-    Magic,
-    /// Made by a newer or older version of this library.
-    #[error("the ticket has version {0}, this library reads version {VERSION}")]
-    Version(u16),
-    /// Damaged on the way.
-    #[error("the ticket's checksum is wrong: it was damaged or cut on the way")]
-    Checksum,
-    /// A field has a value that no exporter writes.
-    #[error("the ticket's {0} has a value that no exporter writes")]
-    Field(&'static str),
 }
 
 const PREFIX: &str = "avm1-";
@@ -116,9 +92,9 @@ impl Ticket {
         let mut wire = Wire {
             magic: MAGIC,
             version: VERSION.into(),
-            generation: generation_code(self.generation),
-            page: self.page,
-            memory: self.memory,
+            generation: self.generation.delta().ticket,
+            page: self.page.code() as u8,
+            memory: self.memory.code() as u8,
             host: self.device.is_none().into(),
             reserved: [0; 2],
             handle: self.handle.to_u64().into(),
@@ -145,7 +121,7 @@ impl Ticket {
             return Err(TicketError::Magic);
         }
         if wire.version != VERSION {
-            return Err(TicketError::Version(wire.version.get()));
+            return Err(TicketError::Version { expected: VERSION, got: wire.version.get() });
         }
         let expected = wire.checksum;
         wire.checksum = 0.into();
@@ -155,8 +131,11 @@ impl Ticket {
 
         // The checksum keeps accidents out, not malice: every field is looked at.
         let field = |ok: bool, name| if ok { Ok(()) } else { Err(TicketError::Field(name)) };
-        field(u32::from(wire.page) < ascend_ioctl::svm::PAGES, "page kind")?;
-        field(u32::from(wire.memory) < ascend_ioctl::svm::MEMORIES, "memory kind")?;
+        let page = Page::from_code(wire.page.into()).ok_or(TicketError::Field("page kind"))?;
+        let memory = MemoryKind::from_code(wire.memory.into()).ok_or(TicketError::Field("memory kind"))?;
+        let mut generations = Generation::ALL.into_iter();
+        let generation = generations.find(|generation| generation.delta().ticket == wire.generation);
+        let generation = generation.ok_or(TicketError::Field("generation"))?;
         field(wire.host <= 1, "side")?;
         field(wire.reserved == [0; 2], "reserved space")?;
         field(wire.size != 0 && i64::try_from(wire.size.get()).is_ok(), "size")?;
@@ -167,16 +146,16 @@ impl Ticket {
             physical: wire.physical.get(),
             sdid: (wire.sdid != NO_SDID).then_some(wire.sdid.get()),
         });
-        field(device.is_none_or(|device| device.physical < ascend_ioctl::svm::DEVICE_IDS), "physical device")?;
+        field(device.is_none_or(|device| device.physical < DEVICE_IDS), "physical device")?;
         // One ticket has one form: the host has no numbers.
         field(device.is_some() || (wire.physical == 0 && wire.sdid == NO_SDID), "physical device")?;
         Ok(Ticket {
             handle,
             size: wire.size.get(),
-            page: wire.page,
-            memory: wire.memory,
+            page,
+            memory,
             device,
-            generation: generation_of(wire.generation).ok_or(TicketError::Field("generation"))?,
+            generation,
             exporter: wire.exporter.get(),
             exporter_start: wire.exporter_start.get(),
             boot_id: wire.boot_id,
@@ -184,7 +163,8 @@ impl Ticket {
     }
 }
 
-/// The text form: a word and hexadecimal digits, without spaces or anything that a shell would touch.
+/// The text form: a word and hexadecimal digits, without spaces or anything that a shell would
+/// touch.
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(PREFIX)?;
@@ -209,20 +189,6 @@ impl FromStr for Ticket {
     }
 }
 
-/// Codes are of this format, not of the enum's order: they never change.
-fn generation_code(generation: Generation) -> u8 {
-    match generation {
-        Generation::V8_5_0 => 1,
-        Generation::V9_0_0 => 2,
-        Generation::V26_1 => 3,
-        _ => 0,
-    }
-}
-
-fn generation_of(code: u8) -> Option<Generation> {
-    Generation::ALL.into_iter().find(|&generation| code != 0 && generation_code(generation) == code)
-}
-
 /// CRC-32 (IEEE).
 fn checksum(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
@@ -238,8 +204,8 @@ mod tests {
         Ticket {
             handle: ShareableHandle::new(3, 7),
             size: 64 << 20,
-            page: 1,
-            memory: 0,
+            page: Page::Huge,
+            memory: MemoryKind::Hbm,
             device: Some(TicketDevice { physical: 5, sdid: Some(0xCC0005) }),
             generation: Generation::V26_1,
             exporter: 4242,
@@ -288,10 +254,11 @@ mod tests {
             wire.checksum = checksum(wire.as_bytes()).into();
             Ticket::from_bytes(wire.as_bytes()).unwrap_err()
         };
-        assert_eq!(refused(|wire| wire.version = 2.into()), TicketError::Version(2));
+        assert_eq!(refused(|wire| wire.version = 2.into()), TicketError::Version { expected: 1, got: 2 });
         assert_eq!(refused(|wire| wire.generation = 0), TicketError::Field("generation"));
         assert_eq!(refused(|wire| wire.page = 3), TicketError::Field("page kind"));
-        assert_eq!(refused(|wire| wire.memory = 5), TicketError::Field("memory kind"));
+        assert_eq!(refused(|wire| wire.page = 0), TicketError::Field("page kind"));
+        assert_eq!(refused(|wire| wire.memory = 4), TicketError::Field("memory kind"));
         assert_eq!(refused(|wire| wire.host = 1), TicketError::Field("side"));
         assert_eq!(refused(|wire| wire.size = 0.into()), TicketError::Field("size"));
         assert_eq!(refused(|wire| wire.size = u64::MAX.into()), TicketError::Field("size"));
@@ -321,8 +288,8 @@ mod tests {
                 wire.host %= 2;
                 let device = if wire.host == 1 { 65 } else { wire.handle.get() % 70 };
                 wire.handle = (device << 32 | wire.handle.get() & 0xFFFF).into();
-                (wire.physical, wire.sdid) =
-                    if zeroes > 1 { (0.into(), NO_SDID.into()) } else { ((wire.physical.get() % 2000).into(), wire.sdid) };
+                wire.physical = if zeroes > 1 { 0.into() } else { (wire.physical.get() % 2000).into() };
+                wire.sdid = if zeroes > 1 { NO_SDID.into() } else { wire.sdid };
             }
             wire.checksum = 0.into();
             wire.checksum = checksum(wire.as_bytes()).into();

@@ -3,8 +3,8 @@
 use crate::support::random::{Random, Seed, seeds, steps};
 use crate::support::{GIB, MIB2, assert_nothing_left, own_tgid, plain};
 use ascend_emulator::{Config, Emulator, on_each_generation};
+use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{Pending, Rows, read_batch, write_batch};
-use ascend_vmm::discovery::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share;
 use ascend_vmm::{Device, Error, Location, Mapping, PhysicalMemory, Reservation, ReserveOptions, Session};

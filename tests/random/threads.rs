@@ -4,7 +4,7 @@
 use crate::support::random::{Random, Seed, seeds, steps};
 use crate::support::{MIB2, assert_nothing_left, device, open, plain, refused_in_child};
 use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::{Error, Location, PhysicalMemory, Reservation, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

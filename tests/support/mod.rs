@@ -12,8 +12,9 @@ pub mod raw;
 
 use ascend_emulator::config::{Daemon, DeviceProcess};
 use ascend_emulator::{Config, Emulator};
-use ascend_vmm::discovery::{LogicalId, Options, VisibleDevices};
-use ascend_vmm::process::Settings;
+use ascend_vmm::LogicalId;
+use ascend_vmm::device_process::Settings;
+use ascend_vmm::discovery::{Options, VisibleDevices};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, Error, Mapping, PhysicalMemory, ReserveOptions, Session};
 use std::path::{Path, PathBuf};

@@ -3,11 +3,11 @@
 //! The library's module for device processes is named only here; other files use it through this
 //! one.
 
-pub(crate) use ascend_vmm::process;
+pub(crate) use ascend_vmm::device_process;
 
 use ascend_vmm::Session;
 use clap::ValueEnum;
-use process::{Policy, Settings};
+use device_process::{Policy, Settings};
 
 /// Options of a command that opens a session.
 #[derive(Debug, Clone, Copy, clap::Args)]

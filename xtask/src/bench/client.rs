@@ -12,7 +12,7 @@
 
 use super::counter::{mark, trace_me};
 use ascend_conformance::session as raw;
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Device, PhysicalMemory, Session};
 use nix::errno::Errno;

@@ -4,7 +4,7 @@ use super::{Failure, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
 use crate::terminal::{Align, Table, bytes};
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::share::{BareTgid, Export};
 use ascend_vmm::{Mapping, Session};
 use std::io::{BufRead, BufReader, Write};

@@ -5,7 +5,7 @@ use super::{Failure, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
 use crate::terminal::bytes;
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;

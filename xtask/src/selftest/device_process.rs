@@ -1,12 +1,12 @@
 //! `selftest --device-process`: what does a device need before its memory can be used?
 //!
 //! This is the first thing to find out on a new kind of host. Each step reports the answer, even a
-//! refusal: which of the two a real card gives is not known yet (docs/device-process.md).
+//! refusal: which of the two a real card gives is not known yet (docs/driver.md).
 
 use super::{Failure, Run};
-use crate::session_options::process::{self, DeviceProcess, Order, Policy, Settings};
+use crate::session_options::device_process::{self, DeviceProcess, Order, Policy, Settings};
+use ascend_vmm::LogicalId;
 use ascend_vmm::Session;
-use ascend_vmm::discovery::LogicalId;
 use std::path::Path;
 
 /// The suite.
@@ -15,7 +15,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
     for &device in devices {
         let id = LogicalId(device);
         let group = format!("device {device}");
-        run.check(&group, "it runs no process for us yet", || match process::device_pid(id, manager)? {
+        run.check(&group, "it runs no process for us yet", || match device_process::device_pid(id, manager)? {
             None => Ok(None),
             Some(pid) => Err(Failure::Failed(format!("process {pid} on the device is already bound to us"))),
         });
@@ -35,7 +35,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
             }
         });
         run.check(&group, "the daemon on the device answers a handshake", || {
-            let greeting = process::greet(id, manager, &Settings::default()).map_err(explained)?;
+            let greeting = device_process::greet(id, manager, &Settings::default()).map_err(explained)?;
             Ok(Some(format!("its protocol version is {}", greeting.version)))
         });
         let mut started = None;
@@ -78,13 +78,17 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
                 (false, true) => "a process was started, although SETUP_DEVICE worked without one".into(),
             }))
         });
-        run.check(&group, "the device process ended with the session", || match process::device_pid(id, manager)? {
-            None => Ok(None),
-            Some(pid) => Ok(Some(format!("process {pid} is still bound; the driver may take some seconds to notice"))),
+        run.check(&group, "the device process ended with the session", || {
+            match device_process::device_pid(id, manager)? {
+                None => Ok(None),
+                Some(pid) => {
+                    Ok(Some(format!("process {pid} is still bound; the driver may take some seconds to notice")))
+                }
+            }
         });
     }
 }
 
-fn explained(failure: process::Failure) -> Failure {
+fn explained(failure: device_process::ProcessFailure) -> Failure {
     Failure::Failed(format!("{failure}. {}", failure.remedy()))
 }

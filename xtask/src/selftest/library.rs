@@ -2,8 +2,9 @@
 
 use super::{Checked, Failure, Run, ensure, sharing};
 use crate::terminal::bytes;
+use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{self, Rows};
-use ascend_vmm::discovery::{self, LogicalId};
+use ascend_vmm::discovery;
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Page, ReserveOptions, Session};
 
 const MIB: u64 = 1 << 20;

@@ -7,7 +7,7 @@ use super::library::{mapped, pattern, same};
 use super::{Failure, Run, ensure};
 use crate::second_process::{self, TIMEOUT};
 use crate::session_options::SessionOptions;
-use ascend_vmm::discovery::LogicalId;
+use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Device, PhysicalMemory};
 use std::io::{BufRead, BufReader, Write};

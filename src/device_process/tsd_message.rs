@@ -1,11 +1,12 @@
 //! The messages of the device's daemon (TSD) that starts processes for a host process.
 //!
-//! A packet is a head of three little-endian words (total length, 1, 0) and one protobuf message of the same type in both directions; its
-//! field 2 says what it is. The daemon is not public: fields, order and byte vectors were taken from its public client, and what the daemon
-//! makes of them is inferred (see docs/device-process.md). Replies are read defensively: text is bytes until it is printed, unknown fields
-//! are skipped, and a packet whose length does not fit is refused.
+//! A packet is a head of three little-endian words (total length, 1, 0) and one protobuf message of
+//! the same type in both directions; its field 2 says what it is. The daemon is not public: fields,
+//! order and byte vectors were taken from its public client, and what the daemon makes of them is
+//! inferred (see docs/driver.md). Replies are read defensively: text is bytes until it is
+//! printed, unknown fields are skipped, and a packet whose length does not fit is refused.
 
-use crate::discovery::LogicalId;
+use crate::id::LogicalId;
 use prost::Message as _;
 
 /// The protocol's version, on both sides.
@@ -134,7 +135,8 @@ pub(crate) struct ErrorInfo {
 }
 
 impl Message {
-    /// First message of a session. The daemon was never seen to be greeted without the feature list, so it is always sent.
+    /// First message of a session. The daemon was never seen to be greeted without the feature
+    /// list, so it is always sent.
     pub(crate) fn handshake(tgid: u32) -> Self {
         let feature = |kind, name: &str| Feature { kind, names: vec![name.into()] };
         Message {
@@ -163,7 +165,8 @@ impl Message {
         }
     }
 
-    /// Package configuration of a host that has no packages. The vendor leaves the device modulo 4 out here.
+    /// Package configuration of a host that has no packages. The vendor leaves the device modulo 4
+    /// out here.
     pub(crate) fn packages(tgid: u32, device: LogicalId) -> Self {
         Message { device_modulo: 0, ..Message::about(kind::PACKAGES, tgid, device) }
     }
@@ -205,45 +208,6 @@ impl Message {
         }
         Message::decode(body).map_err(|error| format!("no protobuf message: {error}"))
     }
-}
-
-/// What a refusal's code means and what to do, for the codes of the daemon (E30…) and of the program that it runs (E39…).
-pub(crate) fn explain(code: &str) -> Option<(&'static str, &'static str)> {
-    Some(match code {
-        "E30003" => (
-            "the device runs as many processes as it can",
-            "end other programs that use this NPU (each holds one device process), or use another NPU",
-        ),
-        "E30004" => (
-            "the program that the device should run is damaged",
-            "install the device's firmware and driver package again and restart the device",
-        ),
-        "E30006" => (
-            "the device could not verify its operator package",
-            "try the vendor's message order (process::Order::Vendor); if it stays, install matching versions of firmware, driver and toolkit",
-        ),
-        "E30007" => (
-            "the device could not put the process into its control group",
-            "restart the device; the device's log (msnpureport) has the reason",
-        ),
-        "E39001" => (
-            "the device program did not like an argument that it was started with",
-            "this is a defect of ascend-vmm or a firmware that it does not know: please report it with the driver's version",
-        ),
-        "E39002" => (
-            "a driver call of the device program failed; most often it was not bound to this host process",
-            "check that no other file of the driver's DEVMNG module was opened or closed by this process, then try again",
-        ),
-        "E39003" => (
-            "the device program failed with a code that no public source explains",
-            "the device's log (msnpureport) has the reason",
-        ),
-        "E39004" => (
-            "the device program could not initialise itself",
-            "check the device's health and free memory; the device's log (msnpureport) has the reason",
-        ),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -348,7 +312,8 @@ mod tests {
 
     #[test]
     fn no_packet_makes_the_reader_panic() {
-        // Every single-byte change, and every cut with a head that fits, of a packet that has all fields.
+        // Every single-byte change, and every cut with a head that fits, of a packet that has all
+        // fields.
         let mut message = Message::start(4242, &ZEROS, LogicalId(9));
         message.error = Some(ErrorInfo { message: b"x".to_vec(), log: b"y".to_vec(), code: b"E30003".to_vec() });
         message.version = Message::handshake(1).version;
@@ -373,14 +338,5 @@ mod tests {
         let length = packet.len() as u32;
         packet[..4].copy_from_slice(&length.to_le_bytes());
         assert_eq!(Message::from_packet(&packet).unwrap().kind, kind::START_REPLY);
-    }
-
-    #[test]
-    fn each_known_code_has_a_sentence_and_a_remedy() {
-        for code in ["E30003", "E30004", "E30006", "E30007", "E39001", "E39002", "E39003", "E39004"] {
-            let (meaning, remedy) = explain(code).unwrap();
-            assert!(meaning.len() > 20 && remedy.len() > 20, "{code}");
-        }
-        assert!(explain("E12345").is_none());
     }
 }

@@ -1,20 +1,23 @@
 //! Processes as the trust list knows them.
 //!
-//! The kernel compares the importer's process id *in the initial pid namespace*, so `getpid()` is wrong in a container. The driver tells each process
-//! its own number; a process outside of all containers can take any pid as it is, and one inside cannot translate other processes' pids at all: there the
-//! importer has to say its number itself. An entry is stamped with the time when it was made and must not be older than the process, which keeps
-//! recycled pids out, and means that a process can be trusted only after it has started.
+//! The kernel compares the importer's process id *in the initial pid namespace*, so `getpid()` is
+//! wrong in a container. The driver reports to each process its own number; a process outside of
+//! all containers can take any pid as it is, and one inside cannot translate other processes' pids
+//! at all: there the importer has to say its number itself. An entry is stamped with the time when
+//! it was made and must not be older than the process, which keeps recycled pids out, and means
+//! that a process can be trusted only after it has started.
 
 use crate::Session;
-use crate::error::{Errno, Error, Invalid, Result};
+use crate::error::{Error, Invalid, Result};
+use crate::fork::PerProcess;
 use nix::sys::signal::kill;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
-use std::sync::OnceLock;
 
-/// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that process.
+/// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that
+/// process.
 ///
 /// ```no_run
 /// # fn example(session: &ascend_vmm::Session) -> ascend_vmm::Result<()> {
@@ -33,28 +36,43 @@ pub struct BareTgid(i32);
 const TRUST: &str = "trust a process";
 
 impl BareTgid {
-    /// This process. The driver is asked once per session.
+    /// This process. The driver is called once per session.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`] or [`Error::Refused`] if the driver's DEVMNG module does not answer.
     #[doc(alias = "aclrtDeviceGetBareTgid")]
     pub fn of_this_process(session: &Session) -> Result<BareTgid> {
         session.inner.bare_tgid().map(BareTgid)
     }
 
-    /// A number that another process found out by [`BareTgid::of_this_process`], or by the vendor's `aclrtDeviceGetBareTgid`.
+    /// A number that another process found out by [`BareTgid::of_this_process`], or by the vendor's
+    /// `aclrtDeviceGetBareTgid`.
     ///
-    /// Whoever sends a number decides which process will be trusted: take it only from those who may have the memory.
+    /// The sender of a number decides which process will be trusted: take it only from those that
+    /// may have the memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a number that is not positive.
     pub fn from_raw(tgid: i32) -> Result<BareTgid> {
         if tgid > 0 {
             Ok(BareTgid(tgid))
         } else {
-            Err(Invalid::because(TRUST, format!("{tgid} is no process id"), "process ids are positive"))
+            Err(Invalid::because(TRUST, format!("{tgid} is no process id"), "Process ids are positive."))
         }
     }
 
     /// The process that `getpid()` in this process's pid namespace calls `pid`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if there is no such process, it is a thread, or this process lives in
+    /// another pid namespace than the initial one.
     pub fn of_process(session: &Session, pid: u32) -> Result<BareTgid> {
         let raw = i32::try_from(pid).ok().filter(|&pid| pid > 0);
         let Some(raw) = raw else {
-            return Err(Invalid::because(TRUST, format!("{pid} is no process id"), "process ids are positive"));
+            return Err(Invalid::because(TRUST, format!("{pid} is no process id"), "Process ids are positive."));
         };
         if pid == std::process::id() {
             return BareTgid::of_this_process(session);
@@ -65,7 +83,8 @@ impl BareTgid {
                 format!(
                     "process {pid} is a number of this pid namespace, and the kernel compares those of the initial one"
                 ),
-                "a process in a container cannot translate it: let the importer send BareTgid::of_this_process, or use share::send and share::receive",
+                "A process in a container cannot translate it: let the importer send \
+                 BareTgid::of_this_process, or use share::send and share::receive.",
             ));
         }
         exists(raw)?;
@@ -73,18 +92,26 @@ impl BareTgid {
             return Err(Invalid::because(
                 TRUST,
                 format!("{pid} is a thread of process {tgid}"),
-                "the trust list holds processes, not threads",
+                "The trust list holds processes, not threads.",
             ));
         }
         Ok(BareTgid(raw))
     }
 
     /// A child of this process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BareTgid::of_process`].
     pub fn of_child(session: &Session, child: &Child) -> Result<BareTgid> {
         BareTgid::of_process(session, child.id())
     }
 
     /// The process at the other end of a connected socket, as the kernel saw it when it connected.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BareTgid::of_process`], and [`Error::Invalid`] for a socket without a peer.
     pub fn of_peer(session: &Session, socket: &UnixStream) -> Result<BareTgid> {
         BareTgid::of_process(session, peer_pid(socket)?)
     }
@@ -92,6 +119,12 @@ impl BareTgid {
     /// The number.
     pub const fn as_raw(self) -> i32 {
         self.0
+    }
+
+    /// The numbers of many.
+    pub(super) fn as_raws(all: &[BareTgid]) -> &[i32] {
+        // SAFETY: a `BareTgid` is a transparent `i32`.
+        unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), all.len()) }
     }
 }
 
@@ -101,8 +134,9 @@ impl std::fmt::Display for BareTgid {
     }
 }
 
-/// Whether pids of this process are those that the kernel compares: its own is the same there. (A process of another namespace that has the same number in both
-/// by chance is taken for one of the initial namespace; nothing in /proc tells it better in a container.)
+/// Whether pids of this process are those that the kernel compares: its own is the same there. (A
+/// process of another namespace that has the same number in both by chance is taken for one of the
+/// initial namespace; nothing in /proc says more in a container.)
 pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
     Ok(session.inner.bare_tgid()? == std::process::id() as i32)
 }
@@ -115,21 +149,22 @@ pub(super) fn peer_pid(socket: &UnixStream) -> Result<u32> {
         Ok(_) => Err(Invalid::because(
             TRUST,
             "the socket's peer lives in a pid namespace that this process cannot see",
-            "let the importer send BareTgid::of_this_process, or use share::send and share::receive",
+            "Let the importer send BareTgid::of_this_process, or use share::send and share::receive.",
         )),
         Err(errno) => Err(Invalid::because(
             TRUST,
             format!("the socket has no peer ({errno})"),
-            "a connected Unix socket is needed",
+            "A connected Unix socket is needed.",
         )),
     }
 }
 
-/// Refuses a process that does not exist (yet): the kernel would take it, and refuse it at the import.
+/// Refuses a process that does not exist (yet): the kernel would take it, and refuse it at the
+/// import.
 pub(super) fn exists(pid: i32) -> Result<()> {
     match kill(Pid::from_raw(pid), None) {
         // EPERM is another user's process, which exists.
-        Ok(()) | Err(Errno::EPERM) => Ok(()),
+        Ok(()) | Err(nix::Error::EPERM) => Ok(()),
         Err(_) => Err(not_started(pid)),
     }
 }
@@ -139,27 +174,29 @@ fn not_started(pid: i32) -> Error {
     Invalid::because(
         TRUST,
         format!("there is no process {pid}"),
-        "the kernel refuses a process that started after it was trusted: start it first, then trust it",
+        "The kernel refuses a process that started after it was trusted: start it first, then trust it.",
     )
 }
 
-/// The process that a thread belongs to; `None` where /proc does not tell.
+/// The process that a thread belongs to; `None` where /proc does not say.
 fn tgid_of_thread(tid: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it is not there, or /proc does not tell.
+/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it is not there,
+/// or /proc does not say.
 pub(super) fn start_time(process: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The second field is the command in parentheses and may contain anything, so count from its end.
+    // The second field is the command in parentheses and may contain anything, so count from its
+    // end.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The kernel's boot id, which is the same as long as it runs; zeroes if /proc does not tell.
+/// The kernel's boot id, which is the same as long as it runs; zeroes if /proc does not say.
 pub(super) fn boot_id() -> [u8; 16] {
-    static BOOT_ID: OnceLock<[u8; 16]> = OnceLock::new();
-    *BOOT_ID.get_or_init(|| {
+    static BOOT_ID: PerProcess<[u8; 16]> = PerProcess::new();
+    *BOOT_ID.get(|_| {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits = text.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8);
         let mut id = [0; 16];

@@ -1,6 +1,8 @@
-//! What ordinary files of the host tell, without asking the driver: kernel modules, PCI functions, the installed driver's version.
+//! What ordinary files of the host say, without the driver: kernel modules, PCI functions,
+//! the installed driver's version.
 //!
-//! All of it is optional: a container may see none of these files, and the version file says what is *installed*, not what is loaded.
+//! All of it is optional: a container may see none of these files, and the version file says what
+//! is *installed*, not what is loaded.
 
 use super::identity::PciAddress;
 use std::fs;
@@ -19,7 +21,8 @@ const INSTALL_DIRECTORY: &str = "/usr/local/Ascend";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Versions {
-    /// The file that they were read from; `None` if there is none (in containers it is often not mounted).
+    /// The file that they were read from; `None` if there is none (in containers it is often not
+    /// mounted).
     pub file: Option<PathBuf>,
     /// Version of the package, like `25.6.rc1`. Not ordered between generations: never compare it.
     pub package: Option<String>,

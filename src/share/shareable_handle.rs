@@ -1,15 +1,18 @@
 //! The two forms in which the vendor's interface hands an export around.
 //!
-//! The 64-bit form is the share id with the exporting device above it; the 128-byte form ("V2", "fabric") spells the same out and adds what another
-//! server would need. Both are bit-compatible with the vendor's, so a process that uses this library and one that uses the vendor's can share memory.
+//! The 64-bit form is the share id with the exporting device above it; the 128-byte form ("V2",
+//! "fabric") spells the same out and adds what another server would need. Both are bit-compatible
+//! with the vendor's, so a process that uses this library and one that uses the vendor's can share
+//! memory.
 
-use ascend_ioctl::svm;
+use ascend_ioctl::svm::{DEVICE_IDS, HANDLE_FABRIC, HANDLE_NONE, HOST_ID, PHYSICAL_DEVICES};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// An export in 64 bits: share id in bits 0 to 31, the exporter's logical device in bits 32 to 39 (65 for host memory).
+/// An export in 64 bits: share id in bits 0 to 31, the exporter's logical device in bits 32 to 39
+/// (65 for host memory).
 ///
-/// The device number is the *exporter's*. In a container it may mean another device than yours: a [`Ticket`](crate::share::Ticket) does not have that
-/// problem.
+/// The device number is the *exporter's*. In a container it may mean another device than yours: a
+/// [`Ticket`](crate::share::Ticket) does not have that problem.
 ///
 /// ```
 /// use ascend_vmm::share::ShareableHandle;
@@ -34,10 +37,11 @@ impl ShareableHandle {
         (self.device as u64) << 32 | self.share as u64
     }
 
-    /// Reads the vendor's 64-bit value; `None` if the unused bits are not zero, the share id is negative or the device cannot exist.
+    /// Reads the vendor's 64-bit value; `None` if the unused bits are not zero, the share id is
+    /// negative or the device cannot exist.
     pub const fn from_u64(value: u64) -> Option<Self> {
         let (device, share) = ((value >> 32) as u8, value as u32);
-        let device_exists = (device as u32) < svm::PHYSICAL_DEVICES || device as u32 == svm::HOST_ID;
+        let device_exists = (device as u32) < PHYSICAL_DEVICES || device as u32 == HOST_ID;
         if value >> 40 != 0 || share > i32::MAX as u32 || !device_exists {
             return None;
         }
@@ -56,7 +60,7 @@ impl ShareableHandle {
 
     /// Whether it is host memory.
     pub const fn is_host(self) -> bool {
-        self.device as u32 == svm::HOST_ID
+        self.device as u32 == HOST_ID
     }
 }
 
@@ -102,8 +106,8 @@ impl FabricHandle {
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
         let wire = Wire {
             kind: match self.kind {
-                HandleKind::Plain => svm::HANDLE_NONE,
-                HandleKind::Fabric => svm::HANDLE_FABRIC,
+                HandleKind::Plain => HANDLE_NONE,
+                HandleKind::Fabric => HANDLE_FABRIC,
             },
             sdid: self.sdid,
             device: self.handle.device(),
@@ -116,17 +120,18 @@ impl FabricHandle {
         bytes
     }
 
-    /// Reads the vendor's 128 bytes; `None` for a kind or a device that cannot exist. What the vendor's library leaves in the unused bytes is ignored.
+    /// Reads the vendor's 128 bytes; `None` for a kind or a device that cannot exist. What the
+    /// vendor's library leaves in the unused bytes is ignored.
     pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
         let wire = Wire::read_from_bytes(bytes).ok()?;
         let kind = match wire.kind {
-            svm::HANDLE_NONE => HandleKind::Plain,
-            svm::HANDLE_FABRIC => HandleKind::Fabric,
+            HANDLE_NONE => HandleKind::Plain,
+            HANDLE_FABRIC => HandleKind::Fabric,
             _ => return None,
         };
         let device = u8::try_from(wire.device).ok()?;
         let handle = ShareableHandle::from_u64(u64::from(device) << 32 | u64::from(wire.share))?;
-        let physical_exists = wire.physical < svm::DEVICE_IDS;
+        let physical_exists = wire.physical < DEVICE_IDS;
         physical_exists.then_some(FabricHandle { kind, sdid: wire.sdid, physical: wire.physical, handle })
     }
 }

@@ -1,17 +1,19 @@
 //! What is mapped where.
 //!
-//! A bit for every 2 MiB of the addresses that reservations are made from tells whether it is mapped, another whether a mapping starts
-//! there, and a place for every 2 MiB holds the mapping that starts there and its memory; so entering a mapping, taking it out and finding
-//! it take a few steps however many there are. The table takes 43 MiB of address space, and memory only where something is mapped: 8 KiB
-//! for each GiB of addresses. A range is entered before MEM_MAP and taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
+//! A bit for every 2 MiB of the addresses that reservations are made from tells whether it is
+//! mapped, another whether a mapping starts there, and a place for every 2 MiB holds the mapping
+//! that starts there and its memory; so entering a mapping, taking it out and finding it take a few
+//! steps however many there are. The table takes 43 MiB of address space, and memory only where
+//! something is mapped: 8 KiB for each GiB of addresses. A range is entered before MEM_MAP and
+//! taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
 
-use super::{Hold, Mapped};
+use super::Mapped;
+use crate::driver::svm::HUGE_PAGE;
 use crate::physical::Block;
 use crate::reserve::ReserveOptions;
-use crate::session::lock;
-use ascend_ioctl::svm::HUGE_PAGE;
+use crate::session::undo::Live;
+use crate::slots::lock;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 const START: u64 = ReserveOptions::ADDRESSES.start;
@@ -21,13 +23,15 @@ const CHUNKS: usize = ((ReserveOptions::ADDRESSES.end - START) / HUGE_PAGE) as u
 #[derive(Debug, Default)]
 pub(crate) struct MappingTable(Mutex<Ranges>);
 
-/// The table itself. Its parts are made when the first mapping comes, all zero, so that no page is touched before it is needed.
+/// The table itself. Its parts are made when the first mapping comes, all zero, so that no page is
+/// touched before it is needed.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     /// For each 64 chunks: which are mapped, and where mappings start.
     bits: Vec<[u64; 2]>,
-    /// For each chunk where a mapping starts, the mapping and its memory as [`keep`] made numbers of them; zeros elsewhere. A dead mapping
-    /// is one that is being undone, or that the kernel would not undo.
+    /// For each chunk where a mapping starts, the mapping and its memory as [`keep`] made numbers
+    /// of them; zeros elsewhere, and while MEM_MAP runs. A dead mapping is one that is being
+    /// unmapped, or that the kernel would not unmap.
     places: Vec<[usize; 2]>,
 }
 
@@ -35,7 +39,7 @@ const MAPPED: usize = 0;
 const FIRST: usize = 1;
 
 impl MappingTable {
-    /// Keeps everybody else from mapping and unmapping.
+    /// Keeps other threads from mapping and unmapping.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, Ranges> {
         lock(&self.0)
@@ -43,8 +47,9 @@ impl MappingTable {
 
     /// The start and the memory of the mapping that contains an address.
     ///
-    /// The mapping itself is not kept for a moment: whoever drops it may count on its addresses.
-    pub(crate) fn find(&self, address: u64) -> Option<(u64, Arc<Block>)> {
+    /// The mapping itself is not kept for a moment: the code that drops it may count on its
+    /// addresses.
+    pub(crate) fn find(&self, address: u64) -> Option<(u64, Arc<Live<Block>>)> {
         let table = self.lock();
         let chunk = chunk(address).filter(|&chunk| table.is_mapped(chunk))?;
         let first = table.first(chunk);
@@ -56,24 +61,20 @@ impl MappingTable {
     }
 
     /// The mappings that cover `start..end` without a hole; `None` if there is one.
-    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Hold>> {
-        let mut holds = Vec::new();
+    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Arc<Live<Mapped>>>> {
+        let mut cover = Vec::new();
         let mut covered = start;
         let table = self.lock();
         while covered < end {
             let Some(chunk) = chunk(covered).filter(|&chunk| table.is_mapped(chunk)) else { break };
             let Some(mapped) = table.mapping(table.first(chunk)).and_then(|mapped| mapped.upgrade()) else { break };
-            let (address, size) = mapped.range();
-            let live = mapped.live.load(Ordering::Acquire);
-            // Not dropped under the lock, also when it is of no use: the last reference unmaps, which takes the lock.
-            holds.push(Hold::new(mapped));
-            if !live {
-                break;
-            }
-            covered = address + size;
+            covered = mapped.address + mapped.size();
+            cover.push(mapped);
         }
+        // Not dropped under the lock, also when it is of no use: the last reference unmaps, which
+        // takes the lock.
         drop(table);
-        (covered >= end).then_some(holds)
+        (covered >= end).then_some(cover)
     }
 
     /// The ranges that are mapped in `start..end`, in order.
@@ -108,9 +109,9 @@ impl Ranges {
         }
     }
 
-    /// Enters a mapping; the range is free.
+    /// Enters a free range.
     #[inline]
-    pub(crate) fn insert(&mut self, address: u64, size: u64, mapped: Weak<Mapped>, block: Weak<Block>) {
+    pub(crate) fn insert(&mut self, address: u64, size: u64) {
         if self.bits.is_empty() {
             self.bits = vec![[0; 2]; CHUNKS / 64];
             self.places = vec![[0; 2]; CHUNKS];
@@ -121,7 +122,17 @@ impl Ranges {
         }
         let first = ((address - START) / HUGE_PAGE) as usize;
         self.bits[first / 64][FIRST] |= 1 << (first % 64);
-        self.places[first] = [keep(mapped), keep(block)];
+    }
+
+    /// Puts a mapping into its range, which was entered before.
+    #[inline]
+    pub(crate) fn fill(&mut self, mapped: &Arc<Live<Mapped>>) {
+        let first = ((mapped.address - START) / HUGE_PAGE) as usize;
+        if self.places[first] != [0; 2] {
+            // It is entered again: the kernel would not unmap it.
+            self.vacate(first);
+        }
+        self.places[first] = [keep(Arc::downgrade(mapped)), keep(Arc::downgrade(&mapped.block))];
     }
 
     /// Takes a mapping out: the kernel has it no more.
@@ -136,26 +147,29 @@ impl Ranges {
         self.vacate(first);
     }
 
-    /// Gives up what is kept in a place.
+    /// Drops what is kept in a place.
     #[inline]
     fn vacate(&mut self, place: usize) {
         let [mapped, block] = std::mem::take(&mut self.places[place]);
-        // SAFETY: `insert` made them of these types, and they were just taken out, so they are not used again.
+        // SAFETY: `insert` made them of these types, and they were just taken out, so they are not
+        // used again.
         unsafe {
-            give_up::<Mapped>(mapped);
-            give_up::<Block>(block);
+            drop_kept::<Live<Mapped>>(mapped);
+            drop_kept::<Live<Block>>(block);
         }
     }
 
     /// The mapping that starts at a chunk.
-    fn mapping(&self, first: u32) -> Option<ManuallyDrop<Weak<Mapped>>> {
-        // SAFETY: `insert` made it of this type, and it is not given up while the table is borrowed.
+    fn mapping(&self, first: u32) -> Option<ManuallyDrop<Weak<Live<Mapped>>>> {
+        // SAFETY: `insert` made it of this type, and it is not dropped while the table is
+        // borrowed.
         self.places.get(first as usize).and_then(|&[mapped, _]| unsafe { kept(mapped) })
     }
 
     /// The memory of the mapping that starts at a chunk.
-    fn memory(&self, first: u32) -> Option<ManuallyDrop<Weak<Block>>> {
-        // SAFETY: `insert` made it of this type, and it is not given up while the table is borrowed.
+    fn memory(&self, first: u32) -> Option<ManuallyDrop<Weak<Live<Block>>>> {
+        // SAFETY: `insert` made it of this type, and it is not dropped while the table is
+        // borrowed.
         self.places.get(first as usize).and_then(|&[_, block]| unsafe { kept(block) })
     }
 
@@ -208,7 +222,8 @@ fn words(address: u64, size: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// A reference as a number, which is not 0. Places are numbers, since only of numbers a table can be made without touching its memory.
+/// A reference as a number, which is not 0. Places are numbers, since only of numbers a table can
+/// be made without touching its memory.
 #[inline]
 fn keep<T>(reference: Weak<T>) -> usize {
     reference.into_raw().expose_provenance()
@@ -218,7 +233,8 @@ fn keep<T>(reference: Weak<T>) -> usize {
 ///
 /// # Safety
 ///
-/// The number must be 0 or of [`keep`] for the same type. The reference stays kept: it must not be used after it was given up.
+/// The number must be 0 or of [`keep`] for the same type. The reference stays kept: it must not be
+/// used after it was dropped.
 #[inline]
 unsafe fn kept<T>(place: usize) -> Option<ManuallyDrop<Weak<T>>> {
     // SAFETY: the caller vouches for the number; the reference is not dropped.
@@ -231,7 +247,7 @@ unsafe fn kept<T>(place: usize) -> Option<ManuallyDrop<Weak<T>>> {
 ///
 /// As for [`kept`], and the number must not be used again.
 #[inline]
-unsafe fn give_up<T>(place: usize) {
+unsafe fn drop_kept<T>(place: usize) {
     // SAFETY: the caller vouches for the number, and does not use it again.
     drop(unsafe { kept::<T>(place) }.map(ManuallyDrop::into_inner));
 }
@@ -269,10 +285,11 @@ mod tests {
             let mut model: BTreeMap<u64, u64> = BTreeMap::new();
             for (insert, offset, chunks) in actions {
                 let (address, size) = (START + offset * MIB2, chunks * MIB2);
-                let overlaps = model.range(..address + size).next_back().is_some_and(|(&start, &length)| start + length > address);
+                let before = model.range(..address + size).next_back();
+                let overlaps = before.is_some_and(|(&start, &length)| start + length > address);
                 prop_assert_eq!(table.lock().is_occupied(address, size), overlaps);
                 if insert && !overlaps {
-                    table.lock().insert(address, size, Weak::new(), Weak::new());
+                    table.lock().insert(address, size);
                     model.insert(address, size);
                 } else if let Some((&start, &length)) = model.range(..=address).next_back() {
                     if !insert {
@@ -295,9 +312,9 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_nobody_can_reserve_are_not_mapped() {
+    fn addresses_that_cannot_be_reserved_are_not_mapped() {
         let table = MappingTable::default();
-        table.lock().insert(START, MIB2, Weak::new(), Weak::new());
+        table.lock().insert(START, MIB2);
         for address in [0, START - 1, ReserveOptions::ADDRESSES.end, u64::MAX] {
             assert!(table.find(address).is_none());
         }
@@ -307,7 +324,7 @@ mod tests {
     fn the_largest_mapping_is_found_from_its_last_byte() {
         let table = MappingTable::default();
         let (address, size) = (START + 77 * MIB2, 65_536 * MIB2);
-        table.lock().insert(address, size, Weak::new(), Weak::new());
+        table.lock().insert(address, size);
         let table = table.lock();
         assert_eq!(table.first(chunk(address + size - 1).unwrap()), 77);
         assert!(!table.is_mapped(chunk(address + size).unwrap()));

@@ -1,9 +1,11 @@
 //! What an errno of the driver most likely means for a command, and what to do about it.
 //!
-//! The texts follow the checks of the host driver (`svm_master_mem_map.c`, `svm_master_mem_share.c`, `devmm_proc_info.c` and their
-//! neighbours). Where the answer comes from the device's side, whose program is not public, the text says "most likely".
+//! The texts follow the checks of the host driver (`svm_master_mem_map.c`,
+//! `svm_master_mem_share.c`, `devmm_proc_info.c` and their neighbours). Where the answer comes from
+//! the device's side, whose program is not public, the text says "most likely".
 
-use nix::errno::Errno;
+use super::{Errno, SystemCall};
+use ascend_ioctl::svm::Op;
 
 /// Cause and remedy of a failed open(2) of a device node.
 pub(super) fn open(errno: Errno) -> (&'static str, &'static str) {
@@ -33,179 +35,213 @@ pub(super) fn open(errno: Errno) -> (&'static str, &'static str) {
 }
 
 /// Cause and remedy of a refused command.
-pub(super) fn command(command: &str, errno: Errno) -> (&'static str, &'static str) {
-    special(command, errno).unwrap_or_else(|| general(errno))
+pub(super) fn command(call: SystemCall, errno: Errno) -> (&'static str, &'static str) {
+    special(call, errno).unwrap_or_else(|| general(errno))
 }
 
 /// What an errno means for one command only.
-fn special(command: &str, errno: Errno) -> Option<(&'static str, &'static str)> {
-    Some(match (command, errno) {
-        ("OPEN", Errno::EINVAL) => (
+fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str)> {
+    Some(match (call, errno) {
+        (SystemCall::Bind, Errno::EINVAL) => (
             "the driver has no module of that name, or the process has opened it too often",
-            "Check that the module is loaded: a machine whose memory module is named differently has another driver generation.",
+            "Check that the module is loaded: a machine whose memory module is named differently \
+             has another driver generation.",
         ),
-        ("OPEN", Errno::ENOSYS) => ("the file is already bound to a module", "Open another file."),
-        ("OPEN", Errno::EBUSY) => ("the module is being unloaded", "Try again when the driver is loaded."),
-        ("ALLOC_PROC_STRUCT", Errno::EALREADY) => ("the file already has a process", "Open another file."),
-        ("ALLOC_PROC_STRUCT", Errno::EBUSY | Errno::ENOMEM) => (
+        (SystemCall::Bind, Errno::ENOSYS) => ("the file is already bound to a module", "Open another file."),
+        (SystemCall::Bind, Errno::EBUSY) => ("the module is being unloaded", "Try again when the driver is loaded."),
+        (SystemCall::Svm(Op::AllocProcStruct), Errno::EALREADY) => {
+            ("the file already has a process", "Open another file.")
+        }
+        (SystemCall::Svm(Op::AllocProcStruct), Errno::EBUSY | Errno::ENOMEM) => (
             "the kernel could not allocate its book-keeping (about 145 MB per process on current drivers)",
             "Free host memory or raise the memory cgroup's limit, then open the session again.",
         ),
-        ("GET_MMAP_INFO", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::GetMmapInfo), Errno::EINVAL) => (
             "the driver has more address segments than this library has room for",
             "Use a newer version of this library.",
         ),
-        ("mmap", Errno::EINVAL) => (
-            "the addresses that the driver wants are already used in this process, most likely by the vendor's library, a sanitizer or another mapping",
-            "Open the session early, or open it without address segments (then the CPU cannot see device memory and the session cannot be reopened).",
+        (SystemCall::Mmap, Errno::EINVAL) => (
+            "the addresses that the driver wants are already used in this process, most likely by \
+             the vendor's library, a sanitizer or another mapping",
+            "Open the session early, or open it without address segments (then the CPU cannot see \
+             device memory and the session cannot be reopened).",
         ),
-        ("mmap", Errno::ENOMEM) => (
+        (SystemCall::Mmap, Errno::ENOMEM) => (
             "this process may not have so much address space (RLIMIT_AS), or the machine's is too small",
-            "Raise the limit, or open the session without address segments (then the CPU cannot see device memory and the session cannot be reopened).",
+            "Raise the limit, or open the session without address segments (then the CPU cannot \
+             see device memory and the session cannot be reopened).",
         ),
-        ("mmap", Errno::ESRCH) => {
+        (SystemCall::Mmap, Errno::ESRCH) => {
             ("the session was already initialised when the segment was mapped", "Open a new session.")
         }
-        ("INIT_PROCESS", Errno::ENODEV) => (
+        (SystemCall::Svm(Op::InitProcess), Errno::ENODEV) => (
             "the driver is loaded but no device has come up yet",
             "Wait until the devices are ready, and look at the kernel log if they never are.",
         ),
-        ("INIT_PROCESS", Errno::EAGAIN) => ("signals kept interrupting it", "Try again, with fewer signals."),
-        ("INIT_PROCESS", Errno::ESRCH) => ("the file was already initialised", "Open another session."),
-        ("INIT_PROCESS", Errno::EUSERS) => {
+        (SystemCall::Svm(Op::InitProcess), Errno::EAGAIN) => {
+            ("signals kept interrupting it", "Try again, with fewer signals.")
+        }
+        (SystemCall::Svm(Op::InitProcess), Errno::ESRCH) => {
+            ("the file was already initialised", "Open another session.")
+        }
+        (SystemCall::Svm(Op::InitProcess), Errno::EUSERS) => {
             ("the driver already lists this process", "End the process's other session first.")
         }
-        ("INIT_PROCESS", Errno::EEXIST) => (
-            "this process already has a memory session, most likely the vendor's library's",
-            "Use one of the two libraries in a process.",
-        ),
-        ("SETUP_DEVICE", Errno::EFAULT) => (
+        (SystemCall::Svm(Op::SetupDevice), Errno::EFAULT) => (
             "the device did not take this process: most likely it has no device process of ours",
             "Let the session start one (the default), or start it before.",
         ),
-        ("SETUP_DEVICE", Errno::EBUSY) => ("the device is being reset", "Try again when the reset is over."),
-        ("SETUP_DEVICE", Errno::EINVAL) => {
+        (SystemCall::Svm(Op::SetupDevice), Errno::EBUSY) => {
+            ("the device is being reset", "Try again when the reset is over.")
+        }
+        (SystemCall::Svm(Op::SetupDevice), Errno::EINVAL) => {
             ("there is no such device for this process", "List the devices, and use a logical id of that list.")
         }
-        ("PREPARE_CLOSE_DEVICE" | "CLOSE_DEVICE", Errno::EBUSY) => {
+        (SystemCall::Svm(Op::PrepareCloseDevice | Op::CloseDevice), Errno::EBUSY) => {
             ("asynchronous copies of the device are still running", "Wait for them, then close again.")
         }
-        ("UPDATE_HEAP", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::UpdateHeap), Errno::EINVAL) => (
             "a heap is already there, or its size or place is not allowed",
             "Another user of the driver in this process may have taken the addresses.",
         ),
-        ("UPDATE_HEAP", Errno::EBUSY) => ("addresses of the heap are in use by running commands", "Try again later."),
-        ("ALLOC", Errno::EBUSY | Errno::EINVAL) => {
+        (SystemCall::Svm(Op::UpdateHeap), Errno::EBUSY) => {
+            ("addresses of the heap are in use by running commands", "Try again later.")
+        }
+        (SystemCall::Svm(Op::Alloc), Errno::EBUSY | Errno::EINVAL) => {
             ("the addresses are already reserved", "Reserve without a fixed address, or another one.")
         }
-        ("ALLOC", Errno::EADDRNOTAVAIL) => ("the range leaves its heap", "Ask for a smaller range."),
-        ("FREE_PAGES", Errno::EBUSY) => (
-            "something in the reservation is still mapped or being copied, or its device was closed while it was mapped",
+        (SystemCall::Svm(Op::Alloc), Errno::EADDRNOTAVAIL) => ("the range leaves its heap", "Ask for a smaller range."),
+        (SystemCall::Svm(Op::FreePages), Errno::EBUSY) => (
+            "something in the reservation is still mapped or being copied, or its device was \
+             closed while it was mapped",
             "Unmap it and wait for its copies; after a closed device only ending the session gives the addresses back.",
         ),
-        ("FREE_PAGES", Errno::EINVAL | Errno::EADDRNOTAVAIL) => {
+        (SystemCall::Svm(Op::FreePages), Errno::EINVAL | Errno::EADDRNOTAVAIL) => {
             ("the address does not start a reservation", "Each reservation can be freed once.")
         }
-        ("MEM_CREATE", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::MemCreate), Errno::EINVAL) => (
             "size, page kind, memory kind or NUMA node are not acceptable, or there is no such device",
             "Ask for a multiple of the granularity, of a kind that the device has.",
         ),
-        ("MEM_RELEASE", Errno::EBUSY) => ("the memory is still mapped", "Unmap it first."),
-        ("MEM_RELEASE", Errno::EINVAL) => ("the driver does not know the handle", "Each handle can be released once."),
-        ("MEM_MAP", Errno::EADDRINUSE) => ("something is already mapped there", "Unmap it, or map at another offset."),
-        ("MEM_MAP", Errno::ENOMEM) => (
+        (SystemCall::Svm(Op::MemRelease), Errno::EBUSY) => ("the memory is still mapped", "Unmap it first."),
+        (SystemCall::Svm(Op::MemRelease), Errno::EINVAL) => {
+            ("the driver does not know the handle", "Each handle can be released once.")
+        }
+        (SystemCall::Svm(Op::MemMap), Errno::EADDRINUSE) => {
+            ("something is already mapped there", "Unmap it, or map at another offset.")
+        }
+        (SystemCall::Svm(Op::MemMap), Errno::ENOMEM) => (
             "the mapping is larger than the memory, or the page tables could not be allocated",
             "Map at most the handle's size.",
         ),
-        ("MEM_MAP", Errno::EADDRNOTAVAIL) => (
+        (SystemCall::Svm(Op::MemMap), Errno::EADDRNOTAVAIL) => (
             "host memory can be mapped only in a session with address segments",
             "Open the session with address segments.",
         ),
-        ("MEM_MAP", Errno::EINVAL) => (
-            "the driver does not accept this memory at this address: another device owns the reservation, the range is not reserved, or the handle is stale",
+        (SystemCall::Svm(Op::MemMap), Errno::EINVAL) => (
+            "the driver does not accept this memory at this address: another device owns the \
+             reservation, the range is not reserved, or the handle is stale",
             "Use one device per reservation, and memory that is alive.",
         ),
-        ("MEM_UNMAP", Errno::EBUSY) => ("the mapping is in use by a copy", "Wait for asynchronous copies, then unmap."),
-        ("MEM_UNMAP", Errno::EINVAL) => ("no mapping starts there", "Each mapping can be undone once."),
-        ("MEM_SET_ACCESS", Errno::EEXIST) => ("access was already granted", "Nothing needs to be done."),
-        ("MEM_SET_ACCESS", Errno::EOPNOTSUPP) => (
-            "a device can reach host memory by address only when it is attached by HCCS, and imported memory cannot be granted on",
+        (SystemCall::Svm(Op::MemUnmap), Errno::EBUSY) => {
+            ("the mapping is in use by a copy", "Wait for asynchronous copies, then unmap.")
+        }
+        (SystemCall::Svm(Op::MemUnmap), Errno::EINVAL) => {
+            ("no mapping starts there", "Each mapping can be undone once.")
+        }
+        (SystemCall::Svm(Op::MemSetAccess), Errno::EOPNOTSUPP) => (
+            "a device can reach host memory by address only when it is attached by HCCS, and \
+             imported memory cannot be granted on",
             "Copy instead.",
         ),
-        ("MEM_SET_ACCESS", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::MemSetAccess), Errno::EINVAL) => (
             "the device is unknown, the range is not exactly one mapping, or the session has no address segments",
             "Grant access to whole mappings, in a session with address segments.",
         ),
-        ("MEM_SET_ACCESS", Errno::ENOMEM | Errno::EFAULT) => (
+        (SystemCall::Svm(Op::MemSetAccess), Errno::ENOMEM | Errno::EFAULT) => (
             "the memory cannot be made visible to the CPU: most likely it does not lie behind the device's PCI window",
             "Copy instead.",
         ),
-        ("MEM_EXPORT", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::MemExport), Errno::EINVAL) => (
             "the memory was already exported, or is itself an import, or the handle is stale",
             "Memory can be exported once, by the process that created it.",
         ),
-        ("MEM_IMPORT", Errno::EFAULT) => (
-            "there is no such share (never made, or its last holder is gone), or this process already imported it on this device",
+        (SystemCall::Svm(Op::MemImport), Errno::EFAULT) => (
+            "there is no such share (never made, or its last holder is gone), or this process \
+             already imported it on this device",
             "Ask the exporter for a new handle, or use the import that is there.",
         ),
-        ("MEM_IMPORT", Errno::EACCES) => (
-            "this process is not trusted: not in the exporter's list, listed before it was started, or it is the exporter itself on the same device",
+        (SystemCall::Svm(Op::MemImport), Errno::EACCES) => (
+            "this process is not trusted: not in the exporter's list, listed before it was \
+             started, or it is the exporter itself on the same device",
             "Let the exporter trust this process now, while it is running, by its process id outside of containers.",
         ),
-        ("MEM_IMPORT", Errno::EBUSY) => ("the share is being freed", "Ask the exporter for a new handle."),
-        ("MEM_IMPORT", Errno::EOPNOTSUPP) => {
+        (SystemCall::Svm(Op::MemImport), Errno::EBUSY) => {
+            ("the share is being freed", "Ask the exporter for a new handle.")
+        }
+        (SystemCall::Svm(Op::MemImport), Errno::EOPNOTSUPP) => {
             ("this kind of memory cannot be imported there", "Import on a device, or share memory in 2 MiB pages.")
         }
-        ("MEM_SET_PID", Errno::EACCES) => ("only the exporting process can trust others", "Ask the exporter."),
-        ("MEM_SET_PID", Errno::EPERM) => (
+        (SystemCall::Svm(Op::MemSetPid), Errno::EACCES) => {
+            ("only the exporting process can trust others", "Ask the exporter.")
+        }
+        (SystemCall::Svm(Op::MemSetPid), Errno::EPERM) => (
             "the trust list of this share was switched off",
             "Anyone can import it already; export anew for a trust list.",
         ),
-        ("MEM_SET_PID", Errno::EFAULT) => ("there is no such share", "Export the memory first."),
-        ("MEM_SET_PID", Errno::EINVAL) => (
+        (SystemCall::Svm(Op::MemSetPid), Errno::EFAULT) => ("there is no such share", "Export the memory first."),
+        (SystemCall::Svm(Op::MemSetPid), Errno::EINVAL) => (
             "the list of processes is empty, or full (65535)",
             "Trust at least one process, and not more than the limit.",
         ),
-        ("MEM_SET_ATTR", Errno::EPERM) => (
+        (SystemCall::Svm(Op::MemSetAttr), Errno::EPERM) => (
             "only the exporter can switch the trust list off, and only before it trusted anyone",
             "Choose it right after the export.",
         ),
-        ("MEM_SET_ATTR" | "MEM_GET_ATTR" | "MEM_GET_INFO", Errno::EFAULT) => {
+        (SystemCall::Svm(Op::MemSetAttr | Op::MemGetAttr), Errno::EFAULT) => {
             ("there is no such share", "Its last holder is gone; ask the exporter for a new handle.")
         }
-        ("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY" | "MEMSET8", Errno::EINVAL | Errno::EADDRNOTAVAIL) => {
-            (
-                "not all of the range is mapped, or it mixes devices, or own and imported memory",
-                "Copy inside mappings of one device.",
-            )
-        }
-        ("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY" | "MEMSET8", Errno::EFAULT) => (
+        (
+            SystemCall::Svm(Op::Memcpy | Op::Memcpy2d | Op::MemcpyBatch | Op::AsyncMemcpy | Op::Memset8),
+            Errno::EINVAL | Errno::EADDRNOTAVAIL,
+        ) => (
+            "not all of the range is mapped, or it mixes devices, or own and imported memory",
+            "Copy inside mappings of one device.",
+        ),
+        (
+            SystemCall::Svm(Op::Memcpy | Op::Memcpy2d | Op::MemcpyBatch | Op::AsyncMemcpy | Op::Memset8),
+            Errno::EFAULT,
+        ) => (
             "the host memory cannot be pinned, the range is just being unmapped, or the transfer failed on the device",
             "Use ordinary memory on the host's side.",
         ),
-        ("MEMCPY" | "MEMCPY_BATCH" | "ASYNC_MEMCPY", Errno::EOPNOTSUPP) => (
-            "this direction is not offered: imported memory cannot be copied on its own device, nor device memory through its CPU view",
+        (SystemCall::Svm(Op::Memcpy | Op::MemcpyBatch | Op::AsyncMemcpy), Errno::EOPNOTSUPP) => (
+            "this direction is not offered: imported memory cannot be copied on its own device, \
+             nor device memory through its CPU view",
             "Copy by way of the host.",
         ),
-        ("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY" | "MEMSET8", Errno::EIO | Errno::ENXIO) => {
-            ("the transfer failed on the link to the device", "Check the device's health.")
+        (
+            SystemCall::Svm(Op::Memcpy | Op::Memcpy2d | Op::MemcpyBatch | Op::AsyncMemcpy | Op::Memset8),
+            Errno::EIO | Errno::ENXIO,
+        ) => ("the transfer failed on the link to the device", "Check the device's health."),
+        (SystemCall::Svm(Op::AsyncMemcpy), Errno::ENONET) => ("the device is being closed", "Open the device again."),
+        (SystemCall::Svm(Op::AsyncMemcpy), Errno::ENOSPC) => {
+            ("65535 copies are waiting to be collected", "Wait for some of them first.")
         }
-        ("ASYNC_MEMCPY", Errno::ENONET) => ("the device is being closed", "Open the device again."),
-        ("ASYNC_MEMCPY", Errno::ENOSPC) => ("65535 copies are waiting to be collected", "Wait for some of them first."),
-        ("MEMCPY_RESULT_REFRESH", Errno::EINVAL) => ("there is no such copy", "Each copy can be waited for once."),
-        ("MEMCPY_RESULT_REFRESH", Errno::ETIMEDOUT) => (
+        (SystemCall::Svm(Op::MemcpyResultRefresh), Errno::EINVAL) => {
+            ("there is no such copy", "Each copy can be waited for once.")
+        }
+        (SystemCall::Svm(Op::MemcpyResultRefresh), Errno::ETIMEDOUT) => (
             "the device did not finish the copy in time; its buffers may still be written to and stay allocated",
             "Check the device's health.",
         ),
-        ("PREFETCH", Errno::EINVAL | Errno::EADDRNOTAVAIL) => (
-            "the range is not mapped device memory of this process; imported and host memory cannot be granted to peers",
+        (SystemCall::Svm(Op::Prefetch), Errno::EINVAL | Errno::EADDRNOTAVAIL) => (
+            "the range is not mapped device memory of this process; imported and host memory \
+             cannot be granted to peers",
             "Grant access to mapped device memory that this process created.",
         ),
-        ("PREFETCH", Errno::EBUSY) => {
+        (SystemCall::Svm(Op::Prefetch), Errno::EBUSY) => {
             ("nothing is mapped there, or the mapping is host memory", "Grant access to mapped device memory.")
-        }
-        ("MEM_HANDLE_SET_ATTR" | "MEM_HANDLE_GET_ATTR", Errno::EOPNOTSUPP) => {
-            ("this driver generation or this memory has no routes", "Use the default route.")
         }
         _ => return None,
     })
@@ -234,7 +270,8 @@ fn general(errno: Errno) -> (&'static str, &'static str) {
         }
         Errno::EBUSY => ("it is still in use", "End its other uses first."),
         Errno::EINVAL => (
-            "the driver does not accept the arguments, or the session is no longer this process's (forked, or its segments were unmapped)",
+            "the driver does not accept the arguments, or the session is no longer this process's \
+             (forked, or its segments were unmapped)",
             "Check the arguments; if all calls fail so, open a new session.",
         ),
         Errno::ENOSPC => ("a table of the driver is full", "End other uses first."),
@@ -249,7 +286,8 @@ fn general(errno: Errno) -> (&'static str, &'static str) {
         Errno::EALREADY => ("it was done already", "Do it once."),
         Errno::EBADFD => (
             "the file was released: another file of the driver was closed in this process without its CLOSE command",
-            "Find who does that (the vendor's library, or a descriptor inherited through exec), and open a new session.",
+            "Find who does that (the vendor's library, or a descriptor inherited through exec), \
+             and open a new session.",
         ),
         Errno::EIO => ("the transfer to or from the device failed", "Check the device's health and the kernel log."),
         Errno::EUSERS => ("the driver already lists this process", "End the process's other session first."),

@@ -1,39 +1,43 @@
 //! Noticing fork(2) without a system call.
 //!
-//! The driver ties a session to the process that initialised it: a child that inherits the file gets EINVAL for everything, and the
-//! address segments are not in the child at all. Asking getpid(2) before each operation would double the number of system calls, so a
-//! handler of pthread_atfork(3) counts forks in the child instead. (A child made by a bare clone(2) is not counted; the kernel refuses
-//! it all the same, only with a less helpful errno.)
+//! The driver ties a session to the process that initialised it: a child that inherits the file
+//! gets EINVAL for everything, and the address segments are not in the child at all. Calling
+//! getpid(2) before each operation would double the number of system calls, so a handler of
+//! pthread_atfork(3) counts forks in the child instead. (A child made by a bare clone(2) is not
+//! counted; the kernel refuses it all the same, only with a less helpful errno.)
+//!
+//! Nothing here waits for another thread: a child may have been forked while any thread of its
+//! parent was at any point.
 
 use nix::libc;
 use std::ptr::null_mut;
-use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// How many forks lie between the process that loaded this library and this one.
+/// How many forks lie between the process that loaded this library and this one, or a multiple.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A point in the line of forks: valid in the process that took it only.
+/// A point in the line of forks: valid only in the process that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForkGuard(u32);
 
 impl ForkGuard {
     /// The guard of this process.
     pub(crate) fn new() -> ForkGuard {
-        static HANDLER: Once = Once::new();
-        HANDLER.call_once(|| {
-            // SAFETY: the handler only adds to an atomic, which is allowed in a child of a threaded process.
+        // Not a `Once`: a child of fork would wait for ever for a thread of its parent that was
+        // inside. Two threads that register twice only make each fork count twice.
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        if !REGISTERED.load(Ordering::Acquire) {
+            // SAFETY: the handler only adds to an atomic, which a child of a threaded process may.
             let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
             if failed != 0 {
-                tracing::warn!(
-                    "forks cannot be noticed (no memory for the handler); do not use the session in children"
-                );
+                crate::trace::warn("no memory for the handler", "forks go unnoticed: do not use a session in children");
             }
-        });
+            REGISTERED.store(true, Ordering::Release);
+        }
         ForkGuard(FORKS.load(Ordering::Relaxed))
     }
 
@@ -44,10 +48,10 @@ impl ForkGuard {
     }
 }
 
-/// A value that every process has for itself: a child of fork(2) starts with a new one, because in the one that it inherited a lock may be
-/// held by a thread that does not exist in the child.
+/// A value that every process has for itself: a child of fork(2) starts with a new one, because in
+/// the one that it inherited a lock may be held by a thread that does not exist in the child.
 pub(crate) struct PerProcess<T: 'static> {
-    /// Never freed: others may be using it.
+    /// Never freed: other threads may be using it.
     latest: AtomicPtr<Owned<T>>,
 }
 
@@ -61,7 +65,7 @@ impl<T: Sync> PerProcess<T> {
         PerProcess { latest: AtomicPtr::new(null_mut()) }
     }
 
-    /// This process's value. `make` makes it, and is told what the parent's was, whose locks must be tried only.
+    /// This process's value. `make` makes it from the parent's, whose locks it must only try.
     pub(crate) fn get(&'static self, make: impl Fn(Option<&'static T>) -> T) -> &'static T {
         let process = ForkGuard::new();
         let mut latest = self.latest.load(Ordering::Acquire);
@@ -78,7 +82,7 @@ impl<T: Sync> PerProcess<T> {
                 // SAFETY: just made, and from now on never freed.
                 Ok(_) => return unsafe { &(*new).value },
                 Err(now) => {
-                    // SAFETY: just made, and nobody else has seen it.
+                    // SAFETY: just made, and no other thread has seen it.
                     drop(unsafe { Box::from_raw(new) });
                     latest = now;
                 }

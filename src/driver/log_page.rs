@@ -1,12 +1,16 @@
 //! The page in which the kernel explains its errors.
 //!
-//! The memory driver writes its error sentences into a page of the *calling process* at a fixed address, if that page carries a magic
-//! word. We map the page, empty it before each command and read it after one that failed. Commands that run in other threads share the
-//! page, so a sentence may rarely be lost or be another thread's; it is a hint for people, never something to decide by.
+//! The memory driver writes its error sentences into a page of the *calling process* at a fixed
+//! address, if that page carries a magic word. We map the page, empty it before each command and
+//! read it after one that failed. Commands that run in other threads share the page, so a sentence
+//! may rarely be lost or be another thread's; it is a hint for people, never something to decide
+//! by.
 //!
-//! The vendor's library uses the same page. If one with the magic word is already there, we leave it alone and only read what was added.
+//! The vendor's library uses the same page. If one with the magic word is already there, we leave
+//! it alone and only read what was added.
 
-use super::fork::ForkGuard;
+use crate::fork::ForkGuard;
+use crate::trace;
 use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, Page, SVM_ERRORS};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::num::NonZeroUsize;
@@ -26,23 +30,25 @@ pub(crate) struct LogPage {
     guard: ForkGuard,
 }
 
-// SAFETY: the page is only touched through atomics and volatile reads, and stays mapped as long as this value lives.
+// SAFETY: the page is only touched through atomics and volatile reads, and stays mapped as long as
+// this value lives.
 unsafe impl Send for LogPage {}
 // SAFETY: as above; nothing is borrowed from the page.
 unsafe impl Sync for LogPage {}
 
 impl LogPage {
-    /// Maps the page (one system call), or finds another library's; `None` if the address is taken by something else.
-    pub(crate) fn new() -> Option<LogPage> {
+    /// Maps the page (one system call), or finds another library's; `None` if the address is taken
+    /// by something else.
+    pub(crate) fn map() -> Option<LogPage> {
         let (address, length) = (NonZeroUsize::new(SVM_ERRORS as usize)?, NonZeroUsize::new(PAGE_SIZE)?);
-        // SAFETY: without MAP_FIXED the kernel only hands out addresses that nobody uses.
+        // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
         let mapped = unsafe {
             mmap_anonymous(Some(address), length, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)
         };
         let page: NonNull<Page> = match mapped {
             Ok(page) => page.cast(),
             Err(errno) => {
-                tracing::debug!(?errno, "no page for the kernel's error sentences");
+                trace::debug(errno, "no page for the kernel's error sentences");
                 return None;
             }
         };
@@ -51,16 +57,17 @@ impl LogPage {
             unsafe { page.write(Page::empty(SVM_ERRORS)) };
             return Some(LogPage { page, ours: true, seen: AtomicI32::new(0), guard: ForkGuard::new() });
         }
-        // SAFETY: this is the mapping that was just made, and nobody knows of it.
+        // SAFETY: this is the mapping that was just made, and no other code knows of it.
         if let Err(errno) = unsafe { munmap(page.cast(), PAGE_SIZE) } {
-            tracing::warn!(?errno, "a page for the kernel's sentences could not be unmapped");
+            trace::warn(errno, "a page for the kernel's sentences could not be unmapped");
         }
-        // Something is mapped there. It may not be readable, so do not touch it before the kernel has read it for us.
+        // Something is mapped there. It may not be readable, so do not touch it before the kernel
+        // has read it for us.
         let mut magic = [0; MAGIC.len()];
         let memory = std::fs::File::open("/proc/self/mem").ok()?;
         memory.read_exact_at(&mut magic, SVM_ERRORS).ok()?;
         if magic != MAGIC {
-            tracing::debug!("the address of the kernel's error sentences is used by something else");
+            trace::debug("no magic word", "the address of the kernel's error sentences is used by something else");
             return None;
         }
         let page = NonNull::new(std::ptr::with_exposed_provenance_mut::<Page>(address.get()))?;
@@ -70,16 +77,19 @@ impl LogPage {
     }
 
     fn read(&self) -> &AtomicI32 {
-        // SAFETY: the field is aligned and mapped while self lives, and only ever touched as an atomic.
+        // SAFETY: the field is aligned and mapped while self lives, and only ever touched as an
+        // atomic.
         unsafe { AtomicI32::from_ptr(&raw mut (*self.page.as_ptr()).read) }
     }
 
     fn write(&self) -> &AtomicI32 {
-        // SAFETY: the field is aligned and mapped while self lives, and only ever touched as an atomic.
+        // SAFETY: the field is aligned and mapped while self lives, and only ever touched as an
+        // atomic.
         unsafe { AtomicI32::from_ptr(&raw mut (*self.page.as_ptr()).write) }
     }
 
-    /// Makes the kernel start at the beginning of the page: commands that succeed leave sentences too.
+    /// Makes the kernel start at the beginning of the page: commands that succeed leave sentences
+    /// too.
     #[inline]
     pub(crate) fn empty(&self) {
         let written = self.write().load(Ordering::Relaxed);
@@ -101,7 +111,8 @@ impl LogPage {
     pub(crate) fn take(&self) -> String {
         let written = self.write().load(Ordering::Acquire);
         let from = if self.ours { self.read().load(Ordering::Relaxed) } else { self.seen.load(Ordering::Relaxed) };
-        // The positions are the kernel's, but the page is memory that anyone may have scribbled on.
+        // The positions are the kernel's, but the page is ordinary memory that any code of the
+        // process may have written to.
         let end = usize::try_from(written).unwrap_or(0).min(CAPACITY);
         let start = if from >= written { end } else { usize::try_from(from).unwrap_or(0).min(end) };
         let mut text = Vec::with_capacity(end - start);
@@ -126,7 +137,7 @@ impl Drop for LogPage {
         }
         // SAFETY: we mapped it, and nothing is borrowed from it.
         if let Err(errno) = unsafe { munmap(self.page.cast(), PAGE_SIZE) } {
-            tracing::warn!(?errno, "the page for the kernel's sentences could not be unmapped");
+            trace::warn(errno, "the page for the kernel's sentences could not be unmapped");
         }
     }
 }
@@ -151,7 +162,7 @@ mod tests {
 
     #[test]
     fn sentences_are_consumed_and_old_ones_are_not_repeated() {
-        let log = LogPage::new().unwrap();
+        let log = LogPage::map().unwrap();
         assert!(log.ours);
         assert_eq!(log.take(), "");
         kernel_writes(&log, "left by a success\n");
@@ -162,7 +173,7 @@ mod tests {
         assert_eq!(log.take(), "");
 
         // Another user of the page only reads what is added, and never moves the positions.
-        let guest = LogPage::new().unwrap();
+        let guest = LogPage::map().unwrap();
         assert!(!guest.ours);
         guest.empty();
         kernel_writes(&log, "for both\n");

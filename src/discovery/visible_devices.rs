@@ -1,49 +1,16 @@
-//! The three numberings of devices, as types that do not mix.
-//!
-//! The driver numbers the devices of the caller's mount namespace from 0: the **logical** id, which almost every ioctl takes. The
-//! **physical** id is the minor number of `/dev/davinciN` and the same for everybody on the host; peer access takes it. The **user** id
-//! counts the entries of `ASCEND_RT_VISIBLE_DEVICES` and exists only in user space: it is what `aclrtSetDevice` takes.
+//! What `ASCEND_RT_VISIBLE_DEVICES` shows of the devices.
 
-use std::fmt;
+use crate::id::{LogicalId, UserId};
 use std::str::FromStr;
-
-/// A device as the driver numbers it in the caller's namespace (container or host), from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LogicalId(pub u32);
-
-/// A device as the host numbers it: the minor number of `/dev/davinciN`. Virtual instances are 100 and above.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PhysicalId(pub u32);
-
-/// A device as `ASCEND_RT_VISIBLE_DEVICES` numbers it: the position in that list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct UserId(pub u32);
-
-impl fmt::Display for LogicalId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for PhysicalId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for UserId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// What `ASCEND_RT_VISIBLE_DEVICES` says: which logical device each user id stands for.
 ///
-/// Unset, user ids are logical ids. The list ends at the first entry that is not a number or that appeared before (so the vendor's
-/// documentation describes its runtime; not verified here on hardware).
+/// Unset, user ids are logical ids. The list ends at the first entry that is not a number or that
+/// appeared before (so the vendor's documentation describes its runtime; not verified here on
+/// hardware).
 ///
 /// ```
-/// use ascend_vmm::discovery::{LogicalId, UserId, VisibleDevices};
+/// use ascend_vmm::{LogicalId, UserId, discovery::VisibleDevices};
 ///
 /// let visible: VisibleDevices = "2,3".parse()?;
 /// assert_eq!(visible.logical(UserId(0)), Some(LogicalId(2)));
@@ -71,7 +38,8 @@ impl VisibleDevices {
         }
     }
 
-    /// The device behind a user id; `None` if the list hides it. Whether the driver has such a device is another question.
+    /// The device behind a user id; `None` if the list hides it. Whether the driver has such a
+    /// device is another question.
     pub fn logical(&self, user: UserId) -> Option<LogicalId> {
         match &self.0 {
             None => Some(LogicalId(user.0)),
@@ -90,7 +58,7 @@ impl VisibleDevices {
     fn parse(text: &str) -> Self {
         let mut list = Vec::new();
         for entry in text.split(',') {
-            match entry.trim().parse().map(LogicalId) {
+            match entry.trim().parse() {
                 Ok(id) if !list.contains(&id) => list.push(id),
                 _ => break,
             }

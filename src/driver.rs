@@ -1,0 +1,85 @@
+//! The kernel driver: its files, its commands, its answers.
+//!
+//! This floor knows the kernel and nothing of what the library makes of it. Each file of the driver
+//! has a module here, each command that we issue a method under the command's own name, and each
+//! method takes and returns plain values: no code above this floor sees an ABI struct of the memory
+//! module. All commands go through one ioctl(2), and every system call is reported in one format
+//! (`trace.rs`).
+//!
+//! | module | file |
+//! |---|---|
+//! | [`davinci`] | `/dev/davinci_manager`, bound to one of the driver's modules |
+//! | [`uda`] | its module `uda`: the devices of this process and their numbers |
+//! | [`urd`] | its module `URD`: questions named by keys |
+//! | [`devmng`] | its module `DEVMNG`: identity of processes and devices |
+//! | [`svm`], [`segments`], [`log_page`] | its module `SVM`: memory |
+//! | [`hdc`] | `/dev/hisi_hdc`: packets to daemons on a device |
+//! | [`recognise`] | which generation all this is |
+
+pub(crate) mod davinci;
+pub(crate) mod devmng;
+pub(crate) mod hdc;
+pub(crate) mod log_page;
+pub(crate) mod recognise;
+pub(crate) mod segments;
+pub(crate) mod svm;
+pub(crate) mod uda;
+pub(crate) mod urd;
+
+use crate::error::{Errno, Refused, SystemCall};
+use nix::libc;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// The one place where this library calls ioctl(2).
+///
+/// # Safety
+///
+/// `arg` must point to memory that the driver behind `fd` may read and write as `request` demands.
+#[inline]
+unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
+    // The C library's ioctl takes a variable number of arguments, which costs more instructions
+    // than the rest of a command together.
+    // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
+    let answer = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::c_ulong::from(request), arg) };
+    if answer == -1 { Err(Errno::last()) } else { Ok(answer as i32) }
+}
+
+/// What a module answered. uda, URD and DEVMNG also return positive numbers of their own, which are
+/// refusals too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Done.
+    Done,
+    /// An errno.
+    Refused(Errno),
+    /// A positive return value: a vendor error number, or bytes that could not be copied.
+    Positive(i32),
+}
+
+impl Answer {
+    fn of(returned: Result<i32, Errno>) -> Answer {
+        match returned {
+            Ok(0) => Answer::Done,
+            Ok(number) => Answer::Positive(number),
+            Err(errno) => Answer::Refused(errno),
+        }
+    }
+
+    /// What came with the answer, if the module did what it was asked for.
+    fn with<T>(self, value: T) -> Result<T, Answer> {
+        if self == Answer::Done { Ok(value) } else { Err(self) }
+    }
+
+    /// The error behind an answer that is not [`Answer::Done`]. A module's own number is named in
+    /// the arguments.
+    pub(crate) fn refused(self, command: &'static str) -> Box<Refused> {
+        let call = SystemCall::Other(command);
+        match self {
+            Answer::Refused(errno) => Refused::new(call, errno),
+            Answer::Done => Refused::new(call, Errno::EIO),
+            Answer::Positive(number) => {
+                Refused::new(call, Errno::EIO).arguments(format!("the driver's own code {number}"))
+            }
+        }
+    }
+}

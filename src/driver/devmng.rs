@@ -1,0 +1,247 @@
+//! The process's one file of the module DEVMNG: the identity of this process, and what the driver
+//! knows of a device.
+//!
+//! The driver keys what it knows of a process by the process id, not by the file: when *any* DEVMNG
+//! file of a process is closed it forgets the process's registration, withdraws its peer access and
+//! tells every device that the process died. So there is exactly one, shared by discovery, sessions
+//! and device processes. A [`Devmng`] is a counted claim on it: the file is opened at the first
+//! question and closed when the last claim is dropped. A session takes its claim first and drops it
+//! last, whether it asks anything or not, so that no other question closes the file under it.
+
+use super::Answer;
+use super::davinci::{DavinciFile, module};
+use super::urd::text;
+use crate::error::{Errno, Error, Result};
+use crate::fork::{ForkGuard, PerProcess};
+use crate::id::LogicalId;
+use crate::slots::lock;
+use crate::trace::{Quiet, quiet};
+use ascend_ioctl::{Typed, devmng};
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+#[derive(Default)]
+struct Shared {
+    claims: usize,
+    file: Option<Arc<DavinciFile>>,
+}
+
+/// A claim on the process's DEVMNG file.
+#[derive(Debug)]
+pub(crate) struct Devmng {
+    process: ForkGuard,
+    path: PathBuf,
+}
+
+/// The driver's name for this process; START must carry it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sign {
+    /// This process's id in the initial pid namespace.
+    pub(crate) tgid: u32,
+    /// 48 zeros in every known generation; the registration behind it is what counts.
+    pub(crate) text: Vec<u8>,
+}
+
+/// What GET_DEVINFO answers, as far as it is used.
+#[derive(Debug, Default)]
+pub(crate) struct DevInfo {
+    pub(crate) soc: Option<String>,
+    pub(crate) ai_cores: Option<u32>,
+}
+
+/// What GET_HOST_PHY_MACH_FLAG takes a machine for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// A physical machine.
+    Physical,
+    /// A virtual machine.
+    Virtual,
+    /// A container.
+    Container,
+}
+
+impl Devmng {
+    /// Takes a claim; opens nothing. `path` is the driver's device, used if this claim is the first
+    /// to ask something.
+    pub(crate) fn claim(path: &Path) -> Devmng {
+        lock(shared()).claims += 1;
+        Devmng { process: ForkGuard::new(), path: path.to_owned() }
+    }
+
+    /// The driver's device.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// CONTAINER_CMD: this process's id in the initial pid namespace, which trust lists and the
+    /// device use. Needs no device.
+    pub(crate) fn bare_tgid(&self) -> Result<i32> {
+        let mut tgid = 0i32;
+        let mut arg = devmng::ContainerArg {
+            call: devmng::ContainerCall {
+                command: devmng::BARE_TGID,
+                output: (&raw mut tgid).expose_provenance() as u64,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        self.required("look up this process's id", &devmng::CONTAINER_CMD, &mut arg)?;
+        // SAFETY: `tgid` is a live local; the driver wrote it through the address in the argument,
+        // so it is read as memory that others write.
+        Ok(unsafe { (&raw const tgid).read_volatile() })
+    }
+
+    /// GET_PROCESS_SIGN: registers this process and returns the driver's name for it. Idempotent,
+    /// and lost when a thread other than the main one opens DEVMNG (kernels from 5.17 on): to be
+    /// called anew right before it is needed.
+    pub(crate) fn get_process_sign(&self) -> Result<Sign> {
+        let mut sign = devmng::ProcessSign::default();
+        self.required("register this process with the driver", &devmng::GET_PROCESS_SIGN, &mut sign)?;
+        let text = CStr::from_bytes_until_nul(&sign.sign).map_or(&sign.sign[..], CStr::to_bytes);
+        Ok(Sign { tgid: sign.tgid.unsigned_abs(), text: text.to_vec() })
+    }
+
+    /// QUERY_DEV_PID: the pid, on the device, of the process that is bound to ours; `None` if there
+    /// is none.
+    pub(crate) fn query_dev_pid(&self, device: LogicalId) -> Result<Option<i32>> {
+        // The driver looks the host's pid up in the caller's pid namespace, so it is getpid()'s
+        // here and not the bare one.
+        let mut query =
+            devmng::QueryPid { device: device.0, host_pid: std::process::id() as i32, ..Default::default() };
+        match self.command(&devmng::QUERY_DEV_PID, &mut query)? {
+            Answer::Done => Ok(Some(query.pid)),
+            // 62 says that no process is bound; an unknown host process is EINVAL. Both mean none.
+            Answer::Positive(_) | Answer::Refused(Errno::EINVAL | Errno::ESRCH) => Ok(None),
+            answer => Err(answer
+                .refused(devmng::QUERY_DEV_PID.name)
+                .operation("look up the device process")
+                .object(format!("device {device}"))
+                .into()),
+        }
+    }
+
+    /// GET_CONTAINER_FLAG: whether this is an ordinary container; false where the driver does not
+    /// answer.
+    pub(crate) fn get_container_flag(&self) -> bool {
+        let mut container = 0;
+        matches!(self.command(&devmng::GET_CONTAINER_FLAG, &mut container), Ok(Answer::Done)) && container != 0
+    }
+
+    /// GET_DEVINFO: name of the chip and number of its AI cores.
+    pub(crate) fn get_devinfo(&self, device: LogicalId) -> Result<DevInfo, Answer> {
+        let mut room = devmng::DevInfoRoom::new_zeroed();
+        room.info.device = device.0;
+        self.answer(&devmng::GET_DEVINFO, &mut room).with(())?;
+        // Two fields in front of the name grew in 26.1: the place of the name tells which layout
+        // this is.
+        let of = |soc: &[u8; 32], cores: u32| {
+            let soc = text(soc).filter(|name| name.starts_with("Ascend"))?;
+            Some(DevInfo { soc: Some(soc), ai_cores: (cores != 0).then_some(cores) })
+        };
+        let older = devmng::DevInfo85::read_from_prefix(room.as_bytes()).ok();
+        Ok(of(&room.info.soc_version, room.info.ai_core_num)
+            .or_else(|| older.and_then(|(info, _)| of(&info.soc_version, info.ai_core_num)))
+            .unwrap_or_default())
+    }
+
+    /// GET_PCIINFO: bus, device and function.
+    pub(crate) fn get_pciinfo(&self, device: LogicalId) -> Result<(u8, u8, u8), Answer> {
+        let mut info = devmng::PciInfo { device: device.0, ..Default::default() };
+        let answer = self.answer(&devmng::GET_PCIINFO, &mut info);
+        answer.with((info.bus, info.slot, info.function))
+    }
+
+    /// GET_DEVICE_HEALTH_STATUS: 0 normal, 1 minor, 2 major, 3 fatal.
+    pub(crate) fn get_device_health_status(&self, device: LogicalId) -> Option<u32> {
+        let mut arg = devmng::Health { device: device.0, health: 0 };
+        (self.answer(&devmng::GET_DEVICE_HEALTH_STATUS, &mut arg) == Answer::Done).then_some(arg.health)
+    }
+
+    /// GET_HOST_PHY_MACH_FLAG: what kind of machine this is.
+    pub(crate) fn get_host_phy_mach_flag(&self, device: LogicalId) -> Option<Machine> {
+        let mut arg = devmng::MachineFlag { device: device.0, flag: 0 };
+        match (self.answer(&devmng::GET_HOST_PHY_MACH_FLAG, &mut arg), arg.flag) {
+            (Answer::Done, devmng::MACHINE_PHYSICAL) => Some(Machine::Physical),
+            (Answer::Done, devmng::MACHINE_VIRTUAL) => Some(Machine::Virtual),
+            (Answer::Done, devmng::MACHINE_CONTAINER) => Some(Machine::Container),
+            _ => None,
+        }
+    }
+
+    /// Whether the claim was taken by a parent of this process.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process.in_child()
+    }
+
+    /// A command whose refusal is an error.
+    fn required<A: FromBytes + IntoBytes + Immutable>(
+        &self,
+        operation: &'static str,
+        command: &Typed<A>,
+        arg: &mut A,
+    ) -> Result<()> {
+        match self.command(command, arg)? {
+            Answer::Done => Ok(()),
+            answer => Err(answer.refused(command.name).operation(operation).object("DEVMNG").into()),
+        }
+    }
+
+    /// A command that may be refused, also because there is no file.
+    fn answer<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Answer {
+        let no_file = |error: Error| Answer::Refused(error.errno().unwrap_or(Errno::EIO));
+        self.command(command, arg).unwrap_or_else(no_file)
+    }
+
+    /// One command. The outer error is about the file, the answer is the module's.
+    fn command<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Result<Answer> {
+        Ok(self.file()?.command(command, arg))
+    }
+
+    fn file(&self) -> Result<Arc<DavinciFile>> {
+        if self.is_inherited() {
+            return Err(Error::OtherProcess { process: std::process::id() });
+        }
+        let _quiet: Quiet = quiet();
+        let mut shared = lock(shared());
+        if let Some(file) = &shared.file {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(DavinciFile::open(&self.path, module::DEVMNG)?);
+        shared.file = Some(file.clone());
+        Ok(file)
+    }
+}
+
+impl Clone for Devmng {
+    fn clone(&self) -> Self {
+        Devmng::claim(&self.path)
+    }
+}
+
+impl Drop for Devmng {
+    fn drop(&mut self) {
+        // A claim that was taken before a fork counts in the parent only.
+        if self.is_inherited() {
+            return;
+        }
+        let _quiet: Quiet = quiet();
+        let mut shared = lock(shared());
+        shared.claims -= 1;
+        if shared.claims == 0 {
+            // Closed under the lock, so that no second file is opened beside it.
+            shared.file = None;
+        }
+    }
+}
+
+/// This process's file and claims. A child of fork(2) starts anew.
+fn shared() -> &'static Mutex<Shared> {
+    static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
+    SHARED.get(|inherited| {
+        // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
+        drop(inherited.and_then(|inherited| inherited.try_lock().ok()?.file.take()));
+        Mutex::default()
+    })
+}

@@ -1,0 +1,177 @@
+//! The address segments: ranges of this process's address space that the driver wants mapped before
+//! the session is initialised.
+//!
+//! The CPU sees memory only through them, and only a session that has them can be closed and opened
+//! again in the same process. The kernel itself keeps them out of children and core dumps. They are
+//! touched as wholes only: unmapping a part, or more than one at once, destroys or hides the
+//! session. The SOMA and UVM segments are made inaccessible right away, since a CPU access to SOMA
+//! would hang the thread in the kernel for ever.
+
+use super::davinci::module;
+use crate::error::{Errno, Refused, SystemCall};
+use crate::trace::{self, Call, traced};
+use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_SIZE, SVM_START, Segment};
+use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, mmap_anonymous, mprotect, msync, munmap};
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+/// Mapped segments, in the driver's order.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    mapped: Vec<(NonNull<c_void>, Segment)>,
+}
+
+// SAFETY: the addresses are never dereferenced through this value.
+unsafe impl Send for Segments {}
+// SAFETY: as above.
+unsafe impl Sync for Segments {}
+
+impl Segments {
+    /// Maps all segments in the order that the kernel demands; those that the CPU must not touch
+    /// become inaccessible.
+    pub(super) fn map(fd: &OwnedFd, wanted: &[Segment]) -> Result<Segments, Box<Refused>> {
+        let mut segments = Segments { mapped: Vec::with_capacity(wanted.len()) };
+        for segment in wanted {
+            match segments.map_one(fd, segment) {
+                Ok(()) => {}
+                // The driver works without this one; only pinned host memory, which we do not use,
+                // is lost.
+                Err(refused) if is_host_pin(segment) => {
+                    trace::warn(refused, "the host-pin segment could not be mapped");
+                    break;
+                }
+                Err(refused) => {
+                    segments.unmap();
+                    return Err(refused);
+                }
+            }
+        }
+        Ok(segments)
+    }
+
+    fn map_one(&mut self, fd: &OwnedFd, segment: &Segment) -> Result<(), Box<Refused>> {
+        let failed = |call, errno| {
+            Refused::new(call, errno).operation("map the driver's address segments").object(format!(
+                "{:#x}..{:#x}",
+                segment.start,
+                segment.start.saturating_add(segment.size)
+            ))
+        };
+        let (Some(start), Some(size)) =
+            (NonZeroUsize::new(segment.start as usize), NonZeroUsize::new(segment.size as usize))
+        else {
+            return Err(failed(SystemCall::Mmap, Errno::EINVAL));
+        };
+        // MAP_FIXED is refused by the driver; MAP_PRIVATE would not be usable.
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let mapped = traced(
+            || call("mmap", segment),
+            || {
+                // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
+                unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, fd, 0) }.map_err(Errno::of)
+            },
+        );
+        let address = mapped.map_err(|errno| failed(SystemCall::Mmap, errno))?;
+        if address.addr() != start {
+            // The driver checks this itself; be sure all the same, since a wrong address would
+            // belong to other code. SAFETY: this mapping was just made and no other code knows of
+            // it.
+            let _ = unsafe { munmap(address, segment.size as usize) };
+            return Err(failed(SystemCall::Mmap, Errno::EINVAL));
+        }
+        // Views of memory make their pointers from addresses.
+        let _ = address.as_ptr().expose_provenance();
+        self.mapped.push((address, *segment));
+        if segment.start != SVM_START && !is_host_pin(segment) {
+            traced(
+                || call("mprotect", segment),
+                || {
+                    // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is not
+                    // split.
+                    unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) }.map_err(Errno::of)
+                },
+            )
+            .map_err(|errno| failed(SystemCall::Mprotect, errno))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the CPU can see memory.
+    pub(crate) fn has_svm(&self) -> bool {
+        self.mapped.iter().any(|(_, segment)| segment.start == SVM_START)
+    }
+
+    /// Unmaps each segment by its own call with its exact range.
+    pub(crate) fn unmap(&mut self) {
+        for (address, segment) in self.mapped.drain(..) {
+            let unmapped = traced(
+                || call("munmap", &segment),
+                || {
+                    // SAFETY: we mapped exactly this range. Views into it borrow mappings, and those
+                    // are gone before the session ends.
+                    unsafe { munmap(address, segment.size as usize) }.map_err(Errno::of)
+                },
+            );
+            if let Err(errno) = unmapped {
+                let detail = format_args!("{:#x}: {errno}", segment.start);
+                trace::error(detail, "an address segment could not be unmapped");
+            }
+        }
+    }
+
+    /// Forgets the segments that other code has unmapped: what ended the session in our way may
+    /// have done that too.
+    pub(crate) fn check(&mut self) {
+        self.mapped.retain(|(address, segment)| {
+            // SAFETY: asks the kernel only; nothing is written back, as the mapping is not of a
+            // file with contents.
+            let there = unsafe { msync(*address, 4096, MsFlags::MS_ASYNC) } != Err(nix::Error::ENOMEM);
+            if !there {
+                trace::warn(format_args!("{:#x}", segment.start), "an address segment was unmapped by another library");
+            }
+            there
+        });
+    }
+
+    /// Forgets the segments in a child of fork, where they are not mapped and their addresses may
+    /// be used by other code.
+    pub(crate) fn forget(&mut self) {
+        self.mapped.clear();
+    }
+}
+
+/// Ends a session that has no segments mapped. The kernel gives it up only when exactly the SVM
+/// range is unmapped, whatever was there, so map something inaccessible there and unmap it. Where
+/// the addresses are taken the session lasts as long as the process.
+pub(crate) fn end_without() {
+    let (Some(start), Some(size)) = (NonZeroUsize::new(SVM_START as usize), NonZeroUsize::new(SVM_SIZE as usize))
+    else {
+        return;
+    };
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+    // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
+    let mapped = unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) };
+    let address = match mapped {
+        Ok(address) => address,
+        Err(errno) => return trace::warn(errno, NO_SESSION_ANY_MORE),
+    };
+    if address.addr() != start {
+        trace::warn("its addresses are used by something else", NO_SESSION_ANY_MORE);
+    }
+    // SAFETY: this is the mapping that was just made, and no other code knows of it.
+    if let Err(errno) = unsafe { munmap(address, size.get()) } {
+        trace::error(errno, "addresses could not be unmapped");
+    }
+}
+
+const NO_SESSION_ANY_MORE: &str = "no session can be opened in this process any more: this one had no address segments";
+
+fn call(command: &'static str, segment: &Segment) -> Call {
+    Call { size: segment.size, ..Call::plain(module::SVM, command) }
+}
+
+fn is_host_pin(segment: &Segment) -> bool {
+    segment.size == HOST_PIN_SIZE && segment.start != SVM_START
+}

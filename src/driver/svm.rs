@@ -1,0 +1,626 @@
+//! The module SVM: memory. One method per command, under the command's name.
+//!
+//! All commands share one argument struct. The kernel ignores the size in the request, copies *its
+//! own* size in and out, and rewrites the head; so the argument is built anew for every call in a
+//! zeroed buffer that is larger than any known kernel's. A command whose answer cannot be written
+//! back is executed all the same, which is why the buffer is always our own writable memory.
+//!
+//! The methods take and return plain values. A refusal comes as [`Refused`] with the kernel's own
+//! sentences; the caller adds what it was for.
+
+use super::davinci::{DavinciFile, module};
+use super::log_page::LogPage;
+use super::segments::Segments;
+use crate::error::{Errno, Error, Refused, Result, SystemCall};
+use crate::fork::ForkGuard;
+use crate::kind::{Kind, MemoryKind};
+use crate::trace::{Call, traced};
+use ascend_ioctl::Generation;
+use ascend_ioctl::svm::{self, Arg, Op, Para, Request, request};
+pub(crate) use ascend_ioctl::svm::{
+    BATCH, DYNAMIC_START, GIANT_PAGE, HEAP_UNIT, HOST_AGENT_ID, HOST_ID, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX,
+    SVM_START, Segment, TRUST_LIST,
+};
+use std::path::Path;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The accounting module of the vendor's tools for our memory: the number for user programs.
+const MODULE: u32 = 33;
+
+/// Segments that this library has room for; the newest known driver has 4.
+const SEGMENTS: usize = 64;
+
+/// No known kernel copies more than 344 bytes; a newer one may.
+const ROOM: usize = 512;
+
+#[repr(C)]
+#[derive(FromBytes)]
+struct Buffer {
+    arg: Arg,
+    room: [u64; (ROOM - svm::ARG_SIZE) / 8],
+    #[cfg(debug_assertions)]
+    canary: [u64; 2],
+}
+
+#[cfg(debug_assertions)]
+const CANARY: [u64; 2] = [0x5EED_CA9A_5EED_CA9A, 0x0DD5_0F5A_0DD5_0F5A];
+
+/// A command with its request value in the driver at hand.
+#[derive(Debug, Clone, Copy)]
+struct Numbered<A> {
+    request: Request<A>,
+    word: u32,
+}
+
+/// A command that has the same number in every generation; others do not compile.
+#[allow(clippy::panic, reason = "called in const blocks only, where a panic is a compile error")]
+const fn stable<A>(request: Request<A>) -> Numbered<A> {
+    match request.stable() {
+        Some(word) => Numbered { request, word },
+        None => panic!("the command's number depends on the generation"),
+    }
+}
+
+/// A file of the memory module, with what is needed to explain its answers.
+#[derive(Debug)]
+pub(crate) struct Svm {
+    // The log page is dropped last, so that nothing that happens at the end goes unexplained.
+    file: DavinciFile,
+    pub(crate) guard: ForkGuard,
+    log: Option<LogPage>,
+}
+
+/// Physical memory as the kernel names it: a number that means something only together with the
+/// rest, which must be repeated with every command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle {
+    /// Logical id, or [`HOST_ID`]: for imports the importing one.
+    pub(crate) device: u32,
+    pub(crate) id: i32,
+    /// In the kernel's count: a device counts 1 GiB pages in 2 MiB ones, the host does not.
+    pages: u32,
+    /// Module ids have 8 bits in the driver's own flags.
+    module: u16,
+    /// The page code to repeat when mapping.
+    page: u8,
+}
+
+impl Handle {
+    #[inline]
+    pub(crate) fn is_host(self) -> bool {
+        self.device == HOST_ID
+    }
+
+    /// Side to repeat; NUMA memory is host memory.
+    #[inline]
+    fn side(self) -> u32 {
+        if self.is_host() { svm::SIDE_HOST } else { svm::SIDE_DEVICE }
+    }
+}
+
+/// What MEM_IMPORT needs to know of an export.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Export {
+    pub(crate) share: u32,
+    /// The exporting device in this process's numbering, or [`HOST_ID`].
+    pub(crate) exporter: u32,
+    /// Physical id of the exporting device; used for exporters on other servers only.
+    pub(crate) physical: u32,
+    /// Super-pod id: of the exporter for a fabric import, else of the importing device.
+    pub(crate) sdid: u32,
+    pub(crate) fabric: bool,
+}
+
+/// What MEM_IMPORT answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Imported {
+    pub(crate) handle: Handle,
+    /// In bytes; saturates for a count of pages that cannot be.
+    pub(crate) size: u64,
+    /// Code of the page kind, which may be one that this library does not use.
+    pub(crate) page: u32,
+    /// Code of the memory kind; answered from 9.0.0 on.
+    pub(crate) memory: u32,
+}
+
+/// What the host offers, as INIT_PROCESS answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostPages {
+    pub(crate) page_size: u32,
+    pub(crate) giant_pages: bool,
+}
+
+/// What a device can do, as it said when it was set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Device memory can be made visible to the CPU, through the device's PCI window.
+    pub cpu_access: bool,
+    /// The same for memory in 2 MiB pages.
+    pub cpu_access_huge: bool,
+    /// Device memory can be mapped at host addresses.
+    pub device_memory_on_host: bool,
+    /// Memory in 1 GiB pages.
+    pub giant_pages: bool,
+    /// Addresses outside of the driver's fixed range can be mapped.
+    pub remote_map: bool,
+    /// Memory can be shared over the external bus.
+    pub share_over_external_bus: bool,
+    /// The device can use the host's addresses (from driver 9.0.0 on).
+    pub host_addresses: bool,
+}
+
+/// How much memory of a kind a device has, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// In 2 MiB pages: all.
+    pub huge_total: u64,
+    /// In 2 MiB pages: free.
+    pub huge_free: u64,
+    /// In 1 GiB pages: all.
+    pub giant_total: u64,
+    /// In 1 GiB pages: free.
+    pub giant_free: u64,
+    /// In small pages: all.
+    pub normal_total: u64,
+    /// In small pages: free.
+    pub normal_free: u64,
+}
+
+/// Which way MEMCPY found that a copy goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// **Not done**: both sides are the host's.
+    HostToHost,
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+    /// A number that no known driver answers.
+    Other(u32),
+}
+
+impl Direction {
+    fn of(code: u32) -> Direction {
+        match code {
+            svm::COPY_HOST_TO_HOST => Direction::HostToHost,
+            svm::COPY_HOST_TO_DEVICE => Direction::HostToDevice,
+            svm::COPY_DEVICE_TO_HOST => Direction::DeviceToHost,
+            svm::COPY_DEVICE_TO_DEVICE => Direction::DeviceToDevice,
+            other => Direction::Other(other),
+        }
+    }
+}
+
+/// A copy of rows for MEMCPY2D.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyRows {
+    pub(crate) destination: u64,
+    pub(crate) destination_pitch: u64,
+    pub(crate) source: u64,
+    pub(crate) source_pitch: u64,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) to_device: bool,
+}
+
+impl Svm {
+    /// Opens a file. It has no session before INIT_PROCESS.
+    pub(crate) fn open(manager: &Path) -> Result<Svm> {
+        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, guard: ForkGuard::new(), log: None })
+    }
+
+    /// Maps the driver's address segments, in its order.
+    pub(crate) fn map_segments(&self, segments: &[Segment]) -> Result<Segments, Box<Refused>> {
+        Segments::map(self.file.fd(), segments)
+    }
+
+    /// Puts the page in place in which the kernel explains its errors.
+    pub(crate) fn map_log_page(&mut self) {
+        self.log = LogPage::map();
+    }
+
+    /// Refuses to go on in a child of the process that opened the file.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.guard.in_child() { Err(other_process()) } else { Ok(()) }
+    }
+
+    /// ALLOC_PROC_STRUCT, under the number that it has in a generation.
+    pub(crate) fn alloc_proc_struct(&self, generation: Generation) -> Result<(), Box<Refused>> {
+        self.call_in(generation, request::ALLOC_PROC_STRUCT, &svm::NoArgument).map(drop)
+    }
+
+    /// GET_MMAP_INFO, under the number that it has in a generation: the address segments. Needs no
+    /// state of the file.
+    pub(crate) fn get_mmap_info(&self, generation: Generation) -> Result<Vec<Segment>, Box<Refused>> {
+        let mut segments = [Segment::default(); SEGMENTS];
+        let array = (&raw mut segments).expose_provenance() as u64;
+        let info = svm::MmapInfo { segments: SEGMENTS as u32, array, ..Default::default() };
+        let count = self.call_in(generation, request::GET_MMAP_INFO, &info)?.segments as usize;
+        // SAFETY: a live local; the driver wrote it through the address in the argument, so it is
+        // read as memory that others write.
+        let segments = unsafe { (&raw const segments).read_volatile() };
+        // The driver refuses more than there is room for; one that says otherwise is not taken for
+        // a known one.
+        Ok(segments.into_iter().take(count).collect())
+    }
+
+    /// INIT_PROCESS: makes the file this process's session. EAGAIN if a signal came.
+    pub(crate) fn init_process(&self) -> Result<HostPages, Box<Refused>> {
+        let init = self.call(const { stable(request::INIT_PROCESS) }, 0, 0, &svm::InitProcess::default())?;
+        Ok(HostPages { page_size: init.host_page_size, giant_pages: init.host_giant_page != 0 })
+    }
+
+    /// SETUP_DEVICE: ties this process to its counterpart on the device.
+    pub(crate) fn setup_device(&self, device: u32) -> Result<Capabilities, Box<Refused>> {
+        // An address that is not page-aligned says that no statistics are wanted.
+        let wanted = svm::SetupDevice { stats_address: 1, ..Default::default() };
+        let setup = self.call(const { stable(request::SETUP_DEVICE) }, device, 0, &wanted)?;
+        Ok(Capabilities {
+            cpu_access: setup.bar_memory != 0,
+            cpu_access_huge: setup.bar_huge_memory != 0,
+            device_memory_on_host: setup.device_memory_on_host != 0,
+            giant_pages: setup.giant_page != 0,
+            remote_map: setup.support_remote_mmap != 0,
+            share_over_external_bus: setup.support_shmem_map_exbus != 0,
+            host_addresses: setup.host_uva != 0,
+        })
+    }
+
+    /// PREPARE_CLOSE_DEVICE: refused while asynchronous copies run.
+    pub(crate) fn prepare_close_device(&self, device: u32) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::PREPARE_CLOSE_DEVICE) }, device, 0, &svm::NoArgument).map(drop)
+    }
+
+    /// CLOSE_DEVICE: waits until the counterpart is gone, and releases the device's memory.
+    pub(crate) fn close_device(&self, device: u32) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::CLOSE_DEVICE) }, device, 0, &svm::NoArgument).map(drop)
+    }
+
+    /// UPDATE_HEAP: enables or disables a heap for reservations. `index` counts GiB from the start
+    /// of the SVM segment.
+    pub(crate) fn update_heap(&self, enable: bool, index: u32, size: u64) -> Result<(), Box<Refused>> {
+        let operation = if enable { svm::HEAP_ENABLE } else { svm::HEAP_DISABLE };
+        let heap = svm::UpdateHeap { operation, kind: svm::HEAP_HUGE, sub_kind: svm::SUB_RESERVE, index, size };
+        self.call(const { stable(request::UPDATE_HEAP) }, 0, size, &heap).map(drop)
+    }
+
+    /// ALLOC: makes a reservation inside a heap.
+    #[inline]
+    pub(crate) fn alloc(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::ALLOC) }, 0, size, &svm::Alloc { address, size }).map(drop)
+    }
+
+    /// FREE_PAGES: frees the reservation that starts at an address; `size` is for the trace.
+    #[inline]
+    pub(crate) fn free_pages(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::FREE_PAGES) }, 0, size, &svm::FreePages { address }).map(drop)
+    }
+
+    /// MEM_CREATE: physical memory on a device or on the host, there perhaps on one NUMA node.
+    #[inline]
+    pub(crate) fn mem_create(
+        &self,
+        device: u32,
+        size: u64,
+        kind: Kind,
+        numa_node: Option<u32>,
+    ) -> Result<Handle, Box<Refused>> {
+        let side = match numa_node {
+            Some(_) => svm::SIDE_HOST_NUMA,
+            None if device == HOST_ID => svm::SIDE_HOST,
+            None => svm::SIDE_DEVICE,
+        };
+        let wanted = svm::MemCreate {
+            numa_node: numa_node.unwrap_or(0),
+            size,
+            side,
+            module: MODULE,
+            page: kind.page.code(),
+            memory: kind.memory.code(),
+            ..Default::default()
+        };
+        let created = self.call(const { stable(request::MEM_CREATE) }, device, size, &wanted)?;
+        // To the device a 1 GiB page is a block of 2 MiB pages; host memory keeps its kind.
+        let page = if side == svm::SIDE_DEVICE { svm::PAGE_HUGE } else { kind.page.code() };
+        // The kernel itself sends page counts as 32 bits.
+        Ok(Handle { device, id: created.id, pages: created.pages as u32, module: MODULE as u16, page: page as u8 })
+    }
+
+    /// MEM_RELEASE: refused while the memory is mapped. `size` is for the trace.
+    #[inline]
+    pub(crate) fn mem_release(&self, handle: Handle, size: u64) -> Result<(), Box<Refused>> {
+        let release =
+            svm::MemRelease { id: handle.id, side: handle.side(), pages: handle.pages.into(), ..Default::default() };
+        self.call(const { stable(request::MEM_RELEASE) }, handle.device, size, &release).map(drop)
+    }
+
+    /// MEM_MAP: the beginning of a handle at an address inside one reservation.
+    #[inline]
+    pub(crate) fn mem_map(&self, handle: Handle, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        let map = svm::MemMap {
+            address,
+            size,
+            id: handle.id,
+            side: handle.side(),
+            page: handle.page.into(),
+            module: handle.module.into(),
+            pages: handle.pages.into(),
+        };
+        self.call(const { stable(request::MEM_MAP) }, handle.device, size, &map).map(drop)
+    }
+
+    /// MEM_UNMAP: the whole mapping that starts at an address. `size` is for the trace.
+    #[inline]
+    pub(crate) fn mem_unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        let unmap = svm::MemUnmap { address, ..Default::default() };
+        // The id in the head is converted but not used; the host's always converts.
+        self.call(const { stable(request::MEM_UNMAP) }, HOST_ID, size, &unmap).map(drop)
+    }
+
+    /// MEM_SET_ACCESS: access of a device or of the CPU to one whole mapping. Never with type 0,
+    /// which leads the kernel into a panic.
+    pub(crate) fn mem_set_access(&self, address: u64, size: u64, to: u32) -> Result<(), Box<Refused>> {
+        let access = svm::MemAccess { address, size, device: to, access: svm::ACCESS_READ_WRITE };
+        self.call(const { stable(request::MEM_SET_ACCESS) }, HOST_ID, size, &access).map(drop)
+    }
+
+    /// MEM_GET_ACCESS: whether a device has access to a mapping.
+    pub(crate) fn mem_get_access(&self, address: u64, size: u64, of: u32) -> Result<bool, Box<Refused>> {
+        let query = svm::MemAccess { address, size, device: of, access: svm::ACCESS_NONE };
+        let answer = self.call(const { stable(request::MEM_GET_ACCESS) }, HOST_ID, size, &query)?;
+        Ok(answer.access != svm::ACCESS_NONE)
+    }
+
+    /// PREFETCH: makes a peer build its table of a mapping's pages.
+    pub(crate) fn prefetch(&self, device: u32, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        let advise = svm::Advise { address, size, ..Default::default() };
+        self.call(const { stable(request::PREFETCH) }, device, size, &advise).map(drop)
+    }
+
+    /// QUERY_MEM_USEDINFO: how much memory of a kind a device has.
+    pub(crate) fn query_mem_usedinfo(&self, device: u32, memory: MemoryKind) -> Result<MemoryInfo, Box<Refused>> {
+        let query = svm::MemUsedInfo { memory: memory.query(), ..Default::default() };
+        let info = self.call(const { stable(request::QUERY_MEM_USEDINFO) }, device, 0, &query)?;
+        Ok(MemoryInfo {
+            huge_total: info.huge_total_size,
+            huge_free: info.huge_free_size,
+            giant_total: info.giant_total_size,
+            giant_free: info.giant_free_size,
+            normal_total: info.normal_total_size,
+            normal_free: info.normal_free_size,
+        })
+    }
+
+    /// MEM_EXPORT: makes a handle importable, once. Returns the number of the share.
+    #[inline]
+    pub(crate) fn mem_export(&self, handle: Handle, size: u64) -> Result<u32, Box<Refused>> {
+        let wanted = svm::MemExport { side: handle.side() as i32, id: handle.id, ..Default::default() };
+        let exported = self.call(const { stable(request::MEM_EXPORT) }, handle.device, size, &wanted)?;
+        Ok(exported.share as u32)
+    }
+
+    /// MEM_IMPORT: memory that another process exported, on a device or on the host. `size` is for
+    /// the trace.
+    #[inline]
+    pub(crate) fn mem_import(&self, device: u32, export: &Export, size: u64) -> Result<Imported, Box<Refused>> {
+        let wanted = svm::MemImport {
+            share: export.share as i32,
+            sdid: export.sdid,
+            exporter: export.exporter,
+            exporter_physical: export.physical,
+            kind: if export.fabric { svm::HANDLE_FABRIC } else { svm::HANDLE_NONE },
+            ..Default::default()
+        };
+        let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
+        let unit = if answer.page == svm::PAGE_GIANT && device == HOST_ID { GIANT_PAGE } else { HUGE_PAGE };
+        Ok(Imported {
+            handle: Handle {
+                device,
+                id: answer.id,
+                pages: answer.pages as u32,
+                module: answer.module as u16,
+                page: answer.page as u8,
+            },
+            size: answer.pages.saturating_mul(unit),
+            page: answer.page,
+            memory: answer.memory,
+        })
+    }
+
+    /// MEM_SET_PID: adds processes to a share's trust list, at most [`TRUST_LIST`].
+    #[inline]
+    pub(crate) fn mem_set_pid(&self, device: u32, share: u32, tgids: &[i32]) -> Result<(), Box<Refused>> {
+        let list = svm::MemSetPid {
+            share: share as i32,
+            count: tgids.len() as u32,
+            // The kernel reads so many of them during the call, while they are borrowed.
+            pids: tgids.as_ptr().expose_provenance() as u64,
+        };
+        self.call(const { stable(request::MEM_SET_PID) }, device, 0, &list).map(drop)
+    }
+
+    /// MEM_SET_ATTR: turns a share's trust list off. The kernel executes an order to turn it on
+    /// again for no caller, but answers it differently to the exporter (EOPNOTSUPP) and to others.
+    pub(crate) fn mem_set_attr(&self, device: u32, share: u32, trust_list: bool) -> Result<(), Box<Refused>> {
+        let value = svm::ShareAttr { no_trust_list: u32::from(!trust_list), ..Default::default() };
+        let attribute = svm::MemSetAttr { share: share as i32, kind: 0, value };
+        self.call(const { stable(request::MEM_SET_ATTR) }, device, 0, &attribute).map(drop)
+    }
+
+    /// MEM_GET_ATTR: whether a share has a trust list.
+    pub(crate) fn mem_get_attr(&self, exporter: u32, share: u32) -> Result<bool, Box<Refused>> {
+        let query = svm::MemGetAttr { share: share as i32, exporter, ..Default::default() };
+        let answer = self.call(const { stable(request::MEM_GET_ATTR) }, exporter, 0, &query)?;
+        Ok(answer.value.no_trust_list == 0)
+    }
+
+    /// MEMCPY; the kernel finds the direction out.
+    ///
+    /// # Safety
+    ///
+    /// Addresses of the driver's must be mapped for the time of the call. Addresses of the
+    /// process's own memory must be valid for `size` bytes, for writes if they are the destination.
+    #[inline]
+    pub(crate) unsafe fn memcpy(
+        &self,
+        device: u32,
+        destination: u64,
+        source: u64,
+        size: u64,
+    ) -> Result<Direction, Box<Refused>> {
+        let copy = svm::Memcpy { destination, source, size, direction: svm::COPY_DETECT, ..Default::default() };
+        let answer = self.call(const { stable(request::MEMCPY) }, device, size, &copy)?;
+        Ok(Direction::of(answer.direction))
+    }
+
+    /// MEMCPY2D: rows, between host and device.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Svm::memcpy`], for every row.
+    pub(crate) unsafe fn memcpy2d(&self, device: u32, rows: &CopyRows) -> Result<(), Box<Refused>> {
+        let copy = svm::Memcpy2d {
+            destination: rows.destination,
+            source: rows.source,
+            destination_pitch: rows.destination_pitch,
+            source_pitch: rows.source_pitch,
+            width: rows.width,
+            height: rows.height,
+            direction: if rows.to_device { svm::COPY_HOST_TO_DEVICE } else { svm::COPY_DEVICE_TO_HOST },
+            ..Default::default()
+        };
+        let size = rows.width.saturating_mul(rows.height);
+        self.call(const { stable(request::MEMCPY2D) }, device, size, &copy).map(drop)
+    }
+
+    /// MEMCPY_BATCH: at most [`BATCH`] copies, all to the device or all from it. The slices have
+    /// the same length.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Svm::memcpy`], for every copy.
+    pub(crate) unsafe fn memcpy_batch(
+        &self,
+        device: u32,
+        destinations: &[u64],
+        sources: &[u64],
+        sizes: &[u64],
+    ) -> Result<(), Box<Refused>> {
+        let count = destinations.len().min(sources.len()).min(sizes.len()) as u32;
+        let address = |array: &[u64]| array.as_ptr().expose_provenance() as u64;
+        let copy = svm::MemcpyBatch {
+            destinations: address(destinations),
+            sources: address(sources),
+            sizes: address(sizes),
+            count,
+            ..Default::default()
+        };
+        let total = sizes.iter().fold(0, |total: u64, size| total.saturating_add(*size));
+        self.call(const { stable(request::MEMCPY_BATCH) }, device, total, &copy).map(drop)
+    }
+
+    /// ASYNC_MEMCPY: begins a copy between host and device, and returns the number of its task.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Svm::memcpy`], until MEMCPY_RESULT_REFRESH has said that the copy is over.
+    pub(crate) unsafe fn async_memcpy(
+        &self,
+        device: u32,
+        destination: u64,
+        source: u64,
+        size: u64,
+    ) -> Result<i32, Box<Refused>> {
+        let copy = svm::AsyncMemcpy { destination, source, size, ..Default::default() };
+        Ok(self.call(const { stable(request::ASYNC_MEMCPY) }, device, size, &copy)?.task)
+    }
+
+    /// MEMCPY_RESULT_REFRESH: waits for a task, once; whether its copy was done. An error says that
+    /// the device may still be at it.
+    pub(crate) fn memcpy_result_refresh(&self, device: u32, task: i32, size: u64) -> Result<bool, Box<Refused>> {
+        let refresh = svm::AsyncMemcpy { task, ..Default::default() };
+        let answer = self.call(const { stable(request::MEMCPY_RESULT_REFRESH) }, device, size, &refresh)?;
+        Ok(answer.state == svm::ASYNC_DONE)
+    }
+
+    /// MEMSET8: fills mapped device memory; false if the kernel says that it did not, because the
+    /// memory is the host's.
+    pub(crate) fn memset8(&self, device: u32, destination: u64, size: u64, value: u8) -> Result<bool, Box<Refused>> {
+        let fill = svm::Memset { destination, value: value.into(), size, ..Default::default() };
+        let answer = self.call(const { stable(request::MEMSET8) }, device, size, &fill)?;
+        Ok(answer.host_mapped == 0)
+    }
+
+    /// A command whose number depends on the generation; EINVAL if it does not have it.
+    fn call_in<A: Para>(&self, generation: Generation, request: Request<A>, argument: &A) -> Result<A, Box<Refused>> {
+        match request.number(generation) {
+            Some(word) => self.call(Numbered { request, word }, 0, 0, argument),
+            None => Err(Refused::new(SystemCall::Svm(request.op), Errno::EINVAL)),
+        }
+    }
+
+    /// One command: its argument in, its answer out. `size` is for the trace only.
+    // Inlined by force: only then the command is a constant, and what a method does not need of the
+    // answer is not copied.
+    #[inline(always)]
+    fn call<A: Para>(&self, command: Numbered<A>, device: u32, size: u64, argument: &A) -> Result<A, Box<Refused>> {
+        let mut buffer = Buffer::new_zeroed();
+        buffer.arg.head.device = device;
+        // A member is never longer than the union, so this writes all of it.
+        let _ = argument.write_to_prefix(buffer.arg.data.as_mut_bytes());
+        #[cfg(debug_assertions)]
+        {
+            buffer.canary = CANARY;
+        }
+        if let Some(log) = &self.log {
+            log.empty();
+        }
+        let op = command.request.op;
+        let call = || Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
+        let answer = traced(call, || {
+            // SAFETY: the buffer is writable, lives through the call and is larger than the
+            // argument of any known kernel. What addresses inside it point to is vouched for by
+            // the methods above, whose callers vouch for it in turn where they take addresses.
+            unsafe { self.file.raw(command.word, (&raw mut buffer).cast()) }
+        });
+        #[cfg(debug_assertions)]
+        debug_assert_eq!(buffer.canary, CANARY, "the kernel wrote more than {ROOM} bytes for {}", op.name());
+        match answer {
+            Ok(_) => Ok(buffer.arg.para()),
+            Err(errno) => Err(self.refused(op, errno)),
+        }
+    }
+
+    /// The explanation of a command that just failed.
+    #[cold]
+    fn refused(&self, op: Op, errno: Errno) -> Box<Refused> {
+        let sentences = self.log.as_ref().map(LogPage::take).unwrap_or_default();
+        Refused::new(SystemCall::Svm(op), errno).kernel_log(sentences)
+    }
+}
+
+#[cold]
+fn other_process() -> Error {
+    Error::OtherProcess { process: std::process::id() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buffer_has_room_for_more_than_any_known_argument() {
+        assert!(std::mem::offset_of!(Buffer, room) + size_of::<[u64; (ROOM - svm::ARG_SIZE) / 8]>() == ROOM);
+        const { assert!(ROOM > svm::ARG_SIZE) };
+    }
+
+    #[test]
+    fn commands_that_moved_are_found_by_generation_only() {
+        assert_eq!(request::ALLOC_PROC_STRUCT.stable(), None);
+        assert_eq!(request::ALLOC_PROC_STRUCT.number(Generation::V8_5_0), Some(0x4158_4D43));
+        assert_eq!(request::ALLOC_PROC_STRUCT.number(Generation::V26_1), Some(0x4158_4D65));
+        assert_eq!(request::MEM_HANDLE_SET_ATTR.number(Generation::V9_0_0), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! The module uda: which devices this process has, and under which numbers.
+//!
+//! SETUP_DEV_TABLE makes the table of the caller's mount namespace, and must come before every
+//! other question but GET_USER_INFO: in a container any other one loses the devices. The order is
+//! kept by [`crate::discovery`].
+
+use super::Answer;
+use super::davinci::{DavinciFile, module};
+use crate::error::{Errno, Refused, Result, SystemCall};
+use crate::id::{LogicalId, PhysicalId};
+use ascend_ioctl::uda;
+use std::path::Path;
+
+/// Most nodes `/dev/davinciN` that a host can have.
+pub(crate) const MAX_PHYSICAL: u32 = uda::MAX_PHYSICAL;
+
+/// A file of the module.
+#[derive(Debug)]
+pub(crate) struct Uda {
+    file: DavinciFile,
+    user: uda::UserInfo,
+}
+
+/// A device of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) logical: LogicalId,
+    pub(crate) physical: PhysicalId,
+    /// The card, and for a virtual instance its number on the card.
+    pub(crate) card: PhysicalId,
+    pub(crate) instance: Option<u32>,
+}
+
+impl Uda {
+    /// Opens a file, and GET_USER_INFO: who the caller is to the driver. Harmless at any time.
+    pub(crate) fn open(manager: &Path) -> Result<Uda> {
+        let file = DavinciFile::open(manager, module::UDA)?;
+        let mut user = uda::UserInfo::default();
+        match file.command(&uda::GET_USER_INFO, &mut user) {
+            Answer::Done => Ok(Uda { file, user }),
+            answer => {
+                // A positive number is a count of bytes that could not be copied.
+                let errno = if let Answer::Refused(errno) = answer { errno } else { Errno::EFAULT };
+                let refused = Refused::new(SystemCall::Other(uda::GET_USER_INFO.name), errno);
+                Err(refused.operation("find out what the driver takes this process for").into())
+            }
+        }
+    }
+
+    /// Whether the caller sees the host's own table: on the host, or with all privileges.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.user.admin != 0
+    }
+
+    /// Logical ids are below this.
+    pub(crate) fn max_devices(&self) -> u32 {
+        self.user.max_devices
+    }
+
+    /// Physical ids are below this.
+    pub(crate) fn max_physical(&self) -> u32 {
+        self.user.max_physical
+    }
+
+    /// SETUP_DEV_TABLE with the number of devices whose nodes the caller opened. The first one
+    /// after the driver was loaded waits in the kernel for all devices, for up to 160 s.
+    pub(crate) fn setup_dev_table(&self, devices: u32) -> Answer {
+        self.file.command(&uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices })
+    }
+
+    /// GET_DEV_LIST: the devices of the table.
+    pub(crate) fn get_dev_list(&self) -> Result<Vec<Listed>, Answer> {
+        let end = if self.is_admin() { self.user.max_physical } else { self.user.max_devices };
+        let mut devices = vec![uda::LogicalDevice::default(); end as usize];
+        let mut arg = uda::DeviceList { start: 0, end, array: devices.as_mut_ptr().expose_provenance() as u64 };
+        self.file.command(&uda::GET_DEV_LIST, &mut arg).with(())?;
+        let npus = devices.iter().filter(|device| device.valid() && device.hardware() == uda::HARDWARE_DAVINCI);
+        let listed = npus.map(|device| Listed {
+            logical: LogicalId(device.logical.into()),
+            physical: PhysicalId(device.physical.into()),
+            card: PhysicalId(device.card.into()),
+            instance: (u32::from(device.physical) >= uda::FIRST_VIRTUAL).then_some(device.sub_device.into()),
+        });
+        Ok(listed.collect())
+    }
+
+    /// DEVID_TO_UDEVID: the physical id of a device.
+    pub(crate) fn devid_to_udevid(&self, logical: LogicalId) -> Result<PhysicalId> {
+        let mut arg = uda::Translation { from: logical.0, to: 0 };
+        match self.file.command(&uda::DEVID_TO_UDEVID, &mut arg) {
+            Answer::Done => Ok(PhysicalId(arg.to)),
+            answer => Err(answer
+                .refused(uda::DEVID_TO_UDEVID.name)
+                .operation("find a device's physical id")
+                .object(format!("device {logical}"))
+                .into()),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The module URD: questions to the driver and to a device's firmware, each named by a key.
+//!
+//! One ioctl carries key, input and output. An unknown key is EOPNOTSUPP; a refusal may also be a
+//! *positive* number (46: not for this user, 65534: not in this environment, others from the
+//! feature itself). In a container any known key that is used before the device table was set up
+//! loses the devices, so a [`Urd`] is opened only after that.
+
+use super::Answer;
+use super::davinci::{DavinciFile, module};
+use crate::error::{Errno, Result};
+use crate::id::{LogicalId, PhysicalId, SuperPod};
+use ascend_ioctl::Generation;
+use ascend_ioctl::urd::{self, Key};
+use std::ffi::CStr;
+use std::path::Path;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A file of the module.
+#[derive(Debug)]
+pub(crate) struct Urd(DavinciFile);
+
+/// What can be done about the link between two devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum P2p {
+    /// Requests one direction.
+    Enable = urd::P2P_ENABLE as isize,
+    /// Withdraws it.
+    Disable = urd::P2P_DISABLE as isize,
+    /// Whether the two can reach each other.
+    CanAccess = urd::P2P_CAN_ACCESS as isize,
+}
+
+impl P2p {
+    /// Refusals that say why.
+    pub(crate) const NOT_PERMITTED: i32 = urd::NOT_PERMITTED;
+    pub(crate) const NOT_SUPPORTED_HERE: i32 = urd::NOT_SUPPORTED_HERE;
+    /// Kind of access, from 9.0.0 on: memory.
+    const MEMORY: u32 = 1;
+}
+
+impl Urd {
+    pub(crate) fn open(manager: &Path) -> Result<Urd> {
+        DavinciFile::open(manager, module::URD).map(Urd)
+    }
+
+    /// Whether the driver knows a key. Sends no input and no output: a known key is refused for
+    /// that, an unknown one as unknown.
+    pub(super) fn knows(&self, key: &Key) -> bool {
+        self.call(LogicalId(0), key, &[], &mut []) != Answer::Refused(Errno::EOPNOTSUPP)
+    }
+
+    /// CHIP_INFO: the name of the chip, like `910B3`.
+    pub(crate) fn chip_info(&self, device: LogicalId) -> Option<String> {
+        let info: urd::ChipInfo = self.ask(device, &urd::CHIP_INFO, &device.0).ok()?;
+        text(&info.text.name)
+    }
+
+    /// INIT_STATUS: 0 starting, 1 working, 2 exception, 3 sleeping, 4 lost.
+    pub(crate) fn init_status(&self, device: LogicalId) -> Option<u32> {
+        self.number(device, &urd::INIT_STATUS)
+    }
+
+    /// TS_HEARTBEAT: the same by the task scheduler's heartbeat, where its module is loaded.
+    pub(crate) fn ts_heartbeat(&self, device: LogicalId) -> Option<u32> {
+        let input = urd::TsHeartbeatIn { device: device.0, ..Default::default() };
+        self.ask(device, &urd::TS_HEARTBEAT, &input).ok()
+    }
+
+    /// HEALTH: 0 normal, 1 minor, 2 major, 3 fatal.
+    pub(crate) fn health(&self, device: LogicalId) -> Option<u32> {
+        self.number(device, &urd::HEALTH)
+    }
+
+    /// SPLIT_MODE: 0 whole, 1 for virtual machines, 2 for containers.
+    pub(crate) fn split_mode(&self, device: LogicalId) -> Option<u32> {
+        self.number(device, &urd::SPLIT_MODE)
+    }
+
+    /// UDIS_GET of the memory's size: total and free bytes of a device's HBM, as its firmware
+    /// publishes them; `None` if it does not.
+    pub(crate) fn hbm(&self, device: LogicalId, generation: Generation) -> Option<(u64, u64)> {
+        /// Longest value that can be published.
+        const LONGEST: u32 = 208;
+        // System, service and the whole medium; each begins with total and free in KiB.
+        let mut blocks = [[0u64; 8]; 4];
+        let input = urd::UdisIn {
+            name: *urd::HBM_MEM_INFO,
+            length: LONGEST,
+            data: (&raw mut blocks).expose_provenance() as u64,
+            ..Default::default()
+        };
+        let output: urd::UdisOut = self.ask(device, &generation.delta().udis_get, &input).ok()?;
+        // SAFETY: `blocks` is a live local; the driver wrote it through the address in the input,
+        // so it is read as memory that others write.
+        let blocks = unsafe { (&raw const blocks).read_volatile() };
+        let [total, free, ..] = blocks[2];
+        // A device that never measured says 0.
+        (output.length >= 144 && total != 0).then(|| (total.saturating_mul(1024), free.saturating_mul(1024)))
+    }
+
+    /// SPOD_INFO: a device's place in a super pod; `None` where it has none.
+    pub(crate) fn spod_info(&self, device: LogicalId) -> Option<SuperPod> {
+        let mut info = urd::SpodInfo::default();
+        let input = urd::DeviceInfoIn {
+            device: device.0,
+            sub_command: 1,
+            buffer: (&raw mut info).expose_provenance() as u64,
+            buffer_size: size_of::<urd::SpodInfo>() as u32,
+            ..Default::default()
+        };
+        let _: urd::DeviceInfoOut = self.ask(device, &urd::SPOD_INFO, &input).ok()?;
+        // SAFETY: `info` is a live local; the driver wrote it through the address in the input, so
+        // it is read as memory that others write.
+        let info = unsafe { (&raw const info).read_volatile() };
+        (info.sdid != u32::MAX).then_some(SuperPod {
+            sdid: info.sdid,
+            server: info.server_id,
+            super_pod: info.super_pod_id,
+            chassis: info.chassis_id,
+            scale: info.scale_type,
+        })
+    }
+
+    /// P2P: the link from a device to a peer; returns the status word. The struct's size must be
+    /// exactly the generation's.
+    pub(crate) fn p2p(
+        &self,
+        operation: P2p,
+        device: LogicalId,
+        peer: PhysicalId,
+        generation: Generation,
+    ) -> Result<i32, Answer> {
+        let operation = operation as u32;
+        if generation.delta().p2p_size == size_of::<urd::P2pAttr85>() {
+            let arg = urd::P2pAttr85 { operation, device: device.0, peer: peer.0, ..Default::default() };
+            return self.ask::<_, urd::P2pAttr85>(device, &urd::P2P, &arg).map(|answer| answer.status);
+        }
+        let arg = urd::P2pAttr { operation, device: device.0, peer: peer.0, kind: P2p::MEMORY, ..Default::default() };
+        self.ask::<_, urd::P2pAttr>(device, &urd::P2P, &arg).map(|answer| answer.status)
+    }
+
+    /// The many keys that take a logical id and answer a number.
+    fn number(&self, device: LogicalId, key: &Key) -> Option<u32> {
+        self.ask(device, key, &device.0).ok()
+    }
+
+    /// Asks with an input and an output of the sizes that the key wants.
+    fn ask<I: IntoBytes + Immutable, O: FromBytes + IntoBytes>(
+        &self,
+        device: LogicalId,
+        key: &Key,
+        input: &I,
+    ) -> Result<O, Answer> {
+        let mut output = O::new_zeroed();
+        self.call(device, key, input.as_bytes(), output.as_mut_bytes()).with(output)
+    }
+
+    fn call(&self, device: LogicalId, key: &Key, input: &[u8], output: &mut [u8]) -> Answer {
+        let address = |bytes: &[u8]| if bytes.is_empty() { 0 } else { bytes.as_ptr().expose_provenance() as u64 };
+        let mut arg = urd::CallArg {
+            device: device.0,
+            key: urd::CallKey {
+                main: key.main,
+                sub: key.sub,
+                filter: address(key.filter.as_bytes()),
+                filter_length: key.filter.len() as u32,
+                ..Default::default()
+            },
+            buffers: urd::CallBuffers {
+                input: address(input),
+                input_length: input.len() as u32,
+                output: if output.is_empty() { 0 } else { output.as_mut_ptr().expose_provenance() as u64 },
+                output_length: output.len() as u32,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        self.0.command(&urd::CALL, &mut arg)
+    }
+}
+
+/// A NUL-terminated text; what is behind the NUL is left over from before.
+pub(super) fn text(bytes: &[u8]) -> Option<String> {
+    let text = CStr::from_bytes_until_nul(bytes).ok()?.to_str().ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,0 +1,456 @@
+//! What is wrong with a host, or worth knowing: one sentence and a remedy.
+//!
+//! The driver answers the same errno for very different situations, and some situations with
+//! success and an empty list. A [`Finding`] names the situation; [`Finding::code`] is stable for
+//! programs, the sentence is for people and may change.
+
+use super::Errno;
+use crate::id::{LogicalId, PhysicalId};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How bad a [`Finding`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Worth knowing.
+    Note,
+    /// Something does not work as it could.
+    Warning,
+    /// Nothing can be used.
+    Fatal,
+}
+
+/// Health of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Health {
+    /// Good.
+    Normal,
+    /// A minor fault.
+    Minor,
+    /// A major fault.
+    Major,
+    /// A fatal fault.
+    Fatal,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Health::Normal => "normal",
+            Health::Minor => "minor",
+            Health::Major => "major",
+            Health::Fatal => "fatal",
+        })
+    }
+}
+
+/// A situation of the host or of a device, each with its code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// `driver-not-loaded`: no device node and no kernel module.
+    DriverNotLoaded,
+    /// `node-missing`: the driver is loaded on the host (or that cannot be known), its node is not
+    /// here.
+    NodeMissing(PathBuf),
+    /// `stale-node`: the node leads to no driver.
+    StaleNode(PathBuf),
+    /// `no-permission`: the file's mode forbids it.
+    Forbidden(PathBuf),
+    /// `denied-by-cgroup`: a device cgroup or a security module forbids it.
+    Denied(PathBuf),
+    /// `unopenable`: open(2) failed for another reason.
+    Unopenable(PathBuf, Errno),
+    /// `module-missing`: a module of the driver is not there.
+    ModuleMissing(&'static str),
+    /// `module-unloading`: a module of the driver is being unloaded.
+    ModuleUnloading(&'static str),
+    /// `module-refused`: a module of the driver refused to be opened for another reason.
+    ModuleRefused(&'static str, Errno),
+    /// `no-device`: the driver is loaded and has no device.
+    NoDevice,
+    /// `none-came-up`: nPUs are on PCI, the driver has none of them.
+    NoneCameUp {
+        /// How many are on PCI.
+        on_pci: usize,
+    },
+    /// `some-did-not-come-up`: nPUs are on PCI that the driver does not list.
+    SomeDidNotComeUp {
+        /// How many are on PCI.
+        on_pci: usize,
+        /// How many the driver lists.
+        listed: usize,
+    },
+    /// `nodes-no-permission`: on the host: this user may not write to any `/dev/davinciN`.
+    NodesForbidden {
+        /// How many there are.
+        nodes: usize,
+    },
+    /// `some-nodes-no-permission`: this user may not open some `/dev/davinciN`.
+    SomeNodesForbidden {
+        /// Their numbers.
+        nodes: Vec<u32>,
+    },
+    /// `no-device-passed`: in a container: the manager was passed in, no device was.
+    NoDevicePassed,
+    /// `partly-passed`: in a container: fewer devices than the host has.
+    PartlyPassed {
+        /// How many are listed here.
+        listed: usize,
+        /// How many are on PCI.
+        on_pci: usize,
+    },
+    /// `occupied`: another container has the device.
+    Occupied(PhysicalId),
+    /// `node-of-nothing`: the node is left over from a virtual instance that is gone.
+    NodeOfNothing(PhysicalId),
+    /// `table-frozen`: in a container: the table was made before these nodes were opened, and is
+    /// frozen.
+    TableFrozen {
+        /// How many nodes were opened.
+        opened: usize,
+        /// How many devices the table has.
+        listed: usize,
+    },
+    /// `taken-away`: in a container: the driver says that devices were taken away again.
+    TakenAway,
+    /// `still-starting`: the driver waits for devices to start, longer than was allowed.
+    StillStarting {
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// `unanswered`: the driver lists the devices and did not answer questions about them in the
+    /// time that was allowed.
+    Unanswered {
+        /// How long that was.
+        waited: Duration,
+    },
+    /// `setup-refused`: sETUP was refused.
+    SetupRefused(Errno),
+    /// `hidden`: on the host: the list is empty although the nodes can be opened; a restricted
+    /// process was first and hides all devices.
+    Hidden,
+    /// `device-removed`: the device was taken away; the driver still lists it.
+    Removed(LogicalId),
+    /// `device-resetting`: the device is being reset.
+    Resetting(LogicalId),
+    /// `device-starting`: the device is not ready yet.
+    Starting(LogicalId),
+    /// `device-exception`: the device reports an exception.
+    Exception(LogicalId),
+    /// `device-sleeping`: the device sleeps.
+    Sleeping(LogicalId),
+    /// `device-lost`: the device does not answer.
+    Lost(LogicalId),
+    /// `device-unhealthy`: the device's health is not good.
+    Unhealthy(LogicalId, Health),
+    /// `virtual-instance`: a part of a card.
+    VirtualInstance(LogicalId),
+    /// `split-device`: the card is split for others.
+    Split(LogicalId),
+    /// `memory-driver-v3`: the memory driver is the next generation's.
+    MemoryDriverV3,
+    /// `memory-driver-missing`: there is no memory driver.
+    MemoryDriverMissing,
+    /// `unknown-generation`: a driver that fits no known generation.
+    UnknownGeneration(String),
+    /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
+    NoDaemonNode(PathBuf, Errno),
+    /// `unexpected`: something that the table of situations does not have.
+    Unexpected(String),
+}
+
+/// All that is said of a finding. A new one needs its row, or this does not compile.
+struct Row {
+    code: &'static str,
+    severity: Severity,
+    /// The device that it is about, if it is about one of the listed.
+    device: Option<LogicalId>,
+    sentence: String,
+    remedy: &'static str,
+}
+
+impl Finding {
+    /// A short name that does not change: for programs.
+    pub fn code(&self) -> &'static str {
+        self.row().code
+    }
+
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        self.row().severity
+    }
+
+    /// The device that it is about, if it is about one of the listed.
+    pub fn device(&self) -> Option<LogicalId> {
+        self.row().device
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        self.row().remedy
+    }
+
+    fn row(&self) -> Row {
+        use Severity::{Fatal, Note, Warning};
+        const NODE_GROUP: &str = "Join the group that owns the nodes (HwHiAiUser by default), or \
+            wait: right after boot they belong to root alone.";
+        const DID_NOT_COME_UP: &str = "Wait if the host has just started; otherwise the kernel log \
+            says why the card did not come up.";
+        const KERNEL_LOG: &str = "Look into the kernel log.";
+        const WAIT: &str = "Wait until it is ready.";
+        const HEALTH: &str = "Look at npu-smi info -t health and the kernel log; reset the device.";
+        let row = |code, severity, sentence: String, remedy| Row { code, severity, device: None, sentence, remedy };
+        let of = |device: &LogicalId, code, severity, sentence: String, remedy| Row {
+            code,
+            severity,
+            device: Some(*device),
+            sentence: format!("device {device} {sentence}"),
+            remedy,
+        };
+        match self {
+            Finding::DriverNotLoaded => row(
+                "driver-not-loaded",
+                Fatal,
+                "the Ascend driver is not loaded on this host".into(),
+                "Install the driver and firmware package and load it (modprobe, or reboot).",
+            ),
+            Finding::NodeMissing(path) => row(
+                "node-missing",
+                Fatal,
+                format!("{} is not here: a container without it, or a host without the driver", path.display()),
+                "Start the container with the node, for example docker run \
+                 --device=/dev/davinci_manager --device=/dev/davinci0 --device=/dev/devmm_svm \
+                 --device=/dev/hisi_hdc; on a host, load the driver.",
+            ),
+            Finding::StaleNode(path) => row(
+                "stale-node",
+                Fatal,
+                format!("{} leads to no driver: it is left over", path.display()),
+                "Load the driver; in a container, start it again so that it gets the present nodes.",
+            ),
+            Finding::Forbidden(path) => row(
+                "no-permission",
+                Fatal,
+                format!("this user may not open {} (file mode)", path.display()),
+                NODE_GROUP,
+            ),
+            Finding::Denied(path) => row(
+                "denied-by-cgroup",
+                Fatal,
+                format!("{} may not be opened here (device cgroup or security module)", path.display()),
+                "Allow the device in the container's device list (--device), or in its cgroup.",
+            ),
+            Finding::Unopenable(path, errno) => row(
+                "unopenable",
+                Fatal,
+                format!("{} could not be opened: {errno}", path.display()),
+                "See open(2) for this errno, and the kernel log.",
+            ),
+            Finding::ModuleMissing(module) => row(
+                "module-missing",
+                Fatal,
+                format!("the driver's module {module} is not loaded"),
+                "Load the rest of the driver; if it is loaded, the kernel log says why the module gave up.",
+            ),
+            Finding::ModuleUnloading(module) => row(
+                "module-unloading",
+                Fatal,
+                format!("the driver's module {module} is being unloaded"),
+                "Wait until the driver is loaded again.",
+            ),
+            Finding::ModuleRefused(module, errno) => row(
+                "module-refused",
+                Fatal,
+                format!("the driver's module {module} could not be opened: {errno}"),
+                KERNEL_LOG,
+            ),
+            Finding::NoDevice => row(
+                "no-device",
+                Fatal,
+                "the driver is loaded and has no NPU".into(),
+                "Check that the card is seated and that the host shows it (lspci -d 19e5:).",
+            ),
+            Finding::NoneCameUp { on_pci } => row(
+                "none-came-up",
+                Fatal,
+                match on_pci {
+                    1 => "1 NPU is on PCI and has not come up".into(),
+                    _ => format!("{on_pci} NPUs are on PCI and none has come up"),
+                },
+                DID_NOT_COME_UP,
+            ),
+            Finding::SomeDidNotComeUp { on_pci, listed } => row(
+                "some-did-not-come-up",
+                Warning,
+                format!("{on_pci} NPUs are on PCI, the driver lists {listed}: some did not come up"),
+                DID_NOT_COME_UP,
+            ),
+            Finding::NodesForbidden { nodes } => row(
+                "nodes-no-permission",
+                Fatal,
+                format!("this user may not write to any of the {nodes} /dev/davinciN, so the driver shows it no NPU"),
+                NODE_GROUP,
+            ),
+            Finding::SomeNodesForbidden { nodes } => row(
+                "some-nodes-no-permission",
+                Warning,
+                {
+                    let numbers: Vec<String> = nodes.iter().map(u32::to_string).collect();
+                    format!(
+                        "this user may not open /dev/davinci{{{}}}, so the driver leaves them out \
+                         and numbers the others from 0",
+                        numbers.join(",")
+                    )
+                },
+                NODE_GROUP,
+            ),
+            Finding::NoDevicePassed => row(
+                "no-device-passed",
+                Fatal,
+                "this container has the driver's manager and no /dev/davinciN".into(),
+                "Start the container with the wanted device, for example --device=/dev/davinci0.",
+            ),
+            Finding::PartlyPassed { listed, on_pci } => row(
+                "partly-passed",
+                Note,
+                format!("this container has {listed} of the host's {on_pci} NPUs, numbered from 0"),
+                "Nothing, if this is what the container was meant to have; otherwise pass more nodes.",
+            ),
+            Finding::Occupied(node) => row(
+                "occupied",
+                Warning,
+                format!("/dev/davinci{node} is used by another container"),
+                "End the other container, or give this one another device.",
+            ),
+            Finding::NodeOfNothing(node) => row(
+                "node-of-nothing",
+                Warning,
+                format!("/dev/davinci{node} is left over: its device is gone"),
+                "Create the virtual instance again, or start the container without it.",
+            ),
+            Finding::TableFrozen { opened, listed } => row(
+                "table-frozen",
+                Warning,
+                format!(
+                    "{opened} /dev/davinciN can be opened and the driver lists {listed}: an earlier process of \
+                     this container asked before all were opened, and the table stays so until the container ends"
+                ),
+                "Start the container again and let this program, or the vendor's runtime, be the \
+                 first to use the NPUs there.",
+            ),
+            Finding::TakenAway => row(
+                "taken-away",
+                Fatal,
+                "another container took the devices while this one was setting them up".into(),
+                "End the other container that uses these devices, then try again.",
+            ),
+            Finding::StillStarting { waited } => row(
+                "still-starting",
+                Fatal,
+                format!("the driver still waits for devices to start, after {:.1} s", waited.as_secs_f64()),
+                "Wait and try again: after the driver was loaded it may take three minutes.",
+            ),
+            Finding::Unanswered { waited } => row(
+                "unanswered",
+                Warning,
+                format!(
+                    "the devices are listed, but questions about them were not answered within {:.1} s",
+                    waited.as_secs_f64()
+                ),
+                "Allow more time; if that does not help, look at the devices' health and the kernel log.",
+            ),
+            Finding::SetupRefused(errno) => row(
+                "setup-refused",
+                Fatal,
+                format!("the driver refused to set up this process's devices: {errno}"),
+                match *errno {
+                    Errno::ENOMEM => "End containers that use NPUs: the driver serves 128 at a time.",
+                    _ => KERNEL_LOG,
+                },
+            ),
+            Finding::Hidden => row(
+                "hidden",
+                Fatal,
+                "the nodes can be opened and the driver lists no NPU: a process without permission \
+                 asked first and hides them"
+                    .into(),
+                "End the process that was first (see /proc/uda/namespace_node), wait two seconds and try again.",
+            ),
+            Finding::Removed(device) => of(
+                device,
+                "device-removed",
+                Warning,
+                "was removed, although the driver still lists it".into(),
+                "Put the device back or reset it (npu-smi set -t reset); until then leave it out.",
+            ),
+            Finding::Resetting(device) => of(device, "device-resetting", Warning, "is being reset".into(), WAIT),
+            Finding::Starting(device) => of(device, "device-starting", Warning, "is still starting".into(), WAIT),
+            Finding::Exception(device) => {
+                of(device, "device-exception", Warning, "reports an exception".into(), HEALTH)
+            }
+            Finding::Sleeping(device) => {
+                of(device, "device-sleeping", Warning, "sleeps".into(), "Wake it up (npu-smi), or use another.")
+            }
+            Finding::Lost(device) => {
+                of(device, "device-lost", Warning, "does not answer: its link or heartbeat is lost".into(), HEALTH)
+            }
+            Finding::Unhealthy(device, health) => {
+                of(device, "device-unhealthy", Warning, format!("has a {health} fault"), HEALTH)
+            }
+            Finding::VirtualInstance(device) => of(
+                device,
+                "virtual-instance",
+                Note,
+                "is a virtual instance: a part of a card, whose memory cannot be shared".into(),
+                "Allocate and map as usual; to share memory between processes, use a whole device.",
+            ),
+            Finding::Split(device) => of(
+                device,
+                "split-device",
+                Note,
+                "is split into virtual instances: its memory cannot be shared".into(),
+                "To share memory between processes, use a device that is not split.",
+            ),
+            Finding::MemoryDriverV3 => row(
+                "memory-driver-v3",
+                Fatal,
+                "the memory driver is of the third kind (Ascend 950), which ascend-vmm does not speak".into(),
+                "ascend-vmm drives Ascend 910, 910B, 910_93 and 310P; use the vendor's library here.",
+            ),
+            Finding::MemoryDriverMissing => row(
+                "memory-driver-missing",
+                Fatal,
+                "the driver's memory module is not loaded".into(),
+                "Load the driver's memory module (asdrv_svm).",
+            ),
+            Finding::UnknownGeneration(what) => row(
+                "unknown-generation",
+                Fatal,
+                format!("the driver fits no generation that ascend-vmm knows ({what})"),
+                "Use a newer ascend-vmm, and please report the driver's version.",
+            ),
+            Finding::NoDaemonNode(path, errno) => row(
+                "no-daemon-node",
+                Warning,
+                format!("{} could not be opened: {errno}", path.display()),
+                "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
+                 device process can be started.",
+            ),
+            Finding::Unexpected(what) => row(
+                "unexpected",
+                Warning,
+                what.clone(),
+                "Please report this with the driver's version and the kernel log.",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.row().sentence)
+    }
+}

@@ -1,0 +1,148 @@
+//! Kinds of memory: which memory, in pages of which size.
+
+use ascend_ioctl::svm::{
+    GIANT_PAGE, HUGE_PAGE, MEMORY_DDR, MEMORY_HBM, MEMORY_P2P_DDR, MEMORY_P2P_HBM, PAGE_GIANT, PAGE_HUGE,
+};
+use std::fmt;
+
+/// Size of the pages that memory is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Page {
+    /// 2 MiB.
+    #[default]
+    Huge,
+    /// 1 GiB, where the device has them:
+    /// [`Capabilities::giant_pages`](crate::Capabilities::giant_pages).
+    Giant,
+}
+
+impl Page {
+    /// In bytes.
+    pub const fn size(self) -> u64 {
+        match self {
+            Page::Huge => HUGE_PAGE,
+            Page::Giant => GIANT_PAGE,
+        }
+    }
+
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Page::Huge => PAGE_HUGE,
+            Page::Giant => PAGE_GIANT,
+        }
+    }
+
+    pub(crate) const fn from_code(code: u32) -> Option<Page> {
+        match code {
+            PAGE_HUGE => Some(Page::Huge),
+            PAGE_GIANT => Some(Page::Giant),
+            _ => None,
+        }
+    }
+}
+
+/// Which memory of a device, or of the host. Prints as people write it: `P2P HBM`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// The device's high-bandwidth memory.
+    #[default]
+    Hbm,
+    /// DDR.
+    Ddr,
+    /// High-bandwidth memory that peers can reach.
+    P2pHbm,
+    /// DDR that peers can reach.
+    P2pDdr,
+}
+
+/// A kind's numbers and name.
+struct Row {
+    kind: MemoryKind,
+    /// In MEM_CREATE and MEM_IMPORT.
+    code: u32,
+    /// In QUERY_MEM_USEDINFO, which counts differently.
+    query: u32,
+    name: &'static str,
+}
+
+/// In the order of the enum.
+const ROWS: [Row; 4] = [
+    Row { kind: MemoryKind::Hbm, code: MEMORY_HBM, query: 2, name: "HBM" },
+    Row { kind: MemoryKind::Ddr, code: MEMORY_DDR, query: 1, name: "DDR" },
+    Row { kind: MemoryKind::P2pHbm, code: MEMORY_P2P_HBM, query: 4, name: "P2P HBM" },
+    Row { kind: MemoryKind::P2pDdr, code: MEMORY_P2P_DDR, query: 3, name: "P2P DDR" },
+];
+
+impl MemoryKind {
+    /// Every kind.
+    pub const ALL: [MemoryKind; 4] = [ROWS[0].kind, ROWS[1].kind, ROWS[2].kind, ROWS[3].kind];
+
+    pub(crate) const fn code(self) -> u32 {
+        ROWS[self as usize].code
+    }
+
+    pub(crate) const fn query(self) -> u32 {
+        ROWS[self as usize].query
+    }
+
+    pub(crate) fn from_code(code: u32) -> Option<MemoryKind> {
+        // The driver counts in the same order; the test below says so.
+        ROWS.get(code as usize).filter(|row| row.code == code).map(|row| row.kind)
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(ROWS[*self as usize].name)
+    }
+}
+
+/// What kind of memory is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Kind {
+    /// Size of its pages.
+    pub page: Page,
+    /// Which memory.
+    pub memory: MemoryKind,
+}
+
+impl Kind {
+    /// The sizes that can be asked for.
+    ///
+    /// ```
+    /// use ascend_vmm::{Kind, Page};
+    ///
+    /// let giant = Kind { page: Page::Giant, ..Kind::default() };
+    /// assert_eq!(giant.granularity().minimum, 1 << 30);
+    /// ```
+    #[doc(alias = "aclrtMemGetAllocationGranularity")]
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    pub const fn granularity(self) -> Granularity {
+        Granularity { minimum: self.page.size(), recommended: self.page.size() }
+    }
+}
+
+/// Sizes of physical memory are multiples of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Granularity {
+    /// Every size must be a multiple of this.
+    pub minimum: u64,
+    /// Sizes that are a multiple of this waste nothing.
+    pub recommended: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_stands_in_its_own_row() {
+        for (place, row) in ROWS.iter().enumerate() {
+            assert_eq!(row.kind as usize, place);
+            assert_eq!(MemoryKind::from_code(row.kind.code()), Some(row.kind));
+        }
+        assert_eq!(MemoryKind::from_code(4), None);
+    }
+}

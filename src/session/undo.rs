@@ -1,0 +1,197 @@
+//! One way to undo.
+//!
+//! What the kernel holds for us is undone in this order, whatever order it is dropped in, because
+//! each thing keeps alive what it stands on:
+//!
+//! 1. a mapping (MEM_UNMAP), which keeps its memory and its reservation;
+//! 2. a reservation (FREE_PAGES), which keeps the session;
+//! 3. physical memory (MEM_RELEASE), which keeps its device;
+//! 4. a device (PREPARE_CLOSE_DEVICE, CLOSE_DEVICE, then its device process), which keeps the
+//!    session;
+//! 5. the session: heaps, address segments, CLOSE, close(2), and the DEVMNG file last.
+//!
+//! An object of these five kinds is a [`Live`]: undone once, by an explicit call ([`undo`]) or when
+//! its last reference is dropped. An explicit call that the kernel refuses returns the object. What
+//! cannot be undone in drop is kept as a [`Left`] of plain numbers and tried again, in the same
+//! order, when a device or the session is closed.
+
+use super::Inner;
+use crate::driver::svm::{Handle, Svm};
+use crate::error::{Error, Refused, Result};
+use crate::share::ImportKey;
+use crate::slots::lock;
+use crate::trace::{self, quiet};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+/// Something that the kernel holds for us until it is undone.
+pub(crate) trait Undo: Sized {
+    /// What undoing it is, as a verb phrase.
+    const OPERATION: &'static str;
+
+    /// The file that it belongs to.
+    fn svm(&self) -> &Svm;
+
+    /// Undoes it. After an error the kernel still has it, and it can be tried again.
+    fn undo(&mut self) -> Result<()>;
+
+    /// Takes care of what [`Undo::undo`] refused when there is no object any more.
+    fn abandon(&mut self, error: Error);
+
+    /// Says who else uses it, and what to do about that.
+    fn users(&self, others: usize) -> String;
+
+    /// Enters an object into the tables again that could not be undone.
+    fn restore(_: &Arc<Live<Self>>) {}
+
+    /// Lets go of what is the parent's, in a child of fork.
+    fn forget(&mut self) {}
+}
+
+/// Something that is undone when it is dropped, unless it was before.
+#[derive(Debug)]
+pub(crate) struct Live<T: Undo> {
+    over: bool,
+    object: T,
+}
+
+impl<T: Undo> Live<T> {
+    #[inline]
+    pub(crate) fn new(object: T) -> Live<T> {
+        Live { over: false, object }
+    }
+
+    /// Undoes it, and drops it whatever came of that.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.over = true;
+        self.object.undo()
+    }
+}
+
+impl<T: Undo> Deref for Live<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+impl<T: Undo> DerefMut for Live<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.object
+    }
+}
+
+impl<T: Undo> Drop for Live<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        if self.object.svm().guard.in_child() {
+            return self.object.forget();
+        }
+        if let Err(error) = self.object.undo() {
+            self.object.abandon(error);
+        }
+    }
+}
+
+/// Undoes an object by its last reference. Otherwise, and if the kernel refuses it, the object
+/// comes back.
+#[inline]
+pub(crate) fn undo<T: Undo>(object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
+    if let Err(error) = object.svm().check_process() {
+        return Err((error, object));
+    }
+    match Arc::try_unwrap(object) {
+        Ok(mut live) => match live.object.undo() {
+            Ok(()) => {
+                live.over = true;
+                Ok(())
+            }
+            Err(error) => {
+                let object = Arc::new(live);
+                T::restore(&object);
+                Err((error, object))
+            }
+        },
+        Err(object) => Err((in_use(&object), object)),
+    }
+}
+
+/// The error about an object that others use.
+#[cold]
+pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
+    let others = Arc::strong_count(object).saturating_sub(1);
+    Error::InUse { operation: T::OPERATION, users: object.users(others) }
+}
+
+/// What a dropped object could not undo: plain numbers, so that nothing is kept alive by it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Left {
+    Mapping { address: u64, size: u64 },
+    Reservation { address: u64, size: u64 },
+    Memory { handle: Handle, size: u64 },
+}
+
+impl Inner {
+    /// MEM_UNMAP, and the table of mappings.
+    #[inline]
+    pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        self.svm.mem_unmap(address, size)?;
+        self.mappings.lock().remove(address, size);
+        Ok(())
+    }
+
+    /// FREE_PAGES, and the arena.
+    #[inline]
+    pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        self.svm.free_pages(address, size)?;
+        lock(&self.arena).free(address);
+        Ok(())
+    }
+
+    /// MEM_RELEASE, and the table of imports.
+    #[inline]
+    pub(crate) fn release(&self, handle: Handle, size: u64, import: Option<ImportKey>) -> Result<(), Box<Refused>> {
+        self.svm.mem_release(handle, size)?;
+        if let Some(key) = import {
+            self.sharing.imports.vacate(&key);
+        }
+        Ok(())
+    }
+
+    /// Keeps what a dropped object could not undo.
+    #[cold]
+    pub(crate) fn keep(&self, left: Left, error: Error) {
+        lock(&self.left).push(left);
+        trace::error(error, "not undone now; it is tried again when the device or the session is closed");
+    }
+
+    /// Tries again to undo what is left, in the order of this page.
+    pub(crate) fn retry(&self) {
+        let _quiet = quiet();
+        let mut all = lock(&self.left);
+        all.sort_by_key(|left| match left {
+            Left::Mapping { .. } => 1,
+            Left::Reservation { .. } => 2,
+            Left::Memory { .. } => 3,
+        });
+        all.retain(|left| {
+            let undone = match *left {
+                Left::Mapping { address, size } => self.unmap(address, size),
+                Left::Reservation { address, size } => self.free(address, size),
+                Left::Memory { handle, size } => self.release(handle, size, None),
+            };
+            undone.is_err()
+        });
+    }
+
+    /// Forgets the memory that a device would not release: the device was closed, which released
+    /// it, and its next handles may get the same ids.
+    pub(crate) fn forget_memory_of(&self, device: u32) {
+        lock(&self.left).retain(|left| !matches!(left, Left::Memory { handle, .. } if handle.device == device));
+    }
+}

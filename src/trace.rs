@@ -1,0 +1,143 @@
+//! What the library reports through `tracing`, and when.
+//!
+//! Every system call on the driver's files is one event of level TRACE with its module, command,
+//! device, size, duration and result; everything else is a warning or an error in words. A
+//! subscriber is the user's code: it may panic, and it may call back into the library. So nothing
+//! is reported while this thread holds a lock or a slot of ours ([`quiet`] keeps it back until
+//! then), and a panic of the subscriber costs its event and nothing else.
+
+use crate::error::Errno;
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use tracing::Level;
+
+/// A system call, as it is reported.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) module: &'static str,
+    pub(crate) command: &'static str,
+    /// Logical id; `None` where the call is about no device.
+    pub(crate) device: Option<u32>,
+    /// Bytes that the call is about.
+    pub(crate) size: u64,
+    /// Whether its errors are the module's private codes, which only look like errnos.
+    pub(crate) private_codes: bool,
+}
+
+impl Call {
+    /// A call that is about no device and no memory.
+    pub(crate) const fn plain(module: &'static str, command: &'static str) -> Call {
+        Call { module, command, device: None, size: 0, private_codes: false }
+    }
+}
+
+/// Makes a system call and reports it. Costs one load without a subscriber.
+#[inline]
+pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    if tracing::enabled!(Level::TRACE) { reported(call(), make) } else { make() }
+}
+
+#[cold]
+fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let start = Instant::now();
+    let result = make();
+    let (duration, errno) = (start.elapsed(), result.as_ref().err().copied());
+    report(Event::Call { call, duration, errno });
+    result
+}
+
+/// Reports something that a person should know and that is in no returned error.
+#[cold]
+pub(crate) fn warn(detail: impl Display, message: &'static str) {
+    report(Event::Note { level: Level::WARN, detail: detail.to_string(), message });
+}
+
+/// As [`warn`], for what was lost or left behind.
+#[cold]
+pub(crate) fn error(detail: impl Display, message: &'static str) {
+    report(Event::Note { level: Level::ERROR, detail: detail.to_string(), message });
+}
+
+/// As [`warn`], for those who look for the cause of something else.
+#[cold]
+pub(crate) fn debug(detail: impl Display, message: &'static str) {
+    if tracing::enabled!(Level::DEBUG) {
+        report(Event::Note { level: Level::DEBUG, detail: detail.to_string(), message });
+    }
+}
+
+enum Event {
+    Call { call: Call, duration: Duration, errno: Option<Errno> },
+    Note { level: Level, detail: String, message: &'static str },
+}
+
+thread_local! {
+    /// How many locks and slots this thread holds under which nothing is reported, and whether it
+    /// has kept something back. Plain numbers, which cost a thread nothing.
+    static REASONS: Cell<usize> = const { Cell::new(0) };
+    static KEPT_ANY: Cell<bool> = const { Cell::new(false) };
+    static KEPT: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While this lives, what this thread reports is kept back. Take it *before* a lock or a slot that
+/// is held over a system call, so that it is dropped after it.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Quiet(PhantomData<*const ()>);
+
+/// Keeps back what this thread reports.
+#[inline]
+pub(crate) fn quiet() -> Quiet {
+    REASONS.set(REASONS.get() + 1);
+    Quiet(PhantomData)
+}
+
+impl Drop for Quiet {
+    #[inline]
+    fn drop(&mut self) {
+        REASONS.set(REASONS.get() - 1);
+        if REASONS.get() == 0 && KEPT_ANY.get() {
+            report_kept();
+        }
+    }
+}
+
+#[cold]
+fn report_kept() {
+    KEPT_ANY.set(false);
+    let kept = KEPT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut()));
+    kept.unwrap_or_default().iter().for_each(emit);
+}
+
+fn report(event: Event) {
+    if REASONS.get() == 0 {
+        return emit(&event);
+    }
+    // A thread that is ending has nothing left to keep it in; then it goes unreported.
+    let kept = KEPT.try_with(|kept| kept.borrow_mut().push(event));
+    KEPT_ANY.set(kept.is_ok());
+}
+
+/// Hands an event to the subscriber. Its panic ends here: the panic hook has reported it, and the
+/// caller's result must not be lost by it.
+fn emit(event: &Event) {
+    let _ = catch_unwind(AssertUnwindSafe(|| match event {
+        Event::Call { call, duration, errno } => {
+            let Call { module, command, device, size, private_codes } = *call;
+            let result = match errno {
+                None => "ok".to_owned(),
+                Some(code) if private_codes => format!("code {}", code.raw()),
+                Some(errno) => format!("{errno:?}"),
+            };
+            tracing::trace!(module, command, device, size, ?duration, result);
+        }
+        Event::Note { level, detail, message } => match *level {
+            Level::ERROR => tracing::error!(%detail, "{message}"),
+            Level::WARN => tracing::warn!(%detail, "{message}"),
+            _ => tracing::debug!(%detail, "{message}"),
+        },
+    }));
+}
