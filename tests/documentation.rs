@@ -10,10 +10,10 @@ fn rows(page: &str) -> impl Iterator<Item = Vec<&str>> {
 }
 
 #[test]
-fn the_vendors_codes_are_those_of_the_page_about_errors() {
+fn the_vendors_codes_are_those_of_the_page_for_hosts() {
     let named = |name: &str| (1..=133).map(Errno::from_raw).find(|errno| format!("{errno:?}") == name);
     let mut seen = 0;
-    for row in rows(include_str!("../docs/errors.md")) {
+    for row in rows(include_str!("../docs/hosts.md")) {
         let [errnos, driver, acl] = row[..] else { continue };
         if !acl.chars().all(|c| c.is_ascii_digit()) {
             continue;

@@ -25,7 +25,7 @@ use std::process::{Command, ExitCode, Stdio};
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  cargo xtask bench --json > bench.json")]
 pub struct Bench {
-    /// Print JSON instead of a table (docs/json.md).
+    /// Print JSON instead of a table (docs/hosts.md).
     #[arg(long)]
     json: bool,
     /// Skip the figures with 100 000 live objects, which take most of the time.

@@ -16,7 +16,7 @@ use std::time::Duration;
 #[command(after_help = "Exit status: 0 there is a device, 3 there is none, 2 wrong arguments.\n\n\
                         Example:\n  cargo xtask probe\n  cargo xtask probe --json | jq '.devices[].identity'")]
 pub struct Probe {
-    /// Print JSON instead of tables (docs/json.md).
+    /// Print JSON instead of tables (docs/hosts.md).
     #[arg(long)]
     json: bool,
     /// Also open each device, which may start a process on it, and query what only an open device

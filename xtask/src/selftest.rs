@@ -29,7 +29,7 @@ pub struct Selftest {
     /// Test only the device with this logical id. The default is every usable device.
     #[arg(long, value_name = "N")]
     device: Option<u32>,
-    /// Print JSON instead of lines (docs/json.md).
+    /// Print JSON instead of lines (docs/hosts.md).
     #[arg(long, conflicts_with = "junit")]
     json: bool,
     /// Also write a JUnit report to this file.
@@ -40,7 +40,7 @@ pub struct Selftest {
     #[arg(long, conflicts_with = "device_process_policy")]
     device_process: bool,
     /// Run another suite: check the rules of the kernel driver one by one, with system calls alone
-    /// (docs/conformance.md).
+    /// (docs/emulator.md).
     #[arg(long, conflicts_with_all = ["device", "device_process", "device_process_policy"])]
     raw: bool,
     /// With --raw, also check rules that exhaust a resource for a moment or make very many calls.

@@ -18,7 +18,7 @@
 //! sends it the message or takes its answer. A file below `linux/` is Linux's own: the driver has
 //! no say in that answer.
 //!
-//! `docs/conformance.md` and `docs/facts.md` say what the evidence is worth.
+//! `docs/emulator.md` and `docs/facts.md` say what the evidence is worth.
 
 pub mod host;
 mod manager;

@@ -1,5 +1,5 @@
 //! `selftest --raw`: the rules of the kernel driver, checked with system calls alone
-//! (docs/conformance.md).
+//! (docs/emulator.md).
 //!
 //! The library is not used, not even to find the devices. The suite runs in processes of its own.
 

@@ -1,4 +1,4 @@
-//! The results of a test run: for people, for programs (docs/json.md) and for CI servers (JUnit).
+//! The results of a test run: for people, for programs (docs/hosts.md) and for CI servers (JUnit).
 
 use serde::Serialize;
 use std::fmt::Write;
