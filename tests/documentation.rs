@@ -1,6 +1,8 @@
-//! The tables in README.md and docs/ agree with the library.
+//! The pages agree with the library and with each other: tables, lists of files, links.
 
 use ascend_vmm::error::{Errno, VendorCode};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// The cells of the table rows of a page.
 fn rows(page: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -72,5 +74,90 @@ fn the_readmes_table_names_every_function_of_the_vendors_family() {
         "DeviceGetBareTgid",
     ] {
         assert!(readme.contains(&format!("`{name}`")), "the README does not mention aclrt{name}");
+    }
+}
+
+/// The repository's root.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The files of a directory, those of its subdirectories included.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// The pages of this repository.
+fn pages() -> Vec<PathBuf> {
+    let named = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
+    let docs = files(&root().join("docs")).into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
+    named.into_iter().chain(docs).collect()
+}
+
+/// The targets of the links of a page, without the code blocks.
+fn links(page: &str) -> Vec<&str> {
+    let text = page.split("```").step_by(2);
+    text.flat_map(|text| text.split("](").skip(1)).filter_map(|rest| rest.split(')').next()).collect()
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let text = page.split("```").step_by(2);
+    let headings = text.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        words.chars().filter(|c| c.is_alphanumeric() || *c == '-' || *c == '_').collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_to_a_heading_in_it() {
+    let (mut seen, mut broken) = (0, Vec::new());
+    for path in pages() {
+        let page = fs::read_to_string(&path).unwrap();
+        for link in links(&page).into_iter().filter(|link| !link.contains("://")) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let has_anchor = || anchors(&fs::read_to_string(&target).unwrap()).iter().any(|known| known == anchor);
+            if !target.exists() || !anchor.is_empty() && !has_anchor() {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    assert!(seen > 30, "only {seen} links were found");
+}
+
+#[test]
+fn every_page_named_in_a_source_file_exists() {
+    let mut missing = Vec::new();
+    for directory in ["src", "ioctl", "tests", "xtask", "examples"].map(|name| root().join(name)) {
+        for path in files(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            for rest in text.split("docs/").skip(1) {
+                let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '-' || c == '/')).unwrap_or(rest.len());
+                let page = format!("docs/{}.md", &rest[..end]);
+                if rest[end..].starts_with(".md") && !root().join(&page).exists() {
+                    missing.push(format!("{}: {page}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+#[test]
+fn the_page_about_the_library_has_a_line_for_every_file() {
+    let page = include_str!("../docs/library.md");
+    let named = |path: &Path| format!("| `{}` |", path.strip_prefix(root()).unwrap().display());
+    let missing: Vec<String> =
+        files(&root().join("src")).iter().map(|path| named(path)).filter(|row| !page.contains(row)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `src/")?.split('`').next());
+    for file in rows {
+        assert!(root().join("src").join(file).exists(), "src/{file} is not there");
     }
 }
