@@ -15,7 +15,8 @@ mod pending;
 
 pub use pending::Pending;
 
-use crate::driver::svm::{BATCH, CopyRows, Direction};
+use crate::device::DeviceInner;
+use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::reserve::Reservation;
@@ -57,6 +58,8 @@ enum Cover<'a> {
     One(&'a Mapping),
     /// Several, or one that is found by its address: the first, and the others.
     Several(Arc<Live<Mapped>>, #[expect(dead_code, reason = "held, not read")] Vec<Arc<Live<Mapped>>>),
+    /// No bytes, so no mapping: copies of them are done by the CPU, which has nothing to do.
+    Empty(Arc<Live<DeviceInner>>),
 }
 
 impl fmt::Debug for Slice<'_> {
@@ -130,11 +133,12 @@ impl Reservation {
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a reservation", offset, size, self.size())?;
         let address = self.address() + offset;
-        // An empty slice is at the byte that follows it, if there is one.
-        let end = address + size.max(1);
         let session = &self.inner.session;
         session.svm.check_process()?;
-        let mut cover = session.mappings.cover(address, end).unwrap_or_default().into_iter();
+        if size == 0 {
+            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
+        }
+        let mut cover = session.mappings.cover(address, address + size).unwrap_or_default().into_iter();
         let Some(first) = cover.next() else { return Err(hole(address, size)) };
         Ok(Slice { address, size, cover: Cover::Several(first, cover.collect()) })
     }
@@ -151,16 +155,30 @@ impl Slice<'_> {
         self.size
     }
 
-    /// The mapping that it begins in. All of them are of one device, as all of a reservation are.
-    fn mapped(&self) -> &Mapped {
+    /// The device whose memory it is: all mappings of a reservation are of one.
+    fn device(&self) -> &Arc<Live<DeviceInner>> {
         match &self.cover {
-            Cover::One(mapping) => &mapping.inner,
-            Cover::Several(first, _) => first,
+            Cover::One(mapping) => &mapping.inner.block.device,
+            Cover::Several(first, _) => &first.block.device,
+            Cover::Empty(host) => host,
+        }
+    }
+
+    fn svm(&self) -> &Svm {
+        &self.device().session.svm
+    }
+
+    /// Whether the memory is imported: all of a reservation is, or none.
+    fn is_imported(&self) -> bool {
+        match &self.cover {
+            Cover::One(mapping) => mapping.inner.block.imported,
+            Cover::Several(first, _) => first.block.imported,
+            Cover::Empty(_) => false,
         }
     }
 
     fn is_host(&self) -> bool {
-        self.mapped().block.handle.is_host()
+        self.device().is_host()
     }
 
     /// The memory as the CPU sees it; only for host memory, which is mapped for the CPU from the
@@ -219,7 +237,7 @@ impl Slice<'_> {
         const OPERATION: &str = "copy between mapped memory";
         self.same_size(OPERATION, from.size)?;
         // A child of fork may have a session of its own, and slices of its parent's.
-        from.mapped().session().svm.check_process()?;
+        from.svm().check_process()?;
         if self.address < from.address + from.size && from.address < self.address + self.size {
             return Err(Invalid::because(
                 OPERATION,
@@ -256,7 +274,7 @@ impl Slice<'_> {
     /// Those of [`Mapping::write`].
     pub fn fill(&self, value: u8) -> Result<()> {
         const OPERATION: &str = "fill mapped memory";
-        let svm = &self.mapped().session().svm;
+        let svm = self.svm();
         svm.check_process()?;
         if self.size == 0 {
             return Ok(());
@@ -266,7 +284,7 @@ impl Slice<'_> {
             unsafe { fill(self.pointer(), self.size as usize, value) };
             return Ok(());
         }
-        match svm.memset8(self.mapped().block.device.id, self.address, self.size, value) {
+        match svm.memset8(self.device().id, self.address, self.size, value) {
             Ok(true) => Ok(()),
             Ok(false) => Err(not_done(OPERATION, Direction::HostToHost)),
             Err(refused) => Err(self.failed(refused, OPERATION)),
@@ -339,7 +357,7 @@ impl Slice<'_> {
         if self.size == 0 {
             return Ok(None);
         }
-        let (svm, device) = (&self.mapped().session().svm, self.mapped().block.device.id);
+        let (svm, device) = (self.svm(), self.device().id);
         // SAFETY: the caller vouches for the addresses.
         let copied = unsafe { svm.memcpy(device, destination, source, self.size) };
         copied.map(Some).map_err(|refused| self.failed(refused, operation))
@@ -354,7 +372,7 @@ impl Slice<'_> {
         if copy.width == 0 || copy.height == 0 {
             return Ok(());
         }
-        let (svm, device) = (&self.mapped().session().svm, self.mapped().block.device.id);
+        let (svm, device) = (self.svm(), self.device().id);
         // SAFETY: the caller vouches for the addresses.
         unsafe { svm.memcpy2d(device, copy) }.map_err(|refused| self.failed(refused, "copy rows"))
     }
@@ -362,7 +380,7 @@ impl Slice<'_> {
     /// Before every copy: this is the right process (a child has nothing mapped here), and the
     /// sizes agree.
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
-        self.mapped().session().svm.check_process()?;
+        self.svm().check_process()?;
         if self.size == other {
             return Ok(());
         }
@@ -371,7 +389,7 @@ impl Slice<'_> {
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
-        self.mapped().session().svm.check_process()?;
+        self.svm().check_process()?;
         let fits = |pitch: u64, size: u64| {
             let length = rows
                 .height
@@ -392,7 +410,7 @@ impl Slice<'_> {
     #[cold]
     fn failed(&self, refused: Box<Refused>, operation: &'static str) -> Error {
         let arguments = format!("address {:#x}, size {}", self.address, bytes(self.size));
-        self.mapped().block.device.failed(refused, operation, arguments)
+        self.device().failed(refused, operation, arguments)
     }
 }
 
@@ -476,23 +494,22 @@ fn batch(
     }
     let mut batched: Vec<&Element<'_>> = Vec::with_capacity(elements.len());
     for (index, element) in elements.iter().enumerate() {
-        let block = &element.slice.mapped().block;
-        if block.handle.is_host() || block.imported || element.slice.size == 0 {
+        let slice = element.slice;
+        if slice.is_host() || slice.is_imported() || slice.size == 0 {
             single(index)?;
         } else {
             batched.push(element);
         }
     }
-    batched.sort_by_key(|element| element.slice.mapped().block.device.id);
-    let one_device =
-        |a: &&Element<'_>, b: &&Element<'_>| a.slice.mapped().block.device.id == b.slice.mapped().block.device.id;
+    batched.sort_by_key(|element| element.slice.device().id);
+    let one_device = |a: &&Element<'_>, b: &&Element<'_>| a.slice.device().id == b.slice.device().id;
     for elements in batched.chunk_by(one_device).flat_map(|elements| elements.chunks(BATCH as usize)) {
         let slice = elements[0].slice;
-        let svm = &slice.mapped().session().svm;
+        let svm = slice.svm();
         let destinations: Vec<u64> = elements.iter().map(|element| element.destination).collect();
         let sources: Vec<u64> = elements.iter().map(|element| element.source).collect();
         let sizes: Vec<u64> = elements.iter().map(|element| element.buffer).collect();
-        let device = &slice.mapped().block.device;
+        let device = slice.device();
         // SAFETY: every slice is mapped while it lives, and every buffer has its slice's size and
         // is borrowed by the caller, exclusively if it is written to.
         if let Err(refused) = unsafe { svm.memcpy_batch(device.id, &destinations, &sources, &sizes) } {

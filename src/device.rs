@@ -13,7 +13,7 @@ use crate::driver::svm::{HOST_AGENT_ID, HOST_ID, Svm};
 use crate::error::{Errno, Error, Failed, Invalid, Refused, Result};
 use crate::id::LogicalId;
 use crate::kind::MemoryKind;
-use crate::session::undo::{Live, Undo, undo};
+use crate::session::undo::{Left, Live, Undo, undo};
 use crate::session::{Inner, Session};
 use crate::slots::{Found, lock};
 use crate::trace::{self, quiet};
@@ -62,10 +62,35 @@ pub struct Host {
 /// A device, or the host, which needs no setting up.
 pub(crate) struct DeviceInner {
     pub(crate) id: u32,
+    open: OpenDevice,
+    pub(crate) session: Arc<Live<Inner>>,
+}
+
+/// What the kernel has of an open device.
+#[derive(Debug)]
+pub(crate) struct OpenDevice {
+    pub(crate) id: u32,
     capabilities: Capabilities,
     /// The device process that we started, if we did: ended after CLOSE_DEVICE.
     process: Option<DeviceProcess>,
-    pub(crate) session: Arc<Live<Inner>>,
+    /// Whether PREPARE_CLOSE_DEVICE was done: then the kernel begins no asynchronous copy any more.
+    prepared: bool,
+}
+
+impl OpenDevice {
+    fn host() -> OpenDevice {
+        OpenDevice { id: HOST_ID, capabilities: Capabilities::default(), process: None, prepared: false }
+    }
+
+    /// PREPARE_CLOSE_DEVICE, CLOSE_DEVICE, and the end of the device process.
+    pub(crate) fn close(&mut self, svm: &Svm) -> Result<(), Box<Refused>> {
+        svm.prepare_close_device(self.id)?;
+        self.prepared = true;
+        svm.close_device(self.id)?;
+        // The device is closed, whatever its process answers; its drop reports that.
+        drop(self.process.take());
+        Ok(())
+    }
 }
 
 impl fmt::Debug for DeviceInner {
@@ -101,9 +126,14 @@ impl Device {
             Found::Object(inner) => return Ok(Device { inner }),
             Found::Slot(slot) => slot,
         };
-        let (capabilities, process) = set_up(session, id)?;
-        let inner = DeviceInner { id: number, capabilities, process, session: session.clone() };
-        let inner = Arc::new(Live::new(inner));
+        let open = match session.take_left_device(number) {
+            // It could not be closed when it was dropped, and still cannot: it is as good as new,
+            // unless the kernel has begun to close it.
+            Some(device) if !device.prepared => device,
+            Some(device) => return Err(half_closed(session, device)),
+            None => set_up(session, id)?,
+        };
+        let inner = Arc::new(Live::new(DeviceInner { id: number, open, session: session.clone() }));
         slot.fill(&inner);
         Ok(Device { inner })
     }
@@ -115,7 +145,7 @@ impl Device {
 
     /// What the device can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities
+        self.inner.open.capabilities
     }
 
     /// The session that the device belongs to.
@@ -125,7 +155,7 @@ impl Device {
 
     /// The process on the device that we started for this process, if that was needed.
     pub fn device_process(&self) -> Option<&DeviceProcess> {
-        self.inner.process.as_ref()
+        self.inner.open.process.as_ref()
     }
 
     /// How much memory of a kind the device has, and how much is free.
@@ -171,8 +201,7 @@ impl DeviceInner {
         match session.devices.find(HOST_ID) {
             Found::Object(host) => host,
             Found::Slot(slot) => {
-                let (capabilities, session) = (Capabilities::default(), session.clone());
-                let inner = DeviceInner { id: HOST_ID, capabilities, process: None, session };
+                let inner = DeviceInner { id: HOST_ID, open: OpenDevice::host(), session: session.clone() };
                 let host = Arc::new(Live::new(inner));
                 slot.fill(&host);
                 host
@@ -188,7 +217,7 @@ impl DeviceInner {
 
     /// Whether it has 1 GiB pages.
     pub(crate) fn has_giant_pages(&self) -> bool {
-        if self.is_host() { self.session.has_host_giant_pages() } else { self.capabilities.giant_pages }
+        if self.is_host() { self.session.has_host_giant_pages() } else { self.open.capabilities.giant_pages }
     }
 
     /// `device 3`, or `the host`.
@@ -252,6 +281,15 @@ impl Undo for DeviceInner {
             return Ok(());
         }
         session.retry();
+        // The last one that is open: its heaps are no longer needed.
+        if session.devices.all(|&other| other == self.id || other == HOST_ID) {
+            session.disable_idle_heaps();
+        }
+        if let Err(refused) = self.open.close(&session.svm) {
+            let state = if self.open.prepared { PREPARED } else { "" };
+            return Err(refused.operation(Self::OPERATION).object(self.name()).arguments(state).into());
+        }
+        session.forget_memory_of(self.id);
         // Taken out under the lock, withdrawn after it: that makes system calls.
         let of_this = |&(first, second): &(u32, u32)| first == self.id || second == self.id;
         let withdrawn: Vec<PeerAccess> = {
@@ -260,21 +298,14 @@ impl Undo for DeviceInner {
             pairs.iter().filter_map(|pair| peers.remove(pair)).collect()
         };
         drop(withdrawn);
-        // The last one that is open: its heaps are no longer needed.
-        if session.devices.all(|&other| other == self.id || other == HOST_ID) {
-            session.disable_idle_heaps();
-        }
-        let closed = session.svm.prepare_close_device(self.id).and_then(|()| session.svm.close_device(self.id));
-        closed.map_err(|refused| refused.operation(Self::OPERATION).object(self.name()))?;
-        session.forget_memory_of(self.id);
-        // The device is closed, whatever its process answers; its drop reports that.
-        drop(self.process.take());
         session.devices.vacate(&self.id);
         Ok(())
     }
 
     fn abandon(&mut self, error: Error) {
-        trace::error(error, "the device was not closed; it is when the session is");
+        // Its process must not end under a device that the kernel still has.
+        let open = std::mem::replace(&mut self.open, OpenDevice::host());
+        self.session.keep(Left::Device(open), error);
         self.session.devices.vacate(&self.id);
     }
 
@@ -286,18 +317,36 @@ impl Undo for DeviceInner {
         )
     }
 
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
     fn restore(device: &Arc<Live<DeviceInner>>) {
         device.session.devices.fill(device.id, device);
     }
 }
 
+/// What is lost of a device whose CLOSE_DEVICE was refused.
+const PREPARED: &str = "closing has begun: asynchronous copies are refused until it is closed and opened again";
+
+#[cold]
+fn half_closed(session: &Inner, device: OpenDevice) -> Error {
+    let number = device.id;
+    let error = Error::InUse {
+        operation: "open a device",
+        users: format!("device {number} could not be closed before, and {PREPARED}. Try again, or open a new session."),
+    };
+    session.keep(Left::Device(device), Error::InUse { operation: DeviceInner::OPERATION, users: PREPARED.to_owned() });
+    error
+}
+
 /// SETUP_DEVICE, with a device process if it needs one.
-fn set_up(session: &Inner, id: LogicalId) -> Result<(Capabilities, Option<DeviceProcess>)> {
+fn set_up(session: &Inner, id: LogicalId) -> Result<OpenDevice> {
     let mut capabilities = Capabilities::default();
     let process = device_process::bring_up(id, &session.devmng, &session.process, || {
         let answer = session.svm.setup_device(id.0);
         capabilities = answer.map_err(|refused| refused.operation("set up a device").object(format!("device {id}")))?;
         Ok(())
     })?;
-    Ok((capabilities, process))
+    Ok(OpenDevice { id: id.0, capabilities, process, prepared: false })
 }

@@ -38,6 +38,7 @@ use crate::driver::hdc::{self, Connection, HdcFile, Private, code};
 use crate::error::{Errno, Error};
 use crate::fork::ForkGuard;
 use crate::id::LogicalId;
+use crate::signals::Blocked;
 use crate::trace;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -123,13 +124,13 @@ pub struct Greeting {
 #[derive(Debug)]
 #[must_use = "the device process is ended when this is dropped"]
 pub struct DeviceProcess {
-    connection: Connection,
+    /// The life line; `None` once it was ended.
+    connection: Option<Connection>,
     device: LogicalId,
     tgid: u32,
     /// The process that started it: a child of fork(2) must leave it alone.
     owner: ForkGuard,
     patience: Duration,
-    ended: bool,
     /// The registration must outlive the session, so this is the last field: fields are dropped in
     /// order.
     devmng: Devmng,
@@ -164,12 +165,11 @@ impl DeviceProcess {
         }
         let (connection, tgid) = result?;
         Ok(DeviceProcess {
-            connection,
+            connection: Some(connection),
             device,
             tgid,
             owner: ForkGuard::new(),
             patience: settings.close,
-            ended: false,
             devmng,
         })
     }
@@ -181,13 +181,15 @@ impl DeviceProcess {
 
     /// Its pid on the device, `None` if it died.
     pub fn pid(&self) -> Result<Option<i32>, Error> {
+        self.drain();
         self.devmng.query_dev_pid(self.device)
     }
 
     /// Whether its life line holds. After an orderly end by the device the driver needs some
     /// seconds to notice.
     pub fn connected(&self) -> bool {
-        self.connection.is_connected()
+        self.drain();
+        self.connection.as_ref().is_some_and(Connection::is_connected)
     }
 
     /// Ends it and waits until the device says so. Dropping does the same and logs what this
@@ -196,14 +198,33 @@ impl DeviceProcess {
         self.end()
     }
 
-    fn end(&mut self) -> Result<(), ProcessFailure> {
-        if std::mem::replace(&mut self.ended, true) || self.owner.in_child() {
-            return Ok(());
+    /// Reads what the daemon sent unasked. A session with seven unread packets would hold up the
+    /// service for every other process on the device.
+    fn drain(&self) {
+        /// More than the driver queues.
+        const MOST: usize = 16;
+        let Some(connection) = self.connection.as_ref().filter(|_| !self.owner.in_child()) else { return };
+        for _ in 0..MOST {
+            let length = match connection.recv_peek(Duration::ZERO).map(usize::try_from) {
+                Ok(Ok(length @ 1..=hdc::MAX_PACKET)) => length,
+                _ => return,
+            };
+            if connection.recv(&mut vec![0; length]).is_err() {
+                return;
+            }
         }
+    }
+
+    fn end(&mut self) -> Result<(), ProcessFailure> {
+        // Taken out: it is ended once. Dropping the connection closes the session.
+        let Some(connection) = self.connection.take().filter(|_| !self.owner.in_child()) else { return Ok(()) };
+        let signals = Blocked::handled();
+        let dialogue = Dialogue { connection: &connection, signals: &signals };
         let deadline = Deadline::after(self.patience);
         let close = Message::about(kind::CLOSE, self.tgid, self.device);
-        let answered = send(&self.connection, Step::Close, &close, deadline)
-            .and_then(|()| await_reply(&self.connection, Step::Close, kind::CLOSE_REPLY, Some(self.device), deadline));
+        let answered = dialogue
+            .send(Step::Close, &close, deadline)
+            .and_then(|()| dialogue.await_reply(Step::Close, kind::CLOSE_REPLY, Some(self.device), deadline));
         match answered {
             // The device may close the session instead of answering.
             Ok(_) | Err(ProcessFailure::Closed { .. }) => Ok(()),
@@ -262,8 +283,9 @@ pub(crate) fn bring_up(
 pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<Greeting, ProcessFailure> {
     let devmng = Devmng::claim(manager);
     let sign = register(&devmng)?;
-    let connection = connect(device, settings)?;
-    let version = handshake(&connection, sign.tgid, settings)?;
+    let signals = Blocked::handled();
+    let connection = connect(device, settings, &signals)?;
+    let version = Dialogue { connection: &connection, signals: &signals }.handshake(sign.tgid, settings)?;
     Ok(Greeting { version })
 }
 
@@ -280,21 +302,25 @@ fn attempt(
     settings: &Settings,
     longer: bool,
 ) -> Result<(Connection, u32), ProcessFailure> {
+    // A signal with a handler makes the driver's waits begin again, so that a stream of them never
+    // ends one.
+    let signals = Blocked::handled();
     let sign = register(devmng)?;
-    let connection = connect(device, settings)?;
-    match handshake(&connection, sign.tgid, settings)? {
+    let connection = connect(device, settings, &signals)?;
+    let dialogue = Dialogue { connection: &connection, signals: &signals };
+    match dialogue.handshake(sign.tgid, settings)? {
         tsd_message::VERSION => {}
         theirs => return Err(ProcessFailure::Version { theirs, ours: tsd_message::VERSION }),
     }
     if longer {
-        prepare(&connection, sign.tgid, device, settings)?;
+        dialogue.prepare(sign.tgid, device, settings)?;
     }
     // Anew: on kernels from 5.17 on a registration is lost when a thread other than the main one
     // opens DEVMNG, and another library in this process may have done that while we waited.
     let sign = register(devmng)?;
     let deadline = Deadline::after(settings.start);
-    send(&connection, Step::Start, &Message::start(sign.tgid, &sign.text, device), deadline)?;
-    let reply = await_reply(&connection, Step::Start, kind::START_REPLY, Some(device), deadline)?;
+    dialogue.send(Step::Start, &Message::start(sign.tgid, &sign.text, device), deadline)?;
+    let reply = dialogue.await_reply(Step::Start, kind::START_REPLY, Some(device), deadline)?;
     if reply.code == 0 {
         return Ok((connection, sign.tgid));
     }
@@ -321,7 +347,7 @@ fn register(devmng: &Devmng) -> Result<Sign, ProcessFailure> {
 
 /// Connects to the daemon. While it does not listen, CONNECT is repeated for as long as the caller
 /// is patient: the daemon comes up some time after its device.
-fn connect(device: LogicalId, settings: &Settings) -> Result<Connection, ProcessFailure> {
+fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<Connection, ProcessFailure> {
     const PAUSE: Duration = Duration::from_millis(100);
     let mut file =
         HdcFile::open(&settings.path).map_err(|errno| ProcessFailure::Node { path: settings.path.clone(), errno })?;
@@ -337,6 +363,7 @@ fn connect(device: LogicalId, settings: &Settings) -> Result<Connection, Process
             (code::COPY_OUT, Some(file)) if !deadline.is_over() => file,
             (code::NOBODY_LISTENS, Some(file)) if patience.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
+                signals.breathe();
                 file
             }
             _ => return Err(transport(Step::Connect, refused)),
@@ -344,45 +371,128 @@ fn connect(device: LogicalId, settings: &Settings) -> Result<Connection, Process
     }
 }
 
-/// Sends a message.
-fn send(connection: &Connection, step: Step, message: &Message, deadline: Deadline) -> Result<(), ProcessFailure> {
-    let packet = message.packet();
-    loop {
-        match connection.send(&packet, deadline.left()) {
-            Ok(()) => return Ok(()),
-            Err(Private { code: code::COPY_OUT, .. }) if !deadline.is_over() => {}
-            Err(refused) => return Err(transport(step, refused)),
-        }
-    }
+/// A connection, and the signals that are kept from its waits.
+#[derive(Clone, Copy)]
+struct Dialogue<'a> {
+    connection: &'a Connection,
+    signals: &'a Blocked,
 }
 
-/// Waits for a packet.
-fn receive(connection: &Connection, step: Step, deadline: Deadline) -> Result<Vec<u8>, ProcessFailure> {
-    let length = loop {
-        match connection.recv_peek(deadline.left()) {
-            Ok(length) => break length,
-            // A signal, or nothing yet: go on with the time that is left.
-            Err(Private { code: code::COPY_OUT | code::RECEIVE_TIMEOUT | code::NOTHING, .. }) => {
-                if deadline.is_over() {
-                    return Err(ProcessFailure::TimedOut { step });
+impl Dialogue<'_> {
+    /// Longest wait before signals that came meanwhile are let through.
+    const SLICE: Duration = Duration::from_secs(1);
+
+    /// Sends a message.
+    fn send(&self, step: Step, message: &Message, deadline: Deadline) -> Result<(), ProcessFailure> {
+        let packet = message.packet();
+        loop {
+            match self.connection.send(&packet, deadline.left().min(Self::SLICE)) {
+                Ok(()) => return Ok(()),
+                Err(Private { code: code::COPY_OUT | code::SEND_TIMEOUT | code::NOTHING, .. }) => {
+                    self.go_on(step, deadline)?;
                 }
+                Err(refused) => return Err(transport(step, refused)),
             }
-            Err(refused) => return Err(transport(step, refused)),
         }
-    };
-    let mut packet = match usize::try_from(length) {
-        Ok(0) => return Err(ProcessFailure::Closed { step }),
-        Ok(wanted) if wanted <= hdc::MAX_PACKET => vec![0; wanted],
-        _ => return Err(ProcessFailure::Garbage { step, what: format!("the driver announces {length} bytes") }),
-    };
-    match connection.recv(&mut packet) {
-        Ok(received) if received == length => Ok(packet),
-        // No other thread reads from this session, so this is a driver that we do not understand.
-        Ok(received) => {
-            let what = format!("{length} bytes were announced and {received} came");
-            Err(ProcessFailure::Garbage { step, what })
+    }
+
+    /// Waits for a packet.
+    fn receive(&self, step: Step, deadline: Deadline) -> Result<Vec<u8>, ProcessFailure> {
+        let length = loop {
+            match self.connection.recv_peek(deadline.left().min(Self::SLICE)) {
+                Ok(length) => break length,
+                // A signal, or nothing yet: go on with the time that is left.
+                Err(Private { code: code::COPY_OUT | code::RECEIVE_TIMEOUT | code::NOTHING, .. }) => {
+                    self.go_on(step, deadline)?;
+                }
+                Err(refused) => return Err(transport(step, refused)),
+            }
+        };
+        let mut packet = match usize::try_from(length) {
+            Ok(0) => return Err(ProcessFailure::Closed { step }),
+            Ok(wanted) if wanted <= hdc::MAX_PACKET => vec![0; wanted],
+            _ => return Err(ProcessFailure::Garbage { step, what: format!("the driver announces {length} bytes") }),
+        };
+        match self.connection.recv(&mut packet) {
+            Ok(received) if received == length => Ok(packet),
+            // No other thread reads from this session, so this is a driver that we do not
+            // understand.
+            Ok(received) => {
+                let what = format!("{length} bytes were announced and {received} came");
+                Err(ProcessFailure::Garbage { step, what })
+            }
+            Err(refused) => Err(transport(step, refused)),
         }
-        Err(refused) => Err(transport(step, refused)),
+    }
+
+    /// After a wait without result: whether there is time left.
+    fn go_on(&self, step: Step, deadline: Deadline) -> Result<(), ProcessFailure> {
+        if deadline.is_over() {
+            return Err(ProcessFailure::TimedOut { step });
+        }
+        self.signals.breathe();
+        Ok(())
+    }
+
+    /// Greets the daemon and returns its version. The features that it names are not needed.
+    fn handshake(&self, tgid: u32, settings: &Settings) -> Result<u32, ProcessFailure> {
+        let deadline = Deadline::after(settings.handshake);
+        self.send(Step::Handshake, &Message::handshake(tgid), deadline)?;
+        let reply = self.await_reply(Step::Handshake, kind::HANDSHAKE_REPLY, None, deadline)?;
+        Ok(reply.version.map_or(0, |version| version.version))
+    }
+
+    /// What the vendor's client sends between handshake and START. Its answers are optional, a lost
+    /// session is not.
+    fn prepare(&self, tgid: u32, device: LogicalId, settings: &Settings) -> Result<(), ProcessFailure> {
+        const TRIES: u32 = 3;
+        let optional = |result: Result<Message, ProcessFailure>| match result {
+            Ok(reply) => Ok(Some(reply)),
+            Err(ProcessFailure::TimedOut { .. }) => Ok(None),
+            Err(failure) => Err(failure),
+        };
+        let mut level = 0;
+        for _ in 0..TRIES {
+            let deadline = Deadline::after(settings.preparation);
+            self.send(Step::Prepare, &Message::about(kind::CAPABILITY, tgid, device), deadline)?;
+            let reply = self.await_reply(Step::Prepare, kind::CAPABILITY_REPLY, Some(device), deadline);
+            level = optional(reply)?.map_or(0, |reply| reply.capability_level);
+            if level != 0 {
+                break;
+            }
+        }
+        if level & tsd_message::CAPABILITY_PACKAGES != 0 {
+            let deadline = Deadline::after(settings.preparation);
+            self.send(Step::Prepare, &Message::packages(tgid, device), deadline)?;
+            optional(self.await_reply(Step::Prepare, kind::PACKAGES_REPLY, Some(device), deadline))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the reply of a kind, about a device where it names one. Others are skipped: a late
+    /// answer to an earlier question is not ours.
+    fn await_reply(
+        &self,
+        step: Step,
+        wanted: u32,
+        device: Option<LogicalId>,
+        deadline: Deadline,
+    ) -> Result<Message, ProcessFailure> {
+        loop {
+            let packet = self.receive(step, deadline)?;
+            let message = Message::from_packet(&packet).map_err(|what| ProcessFailure::Garbage { step, what })?;
+            match message.kind {
+                kind if kind == wanted && device.is_none_or(|device| message.device == device.0) => return Ok(message),
+                kind::SOCKET_CLOSED | kind::RECEIVE_ERROR => {
+                    let what = format!("the daemon reports an error of its own (message type {})", message.kind);
+                    return Err(ProcessFailure::Garbage { step, what });
+                }
+                other => trace::debug(format_args!("type {other}"), "a message of the daemon that was not waited for"),
+            }
+            if deadline.is_over() {
+                return Err(ProcessFailure::TimedOut { step });
+            }
+        }
     }
 }
 
@@ -392,67 +502,6 @@ fn transport(step: Step, refused: Private) -> ProcessFailure {
         code::PEER_CLOSED | code::CLOSED | code::PEER_REBOOT => ProcessFailure::Closed { step },
         code::SEND_TIMEOUT | code::RECEIVE_TIMEOUT | code::CONNECT_TIMEOUT => ProcessFailure::TimedOut { step },
         code => ProcessFailure::Transport { step, command: refused.command, code },
-    }
-}
-
-/// Greets the daemon and returns its version. The features that it names are not needed.
-fn handshake(connection: &Connection, tgid: u32, settings: &Settings) -> Result<u32, ProcessFailure> {
-    let deadline = Deadline::after(settings.handshake);
-    send(connection, Step::Handshake, &Message::handshake(tgid), deadline)?;
-    let reply = await_reply(connection, Step::Handshake, kind::HANDSHAKE_REPLY, None, deadline)?;
-    Ok(reply.version.map_or(0, |version| version.version))
-}
-
-/// What the vendor's client sends between handshake and START. Its answers are optional, a lost
-/// session is not.
-fn prepare(connection: &Connection, tgid: u32, device: LogicalId, settings: &Settings) -> Result<(), ProcessFailure> {
-    const TRIES: u32 = 3;
-    let optional = |result: Result<Message, ProcessFailure>| match result {
-        Ok(reply) => Ok(Some(reply)),
-        Err(ProcessFailure::TimedOut { .. }) => Ok(None),
-        Err(failure) => Err(failure),
-    };
-    let mut level = 0;
-    for _ in 0..TRIES {
-        let deadline = Deadline::after(settings.preparation);
-        send(connection, Step::Prepare, &Message::about(kind::CAPABILITY, tgid, device), deadline)?;
-        let reply = await_reply(connection, Step::Prepare, kind::CAPABILITY_REPLY, Some(device), deadline);
-        level = optional(reply)?.map_or(0, |reply| reply.capability_level);
-        if level != 0 {
-            break;
-        }
-    }
-    if level & tsd_message::CAPABILITY_PACKAGES != 0 {
-        let deadline = Deadline::after(settings.preparation);
-        send(connection, Step::Prepare, &Message::packages(tgid, device), deadline)?;
-        optional(await_reply(connection, Step::Prepare, kind::PACKAGES_REPLY, Some(device), deadline))?;
-    }
-    Ok(())
-}
-
-/// Waits for the reply of a kind, about a device where it names one. Others are skipped: a late
-/// answer to an earlier question is not ours.
-fn await_reply(
-    connection: &Connection,
-    step: Step,
-    wanted: u32,
-    device: Option<LogicalId>,
-    deadline: Deadline,
-) -> Result<Message, ProcessFailure> {
-    loop {
-        let packet = receive(connection, step, deadline)?;
-        let message = Message::from_packet(&packet).map_err(|what| ProcessFailure::Garbage { step, what })?;
-        match message.kind {
-            kind if kind == wanted && device.is_none_or(|device| message.device == device.0) => return Ok(message),
-            kind::SOCKET_CLOSED | kind::RECEIVE_ERROR => {
-                let what = format!("the daemon reports an error of its own (message type {})", message.kind);
-                return Err(ProcessFailure::Garbage { step, what });
-            }
-            other => trace::debug(format_args!("type {other}"), "a message of the daemon that was not waited for"),
-        }
-        if deadline.is_over() {
-            return Err(ProcessFailure::TimedOut { step });
-        }
     }
 }
 

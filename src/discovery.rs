@@ -44,6 +44,7 @@ use crate::driver::uda::{Listed, Uda};
 use crate::driver::urd::Urd;
 use crate::error::{Errno, Error, Result};
 use crate::id::{LogicalId, PhysicalId, UserId};
+use crate::signals;
 use crate::trace;
 use ascend_ioctl::Generation;
 use npu::Sources;
@@ -173,6 +174,9 @@ pub fn survey(options: &Options) -> Survey {
         devices: Vec::new(),
         findings: Vec::new(),
     };
+    if options.visible == VisibleDevices::from_environment() {
+        survey.findings.extend(VisibleDevices::unreadable().map(Finding::VisibleDevicesUnreadable));
+    }
     survey.ask(options);
     survey.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity()));
     survey
@@ -344,7 +348,7 @@ fn within<T: Send + 'static>(deadline: Deadline, questions: impl FnOnce() -> T +
         // Fails if the caller waits no longer.
         let _ = sender.send(questions());
     };
-    std::thread::Builder::new().name("ascend-vmm survey".into()).spawn(asking).ok()?;
+    signals::spawn("ascend-vmm survey", asking).ok()?;
     answer.recv_timeout(deadline.left()).ok()
 }
 

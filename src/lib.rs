@@ -41,8 +41,8 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the Ascend driver exists for 64-bit Linux only");
 
-// From the lowest floor to the highest; a module names only those on floors below its own (a test
-// checks that), except that the nouns own each other.
+// The modules stand on floors: one names only those below its own, except that the nouns own each
+// other. docs/library.md draws it, tests/floors.rs checks it.
 pub mod copy;
 mod deadline;
 mod device;
@@ -58,6 +58,7 @@ mod physical;
 mod reserve;
 mod session;
 pub mod share;
+mod signals;
 mod slots;
 mod trace;
 

@@ -96,7 +96,7 @@ impl Reservation {
             return Err(outside(reserved, offset, size));
         }
         let address = reserved.start + offset;
-        if block.page == Page::Giant && address % GIANT_PAGE != 0 {
+        if block.kind().page == Page::Giant && address % GIANT_PAGE != 0 {
             return Err(not_giant(address));
         }
         if !Arc::ptr_eq(&block.device.session, session) {
@@ -111,24 +111,24 @@ impl Reservation {
         if table.is_occupied(address, size) {
             return Err(occupied(address, size));
         }
-        let first = match reserved.claim(block.device.id, block.imported) {
-            Ok(first) => first,
-            Err(owner) => return Err(other_owner(reserved, block, &owner)),
-        };
+        if let Err(owner) = reserved.claim(block.device.id, block.imported) {
+            return Err(other_owner(reserved, block, &owner));
+        }
         table.insert(address, size);
         drop(table);
         if let Err(refused) = session.svm.mem_map(block.handle, address, size) {
             let mut table = session.mappings.lock();
             table.remove(address, size);
-            // The kernel takes its mark back when the mapping that set it fails; another may have
-            // come in between.
-            if first && !table.is_occupied(reserved.start, reserved.size) {
+            // The kernel takes its mark back when the mapping that set it fails. Another that is
+            // being made does the same, or keeps it.
+            if !table.is_occupied(reserved.start, reserved.size) {
                 reserved.unclaim();
             }
             drop(table);
             let arguments = format!("address {address:#x}, {}", block.describe());
             return Err(block.device.failed(refused, OPERATION, arguments));
         }
+        reserved.confirm();
         let inner = Arc::new(Live::new(Mapped {
             address,
             block: block.clone(),

@@ -13,11 +13,11 @@ use crate::id::LogicalId;
 use crate::kind::{Kind, MemoryKind, Page};
 use crate::session::Session;
 use crate::session::undo::{Left, Live, Undo, undo};
-use crate::share::ImportKey;
+use crate::share::{ImportKey, Ticket};
 use crate::trace;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,16 +62,20 @@ pub(crate) struct Block {
     pub(crate) device: Arc<Live<DeviceInner>>,
     pub(crate) size: u64,
     pub(crate) handle: Handle,
-    pub(crate) page: Page,
-    pub(crate) memory: MemoryKind,
+    /// Its kind, as far as the driver and tickets say: see [`Block::kind`].
+    giant: AtomicBool,
+    memory: AtomicU8,
     pub(crate) imported: bool,
     /// Whether a release was refused: the kernel may have begun it, and would crash at the release
     /// of such memory once it was exported.
     pub(crate) half_released: bool,
     /// The exporting device of an import, in this process's numbering.
     exporter: u8,
-    /// Super-pod id of the exporter of an import from another server, 0 on this one.
-    exporter_sdid: u32,
+    /// Whether it was imported from another server.
+    remote: bool,
+    /// Of an import: the super-pod id of an exporter on another server; on this one, the exporting
+    /// process as the first ticket named it, 0 if none did.
+    origin: AtomicU32,
     /// The share that it was exported as, or imported from; negative if neither.
     share: AtomicI32,
 }
@@ -134,6 +138,13 @@ impl Host {
     ///
     /// Those of [`Device::create_with`]; [`Error::Refused`] for a node that the host does not have.
     pub fn create_on_node(&self, size: u64, kind: Kind, node: u32) -> Result<PhysicalMemory> {
+        if node == u32::MAX {
+            return Err(Invalid::because(
+                OPERATION,
+                format!("{node} is not a NUMA node"),
+                "The driver takes it for any node: use Host::create_with for that.",
+            ));
+        }
         PhysicalMemory::create(&self.inner, size, kind, Some(node))
     }
 }
@@ -143,7 +154,8 @@ impl PhysicalMemory {
     fn create(device: &Arc<Live<DeviceInner>>, size: u64, kind: Kind, node: Option<u32>) -> Result<PhysicalMemory> {
         let svm = &device.session.svm;
         svm.check_process()?;
-        if size == 0 || size % kind.page.size() != 0 {
+        // The kernel itself counts pages in 32 bits.
+        if size == 0 || size % kind.page.size() != 0 || size / kind.page.size() > u64::from(u32::MAX) {
             return Err(bad_size(size, kind.page));
         }
         if kind.page == Page::Giant && !device.has_giant_pages() {
@@ -155,12 +167,13 @@ impl PhysicalMemory {
                     device: device.clone(),
                     size,
                     handle,
-                    page: kind.page,
-                    memory: kind.memory,
+                    giant: AtomicBool::new(kind.page == Page::Giant),
+                    memory: AtomicU8::new(kind.memory.code() as u8),
                     imported: false,
                     half_released: false,
                     exporter: 0,
-                    exporter_sdid: 0,
+                    remote: false,
+                    origin: AtomicU32::new(0),
                     share: AtomicI32::new(NOT_SHARED),
                 })),
             }),
@@ -176,13 +189,13 @@ impl PhysicalMemory {
 
     /// Size of its pages.
     pub fn page(&self) -> Page {
-        self.block.page
+        self.block.kind().page
     }
 
     /// Which memory it is. For imported memory the driver reports it from 9.0.0 on; before, a
     /// ticket does, and without one HBM is assumed.
     pub fn memory_kind(&self) -> MemoryKind {
-        self.block.memory
+        self.block.kind().memory
     }
 
     /// Where it is; imported memory is where it was imported.
@@ -221,45 +234,66 @@ impl PhysicalMemory {
 }
 
 impl Block {
-    /// Memory that was just imported, and its page and memory kinds as the exporter says. If it is
-    /// of a kind that cannot be mapped here it is released.
-    ///
-    /// The driver does not say that a device's 2 MiB pages are parts of 1 GiB ones, which can be
-    /// mapped at whole GiBs only, and before 9.0.0 not which memory it is.
+    /// Memory that was just imported. If it is of a kind that cannot be mapped here it is released.
     #[inline]
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
         key: ImportKey,
-        told: Option<Kind>,
     ) -> Result<Arc<Live<Block>>> {
         let page = Page::from_code(answer.page);
-        let mut kind = Kind {
-            page: page.unwrap_or_default(),
-            // Without an answer, or with a newer one, HBM is assumed.
-            memory: MemoryKind::from_code(answer.memory).unwrap_or_default(),
-        };
-        if let Some(told) = told {
-            if told.page == Page::Giant && answer.size % Page::Giant.size() == 0 && !device.is_host() {
-                kind.page = Page::Giant;
-            }
-            if !device.session.generation().delta().import_tells_memory {
-                kind.memory = told.memory;
-            }
-        }
+        // Without an answer, or with a newer one, HBM is assumed.
+        let memory = MemoryKind::from_code(answer.memory).unwrap_or_default();
         let block = Arc::new(Live::new(Block {
             device: device.clone(),
             size: answer.size,
             handle: answer.handle,
-            page: kind.page,
-            memory: kind.memory,
+            giant: AtomicBool::new(page == Some(Page::Giant)),
+            memory: AtomicU8::new(memory.code() as u8),
             imported: true,
             half_released: false,
             exporter: key.exporter as u8,
-            exporter_sdid: key.sdid,
+            remote: key.sdid != 0,
+            origin: AtomicU32::new(key.sdid),
             share: AtomicI32::new(key.share as i32),
         }));
-        if page.is_none() { Err(normal_pages()) } else { Ok(block) }
+        if page.is_none() {
+            return Err(normal_pages());
+        }
+        if answer.size == 0 {
+            return Err(no_pages());
+        }
+        Ok(block)
+    }
+
+    /// What is known of its kind.
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        let page = if self.giant.load(Ordering::Relaxed) { Page::Giant } else { Page::Huge };
+        let memory = MemoryKind::from_code(self.memory.load(Ordering::Relaxed).into()).unwrap_or_default();
+        Kind { page, memory }
+    }
+
+    /// Compares an import with what a ticket says of it, and takes over what the driver does not
+    /// say: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
+    /// only, and before 9.0.0 which memory it is.
+    pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
+        if ticket.size != self.size {
+            return Err(other_size(ticket.size, self.size));
+        }
+        // One share has one exporter: of two tickets that name different ones, one lies.
+        let exporter = ticket.exporter as u32;
+        let first = self.origin.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
+        if !self.remote && first.is_err_and(|known| known != exporter) {
+            return Err(other_exporter(ticket.exporter));
+        }
+        if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
+            self.giant.store(true, Ordering::Relaxed);
+        }
+        if !self.device.session.generation().delta().import_tells_memory {
+            self.memory.store(ticket.memory.code() as u8, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The share that the memory was exported as.
@@ -284,7 +318,8 @@ impl Block {
             return None;
         }
         let share = self.share()?;
-        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid: self.exporter_sdid })
+        let sdid = if self.remote { self.origin.load(Ordering::Relaxed) } else { 0 };
+        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid })
     }
 }
 
@@ -328,6 +363,11 @@ impl Undo for Block {
         )
     }
 
+    #[inline]
+    fn is_awaited(&self) -> bool {
+        self.imported
+    }
+
     fn restore(block: &Arc<Live<Block>>) {
         if let Some(key) = block.import_key() {
             // The old reference is gone: a thread that imports the same would wait for its end.
@@ -339,6 +379,7 @@ impl Undo for Block {
 #[cold]
 fn bad_size(size: u64, page: Page) -> Error {
     let rule = match page {
+        _ if size != 0 && size % page.size() == 0 => "The driver counts pages in 32 bits: ask for less.",
         Page::Huge => "Sizes are multiples of 2 MiB, and not 0.",
         Page::Giant => "Sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0.",
     };
@@ -351,6 +392,27 @@ fn normal_pages() -> Error {
         "import memory",
         "it is in pages of the host's size",
         "This library maps memory in pages of 2 MiB and 1 GiB: create it in such pages.",
+    )
+}
+
+#[cold]
+fn no_pages() -> Error {
+    Invalid::because("import memory", "the driver says that it has no pages", "Ask the exporter for a new ticket.")
+}
+
+#[cold]
+fn other_size(ticket: u64, driver: u64) -> Error {
+    let problem = format!("the ticket says {ticket} bytes, the driver {driver}");
+    Invalid::because("import memory", problem, "The ticket is of another export: get a new one.")
+}
+
+#[cold]
+fn other_exporter(tgid: i32) -> Error {
+    Invalid::because(
+        "import memory",
+        format!("the ticket says that process {tgid} exported it, and an earlier one named another process"),
+        "One of the two tickets names a share that is not its exporter's: take tickets only from processes that \
+         you trust.",
     )
 }
 
@@ -393,3 +455,6 @@ fn host_available() -> Option<u64> {
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib << 10)
 }
+
+/// The allocator gives an `Arc` of it 80 bytes; one field more would make that 96.
+const _: () = assert!(size_of::<Live<Block>>() <= 56);

@@ -155,6 +155,8 @@ impl Reserved {
     const NONE: u32 = u32::MAX;
     /// Beside the device's id: the memory is imported.
     const IMPORTED: u32 = 1 << 31;
+    /// Beside the device's id: the kernel has mapped some here.
+    const MAPPED: u32 = 1 << 30;
 
     fn describe(&self) -> String {
         format!("{:#x}, {}", self.start, bytes(self.size))
@@ -163,24 +165,34 @@ impl Reserved {
     /// Ties the reservation to the owner of the memory that is about to be mapped. The kernel does
     /// the same for the device, refuses any other until the reservation is freed, and refuses
     /// copies over own and imported memory. Call under the lock of the mappings.
-    ///
-    /// Returns whether it was free before.
     #[inline]
-    pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<bool, Owner> {
+    pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<(), Owner> {
         let wanted = device | if imported { Reserved::IMPORTED } else { 0 };
         match self.owner.load(Ordering::Relaxed) {
-            Reserved::NONE => {
-                self.owner.store(wanted, Ordering::Relaxed);
-                Ok(true)
+            Reserved::NONE => self.owner.store(wanted, Ordering::Relaxed),
+            owner if owner & !Reserved::MAPPED == wanted => {}
+            owner => {
+                let device = owner & !(Reserved::IMPORTED | Reserved::MAPPED);
+                return Err(Owner { device, imported: owner & Reserved::IMPORTED != 0 });
             }
-            owner if owner == wanted => Ok(false),
-            owner => Err(Owner { device: owner & !Reserved::IMPORTED, imported: owner & Reserved::IMPORTED != 0 }),
+        }
+        Ok(())
+    }
+
+    /// A mapping was made: the claim lasts until the reservation is freed.
+    #[inline]
+    pub(crate) fn confirm(&self) {
+        if self.owner.load(Ordering::Relaxed) & Reserved::MAPPED == 0 {
+            self.owner.fetch_or(Reserved::MAPPED, Ordering::Relaxed);
         }
     }
 
-    /// Undoes a claim whose mapping was refused. Call under the lock of the mappings.
+    /// Undoes the claims of mappings that were refused, if none was ever made. Call under the lock
+    /// of the mappings, when none is being made either.
     pub(crate) fn unclaim(&self) {
-        self.owner.store(Reserved::NONE, Ordering::Relaxed);
+        if self.owner.load(Ordering::Relaxed) & Reserved::MAPPED == 0 {
+            self.owner.store(Reserved::NONE, Ordering::Relaxed);
+        }
     }
 }
 

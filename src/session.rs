@@ -149,19 +149,20 @@ pub(crate) struct Inner {
     /// Pairs of devices that reach each other's memory.
     pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
     pub(crate) sharing: Sharing,
-    /// What could not be undone yet.
-    left: Mutex<Vec<Left>>,
     generation: Generation,
     pages: HostPages,
     segments: Segments,
+    /// Whether the CPU may see memory: the segments are mapped, and wanted.
+    cpu_access: bool,
     davinci_manager: PathBuf,
     /// How device processes are started.
     pub(crate) process: device_process::Settings,
-    // Fields are dropped in this order: the file, the claim on the DEVMNG file that must be closed
-    // after it, and the process's seat.
+    // Fields are dropped in this order: the file, what could not be undone and went with it, the
+    // claim on the DEVMNG file that must be closed after it, and the process's seat.
     pub(crate) svm: Svm,
+    left: Mutex<Vec<Left>>,
     pub(crate) devmng: Devmng,
-    _place: Place,
+    place: Place,
 }
 
 /// Short: everything that is made through a session leads here, and its tables are long.
@@ -272,7 +273,7 @@ impl Session {
 
     /// Whether the address segments are mapped: see [`SessionBuilder::segments`].
     pub fn has_segments(&self) -> bool {
-        self.inner.segments.has_svm()
+        self.inner.cpu_access
     }
 
     /// Path of the driver's multiplexer.
@@ -302,6 +303,8 @@ impl Inner {
     fn open(builder: &SessionBuilder, place: Place) -> Result<Inner> {
         let devmng = Devmng::claim(&builder.davinci_manager);
         let (prepared, pages) = bringup::bring_up(builder)?;
+        // Segments of an earlier attempt cannot be unmapped, but need not be used.
+        let cpu_access = builder.segments && prepared.segments.has_svm();
         Ok(Inner {
             arena: Mutex::new(Arena::new()),
             growing: Mutex::default(),
@@ -313,11 +316,12 @@ impl Inner {
             generation: prepared.generation,
             pages,
             segments: prepared.segments,
+            cpu_access,
             davinci_manager: builder.davinci_manager.clone(),
             process: builder.process.clone(),
             svm: prepared.svm,
             devmng,
-            _place: place,
+            place,
         })
     }
 
@@ -339,7 +343,7 @@ impl Inner {
 
     /// Whether the CPU can see memory.
     pub(crate) fn has_segments(&self) -> bool {
-        self.segments.has_svm()
+        self.cpu_access
     }
 
     /// Whether the host has 1 GiB pages.
@@ -391,13 +395,14 @@ impl Undo for Inner {
 
     /// Also after an error the session is at its end: dropping the fields closes its files.
     fn undo(&mut self) -> Result<()> {
+        self.place.close();
         self.retry();
-        let left = std::mem::take(&mut *lock(&self.left));
         self.disable_idle_heaps();
         if !self.segments.has_svm() {
             segments::end_without();
         }
         self.segments.unmap();
+        let left = lock(&self.left);
         if left.is_empty() {
             return Ok(());
         }

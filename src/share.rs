@@ -30,6 +30,7 @@
 
 mod bare_tgid;
 mod exchange;
+mod peer_process;
 mod shareable_handle;
 mod ticket;
 
@@ -44,7 +45,6 @@ use crate::discovery;
 use crate::driver::svm::{self, HOST_ID, TRUST_LIST};
 use crate::error::{Errno, Error, Invalid, Refused, Result};
 use crate::id::{LogicalId, PhysicalId};
-use crate::kind::Kind;
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::Inner;
 use crate::session::undo::Live;
@@ -215,12 +215,12 @@ impl Export {
     /// Those of [`Export::fabric_handle`], and of looking up this process's id.
     pub fn ticket(&self) -> Result<Ticket> {
         let block = &self.memory.block;
-        let tgid = block.device.session.bare_tgid()?;
+        let (tgid, kind) = (block.device.session.bare_tgid()?, block.kind());
         Ok(Ticket {
             handle: self.handle,
             size: block.size,
-            page: block.page,
-            memory: block.memory,
+            page: kind.page,
+            memory: kind.memory,
             device: self.numbers()?.map(|numbers| TicketDevice { physical: numbers.physical.0, sdid: numbers.sdid }),
             generation: self.memory.session().generation(),
             exporter: tgid,
@@ -387,19 +387,20 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let sdid = if wanted.remote { sdid } else { 0 };
     let key = ImportKey { device: device.id, exporter, share, sdid };
     let slot = match session.sharing.imports.find(key) {
-        Found::Object(block) => return Ok(PhysicalMemory { block }),
+        Found::Object(block) => {
+            wanted.ticket.map_or(Ok(()), |ticket| block.agree(ticket))?;
+            return Ok(PhysicalMemory { block });
+        }
         Found::Slot(slot) => slot,
     };
     let answer = wanted.import(device)?;
     // From here on the block owns the import and its slot: both go if the rest is not as it should
     // be.
-    let block = Block::imported(device, &answer, key, wanted.told());
+    let block = Block::imported(device, &answer, key);
     slot.keep();
     let block = block?;
-    match wanted.ticket {
-        Some(ticket) if ticket.size != block.size => return Err(other_size(ticket, &block)),
-        _ => session.sharing.imports.fill(key, &block),
-    }
+    wanted.ticket.map_or(Ok(()), |ticket| block.agree(ticket))?;
+    session.sharing.imports.fill(key, &block);
     Ok(PhysicalMemory { block })
 }
 
@@ -463,11 +464,6 @@ impl<'a> Wanted<'a> {
             None => return Err(not_visible(fabric.physical)),
         }
         Ok(wanted)
-    }
-
-    /// The kind of the memory as the ticket says.
-    fn told(&self) -> Option<Kind> {
-        self.ticket.map(|ticket| Kind { page: ticket.page, memory: ticket.memory })
     }
 
     /// MEM_IMPORT.
@@ -554,12 +550,6 @@ fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
     initial
         && ticket.exporter_start != 0
         && bare_tgid::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
-}
-
-#[cold]
-fn other_size(ticket: &Ticket, block: &Block) -> Error {
-    let problem = format!("the ticket says {} bytes, the driver {}", ticket.size, block.size);
-    Invalid::because(OPERATION_IMPORT, problem, "The ticket is of another export: get a new one.")
 }
 
 #[cold]

@@ -88,6 +88,13 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Quiet(PhantomData<*const ()>);
 
+impl Quiet {
+    /// The guard of this thread that was forgotten before, to be dropped.
+    pub(crate) fn forgotten() -> Quiet {
+        Quiet(PhantomData)
+    }
+}
+
 /// Keeps back what this thread reports.
 #[inline]
 pub(crate) fn quiet() -> Quiet {

@@ -91,9 +91,7 @@ fn copies_may_span_mappings_but_not_holes() {
         reservation.slice(0, 3 * MIB2).unwrap().fill(9).unwrap();
         assert_eq!(contents(&mappings[2], MIB2 - 4, 4), [9; 4]);
         emulator.record();
-        for (offset, size) in
-            [(MIB2 / 2, 3 * MIB2), (3 * MIB2, 1), (2 * MIB2 + 5, MIB2), (4 * MIB2, MIB2 + 1), (7 * MIB2, 0)]
-        {
+        for (offset, size) in [(MIB2 / 2, 3 * MIB2), (3 * MIB2, 1), (2 * MIB2 + 5, MIB2), (4 * MIB2, MIB2 + 1)] {
             let error = reservation.slice(offset, size).unwrap_err();
             assert!(error.to_string().contains("mapped"), "{error}");
         }

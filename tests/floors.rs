@@ -14,6 +14,7 @@ const FLOORS: &[&[&str]] = &[
     &["fork"],
     &["slots"],
     &["deadline"],
+    &["signals"],
     &["driver"],
     &["discovery"],
     &["device_process"],

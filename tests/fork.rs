@@ -3,10 +3,15 @@
 
 mod support;
 
-use ascend_emulator::{Config, fork, on_each_generation};
+use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
+use ascend_vmm::device_process;
+use ascend_vmm::discovery::{self, Options};
+use ascend_vmm::share::Ticket;
 use ascend_vmm::{Device, Error, Mapping, Reservation, Session};
-use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, refused_in_child};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options};
 
 /// What a parent has when it forks.
 struct Inherited {
@@ -111,4 +116,46 @@ fn a_child_that_drops_what_it_inherited_keeps_its_own_session() {
         child.join();
         assert!(all.is_some());
     });
+}
+
+/// Everything that a process does for the first time: its seat, its number, its DEVMNG file, the
+/// boot id, and what the libraries below initialise.
+fn first_uses() {
+    let _ = Session::builder().davinci_manager("/nonexistent").open();
+    let _ = "avm1-00".parse::<Ticket>();
+    let options = Options { manager: "/nonexistent".into(), nodes: "/nonexistent".into(), ..survey_options() };
+    let _ = discovery::list_with(&options);
+    let _ = device_process::device_pid(LogicalId(0), Path::new("/nonexistent"));
+}
+
+/// Forks `count` times while eight threads are at their first uses; each child does the same. A
+/// child that hangs never ends, and so does this.
+fn fork_among_first_uses(count: usize) {
+    let mut left = count;
+    while left > 0 {
+        // A fresh process, so that the uses are the first ones again.
+        let round = left.min(25);
+        let fresh = fork(|| {
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            first_uses();
+                        }
+                    });
+                }
+                let children: Vec<_> = (0..round).map(|_| fork(first_uses)).collect();
+                children.into_iter().for_each(|child| child.join());
+                done.store(true, Ordering::Relaxed);
+            });
+        });
+        fresh.join();
+        left -= round;
+    }
+}
+
+#[test]
+fn ten_thousand_children_forked_among_first_uses_do_not_hang() {
+    isolated(Config::default(), |_| fork_among_first_uses(10_000));
 }

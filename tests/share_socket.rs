@@ -391,7 +391,7 @@ fn descriptors_that_a_peer_sends_are_not_received() {
             send_as_self(&theirs, &hello(own_pid()), first);
             send_as_self(&theirs, &[0, 0], last);
             let sent = share::send(&mine, &memory, PATIENCE);
-            assert_eq!(sent.is_ok(), first.is_empty(), "a hello has no descriptors");
+            sent.unwrap();
             assert_eq!(descriptors(), *before.get_or_insert_with(descriptors));
         }
     });

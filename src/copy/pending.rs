@@ -84,7 +84,7 @@ impl Slice<'_> {
     /// Begins a copy, and returns the number of its task. What the driver does not copy
     /// asynchronously, because it is host memory or nothing, is copied at once.
     fn begin(&self, buffer: &mut [u8], to_device: bool) -> Result<Option<i32>> {
-        let svm = &self.mapped().session().svm;
+        let svm = self.svm();
         svm.check_process()?;
         if self.is_host() || self.size == 0 {
             if to_device {
@@ -96,7 +96,7 @@ impl Slice<'_> {
         }
         let host = buffer.as_mut_ptr().expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
-        let device = self.mapped().block.device.id;
+        let device = self.device().id;
         // SAFETY: the mapping and the buffer live in the `Pending` until the copy is over, or for
         // ever.
         let task = unsafe { svm.async_memcpy(device, destination, source, self.size) };

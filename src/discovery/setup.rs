@@ -21,6 +21,7 @@ use crate::driver::Answer;
 use crate::driver::uda::{MAX_PHYSICAL, Uda};
 use crate::error::Errno;
 use crate::fork::PerProcess;
+use crate::signals;
 use crate::slots::lock;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -89,7 +90,7 @@ pub(crate) fn set_up(uda: &Arc<Uda>, nodes: Nodes, deadline: Deadline) -> Setup 
             None => {
                 let pending = Arc::new(Pending { answer: Mutex::new(None), answered: Condvar::new() });
                 let (uda, here) = (uda.clone(), pending.clone());
-                let thread = std::thread::Builder::new().name("ascend-vmm setup".into()).spawn(move || {
+                let thread = signals::spawn("ascend-vmm setup", move || {
                     let count = if uda.is_admin() { uda.max_devices() } else { nodes.opened() as u32 };
                     let answer = uda.setup_dev_table(count);
                     drop((nodes, uda));

@@ -32,9 +32,10 @@ impl VisibleDevices {
 
     /// What the process's environment says.
     pub fn from_environment() -> Self {
-        match std::env::var(Self::VARIABLE) {
-            Ok(text) => VisibleDevices::parse(&text),
-            Err(_) => VisibleDevices::all(),
+        match std::env::var_os(Self::VARIABLE) {
+            // What is not text is not a number either: the list ends there.
+            Some(value) => VisibleDevices::parse(&value.to_string_lossy()),
+            None => VisibleDevices::all(),
         }
     }
 
@@ -53,6 +54,14 @@ impl VisibleDevices {
             None => Some(UserId(logical.0)),
             Some(list) => list.iter().position(|&id| id == logical).and_then(|at| u32::try_from(at).ok()).map(UserId),
         }
+    }
+
+    /// What the process's environment says, if it cannot be read as a list of numbers to its end.
+    pub(crate) fn unreadable() -> Option<String> {
+        let value = std::env::var_os(Self::VARIABLE)?;
+        let text = value.to_string_lossy().into_owned();
+        let numbers = text.split(',').filter(|entry| entry.trim().parse::<u32>().is_ok()).count();
+        (numbers != text.split(',').count() && !text.trim().is_empty()).then_some(text)
     }
 
     fn parse(text: &str) -> Self {

@@ -70,7 +70,9 @@ impl Uda {
 
     /// GET_DEV_LIST: the devices of the table.
     pub(crate) fn get_dev_list(&self) -> Result<Vec<Listed>, Answer> {
+        // More than any driver has is not believed: it sizes an array.
         let end = if self.is_admin() { self.user.max_physical } else { self.user.max_devices };
+        let end = end.min(MAX_PHYSICAL * 2);
         let mut devices = vec![uda::LogicalDevice::default(); end as usize];
         let mut arg = uda::DeviceList { start: 0, end, array: devices.as_mut_ptr().expose_provenance() as u64 };
         self.file.command(&uda::GET_DEV_LIST, &mut arg).with(())?;

@@ -158,6 +158,8 @@ pub enum Finding {
     UnknownGeneration(String),
     /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
     NoDaemonNode(PathBuf, Errno),
+    /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of numbers to its end.
+    VisibleDevicesUnreadable(String),
     /// `unexpected`: something that the table of situations does not have.
     Unexpected(String),
 }
@@ -438,6 +440,15 @@ impl Finding {
                 format!("{} could not be opened: {errno}", path.display()),
                 "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
                  device process can be started.",
+            ),
+            Finding::VisibleDevicesUnreadable(value) => row(
+                "visible-devices-unreadable",
+                Warning,
+                format!(
+                    "ASCEND_RT_VISIBLE_DEVICES is {value:?}: the list ends at the first entry that is not a number, \
+                     and hides all devices that are not before it"
+                ),
+                "Set it to logical ids separated by commas, such as 0,1, or unset it.",
             ),
             Finding::Unexpected(what) => row(
                 "unexpected",

@@ -6,15 +6,19 @@
 //! place, and INIT_PROCESS ties it all to this process.
 
 use super::SessionBuilder;
+use crate::discovery;
 use crate::driver::recognise;
 use crate::driver::segments::Segments;
 use crate::driver::svm::{HostPages, Segment, Svm};
+use crate::driver::uda::Uda;
 use crate::error::{Errno, Error, Refused, Result, SessionTaken};
 use crate::fork::PerProcess;
+use crate::signals::Blocked;
 use crate::slots::lock;
 use crate::trace;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 /// A file with its process object and its segments, that INIT_PROCESS makes a session of.
@@ -23,15 +27,20 @@ pub(super) struct Prepared {
     pub(super) svm: Svm,
     pub(super) generation: Generation,
     pub(super) segments: Segments,
+    manager: PathBuf,
+    /// A generation whose numbers the driver has, and the segments that it lists.
+    family: Generation,
+    listed: Vec<Segment>,
 }
 
-/// A file for which INIT_PROCESS answered EEXIST. Closing it would leak 145 MB of kernel memory for
-/// good, and unmapping its segments could destroy the session that is in its way; so it is kept,
-/// and the next attempt goes on from here.
-fn parked() -> MutexGuard<'static, Option<Prepared>> {
-    static PARKED: PerProcess<Mutex<Option<Prepared>>> = PerProcess::new();
+/// Files for which INIT_PROCESS answered EEXIST. Closing one would leak 145 MB of kernel memory for
+/// good, and unmapping its segments could destroy the session that is in its way; so they are kept,
+/// and the next attempt on the same device goes on from there.
+fn parked() -> MutexGuard<'static, Vec<Prepared>> {
+    static PARKED: PerProcess<Mutex<Vec<Prepared>>> = PerProcess::new();
     let parked = PARKED.get(|inherited| {
-        if let Some(mut parents) = inherited.and_then(|inherited| inherited.try_lock().ok()?.take()) {
+        let parents = inherited.and_then(|inherited| Some(std::mem::take(&mut *inherited.try_lock().ok()?)));
+        for mut parents in parents.unwrap_or_default() {
             // Its segments are not in this process.
             parents.segments.forget();
         }
@@ -40,27 +49,38 @@ fn parked() -> MutexGuard<'static, Option<Prepared>> {
     lock(parked)
 }
 
-/// INIT_PROCESS is interrupted by signals; under a storm of them up to 40 times in a row were seen.
+/// Takes the parked file of a device.
+fn unpark(manager: &Path) -> Option<Prepared> {
+    let mut parked = parked();
+    let at = parked.iter().position(|prepared| prepared.manager == manager)?;
+    Some(parked.swap_remove(at))
+}
+
+/// INIT_PROCESS is interrupted by signals that are not blocked; this many in a row were never seen.
 const INIT_ATTEMPTS: u32 = 1000;
 
 /// Brings up the session's file.
 pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)> {
-    // Not in the match: the lock would be held through it.
-    let left = parked().take();
-    let mut prepared = match left {
-        Some(mut prepared) => {
-            prepared.segments.check();
-            prepared
-        }
+    let mut prepared = match unpark(&builder.davinci_manager) {
+        Some(prepared) => prepared,
         None => prepare(builder)?,
     };
-    match init_process(&prepared.svm) {
+    // The options are those of this call, also for a file of an earlier one.
+    if let Err(error) = prepared.set_options(builder) {
+        parked().push(prepared);
+        return Err(error);
+    }
+    let mut answer = init_process(&prepared.svm);
+    if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container(&prepared.manager) {
+        answer = init_process(&prepared.svm);
+    }
+    match answer {
         Ok(pages) => {
             trace::debug(prepared.generation, "memory session, with the driver's generation");
             Ok((prepared, pages))
         }
         Err(refused) if refused.errno == Errno::EEXIST => {
-            *parked() = Some(prepared);
+            parked().push(prepared);
             Err(Error::SessionTaken(Box::new(SessionTaken { vendor_library: vendor_library() })))
         }
         Err(refused) => {
@@ -70,11 +90,33 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
     }
 }
 
+/// INIT_PROCESS answers EEXIST also in a container whose device table was not made yet. Makes it;
+/// whether there is reason to try again. DEVMNG is not used to find out: if the vendor's library has
+/// a session in this process, closing a file of it would end that.
+fn set_up_container(manager: &Path) -> bool {
+    if !Uda::open(manager).is_ok_and(|uda| !uda.is_admin()) {
+        return false;
+    }
+    let options = discovery::Options { manager: manager.to_owned(), ..Default::default() };
+    match discovery::prepare(&options) {
+        Ok(()) => true,
+        Err(error) => {
+            trace::warn(error, "the devices of this container could not be set up");
+            false
+        }
+    }
+}
+
 fn init_process(svm: &Svm) -> Result<HostPages, Box<Refused>> {
+    let mut blocked = None;
     let mut attempt = 1;
     loop {
         match svm.init_process() {
-            Err(refused) if refused.errno == Errno::EAGAIN && attempt < INIT_ATTEMPTS => attempt += 1,
+            Err(refused) if refused.errno == Errno::EAGAIN && attempt < INIT_ATTEMPTS => {
+                // A signal came: from now on none does.
+                blocked.get_or_insert_with(Blocked::handled);
+                attempt += 1;
+            }
             answer => return answer,
         }
     }
@@ -83,12 +125,24 @@ fn init_process(svm: &Svm) -> Result<HostPages, Box<Refused>> {
 fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
     let mut svm = Svm::open(&builder.davinci_manager)?;
     let family = alloc_proc_struct(&svm)?;
-    let segments =
+    let listed =
         svm.get_mmap_info(family).map_err(|refused| refused.operation("read the driver's address segments"))?;
-    let generation = choose(family, &segments, builder.allow_unknown_generation)?;
-    let segments = if builder.segments { map(&svm, &segments)? } else { Segments::default() };
+    let generation = choose(family, &listed, builder.allow_unknown_generation)?;
+    let segments = if builder.segments { map(&svm, &listed)? } else { Segments::default() };
     svm.map_log_page();
-    Ok(Prepared { svm, generation, segments })
+    Ok(Prepared { svm, generation, segments, manager: builder.davinci_manager.clone(), family, listed })
+}
+
+impl Prepared {
+    /// Makes the file what these options ask for. Segments that are mapped stay.
+    fn set_options(&mut self, builder: &SessionBuilder) -> Result<()> {
+        self.generation = choose(self.family, &self.listed, builder.allow_unknown_generation)?;
+        self.segments.check();
+        if builder.segments && !self.segments.has_svm() {
+            self.segments = map(&self.svm, &self.listed)?;
+        }
+        Ok(())
+    }
 }
 
 /// Makes the kernel's process object; returns a generation whose numbers the driver has. 8.5.0

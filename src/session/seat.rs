@@ -4,6 +4,7 @@ use super::Inner;
 use super::undo::Live;
 use crate::fork::{ForkGuard, PerProcess};
 use crate::slots::lock;
+use crate::trace::{Quiet, quiet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 /// Which session this process has.
@@ -27,7 +28,11 @@ struct Seat {
 /// The seat, taken by a session from before it is opened until everything of it is closed. Dropping
 /// it frees the seat.
 #[derive(Debug)]
-pub(super) struct Place(ForkGuard);
+pub(super) struct Place {
+    process: ForkGuard,
+    /// Whether the session is being closed: then this thread reports nothing until the seat is free.
+    closing: bool,
+}
 
 impl Seat {
     /// This process's. A child of fork has none of its parent's sessions.
@@ -64,7 +69,7 @@ pub(super) fn take() -> Result<Place, Weak<Live<Inner>>> {
         current.1 -= 1;
     }
     current.0 = Current::Changing;
-    Ok(Place(ForkGuard::new()))
+    Ok(Place { process: ForkGuard::new(), closing: false })
 }
 
 /// Says that the session on the seat is open.
@@ -72,9 +77,20 @@ pub(super) fn set_open(session: &Arc<Live<Inner>>) {
     Seat::of_this_process().set(Current::Open(Arc::downgrade(session)));
 }
 
+impl Place {
+    /// The session is being closed. A subscriber that asks for the session would wait for this very
+    /// thread, so nothing is reported before the seat is free.
+    pub(super) fn close(&mut self) {
+        if !std::mem::replace(&mut self.closing, true) {
+            std::mem::forget(quiet());
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.0.in_child() {
+        let _quiet = self.closing.then(Quiet::forgotten);
+        if !self.process.in_child() {
             Seat::of_this_process().set(Current::None);
         }
     }

@@ -16,6 +16,7 @@
 //! order, when a device or the session is closed.
 
 use super::Inner;
+use crate::device::OpenDevice;
 use crate::driver::svm::{Handle, Svm};
 use crate::error::{Error, Refused, Result};
 use crate::share::ImportKey;
@@ -46,6 +47,12 @@ pub(crate) trait Undo: Sized {
 
     /// Lets go of what is the parent's, in a child of fork.
     fn forget(&mut self) {}
+
+    /// Whether other threads wait for it to be undone: then nothing is reported before it is.
+    #[inline]
+    fn is_awaited(&self) -> bool {
+        false
+    }
 }
 
 /// Something that is undone when it is dropped, unless it was before.
@@ -92,6 +99,7 @@ impl<T: Undo> Drop for Live<T> {
         if self.object.svm().guard.in_child() {
             return self.object.forget();
         }
+        let _quiet = self.object.is_awaited().then(quiet);
         if let Err(error) = self.object.undo() {
             self.object.abandon(error);
         }
@@ -105,6 +113,7 @@ pub(crate) fn undo<T: Undo>(object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live
     if let Err(error) = object.svm().check_process() {
         return Err((error, object));
     }
+    let _quiet = object.is_awaited().then(quiet);
     match Arc::try_unwrap(object) {
         Ok(mut live) => match live.object.undo() {
             Ok(()) => {
@@ -128,12 +137,14 @@ pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
     Error::InUse { operation: T::OPERATION, users: object.users(others) }
 }
 
-/// What a dropped object could not undo: plain numbers, so that nothing is kept alive by it.
-#[derive(Debug, Clone, Copy)]
+/// What a dropped object could not undo: plain numbers, so that nothing is kept alive by it. Only a
+/// device brings its process along, which must not end before the device is closed.
+#[derive(Debug)]
 pub(crate) enum Left {
     Mapping { address: u64, size: u64 },
     Reservation { address: u64, size: u64 },
     Memory { handle: Handle, size: u64 },
+    Device(OpenDevice),
 }
 
 impl Inner {
@@ -178,15 +189,38 @@ impl Inner {
             Left::Mapping { .. } => 1,
             Left::Reservation { .. } => 2,
             Left::Memory { .. } => 3,
+            Left::Device(_) => 4,
         });
-        all.retain(|left| {
-            let undone = match *left {
-                Left::Mapping { address, size } => self.unmap(address, size),
-                Left::Reservation { address, size } => self.free(address, size),
-                Left::Memory { handle, size } => self.release(handle, size, None),
+        let mut closed = Vec::new();
+        all.retain_mut(|left| {
+            let undone = match left {
+                Left::Mapping { address, size } => self.unmap(*address, *size),
+                Left::Reservation { address, size } => self.free(*address, *size),
+                Left::Memory { handle, size } => self.release(*handle, *size, None),
+                Left::Device(device) => device.close(&self.svm).inspect(|()| closed.push(device.id)),
             };
             undone.is_err()
         });
+        all.retain(|left| !matches!(left, Left::Memory { handle, .. } if closed.contains(&handle.device)));
+    }
+
+    /// A device that could not be closed when it was dropped, after another try; `None` if it is
+    /// closed now, or was.
+    pub(crate) fn take_left_device(&self, id: u32) -> Option<OpenDevice> {
+        let is_it = |left: &Left| matches!(left, Left::Device(device) if device.id == id);
+        if !lock(&self.left).iter().any(is_it) {
+            return None;
+        }
+        self.retry();
+        let mut all = lock(&self.left);
+        let at = all.iter().position(is_it)?;
+        match all.swap_remove(at) {
+            Left::Device(device) => Some(device),
+            other => {
+                all.push(other);
+                None
+            }
+        }
     }
 
     /// Forgets the memory that a device would not release: the device was closed, which released

@@ -15,7 +15,8 @@
 //! sender of the hello (SCM_CREDENTIALS): also on one half of a socketpair, or on a socket that was
 //! connected by another process and passed on.
 
-use super::bare_tgid::{exists, is_initial_namespace};
+use super::bare_tgid::is_initial_namespace;
+use super::peer_process::{Credentials, PeerProcess};
 use super::{BareTgid, Place, Ticket, import};
 use crate::deadline::Deadline;
 use crate::error::{Errno, Error, Exchange, Result};
@@ -24,12 +25,9 @@ use crate::session::Session;
 use crate::trace;
 use nix::cmsg_space;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::PassCred;
-use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, UnixCredentials, getsockopt, recvmsg, send as send_bytes, setsockopt,
-};
+use nix::sys::socket::{MsgFlags, UnixCredentials, recvmsg, send as send_bytes};
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zerocopy::little_endian::{I32, U16};
@@ -75,17 +73,29 @@ const NO_ERRNO: u16 = u16::MAX;
 /// [`PhysicalMemory::export`] and of [`Export::trust`](super::Export::trust).
 pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> Result<()> {
     let wire = Wire::new(socket, timeout, SEND);
-    let (hello, sender) = wire.read_hello()?;
+    let mut hello = Hello::new_zeroed();
+    let sender = wire.read_signed(hello.as_mut_bytes(), "hello")?;
     if hello.magic != MAGIC || hello.version != VERSION {
         return Err(wire.wrong(
             "the other process speaks something else",
             "Both sides must use this library, in versions that know each other.",
         ));
     }
-    let importer = trusted_peer(&wire, memory, hello.tgid.get(), sender)?;
+    let importer = trusted_peer(&wire, memory, hello.tgid.get(), &sender)?;
     let export = memory.export()?;
+    // The list holds numbers. The number was the sender's all the time if the sender is still there
+    // after it was listed; otherwise it may be another process's by now, which gets no ticket.
+    if !sender.is_there(socket) {
+        return Err(wire.gone("ticket"));
+    }
     export.trust(&[importer])?;
-    wire.write(&export.ticket()?.to_bytes(), "ticket")?;
+    if !sender.is_there(socket) {
+        return Err(wire.wrong(
+            format!("process {importer} ended while it was being trusted"),
+            "If another process gets its number it is on the trust list: free this memory and export other memory.",
+        ));
+    }
+    wire.write_signed(&export.ticket()?.to_bytes(), "ticket")?;
     let mut outcome = Outcome { errno: 0.into() };
     wire.read(outcome.as_mut_bytes(), "result of the import")?;
     let reason = match outcome.errno.get() {
@@ -108,10 +118,12 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
     let session = Session { inner: place.inner().session.clone() };
     let tgid = BareTgid::of_this_process(&session)?;
     let hello = Hello { magic: MAGIC, version: VERSION.into(), reserved: [0; 2], tgid: tgid.as_raw().into() };
-    wire.write_hello(&hello)?;
+    wire.write_signed(hello.as_bytes(), "hello")?;
     let mut bytes = [0; Ticket::LENGTH];
-    wire.read(&mut bytes, "ticket")?;
-    let imported = Ticket::from_bytes(&bytes).map_err(Error::from).and_then(|ticket| import(place, &ticket));
+    let sender = wire.read_signed(&mut bytes, "ticket")?;
+    let ticket = Ticket::from_bytes(&bytes).map_err(Error::from);
+    let ticket = ticket.and_then(|ticket| own_ticket(&wire, &session, ticket, &sender));
+    let imported = ticket.and_then(|ticket| import(place, &ticket));
     let errno = match &imported {
         Ok(_) => 0,
         Err(error) => error.errno().map_or(NO_ERRNO, |errno| errno.raw() as u16),
@@ -126,13 +138,13 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
 
 /// The process to trust: the one that the kernel saw sending, if we can know it by the number that
 /// counts; else the one that it says it is.
-fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: Option<i32>) -> Result<BareTgid> {
+fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: &PeerProcess) -> Result<BareTgid> {
     let session = memory.session();
     let claimed = BareTgid::from_raw(claimed)?;
     if !is_initial_namespace(&session)? {
         return Ok(claimed);
     }
-    let Some(sender) = sender else {
+    let Some(sender) = sender.pid else {
         return Err(wire.wrong(
             "the kernel does not say which process asks",
             "It must use this library's share::receive, in a pid namespace that this process can see.",
@@ -144,8 +156,23 @@ fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: 
             "The process that imports must ask itself; for another one, use Export::trust and a ticket.",
         ));
     }
-    exists(sender).map_err(|_| wire.gone("ticket"))?;
     Ok(claimed)
+}
+
+/// A ticket of the process that sent it. One that names another exporter would make this process
+/// import, and perhaps write to, memory that was shared with it by somebody else.
+fn own_ticket(wire: &Wire<'_>, session: &Session, ticket: Ticket, sender: &PeerProcess) -> Result<Ticket> {
+    // Outside of the initial pid namespace the two numbers are of different kinds; the times when
+    // the processes started are not.
+    let started = sender.start.is_none_or(|start| ticket.exporter_start == 0 || start == ticket.exporter_start);
+    let numbered = !is_initial_namespace(session)? || sender.pid == Some(ticket.exporter);
+    if started && numbered {
+        return Ok(ticket);
+    }
+    Err(wire.wrong(
+        format!("the ticket names process {} as the exporter, and another process sent it", ticket.exporter),
+        "The exporter must send its memory itself; for a ticket that was passed on, use share::import.",
+    ))
 }
 
 /// A socket with a deadline. Nothing of the socket's own settings is changed for longer than a
@@ -161,64 +188,64 @@ impl<'a> Wire<'a> {
         Wire { socket, deadline: Deadline::after(timeout), operation }
     }
 
-    /// The hello, and the pid of its sender in our pid namespace, if the kernel reports it.
-    fn read_hello(&self) -> Result<(Hello, Option<i32>)> {
-        let mut hello = Hello::new_zeroed();
-        let sender = self.with_credentials(|| self.fill(hello.as_mut_bytes(), "hello", true))?;
-        Ok((hello, sender))
-    }
-
-    /// Says hello. The kernel adds whom it sees, which also works where this process's user has no
-    /// number, as in some containers.
-    fn write_hello(&self, hello: &Hello) -> Result<()> {
-        self.with_credentials(|| self.write(hello.as_bytes(), "hello"))
-    }
-
-    /// With credentials on all messages that come and go.
-    fn with_credentials<T>(&self, action: impl FnOnce() -> Result<T>) -> Result<T> {
-        let failed = |errno| self.failed("hello", Errno::of(errno));
-        let before = getsockopt(self.socket, PassCred).map_err(failed)?;
-        setsockopt(self.socket, PassCred, &true).map_err(failed)?;
-        let result = action();
-        setsockopt(self.socket, PassCred, &before).map_err(failed)?;
-        result
-    }
-
-    /// Fills `bytes`.
-    fn read(&self, bytes: &mut [u8], what: &str) -> Result<()> {
-        self.fill(bytes, what, false).map(drop)
-    }
-
-    /// Fills `rest`; the pid of its one sender, if that is asked for and the kernel tells.
-    fn fill(&self, mut rest: &mut [u8], what: &str, ask: bool) -> Result<Option<i32>> {
-        let mut sender = None;
+    /// Fills `bytes`, and says which process sent them.
+    fn read_signed(&self, bytes: &mut [u8], what: &str) -> Result<PeerProcess> {
+        let _credentials = Credentials::on(self.socket).map_err(|errno| self.failed(what, Errno::of(errno)))?;
+        let mut rest = bytes;
+        let mut sender: Option<PeerProcess> = None;
         while !rest.is_empty() {
+            // Room for the credentials and the pidfd: other descriptors that a peer may send along
+            // are not taken.
+            let mut room = cmsg_space!(UnixCredentials, [RawFd; 1]);
+            let count = self.receive(rest, what, Some(&mut room))?;
+            let now = PeerProcess::of(&room);
+            match &sender {
+                Some(before) if !before.is_same(&now) => {
+                    return Err(
+                        self.wrong(format!("two processes sent the {what}"), "One process must ask for itself.")
+                    );
+                }
+                Some(_) => {}
+                None => sender = Some(now),
+            }
+            rest = &mut rest[count..];
+        }
+        sender.ok_or_else(|| self.gone(what))
+    }
+
+    /// Fills `rest`.
+    fn read(&self, mut rest: &mut [u8], what: &str) -> Result<()> {
+        while !rest.is_empty() {
+            let count = self.receive(rest, what, None)?;
+            rest = &mut rest[count..];
+        }
+        Ok(())
+    }
+
+    /// Receives some bytes, at least one, and the control data that there is room for.
+    fn receive(&self, bytes: &mut [u8], what: &str, mut room: Option<&mut [u8]>) -> Result<usize> {
+        loop {
             self.wait(PollFlags::POLLIN, what)?;
-            // Room for the credentials and nothing else: descriptors that a peer may send along are
-            // not taken.
-            let mut room = cmsg_space!(UnixCredentials);
-            let control = ask.then_some(&mut room[..]);
-            let mut buffer = [IoSliceMut::new(rest)];
-            let message = recvmsg::<()>(self.socket.as_raw_fd(), &mut buffer, control, MsgFlags::MSG_DONTWAIT);
-            let message = match message.map_err(Errno::of) {
+            let mut buffer = [IoSliceMut::new(bytes)];
+            let control = room.as_deref_mut();
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+            let message = match recvmsg::<()>(self.socket.as_raw_fd(), &mut buffer, control, flags).map_err(Errno::of) {
                 Ok(message) => message,
                 Err(Errno::EAGAIN | Errno::EINTR) => continue,
                 Err(errno) => return Err(self.failed(what, errno)),
             };
-            let now = message.cmsgs().into_iter().flatten().find_map(|control| match control {
-                ControlMessageOwned::ScmCredentials(credentials) => Some(credentials.pid()).filter(|&pid| pid != 0),
-                _ => None,
-            });
-            let count = message.bytes;
-            if count == 0 {
+            if message.bytes == 0 {
                 return Err(self.gone(what));
             }
-            if *sender.get_or_insert(now) != now {
-                return Err(self.wrong(format!("two processes sent the {what}"), "One process must ask for itself."));
-            }
-            rest = &mut rest[count..];
+            return Ok(message.bytes);
         }
-        Ok(sender.flatten())
+    }
+
+    /// Sends all of `bytes`. The kernel adds which process sends them, which also works where this
+    /// process's user has no number, as in some containers.
+    fn write_signed(&self, bytes: &[u8], what: &str) -> Result<()> {
+        let _credentials = Credentials::on(self.socket).map_err(|errno| self.failed(what, Errno::of(errno)))?;
+        self.write(bytes, what)
     }
 
     /// Sends all of `bytes`.

@@ -1,0 +1,166 @@
+//! The process at the other end of a socket, known by more than its number.
+//!
+//! A pid is a number that the kernel gives to another process as soon as its owner is gone. The
+//! kernel attaches to each message which process sent it (SCM_CREDENTIALS), and since Linux 6.5 a
+//! pidfd of it (SCM_PIDFD), which never means another process. Before that, the start time beside
+//! the pid and a socket that is not hung up stand for it.
+
+use super::bare_tgid::start_time;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::PassCred;
+use nix::sys::socket::{getsockopt, setsockopt};
+use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+// Not in nix yet; the numbers are those of Linux on x86_64 and aarch64.
+const SO_PASSPIDFD: i32 = 76;
+const SCM_PIDFD: i32 = 4;
+sockopt_impl!(
+    /// Whether messages carry a pidfd of their sender.
+    PassPidfd,
+    Both,
+    libc::SOL_SOCKET,
+    SO_PASSPIDFD,
+    bool
+);
+
+/// The sender of a message.
+#[derive(Debug)]
+pub(super) struct PeerProcess {
+    /// Its pid in this process's pid namespace; `None` if that does not see it.
+    pub(super) pid: Option<i32>,
+    /// `None` before Linux 6.5, and if the sender sent descriptors of its own along.
+    pidfd: Option<OwnedFd>,
+    /// When it started; `None` if /proc does not say.
+    pub(super) start: Option<u64>,
+}
+
+impl PeerProcess {
+    /// The sender that a message's control data name. Descriptors that a peer sends along are
+    /// closed.
+    pub(super) fn of(control: &[u8]) -> PeerProcess {
+        let (mut pid, mut pidfd) = (None, None);
+        for (kind, data) in control_messages(control) {
+            let number = |at: usize| Some(i32::from_ne_bytes(*data.get(at..)?.first_chunk()?));
+            match kind {
+                // A ucred: pid, uid, gid.
+                libc::SCM_CREDENTIALS => pid = number(0).filter(|&pid| pid > 0),
+                SCM_PIDFD => pidfd = number(0).filter(|&file| file >= 0).map(owned),
+                libc::SCM_RIGHTS => (0..data.len() / 4).filter_map(|at| number(4 * at)).map(owned).for_each(drop),
+                _ => {}
+            }
+        }
+        let start = pid.and_then(|pid| start_time(&pid.to_string()));
+        PeerProcess { pid, pidfd, start }
+    }
+
+    /// Whether two messages came from one process.
+    pub(super) fn is_same(&self, other: &PeerProcess) -> bool {
+        self.pid == other.pid && self.start == other.start
+    }
+
+    /// Whether the process is there and the socket is not hung up. What is true now was true of its
+    /// pid at any time before: a process that is alive has kept its number.
+    pub(super) fn is_there(&self, socket: &UnixStream) -> bool {
+        // A hang-up is reported whether it is asked for or not.
+        let hung_up = poll_now(socket, PollFlags::empty()).is_none_or(|events| !events.is_empty());
+        let ended = match (&self.pidfd, self.pid) {
+            // A pidfd becomes readable when its process ends.
+            (Some(pidfd), _) => poll_now(pidfd, PollFlags::POLLIN).is_none_or(|events| !events.is_empty()),
+            (None, Some(pid)) => start_time(&pid.to_string()) != self.start,
+            (None, None) => false,
+        };
+        !hung_up && !ended
+    }
+}
+
+/// The socket's control messages in a buffer that was zeroed before, each with its type. Not by nix,
+/// which returns none if one was cut, and then leaks the descriptors of the others.
+fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (i32, &[u8])> {
+    const HEAD: usize = size_of::<libc::cmsghdr>();
+    std::iter::from_fn(move || {
+        let word = |at: usize| Some(i32::from_ne_bytes(*control.get(at..)?.first_chunk()?));
+        let length = usize::from_ne_bytes(*control.first_chunk()?);
+        let (level, kind) = (word(8)?, word(12)?);
+        let data = control.get(HEAD..length)?;
+        control = control.get(length.next_multiple_of(8)..).unwrap_or_default();
+        Some((if level == libc::SOL_SOCKET { kind } else { -1 }, data))
+    })
+}
+
+/// What a descriptor is ready for now; `None` if it cannot be polled.
+fn poll_now(file: &impl AsFd, events: PollFlags) -> Option<PollFlags> {
+    let mut polled = [PollFd::new(file.as_fd(), events)];
+    loop {
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(_) => return polled[0].revents(),
+            Err(nix::Error::EINTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+fn owned(file: RawFd) -> OwnedFd {
+    // SAFETY: the kernel installed it in this process for this message, and it is taken once.
+    unsafe { OwnedFd::from_raw_fd(file) }
+}
+
+/// While this lives, messages that come and go on a socket say which process sent them. The
+/// socket's own settings come back when it is dropped.
+pub(super) struct Credentials<'a> {
+    socket: &'a UnixStream,
+    credentials: bool,
+    /// `None` where the kernel has no pidfds of senders.
+    pidfd: Option<bool>,
+}
+
+impl<'a> Credentials<'a> {
+    pub(super) fn on(socket: &'a UnixStream) -> nix::Result<Credentials<'a>> {
+        let guard = Credentials {
+            socket,
+            credentials: getsockopt(socket, PassCred)?,
+            pidfd: getsockopt(socket, PassPidfd).ok(),
+        };
+        setsockopt(socket, PassCred, &true)?;
+        if guard.pidfd.is_some() {
+            setsockopt(socket, PassPidfd, &true)?;
+        }
+        Ok(guard)
+    }
+}
+
+impl Drop for Credentials<'_> {
+    fn drop(&mut self) {
+        let _ = setsockopt(self.socket, PassCred, &self.credentials);
+        if let Some(before) = self.pidfd {
+            let _ = setsockopt(self.socket, PassPidfd, &before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_data_of_any_shape_are_read_without_harm() {
+        let mut control = Vec::new();
+        for (kind, data) in [(libc::SCM_CREDENTIALS, &[7, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0][..]), (99, &[1, 2, 3, 4])] {
+            control.extend((16 + data.len()).to_ne_bytes());
+            control.extend(libc::SOL_SOCKET.to_ne_bytes());
+            control.extend(kind.to_ne_bytes());
+            control.extend(data);
+            control.resize(control.len().next_multiple_of(8), 0);
+        }
+        let found: Vec<_> = control_messages(&control).map(|(kind, data)| (kind, data.len())).collect();
+        assert_eq!(found, [(libc::SCM_CREDENTIALS, 12), (99, 4)]);
+        for cut in 0..control.len() {
+            let _ = PeerProcess::of(&control[..cut]);
+        }
+        control[0] = 255;
+        assert_eq!(control_messages(&control).count(), 0, "a length beyond the buffer");
+        assert_eq!(control_messages(&[0; 64]).count(), 0);
+    }
+}

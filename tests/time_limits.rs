@@ -1,0 +1,144 @@
+//! Limits of any length, and signals while the library waits.
+
+mod support;
+
+use ascend_emulator::config::Daemon;
+use ascend_emulator::{Config, fork, isolated, on_each_generation};
+use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings};
+use ascend_vmm::discovery::{self, Options};
+use ascend_vmm::{LogicalId, Session, share};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::time::{TimeVal, TimeValLike};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use support::{
+    MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on, patient, plain, survey_options, with_daemon,
+};
+
+/// All limits the same.
+fn limits(limit: Duration) -> Settings {
+    Settings {
+        patience: limit,
+        connect: limit,
+        handshake: limit,
+        preparation: limit,
+        start: limit,
+        close: limit,
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn limits_that_no_clock_can_hold_are_no_limits() {
+    isolated(Config::default(), |emulator| {
+        for limit in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(u64::MAX / 2)] {
+            let survey = discovery::survey(&Options { timeout: limit, ..survey_options() });
+            assert_eq!(survey.devices.len(), 2, "{:?}", survey.findings);
+            let session = Session::builder().device_process(limits(limit)).open().unwrap();
+            let memory = session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
+            let (here, there) = UnixStream::pair().unwrap();
+            let child = fork(|| {
+                let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
+                share::receive(&there, &device, limit).unwrap();
+            });
+            share::send(&here, &memory, limit).unwrap();
+            child.join();
+            drop(memory);
+            session.close().unwrap();
+            assert_nothing_left(emulator);
+        }
+    });
+}
+
+#[test]
+fn limits_of_no_time_are_errors_that_say_so() {
+    isolated(with_daemon(Daemon::Silent), |emulator| {
+        let settings = limits(Duration::ZERO);
+        let failure = DeviceProcess::start(LogicalId(0), Path::new("/dev/davinci_manager"), &settings).unwrap_err();
+        assert!(matches!(failure, ProcessFailure::TimedOut { .. }), "{failure:?}");
+        let session = Session::open().unwrap();
+        let (_here, there) = UnixStream::pair().unwrap();
+        let host = session.host().unwrap();
+        let error = share::receive(&there, &host, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("did not come in time"), "{error}");
+        drop((host, session));
+        assert_nothing_left(emulator);
+    });
+}
+
+static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count(_: i32) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Sends this process a signal at each interval from now on.
+fn storm(interval: Duration, flags: SaFlags) {
+    let action = SigAction::new(SigHandler::Handler(count), flags, SigSet::empty());
+    // SAFETY: the handler only adds to an atomic.
+    unsafe { sigaction(Signal::SIGALRM, &action) }.unwrap();
+    let time = TimeVal::microseconds(interval.as_micros() as i64);
+    let timer = nix::libc::itimerval { it_interval: *time.as_ref(), it_value: *time.as_ref() };
+    // SAFETY: both pointers are to live values, or null.
+    assert_eq!(unsafe { nix::libc::setitimer(nix::libc::ITIMER_REAL, &timer, std::ptr::null_mut()) }, 0);
+}
+
+#[test]
+fn a_storm_of_signals_makes_nothing_fail() {
+    on_each_generation(Config::default(), |_, emulator| {
+        for flags in [SaFlags::SA_RESTART, SaFlags::empty()] {
+            for interval in [1, 20, 100].map(Duration::from_millis) {
+                SIGNALS.store(0, Ordering::Relaxed);
+                storm(interval, flags);
+                // At least one signal, however quick the machine is.
+                while SIGNALS.load(Ordering::Relaxed) == 0 {
+                    let session = Session::builder().device_process(patient()).open().unwrap();
+                    let device = session.device(LogicalId(0)).unwrap();
+                    let mapping = mapped_on(&device, MIB2);
+                    mapping.write(0, b"storm").unwrap();
+                    assert_eq!(contents(&mapping, 0, 5), b"storm");
+                    drop((mapping, device));
+                    session.close().unwrap();
+                }
+                storm(Duration::ZERO, flags);
+                assert_nothing_left(emulator);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_daemon_that_is_silent_is_not_waited_for_longer_because_of_signals() {
+    isolated(with_daemon(Daemon::Silent), |_| {
+        for flags in [SaFlags::SA_RESTART, SaFlags::empty()] {
+            storm(Duration::from_millis(20), flags);
+            let settings = Settings { handshake: Duration::from_millis(1500), ..patient() };
+            let begun = Instant::now();
+            let started = DeviceProcess::start(LogicalId(0), Path::new("/dev/davinci_manager"), &settings);
+            assert!(matches!(started, Err(ProcessFailure::TimedOut { .. })), "{started:?}");
+            assert!(begun.elapsed() >= Duration::from_millis(1500));
+            assert!(begun.elapsed() < PATIENCE, "it hangs");
+            assert!(SIGNALS.swap(0, Ordering::Relaxed) > 0, "signals are let through while it waits");
+        }
+        storm(Duration::ZERO, SaFlags::empty());
+    });
+}
+
+#[test]
+fn waits_for_other_processes_go_on_after_a_signal() {
+    isolated(plain(), |_| {
+        let memory = device(0).create(MIB2).unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        let child = fork(|| {
+            storm(Duration::from_millis(1), SaFlags::empty());
+            let device = device(0);
+            share::receive(&there, &device, PATIENCE).unwrap();
+        });
+        storm(Duration::from_millis(1), SaFlags::empty());
+        share::send(&here, &memory, PATIENCE).unwrap();
+        storm(Duration::ZERO, SaFlags::empty());
+        child.join();
+    });
+}

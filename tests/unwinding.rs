@@ -1,0 +1,174 @@
+//! Subscribers of `tracing` are the user's code: they may call back into the library, and panic.
+
+mod support;
+
+use ascend_emulator::{Config, fork, isolated, on_each_generation};
+use ascend_vmm::discovery;
+use ascend_vmm::{LogicalId, Session, share};
+use std::cell::Cell;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::{MIB2, PATIENCE, assert_nothing_left, inject, survey_options};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+static EVENTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Does something at every event, but not at those that this causes.
+struct AtEvent(fn());
+
+impl Subscriber for AtEvent {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("ascend_vmm")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        if !INSIDE.replace(true) {
+            EVENTS.fetch_add(1, Ordering::Relaxed);
+            // The mark must go also if the action panics.
+            struct Outside;
+            impl Drop for Outside {
+                fn drop(&mut self) {
+                    INSIDE.set(false);
+                }
+            }
+            let _outside = Outside;
+            (self.0)();
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+fn subscribe(action: fn()) {
+    tracing::subscriber::set_global_default(AtEvent(action)).unwrap();
+}
+
+/// A bit of everything, with refusals in it, from nothing to nothing.
+fn scenario(emulator: &ascend_emulator::Emulator) {
+    discovery::survey(&survey_options());
+    let session = Session::open().unwrap();
+    let (first, second) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+    let memory = first.create(MIB2).unwrap();
+    let reservation = session.reserve(2 * MIB2).unwrap();
+    let mapping = reservation.map(0, &memory).unwrap();
+    mapping.grant(&second).unwrap();
+    mapping.write(0, b"traced").unwrap();
+    mapping.read(0, &mut [0; 6]).unwrap();
+    mapping.write_async(0, vec![1; 100]).unwrap().wait().unwrap();
+    let host = session.host().unwrap().create(MIB2).unwrap();
+    let export = memory.export().unwrap();
+    export.ticket().unwrap();
+    let (here, there) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
+        let memory = share::receive(&there, &device, PATIENCE).unwrap();
+        drop(memory);
+    });
+    share::send(&here, &memory, PATIENCE).unwrap();
+    child.join();
+    inject(emulator, "MEM_UNMAP#1=EBUSY");
+    drop(mapping);
+    inject(emulator, "CLOSE_DEVICE#1=EBUSY");
+    drop(second);
+    let second = session.device(LogicalId(1)).unwrap();
+    drop((reservation, host, export, memory, second, first));
+    session.close().unwrap();
+    // Sessions that are dropped, not closed.
+    let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
+    drop(device);
+}
+
+#[test]
+fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothing() {
+    on_each_generation(Config::default(), |_, emulator| {
+        subscribe(|| {
+            // Whatever comes of it: it must return.
+            let Ok(session) = Session::current() else { return };
+            let _ = session.reserve(MIB2).map(|reservation| reservation.mappings());
+            let _ = session.device(LogicalId(0)).and_then(|device| device.create(MIB2)).map(|memory| memory.export());
+            let _ = session.device(LogicalId(1));
+            let _ = session.host().and_then(|host| host.create(MIB2));
+            session.memory_at(0x12c0_0000_0000);
+        });
+        // A close may find the subscriber's references: dropping is what must work here.
+        let session = Session::current().unwrap();
+        let device = session.device(LogicalId(0)).unwrap();
+        let reservation = session.reserve(2 * MIB2).unwrap();
+        let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
+        mapping.write(0, b"traced").unwrap();
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        drop(mapping);
+        inject(emulator, "CLOSE_DEVICE#1=EBUSY");
+        drop((reservation, device));
+        drop(session);
+        discovery::survey(&survey_options());
+        drop(Session::current().unwrap().device(LogicalId(1)).unwrap());
+        assert!(EVENTS.load(Ordering::Relaxed) > 50);
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_subscriber_that_panics_at_every_event_loses_nothing() {
+    on_each_generation(Config::default(), |_, emulator| {
+        std::panic::set_hook(Box::new(|_| {}));
+        subscribe(|| panic!("of the subscriber"));
+        scenario(emulator);
+        let _ = std::panic::take_hook();
+        assert!(EVENTS.load(Ordering::Relaxed) > 50);
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn every_event_reaches_a_subscriber_after_the_lock_under_which_it_happened() {
+    isolated(Config::default(), |emulator| {
+        static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        struct Names;
+        impl Subscriber for Names {
+            fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+                metadata.target().starts_with("ascend_vmm")
+            }
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+            fn event(&self, event: &Event<'_>) {
+                struct Command(Option<String>);
+                impl tracing::field::Visit for Command {
+                    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                        if field.name() == "command" {
+                            self.0 = Some(format!("{value:?}").trim_matches('"').to_owned());
+                        }
+                    }
+                }
+                let mut command = Command(None);
+                event.record(&mut command);
+                SEEN.lock().unwrap().extend(command.0);
+            }
+            fn enter(&self, _: &Id) {}
+            fn exit(&self, _: &Id) {}
+        }
+        tracing::subscriber::set_global_default(Names).unwrap();
+        scenario(emulator);
+        let seen = SEEN.lock().unwrap();
+        for command in ["INIT_PROCESS", "SETUP_DEVICE", "UPDATE_HEAP", "MEM_EXPORT", "CLOSE_DEVICE", "munmap", "CLOSE"]
+        {
+            assert!(seen.iter().any(|name| name == command), "{command} was not reported");
+        }
+    });
+}
