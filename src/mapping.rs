@@ -3,7 +3,7 @@
 //! MEM_MAP puts the beginning of a handle at a 2 MiB multiple inside a reservation; MEM_UNMAP
 //! undoes one whole mapping. The kernel does not check that a mapping ends where its reservation
 //! does, and a MEM_MAP that hits an occupied chunk leaves the free chunks before it unusable; so
-//! both are checked here first, in a [`table`] of all mappings, which also answers what is mapped
+//! both are checked here first, in a table of all mappings, which also answers what is mapped
 //! at an address. A mapping keeps its memory and its reservation, and so its device and the
 //! session, alive: drop them in any order.
 

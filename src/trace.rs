@@ -1,7 +1,8 @@
 //! What the library reports through `tracing`, and when.
 //!
-//! Every system call on the driver's files is one event of level TRACE with its module, command,
-//! device, size, duration and result; everything else is a warning or an error in words. A
+//! Every open, ioctl, mmap, mprotect and munmap of the driver's modules is one event of level TRACE
+//! with its module, command, device, size, duration and result (close(2) and the opens of
+//! `/dev/davinciN` are not); everything else is a warning or an error in words. A
 //! subscriber is the user's code: it may panic, and it may call back into the library. So nothing
 //! is reported while this thread holds a lock or a slot of ours ([`quiet`] keeps it back until
 //! then), and a panic of the subscriber costs its event and nothing else.

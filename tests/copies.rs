@@ -2,7 +2,7 @@
 
 mod support;
 
-use ascend_emulator::{Config, isolated_leaky, on_each_generation};
+use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::Error;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::error::Errno;
@@ -269,5 +269,26 @@ fn any_number_of_empty_rows_is_copied_at_once() {
             slice.write_rows(&rows, &[]).unwrap();
             slice.read_rows(&rows, &mut []).unwrap();
         }
+    });
+}
+
+#[test]
+fn an_empty_slice_holds_no_mapping_and_copies_nothing() {
+    isolated(plain(), |_| {
+        let (session, device) = open(0);
+        let (first, second) = (session.reserve(MIB2).unwrap(), session.reserve(MIB2).unwrap());
+        assert_eq!(first.address() + MIB2, second.address());
+        let mapping = second.map(0, &device.create(MIB2).unwrap()).unwrap();
+        let slices = [first.slice(0, 0).unwrap(), first.slice(MIB2, 0).unwrap(), second.slice(5, 0).unwrap()];
+        for slice in &slices {
+            slice.write(&[]).unwrap();
+            slice.read(&mut []).unwrap();
+            slice.fill(1).unwrap();
+            slice.copy_from(&slices[0]).unwrap();
+        }
+        ascend_vmm::copy::write_batch(&[(first.slice(MIB2, 0).unwrap(), &[])]).unwrap();
+        // Neither the neighbour's mapping nor the one that an empty slice is in is held.
+        mapping.unmap().unwrap();
+        drop(slices);
     });
 }

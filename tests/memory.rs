@@ -455,3 +455,20 @@ fn debug_output_is_short() {
         assert!(format!("{mapping:?}").contains(&format!("{:#x}", mapping.address())));
     });
 }
+
+#[test]
+fn sizes_and_nodes_beyond_what_the_kernel_counts_are_refused_before_it_is_called() {
+    isolated(Config::default(), |emulator| {
+        let (session, device) = open(0);
+        let host = session.host().unwrap();
+        let calls = calls_during(emulator, || {
+            for size in [u64::MAX / MIB2 * MIB2, 1 << 53, (1 << 53) + MIB2, 1 << 63] {
+                refused_here(&device.create(size).unwrap_err(), "32 bits");
+                refused_here(&host.create(size).unwrap_err(), "32 bits");
+            }
+            let kind = Kind { memory: MemoryKind::Ddr, ..Kind::default() };
+            refused_here(&host.create_on_node(MIB2, kind, u32::MAX).unwrap_err(), "not a NUMA node");
+        });
+        assert_eq!(calls, 0);
+    });
+}

@@ -114,7 +114,7 @@ fn a_foreign_session_in_the_process_is_reported_and_its_end_is_awaited_on_the_sa
         assert_eq!(count(emulator, "ALLOC_PROC_STRUCT"), 1, "another file would leak kernel memory for good");
         drop(other);
         let session = Session::open().unwrap();
-        assert!(session.has_segments(), "mapped again: the end of the other session unmapped them");
+        assert!(!session.has_segments(), "the end of the other session unmapped our segments, for good");
         device(0).create(MIB2).unwrap();
         session.close().unwrap();
     });
@@ -377,4 +377,56 @@ mod foreign {
             unsafe { libc::munmap(SVM_START as *mut _, SVM_SIZE as usize) };
         }
     }
+}
+
+#[test]
+fn options_after_a_foreign_session_are_those_of_the_new_call() {
+    on_each_generation(Config::default(), |_, _| {
+        let other = foreign::session();
+        let taken = |error: Error| assert!(matches!(error, Error::SessionTaken(_)), "{error}");
+        taken(Session::builder().segments(false).open().unwrap_err());
+        // Another device is another file.
+        let nowhere = Session::builder().davinci_manager("/no/such/device").open().unwrap_err();
+        assert!(matches!(nowhere, Error::Open(_)), "{nowhere}");
+        drop(other);
+        let session = Session::open().unwrap();
+        assert!(session.has_segments());
+        support::mapped_on_host(MIB2).write(0, b"seen by the CPU").unwrap();
+        session.close().unwrap();
+
+        let other = foreign::session();
+        taken(Session::open().unwrap_err());
+        drop(other);
+        let session = Session::builder().segments(false).open().unwrap();
+        assert!(!session.has_segments());
+        let memory = session.host().unwrap().create(MIB2).unwrap();
+        assert!(session.reserve(MIB2).unwrap().map(0, &memory).is_err());
+    });
+}
+
+#[test]
+fn a_log_page_of_another_library_is_read_but_not_moved_and_may_go_away() {
+    use ascend_ioctl::klog::{PAGE_SIZE, Page, SVM_ERRORS};
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    on_each_generation(plain(), |_, _| {
+        let (start, size) = (std::num::NonZero::new(SVM_ERRORS as usize), std::num::NonZero::new(PAGE_SIZE).unwrap());
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
+        let page = unsafe { mmap_anonymous(start, size, protection, MapFlags::MAP_PRIVATE) }.unwrap().cast::<Page>();
+        assert_eq!(page.addr().get() as u64, SVM_ERRORS);
+        // SAFETY: a fresh mapping of the page's size.
+        unsafe { page.write(Page::empty(SVM_ERRORS)) };
+        let (session, device) = open(0);
+        let reservation = session.reserve(MIB2).unwrap();
+        let error = device.create(1 << 50).unwrap_err();
+        assert!(error.kernel_log().is_some(), "{error:?}");
+        // SAFETY: still mapped, and nothing writes now.
+        let seen = unsafe { page.read_volatile() };
+        assert!(seen.read == 0 && seen.write > 0, "read {}, write {}", seen.read, seen.write);
+        // SAFETY: this test's own mapping.
+        unsafe { munmap(page.cast(), PAGE_SIZE) }.unwrap();
+        reservation.free().unwrap();
+        let error = device.create(1 << 50).unwrap_err();
+        assert_eq!(error.kernel_log(), None);
+    });
 }

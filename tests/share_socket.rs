@@ -396,3 +396,105 @@ fn descriptors_that_a_peer_sends_are_not_received() {
         }
     });
 }
+
+#[test]
+fn a_ticket_of_another_process_is_not_received() {
+    isolated(plain(), |_| {
+        let victim = hello_memory();
+        let export = victim.export().unwrap();
+        let ticket = export.ticket().unwrap().to_bytes();
+        let (here, there) = UnixStream::pair().unwrap();
+        // The importer is trusted by the exporter, but asks another process for memory.
+        let (number, told) = UnixStream::pair().unwrap();
+        let importer = fork(|| {
+            let device = device(1);
+            let me = BareTgid::of_this_process(&device.session()).unwrap();
+            (&told).write_all(&me.as_raw().to_le_bytes()).unwrap();
+            fails(share::receive(&here, &device, PATIENCE), "another process sent it");
+        });
+        let mut tgid = [0; 4];
+        (&number).read_exact(&mut tgid).unwrap();
+        export.trust(&[BareTgid::from_raw(i32::from_le_bytes(tgid)).unwrap()]).unwrap();
+        let attacker = fork(|| {
+            (&there).read_exact(&mut [0; HELLO]).unwrap();
+            send_as_self(&there, &ticket, &[]);
+            (&there).read_exact(&mut [0; 2]).unwrap();
+        });
+        importer.join();
+        attacker.join();
+    });
+}
+
+#[test]
+fn a_share_that_was_received_from_one_process_is_not_received_from_another() {
+    isolated(plain(), |_| {
+        let session = Session::open().unwrap();
+        let device = device(0);
+        let exporter = |socket: UnixStream, share: Option<u64>| {
+            fork(move || {
+                let memory = hello_memory();
+                let Some(share) = share else {
+                    return share::send(&socket, &memory, PATIENCE).unwrap();
+                };
+                // A ticket of its own, in which only the share's number is another process's.
+                let mut ticket = memory.export().unwrap().ticket().unwrap();
+                ticket.handle = share::ShareableHandle::from_u64(share).unwrap();
+                (&socket).read_exact(&mut [0; HELLO]).unwrap();
+                send_as_self(&socket, &ticket.to_bytes(), &[]);
+                (&socket).read_exact(&mut [0; 2]).unwrap();
+            })
+        };
+        let (here, there) = UnixStream::pair().unwrap();
+        let honest = exporter(there, None);
+        let received = share::receive(&here, &device, PATIENCE).unwrap();
+        honest.join();
+        let (here, there) = UnixStream::pair().unwrap();
+        let attacker = exporter(there, Some(0));
+        let error = share::receive(&here, &device, PATIENCE).unwrap_err();
+        assert!(error.to_string().contains("named another process"), "{error}");
+        attacker.join();
+        drop((received, session));
+    });
+}
+
+#[test]
+fn a_process_that_got_the_number_of_one_that_died_is_not_trusted() {
+    isolated(plain(), |emulator| {
+        let memory = hello_memory();
+        let export = memory.export().unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        // It says hello and dies before it is trusted.
+        let friend = fork(|| send_as_self(&there, &hello(own_pid()), &[]));
+        let number = friend.pid();
+        friend.join();
+        let end_of_friend = there;
+        emulator.record();
+        // Its number is another process's now, where this test may choose numbers.
+        let last = std::path::Path::new("/proc/sys/kernel/ns_last_pid");
+        let (go, wait) = UnixStream::pair().unwrap();
+        let mut stranger = None;
+        for _ in 0..200 {
+            if std::fs::write(last, (number - 1).to_string()).is_err() {
+                println!("SKIPPED in part: this user may not choose process ids, so the number stays free");
+                break;
+            }
+            let child = fork(|| drop((&wait).read_exact(&mut [0])));
+            if child.pid() == number {
+                stranger = Some(child);
+                break;
+            }
+            (&go).write_all(&[0]).unwrap();
+            child.join();
+        }
+        // The socket is held open by this process, so only the process itself can be missed.
+        let error = share::send(&here, &memory, PATIENCE).unwrap_err();
+        assert!(matches!(error, Error::Exchange(_)), "{error}");
+        let listed = emulator.records().iter().filter(|record| record.cmd == Some("MEM_SET_PID")).count();
+        assert_eq!(listed, 0, "no process was put on the list");
+        if let Some(stranger) = stranger {
+            (&go).write_all(&[0]).unwrap();
+            stranger.join();
+        }
+        drop((end_of_friend, export));
+    });
+}

@@ -284,3 +284,30 @@ fn a_new_process_with_the_pid_of_a_trusted_one_is_not_trusted() {
         exporter.kill();
     });
 }
+
+#[test]
+fn an_import_that_is_there_is_compared_with_the_next_ticket() {
+    on_each_generation(plain(), |_, _| {
+        let session = Session::open().unwrap();
+        let (first, second) = (device(0), device(1));
+        let kind = Kind { page: Page::Giant, memory: MemoryKind::Hbm };
+        let memory = first.create_with(1 << 30, kind).unwrap();
+        let export = memory.export().unwrap();
+        export.trust(&[BareTgid::of_this_process(&session).unwrap()]).unwrap();
+        let ticket = export.ticket().unwrap();
+        // The short form does not say that the pages are parts of larger ones; the ticket does.
+        let by_handle = share::import(&second, export.handle()).unwrap();
+        let by_ticket = share::import(&second, &ticket).unwrap();
+        assert!(by_ticket.is_same(&by_handle));
+        assert_eq!((by_ticket.page(), by_handle.page()), (Page::Giant, Page::Giant));
+        for (change, words) in [
+            ((|ticket: &mut Ticket| ticket.size = 4096) as fn(&mut Ticket), "the ticket says 4096 bytes"),
+            (|ticket| ticket.exporter += 1, "named another process"),
+        ] {
+            let mut lie = ticket;
+            change(&mut lie);
+            let error = share::import(&second, &lie).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    });
+}

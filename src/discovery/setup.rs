@@ -1,4 +1,4 @@
-//! The module uda: which devices this process has, and under which numbers.
+//! Making this process's table of devices, in the order that does no harm.
 //!
 //! SETUP makes the table of the caller's mount namespace. In a container it takes the devices whose
 //! nodes were opened before, so the nodes come first and SETUP right behind them: another container

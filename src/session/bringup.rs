@@ -31,6 +31,8 @@ pub(super) struct Prepared {
     /// A generation whose numbers the driver has, and the segments that it lists.
     family: Generation,
     listed: Vec<Segment>,
+    /// Whether its segments were mapped, be it in an earlier attempt.
+    was_mapped: bool,
 }
 
 /// Files for which INIT_PROCESS answered EEXIST. Closing one would leak 145 MB of kernel memory for
@@ -128,18 +130,23 @@ fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
     let listed =
         svm.get_mmap_info(family).map_err(|refused| refused.operation("read the driver's address segments"))?;
     let generation = choose(family, &listed, builder.allow_unknown_generation)?;
-    let segments = if builder.segments { map(&svm, &listed)? } else { Segments::default() };
+    let was_mapped = builder.segments;
+    let segments = if was_mapped { map(&svm, &listed)? } else { Segments::default() };
     svm.map_log_page();
-    Ok(Prepared { svm, generation, segments, manager: builder.davinci_manager.clone(), family, listed })
+    let manager = builder.davinci_manager.clone();
+    Ok(Prepared { svm, generation, segments, manager, family, listed, was_mapped })
 }
 
 impl Prepared {
     /// Makes the file what these options ask for. Segments that are mapped stay.
     fn set_options(&mut self, builder: &SessionBuilder) -> Result<()> {
         self.generation = choose(self.family, &self.listed, builder.allow_unknown_generation)?;
+        // A file whose segments were unmapped, by what ended the session in its way, cannot map them
+        // a second time: it goes on without.
         self.segments.check();
-        if builder.segments && !self.segments.has_svm() {
+        if builder.segments && !self.was_mapped {
             self.segments = map(&self.svm, &self.listed)?;
+            self.was_mapped = true;
         }
         Ok(())
     }

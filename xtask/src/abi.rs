@@ -31,7 +31,7 @@ pub enum Abi {
         #[arg(long, value_name = "DIR")]
         driver_src: PathBuf,
         /// Compare with this generation instead of the one that fits best.
-        #[arg(long, value_name = "NAME", value_parser = GENERATIONS.map(|(name, _)| name))]
+        #[arg(long, value_name = "NAME", value_parser = Generation::ALL.map(Generation::name))]
         generation: Option<String>,
     },
     /// Print the table of a driver source tree as JSON.
@@ -47,12 +47,13 @@ pub enum Abi {
     },
 }
 
-/// The tables of the known generations.
-const GENERATIONS: [(&str, &str); 3] = [
-    ("8.5.0", include_str!("../../ioctl/abi/8.5.0.json")),
-    ("9.0.0", include_str!("../../ioctl/abi/9.0.0.json")),
-    ("26.1", include_str!("../../ioctl/abi/26.1.json")),
-];
+/// The table of a known generation. Read from the source tree, in which this command is run.
+fn known_table(generation: Generation) -> Result<Table, String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ioctl/abi").join(generation.delta().table);
+    let wrong = |error: String| format!("our table {}: {error}", path.display());
+    let json = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+    serde_json::from_str(&json).map_err(|error| wrong(error.to_string()))
+}
 
 /// Runs the command and returns its exit status.
 pub fn run(command: Abi) -> ExitCode {
@@ -66,8 +67,8 @@ pub fn run(command: Abi) -> ExitCode {
 fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String> {
     let measured = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     let mut candidates = Vec::new();
-    for (name, json) in GENERATIONS.iter().filter(|(name, _)| generation.is_none_or(|wanted| wanted == *name)) {
-        let table: Table = serde_json::from_str(json).map_err(|error| format!("our table of {name}: {error}"))?;
+    for known in Generation::ALL.into_iter().filter(|known| generation.is_none_or(|wanted| wanted == known.name())) {
+        let table = known_table(known)?;
         candidates.push((table.differences(&measured), table));
     }
     // The version file of a tree is not reliable: that of 9.0.0 still says 8.5.

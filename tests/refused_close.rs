@@ -1,0 +1,120 @@
+//! What is left when the kernel refuses to undo something.
+
+mod support;
+
+use ascend_emulator::{Config, isolated, on_each_generation};
+use ascend_vmm::{Error, LogicalId, Session};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::{MIB2, assert_nothing_left, count, device, inject, open, plain};
+
+#[test]
+fn a_device_whose_close_was_refused_in_drop_can_be_opened_again() {
+    on_each_generation(Config::default(), |_, emulator| {
+        for fault in ["CLOSE_DEVICE#1=EBUSY", "PREPARE_CLOSE_DEVICE#1=EBUSY"] {
+            let (session, device) = open(0);
+            let processes = emulator.state().device_processes.len();
+            inject(emulator, fault);
+            drop(device);
+            assert_eq!(emulator.state().device_processes.len(), processes, "it must not end under an open device");
+            for _ in 0..3 {
+                let device = session.device(LogicalId(0)).unwrap();
+                device.create(MIB2).unwrap().free().unwrap();
+                device.close().unwrap();
+            }
+            session.close().unwrap();
+            assert_nothing_left(emulator);
+        }
+    });
+}
+
+#[test]
+fn a_device_that_stays_refused_is_usable_or_says_that_it_is_not() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        // Refused in drop, and at the next open too: the device was never prepared for closing.
+        inject(emulator, "PREPARE_CLOSE_DEVICE#1=EBUSY");
+        inject(emulator, "PREPARE_CLOSE_DEVICE#2=EBUSY");
+        drop(device);
+        let device = session.device(LogicalId(0)).unwrap();
+        device.create(MIB2).unwrap();
+        // Now it is prepared, so the kernel begins no asynchronous copy on it any more.
+        inject(emulator, "CLOSE_DEVICE#1=EBUSY");
+        inject(emulator, "CLOSE_DEVICE#2=EBUSY");
+        drop(device);
+        let error = session.device(LogicalId(0)).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("asynchronous copies"), "{error}");
+        // It goes with the next try.
+        session.device(LogicalId(0)).unwrap().close().unwrap();
+        session.close().unwrap();
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_device_that_comes_back_from_a_refused_close_says_what_it_lost() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        let peer = support::device(1);
+        device.enable_peer_access(&peer).unwrap();
+        emulator.record();
+        inject(emulator, "CLOSE_DEVICE#1=EBUSY");
+        let failed = device.close().unwrap_err();
+        assert!(failed.to_string().contains("asynchronous copies are refused until it is closed"), "{failed}");
+        assert_eq!(count(emulator, "URD"), 0, "peer access is withdrawn after the close, not before");
+        let device = failed.object;
+        device.create(MIB2).unwrap();
+        device.close().unwrap();
+        drop(peer);
+        session.close().unwrap();
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn mappings_that_are_refused_at_once_leave_no_claim_on_their_reservation() {
+    isolated(plain(), |emulator| {
+        let session = Session::open().unwrap();
+        let (mine, other) = (device(0).create(MIB2).unwrap(), device(1).create(MIB2).unwrap());
+        for _ in 0..100 {
+            let reservation = session.reserve(2 * MIB2).unwrap();
+            inject(emulator, "MEM_MAP#1=ENOMEM");
+            inject(emulator, "MEM_MAP#2=ENOMEM");
+            let barrier = Barrier::new(2);
+            std::thread::scope(|scope| {
+                for half in 0..2 {
+                    let (reservation, barrier, mine) = (&reservation, &barrier, &mine);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        reservation.map(half * MIB2, mine).unwrap_err();
+                    });
+                }
+            });
+            assert_eq!(reservation.mappings(), []);
+            reservation.map(0, &other).unwrap().unmap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_close_by_the_only_owner_is_not_refused_because_another_thread_looked() {
+    isolated(plain(), |_| {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    // Finds the session open, or closes its own at once.
+                    drop(Session::open());
+                }
+            });
+            let mut closed = 0;
+            while closed < 200 {
+                if let Ok(session) = Session::open() {
+                    session.close().unwrap();
+                    closed += 1;
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    });
+}
