@@ -21,6 +21,7 @@ mod node;
 mod server;
 
 pub use client_process::ProcessKey;
+pub(crate) use listener::{Answer, Listener, install};
 
 use crate::config::Config;
 use crate::driver::Driver;

@@ -5,6 +5,7 @@ use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -43,7 +44,11 @@ pub enum Answer {
 }
 
 /// The supervisor's end of one filter.
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    descriptor: OwnedFd,
+    /// Id of the last call received.
+    last: Cell<Option<u64>>,
+}
 
 /// Checks whether the front can work here, on a thread that ends at once, since a filter cannot be
 /// removed.
@@ -61,7 +66,7 @@ pub fn probe() -> Result<(), Unavailable> {
         let listener = install()?;
         // A kernel that can send a descriptor with the answer (Linux 5.14) looks for a call with
         // this id and finds none.
-        match Listener(listener).hand_over(0, None, false) {
+        match Listener::over(listener).hand_over(0, None, false) {
             Err(Errno::ENOENT) => Ok(()),
             Err(error) => Err(Unavailable::Kernel(error)),
             Ok(()) => Err(Unavailable::Kernel(Errno::EPROTO)),
@@ -110,11 +115,20 @@ struct Buffer {
 impl Listener {
     /// Takes the descriptor that [`install`] returned.
     pub fn new(descriptor: OwnedFd) -> Self {
-        let listener = Listener(descriptor);
+        let listener = Listener::over(descriptor);
         // SAFETY: the argument is a plain number. Older kernels return EINVAL, which only costs
         // speed.
-        unsafe { libc::ioctl(listener.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+        unsafe { libc::ioctl(listener.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         listener
+    }
+
+    fn over(descriptor: OwnedFd) -> Self {
+        Listener { descriptor, last: Cell::new(None) }
+    }
+
+    /// Id of the last call received. The kernel numbers the calls of a filter consecutively.
+    pub fn last(&self) -> Option<u64> {
+        self.last.get()
     }
 
     /// The next call; `None` if its caller died before it could be received.
@@ -122,11 +136,13 @@ impl Listener {
         // SAFETY: all zeroes is a valid value of these integers, and the kernel demands it.
         let mut buffer: Buffer = unsafe { std::mem::zeroed() };
         // SAFETY: the buffer is at least as large as what this kernel writes (see `probe`).
-        let result =
-            unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut buffer.notification) };
+        let result = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut buffer.notification)
+        };
         match Errno::result(result) {
             Ok(_) => {
                 let notification = &buffer.notification;
+                self.last.set(Some(notification.id));
                 Ok(Some(Notification {
                     id: notification.id,
                     tid: notification.pid as i32,
@@ -150,7 +166,7 @@ impl Listener {
     /// Whether the caller still waits.
     pub fn waits(&self, id: u64) -> bool {
         // SAFETY: the kernel reads one number.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) == 0 }
+        unsafe { libc::ioctl(self.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) == 0 }
     }
 
     /// Answers a call. If the caller has died, the answer is dropped with its descriptor.
@@ -167,7 +183,7 @@ impl Listener {
         };
         let response = seccomp_notif_resp { id, val: value, error, flags };
         // SAFETY: the kernel reads one response. It fails only if the caller died.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) };
+        unsafe { libc::ioctl(self.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) };
     }
 
     /// Installs a descriptor (of the listener itself, if none is given) in the caller's table and
@@ -176,15 +192,16 @@ impl Listener {
         let request = seccomp_notif_addfd {
             id,
             flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
-            srcfd: file.unwrap_or(&self.0).as_raw_fd() as u32,
+            srcfd: file.unwrap_or(&self.descriptor).as_raw_fd() as u32,
             newfd: 0,
             newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
         };
         loop {
             // SAFETY: the kernel reads one request, whose descriptor is open in this thread's
             // table.
-            let result =
-                unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw const request) };
+            let result = unsafe {
+                libc::ioctl(self.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw const request)
+            };
             match Errno::result(result) {
                 Err(Errno::EINTR) => continue,
                 other => return other.map(drop),
@@ -195,6 +212,6 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }

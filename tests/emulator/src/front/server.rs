@@ -5,7 +5,7 @@
 //! or waitpid returns. So after one of these has returned, the driver no longer has that process or
 //! file, as with a real driver.
 
-use super::client_process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
+use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
 use super::listener::{Answer, Listener, Notification};
 use super::{Order, node};
@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 
 /// The token of reports about files. Tokens of processes are their ids.
 const FILES: u64 = 0;
+
+/// The token of the wake-up for an order.
+const ORDER: u64 = u64::MAX;
 
 /// The body of the server thread. `wake` is a descriptor in the table of the process, not of this
 /// thread.
@@ -147,6 +150,11 @@ struct Server {
     faults: CommandFaults,
     recorder: Recorder,
     traps: Vec<Trap>,
+    /// The memory of clients in this process; `None` if there are no files for it.
+    own_memory: Option<Rc<OwnMemory>>,
+    own_tgid: i32,
+    /// An order waits.
+    ordered: bool,
     /// Mappings of this process that still need MADV_DONTFORK: see [`Server::spare_forks`].
     uncopied: Vec<(u64, u64)>,
 }
@@ -158,6 +166,7 @@ impl Server {
         if let Some(events) = files.events() {
             reports.add(events, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
         }
+        reports.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, ORDER))?;
         Ok(Server {
             driver: Driver::new(config),
             wake,
@@ -170,6 +179,9 @@ impl Server {
             faults: CommandFaults::default(),
             recorder: Recorder::default(),
             traps: Vec::new(),
+            own_memory: OwnMemory::new().ok().map(Rc::new),
+            own_tgid: std::process::id() as i32,
+            ordered: false,
             uncopied: Vec::new(),
         })
     }
@@ -178,9 +190,9 @@ impl Server {
         let mut polled: Vec<libc::pollfd> = Vec::new();
         loop {
             polled.clear();
-            let descriptors = [self.wake.as_raw_fd(), self.reports.0.as_raw_fd()];
+            // The reports are last: see `receive`.
             let listeners = self.listeners.iter().map(|listener| listener.as_fd().as_raw_fd());
-            polled.extend(descriptors.into_iter().chain(listeners).map(|fd| libc::pollfd {
+            polled.extend(listeners.chain([self.reports.0.as_raw_fd()]).map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
@@ -190,23 +202,24 @@ impl Server {
             if result < 0 && Errno::last() != Errno::EINTR {
                 return;
             }
-            let mut settled = false;
-            for index in (0..self.listeners.len().min(polled.len() - 2)).rev() {
-                let events = polled[index + 2].revents;
+            let reported = polled.pop().is_none_or(|reports| result < 0 || reports.revents != 0);
+            let mut received = false;
+            for index in (0..self.listeners.len().min(polled.len())).rev() {
+                let events = polled[index].revents;
                 if events & libc::POLLIN != 0 {
-                    self.receive(index);
-                    settled = true;
+                    self.receive(index, reported);
+                    received = true;
                 } else if events != 0 {
                     // The last thread under this filter is gone.
                     self.listeners.remove(index);
                 }
             }
-            if !settled {
+            if !received {
                 self.settle();
             }
             // After the calls: an order that was sent while a client waited in a call comes after
             // it.
-            if polled[0].revents != 0 && !self.obey() {
+            if std::mem::take(&mut self.ordered) && !self.obey() {
                 self.recorder.flush();
                 return;
             }
@@ -306,6 +319,12 @@ impl Server {
 
     /// Processes everything that the kernel has reported so far.
     fn settle(&mut self) {
+        self.read_reports();
+        self.settle_known();
+    }
+
+    /// Processes the reports of closed files and ended processes.
+    fn read_reports(&mut self) {
         if !self.uncopied.is_empty() {
             self.spare_forks();
         }
@@ -316,6 +335,7 @@ impl Server {
             for event in &events[..count] {
                 match event.data() {
                     FILES => self.files.read_events(),
+                    ORDER => self.ordered = true,
                     tgid => ended.push(tgid as i32),
                 }
             }
@@ -329,6 +349,10 @@ impl Server {
                 break;
             }
         }
+    }
+
+    /// Processes what needs no report, or is known from earlier ones.
+    fn settle_known(&mut self) {
         let execed: Vec<i32> = self
             .processes
             .execing()
@@ -392,13 +416,23 @@ impl Server {
     }
 
     /// Receives the next call of a listener.
-    fn receive(&mut self, index: usize) {
+    ///
+    /// `reported` says whether poll saw reports. It looks at the reports after the listeners, so
+    /// what was closed before a call that it saw was reported by then. The call received is the
+    /// one that it saw, or an earlier one, unless that caller was killed in between; ids are
+    /// consecutive and show this.
+    fn receive(&mut self, index: usize, reported: bool) {
         let listener = self.listeners[index].clone();
+        let last = listener.last();
         match listener.receive() {
             Ok(Some(notification)) => {
+                let mut current = !reported && last.is_some_and(|last| last.wrapping_add(1) == notification.id);
                 let mut waiting = VecDeque::from([notification]);
                 while let Some(notification) = waiting.pop_front() {
-                    self.settle();
+                    if !std::mem::take(&mut current) || !self.uncopied.is_empty() {
+                        self.read_reports();
+                    }
+                    self.settle_known();
                     if is_alloc(&notification) {
                         // ALLOC must not overlap with other calls: find those that wait with it.
                         while let Some(next) = listener.receive_ready() {
@@ -598,6 +632,7 @@ impl Server {
             None => self.who(tid, arrived).ok()?,
         };
         self.files.get_mut(inode)?.used_by(who.key);
+        self.processes.uses(tid, descriptor);
         Some((who, inode))
     }
 
@@ -610,7 +645,9 @@ impl Server {
         };
         let Some((who, inode)) = found else { return Answer::Continue.into() };
         let Some(file) = self.files.get_mut(inode).map(|file| file.id) else { return Answer::Continue.into() };
-        let memory = ProcessMemory(call.tid);
+        let own = self.own_memory.clone().filter(|_| who.key.tgid == self.own_tgid);
+        let other = ProcessMemory(call.tid);
+        let memory: &dyn Memory = own.as_deref().map_or(&other, |own| own);
         let request = request as u32;
         let observed = self.recorder.is_on() || !self.faults.is_empty();
         let mut record = observed.then(|| self.describe(&who, file, request));
@@ -624,7 +661,7 @@ impl Server {
         let before = record.as_ref().and_then(|(_, length)| read(*length));
         let outcome = match struck {
             Some(errno) => errno.into(),
-            None => self.driver.ioctl(&who.caller(&memory), file, request, argument),
+            None => self.driver.ioctl(&who.caller(memory), file, request, argument),
         };
         let result = match outcome {
             Outcome::Sleep(wake) => return Reply::Later(wake, inode),
