@@ -17,6 +17,7 @@ mod multiplexer;
 mod processes;
 mod segments;
 mod share;
+mod vendor_stack;
 
 use crate::rule::Rule;
 
@@ -38,6 +39,7 @@ const ALL: &[&[Rule]] = &[
     klog::RULES,
     segments::RULES,
     processes::RULES,
+    vendor_stack::RULES,
 ];
 
 /// Every rule, in the order in which they run.

@@ -160,7 +160,13 @@ impl Call<'_, '_> {
             if para.direction != svm::COPY_DEVICE_TO_HOST {
                 return refuse(Errno::EOPNOTSUPP, "device-local addresses can only be read");
             }
-            return refuse(Errno::EINVAL, "the emulated device has no local addresses");
+            // A source that the module does not manage is then an address of the device itself.
+            if !self.process.is_svm(para.source) {
+                return match self.logical < svm::DEVICE_IDS {
+                    true => refuse(Errno::EOPNOTSUPP, "the device cannot copy from its own addresses"),
+                    false => refuse(Errno::EINVAL, "there are no device ids this large"),
+                };
+            }
         }
         let plan = self.plan(para.destination, para.source, para.size, para.direction, Mode::Sync)?;
         self.carry(plan, para.destination, para.source, para.size)?;
