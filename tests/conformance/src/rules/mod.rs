@@ -14,6 +14,8 @@ mod import;
 mod klog;
 mod mapping;
 mod multiplexer;
+mod named;
+mod plain_memory;
 mod processes;
 mod segments;
 mod share;
@@ -40,6 +42,8 @@ const ALL: &[&[Rule]] = &[
     segments::RULES,
     processes::RULES,
     vendor_stack::RULES,
+    plain_memory::RULES,
+    named::RULES,
 ];
 
 /// Every rule, in the order in which they run.
