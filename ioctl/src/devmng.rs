@@ -228,6 +228,10 @@ pub const GET_CONTAINER_FLAG: Typed<u32> =
 /// device process to the caller.
 pub const GET_PROCESS_SIGN: Typed<ProcessSign> =
     command("GET_PROCESS_SIGN", "DEVDRV_MANAGER_GET_PROCESS_SIGN", 112, Some("ProcessSign"));
+/// Out i32: the level from which the driver's modules write to the kernel log, 0 to 7. Safe at any
+/// time.
+pub const GET_CONSOLE_LOG_LEVEL: Typed<i32> =
+    command("GET_CONSOLE_LOG_LEVEL", "DEVDRV_MANAGER_GET_CONSOLE_LOG_LEVEL", 154, None);
 /// Health of a device.
 pub const GET_DEVICE_HEALTH_STATUS: Typed<Health> =
     command("GET_DEVICE_HEALTH_STATUS", "DEVDRV_MANAGER_GET_DEVICE_HEALTH_STATUS", 164, Some("Health"));
@@ -246,6 +250,7 @@ pub const COMMANDS: &[Command] = &[
     GET_HOST_PHY_MACH_FLAG.command,
     GET_CONTAINER_FLAG.command,
     GET_PROCESS_SIGN.command,
+    GET_CONSOLE_LOG_LEVEL.command,
     GET_DEVICE_HEALTH_STATUS.command,
     QUERY_DEV_PID.command,
 ];

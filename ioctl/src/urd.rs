@@ -183,6 +183,8 @@ declare_constants! {
     pub const SUB_CHIP_INFO: u32 = 29, "DMS_SUBCMD_GET_CHIP_INFO";
     /// [`BOOT_STATUS`].
     pub const SUB_BOOT_STATUS: u32 = 35, "DMS_SUBCMD_GET_DEV_BOOT_STATUS";
+    /// [`MASTER_ID`].
+    pub const SUB_MASTER_ID: u32 = 37, "DMS_SUBCMD_GET_MASTER_DEV";
     /// [`PROBED`].
     pub const SUB_PROBED: u32 = 38, "DMS_SUBCMD_GET_DEV_PROBE_NUM";
     /// [`P2P`].
@@ -245,6 +247,9 @@ pub const INIT_STATUS: Key = key(MAIN_BASIC, SUB_INIT_STATUS);
 pub const CHIP_INFO: Key = key(MAIN_BASIC, SUB_CHIP_INFO);
 /// Boot state: in *physical* id, out u32.
 pub const BOOT_STATUS: Key = key(MAIN_BASIC, SUB_BOOT_STATUS);
+/// The device that runs the operating system of a device: in *physical* id, out physical id. Its
+/// own id, unless several devices share one operating system.
+pub const MASTER_ID: Key = key(MAIN_BASIC, SUB_MASTER_ID);
 /// Number of probed devices: out u32.
 pub const PROBED: Key = key(MAIN_BASIC, SUB_PROBED);
 /// Peer access: in and out [`P2pAttr`] or [`P2pAttr85`].

@@ -13,10 +13,10 @@ use crate::config::Phase;
 use crate::machine::Machine;
 use ascend_ioctl::command::number;
 use ascend_ioctl::devmng::{
-    BARE_PID, BARE_TGID, CONTAINER_CMD, ContainerArg, DEVICE_STATUS, DevInfo, DevInfo85, GET_CONTAINER_FLAG,
-    GET_DEVICE_HEALTH_STATUS, GET_DEVINFO, GET_HOST_PHY_MACH_FLAG, GET_PCIE_ID_INFO, GET_PCIINFO, GET_PLATINFO,
-    GET_PROCESS_SIGN, Health, MACHINE_CONTAINER, MACHINE_PHYSICAL, MACHINE_VIRTUAL, MachineFlag, NO_PROCESS, PciInfo,
-    PcieIdInfo, ProcessSign, QUERY_DEV_PID, QueryPid,
+    BARE_PID, BARE_TGID, CONTAINER_CMD, ContainerArg, DEVICE_STATUS, DevInfo, DevInfo85, GET_CONSOLE_LOG_LEVEL,
+    GET_CONTAINER_FLAG, GET_DEVICE_HEALTH_STATUS, GET_DEVINFO, GET_HOST_PHY_MACH_FLAG, GET_PCIE_ID_INFO, GET_PCIINFO,
+    GET_PLATINFO, GET_PROCESS_SIGN, Health, MACHINE_CONTAINER, MACHINE_PHYSICAL, MACHINE_VIRTUAL, MachineFlag,
+    NO_PROCESS, PciInfo, PcieIdInfo, ProcessSign, QUERY_DEV_PID, QueryPid,
 };
 use ascend_ioctl::uda::MAX_PHYSICAL;
 use nix::errno::Errno;
@@ -30,6 +30,8 @@ pub(crate) const SOC: &str = "Ascend910B3";
 /// Vendor, subsystem vendor, device and subsystem device of the PCI function.
 pub(crate) const PCI_IDS: [u32; 4] = [0x19E5, 0x19E5, 0xD802, 0x4000];
 const AI_CORES: u32 = 20;
+/// The level of the kernel log at which the driver's modules start.
+const LOG_LEVEL: i32 = 3;
 
 /// A registered process.
 #[derive(Debug)]
@@ -78,7 +80,8 @@ impl Devmng {
         if number >= machine.config.generation.delta().devmng_numbers || arg == 0 {
             return Errno::EINVAL.into();
         }
-        let harmless = [GET_PLATINFO.number, CONTAINER_CMD.number, GET_CONTAINER_FLAG.number];
+        let harmless =
+            [GET_PLATINFO.number, CONTAINER_CMD.number, GET_CONTAINER_FLAG.number, GET_CONSOLE_LOG_LEVEL.number];
         if !harmless.contains(&number) {
             if let Some(wake) = machine.must_wait(caller) {
                 return Outcome::Sleep(wake);
@@ -97,6 +100,7 @@ impl Devmng {
             n if n == GET_CONTAINER_FLAG.number => {
                 put(caller, arg, &u32::from(!machine.is_admin(caller)), Errno::ENODEV)
             }
+            n if n == GET_CONSOLE_LOG_LEVEL.number => put(caller, arg, &LOG_LEVEL, Errno::ENODEV),
             n if n == GET_PROCESS_SIGN.number => self.sign(machine, caller, arg),
             n if n == GET_DEVICE_HEALTH_STATUS.number => health(machine, caller, arg),
             n if n == QUERY_DEV_PID.number => query_pid(machine, caller, arg),

@@ -17,6 +17,7 @@ mod client_process;
 mod files;
 mod filter;
 mod listener;
+mod module_list;
 mod node;
 mod server;
 

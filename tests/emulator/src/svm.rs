@@ -20,6 +20,8 @@ mod heap;
 mod klog;
 mod mapping;
 mod memory_state;
+mod named;
+mod plain;
 mod race;
 mod ranges;
 mod session;
@@ -38,6 +40,7 @@ use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
 use behaviour::Behaviour;
 use handle::HandleKind;
+use named::Names;
 use nix::errno::Errno;
 use session::Process;
 use share::Shares;
@@ -92,6 +95,7 @@ struct Bound {
 struct World {
     store: Store,
     shares: Shares,
+    names: Names,
 }
 
 /// State of the SVM module: every process's session and every share.
@@ -159,7 +163,12 @@ impl Svm {
         for process in self.processes.values_mut() {
             let tgid = process.tgid;
             for (&physical, agent) in &mut process.agents {
-                if !agent.handles.is_empty() && machine.device_process(tgid, physical) != Some(agent.pid) {
+                if !(agent.handles.is_empty() && agent.plain.is_empty())
+                    && machine.device_process(tgid, physical) != Some(agent.pid)
+                {
+                    for block in std::mem::take(&mut agent.plain) {
+                        self.world.store.free(block);
+                    }
                     for handle in agent.handles.drain().filter(|handle| handle.kind == HandleKind::Normal) {
                         self.world.store.free(handle.block);
                     }
@@ -306,9 +315,16 @@ impl Svm {
             Op::Prefetch => call.prefetch(arg),
             Op::QueryMemUsedInfo => call.query_used(arg),
             Op::CheckMemInfo => call.check_info(arg),
-            // The driver has handlers for the rest: address conversion for task queues, the
-            // vendor's own inter-process memory, managed memory. The model does not have these
-            // features; this answer is made up.
+            Op::IpcMemCreate => call.ipc_create(arg),
+            Op::IpcMemDestroy => call.ipc_destroy(arg),
+            Op::IpcMemOpen => call.ipc_open(arg),
+            Op::IpcMemClose => call.ipc_close(arg),
+            Op::IpcMemQuery => call.ipc_query(arg),
+            Op::IpcMemSetPid => call.ipc_set_pid(arg),
+            Op::IpcMemSetAttr => call.ipc_set_attr(arg),
+            Op::IpcMemGetAttr => call.ipc_get_attr(arg),
+            // The driver has handlers for the rest: address conversion for task queues, managed
+            // memory, repair. The model does not have these features; this answer is made up.
             _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),
         }
     }

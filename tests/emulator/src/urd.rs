@@ -15,9 +15,9 @@ use ascend_ioctl::Generation;
 use ascend_ioctl::uda::{FIRST_VIRTUAL, MAX_PHYSICAL};
 use ascend_ioctl::urd::{
     BOOT_STATUS, CALL, CHIP_INFO, CallArg, ChipInfo, DeviceInfoIn, DeviceInfoOut, HBM_MEM_INFO, HEALTH, INIT_STATUS,
-    Key, MAIN_BASIC, MEMORY_INFO, MemoryInfoIn, NOT_PERMITTED, NOT_SUPPORTED_HERE, P2P, P2P_CAN_ACCESS, P2P_CAPABILITY,
-    P2P_DISABLE, P2P_ENABLE, P2P_STATUS, P2pAttr, P2pAttr85, PCIE_INFO, PHYSICAL_INFO, PROBED, PcieInfo, PhysicalInfo,
-    SPLIT_MODE, SPOD_INFO, SpodInfo, TS_HEARTBEAT, TsHeartbeatIn, UdisIn, UdisOut,
+    Key, MAIN_BASIC, MASTER_ID, MEMORY_INFO, MemoryInfoIn, NOT_PERMITTED, NOT_SUPPORTED_HERE, P2P, P2P_CAN_ACCESS,
+    P2P_CAPABILITY, P2P_DISABLE, P2P_ENABLE, P2P_STATUS, P2pAttr, P2pAttr85, PCIE_INFO, PHYSICAL_INFO, PROBED,
+    PcieInfo, PhysicalInfo, SPLIT_MODE, SPOD_INFO, SpodInfo, TS_HEARTBEAT, TsHeartbeatIn, UdisIn, UdisOut,
 };
 use nix::errno::Errno;
 use std::collections::BTreeMap;
@@ -186,13 +186,14 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     let newer = generation >= Generation::V9_0_0;
     let publish = if newer { PUBLISH } else { PUBLISH_85 };
     let refused: Handler = |_| Err(Errno::EINVAL.into());
-    let features: [(Key, bool, Handler); 13] = [
+    let features: [(Key, bool, Handler); 14] = [
         (HEALTH, true, health),
         (PCIE_INFO, true, pcie_info),
         (SPLIT_MODE, true, split_mode),
         (INIT_STATUS, true, init_status),
         (CHIP_INFO, true, chip_info),
         (BOOT_STATUS, true, boot_status),
+        (MASTER_ID, true, master_id),
         (PROBED, true, probed),
         (P2P, true, p2p),
         (PHYSICAL_INFO, newer, physical_info),
@@ -317,6 +318,15 @@ fn boot_status(call: &mut Call) -> Answer {
         _ => 3,
     };
     call.output(|_| true, &status)
+}
+
+/// Every emulated device runs an operating system of its own.
+fn master_id(call: &mut Call) -> Answer {
+    let physical = call.input::<u32>()?;
+    if call.output_length != 4 || call.machine.device(physical).is_none_or(|device| !device.known()) {
+        return Err(Errno::EINVAL.into());
+    }
+    call.word(physical)
 }
 
 fn probed(call: &mut Call) -> Answer {

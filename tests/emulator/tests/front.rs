@@ -7,6 +7,7 @@
 
 mod client;
 
+use ascend_emulator::config::Door;
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{davinci, uda};
@@ -65,6 +66,34 @@ fn stat_and_access_know_the_nodes() {
         nix::unistd::access(MANAGER, nix::unistd::AccessFlags::R_OK).unwrap();
         assert_eq!(nix::unistd::access("/dev/davinci9", nix::unistd::AccessFlags::F_OK), Err(Errno::ENOENT));
         assert_eq!(nix::sys::stat::stat("/dev/davinci1").unwrap().st_mode & libc::S_IFMT, libc::S_IFCHR);
+    });
+}
+
+#[test]
+fn a_node_is_no_link_and_is_its_own_real_path() {
+    isolated(Config::default(), |_| {
+        let errno = |path| std::fs::read_link(path).unwrap_err().raw_os_error();
+        assert_eq!(errno(MANAGER), Some(libc::EINVAL));
+        assert_eq!(errno("/dev/davinci9"), Some(libc::ENOENT));
+        for path in [MANAGER, "/dev/davinci1", "/dev/hisi_hdc"] {
+            assert_eq!(std::fs::canonicalize(path).unwrap(), std::path::Path::new(path));
+        }
+    });
+}
+
+#[test]
+fn the_list_of_modules_names_the_driver() {
+    isolated(Config::default(), |_| {
+        assert!(std::fs::read_to_string("/proc/modules").unwrap().contains("asdrv_pbl"));
+        let emulator = std::thread::spawn(|| Command::new("cat").arg("/proc/modules").output().unwrap());
+        assert!(emulator.join().unwrap().stdout.starts_with(b"asdrv_svm "));
+    });
+}
+
+#[test]
+fn the_list_of_modules_names_no_driver_where_none_is_loaded() {
+    isolated(Config { door: Door::Missing, ..Config::default() }, |_| {
+        assert!(!std::fs::read_to_string("/proc/modules").unwrap().contains("asdrv_pbl"));
     });
 }
 

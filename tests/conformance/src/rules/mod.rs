@@ -14,9 +14,12 @@ mod import;
 mod klog;
 mod mapping;
 mod multiplexer;
+mod named;
+mod plain_memory;
 mod processes;
 mod segments;
 mod share;
+mod vendor_stack;
 
 use crate::rule::Rule;
 
@@ -38,6 +41,9 @@ const ALL: &[&[Rule]] = &[
     klog::RULES,
     segments::RULES,
     processes::RULES,
+    vendor_stack::RULES,
+    plain_memory::RULES,
+    named::RULES,
 ];
 
 /// Every rule, in the order in which they run.

@@ -5,7 +5,7 @@
 //! emulator. A filter cannot read memory, so paths are checked later. The emulator gets:
 //!
 //! * every open that does not ask for a directory (the driver's nodes may be opened read-only, and
-//!   shells open with O_CREAT), stat and access;
+//!   shells open with O_CREAT), stat, access and readlink;
 //! * every ioctl except those of terminals, sockets and file systems: the real modules accept other
 //!   magic bytes than their own;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
@@ -149,6 +149,7 @@ pub fn program() -> Vec<sock_filter> {
         Rule::stat_at(libc::SYS_statx, 2),
         Rule::always(libc::SYS_faccessat),
         Rule::always(libc::SYS_faccessat2),
+        Rule::always(libc::SYS_readlinkat),
         Rule::always(libc::SYS_execve),
         Rule::always(libc::SYS_execveat),
         #[cfg(target_arch = "x86_64")]
@@ -157,6 +158,8 @@ pub fn program() -> Vec<sock_filter> {
         Rule::always(libc::SYS_creat),
         #[cfg(target_arch = "x86_64")]
         Rule::always(libc::SYS_access),
+        #[cfg(target_arch = "x86_64")]
+        Rule::always(libc::SYS_readlink),
         #[cfg(target_arch = "x86_64")]
         Rule::always(libc::SYS_stat),
         #[cfg(target_arch = "x86_64")]

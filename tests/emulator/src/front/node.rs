@@ -9,10 +9,25 @@ use std::path::{Component, Path, PathBuf};
 /// The path that a caller passed, if it may be a node of the driver. Such paths never reach the
 /// real file system, even if this host has such devices.
 pub fn driver_path(tid: i32, directory: c_int, address: u64) -> Option<String> {
+    let path = named_path(tid, directory, address, is_driver_name)?;
+    path.starts_with("/dev/").then_some(path)
+}
+
+/// The list of loaded modules.
+pub const MODULE_LIST: &str = "/proc/modules";
+
+/// As [`driver_path`], or [`MODULE_LIST`]: the paths whose open(2) the emulator answers.
+pub fn path_to_open(tid: i32, directory: c_int, address: u64) -> Option<String> {
+    let path = named_path(tid, directory, address, |name| is_driver_name(name) || name == b"modules")?;
+    ((path.starts_with("/dev/") && !path.ends_with("/modules")) || path == MODULE_LIST).then_some(path)
+}
+
+/// The absolute path that a caller passed, if its last component is `wanted`.
+fn named_path(tid: i32, directory: c_int, address: u64, wanted: fn(&[u8]) -> bool) -> Option<String> {
     let path = ProcessMemory(tid).path(address)?;
     // Nearly all paths are others: check the last component first.
     let name = path.rsplit(|byte| *byte == b'/').next()?;
-    if !is_driver_name(name) {
+    if !wanted(name) {
         return None;
     }
     let mut path = PathBuf::from(std::ffi::OsString::from_vec(path));
@@ -23,8 +38,7 @@ pub fn driver_path(tid: i32, directory: c_int, address: u64) -> Option<String> {
         };
         path = base.join(path);
     }
-    let path = normalized(&path);
-    path.starts_with("/dev/").then_some(path)
+    Some(normalized(&path))
 }
 
 fn is_driver_name(name: &[u8]) -> bool {

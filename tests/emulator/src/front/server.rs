@@ -8,7 +8,7 @@
 use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
 use super::listener::{Answer, Listener, Notification};
-use super::{Order, node};
+use super::{Order, module_list, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
 use crate::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
@@ -525,6 +525,9 @@ impl Server {
             libc::SYS_faccessat | libc::SYS_faccessat2 => self.access(call, at, b),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_access => self.access(call, libc::AT_FDCWD, a),
+            libc::SYS_readlinkat => self.read_link(call, at, b),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_readlink => self.read_link(call, libc::AT_FDCWD, a),
             libc::SYS_mmap => self.mmap(call, arrived),
             libc::SYS_munmap => self.change(call, "munmap", ChangeKind::Unmap, arrived),
             libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
@@ -561,7 +564,10 @@ impl Server {
         flags: c_int,
         arrived: Instant,
     ) -> Reply {
-        let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
+        let Some(path) = node::path_to_open(call.tid, at, path) else { return Answer::Continue.into() };
+        if path == node::MODULE_LIST {
+            return self.open_module_list(flags);
+        }
         // The path was read by thread id: check that the thread was still the caller.
         if !listener.waits(call.id) {
             return Errno::ESRCH.into();
@@ -618,6 +624,21 @@ impl Server {
     fn access(&mut self, call: &Notification, at: c_int, path: u64) -> Reply {
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
         if self.exists(call.tid, &path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
+    }
+
+    /// A node is not a symbolic link. realpath(3) asks this of every component.
+    fn read_link(&mut self, call: &Notification, at: c_int, path: u64) -> Reply {
+        let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
+        if self.exists(call.tid, &path) { Errno::EINVAL.into() } else { Errno::ENOENT.into() }
+    }
+
+    /// open(2) of `/proc/modules` by a process under emulation.
+    fn open_module_list(&self, flags: c_int) -> Reply {
+        let only_reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+        match module_list::file(&self.driver.machine.config) {
+            Ok(file) if only_reads => Answer::Descriptor { file, cloexec: flags & libc::O_CLOEXEC != 0 }.into(),
+            _ => Answer::Continue.into(),
+        }
     }
 
     /// The caller and its file, if the descriptor is a file of the driver.

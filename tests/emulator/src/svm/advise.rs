@@ -20,20 +20,24 @@ impl Call<'_, '_> {
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
         };
+        if advice.contains(Advice::HUGE) && !self.allows_huge(heap) {
+            return refuse(Errno::EADDRNOTAVAIL, "the heap has no huge pages");
+        }
         if !heap.holds(para.address, para.size) {
             return refuse(Errno::EINVAL, "the range is empty or leaves the heap");
         }
+        if !heap.is_reserve() {
+            return self.advise_plain(&para);
+        }
         let chunks = heap.chunks(para.address, para.size);
-        if heap.is_reserve() && !heap.is_reserved(chunks) {
+        if !heap.is_reserved(chunks) {
             return refuse(Errno::EINVAL, "part of the range is not reserved");
         }
-        if advice.contains(Advice::PERSISTENT) && heap.is_reserve() {
+        if advice.contains(Advice::PERSISTENT) {
             return self.message(self.physical);
         }
         if advice.contains(Advice::POPULATE) {
-            // The driver refuses this for reservations. For other heaps it populates memory, which
-            // the model does not support.
-            return refuse(Errno::EOPNOTSUPP, "advice cannot populate memory here");
+            return refuse(Errno::EOPNOTSUPP, "reservations are not populated");
         }
         Ok(())
     }
@@ -47,6 +51,9 @@ impl Call<'_, '_> {
         };
         if !heap.holds(para.address, para.size) {
             return refuse(Errno::EINVAL, "the range is empty or leaves the heap");
+        }
+        if !heap.is_reserve() {
+            return self.prefetch_plain(&para);
         }
         if !heap.is_reserved(heap.chunks(para.address, para.size)) {
             return refuse(Errno::EINVAL, "part of the range is not reserved");
@@ -97,14 +104,16 @@ impl Call<'_, '_> {
             };
             let mapping = heap.mapping(address);
             let chunk = heap.chunks(address, 1);
-            if mapping.is_none() && heap.stale.first_in(chunk).is_none() {
+            let pages = heap.pages(address);
+            if mapping.is_none() && pages.is_none() && heap.stale.first_in(chunk).is_none() {
                 return refuse(Errno::EFAULT, "an address has no memory");
             }
             if para.heap_subtype_mask & 1 << heap.sub_kind == 0 {
                 return refuse(Errno::EFAULT, "an address belongs to another kind of heap");
             }
             let foreign = |it: &super::mapping::Mapping| it.side == svm::SIDE_DEVICE && it.physical != self.physical;
-            if mapping.is_some_and(foreign) {
+            let elsewhere = pages.is_some_and(|run| !run.is_host() && run.physical != self.physical);
+            if mapping.is_some_and(foreign) || elsewhere {
                 return refuse(Errno::EFAULT, "an address belongs to another device");
             }
         }

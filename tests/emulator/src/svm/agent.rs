@@ -6,11 +6,13 @@
 //! know the process returns ESRCH.
 
 use super::handle::HandleTable;
+use super::store::BlockId;
 use super::{Answer, Call, Stop, refuse};
 use crate::config::DeviceProcess;
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::svm::HOST_AGENT_ID;
 use nix::errno::Errno;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// How long the host waits for a device's answer. The real limit is in the link driver; its value
@@ -26,6 +28,8 @@ pub struct Agent {
     pub allows_async: bool,
     /// The handles of device memory, by the device's own ids.
     pub handles: HandleTable,
+    /// Its pages behind plain allocations.
+    pub plain: BTreeSet<BlockId>,
 }
 
 /// Checks the link to a device: fails if it is down, sleeps while the device is silent.

@@ -84,6 +84,8 @@ pub struct Behaviour {
     /// Unmapping host memory that fills a dynamic range looks like a munmap by the process, which
     /// ends the session.
     pub dynamic_unmap_ends_session: bool,
+    /// ADVISE may ask for huge pages in a pinned-host heap.
+    pub huge_pinned_pages: bool,
 }
 
 const V8_5_0: Behaviour = Behaviour {
@@ -92,10 +94,16 @@ const V8_5_0: Behaviour = Behaviour {
     imports_normal_host_pages: true,
     checks_numa_node: false,
     dynamic_unmap_ends_session: true,
+    huge_pinned_pages: false,
 };
 
-const V9_0_0: Behaviour =
-    Behaviour { imports_normal_host_pages: false, checks_numa_node: true, dynamic_unmap_ends_session: false, ..V8_5_0 };
+const V9_0_0: Behaviour = Behaviour {
+    imports_normal_host_pages: false,
+    checks_numa_node: true,
+    dynamic_unmap_ends_session: false,
+    huge_pinned_pages: true,
+    ..V8_5_0
+};
 
 const V26_1: Behaviour = Behaviour { reports_uvm_page: true, has_soma_pools: true, ..V9_0_0 };
 

@@ -65,12 +65,19 @@ struct Place {
     /// `None` is the host.
     device: Option<u32>,
     imported: bool,
+    /// Memory of another process, opened by name.
+    named: bool,
+    /// The driver does not copy it.
+    read_only: bool,
+    /// The module manages the address, but there are no pages.
+    absent: bool,
     /// Device memory that the host accesses through a BAR.
     bar: bool,
 }
 
 /// Pageable memory of the caller.
-const PAGEABLE: Place = Place { device: None, imported: false, bar: false };
+const PAGEABLE: Place =
+    Place { device: None, imported: false, named: false, read_only: false, absent: false, bar: false };
 
 /// A copy that passed the checks.
 #[derive(Debug, Clone, Copy)]
@@ -93,11 +100,16 @@ impl Process {
             if heap.is_reserve() {
                 return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address");
             }
-            // Memory of other heaps is populated by ADVISE, which the model does not support.
-            return refuse(Errno::EINVAL, "the address has no memory");
+            let read_only = heap.sub_kind != svm::SUB_DEVICE_READ_ONLY
+                && heap.reservation(address).is_some_and(|found| found.read_only);
+            let place = Place { read_only, ..PAGEABLE };
+            return Ok(match heap.pages(address) {
+                Some(run) => Place { device: (!run.is_host()).then_some(run.physical), named: run.named, ..place },
+                None => Place { absent: true, ..place },
+            });
         };
         let device = (mapping.side == svm::SIDE_DEVICE).then_some(mapping.physical);
-        Ok(Place { device, imported: mapping.imported, bar: mapping.bar })
+        Ok(Place { device, imported: mapping.imported, bar: mapping.bar, ..PAGEABLE })
     }
 
     /// Whether a range lies in its heap. True for addresses that the module does not manage.
@@ -127,8 +139,36 @@ impl Process {
     /// The memory at an address: the block, the offset in it, and how many of `size` bytes lie in
     /// the same mapping.
     fn resolve(&self, address: u64, size: u64) -> Option<(BlockId, u64, u64)> {
-        let mapping = self.heap(address)?.mapping(address)?;
+        let heap = self.heap(address)?;
+        if let Some(run) = heap.pages(address) {
+            return Some((run.block, run.offset + (address - run.start), size.min(run.end() - address)));
+        }
+        let mapping = heap.mapping(address)?;
         Some((mapping.block, address - mapping.start, size.min(mapping.end() - address)))
+    }
+
+    /// The device memory of a range: blocks, with the offset and the size of the part. `None` if
+    /// there is a hole or host memory.
+    pub fn pieces(&self, address: u64, size: u64) -> Option<Vec<(BlockId, u64, u64)>> {
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < size {
+            self.place(address + done).ok().filter(|place| place.device.is_some() && !place.named)?;
+            let (block, offset, run) = self.resolve(address + done, size - done)?;
+            pieces.push((block, offset, run));
+            done += run;
+        }
+        Some(pieces)
+    }
+
+    /// Pins or unpins the mappings of a range: a pinned one cannot be unmapped.
+    pub fn hold_mappings(&mut self, address: u64, size: u64, hold: bool) {
+        let Some(heap) = self.heap_mut(address) else { return };
+        for start in heap.walk(address, size).unwrap_or_default() {
+            if let Some(mapping) = heap.mappings.get_mut(&start) {
+                mapping.readers = if hold { mapping.readers + 1 } else { mapping.readers.saturating_sub(1) };
+            }
+        }
     }
 
     /// Raises or lowers the counters of what an asynchronous copy uses.
@@ -160,7 +200,13 @@ impl Call<'_, '_> {
             if para.direction != svm::COPY_DEVICE_TO_HOST {
                 return refuse(Errno::EOPNOTSUPP, "device-local addresses can only be read");
             }
-            return refuse(Errno::EINVAL, "the emulated device has no local addresses");
+            // A source that the module does not manage is then an address of the device itself.
+            if !self.process.is_svm(para.source) {
+                return match self.logical < svm::DEVICE_IDS {
+                    true => refuse(Errno::EOPNOTSUPP, "the device cannot copy from its own addresses"),
+                    false => refuse(Errno::EINVAL, "there are no device ids this large"),
+                };
+            }
         }
         let plan = self.plan(para.destination, para.source, para.size, para.direction, Mode::Sync)?;
         self.carry(plan, para.destination, para.source, para.size)?;
@@ -173,14 +219,20 @@ impl Call<'_, '_> {
     fn plan(&mut self, destination: u64, source: u64, size: u64, direction: u32, mode: Mode) -> Answer<Plan> {
         let from = self.process.place(source)?;
         let to = self.process.place(destination)?;
-        if size == 0 {
+        if size == 0 || from.absent {
             return refuse(Errno::EINVAL, "there is nothing to copy");
+        }
+        if from.read_only || to.read_only {
+            return refuse(Errno::EINVAL, "read-only memory is not copied");
         }
         if !self.process.in_heap(source, size) || !self.process.in_heap(destination, size) {
             return refuse(Errno::EINVAL, "the range leaves its heap");
         }
         if self.process.is_mixed(source, size) || self.process.is_mixed(destination, size) {
             return refuse(Errno::EINVAL, "the range covers memory of several owners");
+        }
+        if to.absent {
+            self.add_written_pages(destination, size)?;
         }
         let (real, device) = match (from.device, to.device) {
             (None, None) => (svm::COPY_HOST_TO_HOST, HOST),
@@ -199,7 +251,8 @@ impl Call<'_, '_> {
             return refuse(Errno::ENONET, "the device is closing");
         }
         if let Mode::Batch(before) = mode {
-            if (to.device.is_some() && to.imported) || (from.device.is_some() && from.imported) {
+            let of_others = |place: Place| place.device.is_some() && (place.imported || place.named);
+            if of_others(to) || of_others(from) {
                 return refuse(Errno::EOPNOTSUPP, "imported memory cannot be copied in a batch");
             }
             if before.is_some_and(|before| before != device) {
@@ -389,7 +442,14 @@ impl Call<'_, '_> {
         if para.size > heap_size {
             return refuse(Errno::EINVAL, "the range is larger than its heap");
         }
+        let locked = || self.process.heap(para.destination).is_some_and(|heap| heap.is_locked(para.destination));
+        if place.read_only || (place.absent && locked()) {
+            return refuse(Errno::EINVAL, "the memory is read-only or has no pages");
+        }
         let Some(device) = place.device else {
+            if place.absent {
+                self.add_written_pages(para.destination, para.size)?;
+            }
             para.host_mapped = 1;
             put(arg, &para);
             return Ok(());

@@ -7,6 +7,8 @@
 //! observe it per reservation, except for the populate bits that a refused map leaves set.
 
 use super::mapping::Mapping;
+use super::named::Opened;
+use super::plain::Pages;
 use super::ranges::Ranges;
 use super::session::{Dynamic, Process, host_pin_start};
 use super::{Answer, Call, World, page_size, refuse};
@@ -23,8 +25,17 @@ pub struct Reservation {
     pub start: u64,
     pub size: u64,
     pub counter: u64,
-    /// The owner mark: the logical device that was mapped here first, or 65.
+    /// The owner mark: the logical device that was mapped here first, or 65. Outside of reserve
+    /// heaps, the device that the memory is locked to.
     pub owner: Option<u32>,
+    /// ADVISE made it read-only.
+    pub read_only: bool,
+    /// ADVISE or PREFETCH put pages behind it.
+    pub populated: bool,
+    /// TRANSLATE was used on it.
+    pub translated: bool,
+    /// MEM_REMOTE_MAP maps it for a device.
+    pub registered: bool,
 }
 
 /// An enabled heap.
@@ -41,6 +52,10 @@ pub struct Heap {
     /// Chunks whose populate bit was left set by a map that failed with EADDRINUSE at a later
     /// chunk.
     pub stale: Ranges,
+    /// Pages of heaps that are not reserve heaps.
+    pub plain: BTreeMap<u64, Pages>,
+    /// Allocations behind which memory of another process was opened by name.
+    pub opened: BTreeMap<u64, Opened>,
 }
 
 impl Heap {
@@ -163,7 +178,11 @@ impl Process {
         else {
             return Ok(());
         };
-        if heap.mapping(address).is_some_and(|mapping| mapping.side == svm::SIDE_DEVICE) {
+        let mapped = heap.mapping(address).is_some_and(|mapping| mapping.side == svm::SIDE_DEVICE);
+        // Managed and read-only memory must be idle in any case.
+        let populated = matches!(heap.sub_kind, svm::SUB_DEVICE | svm::SUB_DVPP)
+            && heap.pages(address).is_some_and(|run| !run.is_host());
+        if mapped || populated {
             return self.refer(address, Some(size)).map(drop);
         }
         if reservation.counter != 1 {
@@ -172,8 +191,9 @@ impl Process {
         Ok(())
     }
 
-    /// Ends all mappings of a heap that goes away.
-    pub fn end_heap(&mut self, world: &mut World, heap: Heap) {
+    /// Ends all mappings and pages of a heap that goes away.
+    pub fn end_heap(&mut self, world: &mut World, mut heap: Heap) {
+        self.end_pages(world, &mut heap);
         for mapping in heap.mappings.into_values() {
             self.end_mapping(world, mapping);
         }
@@ -235,6 +255,8 @@ impl Call<'_, '_> {
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
             stale: Ranges::default(),
+            plain: BTreeMap::new(),
+            opened: BTreeMap::new(),
         };
         self.process.heaps.insert(start, heap);
         Ok(())
@@ -280,6 +302,7 @@ impl Call<'_, '_> {
         if self.process.heaps.get(&start).is_none_or(|heap| heap.size != size) {
             return refuse(Errno::EINVAL, "there is no such heap");
         }
+        self.process.free_pages_of(self.world, start, start..start + size);
         if let Some(heap) = self.process.heaps.remove(&start) {
             self.process.end_heap(self.world, heap);
         }
@@ -310,7 +333,16 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "a later chunk belongs to a reservation");
         }
         let size = chunks.end - chunks.start;
-        let reservation = Reservation { start: chunks.start, size, counter: 1, owner: None };
+        let reservation = Reservation {
+            start: chunks.start,
+            size,
+            counter: 1,
+            owner: None,
+            read_only: false,
+            populated: false,
+            translated: false,
+            registered: false,
+        };
         heap.reservations.insert(chunks.start, reservation);
         Ok(())
     }
@@ -355,9 +387,22 @@ impl Call<'_, '_> {
         if reservation.start != address {
             return refuse(Errno::EINVAL, "the address is not the start of the reservation");
         }
+        if reservation.translated {
+            return refuse(Errno::EBUSY, "an address of the reservation was translated for a task");
+        }
+        if reservation.registered {
+            return refuse(Errno::EBUSY, "the memory is registered with a device");
+        }
         let range = reservation.start..reservation.start + reservation.size;
         heap.reservations.remove(&address);
         heap.stale.remove(range.clone());
+        heap.opened.remove(&address);
+        if !heap.is_reserve() {
+            let start = heap.start;
+            self.world.names.pages_freed(self.process.tgid, range.clone());
+            self.process.free_pages_of(self.world, start, range);
+            return Ok(());
+        }
         let spans = heap.mapping(range.start).is_some() || heap.mappings.range(range.clone()).next().is_some();
         if spans {
             let detail = format!(

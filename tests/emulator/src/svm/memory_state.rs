@@ -14,6 +14,8 @@ pub struct SvmState {
     pub sessions: Vec<SessionState>,
     /// Shares.
     pub shares: Vec<ShareState>,
+    /// Number of names of memory.
+    pub names: usize,
     /// Bytes in use, by physical device (65 is the host).
     pub used: BTreeMap<u32, u64>,
 }
@@ -21,7 +23,7 @@ pub struct SvmState {
 impl SvmState {
     /// Whether the module holds nothing.
     pub fn is_empty(&self) -> bool {
-        self.sessions.is_empty() && self.shares.is_empty() && self.used.is_empty()
+        self.sessions.is_empty() && self.shares.is_empty() && self.names == 0 && self.used.is_empty()
     }
 }
 
@@ -166,7 +168,7 @@ impl Svm {
             }
         });
         let used = self.world.store.used_by_pool().filter(|(_, used)| *used != 0).collect();
-        SvmState { sessions, shares: shares.collect(), used }
+        SvmState { sessions, shares: shares.collect(), names: self.world.names.len(), used }
     }
 
     /// Number of process objects that the kernel can never release: their files were closed after

@@ -22,7 +22,7 @@ use crate::driver::{FileId, Mmap};
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::svm::{self, Arg, HOST_AGENT_ID, Segment};
 use nix::errno::Errno;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -219,6 +219,7 @@ impl Process {
         for (key, node) in std::mem::take(&mut self.nodes) {
             world.shares.put(&mut world.store, node, key.0, self.tgid, true);
         }
+        world.names.forget(self.tgid, None);
         self.tasks = Tasks::default();
     }
 
@@ -230,6 +231,9 @@ impl Process {
                 if handle.kind == HandleKind::Normal {
                     world.store.free(handle.block);
                 }
+            }
+            for block in agent.plain {
+                world.store.free(block);
             }
         }
     }
@@ -473,7 +477,7 @@ impl Call<'_, '_> {
             let Some(pid) = self.machine.companion(self.process.tgid, physical) else {
                 return refuse(Errno::EFAULT, "no process runs on the device for the caller");
             };
-            let agent = Agent { pid, allows_async: true, handles: HandleTable::default() };
+            let agent = Agent { pid, allows_async: true, handles: HandleTable::default(), plain: BTreeSet::new() };
             self.process.agents.insert(physical, agent);
         }
         let mut para: svm::SetupDevice = arg.para();
@@ -541,6 +545,10 @@ impl Call<'_, '_> {
             if let Some(node) = self.process.nodes.remove(&key) {
                 self.world.shares.put(&mut self.world.store, node, physical, self.process.tgid, false);
             }
+        }
+        self.world.names.forget(self.process.tgid, Some(physical));
+        for heap in self.process.heaps.values_mut() {
+            heap.opened.retain(|_, opened| opened.physical != physical);
         }
         self.process.end_agent(self.machine, self.world, physical);
         Ok(())
