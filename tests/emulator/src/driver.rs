@@ -51,6 +51,9 @@ pub struct AddressSpaceChange {
     pub start: u64,
     /// Length in bytes.
     pub length: u64,
+    /// Whether anything is mapped in the range. Linux does not notify drivers about a change of an
+    /// empty range.
+    pub mapped: bool,
 }
 
 /// The system call behind an [`AddressSpaceChange`].

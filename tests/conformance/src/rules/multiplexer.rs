@@ -49,6 +49,8 @@ pub const RULES: &[Rule] = &[
     rule!(reading_is_einval, Ran).decided_by("vfs_read, linux/fs/read_write.c").needs(&[Need::OwnFiles]),
     rule!(the_status_of_an_unknown_module_is_unused, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
     rule!(the_status_of_a_bound_module_is_used, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
+    rule!(the_status_of_no_name_is_einval, Ran)
+        .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
     rule!(every_module_that_a_client_needs_binds, Ran)
         .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),
 ];
@@ -220,6 +222,13 @@ fn reading_is_einval(_: &Host) -> Verdict {
 
 fn the_status_of_an_unknown_module_is_unused(_: &Host) -> Verdict {
     equal("status", status(&Manager::open()?, "NOPE").granted()?, 1)
+}
+
+fn the_status_of_no_name_is_einval(_: &Host) -> Verdict {
+    let file = Manager::open()?;
+    status(&file, "").refused(EINVAL)?;
+    // Nor may the name fill the whole field.
+    status(&file, &"x".repeat(davinci::NAME_LENGTH)).refused(EINVAL)
 }
 
 fn the_status_of_a_bound_module_is_used(_: &Host) -> Verdict {

@@ -8,6 +8,7 @@ use crate::session::{GIB, MIB2, Session, Svm, heap_address, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Segment};
 use libc::{EEXIST, EFAULT, EINVAL, MAP_FIXED, PROT_NONE, PROT_READ, PROT_WRITE};
+use std::ops::Range;
 
 pub const RULES: &[Rule] = &[
     rule!(unmapping_the_svm_segment_ends_the_session, Ran).decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
@@ -131,7 +132,12 @@ fn unmapping_more_than_a_segment_hides_from_the_driver(host: &Host) -> Verdict {
     let next = Svm::open(host)?;
     next.alloc_process().granted()?;
     next.init().refused(EEXIST)?;
+    // Linux does not notify the driver about an empty range, so this ends nothing.
     munmap(svm::SVM_START, svm::SVM_SIZE).granted()?;
+    next.init().refused(EEXIST)?;
+    // Unless the first session ends before this process does, the kernel never frees its memory.
+    let inside = svm::SVM_START + GIB;
+    map_and_unmap(inside..inside + page, svm::SVM_START..svm::SVM_START + svm::SVM_SIZE)?;
     crate::session::eventually("the next session begins", || next.init().is_ok())
 }
 
@@ -267,8 +273,14 @@ fn moving_the_svm_segment_is_einval(host: &Host) -> Verdict {
 
 /// Maps anonymous memory exactly there, and unmaps it.
 fn come_and_go(start: u64, size: u64) -> Verdict {
-    equal("address", anonymous(start, size, PROT_NONE).granted()?, start)?;
-    munmap(start, size).granted()
+    map_and_unmap(start..start + size, start..start + size)
+}
+
+/// Maps anonymous memory in one range and unmaps another.
+fn map_and_unmap(mapped: Range<u64>, unmapped: Range<u64>) -> Verdict {
+    let address = anonymous(mapped.start, mapped.end - mapped.start, PROT_NONE).granted()?;
+    equal("address", address, mapped.start)?;
+    munmap(unmapped.start, unmapped.end - unmapped.start).granted()
 }
 
 const TIB: u64 = 1 << 40;

@@ -23,6 +23,9 @@ pub const WATCHED_END: u64 = 0x5000_0000_0000;
 /// addresses.
 pub const HUGE: u64 = 1 << 40;
 
+/// The smallest range whose unmapping the driver takes for the end of a session.
+pub const DRIVER_AREA: u64 = 16 << 30;
+
 /// ioctl magic bytes of other subsystems that programs use often: terminals and descriptors (`T`),
 /// sockets, block devices, file systems (`f` and btrfs), seccomp itself. No module of the driver
 /// uses them.

@@ -7,6 +7,7 @@
 
 use super::client_process::{self, Inode, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
+use super::filter::DRIVER_AREA;
 use super::listener::{Answer, Listener, Notification};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
@@ -96,6 +97,7 @@ impl From<Errno> for Reply {
 #[derive(Clone, Copy)]
 struct Who {
     key: ProcessKey,
+    identity: u64,
     tid: i32,
     mount_namespace: u64,
     uid: u32,
@@ -105,7 +107,8 @@ struct Who {
 impl Who {
     fn new(process: &mut Process, tid: i32, arrived: Instant) -> Self {
         process.calls(tid);
-        Who { key: process.key, tid, mount_namespace: process.mount_namespace, uid: process.uid, arrived }
+        let Process { key, identity, mount_namespace, uid, .. } = *process;
+        Who { key, identity, tid, mount_namespace, uid, arrived }
     }
 
     fn caller<'a>(&self, memory: &'a dyn Memory) -> Caller<'a> {
@@ -113,6 +116,7 @@ impl Who {
             tid: self.tid,
             tgid: self.key.tgid,
             start_time: self.key.start_time,
+            identity: self.identity,
             mount_namespace: self.mount_namespace,
             uid: self.uid,
             memory,
@@ -158,8 +162,10 @@ impl Server {
         if let Some(events) = files.events() {
             reports.add(events, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
         }
+        let mut driver = Driver::new(config);
+        driver.machine.identity = client_process::identity;
         Ok(Server {
-            driver: Driver::new(config),
+            driver,
             wake,
             orders,
             listeners: Vec::new(),
@@ -716,8 +722,10 @@ impl Server {
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
-        let result =
-            self.driver.address_space_change(&who.caller(&memory), &AddressSpaceChange { kind, start, length });
+        // It matters only for the areas of the driver, and reading all mappings takes a while.
+        let mapped = length < DRIVER_AREA || !client_process::range_is_free(call.tid, start, length);
+        let change = AddressSpaceChange { kind, start, length, mapped };
+        let result = self.driver.address_space_change(&who.caller(&memory), &change);
         if self.recorder.is_on() {
             let mut record = who.record(name);
             record.addr = Some(format!("{start:#x}"));

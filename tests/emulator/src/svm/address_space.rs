@@ -4,7 +4,7 @@
 //! The driver sees the *ranges of the calls*: a munmap of exactly a segment ends the session, a
 //! larger one goes unnoticed, and a change that splits a mapping ends the session too. SOMA and UVM
 //! are exempt. A session without segments ends as well when a range is exactly one of the driver's
-//! areas, whatever is mapped there.
+//! areas, whatever is mapped there. A call on a range where nothing is mapped goes unnoticed.
 
 use super::session::{Process, Stage, Vma, host_pin_start};
 use super::store::for_each_data;
@@ -154,6 +154,9 @@ impl Svm {
             .map(|(id, _)| *id)
             .collect();
         let mut answer = Ok(());
+        if !change.mapped {
+            return Ok(());
+        }
         for id in concerned {
             answer = answer.and(self.change_one(machine, caller, id, &change.kind, &range));
         }

@@ -105,6 +105,7 @@ impl Bench {
             tid: client.tgid,
             tgid: client.tgid,
             start_time: client.start_time,
+            identity: 0,
             mount_namespace: 1,
             uid: 0,
             memory,
@@ -145,7 +146,7 @@ impl Bench {
     }
 
     fn change(&mut self, client: &Client, kind: ChangeKind, range: std::ops::Range<u64>) -> Result<(), Errno> {
-        let change = AddressSpaceChange { kind, start: range.start, length: range.end - range.start };
+        let change = AddressSpaceChange { kind, start: range.start, length: range.end - range.start, mapped: true };
         self.svm.address_space_change(&mut self.machine, &Bench::caller(&self.memory, client), &change)
     }
 
