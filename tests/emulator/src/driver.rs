@@ -56,6 +56,16 @@ pub struct AddressSpaceChange {
     pub mapped: bool,
 }
 
+/// Who carries out an [`AddressSpaceChange`] that is not refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The kernel, on the mappings of the emulated files.
+    ByKernel,
+    /// Nobody: it does nothing to the mappings of the real driver, and would do something to those
+    /// of the emulated files.
+    Nothing,
+}
+
 /// The system call behind an [`AddressSpaceChange`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
@@ -67,6 +77,8 @@ pub enum ChangeKind {
     Advise(i32),
     /// mbind with this mode.
     Bind(i32),
+    /// mlock or mlock2.
+    Lock,
     /// mremap.
     Remap {
         /// The new length.
@@ -243,7 +255,7 @@ impl Driver {
     }
 
     /// munmap, mprotect, madvise or mremap somewhere in the driver's address ranges.
-    pub fn address_space_change(&mut self, caller: &Caller, change: &AddressSpaceChange) -> Result<(), Errno> {
+    pub fn address_space_change(&mut self, caller: &Caller, change: &AddressSpaceChange) -> Result<Change, Errno> {
         self.svm.address_space_change(&mut self.machine, caller, change)
     }
 

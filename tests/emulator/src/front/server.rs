@@ -12,7 +12,7 @@ use super::listener::{Answer, Listener, Notification};
 use super::{Order, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
-use crate::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
+use crate::driver::{AddressSpaceChange, Change, ChangeKind, Driver, FileId, Mmap};
 use crate::fault::{CommandFaults, Fault};
 use crate::record::{self, Record, Recorder, hex};
 use crate::trap::Trap;
@@ -128,6 +128,9 @@ impl Who {
         Record { call, pid: self.key.tgid, tid: self.tid, ..Record::default() }
     }
 }
+
+/// The flag of mlockall that is not allowed alone.
+const MCL_ONFAULT: u64 = 4;
 
 /// The memory module's ALLOC, which has the same number in every generation.
 const ALLOC: Option<u32> = svm::stable(Op::Alloc);
@@ -502,6 +505,10 @@ impl Server {
             libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
             libc::SYS_madvise => self.change(call, "madvise", ChangeKind::Advise(c as i32), arrived),
             libc::SYS_mbind => self.change(call, "mbind", ChangeKind::Bind(c as i32), arrived),
+            libc::SYS_mlock | libc::SYS_mlock2 => self.change(call, "mlock", ChangeKind::Lock, arrived),
+            // It would allocate every page of the segments, now or when they are mapped, which is
+            // more than any machine has. Linux does not lock the mappings of the real driver.
+            libc::SYS_mlockall if (1..8).contains(&a) && a != MCL_ONFAULT => Answer::Value(0).into(),
             libc::SYS_mremap => {
                 let fixed = d as c_int & libc::MREMAP_FIXED != 0;
                 self.change(call, "mremap", ChangeKind::Remap { length: c, fixed }, arrived)
@@ -687,6 +694,10 @@ impl Server {
         if !fixed && !file.may_map(prot, flags) {
             return Errno::EACCES.into();
         }
+        if flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 {
+            // Linux ignores both for the real driver. Here they would allocate all pages.
+            return Errno::ENOMEM.into();
+        }
         let id = file.id;
         let hint = address.next_multiple_of(page);
         let length = length.next_multiple_of(page);
@@ -731,10 +742,11 @@ impl Server {
             record.addr = Some(format!("{start:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = (kind != ChangeKind::Unmap).then_some(argument as i64);
-            self.finish(record, result.map(|()| 0), arrived);
+            self.finish(record, result.map(|_| 0), arrived);
         }
         match result {
-            Ok(()) => Answer::Continue.into(),
+            Ok(Change::ByKernel) => Answer::Continue.into(),
+            Ok(Change::Nothing) => Answer::Value(0).into(),
             Err(errno) => errno.into(),
         }
     }
