@@ -9,7 +9,8 @@
 //!
 //! Directions: host to and from device memory; device to device on one or across two devices of
 //! this process (imported memory not on its own importing device, says the driver); rows with a
-//! pitch and batches between host and device.
+//! pitch and batches between host and device. Host memory that a device imported cannot be copied
+//! at all.
 
 mod pending;
 
@@ -237,7 +238,7 @@ impl Slice<'_> {
         const OPERATION: &str = "copy between mapped memory";
         self.same_size(OPERATION, from.size)?;
         // A child of fork may have a session of its own, and slices of its parent's.
-        from.svm().check_process()?;
+        from.check_copy(OPERATION)?;
         if self.address < from.address + from.size && from.address < self.address + self.size {
             return Err(Invalid::because(
                 OPERATION,
@@ -274,8 +275,8 @@ impl Slice<'_> {
     /// Those of [`Mapping::write`].
     pub fn fill(&self, value: u8) -> Result<()> {
         const OPERATION: &str = "fill mapped memory";
+        self.check_copy(OPERATION)?;
         let svm = self.svm();
-        svm.check_process()?;
         if self.size == 0 {
             return Ok(());
         }
@@ -377,10 +378,28 @@ impl Slice<'_> {
         unsafe { svm.memcpy2d(device, copy) }.map_err(|refused| self.failed(refused, "copy rows"))
     }
 
-    /// Before every copy: this is the right process (a child has nothing mapped here), and the
-    /// sizes agree.
-    fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
+    /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
+    /// the driver can copy such memory.
+    fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
+        let block = match &self.cover {
+            Cover::One(mapping) => &mapping.inner.block,
+            Cover::Several(first, _) => &first.block,
+            Cover::Empty(_) => return Ok(()),
+        };
+        if !block.is_host_memory_on_a_device() {
+            return Ok(());
+        }
+        Err(Invalid::because(
+            operation,
+            format!("{} is host memory, and the driver copies no host memory that a device imported", block.describe()),
+            "Import it on the host as well and use that mapping for copies; the device itself can use this one.",
+        ))
+    }
+
+    /// Before every copy: it is possible, and the sizes agree.
+    fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
+        self.check_copy(operation)?;
         if self.size == other {
             return Ok(());
         }
@@ -389,7 +408,7 @@ impl Slice<'_> {
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
-        self.svm().check_process()?;
+        self.check_copy("copy rows")?;
         let fits = |pitch: u64, size: u64| {
             let length = rows
                 .height

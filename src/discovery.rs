@@ -221,7 +221,10 @@ pub(crate) fn numbers(manager: &Path) -> Result<Vec<(LogicalId, PhysicalId, Opti
     let urd = Urd::open(manager)?;
     let listed = Uda::open(manager)?.get_dev_list();
     let listed = listed.map_err(|answer| answer.refused("GET_DEV_LIST").operation("list the devices"))?;
-    let numbers = |device: &Listed| (device.logical, device.physical, urd.spod_info(device.logical));
+    // An import without the super-pod id that the device has is never released by the driver, so a
+    // question that failed is asked again.
+    let pod = |device: &Listed| urd.spod_info(device.logical).or_else(|| urd.spod_info(device.logical));
+    let numbers = |device: &Listed| (device.logical, device.physical, pod(device));
     Ok(listed.iter().map(numbers).collect())
 }
 

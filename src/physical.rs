@@ -7,7 +7,7 @@
 //! owner releases it.
 
 use crate::device::{Device, DeviceInner, Host};
-use crate::driver::svm::{Handle, Imported, Svm};
+use crate::driver::svm::{HOST_ID, Handle, Imported, Svm};
 use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Refused, Result, bytes};
 use crate::id::LogicalId;
 use crate::kind::{Kind, MemoryKind, Page};
@@ -304,6 +304,12 @@ impl Block {
     /// Remembers the share that the memory was exported as.
     pub(crate) fn set_share(&self, share: u32) {
         self.share.store(share as i32, Ordering::Release);
+    }
+
+    /// Whether it is host memory that was imported on a device. The driver has no DMA device for a
+    /// copy of it.
+    pub(crate) fn is_host_memory_on_a_device(&self) -> bool {
+        self.imported && !self.handle.is_host() && u32::from(self.exporter) == HOST_ID
     }
 
     pub(crate) fn describe(&self) -> String {

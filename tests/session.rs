@@ -372,9 +372,15 @@ mod foreign {
     impl Drop for Foreign {
         fn drop(&mut self) {
             // Without segments a session outlives its file; it ends when exactly this range is
-            // unmapped, whatever is mapped there.
-            // SAFETY: nothing refers to memory in this range.
-            unsafe { libc::munmap(SVM_START as *mut _, SVM_SIZE as usize) };
+            // unmapped, whatever is mapped there. Something must be: Linux does not notify the
+            // driver about an empty range.
+            // SAFETY: without MAP_FIXED the kernel uses free addresses only, and nothing refers to
+            // memory in this range.
+            unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                libc::mmap(SVM_START as *mut _, 4096, libc::PROT_NONE, flags, -1, 0);
+                libc::munmap(SVM_START as *mut _, SVM_SIZE as usize);
+            }
         }
     }
 }

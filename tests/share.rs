@@ -6,9 +6,10 @@ mod support;
 use ascend_emulator::config::{Config, Place};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
+use ascend_vmm::copy::{Rows, write_batch};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, ShareableHandle, Ticket};
-use ascend_vmm::{Device, Location, PhysicalMemory, Session};
+use ascend_vmm::{Device, Error, Location, PhysicalMemory, Session};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use support::processes::{Channel, Peer, in_pid_namespace, start, start_connected};
@@ -353,7 +354,13 @@ fn host_memory_is_shared_with_the_cpu_and_with_devices() {
             channel.pause();
             let on_device = share::import(&device, &ticket).unwrap();
             assert_eq!(on_device.location(), Location::Device(LogicalId(0)));
-            assert_eq!(read(&on_device, 4), b"HOST");
+            // The device can use it; the driver copies nothing of it.
+            let there = mapped(&on_device);
+            assert!(matches!(there.read(0, &mut bytes), Err(Error::Invalid(_))));
+            wait_until("what the other CPU wrote", || {
+                view.read(0, &mut bytes).unwrap();
+                &bytes == b"HOST"
+            });
         });
         let session = Session::current().unwrap();
         let memory = session.host().unwrap().create(4 * MIB).unwrap();
@@ -393,6 +400,42 @@ fn device_memory_imported_on_the_host_is_seen_by_the_cpu() {
         let export = other.export(&secret(&device(1)));
         other.join();
         assert_eq!(read(export.memory(), 13), b"secret answer");
+    });
+}
+
+#[test]
+fn host_memory_imported_on_a_device_is_not_copied_and_the_error_says_why() {
+    on_each_generation(plain(), |_, emulator| {
+        let other = start(|channel| {
+            let device = device(0);
+            let imported = channel.import(&device);
+            let (mapping, own) = (mapped(&imported), mapped(&device.create(2 * MIB).unwrap()));
+            let rows = Rows { width: 8, height: 2, pitch: 64, buffer_pitch: 8 };
+            let mut bytes = [0; 16];
+            let errors = [
+                mapping.write(0, b"bytes").unwrap_err(),
+                mapping.read(0, &mut bytes).unwrap_err(),
+                mapping.fill(0, 16, 1).unwrap_err(),
+                mapping.write_async(0, vec![0; 16]).unwrap_err().error,
+                mapping.read_async(0, vec![0; 16]).unwrap_err().error,
+                mapping.slice(0, 128).unwrap().write_rows(&rows, &bytes).unwrap_err(),
+                mapping.slice(0, 128).unwrap().read_rows(&rows, &mut bytes).unwrap_err(),
+                mapping.slice(0, 16).unwrap().copy_from(&own.slice(0, 16).unwrap()).unwrap_err(),
+                own.slice(0, 16).unwrap().copy_from(&mapping.slice(0, 16).unwrap()).unwrap_err(),
+                write_batch(&[(mapping.slice(0, 16).unwrap(), &bytes)]).unwrap_err(),
+            ];
+            for error in errors {
+                assert!(matches!(error, Error::Invalid(_)), "{error}");
+                assert!(error.to_string().contains("no host memory that a device imported"), "{error}");
+            }
+        });
+        emulator.record();
+        let memory = Session::current().unwrap().host().unwrap().create(2 * MIB).unwrap();
+        let _export = other.export(&memory);
+        other.join();
+        let copies = emulator.records();
+        let copied = |name: &str| name.contains("MEMCPY") || name.contains("MEMSET");
+        assert!(!copies.iter().any(|record| record.cmd.is_some_and(copied)), "the kernel was asked");
     });
 }
 

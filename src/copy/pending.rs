@@ -84,8 +84,8 @@ impl Slice<'_> {
     /// Begins a copy, and returns the number of its task. What the driver does not copy
     /// asynchronously, because it is host memory or nothing, is copied at once.
     fn begin(&self, buffer: &mut [u8], to_device: bool) -> Result<Option<i32>> {
+        self.check_copy("begin a copy")?;
         let svm = self.svm();
-        svm.check_process()?;
         if self.is_host() || self.size == 0 {
             if to_device {
                 self.write(buffer)?

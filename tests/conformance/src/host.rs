@@ -4,7 +4,7 @@ use crate::manager::Manager;
 use crate::rule::{Failure, Judge};
 use crate::session::Svm;
 use ascend_ioctl::svm;
-use ascend_ioctl::{Generation, davinci, devmng, uda, urd};
+use ascend_ioctl::{Generation, davinci, devmng, hdc, uda, urd};
 use std::fmt::Write;
 
 /// The host and its driver.
@@ -20,6 +20,10 @@ pub struct Host {
     pub admin: bool,
     /// Whether the driver's files are character devices, as those of a kernel driver are.
     pub own_files: bool,
+    /// Whether `/dev/hisi_hdc` can be opened.
+    pub hdc: bool,
+    /// Whether firmware keeps the state of device 0.
+    pub firmware: bool,
     /// Super-pod id of device 0.
     pub sdid: Option<u32>,
     /// Whether rules may use up a whole resource.
@@ -68,6 +72,8 @@ impl Host {
             hccs,
             admin: user.admin == 1,
             own_files: is_character_device(),
+            hdc: crate::manager::open(hdc::PATH, libc::O_RDWR | libc::O_CLOEXEC).map(crate::manager::close).is_ok(),
+            firmware: firmware(),
             sdid: sdid(),
             exhaustion: false,
             patience: false,
@@ -88,11 +94,13 @@ impl Host {
     /// As one line of text, to return it from the process that examined the host.
     pub(crate) fn to_line(&self) -> String {
         let mut line = format!(
-            "{} {} {} {} {}",
+            "{} {} {} {} {} {} {}",
             self.generation,
             self.hccs,
             self.admin,
             self.own_files,
+            self.hdc,
+            self.firmware,
             self.sdid.map_or("-".to_string(), |sdid| sdid.to_string()),
         );
         for id in &self.physical {
@@ -108,6 +116,8 @@ impl Host {
             hccs: words.next()?.parse().ok()?,
             admin: words.next()?.parse().ok()?,
             own_files: words.next()?.parse().ok()?,
+            hdc: words.next()?.parse().ok()?,
+            firmware: words.next()?.parse().ok()?,
             sdid: words.next()?.parse().ok(),
             physical: words.map(|word| word.parse().ok()).collect::<Option<_>>()?,
             exhaustion: false,
@@ -173,6 +183,13 @@ fn connected_by_hccs() -> bool {
     let old: devmng::DevInfo85 = zerocopy::FromBytes::read_from_prefix(zerocopy::IntoBytes::as_bytes(&info))
         .map_or_else(|_| devmng::DevInfo85::default(), |(old, _)| old);
     answer == Ok(0) && old.connect_type == 1
+}
+
+/// Whether the memory that firmware shares with the host holds a state of device 0.
+fn firmware() -> bool {
+    let Ok(file) = Manager::bound(davinci::module::DEVMNG) else { return false };
+    let mut words = [0u32; 64];
+    file.command(&devmng::DEVICE_STATUS, &mut words).is_ok()
 }
 
 /// The super-pod id of device 0.

@@ -26,6 +26,9 @@ pub struct Caller<'a> {
     /// Start time of the process's leader, in nanoseconds since boot (with the resolution of
     /// `/proc/PID/stat`).
     pub start_time: u64,
+    /// Differs between two processes that have the same id one after the other; 0 on kernels that
+    /// do not tell.
+    pub identity: u64,
     /// Inode of the mount namespace, by which the driver distinguishes containers.
     pub mount_namespace: u64,
     /// Effective user id.

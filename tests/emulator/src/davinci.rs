@@ -157,6 +157,10 @@ pub(crate) fn status(caller: &Caller, arg: u64, used: impl Fn(&str) -> bool) -> 
         return Err(Errno::EINVAL);
     }
     caller.memory.read(arg, status.as_mut_bytes()).map_err(|_| Errno::EFAULT)?;
+    // Unlike OPEN, it refuses a name that fills the whole field.
+    if status.module_name[0] == 0 || !status.module_name.contains(&0) {
+        return Err(Errno::EINVAL);
+    }
     let in_use = std::str::from_utf8(name(&status.module_name)).is_ok_and(used);
     let unused = u32::from(!in_use);
     let place = arg.wrapping_add(offset_of!(StatusArg, status) as u64);

@@ -51,6 +51,19 @@ pub struct AddressSpaceChange {
     pub start: u64,
     /// Length in bytes.
     pub length: u64,
+    /// Whether anything is mapped in the range. Linux does not notify drivers about a change of an
+    /// empty range.
+    pub mapped: bool,
+}
+
+/// Who carries out an [`AddressSpaceChange`] that is not refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The kernel, on the mappings of the emulated files.
+    ByKernel,
+    /// Nobody: it does nothing to the mappings of the real driver, and would do something to those
+    /// of the emulated files.
+    Nothing,
 }
 
 /// The system call behind an [`AddressSpaceChange`].
@@ -64,6 +77,8 @@ pub enum ChangeKind {
     Advise(i32),
     /// mbind with this mode.
     Bind(i32),
+    /// mlock or mlock2.
+    Lock,
     /// mremap.
     Remap {
         /// The new length.
@@ -240,7 +255,7 @@ impl Driver {
     }
 
     /// munmap, mprotect, madvise or mremap somewhere in the driver's address ranges.
-    pub fn address_space_change(&mut self, caller: &Caller, change: &AddressSpaceChange) -> Result<(), Errno> {
+    pub fn address_space_change(&mut self, caller: &Caller, change: &AddressSpaceChange) -> Result<Change, Errno> {
         self.svm.address_space_change(&mut self.machine, caller, change)
     }
 

@@ -83,6 +83,9 @@ pub struct Machine {
     pub link_broken: bool,
     /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
+    /// What identifies the living process with an id, as in [`Caller::identity`]; `None` if there
+    /// is none.
+    pub identity: fn(i32) -> Option<u64>,
     pub(crate) devices: BTreeMap<u32, Device>,
     pub(crate) tables: Tables,
     pub(crate) peers: PeerAccess,
@@ -100,6 +103,7 @@ impl Machine {
             traps: Vec::new(),
             link_broken: false,
             daemon: config.daemon.clone(),
+            identity: |_| Some(0),
             devices,
             tables: Tables::default(),
             peers: PeerAccess::default(),

@@ -75,6 +75,7 @@ impl Rig {
             tid,
             tgid: process.0,
             start_time: process.0 as u64 * 1_000_000_000,
+            identity: 0,
             mount_namespace: 1,
             uid: 0,
             memory: heap,

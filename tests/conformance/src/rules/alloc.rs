@@ -29,7 +29,10 @@ pub const RULES: &[Rule] = &[
     rule!(reservations_in_the_pool_segment_are_granted, Ran)
         .decided_by("devmm_svm_get_heap, devmm_dev.c")
         .since(Generation::V26_1),
-    rule!(freeing_in_the_pool_segment_is_granted_unasked, Ran)
+    rule!(freeing_in_the_pool_segment_without_a_device_is_einval, Ran)
+        .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
+        .since(Generation::V26_1),
+    rule!(freeing_in_the_pool_segment_with_a_device_is_granted_unasked, Inferred)
         .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
         .since(Generation::V26_1),
     rule!(reservations_in_the_managed_segment_are_refused, Ran)
@@ -150,8 +153,12 @@ fn reservations_in_the_pool_segment_are_granted(host: &Host) -> Verdict {
     Session::host(host)?.alloc(svm::SOMA_START, MIB2).granted()
 }
 
-fn freeing_in_the_pool_segment_is_granted_unasked(host: &Host) -> Verdict {
-    Session::host(host)?.free(svm::SOMA_START + GIB).granted()
+fn freeing_in_the_pool_segment_without_a_device_is_einval(host: &Host) -> Verdict {
+    Session::host(host)?.free(svm::SOMA_START + GIB).refused(EINVAL)
+}
+
+fn freeing_in_the_pool_segment_with_a_device_is_granted_unasked(host: &Host) -> Verdict {
+    Session::start(host)?.free(svm::SOMA_START + GIB).granted()
 }
 
 fn reservations_in_the_managed_segment_are_refused(host: &Host) -> Verdict {

@@ -2,8 +2,9 @@
 
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
-use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
-use crate::session::{GIB, MIB2, Session, heap_address, peek, poke};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
+use crate::session::{GIB, Handle, MIB2, Session, heap_address, peek, poke};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{
     self, COPY_DETECT, COPY_DEVICE_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy,
     Memcpy2d, MemcpyBatch, Op,
@@ -43,6 +44,27 @@ pub const RULES: &[Rule] = &[
     rule!(copies_to_read_only_memory_are_efault, Source).decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
     rule!(copies_of_device_local_addresses_only_go_to_the_host, Ran)
         .decided_by("devmm_ioctl_memcpy_proc, svm_master_memcpy.c"),
+    rule!(copies_from_mapped_memory_ignore_the_device_local_flag, Ran)
+        .decided_by("_devmm_get_memcpy_mem_attrs, svm_master_memcpy.c"),
+    rule!(copies_with_unallocated_addresses_of_the_host_pin_segment_are_einval, Ran)
+        .decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c")
+        .since(Generation::V9_0_0),
+    rule!(copies_from_unallocated_addresses_of_the_pool_segment_are_einval, Ran)
+        .decided_by("devmm_get_soma_mem_attrs, devmm_proc_info.c")
+        .since(Generation::V26_1),
+    rule!(copies_with_unallocated_addresses_of_the_managed_segment_are_refused, Ran)
+        .decided_by("_devmm_get_memcpy_mem_attrs, svm_master_memcpy.c")
+        .since(Generation::V26_1),
+    rule!(copies_of_host_memory_imported_on_a_device_are_einval, Ran)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(fills_of_host_memory_imported_on_a_device_are_einval, Ran)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(asynchronous_copies_of_host_memory_imported_on_a_device_are_einval, Ran)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(copies_between_device_memory_and_imported_host_memory_are_eopnotsupp, Ran)
+        .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
+    rule!(host_memory_imported_on_a_device_is_mapped_and_released, Ran)
+        .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
     rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
     rule!(a_copy_keeps_no_reference, Ran).decided_by("devmm_clear_page_ref_after_ioctl, devmm_proc_info.c"),
@@ -321,6 +343,94 @@ fn with_import(host: &Host, body: impl FnOnce(&Session, u64) -> Verdict) -> Verd
     session.trust(0, share, &[pid]).granted()?;
     peer.link.send(share as u64)?;
     peer.finish()
+}
+
+fn copies_from_mapped_memory_ignore_the_device_local_flag(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.write(far, b"device local").granted()?;
+    let mut bytes = [0u8; 12];
+    let para = Memcpy {
+        destination: bytes.as_mut_ptr() as u64,
+        source: far,
+        size: 12,
+        device_local: 1,
+        direction: svm::COPY_DEVICE_TO_HOST,
+        ..Default::default()
+    };
+    session.svm.call(Op::Memcpy, 0, &para).granted()?;
+    equal("bytes", std::hint::black_box(bytes), *b"device local")
+}
+
+/// Copies between `address` and device memory, both ways.
+fn with_device_memory(session: &Session, far: u64, address: u64) -> [Answer<u32>; 2] {
+    [session.copy(far, address, 64, COPY_DETECT), session.copy(address, far, 64, COPY_DETECT)]
+}
+
+fn copies_with_unallocated_addresses_of_the_host_pin_segment_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    let start = session.segments.last().map_or(0, |segment| segment.start);
+    for answer in with_device_memory(&session, far, start + MIB2) {
+        answer.refused(EINVAL)?;
+    }
+    Ok(())
+}
+
+fn copies_from_unallocated_addresses_of_the_pool_segment_are_einval(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    session.copy(far, svm::SOMA_START + MIB2, 64, COPY_DETECT).refused(EINVAL)
+}
+
+fn copies_with_unallocated_addresses_of_the_managed_segment_are_refused(host: &Host) -> Verdict {
+    let (session, far) = on_device(host)?;
+    for answer in with_device_memory(&session, far, svm::UVM_START + MIB2) {
+        holds("EINVAL or EFAULT", matches!(answer, Err(EINVAL | EFAULT)))?;
+    }
+    Ok(())
+}
+
+/// Host memory of this process, imported on device 0 and mapped in 2 MiB.
+fn host_memory_on_a_device(host: &Host) -> Result<(Session, Handle, u64), Failure> {
+    let session = Session::start(host)?;
+    let handle = session.host_huge(MIB2).granted()?;
+    let share = session.export(&handle).granted()?;
+    session.trust(svm::HOST_ID, share, &[session.identity()?.tgid]).granted()?;
+    let import = session.import(0, svm::HOST_ID, share).granted()?;
+    let address = session.reserve(MIB2)?;
+    session.map(&import, address, MIB2).granted()?;
+    Ok((session, import, address))
+}
+
+fn copies_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    session.write(address, b"bytes").refused(EINVAL)?;
+    session.read(address, 5).refused(EINVAL)
+}
+
+fn fills_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    session.fill(address, 1, 64).refused(EINVAL)
+}
+
+fn asynchronous_copies_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    let mut bytes = [0u8; 64];
+    session.copy_async(address, bytes.as_ptr() as u64, 64).refused(EINVAL)?;
+    session.copy_async(bytes.as_mut_ptr() as u64, address, 64).refused(EINVAL)
+}
+
+fn copies_between_device_memory_and_imported_host_memory_are_eopnotsupp(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    let (_, far) = session.device_mapping(0, MIB2)?;
+    for answer in with_device_memory(&session, far, address) {
+        answer.refused(EOPNOTSUPP)?;
+    }
+    Ok(())
+}
+
+fn host_memory_imported_on_a_device_is_mapped_and_released(host: &Host) -> Verdict {
+    let (session, import, address) = host_memory_on_a_device(host)?;
+    session.unmap(address).granted()?;
+    session.release(&import).granted().map(drop)
 }
 
 fn copies_within_a_device_of_imported_memory_are_eopnotsupp(host: &Host) -> Verdict {

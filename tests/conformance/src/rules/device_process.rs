@@ -3,7 +3,7 @@
 use crate::host::Host;
 use crate::manager::Manager;
 use crate::peer::check_in_child;
-use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
 use crate::session::eventually;
 use crate::tsd::{Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process};
 use ascend_ioctl::davinci::module;
@@ -11,25 +11,39 @@ use ascend_ioctl::devmng;
 use ascend_ioctl::hdc::{self, error};
 
 pub const RULES: &[Rule] = &[
-    rule!(nobody_listens_for_other_services, Inferred).decided_by("hdcdrv_connect, hdcdrv_core.c"),
-    rule!(a_session_is_connected_until_closed, Source).decided_by("hdcdrv_attr_get_session_status, hdcdrv_core.c"),
-    rule!(a_session_has_one_owner, Source).decided_by("hdcdrv_set_session_owner, hdcdrv_core.c"),
-    rule!(a_file_owns_one_session, Source).decided_by("hdcdrv_set_session_owner, hdcdrv_core.c"),
-    rule!(waiting_for_a_packet_ends_with_its_own_code, Source).decided_by("hdcdrv_recv_peek_wait, hdcdrv_core.c"),
-    rule!(receiving_never_waits, Source).decided_by("hdcdrv_recv, hdcdrv_core.c"),
-    rule!(empty_packets_are_refused, Source).decided_by("hdcdrv_send, hdcdrv_core.c"),
-    rule!(unreadable_packets_are_refused, Source).decided_by("hdcdrv_copy_from_user, hdcdrv_core.c"),
-    rule!(a_small_buffer_leaves_the_packet, Source).decided_by("hdcdrv_recv, hdcdrv_core.c"),
-    rule!(closing_by_a_wrong_counter_does_nothing, Source).decided_by("hdcdrv_session_state_to_closing, hdcdrv_core.c"),
-    rule!(closing_twice_is_granted, Source).decided_by("hdcdrv_close, hdcdrv_core.c"),
-    rule!(a_child_may_not_use_its_parents_session, Source).decided_by("hdcdrv_check_session_owner, hdcdrv_core.c"),
-    rule!(the_daemon_shakes_hands, Inferred).decided_by("hdcdrv_send, hdcdrv_core.c"),
-    rule!(the_daemon_starts_a_registered_process, Inferred).decided_by("hdcdrv_send, hdcdrv_core.c"),
+    rule!(nobody_listens_for_other_services, Inferred).decided_by("hdcdrv_connect, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(a_session_is_connected_until_closed, Ran)
+        .decided_by("hdcdrv_attr_get_session_status, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_session_has_one_owner, Ran).decided_by("hdcdrv_set_session_owner, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(a_file_owns_one_session, Ran).decided_by("hdcdrv_set_session_owner, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(waiting_for_a_packet_ends_with_its_own_code, Ran)
+        .decided_by("hdcdrv_recv_peek_wait, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(receiving_never_waits, Ran).decided_by("hdcdrv_recv, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(empty_packets_are_refused, Ran).decided_by("hdcdrv_send, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(unreadable_packets_are_refused, Ran).decided_by("hdcdrv_copy_from_user, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(a_small_buffer_leaves_the_packet, Ran).decided_by("hdcdrv_recv, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(closing_by_a_wrong_counter_does_nothing, Ran)
+        .decided_by("hdcdrv_session_state_to_closing, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(closing_twice_is_granted, Ran).decided_by("hdcdrv_close, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(a_child_may_not_use_its_parents_session, Ran)
+        .decided_by("hdcdrv_check_session_owner, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(the_daemon_shakes_hands, Inferred).decided_by("hdcdrv_send, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(the_daemon_starts_a_registered_process, Inferred)
+        .decided_by("hdcdrv_send, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
     rule!(the_daemon_refuses_a_process_that_did_not_register, Inferred)
-        .decided_by("devdrv_manager_check_process_sign, devdrv_chan_msg_process.c"),
+        .decided_by("devdrv_manager_check_process_sign, devdrv_chan_msg_process.c")
+        .needs(&[Need::Hdc]),
     rule!(the_daemon_refuses_a_process_whose_devmng_file_was_closed, Inferred)
-        .decided_by("devdrv_manage_release_prepare, devdrv_manager.c"),
-    rule!(a_device_process_ends_with_its_session, Inferred).decided_by("hdcdrv_close_remote_session, hdcdrv_core.c"),
+        .decided_by("devdrv_manage_release_prepare, devdrv_manager.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_device_process_ends_with_its_session, Inferred)
+        .decided_by("hdcdrv_close_remote_session, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
 ];
 
 fn registered() -> Result<(Manager, Identity), Failure> {

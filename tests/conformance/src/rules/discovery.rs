@@ -50,11 +50,17 @@ pub const RULES: &[Rule] = &[
     rule!(device_facts_lie_where_the_generation_has_them, Ran)
         .decided_by("devdrv_manager_get_devinfo, devdrv_manager_ioctl.c"),
     rule!(an_absent_device_has_no_facts, Ran).decided_by("devdrv_manager_trans_and_check_id, devdrv_manager_ioctl.c"),
-    rule!(an_absent_device_has_no_state, Ran).decided_by("devdrv_manager_get_device_status, devdrv_device_status.c"),
+    rule!(an_absent_device_has_no_state, Ran)
+        .decided_by("devdrv_manager_get_device_status, devdrv_device_status.c")
+        .needs(&[Need::Firmware]),
     rule!(an_id_out_of_range_has_no_facts, Ran).decided_by("devdrv_manager_trans_and_check_id, devdrv_manager_ioctl.c"),
     rule!(unreadable_questions_for_facts_have_their_own_errors, Ran)
         .decided_by("copy_from_user_safe, devdrv_manager.c"),
-    rule!(null_questions_for_facts_are_einval, Ran).decided_by("copy_from_user_safe, devdrv_manager.c"),
+    rule!(a_null_question_for_the_device_info_is_einval, Ran).decided_by("copy_from_user_safe, devdrv_manager.c"),
+    rule!(a_null_question_for_the_pci_address_is_efault, Ran)
+        .decided_by("devdrv_manager_get_pci_info, devdrv_pci_info.c"),
+    rule!(null_questions_for_ids_and_platform_are_einval, Source)
+        .decided_by("devdrv_manager_devinfo_ioctl, devdrv_manager_ioctl.c"),
     rule!(unknown_numbers_of_devmng_are_einval, Ran).decided_by("devdrv_manager_ioctl, devdrv_manager_ioctl.c"),
     rule!(pci_ids_come_with_the_logical_id, Ran).decided_by("devdrv_get_pcie_id, devdrv_pci_info.c"),
     rule!(an_unknown_feature_is_eopnotsupp, Ran).decided_by("dms_feature_process, urd_feature.c"),
@@ -67,7 +73,9 @@ pub const RULES: &[Rule] = &[
     rule!(the_split_mode_is_told_of_exact_lengths, Ran).decided_by("dms_get_device_split_mode, dms_basic_info.c"),
     rule!(the_chip_is_told_of_exact_length, Ran).decided_by("dms_feature_get_chip_info, dms_chip_info.c"),
     rule!(an_absent_device_has_no_features, Ran).decided_by("dms_trans_and_check_id, dms_feature_pub.c"),
-    rule!(health_answers_positive_numbers, Ran).decided_by("dms_get_device_health, dms_event.c"),
+    rule!(health_answers_positive_numbers, Ran)
+        .decided_by("dms_get_device_health, dms_event.c")
+        .needs(&[Need::Firmware]),
     rule!(the_pci_address_wants_28_bytes, Ran).decided_by("devdrv_get_device_info_urd, msg_chan_urd.c"),
     rule!(chip_and_die_want_136_bytes, Ran)
         .decided_by("dms_get_phy_device_info, dms_chip_info_adapt.c")
@@ -391,17 +399,18 @@ fn unreadable_questions_for_facts_have_their_own_errors(_: &Host) -> Verdict {
     file.command_at(&devmng::GET_PLATINFO, NOWHERE).refused(ENODEV)
 }
 
-fn null_questions_for_facts_are_einval(_: &Host) -> Verdict {
+fn a_null_question_for_the_device_info_is_einval(_: &Host) -> Verdict {
+    devmng_file()?.command_at(&devmng::GET_DEVINFO, 0).refused(EINVAL)
+}
+
+fn a_null_question_for_the_pci_address_is_efault(_: &Host) -> Verdict {
+    devmng_file()?.command_at(&devmng::GET_PCIINFO, 0).refused(EFAULT)
+}
+
+fn null_questions_for_ids_and_platform_are_einval(_: &Host) -> Verdict {
     let file = devmng_file()?;
-    for command in [
-        devmng::GET_DEVINFO.command,
-        devmng::GET_PCIINFO.command,
-        devmng::GET_PCIE_ID_INFO.command,
-        devmng::GET_PLATINFO.command,
-    ] {
-        file.command_at(&command, 0).refused(EINVAL)?;
-    }
-    Ok(())
+    file.command_at(&devmng::GET_PCIE_ID_INFO, 0).refused(EINVAL)?;
+    file.command_at(&devmng::GET_PLATINFO, 0).refused(EINVAL)
 }
 
 fn unknown_numbers_of_devmng_are_einval(_: &Host) -> Verdict {

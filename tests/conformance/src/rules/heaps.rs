@@ -37,7 +37,10 @@ pub const RULES: &[Rule] = &[
     rule!(a_device_read_only_heap_has_8_gib, Ran).decided_by("devmm_check_dev_read_only_heap_size, devmm_proc_info.c"),
     rule!(a_dynamic_heap_needs_no_mapping, Ran).decided_by("devmm_ioctl_enable_heap, devmm_proc_info.c"),
     rule!(a_dynamic_heap_matches_its_mapping, Ran).decided_by("devmm_ioctl_enable_heap, devmm_proc_info.c"),
-    rule!(a_heap_blocks_a_dynamic_mapping, Ran).decided_by("svm_da_add_addr, svm_dynamic_addr.c"),
+    rule!(mapping_exactly_where_a_dynamic_heap_is_kills_the_session, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(mapping_otherwise_where_a_dynamic_heap_is_is_einval, Ran).decided_by("svm_da_add_addr, svm_dynamic_addr.c"),
+    rule!(a_heap_of_the_host_agent_needs_no_device, Ran).decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
     rule!(a_dynamic_mapping_may_lie_anywhere_above_24_tib, Ran).decided_by("svm_da_add_addr, svm_dynamic_addr.c"),
     rule!(without_a_mapping_a_dynamic_heap_holds_device_memory_only, Ran)
         .decided_by("devmm_remap_huge_pages, devmm_proc_info.c"),
@@ -234,13 +237,28 @@ fn a_dynamic_heap_matches_its_mapping(host: &Host) -> Verdict {
     session.update_heap(reserve(DYNAMIC.1, 2 * GIB)).granted()
 }
 
-fn a_heap_blocks_a_dynamic_mapping(host: &Host) -> Verdict {
+fn mapping_exactly_where_a_dynamic_heap_is_kills_the_session(host: &Host) -> Verdict {
     let session = Session::host(host)?;
-    let segment = svm::Segment { start: DYNAMIC.0, size: 2 * GIB };
     session.update_heap(reserve(DYNAMIC.1, 2 * GIB)).granted()?;
-    session.svm.map_segment(&segment).refused(EINVAL)?;
-    session.disable(DYNAMIC.1, 2 * GIB).granted()?;
+    session.svm.map_segment(&svm::Segment { start: DYNAMIC.0, size: 2 * GIB }).refused(EINVAL)?;
+    equal("the session works", session.alive(), false)
+}
+
+fn mapping_otherwise_where_a_dynamic_heap_is_is_einval(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    for (heap, mapping) in [(GIB, 2 * GIB), (2 * GIB, GIB)] {
+        session.update_heap(reserve(DYNAMIC.1, heap)).granted()?;
+        session.svm.map_segment(&svm::Segment { start: DYNAMIC.0, size: mapping }).refused(EINVAL)?;
+        holds("the session works", session.alive())?;
+        session.disable(DYNAMIC.1, heap).granted()?;
+    }
     map_dynamic(&session)
+}
+
+fn a_heap_of_the_host_agent_needs_no_device(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let heap = svm::UpdateHeap { kind: svm::HEAP_CHUNK, sub_kind: svm::SUB_DEVICE, ..reserve(PLACE, GIB) };
+    session.svm.call(Op::UpdateHeap, svm::HOST_AGENT_ID, &heap).granted().map(drop)
 }
 
 fn a_dynamic_mapping_may_lie_anywhere_above_24_tib(host: &Host) -> Verdict {

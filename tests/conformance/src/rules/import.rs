@@ -80,6 +80,10 @@ pub const RULES: &[Rule] = &[
     rule!(host_views_are_mapped_as_they_were_told, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
     rule!(a_share_outlives_its_closed_device_while_the_host_sees_it, Ran)
         .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
+    rule!(an_import_in_the_name_of_another_server_is_never_forgotten, Ran)
+        .decided_by("devmm_agent_mem_release_private_proc, svm_master_mem_create.c")
+        .since(Generation::V26_1)
+        .needs(&[Need::Sdid, Need::Leak]),
     rule!(an_exporter_is_known_by_its_process_id_alone, Ran)
         .decided_by("devmm_share_mem_set_attr_no_wlist_in_server, svm_master_mem_share.c"),
 ];
@@ -254,8 +258,6 @@ fn a_process_that_started_after_it_was_listed_is_eacces(host: &Host) -> Verdict 
     wait(pid);
     peer.link.send(pid as u64)?;
     let share = peer.link.receive()? as i32;
-    // The kernel compares nanoseconds; user space sees start times in hundredths of a second.
-    std::thread::sleep(std::time::Duration::from_millis(40));
     let child = fork_as(pid);
     if child == 0 {
         let code = match Session::host(host).map(|session| session.import(HOST_ID, HOST_ID, share)) {
@@ -690,4 +692,17 @@ fn an_exporter_is_known_by_its_process_id_alone(host: &Host) -> Verdict {
     equal("end of the process (0: taken for the exporter)", wait(child), End::Exit(0))?;
     holder.link.send(0)?;
     holder.finish()
+}
+
+fn an_import_in_the_name_of_another_server_is_never_forgotten(host: &Host) -> Verdict {
+    let Some(sdid) = host.sdid else { return Ok(()) };
+    as_device_importer(host, |session, share| {
+        let foreign = MemImport { share, sdid: sdid ^ (1 << 22), ..Default::default() };
+        let answer = session.import_raw(0, foreign).granted()?;
+        let para = svm::MemRelease { id: answer.id, side: answer.side, pages: answer.pages, ..Default::default() };
+        // The release is sent to the other server; what it answers is not the question here.
+        let _ = session.svm.call(Op::MemRelease, 0, &para);
+        session.import_raw(0, foreign).refused(EFAULT)?;
+        session.import(0, 0, share).refused(EFAULT)
+    })
 }

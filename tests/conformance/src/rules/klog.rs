@@ -28,6 +28,9 @@ pub const RULES: &[Rule] = &[
         .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
     rule!(a_page_that_claims_more_room_is_left_alone, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
     rule!(an_empty_page_may_claim_no_room, Ran).decided_by("share_log_formatting, dmc_share_log.h"),
+    rule!(a_page_that_claims_less_room_gets_no_more, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
+    rule!(a_page_that_was_written_beyond_its_room_is_left_alone, Source)
+        .decided_by("share_log_record_sub, dmc_share_log.h"),
     rule!(refusing_a_type_of_import_leaves_no_error, Ran).decided_by("devmm_import_para_check, svm_master_mem_share.c"),
     rule!(a_shared_page_collects_a_childs_sentences_too, Ran)
         .decided_by("_share_log_no_kthread_or_no_interrupt_record, dmc_share_log.h"),
@@ -221,4 +224,19 @@ fn a_shared_page_collects_a_childs_sentences_too(host: &Host) -> Verdict {
     *page = Page::empty(address);
     check_in_child(|| fail(&session))?;
     holds("there is text", look(page).write > 0)
+}
+
+fn a_page_that_claims_less_room_gets_no_more(host: &Host) -> Verdict {
+    let session = Session::host(host)?;
+    let page = page()?;
+    (page.record_size, page.write) = (200, 190);
+    page.text[512..].fill(b'x');
+    fail(&session)?;
+    let left = look(page);
+    holds("nothing is written far beyond the room", left.text[512..].iter().all(|byte| *byte == b'x'))?;
+    holds("the cut sentence starts the page over", left.write < 190)
+}
+
+fn a_page_that_was_written_beyond_its_room_is_left_alone(host: &Host) -> Verdict {
+    left_alone(host, |page| (page.record_size, page.write, page.read) = (200, 300, 300))
 }

@@ -2,9 +2,9 @@
 //! counts as the end of the process.
 
 use crate::host::Host;
-use crate::manager::{Manager, NOWHERE, mmap};
+use crate::manager::{Manager, NOWHERE, answer, mmap};
 use crate::peer::{End, in_child};
-use crate::rule::{Judge, Need, Rule, Verdict, equal, rule};
+use crate::rule::{Judge, Rule, Verdict, equal, rule};
 use ascend_ioctl::davinci::{self, module};
 use ascend_ioctl::svm;
 use ascend_ioctl::uda;
@@ -46,9 +46,14 @@ pub const RULES: &[Rule] = &[
     rule!(closing_an_unbound_file_disturbs_nothing, Ran).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
     rule!(a_dying_child_does_not_hurt_an_inherited_file, Ran).decided_by("__fput, linux/fs/file_table.c"),
     rule!(a_childs_announcement_does_nothing, Ran).decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
-    rule!(reading_is_einval, Ran).decided_by("vfs_read, linux/fs/read_write.c").needs(&[Need::OwnFiles]),
+    rule!(reading_is_einval, Ran).decided_by("vfs_read, linux/fs/read_write.c"),
+    rule!(writing_is_einval, Source).decided_by("vfs_write, linux/fs/read_write.c"),
+    rule!(a_node_of_a_device_cannot_be_read, Ran).decided_by("vfs_read, linux/fs/read_write.c"),
+    rule!(a_file_keeps_the_flags_that_it_was_opened_with, Ran).decided_by("do_fcntl, linux/fs/fcntl.c"),
     rule!(the_status_of_an_unknown_module_is_unused, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
     rule!(the_status_of_a_bound_module_is_used, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
+    rule!(the_status_of_no_name_is_einval, Ran)
+        .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
     rule!(every_module_that_a_client_needs_binds, Ran)
         .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),
 ];
@@ -218,8 +223,36 @@ fn reading_is_einval(_: &Host) -> Verdict {
     crate::manager::answer(result as i64).refused(EINVAL)
 }
 
+fn writing_is_einval(_: &Host) -> Verdict {
+    let file = Manager::open()?;
+    // SAFETY: the buffer is a local that outlives the call.
+    answer(unsafe { libc::write(file.fd(), [0u8; 8].as_ptr().cast(), 8) } as i64).refused(EINVAL)
+}
+
+fn a_node_of_a_device_cannot_be_read(host: &Host) -> Verdict {
+    let fd = crate::manager::open(&format!("/dev/davinci{}", host.physical[0]), libc::O_RDONLY).granted()?;
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is a local that outlives the call.
+    answer(unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), 8) } as i64).refused(EINVAL)
+}
+
+fn a_file_keeps_the_flags_that_it_was_opened_with(_: &Host) -> Verdict {
+    let file = Manager::open_with(libc::O_RDWR | libc::O_SYNC | libc::O_CLOEXEC)?;
+    // SAFETY: F_GETFL takes no pointer.
+    let flags = answer(unsafe { libc::fcntl(file.fd(), libc::F_GETFL) }.into()).granted()? as i32;
+    equal("access mode", flags & libc::O_ACCMODE, libc::O_RDWR)?;
+    equal("O_SYNC", flags & libc::O_SYNC, libc::O_SYNC)
+}
+
 fn the_status_of_an_unknown_module_is_unused(_: &Host) -> Verdict {
     equal("status", status(&Manager::open()?, "NOPE").granted()?, 1)
+}
+
+fn the_status_of_no_name_is_einval(_: &Host) -> Verdict {
+    let file = Manager::open()?;
+    status(&file, "").refused(EINVAL)?;
+    // Nor may the name fill the whole field.
+    status(&file, &"x".repeat(davinci::NAME_LENGTH)).refused(EINVAL)
 }
 
 fn the_status_of_a_bound_module_is_used(_: &Host) -> Verdict {

@@ -8,6 +8,7 @@ use crate::session::{GIB, MIB2, Session, Svm, heap_address, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Segment};
 use libc::{EEXIST, EFAULT, EINVAL, MAP_FIXED, PROT_NONE, PROT_READ, PROT_WRITE};
+use std::ops::Range;
 
 pub const RULES: &[Rule] = &[
     rule!(unmapping_the_svm_segment_ends_the_session, Ran).decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
@@ -41,7 +42,12 @@ pub const RULES: &[Rule] = &[
     rule!(advice_on_the_whole_segment_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
     rule!(advice_that_the_segment_has_already_is_harmless, Ran).decided_by("madvise_update_vma, linux/mm/madvise.c"),
     rule!(advice_against_the_segments_nature_is_einval, Ran).decided_by("madvise_vma_behavior, linux/mm/madvise.c"),
-    rule!(locking_a_part_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c").needs(&[Need::OwnFiles]),
+    rule!(locking_a_part_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
+    rule!(locking_everything_is_harmless_and_costs_nothing, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
+    rule!(locking_everything_that_will_be_mapped_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
+    rule!(populating_the_segment_is_einval, Source).decided_by("madvise_populate, linux/mm/madvise.c"),
+    rule!(memory_mapped_under_a_read_only_segment_is_writable, Ran)
+        .decided_by("devmm_insert_pages_to_vma_owner, devmm_dev.c"),
     rule!(shrinking_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(growing_the_svm_segment_is_efault, Ran).decided_by("vma_to_resize, linux/mm/mremap.c"),
     rule!(moving_the_svm_segment_is_einval, Ran).decided_by("drv_ascend_intf_get_unmapped_area, davinci_intf_init.c"),
@@ -131,7 +137,12 @@ fn unmapping_more_than_a_segment_hides_from_the_driver(host: &Host) -> Verdict {
     let next = Svm::open(host)?;
     next.alloc_process().granted()?;
     next.init().refused(EEXIST)?;
+    // Linux does not notify the driver about an empty range, so this ends nothing.
     munmap(svm::SVM_START, svm::SVM_SIZE).granted()?;
+    next.init().refused(EEXIST)?;
+    // Unless the first session ends before this process does, the kernel never frees its memory.
+    let inside = svm::SVM_START + GIB;
+    map_and_unmap(inside..inside + page, svm::SVM_START..svm::SVM_START + svm::SVM_SIZE)?;
     crate::session::eventually("the next session begins", || next.init().is_ok())
 }
 
@@ -239,6 +250,58 @@ fn locking_a_part_is_harmless(host: &Host) -> Verdict {
     })
 }
 
+/// mlockall(2), where this process may.
+fn lock_all(flags: i32) -> Verdict {
+    asked("mlockall");
+    // SAFETY: locking pages changes no contents.
+    match answer(i64::from(unsafe { libc::mlockall(flags) })) {
+        Err(libc::EPERM | libc::ENOMEM) => Err(Failure::skipped("this process may not lock so much memory")),
+        locked => locked.granted().map(drop),
+    }
+}
+
+/// How much memory this process has in RAM, in KiB.
+fn resident() -> Result<u64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(Failure::broken)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| Failure::broken("/proc/self/status has no VmRSS"))
+}
+
+fn locking_everything_is_harmless_and_costs_nothing(host: &Host) -> Verdict {
+    let before = resident()?;
+    harmless(host, |session, _| {
+        lock_all(libc::MCL_CURRENT)?;
+        holds("less than 1 GiB was locked", resident()? < before + (1 << 20))?;
+        let (_, near) = session.host_mapping(MIB2)?;
+        poke(near, 3);
+        equal("word", peek(near), 3)
+    })
+}
+
+fn locking_everything_that_will_be_mapped_is_harmless(host: &Host) -> Verdict {
+    let before = resident()?;
+    lock_all(libc::MCL_FUTURE)?;
+    harmless(host, |_, _| holds("less than 1 GiB was locked", resident()? < before + (1 << 20)))
+}
+
+fn populating_the_segment_is_einval(host: &Host) -> Verdict {
+    harmless(host, |_, svm| match madvise(svm.start + 100 * GIB, MIB2, libc::MADV_POPULATE_READ) {
+        // Kernels before 6.0 say that this is not memory.
+        Err(EFAULT) => Ok(()),
+        populated => populated.refused(EINVAL),
+    })
+}
+
+fn memory_mapped_under_a_read_only_segment_is_writable(host: &Host) -> Verdict {
+    harmless(host, |session, svm| {
+        mprotect(svm.start, svm.size, PROT_READ).granted()?;
+        let (_, near) = session.host_mapping(MIB2)?;
+        poke(near, 9);
+        equal("word", peek(near), 9)
+    })
+}
+
 /// mremap(2).
 fn mremap(address: u64, old: u64, new: u64, flags: i32, place: u64) -> Answer<u64> {
     asked("mremap");
@@ -267,8 +330,14 @@ fn moving_the_svm_segment_is_einval(host: &Host) -> Verdict {
 
 /// Maps anonymous memory exactly there, and unmaps it.
 fn come_and_go(start: u64, size: u64) -> Verdict {
-    equal("address", anonymous(start, size, PROT_NONE).granted()?, start)?;
-    munmap(start, size).granted()
+    map_and_unmap(start..start + size, start..start + size)
+}
+
+/// Maps anonymous memory in one range and unmaps another.
+fn map_and_unmap(mapped: Range<u64>, unmapped: Range<u64>) -> Verdict {
+    let address = anonymous(mapped.start, mapped.end - mapped.start, PROT_NONE).granted()?;
+    equal("address", address, mapped.start)?;
+    munmap(unmapped.start, unmapped.end - unmapped.start).granted()
 }
 
 const TIB: u64 = 1 << 40;

@@ -192,10 +192,26 @@ fn ticks_per_second() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1)
 }
 
+fn open_pidfd(tgid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: takes two integers.
+    let descriptor = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) })?;
+    // SAFETY: the call returned a new descriptor that this value owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+}
+
+/// What identifies the living process with this id; `None` if there is none. `/proc` reports start
+/// times in hundredths of a second, in which an id can be reused. The number of a pidfd's inode is
+/// unique since Linux 6.9; older kernels have one number for all processes.
+pub fn identity(tgid: i32) -> Option<u64> {
+    nix::sys::stat::fstat(open_pidfd(tgid).ok()?).ok().map(|stat| stat.st_ino)
+}
+
 /// A process that used the driver.
 pub struct Process {
     /// Its identity.
     pub key: ProcessKey,
+    /// Differs between processes that had the same id: see [`identity`].
+    pub identity: u64,
     /// Inode of its mount namespace.
     pub mount_namespace: u64,
     /// Effective user id.
@@ -209,14 +225,11 @@ pub struct Process {
 
 impl Process {
     fn look_up(tgid: i32) -> io::Result<Process> {
-        // SAFETY: takes two integers.
-        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
-        let descriptor = Errno::result(descriptor)? as i32;
-        // SAFETY: the call returned a new descriptor that this value owns.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let pidfd = open_pidfd(tgid)?;
         let stat = Stat::read(&format!("/proc/{tgid}/stat"))?;
         let mut process = Process {
             key: ProcessKey { tgid, start_time: stat.start_time },
+            identity: nix::sys::stat::fstat(&pidfd)?.st_ino,
             mount_namespace: fs::metadata(format!("/proc/{tgid}/ns/mnt"))?.ino(),
             uid: status(tgid, "Uid:", 1)? as u32,
             pidfd,

@@ -10,6 +10,7 @@
 //!   magic bytes than their own;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
 //!   uses;
+//! * mlockall, which would allocate all pages of the driver's segments;
 //! * exec, which ends an address space without ending the process.
 
 use libc::{c_long, sock_filter};
@@ -22,6 +23,9 @@ pub const WATCHED_END: u64 = 0x5000_0000_0000;
 /// A change of at least this length is always caught, because it may reach into the watched
 /// addresses.
 pub const HUGE: u64 = 1 << 40;
+
+/// The smallest range whose unmapping the driver takes for the end of a session.
+pub const DRIVER_AREA: u64 = 16 << 30;
 
 /// ioctl magic bytes of other subsystems that programs use often: terminals and descriptors (`T`),
 /// sockets, block devices, file systems (`f` and btrfs), seccomp itself. No module of the driver
@@ -145,6 +149,9 @@ pub fn program() -> Vec<sock_filter> {
         Rule::change(libc::SYS_madvise),
         Rule::change(libc::SYS_mremap),
         Rule::change(libc::SYS_mbind),
+        Rule::change(libc::SYS_mlock),
+        Rule::change(libc::SYS_mlock2),
+        Rule::always(libc::SYS_mlockall),
         Rule::stat_at(libc::SYS_newfstatat, 3),
         Rule::stat_at(libc::SYS_statx, 2),
         Rule::always(libc::SYS_faccessat),

@@ -7,11 +7,12 @@
 
 use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
+use super::filter::DRIVER_AREA;
 use super::listener::{Answer, Listener, Notification};
 use super::{Order, module_list, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
-use crate::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
+use crate::driver::{AddressSpaceChange, Change, ChangeKind, Driver, FileId, Mmap};
 use crate::fault::{CommandFaults, Fault};
 use crate::record::{self, Record, Recorder, hex};
 use crate::trap::Trap;
@@ -99,6 +100,7 @@ impl From<Errno> for Reply {
 #[derive(Clone, Copy)]
 struct Who {
     key: ProcessKey,
+    identity: u64,
     tid: i32,
     mount_namespace: u64,
     uid: u32,
@@ -108,7 +110,8 @@ struct Who {
 impl Who {
     fn new(process: &mut Process, tid: i32, arrived: Instant) -> Self {
         process.calls(tid);
-        Who { key: process.key, tid, mount_namespace: process.mount_namespace, uid: process.uid, arrived }
+        let Process { key, identity, mount_namespace, uid, .. } = *process;
+        Who { key, identity, tid, mount_namespace, uid, arrived }
     }
 
     fn caller<'a>(&self, memory: &'a dyn Memory) -> Caller<'a> {
@@ -116,6 +119,7 @@ impl Who {
             tid: self.tid,
             tgid: self.key.tgid,
             start_time: self.key.start_time,
+            identity: self.identity,
             mount_namespace: self.mount_namespace,
             uid: self.uid,
             memory,
@@ -127,6 +131,9 @@ impl Who {
         Record { call, pid: self.key.tgid, tid: self.tid, ..Record::default() }
     }
 }
+
+/// The flag of mlockall that is not allowed alone.
+const MCL_ONFAULT: u64 = 4;
 
 /// The memory module's ALLOC, which has the same number in every generation.
 const ALLOC: Option<u32> = svm::stable(Op::Alloc);
@@ -167,8 +174,10 @@ impl Server {
             reports.add(events, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
         }
         reports.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, ORDER))?;
+        let mut driver = Driver::new(config);
+        driver.machine.identity = client_process::identity;
         Ok(Server {
-            driver: Driver::new(config),
+            driver,
             wake,
             orders,
             listeners: Vec::new(),
@@ -533,6 +542,10 @@ impl Server {
             libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
             libc::SYS_madvise => self.change(call, "madvise", ChangeKind::Advise(c as i32), arrived),
             libc::SYS_mbind => self.change(call, "mbind", ChangeKind::Bind(c as i32), arrived),
+            libc::SYS_mlock | libc::SYS_mlock2 => self.change(call, "mlock", ChangeKind::Lock, arrived),
+            // It would allocate every page of the segments, now or when they are mapped, which is
+            // more than any machine has. Linux does not lock the mappings of the real driver.
+            libc::SYS_mlockall if (1..8).contains(&a) && a != MCL_ONFAULT => Answer::Value(0).into(),
             libc::SYS_mremap => {
                 let fixed = d as c_int & libc::MREMAP_FIXED != 0;
                 self.change(call, "mremap", ChangeKind::Remap { length: c, fixed }, arrived)
@@ -739,6 +752,10 @@ impl Server {
         if !fixed && !file.may_map(prot, flags) {
             return Errno::EACCES.into();
         }
+        if flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 {
+            // Linux ignores both for the real driver. Here they would allocate all pages.
+            return Errno::ENOMEM.into();
+        }
         let id = file.id;
         let hint = address.next_multiple_of(page);
         let length = length.next_multiple_of(page);
@@ -774,17 +791,20 @@ impl Server {
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
-        let result =
-            self.driver.address_space_change(&who.caller(&memory), &AddressSpaceChange { kind, start, length });
+        // It matters only for the areas of the driver, and reading all mappings takes a while.
+        let mapped = length < DRIVER_AREA || !client_process::range_is_free(call.tid, start, length);
+        let change = AddressSpaceChange { kind, start, length, mapped };
+        let result = self.driver.address_space_change(&who.caller(&memory), &change);
         if self.recorder.is_on() {
             let mut record = who.record(name);
             record.addr = Some(format!("{start:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = (kind != ChangeKind::Unmap).then_some(argument as i64);
-            self.finish(record, result.map(|()| 0), arrived);
+            self.finish(record, result.map(|_| 0), arrived);
         }
         match result {
-            Ok(()) => Answer::Continue.into(),
+            Ok(Change::ByKernel) => Answer::Continue.into(),
+            Ok(Change::Nothing) => Answer::Value(0).into(),
             Err(errno) => errno.into(),
         }
     }

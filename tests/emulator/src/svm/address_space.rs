@@ -4,13 +4,13 @@
 //! The driver sees the *ranges of the calls*: a munmap of exactly a segment ends the session, a
 //! larger one goes unnoticed, and a change that splits a mapping ends the session too. SOMA and UVM
 //! are exempt. A session without segments ends as well when a range is exactly one of the driver's
-//! areas, whatever is mapped there.
+//! areas, whatever is mapped there. A call on a range where nothing is mapped goes unnoticed.
 
 use super::session::{Process, Stage, Vma, host_pin_start};
 use super::store::for_each_data;
 use super::{ProcessId, Svm, page_size};
 use crate::caller::Caller;
-use crate::driver::{AddressSpaceChange, ChangeKind};
+use crate::driver::{AddressSpaceChange, Change, ChangeKind};
 use crate::machine::Machine;
 use crate::trap::Trap;
 use ascend_ioctl::svm;
@@ -141,7 +141,7 @@ impl Svm {
         machine: &mut Machine,
         caller: &Caller,
         change: &AddressSpaceChange,
-    ) -> Result<(), Errno> {
+    ) -> Result<Change, Errno> {
         let page = page_size();
         let range = change.start..change.start.saturating_add(change.length.saturating_add(page - 1) / page * page);
         let concerned: Vec<ProcessId> = self
@@ -153,9 +153,16 @@ impl Svm {
             })
             .map(|(id, _)| *id)
             .collect();
-        let mut answer = Ok(());
+        let mut answer = Ok(Change::ByKernel);
+        if !change.mapped {
+            return answer;
+        }
         for id in concerned {
-            answer = answer.and(self.change_one(machine, caller, id, &change.kind, &range));
+            answer = match (answer, self.change_one(machine, caller, id, &change.kind, &range)) {
+                (Err(errno), _) | (_, Err(errno)) => Err(errno),
+                (Ok(Change::Nothing), _) | (_, Ok(Change::Nothing)) => Ok(Change::Nothing),
+                _ => Ok(Change::ByKernel),
+            };
         }
         answer
     }
@@ -167,8 +174,8 @@ impl Svm {
         id: ProcessId,
         kind: &ChangeKind,
         range: &Range<u64>,
-    ) -> Result<(), Errno> {
-        let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
+    ) -> Result<Change, Errno> {
+        let Some(process) = self.processes.get_mut(&id) else { return Ok(Change::ByKernel) };
         let touched: Vec<(Slot, Vma, bool, Cover)> = process
             .vmas(machine, caller.tgid)
             .map(|(slot, vma, fragile)| (slot, vma, fragile, cover(&vma, range)))
@@ -176,6 +183,7 @@ impl Svm {
             .collect();
         let splits = touched.iter().any(|(_, _, fragile, cover)| *fragile && *cover == Cover::Part);
         let mut ends = false;
+        let mut change = Change::ByKernel;
         match *kind {
             ChangeKind::Unmap => {
                 process.report_touches(machine);
@@ -191,6 +199,13 @@ impl Svm {
                 ends = touched
                     .iter()
                     .any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
+                // Pages that the driver maps afterwards are writable, whatever the protection. Pages
+                // of a file are not, so the mapping stays as it is.
+                let stays = |vma: &Vma, cover: Cover| cover == Cover::Whole && vma.prot & libc::PROT_READ != 0;
+                let stay = !touched.is_empty() && touched.iter().all(|(_, vma, _, cover)| stays(vma, *cover));
+                if prot == libc::PROT_READ && stay {
+                    change = Change::Nothing;
+                }
                 for (slot, _, _, cover) in &touched {
                     if *cover == Cover::Whole {
                         process.protect(*slot, prot);
@@ -199,7 +214,16 @@ impl Svm {
             }
             ChangeKind::Advise(advice) => match advice {
                 libc::MADV_DONTNEED if touched.is_empty() => ends = is_area(range),
-                libc::MADV_DONTNEED | libc::MADV_DODUMP | libc::MADV_DOFORK | libc::MADV_FREE | libc::MADV_REMOVE
+                // The last two would allocate all pages of the emulated file.
+                libc::MADV_DONTNEED
+                | libc::MADV_DODUMP
+                | libc::MADV_DOFORK
+                | libc::MADV_FREE
+                | libc::MADV_REMOVE
+                | libc::MADV_COLD
+                | libc::MADV_PAGEOUT
+                | libc::MADV_POPULATE_READ
+                | libc::MADV_POPULATE_WRITE
                     if !touched.is_empty() =>
                 {
                     return Err(Errno::EINVAL);
@@ -210,6 +234,9 @@ impl Svm {
                 _ => {}
             },
             ChangeKind::Bind(_) => ends = splits,
+            // Linux skips mappings without pages of its own.
+            ChangeKind::Lock if !touched.is_empty() => change = Change::Nothing,
+            ChangeKind::Lock => {}
             ChangeKind::Remap { length, fixed } => {
                 let old = range.end - range.start;
                 // An old size of 0 asks for a second mapping of the same pages.
@@ -218,7 +245,7 @@ impl Svm {
                         .vmas(machine, caller.tgid)
                         .any(|(_, vma, _)| (vma.start..vma.start + vma.size).contains(&range.start));
                 if touched.is_empty() && !second {
-                    return Ok(());
+                    return Ok(change);
                 }
                 if fixed {
                     return Err(Errno::EINVAL);
@@ -234,7 +261,7 @@ impl Svm {
         if ends {
             self.kill(id);
         }
-        Ok(())
+        Ok(change)
     }
 }
 

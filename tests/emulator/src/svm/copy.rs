@@ -6,6 +6,7 @@
 //! over whole mappings, which misses the end of a range that begins inside a mapping: the mapped
 //! part is then written before the copy fails.
 
+use super::heap::{self, Elsewhere};
 use super::session::Process;
 use super::store::BlockId;
 use super::{Answer, Call, agent, put, refuse};
@@ -73,11 +74,14 @@ struct Place {
     absent: bool,
     /// Device memory that the host accesses through a BAR.
     bar: bool,
+    /// Host memory that a device imported. There is no DMA device for it
+    /// (`devmm_get_dma_copy_devid` takes the exporting side's id).
+    of_host: bool,
 }
 
 /// Pageable memory of the caller.
 const PAGEABLE: Place =
-    Place { device: None, imported: false, named: false, read_only: false, absent: false, bar: false };
+    Place { device: None, imported: false, named: false, read_only: false, absent: false, bar: false, of_host: false };
 
 /// A copy that passed the checks.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +113,7 @@ impl Process {
             });
         };
         let device = (mapping.side == svm::SIDE_DEVICE).then_some(mapping.physical);
-        Ok(Place { device, imported: mapping.imported, bar: mapping.bar, ..PAGEABLE })
+        Ok(Place { device, imported: mapping.imported, bar: mapping.bar, of_host: mapping.of_host, ..PAGEABLE })
     }
 
     /// Whether a range lies in its heap. True for addresses that the module does not manage.
@@ -217,6 +221,12 @@ impl Call<'_, '_> {
 
     /// The checks of a copy before the transfer (`devmm_memcpy_proc`).
     fn plan(&mut self, destination: u64, source: u64, size: u64, direction: u32, mode: Mode) -> Answer<Plan> {
+        for address in [source, destination] {
+            // Pools are not modelled, so there is never memory in their segment.
+            if matches!(heap::segment_of(self.machine, address), Some(Elsewhere::Soma)) {
+                return refuse(Errno::EINVAL, "the address has no memory");
+            }
+        }
         let from = self.process.place(source)?;
         let to = self.process.place(destination)?;
         if size == 0 || from.absent {
@@ -258,6 +268,12 @@ impl Call<'_, '_> {
             if before.is_some_and(|before| before != device) {
                 return refuse(Errno::EINVAL, "a batch is for one device");
             }
+        }
+        if one_way && (from.of_host || to.of_host) {
+            return refuse(Errno::EINVAL, "there is no DMA device for host memory that a device imported");
+        }
+        if real == svm::COPY_DEVICE_TO_DEVICE && (from.of_host || to.of_host) {
+            return refuse(Errno::EOPNOTSUPP, "host memory that a device imported is not copied between devices");
         }
         if one_way && (from.bar || to.bar) {
             return refuse(Errno::EOPNOTSUPP, "device memory that the host imported is not copied by the device");
@@ -307,7 +323,11 @@ impl Call<'_, '_> {
     /// what lies in one mapping.
     fn reach(&self, address: u64, length: &mut u64) -> Answer<Option<(BlockId, u64)>> {
         if !self.process.is_svm(address) {
-            return Ok(None);
+            // The pages of a device mapping cannot be pinned.
+            return match heap::segment_of(self.machine, address) {
+                Some(_) => refuse(Errno::EFAULT, "the caller's memory cannot be accessed"),
+                None => Ok(None),
+            };
         }
         let Some((block, offset, run)) = self.process.resolve(address, *length) else {
             return refuse(Errno::EFAULT, "the copy reached an address where nothing is mapped");
@@ -462,6 +482,9 @@ impl Call<'_, '_> {
             })
         {
             return refuse(Errno::EINVAL, "the range is empty or not reserved");
+        }
+        if place.of_host {
+            return refuse(Errno::EINVAL, "there is no DMA device for host memory that a device imported");
         }
         self.message(device)?;
         let mut done = 0;

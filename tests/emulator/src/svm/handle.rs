@@ -51,6 +51,8 @@ pub struct Handle {
     pub mapped: u32,
     /// Device memory that was imported on the host: accessed through the device's BAR.
     pub bar: bool,
+    /// Host memory that was imported on a device.
+    pub of_host: bool,
     /// The route attribute.
     pub route: u32,
 }
@@ -179,6 +181,7 @@ impl Call<'_, '_> {
             half_freed: false,
             mapped: 0,
             bar: false,
+            of_host: false,
             route: 0,
         };
         para.id = id;
@@ -212,6 +215,9 @@ impl Call<'_, '_> {
                 self.release_shared(&para)?;
                 self.process.nodes.remove(&(self.physical, para.id));
                 self.world.shares.put(&mut self.world.store, node, self.physical, self.process.tgid, false);
+                if node.foreign {
+                    return refuse(Errno::EFAULT, "the other server does not answer");
+                }
                 if node.imported {
                     para.kind = svm::RELEASED_IMPORT;
                 }

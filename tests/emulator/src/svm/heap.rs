@@ -153,6 +153,13 @@ impl Process {
     /// range. The model runs one command at a time, so only the checks remain. Returns false if the
     /// module does not manage the address.
     pub fn refer(&self, address: u64, size: Option<u64>) -> Answer<bool> {
+        if self.is_host_pin(address) {
+            let below = self.pinned.range(..=address).next_back();
+            return match below.is_some_and(|(&start, &size)| address < start + size) {
+                true => Ok(true),
+                false => refuse(Errno::EINVAL, "nothing was allocated at the address"),
+            };
+        }
         if !self.is_svm(address) {
             return Ok(false);
         }
@@ -273,6 +280,11 @@ impl Call<'_, '_> {
             svm::SUB_HOST => para.size <= self.machine.config.host_memory.next_multiple_of(HEAP_UNIT),
             svm::SUB_DEVICE => {
                 let logical = self.logical;
+                if logical == svm::HOST_AGENT_ID {
+                    let memory = self.machine.config.host_memory;
+                    let fits = para.size <= memory;
+                    return if fits { Ok(()) } else { refuse(Errno::EINVAL, "the host has less memory") };
+                }
                 let physical = super::to_physical(self.machine, self.caller, Some(self.process), logical)?;
                 if !self.process.agents.contains_key(&physical) {
                     return refuse(Errno::ESRCH, "the device is not set up");
@@ -366,6 +378,8 @@ impl Call<'_, '_> {
         let address = para.address;
         if !self.process.is_svm(address) {
             return match segment_of(self.machine, address) {
+                // The message goes to a device; without one the driver finds no channel for it.
+                Some(Elsewhere::Soma) if self.process.agents.is_empty() => refuse(Errno::EINVAL, "no device is set up"),
                 Some(Elsewhere::Soma) => Ok(()),
                 Some(Elsewhere::HostPin) if self.process.pinned.remove(&address).is_some() => Ok(()),
                 Some(_) => refuse(Errno::EINVAL, "nothing was allocated at the address"),
@@ -416,14 +430,14 @@ impl Call<'_, '_> {
 }
 
 /// A segment outside the SVM range.
-enum Elsewhere {
+pub enum Elsewhere {
     Soma,
     Uvm,
     HostPin,
 }
 
 /// The segment outside the SVM range that an address lies in, if the generation has it.
-fn segment_of(machine: &Machine, address: u64) -> Option<Elsewhere> {
+pub fn segment_of(machine: &Machine, address: u64) -> Option<Elsewhere> {
     let delta = machine.config.generation.delta();
     let has = |start: u64, size: u64| (start..start + size).contains(&address);
     let declared = |start: u64| delta.segments.iter().any(|segment| segment.start == start);

@@ -72,15 +72,18 @@ fn append(caller: &Caller, page: Page, text: impl FnOnce() -> String) {
     }
     let number = |at: usize| i32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (mut read, mut write) = (number(READ), number(WRITE));
-    let capacity = CAPACITY as i32;
-    if number(TOTAL) != PAGE_SIZE as i32 || !(0..=capacity).contains(&write) || number(RECORD_SIZE) > capacity {
+    let room = number(RECORD_SIZE).wrapping_sub(write) as u32 as usize;
+    if number(TOTAL) != PAGE_SIZE as i32 || write as u32 as usize > CAPACITY || room > CAPACITY {
         return;
     }
-    if read >= write {
+    // A page whose messages were all read is used from its start, whatever room it claims to have.
+    let room = if read >= write {
         (read, write) = (0, 0);
-    }
+        CAPACITY
+    } else {
+        room
+    };
     let mut bytes = text().into_bytes();
-    let room = CAPACITY - write as usize;
     let at = page + (TEXT + write as usize) as u64;
     let written = bytes.len() as i32;
     bytes.push(0);

@@ -31,6 +31,8 @@ pub struct Mapping {
     pub imported: bool,
     /// Device memory imported on the host.
     pub bar: bool,
+    /// Host memory imported on a device.
+    pub of_host: bool,
     pub block: super::store::BlockId,
     /// The access of the owner itself.
     pub access: u32,
@@ -209,6 +211,7 @@ impl Call<'_, '_> {
             module: para.module,
             imported: handle.kind == HandleKind::Imported,
             bar: handle.bar,
+            of_host: handle.of_host,
             block: handle.block,
             access: svm::ACCESS_READ_WRITE,
             granted: BTreeMap::new(),

@@ -171,6 +171,12 @@ impl Process {
         address >= svm::SVM_START
     }
 
+    /// Whether an address lies in the host-pin segment of this process.
+    pub fn is_host_pin(&self, address: u64) -> bool {
+        let starts = [svm::HOST_PIN_START_PCIE, svm::HOST_PIN_START_HCCS];
+        self.host_pin && self.segments.values().any(|vma| starts.contains(&vma.start) && vma.contains(address))
+    }
+
     /// Shows a block at an address of the client. `None` if the client has no mapping there.
     pub fn show(&mut self, world: &mut World, block: BlockId, address: u64, size: u64) -> Option<Result<View, Errno>> {
         let vma = *self.vma(address)?;
@@ -313,7 +319,11 @@ impl Svm {
             Vma { start: mmap.hint, size: length, tgid: caller.tgid, prot: mmap.prot, private, offset: mmap.offset };
         let segments = segments(machine);
         let Some(segment) = segments.get(process.next_segment) else {
-            return process.mmap_dynamic(machine, caller, mmap, vma);
+            let answer = process.mmap_dynamic(machine, caller, mmap, vma);
+            if process.doomed {
+                self.kill(id);
+            }
+            return answer;
         };
         if !mmap.free || mmap.hint != segment.start || length != segment.size {
             return Err(Errno::EINVAL);
@@ -442,7 +452,11 @@ impl Process {
             return Err(Errno::EINVAL);
         }
         let below = self.dynamics.range(..vma.end()).next_back();
-        if below.is_some_and(|(&start, dynamic)| start + dynamic.size > vma.start) {
+        if let Some((&start, dynamic)) = below.filter(|(start, dynamic)| **start + dynamic.size > vma.start) {
+            // When the kernel undoes the mmap, that looks to the driver like a munmap of the range
+            // under the heap.
+            let same = start == vma.start && dynamic.size == vma.size;
+            self.doomed |= same && self.heap(start).is_some();
             return Err(Errno::EINVAL);
         }
         if self.stage == Stage::Session && self.tgid != caller.tgid {

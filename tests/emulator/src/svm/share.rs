@@ -21,6 +21,9 @@ pub struct Node {
     pub physical: u32,
     pub share: i32,
     pub imported: bool,
+    /// Imported with the super-pod id of another server. The driver's release then tells that
+    /// server, and this one's record of the import stays.
+    pub foreign: bool,
 }
 
 /// A process in the trust list.
@@ -28,6 +31,8 @@ pub struct Node {
 pub struct Trusted {
     /// When it was listed, in nanoseconds since boot.
     pub stamp: u64,
+    /// The process that had the id at that time.
+    pub identity: Option<u64>,
     /// The devices (or 65) on which it has imported.
     pub imported: BTreeSet<u32>,
 }
@@ -68,7 +73,7 @@ impl Shares {
     /// ended, and its entry in the trust list goes too.
     pub fn put(&mut self, store: &mut Store, node: Node, device: u32, tgid: i32, erase: bool) {
         let Some(share) = self.shares.get_mut(&(node.physical, node.share)) else { return };
-        if let Some(trusted) = share.trusted.get_mut(&tgid) {
+        if let Some(trusted) = share.trusted.get_mut(&tgid).filter(|_| !node.foreign) {
             trusted.imported.remove(&device);
         }
         if erase && tgid != share.exporter {
@@ -122,7 +127,7 @@ impl Call<'_, '_> {
             handle,
         };
         self.world.shares.shares.insert((physical, id), share);
-        self.process.nodes.insert((physical, para.id), Node { physical, share: id, imported: false });
+        self.process.nodes.insert((physical, para.id), Node { physical, share: id, imported: false, foreign: false });
         para.share = id;
         put(arg, &para);
         Ok(())
@@ -157,7 +162,8 @@ impl Call<'_, '_> {
             if share.trusted.len() >= svm::TRUST_LIST as usize {
                 return refuse(Errno::EINVAL, "the trust list is full");
             }
-            share.trusted.entry(pid).or_default().stamp = stamp;
+            let entry = share.trusted.entry(pid).or_default();
+            (entry.stamp, entry.identity) = (stamp, (self.machine.identity)(pid));
             listed = true;
         }
         if listed { Ok(()) } else { refuse(Errno::EINVAL, "the list contains only zeros") }
@@ -250,13 +256,15 @@ impl Call<'_, '_> {
         } else {
             handle.bar = !of_host;
         }
+        handle.of_host = of_host && importing != HOST;
         // The driver creates the handle before it checks the list: a refused import uses up an id.
         let Some(id) = self.table(importing).map(|table| table.take_id()) else {
             return refuse(Errno::EINVAL, "the device has no handles");
         };
         let share = self.world.shares.get(exporter, para.share)?;
         if !share.needs_trust && !share.trusted.contains_key(&tgid) {
-            share.trusted.entry(tgid).or_default().stamp = now();
+            let entry = share.trusted.entry(tgid).or_default();
+            (entry.stamp, entry.identity) = (now(), Some(self.caller.identity));
         }
         let Some(trusted) = share.trusted.get_mut(&tgid) else {
             return refuse(Errno::EACCES, "the process is not in the trust list");
@@ -264,7 +272,9 @@ impl Call<'_, '_> {
         if trusted.imported.contains(&importing) {
             return refuse(Errno::EFAULT, "the process has imported it on this device already");
         }
-        if trusted.stamp < start_time {
+        // The driver compares nanoseconds. The start time here is coarser, so the process that was
+        // listed must also be the caller.
+        if trusted.stamp < start_time || trusted.identity != Some(self.caller.identity) {
             return refuse(Errno::EACCES, "the process was listed before it started");
         }
         trusted.imported.insert(importing);
@@ -280,7 +290,7 @@ impl Call<'_, '_> {
         if let Some(table) = self.table(importing) {
             table.insert(id, handle);
         }
-        let node = Node { physical: exporter, share: para.share, imported: true };
+        let node = Node { physical: exporter, share: para.share, imported: true, foreign: !local };
         self.process.nodes.insert((importing, id), node);
         put(arg, &para);
         Ok(())

@@ -10,7 +10,7 @@ use super::share::now;
 use super::*;
 use crate::caller::{Fault, Memory};
 use crate::config::{Config, DeviceProcess};
-use crate::driver::{AddressSpaceChange, ChangeKind, Mmap};
+use crate::driver::{AddressSpaceChange, Change, ChangeKind, Mmap};
 use ascend_ioctl::klog;
 use ascend_ioctl::svm::Para;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -105,6 +105,7 @@ impl Bench {
             tid: client.tgid,
             tgid: client.tgid,
             start_time: client.start_time,
+            identity: 0,
             mount_namespace: 1,
             uid: 0,
             memory,
@@ -144,8 +145,8 @@ impl Bench {
         self.svm.mmap(&mut self.machine, &Bench::caller(&self.memory, client), client.file, &mmap)
     }
 
-    fn change(&mut self, client: &Client, kind: ChangeKind, range: std::ops::Range<u64>) -> Result<(), Errno> {
-        let change = AddressSpaceChange { kind, start: range.start, length: range.end - range.start };
+    fn change(&mut self, client: &Client, kind: ChangeKind, range: std::ops::Range<u64>) -> Result<Change, Errno> {
+        let change = AddressSpaceChange { kind, start: range.start, length: range.end - range.start, mapped: true };
         self.svm.address_space_change(&mut self.machine, &Bench::caller(&self.memory, client), &change)
     }
 
