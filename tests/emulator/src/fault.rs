@@ -10,7 +10,7 @@ use crate::caller::{self, Memory};
 use crate::config::Config;
 use crate::record;
 use nix::errno::Errno;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -241,22 +241,22 @@ impl CommandFaults {
     }
 }
 
-/// A caller's memory in which answers are counted, and perhaps altered.
+/// A caller's memory. What the driver writes is kept, and perhaps altered.
 pub(crate) struct Answers<'a> {
     memory: &'a dyn Memory,
     alteration: Option<&'a Alteration>,
-    written: Cell<u64>,
+    written: RefCell<Vec<u8>>,
 }
 
 impl<'a> Answers<'a> {
     /// Nothing was written yet.
     pub fn new(memory: &'a dyn Memory, alteration: Option<&'a Alteration>) -> Self {
-        Answers { memory, alteration, written: Cell::new(0) }
+        Answers { memory, alteration, written: RefCell::default() }
     }
 
-    /// How many bytes the driver has written.
-    pub fn written(&self) -> u64 {
-        self.written.get()
+    /// What the driver has written, unaltered.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.written.into_inner()
     }
 }
 
@@ -266,8 +266,8 @@ impl Memory for Answers<'_> {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), caller::Fault> {
-        let start = self.written.get();
-        self.written.set(start + bytes.len() as u64);
+        let start = self.written.borrow().len() as u64;
+        self.written.borrow_mut().extend_from_slice(bytes);
         let Some(alteration) = self.alteration else { return self.memory.write(address, bytes) };
         let mut altered = bytes.to_vec();
         for (at, other) in (alteration.offset..).zip(&alteration.bytes) {
@@ -371,7 +371,7 @@ mod tests {
         for bytes in [&[0; 3][..], &[1; 1], &[2; 4]] {
             assert_eq!(answers.write(0, bytes), Ok(()));
         }
-        assert_eq!(answers.written(), 8);
+        assert_eq!(answers.into_bytes(), [0, 0, 0, 1, 2, 2, 2, 2]);
         assert_eq!(*memory.0.borrow(), [0, 0, 0xEE, 0xEE, 0xEE, 2, 2, 2]);
     }
 }

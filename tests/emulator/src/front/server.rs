@@ -628,13 +628,13 @@ impl Server {
             memory.read(argument, &mut bytes).is_ok().then_some(bytes)
         };
         let before = record.as_ref().and_then(|(_, length)| read(*length));
-        let (outcome, written) = match &struck {
-            Some(Strike::Fails(errno)) => ((*errno).into(), 0),
-            None if !observed => (self.driver.ioctl(&who.caller(&memory), file, request, argument), 0),
+        let (outcome, answer) = match &struck {
+            Some(Strike::Fails(errno)) => ((*errno).into(), Vec::new()),
+            None if !observed => (self.driver.ioctl(&who.caller(&memory), file, request, argument), Vec::new()),
             struck => {
                 let alteration = struck.as_ref().and_then(Strike::alteration);
                 let answers = Answers::new(&memory, alteration);
-                (self.driver.ioctl(&who.caller(&answers), file, request, argument), answers.written())
+                (self.driver.ioctl(&who.caller(&answers), file, request, argument), answers.into_bytes())
             }
         };
         let result = match outcome {
@@ -650,7 +650,7 @@ impl Server {
             let after = read(length).filter(|after| before.as_ref() != Some(after));
             record.in_hex = before.as_deref().map(hex);
             record.out_hex = after.as_deref().map(hex);
-            record.written = written;
+            record.answer = answer;
             self.finish(record, result, arrived);
         }
         match result {
