@@ -10,9 +10,10 @@
 mod access;
 mod host_view;
 pub(crate) mod mapping_table;
+mod shared_memory;
 
 pub use host_view::HostView;
-pub(crate) use host_view::{copy_in, copy_out, fill};
+pub(crate) use shared_memory::{copy_in, copy_out, fill};
 
 use crate::device::DeviceInner;
 use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE, Svm};

@@ -6,7 +6,6 @@ use ascend_emulator::config::Attachment;
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_vmm::Error;
 use ascend_vmm::error::Errno;
-use std::sync::atomic::Ordering;
 use support::{MIB2, contents, device, mapped_on, mapped_on_host, plain};
 
 #[test]
@@ -26,20 +25,25 @@ fn the_cpu_reads_and_writes_host_memory_and_device_memory() {
             assert_eq!(contents(mapping, 200, 12), b"from the cpu");
             view.fill(300, 10, 6).unwrap();
             assert_eq!(contents(mapping, 299, 12), [0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 0]);
-            view.atomic_u32(400).unwrap().store(0x0102_0304, Ordering::Release);
+            view.store_u32(400, 0x0102_0304).unwrap();
             assert_eq!(contents(mapping, 400, 4), 0x0102_0304u32.to_ne_bytes());
-            view.atomic_u64(408).unwrap().fetch_add(5, Ordering::Relaxed);
+            assert_eq!(view.load_u32(400).unwrap(), 0x0102_0304);
+            view.store_u64(408, 5).unwrap();
             assert_eq!(contents(mapping, 408, 8), 5u64.to_ne_bytes());
-            view.write_volatile(500, 3).unwrap();
-            assert_eq!(view.read_volatile(500).unwrap(), 3);
+            assert_eq!(view.load_u64(408).unwrap(), 5);
+            view.store_u8(500, 3).unwrap();
+            assert_eq!(view.load_u8(500).unwrap(), 3);
             assert_eq!(view.as_ptr() as u64, mapping.address());
             for error in [
                 view.read(view.size(), &mut [0]).unwrap_err(),
                 view.write(usize::MAX, &[0]).unwrap_err(),
                 view.fill(1, view.size(), 0).unwrap_err(),
-                view.atomic_u32(2).unwrap_err(),
-                view.atomic_u64(view.size()).unwrap_err(),
-                view.read_volatile(view.size()).unwrap_err(),
+                view.load_u32(2).unwrap_err(),
+                view.store_u32(view.size() - 2, 0).unwrap_err(),
+                view.load_u64(4).unwrap_err(),
+                view.store_u64(view.size(), 0).unwrap_err(),
+                view.load_u8(view.size()).unwrap_err(),
+                view.store_u8(usize::MAX, 0).unwrap_err(),
             ] {
                 assert!(matches!(error, Error::Invalid(_)), "{error}");
             }

@@ -37,7 +37,12 @@ impl Uda {
         let file = DavinciFile::open(manager, module::UDA)?;
         let mut user = uda::UserInfo::default();
         match file.command(&uda::GET_USER_INFO, &mut user) {
-            Answer::Done => Ok(Uda { file, user }),
+            Answer::Done => {
+                // They size what is listed.
+                user.max_devices = user.max_devices.min(MAX_PHYSICAL);
+                user.max_physical = user.max_physical.min(MAX_PHYSICAL);
+                Ok(Uda { file, user })
+            }
             answer => {
                 // A positive number is a count of bytes that could not be copied.
                 let errno = if let Answer::Refused(errno) = answer { errno } else { Errno::EFAULT };

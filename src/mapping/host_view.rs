@@ -1,17 +1,19 @@
 //! Memory as the CPU sees it.
 //!
 //! The NPU, and other processes that share the memory, may write at any time, so no reference to
-//! its bytes is ever handed out: only copies in and out, single values, and atomics. Copies are
-//! made of relaxed atomic accesses, a word at a time, so that two threads that use one view at once
-//! race, but do not break the language's rules. Device memory is behind the device's PCI window:
-//! write-combined, slow to read, and no place for atomic read-modify-write against the device.
+//! its bytes is ever handed out: only copies in and out, and single numbers. None of these is a
+//! Rust access (`shared_memory.rs` has the contract), so threads may use one view at once, in any
+//! mix of sizes: they get whole numbers, torn copies, and no undefined behaviour.
+//!
+//! Device memory is behind the device's PCI window: write-combined, slow to read, and no place for
+//! atomic read-modify-write, which is why there is none here.
 
 use super::Mapping;
+use super::shared_memory::{Access, copy_in, copy_out, fill};
 use crate::error::{Error, Invalid, Result};
 use crate::fork::ForkGuard;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// A mapping's memory as the CPU sees it. While it is borrowed the mapping cannot be unmapped.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +24,7 @@ pub struct HostView<'a> {
     mapping: PhantomData<&'a Mapping>,
 }
 
-// SAFETY: all access is atomic, and the memory stays mapped while the mapping is borrowed.
+// SAFETY: no access is one of the language's, and the memory stays mapped while the mapping is borrowed.
 unsafe impl Send for HostView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for HostView<'_> {}
@@ -44,8 +46,11 @@ impl<'a> HostView<'a> {
         self.size
     }
 
-    /// The first byte. Valid as long as the mapping, in this process and not in its children;
-    /// everything else is the caller's to know.
+    /// The first byte. Valid as long as the mapping, in this process and not in its children.
+    ///
+    /// Accesses through it are Rust accesses of memory that others may write: use volatile ones, or
+    /// atomics of one size for each place, and none while another thread uses a view of the same
+    /// bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -74,41 +79,70 @@ impl<'a> HostView<'a> {
         Ok(())
     }
 
-    /// A 32-bit word as an atomic; the offset is a multiple of 4.
-    pub fn atomic_u32(&self, offset: usize) -> Result<&'a AtomicU32> {
-        let at = self.aligned(offset, 4)?;
-        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this
-        // process.
-        Ok(unsafe { AtomicU32::from_ptr(at.cast()) })
+    /// Loads a byte: one access of the memory, now. What follows is not done before it (acquire).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping.
+    pub fn load_u8(&self, offset: usize) -> Result<u8> {
+        self.load(offset)
     }
 
-    /// A 64-bit word as an atomic; the offset is a multiple of 8.
-    pub fn atomic_u64(&self, offset: usize) -> Result<&'a AtomicU64> {
-        let at = self.aligned(offset, 8)?;
-        // SAFETY: in range, aligned, mapped for 'a, and only ever touched by atomics in this
-        // process.
-        Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
+    /// Stores a byte: one access of the memory, now. What precedes is done before it (release).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping.
+    pub fn store_u8(&self, offset: usize, value: u8) -> Result<()> {
+        self.store(offset, value)
     }
 
-    /// One volatile read of a byte: really one access of the memory, now.
-    pub fn read_volatile(&self, offset: usize) -> Result<u8> {
-        let at = self.at(offset, 1)?;
-        // Not a volatile access of the language's, which must not race with other threads; the
-        // fences keep the compiler from merging it with another.
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: in range.
-        let value = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        Ok(value)
+    /// Loads 32 bits at a multiple of 4, as [`HostView::load_u8`] does: never a torn number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    pub fn load_u32(&self, offset: usize) -> Result<u32> {
+        self.load(offset)
     }
 
-    /// One volatile write of a byte: really one access of the memory, now.
-    pub fn write_volatile(&self, offset: usize, value: u8) -> Result<()> {
-        let at = self.at(offset, 1)?;
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: in range.
-        unsafe { AtomicU8::from_ptr(at) }.store(value, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
+    /// Stores 32 bits at a multiple of 4, as [`HostView::store_u8`] does: never a torn number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
+        self.store(offset, value)
+    }
+
+    /// Loads 64 bits at a multiple of 8, as [`HostView::load_u8`] does: never a torn number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        self.load(offset)
+    }
+
+    /// Stores 64 bits at a multiple of 8, as [`HostView::store_u8`] does: never a torn number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
+        self.store(offset, value)
+    }
+
+    fn load<T: Access>(&self, offset: usize) -> Result<T> {
+        let at = self.aligned(offset, size_of::<T>())?;
+        // SAFETY: in range, aligned, and mapped while the mapping is borrowed.
+        Ok(unsafe { T::load_acquire(at.cast()) })
+    }
+
+    fn store<T: Access>(&self, offset: usize, value: T) -> Result<()> {
+        let at = self.aligned(offset, size_of::<T>())?;
+        // SAFETY: in range, aligned, and mapped while the mapping is borrowed.
+        unsafe { T::store_release(at.cast(), value) };
         Ok(())
     }
 
@@ -128,7 +162,7 @@ impl<'a> HostView<'a> {
             return Err(Invalid::because(
                 "touch memory by the CPU",
                 format!("the offset {offset:#x} is not a multiple of {size}"),
-                "Atomics must be aligned to their size.",
+                "Numbers must be aligned to their size.",
             ));
         }
         self.at(offset, size)
@@ -141,116 +175,5 @@ impl<'a> HostView<'a> {
             format!("{length} bytes at offset {offset:#x} are outside of the mapping's {:#x} bytes", self.size),
             "Stay inside the mapping.",
         )
-    }
-}
-
-const WORD: usize = size_of::<u64>();
-
-/// Copies `to.len()` bytes out of shared memory.
-///
-/// # Safety
-///
-/// The bytes from `from` on must be mapped.
-pub(crate) unsafe fn copy_out(from: *mut u8, to: &mut [u8]) {
-    let (head, body) = split(from, to.len());
-    let (first, rest) = to.split_at_mut(head);
-    let mut at = from;
-    let byte = |at: &mut *mut u8, to: &mut u8| {
-        // SAFETY: the caller vouches for the range, of which this is one byte.
-        *to = unsafe { AtomicU8::from_ptr(*at) }.load(Ordering::Relaxed);
-        *at = at.wrapping_add(1);
-    };
-    first.iter_mut().for_each(|to| byte(&mut at, to));
-    let (words, last) = rest.split_at_mut(body);
-    for to in words.chunks_exact_mut(WORD) {
-        // SAFETY: aligned by `split`; the caller vouches for the range.
-        let word = unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed);
-        to.copy_from_slice(&word.to_ne_bytes());
-        at = at.wrapping_add(WORD);
-    }
-    last.iter_mut().for_each(|to| byte(&mut at, to));
-}
-
-/// Copies `from` into shared memory.
-///
-/// # Safety
-///
-/// The bytes from `to` on must be mapped.
-pub(crate) unsafe fn copy_in(to: *mut u8, from: &[u8]) {
-    let (head, body) = split(to, from.len());
-    let (first, rest) = from.split_at(head);
-    let mut at = to;
-    let byte = |at: &mut *mut u8, from: &u8| {
-        // SAFETY: the caller vouches for the range, of which this is one byte.
-        unsafe { AtomicU8::from_ptr(*at) }.store(*from, Ordering::Relaxed);
-        *at = at.wrapping_add(1);
-    };
-    first.iter().for_each(|from| byte(&mut at, from));
-    let (words, last) = rest.split_at(body);
-    for from in words.chunks_exact(WORD) {
-        let mut word = [0; WORD];
-        word.copy_from_slice(from);
-        // SAFETY: aligned by `split`; the caller vouches for the range.
-        unsafe { AtomicU64::from_ptr(at.cast()) }.store(u64::from_ne_bytes(word), Ordering::Relaxed);
-        at = at.wrapping_add(WORD);
-    }
-    last.iter().for_each(|from| byte(&mut at, from));
-}
-
-/// Sets `length` bytes of shared memory.
-///
-/// # Safety
-///
-/// The bytes from `to` on must be mapped.
-pub(crate) unsafe fn fill(to: *mut u8, length: usize, value: u8) {
-    const PIECE: usize = 4096;
-    let bytes = [value; PIECE];
-    let mut done = 0;
-    while done < length {
-        let count = PIECE.min(length - done);
-        // SAFETY: the caller vouches for the range, of which this is a part.
-        unsafe { copy_in(to.wrapping_add(done), &bytes[..count]) };
-        done += count;
-    }
-}
-
-/// How many bytes lie before the first word, and how many in whole words.
-fn split(address: *mut u8, length: usize) -> (usize, usize) {
-    let head = address.align_offset(WORD).min(length);
-    (head, (length - head) / WORD * WORD)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_of_any_alignment_move_exactly_their_bytes() {
-        for offset in 0..17 {
-            for length in 0..40 {
-                let mut shared: Vec<u8> = (0..64).collect();
-                let start = shared.as_mut_ptr();
-                let mut out = vec![0xEE; length];
-                // SAFETY: 17 + 40 bytes are inside the vector, which no other thread touches.
-                unsafe { copy_out(start.add(offset), &mut out) };
-                assert!(out.iter().enumerate().all(|(index, &byte)| usize::from(byte) == offset + index));
-                let fresh = vec![0xAA; length];
-                // SAFETY: as above.
-                unsafe { copy_in(start.add(offset), &fresh) };
-                for (index, &byte) in shared.iter().enumerate() {
-                    let inside = (offset..offset + length).contains(&index);
-                    assert_eq!(byte, if inside { 0xAA } else { index as u8 });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn fills_set_exactly_their_bytes() {
-        let mut shared = vec![1u8; 10_000];
-        // SAFETY: inside the vector.
-        unsafe { fill(shared.as_mut_ptr().add(3), 9_000, 7) };
-        assert!(shared[..3].iter().chain(&shared[9_003..]).all(|&byte| byte == 1));
-        assert!(shared[3..9_003].iter().all(|&byte| byte == 7));
     }
 }

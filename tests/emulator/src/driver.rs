@@ -278,7 +278,7 @@ impl Driver {
     /// Injects a fault. The front handles failing commands itself.
     pub fn inject(&mut self, fault: &Fault) {
         match fault {
-            Fault::Command { .. } => {}
+            Fault::Command { .. } | Fault::Answer { .. } => {}
             Fault::Device { device, fault: DeviceFault::Dead } => self.machine.kill_device(*device),
             Fault::Device { device, fault: DeviceFault::Silent(time) } => self.machine.silence_device(*device, *time),
             Fault::Copies => self.machine.link_broken = true,

@@ -1,13 +1,16 @@
-//! Faults that a test or a run can inject: commands that fail, devices that die or stay silent, a
-//! link that breaks.
+//! Faults that a test or a run can inject: commands that fail or answer nonsense, devices that die
+//! or stay silent, a link that breaks.
 //!
 //! As text: `MEM_MAP#3=ENOMEM` fails the third MEM_MAP from now on (1 is the next one),
-//! `MEM_CREATE=ENOMEM` every one, `device1=dead` kills a device, `device0=silent:2s` keeps it from
+//! `MEM_CREATE=ENOMEM` every one, `MEM_CREATE#1[8]=ffffffff` replaces the four bytes from the ninth
+//! on of what the next one writes into the caller's memory, `device1=dead` kills a device, `device0=silent:2s` keeps it from
 //! answering for a time, `copies=link-error` breaks copies to and from all devices.
 
+use crate::caller::{self, Memory};
 use crate::config::Config;
 use crate::record;
 use nix::errno::Errno;
+use std::cell::RefCell;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -23,6 +26,15 @@ pub enum Fault {
         /// The error that it returns.
         errno: Errno,
     },
+    /// A command is executed, and a part of its answer is replaced.
+    Answer {
+        /// Its name, as in recordings.
+        name: String,
+        /// Which of the calls from now on, counted from 1; all of them if `None`.
+        nth: Option<u64>,
+        /// What is replaced.
+        alteration: Alteration,
+    },
     /// A fault of a device.
     Device {
         /// Physical id.
@@ -32,6 +44,15 @@ pub enum Fault {
     },
     /// Copies to and from device memory fail on the link.
     Copies,
+}
+
+/// Other bytes in place of some that the driver writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alteration {
+    /// Which byte is the first, of all that a call writes into the caller's memory in order.
+    pub offset: u64,
+    /// What is written instead.
+    pub bytes: Vec<u8>,
 }
 
 /// What can happen to a device.
@@ -46,8 +67,8 @@ pub enum DeviceFault {
 /// Text that is not a fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{spec}` is not a fault: {reason}; examples: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, \
-     device0=silent:2s, copies=link-error"
+    "`{spec}` is not a fault: {reason}; examples: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, \
+     MEM_CREATE#1[8]=ffffffff, device1=dead, device0=silent:2s, copies=link-error"
 )]
 pub struct BadFault {
     spec: String,
@@ -58,7 +79,9 @@ impl Fault {
     /// Checks that the fault is possible on such a host; the error is the reason.
     pub fn check(&self, config: &Config) -> Result<(), String> {
         match self {
-            Fault::Command { name, .. } if !record::names(config.generation).any(|known| known == name) => {
+            Fault::Command { name, .. } | Fault::Answer { name, .. }
+                if !record::names(config.generation).any(|known| known == name) =>
+            {
                 Err(format!("driver {} has no command {name}", config.generation))
             }
             Fault::Device { device, .. } if *device >= config.devices => {
@@ -92,6 +115,13 @@ impl FromStr for Fault {
             };
             return Ok(Fault::Device { device, fault });
         }
+        let (subject, offset) = match subject.strip_suffix(']').and_then(|subject| subject.split_once('[')) {
+            None => (subject, None),
+            Some((subject, offset)) => {
+                let offset = offset.parse().map_err(|_| bad(format!("`{offset}` is no offset")))?;
+                (subject, Some(offset))
+            }
+        };
         let (name, nth) = match subject.split_once('#') {
             None => (subject, None),
             Some((name, nth)) => match nth.parse() {
@@ -101,6 +131,10 @@ impl FromStr for Fault {
         };
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_') {
             return Err(bad(format!("`{name}` is no command's name")));
+        }
+        if let Some(offset) = offset {
+            let bytes = bytes(effect).ok_or_else(|| bad(format!("`{effect}` is no bytes in hexadecimal")))?;
+            return Ok(Fault::Answer { name: name.to_owned(), nth, alteration: Alteration { offset, bytes } });
         }
         let errno = errno(effect).ok_or_else(|| bad(format!("`{effect}` is no errno's name")))?;
         Ok(Fault::Command { name: name.to_owned(), nth, errno })
@@ -114,6 +148,14 @@ fn duration(text: &str) -> Option<Duration> {
     text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
 }
 
+/// The bytes that hexadecimal digits stand for.
+fn bytes(digits: &str) -> Option<Vec<u8>> {
+    if digits.is_empty() || digits.len() % 2 != 0 || !digits.is_ascii() {
+        return None;
+    }
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok()).collect()
+}
+
 /// The errno with this name.
 fn errno(name: &str) -> Option<Errno> {
     (1..=133).map(Errno::from_raw).find(|errno| *errno != Errno::UnknownErrno && format!("{errno:?}") == name)
@@ -121,38 +163,63 @@ fn errno(name: &str) -> Option<Errno> {
 
 /// A fault of a command, with its count.
 #[derive(Debug)]
-pub(crate) struct CommandFault {
+struct CommandFault {
     name: String,
     left: Option<u64>,
-    errno: Errno,
+    strike: Strike,
 }
 
-/// The commands that fail.
+/// What happens to a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Strike {
+    /// It fails.
+    Fails(Errno),
+    /// It answers something else.
+    Answers(Alteration),
+}
+
+impl Strike {
+    /// What is replaced in the answer.
+    pub fn alteration(&self) -> Option<&Alteration> {
+        match self {
+            Strike::Fails(_) => None,
+            Strike::Answers(alteration) => Some(alteration),
+        }
+    }
+}
+
+/// The commands that fail or answer something else.
 #[derive(Debug, Default)]
-pub(crate) struct CommandFaults(Vec<CommandFault>);
+pub(crate) struct CommandFaults {
+    faults: Vec<CommandFault>,
+    /// Alterations of calls that sleep, by thread.
+    sleeping: Vec<(i32, Alteration)>,
+}
 
 impl CommandFaults {
     /// Adds a fault.
-    pub fn add(&mut self, name: String, nth: Option<u64>, errno: Errno) {
-        self.0.push(CommandFault { name, left: nth, errno });
+    pub fn add(&mut self, name: String, nth: Option<u64>, strike: Strike) {
+        self.faults.push(CommandFault { name, left: nth, strike });
     }
 
     /// Whether there is no fault.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.faults.is_empty() && self.sleeping.is_empty()
     }
 
-    /// Counts a call of a command; returns the errno if this call fails.
-    pub fn strike(&mut self, name: &str) -> Option<Errno> {
+    /// Counts a call of a command, and returns what happens to it.
+    pub fn strike(&mut self, name: &str) -> Option<Strike> {
         let mut struck = None;
-        self.0.retain_mut(|fault| {
+        self.faults.retain_mut(|fault| {
             if fault.name != name {
                 return true;
             }
             match &mut fault.left {
-                None => struck = struck.or(Some(fault.errno)),
+                None => {
+                    struck.get_or_insert_with(|| fault.strike.clone());
+                }
                 Some(1) => {
-                    struck = struck.or(Some(fault.errno));
+                    struck.get_or_insert_with(|| fault.strike.clone());
                     return false;
                 }
                 Some(left) => *left -= 1,
@@ -160,6 +227,55 @@ impl CommandFaults {
             true
         });
         struck
+    }
+
+    /// Keeps the alteration of a call that sleeps.
+    pub fn sleep(&mut self, tid: i32, alteration: Alteration) {
+        self.sleeping.push((tid, alteration));
+    }
+
+    /// The alteration of a call that slept.
+    pub fn wake(&mut self, tid: i32) -> Option<Alteration> {
+        let at = self.sleeping.iter().position(|(sleeper, _)| *sleeper == tid)?;
+        Some(self.sleeping.swap_remove(at).1)
+    }
+}
+
+/// A caller's memory. What the driver writes is kept, and perhaps altered.
+pub(crate) struct Answers<'a> {
+    memory: &'a dyn Memory,
+    alteration: Option<&'a Alteration>,
+    written: RefCell<Vec<u8>>,
+}
+
+impl<'a> Answers<'a> {
+    /// Nothing was written yet.
+    pub fn new(memory: &'a dyn Memory, alteration: Option<&'a Alteration>) -> Self {
+        Answers { memory, alteration, written: RefCell::default() }
+    }
+
+    /// What the driver has written, unaltered.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.written.into_inner()
+    }
+}
+
+impl Memory for Answers<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), caller::Fault> {
+        self.memory.read(address, buffer)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), caller::Fault> {
+        let start = self.written.borrow().len() as u64;
+        self.written.borrow_mut().extend_from_slice(bytes);
+        let Some(alteration) = self.alteration else { return self.memory.write(address, bytes) };
+        let mut altered = bytes.to_vec();
+        for (at, other) in (alteration.offset..).zip(&alteration.bytes) {
+            if let Some(byte) = at.checked_sub(start).and_then(|at| altered.get_mut(at as usize)) {
+                *byte = *other;
+            }
+        }
+        self.memory.write(address, &altered)
     }
 }
 
@@ -175,6 +291,14 @@ mod tests {
         for (spec, fault) in [
             ("MEM_MAP#3=ENOMEM", command("MEM_MAP", Some(3), Errno::ENOMEM)),
             ("MEM_CREATE=EIO", command("MEM_CREATE", None, Errno::EIO)),
+            (
+                "MEM_CREATE#2[8]=00ff",
+                Fault::Answer {
+                    name: "MEM_CREATE".into(),
+                    nth: Some(2),
+                    alteration: Alteration { offset: 8, bytes: vec![0, 255] },
+                },
+            ),
             ("device1=dead", device(1, DeviceFault::Dead)),
             ("device0=silent:2s", device(0, DeviceFault::Silent(Duration::from_secs(2)))),
             ("device0=silent:50ms", device(0, DeviceFault::Silent(Duration::from_millis(50)))),
@@ -191,6 +315,9 @@ mod tests {
             ("MEM_MAP#0=ENOMEM", "does not count from 1"),
             ("MEM_MAP=ENOSUCH", "no errno's name"),
             ("mem map=ENOMEM", "no command's name"),
+            ("MEM_MAP[x]=00", "no offset"),
+            ("MEM_MAP[0]=f", "no bytes"),
+            ("MEM_MAP[0]=zz", "no bytes"),
             ("device=dead", "no device number"),
             ("device0=asleep", "a device can be"),
             ("device0=silent:2", "no time"),
@@ -217,12 +344,34 @@ mod tests {
     #[test]
     fn the_nth_call_fails_and_the_others_do_not() {
         let mut faults = CommandFaults::default();
-        faults.add("MEM_MAP".into(), Some(2), Errno::ENOMEM);
-        faults.add("MEM_CREATE".into(), None, Errno::EIO);
+        faults.add("MEM_MAP".into(), Some(2), Strike::Fails(Errno::ENOMEM));
+        faults.add("MEM_CREATE".into(), None, Strike::Fails(Errno::EIO));
         let answers: Vec<_> = (0..4).map(|_| faults.strike("MEM_MAP")).collect();
-        assert_eq!(answers, [None, Some(Errno::ENOMEM), None, None]);
-        assert_eq!(faults.strike("MEM_CREATE"), Some(Errno::EIO));
-        assert_eq!(faults.strike("MEM_CREATE"), Some(Errno::EIO));
+        assert_eq!(answers, [None, Some(Strike::Fails(Errno::ENOMEM)), None, None]);
+        assert_eq!(faults.strike("MEM_CREATE"), Some(Strike::Fails(Errno::EIO)));
+        assert_eq!(faults.strike("MEM_CREATE"), Some(Strike::Fails(Errno::EIO)));
         assert_eq!(faults.strike("MEM_UNMAP"), None);
+    }
+
+    #[test]
+    fn an_alteration_may_lie_across_several_writes() {
+        struct Written(std::cell::RefCell<Vec<u8>>);
+        impl Memory for Written {
+            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), caller::Fault> {
+                Err(caller::Fault)
+            }
+            fn write(&self, _: u64, bytes: &[u8]) -> Result<(), caller::Fault> {
+                self.0.borrow_mut().extend(bytes);
+                Ok(())
+            }
+        }
+        let memory = Written(Default::default());
+        let alteration = Alteration { offset: 2, bytes: vec![0xEE; 3] };
+        let answers = Answers::new(&memory, Some(&alteration));
+        for bytes in [&[0; 3][..], &[1; 1], &[2; 4]] {
+            assert_eq!(answers.write(0, bytes), Ok(()));
+        }
+        assert_eq!(answers.into_bytes(), [0, 0, 0, 1, 2, 2, 2, 2]);
+        assert_eq!(*memory.0.borrow(), [0, 0, 0xEE, 0xEE, 0xEE, 2, 2, 2]);
     }
 }

@@ -41,6 +41,9 @@ pub struct Record {
     /// The argument after the call, if it was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_hex: Option<String>,
+    /// What an ioctl wrote into the caller's memory: its answer, wherever it lies.
+    #[serde(skip)]
+    pub answer: Vec<u8>,
     /// Address of a mapping, or of a change of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<String>,

@@ -13,7 +13,7 @@ use super::{Order, module_list, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind, Driver, FileId, Mmap};
-use crate::fault::{CommandFaults, Fault};
+use crate::fault::{Answers, CommandFaults, Fault, Strike};
 use crate::record::{self, Record, Recorder, hex};
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Op};
@@ -288,7 +288,10 @@ impl Server {
             }
             Order::Inject(fault, done) => {
                 match fault {
-                    Fault::Command { name, nth, errno } => self.faults.add(name, nth, errno),
+                    Fault::Command { name, nth, errno } => self.faults.add(name, nth, Strike::Fails(errno)),
+                    Fault::Answer { name, nth, alteration } => {
+                        self.faults.add(name, nth, Strike::Answers(alteration));
+                    }
                     fault => self.driver.inject(&fault),
                 }
                 let _ = done.send(());
@@ -687,24 +690,38 @@ impl Server {
         let mut record = observed.then(|| self.describe(&who, file, request));
         // A call that slept was counted when it arrived.
         let name = record.as_ref().and_then(|(record, _)| record.cmd).filter(|_| slept.is_none());
-        let struck = name.and_then(|name| self.faults.strike(name));
+        let struck = match slept {
+            None => name.and_then(|name| self.faults.strike(name)),
+            Some(_) => self.faults.wake(call.tid).map(Strike::Answers),
+        };
         let read = |length: usize| {
             let mut bytes = vec![0; length];
             memory.read(argument, &mut bytes).is_ok().then_some(bytes)
         };
         let before = record.as_ref().and_then(|(_, length)| read(*length));
-        let outcome = match struck {
-            Some(errno) => errno.into(),
-            None => self.driver.ioctl(&who.caller(memory), file, request, argument),
+        let (outcome, answer) = match &struck {
+            Some(Strike::Fails(errno)) => ((*errno).into(), Vec::new()),
+            None if !observed => (self.driver.ioctl(&who.caller(memory), file, request, argument), Vec::new()),
+            struck => {
+                let alteration = struck.as_ref().and_then(Strike::alteration);
+                let answers = Answers::new(memory, alteration);
+                (self.driver.ioctl(&who.caller(&answers), file, request, argument), answers.into_bytes())
+            }
         };
         let result = match outcome {
-            Outcome::Sleep(wake) => return Reply::Later(wake, inode),
+            Outcome::Sleep(wake) => {
+                if let Some(Strike::Answers(alteration)) = struck {
+                    self.faults.sleep(call.tid, alteration);
+                }
+                return Reply::Later(wake, inode);
+            }
             Outcome::Done(result) => result,
         };
         if let Some((mut record, length)) = record.take().filter(|_| self.recorder.is_on()) {
             let after = read(length).filter(|after| before.as_ref() != Some(after));
             record.in_hex = before.as_deref().map(hex);
             record.out_hex = after.as_deref().map(hex);
+            record.answer = answer;
             self.finish(record, result, arrived);
         }
         match result {

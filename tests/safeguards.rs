@@ -1,0 +1,250 @@
+//! Safeguards that other tests do not notice when they are missing: each test here fails if its
+//! safeguard is taken out of the library.
+
+mod support;
+
+use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
+use ascend_ioctl::{klog, svm};
+use ascend_vmm::error::Errno;
+use ascend_vmm::share;
+use ascend_vmm::{Error, LogicalId};
+use nix::sys::socket::sockopt::PassCred;
+use nix::sys::socket::{getsockopt, setsockopt};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::mem::offset_of;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use support::processes::start;
+use support::{
+    MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, plain, refused_in_child,
+};
+
+/// The system's allocator, which notes when one address is freed.
+struct Watching;
+
+static WATCHED: AtomicUsize = AtomicUsize::new(0);
+static FREED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: all is done by the system's allocator.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if at.addr() == WATCHED.load(Ordering::Relaxed) {
+            FREED.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+/// A buffer, of which [`FREED`] says from now on whether it was freed.
+fn watched(size: usize) -> Vec<u8> {
+    let buffer = vec![1; size];
+    WATCHED.store(buffer.as_ptr().addr(), Ordering::Relaxed);
+    FREED.store(false, Ordering::Relaxed);
+    buffer
+}
+
+#[test]
+fn the_buffer_of_a_copy_that_may_still_run_is_never_freed() {
+    // The kernel keeps the memory of such a copy busy.
+    isolated_leaky(plain(), |emulator| {
+        let device = device(0);
+        for dropped in [false, true] {
+            for read in [false, true] {
+                let mapping = mapped_on(&device, MIB2);
+                let buffer = watched(12_345);
+                let begun = if read { mapping.read_async(0, buffer) } else { mapping.write_async(0, buffer) };
+                let running = begun.unwrap();
+                inject(emulator, "MEMCPY_RESULT_REFRESH#1=ETIMEDOUT");
+                if dropped {
+                    drop(running);
+                } else {
+                    assert!(running.wait().unwrap_err().object.is_none());
+                }
+                assert!(!FREED.load(Ordering::Relaxed), "dropped {dropped}, read {read}");
+            }
+        }
+        // One that is over frees it.
+        let mapping = mapped_on(&device, MIB2);
+        drop(mapping.write_async(0, watched(12_345)).unwrap());
+        assert!(FREED.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn a_view_of_the_parents_memory_is_refused_in_a_child() {
+    on_each_generation(Config::default(), |_, _| {
+        let device = device(0);
+        for mapping in [mapped_on(&device, MIB2), mapped_on_host(MIB2)] {
+            let view = mapping.host_view().unwrap();
+            view.write(0, b"parent").unwrap();
+            let child = fork(|| {
+                for error in [
+                    view.read(0, &mut [0; 6]).unwrap_err(),
+                    view.read(0, &mut []).unwrap_err(),
+                    view.write(0, b"child!").unwrap_err(),
+                    view.fill(0, 6, 1).unwrap_err(),
+                    view.load_u8(0).unwrap_err(),
+                    view.load_u32(0).unwrap_err(),
+                    view.load_u64(0).unwrap_err(),
+                    view.store_u8(0, 1).unwrap_err(),
+                    view.store_u32(0, 1).unwrap_err(),
+                    view.store_u64(0, 1).unwrap_err(),
+                ] {
+                    refused_in_child(&error);
+                }
+            });
+            child.join();
+            let mut seen = [0; 6];
+            view.read(0, &mut seen).unwrap();
+            assert_eq!(&seen, b"parent");
+        }
+    });
+}
+
+/// Leaves a sentence in the log page, as a command that succeeds may do.
+fn leave_in_log_page(sentence: &str) {
+    let page = std::ptr::with_exposed_provenance_mut::<u8>(klog::SVM_ERRORS as usize);
+    let position = |offset: usize| page.wrapping_add(offset).cast::<i32>();
+    // SAFETY: an open session has the page mapped, and no command runs.
+    unsafe {
+        for (index, byte) in sentence.bytes().enumerate() {
+            page.wrapping_add(klog::TEXT + index).write_volatile(byte);
+        }
+        position(offset_of!(klog::Head, read)).write_volatile(0);
+        position(offset_of!(klog::Head, write)).write_volatile(sentence.len() as i32);
+    }
+}
+
+#[test]
+fn an_error_does_not_repeat_what_an_earlier_command_left_in_the_log_page() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        let mapping = mapped_on(&device, MIB2);
+        for round in 0..2 {
+            leave_in_log_page("an old story\n");
+            // An injected fault writes nothing into the page.
+            inject(emulator, "MEM_CREATE#1=EINVAL");
+            let error = device.create(MIB2).unwrap_err();
+            assert_eq!(error.errno(), Some(Errno::EINVAL), "{error}");
+            assert!(!error.to_string().contains("an old story"), "round {round}: {error}");
+            leave_in_log_page("an old story\n");
+            inject(emulator, "MEMCPY#1=EFAULT");
+            let error = mapping.write(0, &[1; 100]).unwrap_err();
+            assert!(!error.to_string().contains("an old story"), "round {round}: {error}");
+        }
+    });
+}
+
+#[test]
+fn an_exchange_leaves_the_sockets_options_as_they_were() {
+    isolated(plain(), |_| {
+        for before in [false, true] {
+            let (mine, theirs) = UnixStream::pair().unwrap();
+            let set = |socket: &UnixStream| setsockopt(socket, PassCred, &before).unwrap();
+            let get = |socket: &UnixStream| getsockopt(socket, PassCred).unwrap();
+            set(&mine);
+            let other = start(|channel| {
+                set(&theirs);
+                channel.signal();
+                let memory = share::receive(&theirs, &device(1), PATIENCE).unwrap();
+                assert_eq!((get(&theirs), memory.size()), (before, MIB2), "after receive");
+                channel.wait();
+            });
+            other.wait();
+            share::send(&mine, &device(0).create(MIB2).unwrap(), PATIENCE).unwrap();
+            assert_eq!(get(&mine), before, "after send");
+            other.signal();
+            other.join();
+            // Also when it fails.
+            share::send(&mine, &device(0).create(MIB2).unwrap(), Duration::ZERO).unwrap_err();
+            assert_eq!(get(&mine), before, "after a send that failed");
+            share::receive(&mine, &device(0), Duration::ZERO).unwrap_err();
+            assert_eq!(get(&mine), before, "after a receive that failed");
+        }
+    });
+}
+
+/// Makes the next MEMCPY answer a direction. `data` is what it copies into this process's memory,
+/// which it writes before its answer.
+fn answer_direction(emulator: &Emulator, data: usize, direction: u32) {
+    let offset = data + svm::DATA + offset_of!(svm::Memcpy, direction);
+    let bytes: String = direction.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    inject(emulator, &format!("MEMCPY#1[{offset}]={bytes}"));
+}
+
+#[test]
+fn a_copy_that_went_another_way_than_it_should_is_an_error() {
+    on_each_generation(plain(), |_, emulator| {
+        let (here, there) = (device(0), device(1));
+        let (one, two) = (mapped_on(&here, MIB2), mapped_on(&there, MIB2));
+        let mut buffer = [0; 64];
+        let known = [
+            svm::COPY_HOST_TO_HOST,
+            svm::COPY_HOST_TO_DEVICE,
+            svm::COPY_DEVICE_TO_HOST,
+            svm::COPY_DEVICE_TO_DEVICE,
+            svm::COPY_DETECT,
+            u32::MAX,
+        ];
+        for direction in known {
+            answer_direction(emulator, 0, direction);
+            let written = one.write(0, &buffer);
+            assert_eq!(written.is_ok(), direction == svm::COPY_HOST_TO_DEVICE, "{direction}: {written:?}");
+            answer_direction(emulator, buffer.len(), direction);
+            let read = one.read(0, &mut buffer);
+            assert_eq!(read.is_ok(), direction == svm::COPY_DEVICE_TO_HOST, "{direction}: {read:?}");
+            answer_direction(emulator, 0, direction);
+            let copied = two.slice(0, 64).unwrap().copy_from(&one.slice(0, 64).unwrap());
+            let done = [svm::COPY_HOST_TO_DEVICE, svm::COPY_DEVICE_TO_HOST, svm::COPY_DEVICE_TO_DEVICE];
+            assert_eq!(copied.is_ok(), done.contains(&direction), "{direction}: {copied:?}");
+            for error in [written.err(), read.err(), copied.err()].into_iter().flatten() {
+                assert!(matches!(error, Error::Invalid(_)), "{error}");
+                assert!(error.to_string().contains("direction"), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_mapping_that_is_gone_is_not_found_while_its_memory_lives() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let memory = device.create(MIB2).unwrap();
+        let mapping = mapped(&memory);
+        let address = mapping.address();
+        assert!(session.memory_at(address).unwrap().is_same(&memory));
+        // The kernel still has it, but no object of the caller's stands for it.
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        drop(mapping);
+        assert!(session.memory_at(address).is_none());
+        assert!(session.mapping_at(address).is_none());
+        assert!(!memory.is_imported());
+    });
+}
+
+#[test]
+fn heaps_stay_enabled_while_another_device_is_open() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let other = session.device(LogicalId(1)).unwrap();
+        session.host().unwrap();
+        drop(session.reserve(MIB2).unwrap());
+        emulator.record();
+        other.close().unwrap();
+        assert_eq!(count(emulator, "UPDATE_HEAP"), 0, "{:?}", commands(emulator));
+        drop(session.reserve(MIB2).unwrap());
+        assert_eq!(count(emulator, "UPDATE_HEAP"), 0, "the heap is still there");
+        device.close().unwrap();
+        assert_eq!(count(emulator, "UPDATE_HEAP"), 1, "{:?}", commands(emulator));
+    });
+}
