@@ -318,8 +318,11 @@ impl Svm {
     /// Copies bytes between windows on the same memory, a part at a time. Call it every millisecond
     /// while [`Svm::is_aliased`]; more frequent calls do nothing.
     pub fn settle_windows(&mut self) {
+        if !self.is_aliased() {
+            return;
+        }
         let now = Instant::now();
-        if self.is_aliased() && self.settled.is_none_or(|next| now >= next) {
+        if self.settled.is_none_or(|next| now >= next) {
             self.world.store.settle(now + SETTLING_TIME);
             // Most of the time is for calls, also when the machine is slow.
             self.settled = Some(Instant::now() + SETTLING.max(4 * now.elapsed()));

@@ -360,7 +360,7 @@ pub struct Processes {
 
 /// Limit of remembered threads, each of which costs two descriptors. Beyond it all are forgotten
 /// and looked up again.
-const REMEMBERED_THREADS: usize = 256;
+const REMEMBERED_THREADS: usize = 128;
 
 /// Limit of remembered descriptors of a thread.
 const REMEMBERED_DESCRIPTORS: usize = 16;
@@ -381,6 +381,13 @@ impl Processes {
         let name = CStr::from_bytes_until_nul(&name).ok()?;
         let stat = nix::sys::stat::fstatat(&thread.directory, name, nix::fcntl::AtFlags::empty()).ok()?;
         Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Records that a descriptor of a thread is no longer a file of the driver.
+    pub fn uses_no_longer(&mut self, tid: i32, descriptor: i32) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.used.retain(|used| *used != descriptor);
+        }
     }
 
     /// Records that a descriptor of a thread is a file of the driver.
