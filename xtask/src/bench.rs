@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod counter;
+mod emulator;
 pub mod figure;
 
 use crate::terminal::{Align, Table, counted};
@@ -112,6 +113,7 @@ impl Bench {
             ascend_emulator::latency::measure(if self.debug { 100 } else { 20_000 }).map_err(|error| error.to_string());
         let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
         bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::must(15.0));
+        bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }));
         bench.progress.finish_and_clear();
         Ok(bench.figures)
     }

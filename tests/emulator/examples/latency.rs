@@ -25,6 +25,7 @@ const PARTS: [(&str, Part); 3] = [("copies", copies), ("reservations", reservati
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1) {
         None => all(),
+        Some(name) if name == "elsewhere" => elsewhere(),
         Some(name) => match PARTS.iter().find(|part| part.0 == name) {
             Some((_, part)) => run(*part),
             None => Err(format!("there is no part {name}").into()),
@@ -50,9 +51,17 @@ fn all() -> Result<(), Box<dyn Error>> {
             compared.bare
         );
     }
+    let emulator = Emulator::start(Config::default())?;
+    emulator.spawn(Command::new(std::env::current_exe()?).arg("elsewhere"))?.wait()?;
     for (name, _) in PARTS {
         Command::new(std::env::current_exe()?).arg(name).status()?;
     }
+    Ok(())
+}
+
+/// A client in a process of its own, as under `emulate`.
+fn elsewhere() -> Result<(), Box<dyn Error>> {
+    println!("ioctl of another process: {:?}", latency::attached(100_000)?);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The caller of a system call, and its memory.
 
 use nix::errno::Errno;
+use std::fs::File;
 use std::time::Instant;
 
 /// A range of the caller's memory could not be read or written.
@@ -13,6 +14,14 @@ pub trait Memory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault>;
     /// Writes all of `bytes` to `address`, or faults (possibly after a part was written).
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+    /// Copies from `address` into a file, if the kernel can do this in one step.
+    fn read_into(&self, _address: u64, _length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
+        None
+    }
+    /// Copies from a file to `address`, if the kernel can do this in one step.
+    fn write_from(&self, _address: u64, _length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
+        None
+    }
 }
 
 /// The task that makes a system call. Ids are those of the emulator's pid namespace, which stands

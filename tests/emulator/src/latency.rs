@@ -95,6 +95,14 @@ pub fn compare(threads: usize, calls: usize) -> Result<Comparison, Unavailable> 
     Ok(Comparison { threads, bare, emulated })
 }
 
+/// The time per call on the driver that the calling thread is attached to, for a client in a process
+/// of its own.
+pub fn attached(calls: usize) -> io::Result<Duration> {
+    let file = File::options().read(true).write(true).open("/dev/davinci_manager")?;
+    let turns = (0..TURNS).map(|_| turn(file.as_raw_fd(), 1, (calls / TURNS).max(1)));
+    Ok(turns.min().unwrap_or_default())
+}
+
 const TURNS: usize = 10;
 
 /// A command that copies its argument in and out.
@@ -141,16 +149,23 @@ fn turn(descriptor: RawFd, threads: usize, calls: usize) -> Duration {
                 call(descriptor, request, &mut argument);
             }
             start.wait();
-            let start = Instant::now();
-            for _ in 0..calls {
-                call(descriptor, request, &mut argument);
+            // A single client is disturbed by other programs, not by other clients: its best
+            // stretch counts. Several clients take turns, so all of their calls count.
+            let stretch = if threads == 1 { calls.min(20) } else { calls };
+            let mut best = Duration::MAX;
+            for _ in 0..calls / stretch {
+                let start = Instant::now();
+                for _ in 0..stretch {
+                    call(descriptor, request, &mut argument);
+                }
+                best = best.min(start.elapsed() / stretch as u32);
             }
-            start.elapsed()
+            best
         };
         let clients: Vec<_> = (0..threads).map(|_| scope.spawn(client)).collect();
         clients.into_iter().filter_map(|client| client.join().ok()).collect()
     });
-    times.into_iter().max().unwrap_or_default() / (threads * calls) as u32
+    times.into_iter().max().unwrap_or_default() / threads as u32
 }
 
 fn call(descriptor: RawFd, request: u32, argument: &mut davinci::OpenArg) {

@@ -51,9 +51,11 @@ use std::time::{Duration, Instant};
 use store::Store;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long CPUs may see different bytes through two windows on the same memory while the driver is
-/// not called.
+/// How often bytes are copied between windows on the same memory while the driver is not called.
 const SETTLING: Duration = Duration::from_millis(1);
+
+/// How long this may take each time: a call that arrives meanwhile waits so long.
+const SETTLING_TIME: Duration = Duration::from_micros(200);
 
 /// Why a command did not complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +112,7 @@ pub struct Svm {
     /// Number of process objects that the kernel can never release: their files were closed after
     /// INIT_PROCESS had returned EEXIST.
     stuck: u32,
-    /// When bytes were last copied between windows.
+    /// When bytes are next copied between windows.
     settled: Option<Instant>,
     /// The commands by number.
     commands: Vec<Option<&'static SvmCommand>>,
@@ -329,13 +331,17 @@ impl Svm {
         }
     }
 
-    /// Copies bytes between windows on the same memory. Call it every millisecond while
-    /// [`Svm::is_aliased`]; more frequent calls do nothing.
+    /// Copies bytes between windows on the same memory, a part at a time. Call it every millisecond
+    /// while [`Svm::is_aliased`]; more frequent calls do nothing.
     pub fn settle_windows(&mut self) {
+        if !self.is_aliased() {
+            return;
+        }
         let now = Instant::now();
-        if self.is_aliased() && self.settled.is_none_or(|last| now - last >= SETTLING) {
-            self.world.store.settle();
-            self.settled = Some(now);
+        if self.settled.is_none_or(|next| now >= next) {
+            self.world.store.settle(now + SETTLING_TIME);
+            // Most of the time is for calls, also when the machine is slow.
+            self.settled = Some(Instant::now() + SETTLING.max(4 * now.elapsed()));
         }
     }
 

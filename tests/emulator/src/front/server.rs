@@ -661,7 +661,10 @@ impl Server {
     fn file(&mut self, tid: i32, descriptor: c_int, arrived: Instant) -> Option<(Who, Inode)> {
         let known = self.processes.file_of_known(tid, descriptor);
         let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
-        self.files.get_mut(inode)?;
+        if self.files.get_mut(inode).is_none() {
+            self.processes.uses_no_longer(tid, descriptor);
+            return None;
+        }
         // A thread whose descriptors could be read is alive.
         let proven = known.and_then(|_| self.processes.known(tid)).map(|process| Who::new(process, tid, arrived));
         let who = match proven {

@@ -298,21 +298,47 @@ impl Call<'_, '_> {
         // Upper limit of the copy's size, and the size of its pieces.
         const PIECES: [(u64, u64); 3] = [(765 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
         let piece = PIECES.iter().find(|(up_to, _)| size <= *up_to).map_or(2 << 20, |(_, piece)| *piece);
-        let mut buffer = vec![0; piece.min(size) as usize];
         let mut done = 0;
         while done < size {
             let (from, to) = (source + done, destination + done);
             let mut length = piece.min(size - done);
             let source = self.reach(from, &mut length)?;
             let destination = self.reach(to, &mut length)?;
-            let bytes = &mut buffer[..length as usize];
-            match source {
-                Some((block, offset)) => self.world.store.read(block, offset, bytes)?,
-                None => self.caller.memory.read(from, bytes).or_else(unpinned)?,
-            }
-            match destination {
-                Some((block, offset)) => self.world.store.write(block, offset, bytes)?,
-                None => self.caller.memory.write(to, bytes).or_else(unpinned)?,
+            let (store, memory) = (&self.world.store, self.caller.memory);
+            match (source, destination) {
+                (Some((block, offset)), Some((other, start))) => {
+                    store.read_with(block, offset, length, |at, bytes| -> Answer {
+                        store.write_with(other, start + at, bytes.len() as u64, |part, room| -> Answer {
+                            let bytes = &bytes[part as usize..][..room.len()];
+                            // SAFETY: both are as long as the room. They may overlap, if the block
+                            // is mapped twice.
+                            unsafe { bytes.as_ptr().copy_to(room.as_mut_ptr(), room.len()) };
+                            Ok(())
+                        })
+                    })?;
+                }
+                (Some((block, offset)), None) => {
+                    let place = store.place(block, offset, length);
+                    match place.and_then(|(file, at)| memory.write_from(to, length, file, at)) {
+                        Some(done) => done.or_else(unpinned)?,
+                        None => store.read_with(block, offset, length, |at, bytes| {
+                            memory.write(to + at, bytes).or_else(unpinned)
+                        })?,
+                    }
+                }
+                (None, Some((block, offset))) => {
+                    // The driver pins the whole piece before it copies a byte of it. Only its end is
+                    // checked here: before a hole in the middle, bytes are copied.
+                    memory.read(from + length - 1, &mut [0]).or_else(unpinned)?;
+                    let place = store.place(block, offset, length);
+                    match place.and_then(|(file, at)| memory.read_into(from, length, file, at)) {
+                        Some(done) => done.or_else(unpinned)?,
+                        None => store.write_with(block, offset, length, |at, bytes| {
+                            memory.read(from + at, bytes).or_else(unpinned)
+                        })?,
+                    }
+                }
+                (None, None) => {}
             }
             done += length;
         }

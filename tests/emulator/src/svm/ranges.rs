@@ -46,6 +46,11 @@ impl Ranges {
         }
     }
 
+    /// Whether all of a range is in the set.
+    pub fn contains(&self, range: &Range<u64>) -> bool {
+        self.0.range(..=range.start).next_back().is_some_and(|(_, &end)| end >= range.end)
+    }
+
     /// The first address of `range` that is in the set.
     pub fn first_in(&self, range: Range<u64>) -> Option<u64> {
         if let Some((_, &end)) = self.0.range(..=range.start).next_back() {

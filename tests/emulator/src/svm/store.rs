@@ -7,20 +7,27 @@
 //! A *window* is a range of a client's segment that shows a block: a host mapping, or the BAR view
 //! of device memory. The segment must be one mapping, so the client maps a memfd of its own there,
 //! and its pages cannot be those of the store. Bytes are copied between the two instead. With one
-//! window on a block, the window has the current bytes. With more, the store has them, and
-//! [`Store::settle`] copies what any CPU wrote to all windows: before and after each command of the
-//! driver, and every few milliseconds in between. This is weaker than hardware: two CPUs that
-//! access one page through two windows see each other's stores late, and two stores to one byte may
-//! be seen in either order.
+//! window on a block, the window has the current bytes. With more, the store has them, and what any
+//! CPU wrote is copied to all windows: before the driver accesses the block, when a window comes or
+//! goes, and in between by [`Store::settle`], a part at a time. This is weaker than hardware: two
+//! CPUs that access one page through two windows see each other's stores late, and two stores to
+//! one byte may be seen in either order.
 
+mod chunks;
+
+use super::ranges::Ranges;
+use chunks::Chunks;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Whence, lseek64};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A block of physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,12 +40,15 @@ pub struct WindowId(u64);
 /// Bytes are copied in pieces of this size.
 const PIECE: usize = 256 << 10;
 
+/// How much is compared between two looks at the clock.
+const SETTLED_AT_ONCE: u64 = 256 << 10;
+
 /// Page size of a memfd.
 const GRAIN: u64 = 4096;
 
 /// The physical memory of a device, or of the host.
 struct Pool {
-    file: File,
+    file: Arc<File>,
     next: u64,
     used: u64,
     size: u64,
@@ -56,6 +66,8 @@ struct Block {
     offset: u64,
     length: u64,
     windows: Vec<Window>,
+    /// Where the file that has the current bytes is known to have no holes.
+    solid: RefCell<Ranges>,
 }
 
 /// All physical memory.
@@ -64,8 +76,13 @@ pub struct Store {
     pools: HashMap<u32, Pool>,
     blocks: HashMap<BlockId, Block>,
     last: u64,
-    /// Number of blocks with more than one window.
-    aliased: usize,
+    /// Blocks with more than one window.
+    aliased: BTreeSet<BlockId>,
+    /// Where the next [`Store::settle`] begins.
+    cursor: Option<(BlockId, u64)>,
+    chunks: Chunks,
+    /// Room for bytes on their way. New room would cost more than the copy: the kernel clears it.
+    room: RefCell<Vec<u8>>,
 }
 
 impl Store {
@@ -75,7 +92,7 @@ impl Store {
             pool.size = size;
             return Ok(());
         }
-        let file = File::from(memfd_create("ascend-physical", MFdFlags::MFD_CLOEXEC)?);
+        let file = Arc::new(File::from(memfd_create("ascend-physical", MFdFlags::MFD_CLOEXEC)?));
         file.set_len(i64::MAX as u64 & !(GRAIN - 1)).map_err(errno)?;
         self.pools.insert(pool, Pool { file, next: 0, used: 0, size });
         Ok(())
@@ -96,7 +113,7 @@ impl Store {
         let memory = self.pools.get_mut(&pool).ok_or(Errno::ENOMEM)?;
         let used = memory.used.checked_add(length).filter(|used| *used <= memory.size).ok_or(Errno::ENOMEM)?;
         let end = memory.next.checked_add(length).filter(|end| *end < i64::MAX as u64).ok_or(Errno::ENOMEM)?;
-        let block = Block { pool, offset: memory.next, length, windows: Vec::new() };
+        let block = Block { pool, offset: memory.next, length, windows: Vec::new(), solid: RefCell::default() };
         memory.used = used;
         memory.next = end;
         self.last += 1;
@@ -114,6 +131,7 @@ impl Store {
     pub fn shrink(&mut self, block: BlockId, length: u64) {
         let Some(block) = self.blocks.get_mut(&block).filter(|block| block.length > length) else { return };
         let Some(pool) = self.pools.get_mut(&block.pool) else { return };
+        block.solid.take();
         punch(&pool.file, block.offset + length, block.length - length);
         pool.used -= block.length - length;
         block.length = length;
@@ -122,8 +140,9 @@ impl Store {
     /// Frees the whole block. Windows on it become holes.
     pub fn free(&mut self, block: BlockId) {
         let Some(gone) = self.blocks.remove(&block) else { return };
-        self.aliased -= usize::from(gone.windows.len() > 1);
+        self.aliased.remove(&block);
         for window in gone.windows {
+            self.chunks.forget(&window.file);
             punch(&window.file, window.offset, window.length);
         }
         if let Some(pool) = self.pools.get_mut(&gone.pool) {
@@ -144,10 +163,13 @@ impl Store {
             [only] => carry_range(&only.file, only.offset, &pool.file, block.offset, only.length)?,
             _ => block.settle(pool)?,
         }
+        block.solid.take();
         punch(&file, offset, length);
         carry_data(&pool.file, block.offset, &file, offset, length)?;
         block.windows.push(Window { id: window, file, offset, length });
-        self.aliased += usize::from(block.windows.len() == 2);
+        if block.windows.len() == 2 {
+            self.aliased.insert(id);
+        }
         Ok(window)
     }
 
@@ -162,28 +184,130 @@ impl Store {
             let _ = carry_range(&only.file, only.offset, &pool.file, block.offset, only.length.min(block.length));
         } else {
             let _ = block.settle(pool);
-            self.aliased -= usize::from(block.windows.len() == 2);
+            if block.windows.len() == 2 {
+                self.aliased.remove(&id);
+            }
         }
+        block.solid.take();
         let window = block.windows.remove(index);
+        self.chunks.forget(&window.file);
         punch(&window.file, window.offset, window.length);
         // A single remaining window now has the current bytes; beyond its end the store does.
     }
 
     /// Whether some block has more than one window.
     pub fn is_aliased(&self) -> bool {
-        self.aliased != 0
+        !self.aliased.is_empty()
     }
 
-    /// Copies what CPUs wrote to all windows on the same memory.
-    pub fn settle(&mut self) {
-        if self.aliased == 0 {
-            return;
-        }
-        for block in self.blocks.values().filter(|block| block.windows.len() > 1) {
-            if let Some(pool) = self.pools.get(&block.pool) {
-                let _ = block.settle(pool);
+    /// Copies what CPUs wrote to all windows on the same memory, from where the last call ended
+    /// until `deadline`, and at most once for each block.
+    pub fn settle(&mut self, deadline: Instant) {
+        let (first, mut offset) = self.cursor.take().unwrap_or((BlockId(0), 0));
+        let after = self.aliased.range(first..).chain(self.aliased.range(..first));
+        for &id in after {
+            let Ok((block, pool)) = self.find(id) else { continue };
+            if id != first {
+                offset = 0;
+            }
+            while offset < block.length {
+                let length = SETTLED_AT_ONCE.min(block.length - offset);
+                let _ = block.settle_range(pool, offset, length);
+                offset += length;
+                if Instant::now() >= deadline {
+                    self.cursor = Some((id, offset));
+                    return;
+                }
             }
         }
+    }
+
+    /// Calls `each` with the bytes of a range, part after part. The first number is the offset in
+    /// the range.
+    pub fn read_with<E: From<Errno>>(
+        &self,
+        id: BlockId,
+        offset: u64,
+        length: u64,
+        mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < length {
+            let at = offset + done;
+            if let Some((bytes, count)) = self.mapped(id, at, length - done, true) {
+                // SAFETY: the part stays mapped, since few others are used meanwhile. A CPU
+                // may change the bytes at any time; nothing depends on their values.
+                each(done, unsafe { std::slice::from_raw_parts(bytes.as_ptr(), count) })?;
+                done += count as u64;
+                continue;
+            }
+            let count = (length - done).min(PIECE as u64);
+            let mut room = self.room.take();
+            room.resize(PIECE, 0);
+            let bytes = &mut room[..count as usize];
+            let result = self.read(id, at, bytes).map_err(E::from).and_then(|()| each(done, bytes));
+            self.room.replace(room);
+            result?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Calls `each` to write the bytes of a range, part after part.
+    pub fn write_with<E: From<Errno>>(
+        &self,
+        id: BlockId,
+        offset: u64,
+        length: u64,
+        mut each: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < length {
+            let at = offset + done;
+            if let Some((bytes, count)) = self.mapped(id, at, length - done, false) {
+                // SAFETY: the part stays mapped, since few others are used meanwhile. A CPU
+                // may access the bytes at any time; nothing depends on their values.
+                each(done, unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), count) })?;
+                done += count as u64;
+                continue;
+            }
+            let count = (length - done).min(PIECE as u64);
+            let mut room = self.room.take();
+            room.resize(PIECE, 0);
+            let bytes = &mut room[..count as usize];
+            let result = each(done, bytes).and_then(|()| self.write(id, at, bytes).map_err(E::from));
+            self.room.replace(room);
+            result?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// The file that has the current bytes of a range, and the offset in it. `None` if several
+    /// have them, or each a part.
+    pub fn place(&self, id: BlockId, offset: u64, length: u64) -> Option<(&Arc<File>, u64)> {
+        let (block, pool) = self.find(id).ok()?;
+        match block.windows.as_slice() {
+            [only] if offset + length <= only.length => Some((&only.file, only.offset + offset)),
+            [only] if offset < only.length => None,
+            [] | [_] => Some((&pool.file, block.offset + offset)),
+            _ => None,
+        }
+    }
+
+    /// The current bytes at an offset of a block, mapped. `None` if [`Store::place`] is, and for
+    /// holes that are only read: a read by mapping would fill them.
+    fn mapped(&self, id: BlockId, at: u64, length: u64, read: bool) -> Option<(NonNull<u8>, usize)> {
+        let (file, offset) = self.place(id, at, length)?;
+        let block = self.blocks.get(&id)?;
+        if read && !block.solid.borrow().contains(&(at..at + length)) {
+            let hole = lseek64(&**file, offset as i64, Whence::SeekHole).map_or(u64::MAX, |hole| hole as u64);
+            if hole < offset + length {
+                return None;
+            }
+            block.solid.borrow_mut().insert(at..at + length);
+        }
+        self.chunks.at(file, offset, length)
     }
 
     /// Reads from a block.
@@ -229,6 +353,7 @@ impl Store {
             if block.windows.len() > 1 {
                 block.settle(pool)?;
             }
+            block.solid.take();
             punch(&pool.file, block.offset + offset, length);
             for window in &block.windows {
                 punch(&window.file, window.offset + offset, length.min(window.length.saturating_sub(offset)));
@@ -265,7 +390,24 @@ impl Block {
     }
 
     fn settle_range(&self, pool: &Pool, offset: u64, length: u64) -> Result<(), Errno> {
-        let (mut seen, mut known) = (vec![0; PIECE], vec![0; PIECE]);
+        thread_local! {
+            static ROOM: RefCell<Vec<u8>> = RefCell::default();
+        }
+        ROOM.with_borrow_mut(|room| {
+            room.resize(2 * PIECE, 0);
+            let (seen, known) = room.split_at_mut(PIECE);
+            self.settle_with(pool, offset, length, seen, known)
+        })
+    }
+
+    fn settle_with(
+        &self,
+        pool: &Pool,
+        offset: u64,
+        length: u64,
+        seen: &mut [u8],
+        known: &mut [u8],
+    ) -> Result<(), Errno> {
         for window in &self.windows {
             let end = (offset + length).min(window.length);
             if offset >= end {
@@ -372,6 +514,7 @@ fn errno(error: std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
 
@@ -454,7 +597,7 @@ mod tests {
         two.write_all_at(b"two", MIB + 5000).unwrap();
         one.write_all_at(b"x", 200).unwrap();
         assert!(store.is_aliased());
-        store.settle();
+        store.settle(Instant::now() + Duration::from_secs(60));
         assert_eq!(byte(&one, 5000), b't');
         assert_eq!(byte(&two, MIB + 200), b'x');
         // Bytes that the driver writes are seen by both, and its reads see what either wrote last.
@@ -481,7 +624,7 @@ mod tests {
         store.show(block, one.clone(), 0, 2 * MIB).unwrap();
         store.show(block, two.clone(), 0, 2 * MIB).unwrap();
         one.write_all_at(&[0], 3).unwrap();
-        store.settle();
+        store.settle(Instant::now() + Duration::from_secs(60));
         assert_eq!(byte(&two, 3), 0);
         assert_eq!(byte(&two, 4), 9);
     }
@@ -535,7 +678,7 @@ mod tests {
                         let bytes = &bytes[..bytes.len().min(length.saturating_sub(at) as usize)];
                         files[file].write_all_at(bytes, place + at).unwrap();
                         truth[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
-                        store.settle();
+                        store.settle(Instant::now() + Duration::from_secs(60));
                     }
                     _ => {}
                 }
