@@ -20,12 +20,12 @@ use crate::discovery::PeerAccess;
 use crate::driver::davinci::MANAGER;
 use crate::driver::devmng::Devmng;
 use crate::driver::segments::{self, Segments};
-use crate::driver::svm::{HostPages, Svm};
-use crate::error::{Error, Failed, Result, bytes};
+use crate::driver::svm::{HeapKind, HostPages, Svm};
+use crate::error::{Error, Failed, Refused, Result, bytes};
 use crate::id::LogicalId;
 use crate::mapping::mapping_table::MappingTable;
 use crate::physical::{Block, PhysicalMemory};
-use crate::reserve::arena::{Arena, Taken};
+use crate::reserve::arena::{Arena, Taken, Window};
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::share::Sharing;
 use crate::slots::{Slots, lock};
@@ -358,13 +358,34 @@ impl Inner {
         // Another thread may have enabled it meanwhile.
         let taken = take(&mut lock(&self.arena));
         let Err(Taken::NeedsHeap(window)) = taken else { return Ok(taken) };
-        self.svm.update_heap(true, window.index(), window.size()).map_err(|refused| {
+        self.svm.update_heap(true, HeapKind::Reserve, window.index(), window.size()).map_err(|refused| {
             let arguments = format!("index {}, size {}", window.index(), bytes(window.size()));
             refused.operation("enable a heap for reservations").arguments(arguments)
         })?;
         let mut arena = lock(&self.arena);
         arena.add_heap(window);
         Ok(take(&mut arena))
+    }
+
+    /// Takes addresses for a heap of another kind than for reservations, and enables it.
+    pub(crate) fn open_heap(&self, kind: HeapKind, size: u64) -> Result<Option<Window>, Box<Refused>> {
+        let _quiet = quiet();
+        let _growing = lock(&self.growing);
+        let Some(window) = lock(&self.arena).take_window(size) else { return Ok(None) };
+        if let Err(refused) = self.svm.update_heap(true, kind, window.index(), window.size()) {
+            lock(&self.arena).free_window(window);
+            return Err(refused);
+        }
+        Ok(Some(window))
+    }
+
+    /// Disables such a heap and frees its addresses.
+    pub(crate) fn close_heap(&self, kind: HeapKind, window: Window) -> Result<(), Box<Refused>> {
+        let _quiet = quiet();
+        let _growing = lock(&self.growing);
+        self.svm.update_heap(false, kind, window.index(), window.size())?;
+        lock(&self.arena).free_window(window);
+        Ok(())
     }
 
     /// Disables all heaps if nothing is reserved in them. They cost the kernel little, so this is
@@ -377,7 +398,7 @@ impl Inner {
             if arena.is_idle() { arena.take_heaps() } else { Vec::new() }
         };
         for window in windows {
-            if let Err(refused) = self.svm.update_heap(false, window.index(), window.size()) {
+            if let Err(refused) = self.svm.update_heap(false, HeapKind::Reserve, window.index(), window.size()) {
                 trace::warn(refused.operation("disable a heap"), "a heap stays until the session is closed");
                 // It is still enabled: keep it usable.
                 lock(&self.arena).add_heap(window);

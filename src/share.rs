@@ -30,6 +30,7 @@
 
 mod bare_tgid;
 mod exchange;
+mod named;
 mod peer_process;
 mod shareable_handle;
 mod ticket;
@@ -37,6 +38,8 @@ mod ticket;
 pub use crate::error::TicketError;
 pub use bare_tgid::BareTgid;
 pub use exchange::{receive, send};
+pub(crate) use named::OpenedAt;
+pub use named::{Name, NamedMemory, Published, open_named};
 pub use shareable_handle::{FabricHandle, HandleKind, ShareableHandle};
 pub use ticket::{Ticket, TicketDevice};
 
@@ -61,6 +64,8 @@ pub(crate) struct Sharing {
     exporting: Mutex<()>,
     /// Imports of this process: importing device, exporting device, share.
     pub(crate) imports: Slots<ImportKey, Live<Block>>,
+    /// Names that this process has opened.
+    names: Slots<Name, Live<named::Opened>>,
     bare_tgid: OnceLock<i32>,
     /// When this process started, in clock ticks since boot; 0 if /proc does not say.
     start: OnceLock<u64>,

@@ -98,6 +98,32 @@ impl Handle {
     }
 }
 
+/// What a heap is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeapKind {
+    /// Reservations, into which handles are mapped.
+    Reserve,
+    /// Allocations behind which the driver itself puts pages of this size.
+    Managed { huge: bool },
+}
+
+/// Bytes of a name of memory, with its NUL.
+pub(crate) const NAME: usize = 65;
+
+/// Most processes that one IPC_MEM_SET_PID lists.
+pub(crate) const NAME_LIST: usize = 31;
+
+/// What IPC_MEM_QUERY answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NamedMemory {
+    /// In bytes.
+    pub(crate) size: u64,
+    /// Whether it is in 2 MiB pages.
+    pub(crate) huge: bool,
+    /// Physical id of its device.
+    pub(crate) physical: u32,
+}
+
 /// What MEM_IMPORT needs to know of an export.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Export {
@@ -278,11 +304,16 @@ impl Svm {
         self.call(const { stable(request::CLOSE_DEVICE) }, device, 0, &svm::NoArgument).map(drop)
     }
 
-    /// UPDATE_HEAP: enables or disables a heap for reservations. `index` counts GiB from the start
-    /// of the SVM segment.
-    pub(crate) fn update_heap(&self, enable: bool, index: u32, size: u64) -> Result<(), Box<Refused>> {
+    /// UPDATE_HEAP: enables or disables a heap. `index` counts GiB from the start of the SVM
+    /// segment.
+    pub(crate) fn update_heap(&self, enable: bool, kind: HeapKind, index: u32, size: u64) -> Result<(), Box<Refused>> {
         let operation = if enable { svm::HEAP_ENABLE } else { svm::HEAP_DISABLE };
-        let heap = svm::UpdateHeap { operation, kind: svm::HEAP_HUGE, sub_kind: svm::SUB_RESERVE, index, size };
+        let (kind, sub_kind) = match kind {
+            HeapKind::Reserve => (svm::HEAP_HUGE, svm::SUB_RESERVE),
+            HeapKind::Managed { huge: true } => (svm::HEAP_HUGE, svm::SUB_SVM),
+            HeapKind::Managed { huge: false } => (svm::HEAP_CHUNK, svm::SUB_SVM),
+        };
+        let heap = svm::UpdateHeap { operation, kind, sub_kind, index, size };
         self.call(const { stable(request::UPDATE_HEAP) }, 0, size, &heap).map(drop)
     }
 
@@ -454,6 +485,59 @@ impl Svm {
         let query = svm::MemGetAttr { share: share as i32, exporter, ..Default::default() };
         let answer = self.call(const { stable(request::MEM_GET_ATTR) }, exporter, 0, &query)?;
         Ok(answer.value.no_trust_list == 0)
+    }
+
+    /// IPC_MEM_CREATE: gives device memory at an address a name.
+    pub(crate) fn ipc_mem_create(&self, device: u32, address: u64, size: u64) -> Result<[u8; NAME], Box<Refused>> {
+        let wanted = svm::IpcCreate { address, len: size, name_len: NAME as u32, ..Default::default() };
+        Ok(self.call(const { stable(request::IPC_MEM_CREATE) }, device, size, &wanted)?.name)
+    }
+
+    /// IPC_MEM_DESTROY: ends a name. Those who opened it lose the memory.
+    pub(crate) fn ipc_mem_destroy(&self, name: [u8; NAME]) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::IPC_MEM_DESTROY) }, 0, 0, &svm::IpcDestroy { name }).map(drop)
+    }
+
+    /// IPC_MEM_QUERY: what a name stands for. Any process may ask.
+    pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> Result<NamedMemory, Box<Refused>> {
+        let query = svm::IpcQuery { name, ..Default::default() };
+        let answer = self.call(const { stable(request::IPC_MEM_QUERY) }, 0, 0, &query)?;
+        Ok(NamedMemory { size: answer.len, huge: answer.is_huge != 0, physical: answer.phy_devid })
+    }
+
+    /// IPC_MEM_OPEN: ties a name to an allocation of this process in a managed heap, once per
+    /// process. PREFETCH puts the memory there. `size` is for the trace.
+    pub(crate) fn ipc_mem_open(
+        &self,
+        device: u32,
+        name: [u8; NAME],
+        address: u64,
+        size: u64,
+    ) -> Result<(), Box<Refused>> {
+        let open = svm::IpcOpen { address, name, ..Default::default() };
+        self.call(const { stable(request::IPC_MEM_OPEN) }, device, size, &open).map(drop)
+    }
+
+    /// IPC_MEM_CLOSE: ends the tie between a name and an allocation. The device keeps its table of
+    /// the pages until the allocation is freed. `size` is for the trace.
+    pub(crate) fn ipc_mem_close(&self, device: u32, address: u64, size: u64) -> Result<(), Box<Refused>> {
+        self.call(const { stable(request::IPC_MEM_CLOSE) }, device, size, &svm::IpcClose { address }).map(drop)
+    }
+
+    /// IPC_MEM_SET_PID: lists processes that may open a name, at most [`NAME_LIST`].
+    pub(crate) fn ipc_mem_set_pid(&self, name: [u8; NAME], tgids: &[i32]) -> Result<(), Box<Refused>> {
+        let mut list = svm::IpcSetPid { name, num: tgids.len() as u32, ..Default::default() };
+        for (place, tgid) in list.pids.iter_mut().zip(tgids) {
+            *place = *tgid;
+        }
+        self.call(const { stable(request::IPC_MEM_SET_PID) }, 0, 0, &list).map(drop)
+    }
+
+    /// IPC_MEM_SET_ATTR: lets any process open a name.
+    pub(crate) fn ipc_mem_set_attr(&self, name: [u8; NAME]) -> Result<(), Box<Refused>> {
+        const NO_TRUST_LIST: u32 = 1;
+        let attribute = svm::IpcSetAttr { kind: NO_TRUST_LIST, attr: 1, name, ..Default::default() };
+        self.call(const { stable(request::IPC_MEM_SET_ATTR) }, 0, 0, &attribute).map(drop)
     }
 
     /// MEMCPY; the kernel finds the direction out.

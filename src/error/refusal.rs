@@ -201,6 +201,36 @@ fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str
         (SystemCall::Svm(Op::MemSetAttr | Op::MemGetAttr), Errno::EFAULT) => {
             ("there is no such share", "Its last holder is gone; ask the exporter for a new handle.")
         }
+        (SystemCall::Svm(Op::IpcMemQuery), Errno::EINVAL) => (
+            "there is no such name: its creator destroyed it or has ended, or the name is from another host",
+            "Ask the creator for a new name.",
+        ),
+        (SystemCall::Svm(Op::IpcMemOpen), Errno::EINVAL) => (
+            "this process is not listed for the name or was listed before it started, other code of \
+             the process has opened the name, or its memory was freed",
+            "Let the creator list this process now, while it is running, by its process id outside of containers.",
+        ),
+        (SystemCall::Svm(Op::IpcMemClose), Errno::EINVAL) => {
+            ("no name is open at the address", "Each open can be closed once; closing its device closes it too.")
+        }
+        (SystemCall::Svm(Op::IpcMemCreate), Errno::EINVAL) => (
+            "only device memory of this process that is neither exported nor imported can have a name",
+            "Give a name to mapped memory that was never exported.",
+        ),
+        (SystemCall::Svm(Op::IpcMemDestroy), Errno::EINVAL | Errno::EFAULT) => {
+            ("there is no such name any more", "Each name can be destroyed once; closing its device ends it too.")
+        }
+        (SystemCall::Svm(Op::IpcMemDestroy), Errno::EACCES) => {
+            ("only the process that created a name destroys it", "Close it instead.")
+        }
+        (SystemCall::Svm(Op::IpcMemSetPid | Op::IpcMemSetAttr), Errno::EPERM) => (
+            "the name has no trust list, or it has one with processes on it",
+            "Choose one of the two right after the memory got its name.",
+        ),
+        (SystemCall::Svm(Op::IpcMemSetPid), Errno::EINVAL) => (
+            "no other process is named, the list of the name is full (32768), or the name is gone",
+            "List at least one process that is not the creator.",
+        ),
         (
             SystemCall::Svm(Op::Memcpy | Op::Memcpy2d | Op::MemcpyBatch | Op::AsyncMemcpy | Op::Memset8),
             Errno::EINVAL | Errno::EADDRNOTAVAIL,

@@ -26,6 +26,9 @@ const POWERS: usize = (CHUNK_BITS - STEP_BITS + 2) as usize;
 /// No chunk.
 const NONE: u32 = u32::MAX;
 
+/// Owner of the GiB of a heap that is not for reservations.
+const OTHER: u16 = u16::MAX;
+
 /// A run of whole GiB that is, or could become, a heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
@@ -34,6 +37,11 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// First address.
+    pub(crate) fn start(self) -> u64 {
+        self.start
+    }
+
     /// The heap's index, as the kernel counts: in GiB from the start of the SVM segment.
     pub(crate) fn index(self) -> u32 {
         ((self.start - SVM_START) / HEAP_UNIT) as u32
@@ -238,6 +246,9 @@ impl Arena {
         if (first..=last).any(|gib| owner(gib) != heap) {
             return Err(Taken::Border);
         }
+        if heap == OTHER {
+            return Err(Taken::Reserved);
+        }
         if heap == 0 {
             return Err(self.window_around(first, last).map_or(Taken::Border, Taken::NeedsHeap));
         }
@@ -336,6 +347,23 @@ impl Arena {
         }
         self.heaps.push(Heap::new(window));
         self.link(heap, 0, (window.size / HUGE_PAGE) as u32);
+    }
+
+    /// Takes whole GiB for a heap that is not for reservations, at the upper end of the addresses,
+    /// where they are in the way of no 128 GiB heap. `None` if the address space is used up.
+    pub(crate) fn take_window(&mut self, size: u64) -> Option<Window> {
+        let gibs = usize::try_from(size.div_ceil(HEAP_UNIT)).ok().filter(|&gibs| gibs > 0 && gibs <= GIBS)?;
+        self.owners.resize(GIBS, 0);
+        let start = (0..=GIBS - gibs).rev().find(|&at| self.owners[at..at + gibs].iter().all(|&owner| owner == 0))?;
+        self.owners[start..start + gibs].fill(OTHER);
+        self.live += 1;
+        Some(window(start, gibs))
+    }
+
+    /// Frees what [`Arena::take_window`] took.
+    pub(crate) fn free_window(&mut self, window: Window) {
+        self.owners[gib(window.start)..=gib(window.start + window.size - 1)].fill(0);
+        self.live -= 1;
     }
 
     /// A free window that covers these GiB: the 128 GiB one that [`Arena::next_window`] would make,

@@ -3,6 +3,8 @@
 //! What the kernel holds for us is undone in this order, whatever order it is dropped in, because
 //! each thing keeps alive what it stands on:
 //!
+//! 0. a name of mapped memory (IPC_MEM_DESTROY), which keeps its mapping; and memory that was
+//!    opened by its name (IPC_MEM_CLOSE, FREE_PAGES, and its heap), which keeps its device;
 //! 1. a mapping (MEM_UNMAP), which keeps its memory and its reservation;
 //! 2. a reservation (FREE_PAGES), which keeps the session;
 //! 3. physical memory (MEM_RELEASE), which keeps its device;
@@ -10,16 +12,16 @@
 //!    session;
 //! 5. the session: heaps, address segments, CLOSE, close(2), and the DEVMNG file last.
 //!
-//! An object of these five kinds is a [`Live`]: undone once, by an explicit call ([`undo`]) or when
+//! An object of these kinds is a [`Live`]: undone once, by an explicit call ([`undo`]) or when
 //! its last reference is dropped. An explicit call that the kernel refuses returns the object. What
 //! cannot be undone in drop is kept as a [`Left`] of plain numbers and tried again, in the same
 //! order, when a device or the session is closed.
 
 use super::Inner;
 use crate::device::OpenDevice;
-use crate::driver::svm::{Handle, Svm};
+use crate::driver::svm::{Handle, NAME, Svm};
 use crate::error::{Error, Refused, Result};
-use crate::share::ImportKey;
+use crate::share::{ImportKey, OpenedAt};
 use crate::slots::lock;
 use crate::trace::{self, quiet};
 use std::ops::{Deref, DerefMut};
@@ -141,6 +143,8 @@ pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
 /// device brings its process along, which must not end before the device is closed.
 #[derive(Debug)]
 pub(crate) enum Left {
+    Name { name: [u8; NAME] },
+    Opened(OpenedAt),
     Mapping { address: u64, size: u64 },
     Reservation { address: u64, size: u64 },
     Memory { handle: Handle, size: u64 },
@@ -186,6 +190,7 @@ impl Inner {
         let _quiet = quiet();
         let mut all = lock(&self.left);
         all.sort_by_key(|left| match left {
+            Left::Name { .. } | Left::Opened(_) => 0,
             Left::Mapping { .. } => 1,
             Left::Reservation { .. } => 2,
             Left::Memory { .. } => 3,
@@ -194,6 +199,8 @@ impl Inner {
         let mut closed = Vec::new();
         all.retain_mut(|left| {
             let undone = match left {
+                Left::Name { name } => self.svm.ipc_mem_destroy(*name),
+                Left::Opened(opened) => self.close_named(opened),
                 Left::Mapping { address, size } => self.unmap(*address, *size),
                 Left::Reservation { address, size } => self.free(*address, *size),
                 Left::Memory { handle, size } => self.release(*handle, *size, None),
@@ -226,6 +233,14 @@ impl Inner {
     /// Forgets the memory that a device would not release: the device was closed, which released
     /// it, and its next handles may get the same ids.
     pub(crate) fn forget_memory_of(&self, device: u32) {
-        lock(&self.left).retain(|left| !matches!(left, Left::Memory { handle, .. } if handle.device == device));
+        // It also ended the device's names and opens; addresses are still to be freed.
+        lock(&self.left).retain_mut(|left| match left {
+            Left::Memory { handle, .. } => handle.device != device,
+            Left::Opened(opened) => {
+                opened.forget_device(device);
+                true
+            }
+            _ => true,
+        });
     }
 }

@@ -127,6 +127,18 @@ fn two_processes_of_a_c_program_share_memory() {
 }
 
 #[test]
+fn a_c_program_allocates_and_shares_as_the_vendors_library_does() {
+    let program = compile("vendor_memory");
+    for driver in ["26.1", "9.0.0", "8.5.0"] {
+        let mut arguments = vec!["--driver", driver, "--device-process", "automatic", "--", &program];
+        arguments.extend((driver == "8.5.0").then_some("8.5.0"));
+        let output = emulate(&arguments);
+        assert!(output.status.success(), "{driver}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "child read: plain memory of the parent\nall freed\n", "{driver}");
+    }
+}
+
+#[test]
 fn an_injected_fault_reaches_the_program() {
     let program = compile("share_memory");
     let output = emulate(&["--device-process", "automatic", "--fault", "MEM_CREATE=ENOMEM", "--", &program]);

@@ -24,6 +24,7 @@ mod named;
 mod plain;
 mod race;
 mod ranges;
+mod register;
 mod session;
 mod share;
 mod store;
@@ -317,6 +318,11 @@ impl Svm {
             Op::Prefetch => call.prefetch(arg),
             Op::QueryMemUsedInfo => call.query_used(arg),
             Op::CheckMemInfo => call.check_info(arg),
+            Op::Translate => call.translate(arg),
+            Op::RegisterDma => call.register_dma(arg),
+            Op::UnregisterDma => call.unregister_dma(arg),
+            Op::MemRemoteMap => call.remote_map(arg),
+            Op::MemRemoteUnmap => call.remote_unmap(arg),
             Op::IpcMemCreate => call.ipc_create(arg),
             Op::IpcMemDestroy => call.ipc_destroy(arg),
             Op::IpcMemOpen => call.ipc_open(arg),

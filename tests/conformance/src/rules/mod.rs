@@ -17,6 +17,7 @@ mod multiplexer;
 mod named;
 mod plain_memory;
 mod processes;
+mod register;
 mod segments;
 mod share;
 mod vendor_stack;
@@ -44,6 +45,7 @@ const ALL: &[&[Rule]] = &[
     vendor_stack::RULES,
     plain_memory::RULES,
     named::RULES,
+    register::RULES,
 ];
 
 /// Every rule, in the order in which they run.

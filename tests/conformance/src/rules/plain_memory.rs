@@ -281,7 +281,7 @@ fn prefetching_for_a_peer_is_granted(host: &Host) -> Verdict {
 }
 
 /// Host memory of the vendor's library: allocated, pinned and visible to the CPU.
-fn pinned(session: &Session, size: u64) -> Result<u64, Failure> {
+pub(super) fn pinned(session: &Session, size: u64) -> Result<u64, Failure> {
     let address = heap(session, 0, HEAP_PINNED_HOST, SUB_HOST, 2).granted()?;
     session.alloc(address, size).granted()?;
     session.advise(0, address, size, Advice::HOST).granted()?;

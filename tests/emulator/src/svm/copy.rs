@@ -62,16 +62,16 @@ enum Mode {
 
 /// What is at an address.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+pub struct Place {
     /// `None` is the host.
-    device: Option<u32>,
+    pub device: Option<u32>,
     imported: bool,
     /// Memory of another process, opened by name.
     named: bool,
     /// The driver does not copy it.
-    read_only: bool,
+    pub read_only: bool,
     /// The module manages the address, but there are no pages.
-    absent: bool,
+    pub absent: bool,
     /// Device memory that the host accesses through a BAR.
     bar: bool,
     /// Host memory that a device imported. There is no DMA device for it
@@ -93,7 +93,7 @@ struct Plan {
 
 impl Process {
     /// What is at an address (`devmm_get_memory_attributes`).
-    fn place(&self, address: u64) -> Answer<Place> {
+    pub fn place(&self, address: u64) -> Answer<Place> {
         if !self.is_svm(address) {
             return Ok(PAGEABLE);
         }
@@ -142,7 +142,7 @@ impl Process {
 
     /// The memory at an address: the block, the offset in it, and how many of `size` bytes lie in
     /// the same mapping.
-    fn resolve(&self, address: u64, size: u64) -> Option<(BlockId, u64, u64)> {
+    pub fn resolve(&self, address: u64, size: u64) -> Option<(BlockId, u64, u64)> {
         let heap = self.heap(address)?;
         if let Some(run) = heap.pages(address) {
             return Some((run.block, run.offset + (address - run.start), size.min(run.end() - address)));

@@ -32,10 +32,6 @@ pub struct Reservation {
     pub read_only: bool,
     /// ADVISE or PREFETCH put pages behind it.
     pub populated: bool,
-    /// TRANSLATE was used on it.
-    pub translated: bool,
-    /// MEM_REMOTE_MAP maps it for a device.
-    pub registered: bool,
 }
 
 /// An enabled heap.
@@ -345,16 +341,8 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "a later chunk belongs to a reservation");
         }
         let size = chunks.end - chunks.start;
-        let reservation = Reservation {
-            start: chunks.start,
-            size,
-            counter: 1,
-            owner: None,
-            read_only: false,
-            populated: false,
-            translated: false,
-            registered: false,
-        };
+        let reservation =
+            Reservation { start: chunks.start, size, counter: 1, owner: None, read_only: false, populated: false };
         heap.reservations.insert(chunks.start, reservation);
         Ok(())
     }
@@ -400,12 +388,6 @@ impl Call<'_, '_> {
         }
         if reservation.start != address {
             return refuse(Errno::EINVAL, "the address is not the start of the reservation");
-        }
-        if reservation.translated {
-            return refuse(Errno::EBUSY, "an address of the reservation was translated for a task");
-        }
-        if reservation.registered {
-            return refuse(Errno::EBUSY, "the memory is registered with a device");
         }
         let range = reservation.start..reservation.start + reservation.size;
         heap.reservations.remove(&address);

@@ -13,6 +13,7 @@ use super::behaviour::Behaviour;
 use super::copy::Tasks;
 use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
+use super::register::Remote;
 use super::share::Node;
 use super::store::{BlockId, WindowId};
 use super::{Answer, Call, ProcessId, Stop, Svm, World, page_size, put, refuse};
@@ -115,6 +116,10 @@ pub struct Process {
     pub tasks: Tasks,
     /// Ranges of the file that show memory, by offset, with their length.
     pub windows: BTreeMap<u64, u64>,
+    /// Memory that is registered for transfers, by physical device and address, with its size.
+    pub registered: BTreeMap<(u32, u64), u64>,
+    /// Host memory that is mapped for a device, by physical device and address.
+    pub remote: BTreeMap<(u32, u64), Remote>,
     /// Views that outlive their mapping (see [`Call::mem_unmap`]).
     pub orphans: Vec<View>,
 }
@@ -142,6 +147,8 @@ impl Process {
             nodes: BTreeMap::new(),
             tasks: Tasks::default(),
             windows: BTreeMap::new(),
+            registered: BTreeMap::new(),
+            remote: BTreeMap::new(),
             orphans: Vec::new(),
         }
     }
@@ -560,6 +567,7 @@ impl Call<'_, '_> {
                 self.world.shares.put(&mut self.world.store, node, physical, self.process.tgid, false);
             }
         }
+        self.process.end_registrations(physical);
         self.world.names.forget(self.process.tgid, Some(physical));
         for heap in self.process.heaps.values_mut() {
             heap.opened.retain(|_, opened| opened.physical != physical);

@@ -1,0 +1,488 @@
+//! Memory under a name of 64 characters: how the vendor's library shares ordinary allocations.
+//!
+//! IPC_MEM_CREATE gives device memory of a process a name, IPC_MEM_SET_PID lists the processes that
+//! may open it. An opener queries the size (IPC_MEM_QUERY), allocates addresses in a heap of its
+//! own that is not for reservations, ties the name to them (IPC_MEM_OPEN), and PREFETCH puts the
+//! memory there. In two ways this is weaker than an [`Export`](super::Export): a name does **not
+//! keep the memory alive**, which is gone when its owner frees it or ends, and there is one open of
+//! a name per process, for one device.
+
+use crate::device::{Device, DeviceInner};
+use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST, Svm};
+use crate::error::{Error, Failed, Invalid, Refused, Result, bytes};
+use crate::id::PhysicalId;
+use crate::mapping::{Mapped, Mapping};
+use crate::reserve::arena::Window;
+use crate::session::Inner;
+use crate::session::undo::{Left, Live, Undo, undo};
+use crate::share::BareTgid;
+use crate::slots::Found;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The name of memory: 64 characters. The vendor's library passes it as 65 bytes, of which the last
+/// is 0. Not a secret: names are easy to guess, and the list of processes protects the memory.
+///
+/// ```
+/// use ascend_vmm::share::Name;
+///
+/// let text = "00000a1f0000000000000003000000000000000000000000000000000000000";
+/// assert!(text.parse::<Name>().is_err()); // 63 characters
+/// assert_eq!(format!("{text}0").parse::<Name>()?.to_string(), format!("{text}0"));
+/// # Ok::<(), ascend_vmm::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Name([u8; NAME]);
+
+impl Name {
+    /// A name as the vendor's library writes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] unless it is 64 ASCII letters or digits and a 0.
+    pub fn from_bytes(bytes: [u8; NAME]) -> Result<Name> {
+        let (end, text) = (bytes[NAME - 1], &bytes[..NAME - 1]);
+        if end != 0 || !text.iter().all(u8::is_ascii_alphanumeric) {
+            return Err(Invalid::because(
+                "read the name of memory",
+                "the bytes are not a name",
+                "A name is 64 letters or digits, and as bytes a 0 after them.",
+            ));
+        }
+        Ok(Name(bytes))
+    }
+
+    /// The name as the vendor's library takes it.
+    pub fn to_bytes(self) -> [u8; NAME] {
+        self.0
+    }
+}
+
+impl FromStr for Name {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Name> {
+        let mut bytes = [0; NAME];
+        if text.len() == NAME - 1 {
+            bytes[..NAME - 1].copy_from_slice(text.as_bytes());
+        }
+        Name::from_bytes(bytes)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0[..NAME - 1]).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Name({self})")
+    }
+}
+
+/// Where a name is opened: plain numbers, and how far it is undone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OpenedAt {
+    /// Logical id of the device.
+    device: u32,
+    size: u64,
+    kind: HeapKind,
+    window: Window,
+    /// IPC_MEM_CLOSE is still to be called.
+    open: bool,
+    /// FREE_PAGES is still to be called.
+    allocated: bool,
+}
+
+impl OpenedAt {
+    fn address(&self) -> u64 {
+        self.window.start()
+    }
+
+    /// The device was closed, which closed the name.
+    pub(crate) fn forget_device(&mut self, device: u32) {
+        self.open &= self.device != device;
+    }
+}
+
+impl Inner {
+    /// IPC_MEM_CLOSE, FREE_PAGES and the heap: what of it is not done yet.
+    pub(crate) fn close_named(&self, opened: &mut OpenedAt) -> Result<(), Box<Refused>> {
+        if opened.open {
+            self.svm.ipc_mem_close(opened.device, opened.address(), opened.size)?;
+            opened.open = false;
+        }
+        if opened.allocated {
+            self.svm.free_pages(opened.address(), opened.size)?;
+            opened.allocated = false;
+        }
+        self.close_heap(opened.kind, opened.window)
+    }
+}
+
+/// A name that this process has opened.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    name: Name,
+    at: OpenedAt,
+    physical: PhysicalId,
+    device: Arc<Live<DeviceInner>>,
+    /// It is in the table of names: until then its slot is.
+    entered: bool,
+}
+
+/// Memory of another process that was opened by its name. Closed when dropped.
+///
+/// **The owner decides how long it exists**: when it frees the memory or ends, copies fail, or the
+/// device reports a fault.
+///
+/// ```no_run
+/// # fn example(device: &ascend_vmm::Device, key: [u8; 65]) -> ascend_vmm::Result<()> {
+/// use ascend_vmm::share::{self, Name};
+///
+/// // The key that the vendor's aclrtIpcMemGetExportKey returned in the other process.
+/// let memory = share::open_named(device, &Name::from_bytes(key)?)?;
+/// let mut bytes = vec![0; memory.size() as usize];
+/// memory.read(0, &mut bytes)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "memory is closed when it is dropped"]
+pub struct NamedMemory {
+    inner: Arc<Live<Opened>>,
+}
+
+impl fmt::Debug for NamedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NamedMemory({})", self.inner.describe())
+    }
+}
+
+const OPERATION_OPEN: &str = "open memory by its name";
+
+/// Opens memory by its name, for a device of this process: that of the memory, or one that reaches
+/// it ([`Device::enable_peer_access`]). The creator must have listed this process. Opening a name
+/// again gives the same memory.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if this process has opened the name for another device; [`Error::Refused`] if
+/// there is no such name, this process is not listed, or the device does not reach the memory.
+#[doc(alias = "aclrtIpcMemImportByKey")]
+#[doc(alias = "cuIpcOpenMemHandle")]
+pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
+    let device = &device.inner;
+    let session = &device.session;
+    session.svm.check_process()?;
+    let slot = match session.sharing.names.find(*name) {
+        Found::Object(inner) if Arc::ptr_eq(&inner.device, device) => return Ok(NamedMemory { inner }),
+        Found::Object(inner) => {
+            return Err(Invalid::because(
+                OPERATION_OPEN,
+                format!("this process has opened it for {}", inner.device.name()),
+                "A process opens a name for one device: close it there first.",
+            ));
+        }
+        Found::Slot(slot) => slot,
+    };
+    // A process opens a name once: an earlier open that could not be closed is in the way.
+    session.retry();
+    let failed = |refused| device.failed(refused, OPERATION_OPEN, name.to_string());
+    let found = session.svm.ipc_mem_query(name.0).map_err(failed)?;
+    let kind = HeapKind::Managed { huge: found.huge };
+    let Some(window) = session.open_heap(kind, found.size).map_err(failed)? else {
+        return Err(Invalid::because(
+            OPERATION_OPEN,
+            format!("no {} of the driver's addresses are free in one piece", bytes(found.size)),
+            "Free reservations, or close other names.",
+        ));
+    };
+    let at = OpenedAt { device: device.id, size: found.size, kind, window, open: false, allocated: false };
+    // From here on dropping it undoes what was done.
+    let physical = PhysicalId(found.physical);
+    let mut opened = Live::new(Opened { name: *name, at, physical, device: device.clone(), entered: false });
+    session.svm.alloc(at.address(), at.size).map_err(failed)?;
+    opened.at.allocated = true;
+    session.svm.ipc_mem_open(device.id, name.0, at.address(), at.size).map_err(failed)?;
+    opened.at.open = true;
+    session.svm.prefetch(device.id, at.address(), at.size).map_err(failed)?;
+    opened.entered = true;
+    let inner = Arc::new(opened);
+    slot.fill(&inner);
+    Ok(NamedMemory { inner })
+}
+
+impl NamedMemory {
+    /// First address, for the device.
+    pub fn address(&self) -> u64 {
+        self.inner.at.address()
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.inner.at.size
+    }
+
+    /// The name.
+    pub fn name(&self) -> Name {
+        self.inner.name
+    }
+
+    /// Physical id of the device that the memory is on.
+    pub fn location(&self) -> PhysicalId {
+        self.inner.physical
+    }
+
+    /// Copies memory, from `offset` on, into a buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what lies outside of the memory; [`Error::Refused`] if the owner's
+    /// memory is gone, or the device could not copy.
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        let address = self.check(offset, to.len() as u64)?;
+        let buffer = to.as_mut_ptr().expose_provenance() as u64;
+        self.copy(buffer, address, to.len() as u64, Direction::DeviceToHost)
+    }
+
+    /// Copies a buffer into the memory, from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`NamedMemory::read`].
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let address = self.check(offset, from.len() as u64)?;
+        let buffer = from.as_ptr().expose_provenance() as u64;
+        self.copy(address, buffer, from.len() as u64, Direction::HostToDevice)
+    }
+
+    fn check(&self, offset: u64, size: u64) -> Result<u64> {
+        self.inner.svm().check_process()?;
+        if offset > self.size() || size > self.size() - offset {
+            return Err(Invalid::because(
+                "copy named memory",
+                format!("{} at offset {offset:#x} lie outside of {}", bytes(size), bytes(self.size())),
+                "Copy inside the memory.",
+            ));
+        }
+        Ok(self.address() + offset)
+    }
+
+    fn copy(&self, destination: u64, source: u64, size: u64, expected: Direction) -> Result<()> {
+        const OPERATION: &str = "copy named memory";
+        if size == 0 {
+            return Ok(());
+        }
+        let device = &self.inner.device;
+        // SAFETY: one address is inside the opened memory, which stays open while `self` is
+        // borrowed; the other is a buffer of that size that the caller has borrowed, exclusively if
+        // it is the destination.
+        let copied = unsafe { self.inner.svm().memcpy(device.id, destination, source, size) };
+        match copied {
+            Ok(direction) if direction == expected => Ok(()),
+            Ok(_) => Err(Invalid::because(
+                OPERATION,
+                "the kernel does not take it for device memory",
+                "The name was closed by other code in this process: open it again.",
+            )),
+            Err(refused) => Err(device.failed(refused, OPERATION, self.inner.describe())),
+        }
+    }
+
+    /// Closes it. (Dropping it closes it too, and logs what goes wrong.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] unless this is the last reference; [`Error::Refused`] if the kernel does
+    /// not close it. The memory comes back.
+    #[doc(alias = "aclrtIpcMemClose")]
+    pub fn close(self) -> Result<(), Failed<NamedMemory>> {
+        undo(self.inner).map_err(|(error, inner)| Failed { error, object: NamedMemory { inner } })
+    }
+}
+
+impl Opened {
+    fn leave_table(&self) {
+        if self.entered {
+            self.device.session.sharing.names.vacate(&self.name);
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, {} at {:#x}", self.name, bytes(self.at.size), self.at.address())
+    }
+}
+
+impl Undo for Opened {
+    const OPERATION: &'static str = "close named memory";
+
+    fn svm(&self) -> &Svm {
+        &self.device.session.svm
+    }
+
+    fn undo(&mut self) -> Result<()> {
+        let session = self.device.session.clone();
+        if let Err(refused) = session.close_named(&mut self.at) {
+            return Err(self.device.failed(refused, Self::OPERATION, self.describe()));
+        }
+        self.leave_table();
+        Ok(())
+    }
+
+    fn abandon(&mut self, error: Error) {
+        self.leave_table();
+        self.device.session.keep(Left::Opened(self.at), error);
+    }
+
+    fn users(&self, others: usize) -> String {
+        format!("{others} other reference(s) to {} are alive. Drop them first.", self.describe())
+    }
+
+    fn restore(opened: &Arc<Live<Opened>>) {
+        opened.device.session.sharing.names.fill(opened.name, opened);
+    }
+}
+
+/// A name that the kernel has for a mapping.
+#[derive(Debug)]
+struct Publication {
+    name: Name,
+    mapped: Arc<Live<Mapped>>,
+}
+
+/// Mapped memory under a name, for processes with the vendor's library. The name ends when this is
+/// dropped, and those that opened it lose the memory then.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+/// let published = mapping.publish()?;
+/// println!("open {}", published.name());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "the name ends when it is dropped"]
+pub struct Published {
+    inner: Arc<Live<Publication>>,
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Published({})", self.inner.name)
+    }
+}
+
+const OPERATION_PUBLISH: &str = "give memory a name";
+const OPERATION_LIST: &str = "list a process for a name";
+
+impl Mapping {
+    /// Gives the memory a name, by which listed processes can open it, also with the vendor's
+    /// library. The mapping stays until the name is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for host memory, and for memory that was imported or exported, to which
+    /// the kernel gives no name; [`Error::Refused`] with what the kernel says.
+    #[doc(alias = "aclrtIpcMemGetExportKey")]
+    #[doc(alias = "cuIpcGetMemHandle")]
+    pub fn publish(&self) -> Result<Published> {
+        let mapped = &self.inner;
+        let block = &mapped.block;
+        let session = mapped.session();
+        session.svm.check_process()?;
+        let problem = match () {
+            () if block.handle.is_host() => Some("it is memory of the host"),
+            () if block.imported => Some("it is imported"),
+            () if block.share().is_some() => Some("it was exported"),
+            () => None,
+        };
+        if let Some(problem) = problem {
+            return Err(Invalid::because(
+                OPERATION_PUBLISH,
+                problem,
+                "Only device memory that this process created and did not export can have a name: use a \
+                 ticket for other memory, or memory of its own for the name.",
+            ));
+        }
+        let created = session.svm.ipc_mem_create(block.device.id, mapped.address, mapped.size());
+        let name = created.map_err(|refused| block.device.failed(refused, OPERATION_PUBLISH, block.describe()))?;
+        let publication = Publication { name: Name(name), mapped: mapped.clone() };
+        Ok(Published { inner: Arc::new(Live::new(publication)) })
+    }
+}
+
+impl Published {
+    /// The name.
+    pub fn name(&self) -> Name {
+        self.inner.name
+    }
+
+    /// Lists processes that may open the name: they must be running, and there can be 32 768 in the
+    /// name's life.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the list is full or was turned off. This process itself cannot be
+    /// listed, and needs not be: it has the memory.
+    #[doc(alias = "aclrtIpcMemSetImportPid")]
+    pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
+        let svm = self.inner.svm();
+        svm.check_process()?;
+        for batch in BareTgid::as_raws(processes).chunks(NAME_LIST) {
+            let listed = svm.ipc_mem_set_pid(self.inner.name.0, batch);
+            listed.map_err(|refused| refused.operation(OPERATION_LIST).object(self.inner.name.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Turns the list off: **any process on this host can then open the memory**. Before any
+    /// process was listed, and for good.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if processes were listed.
+    pub fn trust_anyone(&self) -> Result<()> {
+        let svm = self.inner.svm();
+        svm.check_process()?;
+        let set = svm.ipc_mem_set_attr(self.inner.name.0);
+        Ok(set.map_err(|refused| refused.operation(OPERATION_LIST).object(self.inner.name.to_string()))?)
+    }
+
+    /// Ends the name. (Dropping it does too, and logs what goes wrong.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the kernel does not end it. The object comes back.
+    #[doc(alias = "aclrtIpcMemClose")]
+    pub fn withdraw(self) -> Result<(), Failed<Published>> {
+        undo(self.inner).map_err(|(error, inner)| Failed { error, object: Published { inner } })
+    }
+}
+
+impl Undo for Publication {
+    const OPERATION: &'static str = "end the name of memory";
+
+    fn svm(&self) -> &Svm {
+        &self.mapped.session().svm
+    }
+
+    fn undo(&mut self) -> Result<()> {
+        let ended = self.svm().ipc_mem_destroy(self.name.0);
+        Ok(ended.map_err(|refused| refused.operation(Self::OPERATION).object(self.name.to_string()))?)
+    }
+
+    fn abandon(&mut self, error: Error) {
+        self.mapped.session().keep(Left::Name { name: self.name.0 }, error);
+    }
+
+    fn users(&self, others: usize) -> String {
+        format!("{others} other reference(s) to {} are alive. Drop them first.", self.name)
+    }
+}

@@ -1,0 +1,190 @@
+//! Addresses for engines of the device: TRANSLATE, REGISTER_DMA, and host memory that is mapped for
+//! a device (MEM_REMOTE_MAP).
+//!
+//! No engine is emulated, so a registration has no effect but its own rules: what can be registered,
+//! once, and until when. The addresses that the device answers are made up.
+
+use super::session::Process;
+use super::{Answer, Call, page_size, put, refuse};
+use crate::machine::HOST;
+use ascend_ioctl::svm::{self, Arg};
+use nix::errno::Errno;
+
+/// Kinds of MEM_REMOTE_MAP: ordinary host memory, pinned host memory, and how many kinds there are.
+const HOST_MEMORY: u32 = 0;
+const PINNED_MEMORY: u32 = 1;
+const KINDS: u32 = 7;
+/// The process on the device that a mapping is for; the driver maps host memory for this one only.
+const FIRST_PROCESS: u32 = 0;
+/// Most bytes of one registration.
+const MAX_RANGE: u64 = 8 << 40;
+
+/// Host memory that is mapped for a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Remote {
+    size: u64,
+    kind: u32,
+}
+
+impl Process {
+    /// Ends the registrations of a device that is closed. Counters stay raised.
+    pub fn end_registrations(&mut self, physical: u32) {
+        self.registered.retain(|(device, _), _| *device != physical);
+        self.remote.retain(|(device, _), _| *device != physical);
+    }
+}
+
+/// Whether one of `ranges` overlaps a range.
+fn overlaps(ranges: impl Iterator<Item = (u64, u64)>, start: u64, size: u64) -> bool {
+    ranges.into_iter().any(|(other, length)| start < other + length && other < start + size)
+}
+
+impl Call<'_, '_> {
+    /// TRANSLATE: the address of device memory for a task of the device. The device is asked when
+    /// the memory is freed whether a task still uses it; here none does.
+    pub(super) fn translate(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::Translate = arg.para();
+        self.process.refer(para.address, Some(1))?;
+        let place = self.process.place(para.address)?;
+        let Some(device) = place.device.filter(|_| !place.absent && !place.read_only) else {
+            return refuse(Errno::EINVAL, "only device memory that can be written is translated");
+        };
+        self.message(device)?;
+        let Some((_, offset, _)) = self.process.resolve(para.address, 1) else {
+            return refuse(Errno::EINVAL, "there is no memory at the address");
+        };
+        para.translated = offset;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// REGISTER_DMA: pins host memory for transfers.
+    pub(super) fn register_dma(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::RegisterDma = arg.para();
+        self.process.refer(para.address, Some(para.size))?;
+        if para.address == 0 || para.size == 0 || para.size > MAX_RANGE {
+            return refuse(Errno::EINVAL, "the range is empty or too long");
+        }
+        let end = para.address.saturating_add(para.size);
+        if self.process.is_svm(para.address) {
+            let heap = self.process.heap(para.address);
+            if heap.is_none_or(|heap| !heap.holds(para.address, para.size)) {
+                return refuse(Errno::EINVAL, "the range leaves its heap");
+            }
+            let place = self.process.place(para.address)?;
+            if place.device.is_some() || place.absent {
+                return refuse(Errno::EINVAL, "only host memory is registered");
+            }
+        } else {
+            if self.process.is_svm(end) {
+                return refuse(Errno::EINVAL, "the range reaches into the module's addresses");
+            }
+            self.pin(para.address, para.size)?;
+        }
+        let device = self.physical;
+        let ranges = self.process.registered.range((device, 0)..=(device, u64::MAX));
+        if overlaps(ranges.map(|((_, start), size)| (*start, *size)), para.address, para.size) {
+            return refuse(Errno::EINVAL, "part of the range is registered already");
+        }
+        self.process.registered.insert((device, para.address), para.size);
+        Ok(())
+    }
+
+    /// Whether the caller's memory can be pinned: every page exists and can be read.
+    fn pin(&self, address: u64, size: u64) -> Answer {
+        let page = page_size();
+        let mut at = address;
+        while at < address.saturating_add(size) {
+            if self.caller.memory.read(at, &mut [0]).is_err() {
+                return refuse(Errno::EFAULT, "the caller's memory cannot be pinned");
+            }
+            at = (at / page + 1) * page;
+        }
+        Ok(())
+    }
+
+    /// UNREGISTER_DMA.
+    pub(super) fn unregister_dma(&mut self, arg: &mut Arg) -> Answer {
+        let para: svm::UnregisterDma = arg.para();
+        match self.process.registered.remove(&(self.physical, para.address)) {
+            Some(_) => Ok(()),
+            None => refuse(Errno::EFAULT, "no registration begins at the address"),
+        }
+    }
+
+    /// MEM_REMOTE_MAP: maps host memory for a device.
+    pub(super) fn remote_map(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::RemoteMap = arg.para();
+        self.process.refer(para.src_va, Some(para.size))?;
+        if para.map_type >= KINDS {
+            return refuse(Errno::EINVAL, "no such kind of mapping");
+        }
+        let physical = self.physical;
+        if self.process.is_svm(para.src_va) {
+            let place = self.process.place(para.src_va)?;
+            if place.device.is_some() || place.absent {
+                return refuse(Errno::EOPNOTSUPP, "the emulated driver maps no device memory this way");
+            }
+            if para.map_type != PINNED_MEMORY || para.size == 0 {
+                return refuse(Errno::EINVAL, "the kind is not that of the memory, or the size is 0");
+            }
+        } else {
+            if para.map_type != HOST_MEMORY {
+                // The other kinds need abilities that the emulated device does not have.
+                return match para.map_type {
+                    PINNED_MEMORY | 2 => refuse(Errno::EINVAL, "the kind is not that of the memory"),
+                    _ => refuse(Errno::EOPNOTSUPP, "the device has no such mappings"),
+                };
+            }
+            if para.src_va == 0 || para.src_va % page_size() != 0 || para.size == 0 {
+                return refuse(Errno::EINVAL, "the range is empty or does not begin at a page");
+            }
+        }
+        if para.proc_type != FIRST_PROCESS {
+            return refuse(Errno::EOPNOTSUPP, "host memory is not mapped for this process of the device");
+        }
+        let ranges = self.process.remote.range((physical, 0)..=(physical, u64::MAX));
+        if overlaps(ranges.map(|((_, start), remote)| (*start, remote.size)), para.src_va, para.size) {
+            return refuse(Errno::EINVAL, "part of the range is mapped for the device already");
+        }
+        if !self.process.is_svm(para.src_va) {
+            self.pin(para.src_va, para.size)?;
+        }
+        self.message(physical)?;
+        self.process.remote.insert((physical, para.src_va), Remote { size: para.size, kind: para.map_type });
+        self.count(para.src_va, true);
+        para.dst_va = para.src_va;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// MEM_REMOTE_UNMAP.
+    pub(super) fn remote_unmap(&mut self, arg: &mut Arg) -> Answer {
+        let mut para: svm::RemoteUnmap = arg.para();
+        self.process.refer(para.src_va, None)?;
+        if para.map_type >= KINDS {
+            return refuse(Errno::EINVAL, "no such kind of mapping");
+        }
+        let managed = self.process.is_svm(para.src_va);
+        self.process.place(para.src_va)?;
+        let Some(remote) = self.process.remote.remove(&(self.physical, para.src_va)) else {
+            return match managed {
+                true => refuse(Errno::EINVAL, "nothing is mapped for the device there"),
+                false => refuse(Errno::ENOENT, "nothing is mapped for the device there"),
+            };
+        };
+        debug_assert!(remote.kind == if managed { PINNED_MEMORY } else { HOST_MEMORY } && self.physical != HOST);
+        self.count(para.src_va, false);
+        para.dst_va = para.src_va;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// Raises or lowers the counter of the allocation that is mapped for a device.
+    fn count(&mut self, address: u64, raise: bool) {
+        let heap = self.process.heap_mut(address);
+        if let Some(found) = heap.and_then(|heap| heap.reservation_mut(address)) {
+            found.counter = if raise { found.counter + 1 } else { found.counter.saturating_sub(1) };
+        }
+    }
+}
