@@ -73,12 +73,14 @@ struct Parked {
     arrived: Instant,
     wake: Instant,
     file: Inode,
+    /// A signal ends the sleep.
+    interruptible: bool,
 }
 
 /// How the server replies to a call.
 enum Reply {
     Now(Answer),
-    Later(Instant, Inode),
+    Later(Instant, Inode, bool),
 }
 
 impl From<Answer> for Reply {
@@ -457,6 +459,10 @@ impl Server {
         self.parked = sleeping;
         let due: Vec<Parked> = due;
         for parked in due {
+            if parked.interruptible && client_process::has_signal(parked.notification.tid) {
+                parked.listener.answer(parked.notification.id, Answer::Restart);
+                continue;
+            }
             self.present(parked.listener, parked.notification, parked.arrived, Some(parked.file));
         }
     }
@@ -469,7 +475,9 @@ impl Server {
         }
         match reply {
             Reply::Now(answer) => listener.answer(notification.id, answer),
-            Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
+            Reply::Later(wake, file, interruptible) => {
+                self.parked.push(Parked { listener, notification, arrived, wake, file, interruptible });
+            }
         }
     }
 
@@ -640,7 +648,8 @@ impl Server {
             None => self.driver.ioctl(&who.caller(&memory), file, request, argument),
         };
         let result = match outcome {
-            Outcome::Sleep(wake) => return Reply::Later(wake, inode),
+            Outcome::Sleep(wake) => return Reply::Later(wake, inode, false),
+            Outcome::Wait(wake) => return Reply::Later(wake, inode, true),
             Outcome::Done(result) => result,
         };
         if let Some((mut record, length)) = record.take().filter(|_| self.recorder.is_on()) {
