@@ -2,10 +2,10 @@
 //!
 //! CONNECT returns a slot number and a reuse counter. SET_SESSION_OWNER, due within a minute, binds
 //! the session to a file; releasing that file closes the session. The process that connected may do
-//! that, or its child, and only the owner may send and receive. Signals interrupt waits. Every command copies the same 200 bytes in and few copy them out. Errors
-//! are private codes that reach the client as errno. Packets of service 9 go to the daemon
-//! ([`crate::tsd`]); other services have no listener. From the driver's
-//! `hdc/pcie/common/hdcdrv_core.c`.
+//! that, or its child, and only the owner may send and receive. Signals interrupt waits. Every
+//! command copies the same 200 bytes in and few copy them out. Errors are private codes that reach
+//! the client as errno. Packets of service 9 go to the daemon ([`crate::tsd`]); other services have
+//! no listener. From the driver's `hdc/pcie/common/hdcdrv_core.c`.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::{Daemon, Phase};
