@@ -69,9 +69,10 @@ fn memory_of_every_kind_is_imported_as_what_it_is() {
             let imported = share::import(&there, &ticket).unwrap();
             assert_eq!((imported.size(), imported.memory_kind()), (memory.size(), memory.memory_kind()));
             assert_eq!(imported.page(), memory.page());
-            write(&imported, b"kind");
-            assert_eq!(read(&memory, 4), b"kind");
+            // The driver copies no host memory that a device imported.
             if memory.location() != Location::Host {
+                write(&imported, b"kind");
+                assert_eq!(read(&memory, 4), b"kind");
                 let on_host = share::import(&host, &ticket).unwrap();
                 assert_eq!((on_host.size(), on_host.location()), (memory.size(), Location::Host));
             }

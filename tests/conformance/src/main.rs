@@ -13,7 +13,8 @@ or citation (the kernel function that decides, and its file) contains one of the
   --list            print each rule, its evidence and its citation, and check nothing
   --quiet           print failures and the summary only
   --times           print how long each rule took
-  --exhaustion      also rules that use up all memory of a device, or a whole list, for a moment
+  --exhaustion      also rules that use up all memory of a device, or a whole list, for a moment, or may
+                    cost memory until the driver is loaded anew
   --patience        also rules that make tens of thousands of calls
   --timeout SECONDS how long a rule may take (60)
   --help            this text

@@ -43,7 +43,8 @@ pub enum Need {
     OwnFiles,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
-    /// Permission to cost the kernel or a device memory that lasts until the driver is loaded anew.
+    /// Permission to cost the kernel or a device memory that lasts until the driver is loaded anew:
+    /// the rule does, or a driver that answers differently makes it so.
     Leak,
     /// `/dev/hisi_hdc`.
     Hdc,
@@ -65,7 +66,7 @@ impl Need {
             Need::Admin => (host.admin, "needs a caller that sees the host's device table"),
             Need::OwnFiles => (host.own_files, "needs a kernel driver's character devices; these are ordinary files"),
             Need::Exhaustion => (host.exhaustion, "uses up a whole resource: not allowed in this run"),
-            Need::Leak => (host.exhaustion, "costs memory until the driver is loaded anew: not allowed in this run"),
+            Need::Leak => (host.exhaustion, "may cost memory until the driver is loaded anew: not allowed in this run"),
             Need::Hdc => (host.hdc, "needs /dev/hisi_hdc, which cannot be opened here"),
             Need::Firmware => (host.firmware, "needs firmware that keeps the state of devices"),
             Need::Patience => (host.patience, "makes tens of thousands of calls: not allowed in this run"),

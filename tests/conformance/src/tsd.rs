@@ -198,13 +198,18 @@ pub fn hdc_open() -> Answer<i32> {
 impl Channel {
     /// Connects to the daemon of a device; the session belongs to a new file.
     pub fn connect(device: u32) -> Result<Channel, Failure> {
+        let channel = Channel::connect_only(device)?;
+        channel.own(channel.fd).granted()?;
+        Ok(channel)
+    }
+
+    /// As [`Channel::connect`], but the session belongs to no file yet.
+    pub fn connect_only(device: u32) -> Result<Channel, Failure> {
         let fd = hdc_open().granted()?;
         let device = device as i32;
         let asked = hdc::Connect { peer_pid: -1, device, service: hdc::SERVICE_TSD, timeout: 30, ..Default::default() };
         let answer = hdc_command(fd, &hdc::CONNECT, &asked).granted()?;
-        let channel = Channel { fd, device, session: answer.session, index: answer.alloc_index };
-        channel.own(fd).granted()?;
-        Ok(channel)
+        Ok(Channel { fd, device, session: answer.session, index: answer.alloc_index })
     }
 
     /// The file.
@@ -263,9 +268,14 @@ impl Channel {
 
     /// GET_SESSION_ATTR: 0 while connected.
     pub fn status(&self) -> Answer<i32> {
+        self.attribute(hdc::ATTR_STATUS)
+    }
+
+    /// GET_SESSION_ATTR.
+    pub fn attribute(&self, kind: i32) -> Answer<i32> {
         let view = hdc::GetSessionAttr {
             device: self.device,
-            kind: hdc::ATTR_STATUS,
+            kind,
             session: self.session,
             alloc_index: self.index,
             ..Default::default()

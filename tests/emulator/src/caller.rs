@@ -57,6 +57,9 @@ pub enum Outcome {
     /// that, the call is dropped, so a sleeping call must not have changed the model. The file
     /// stays open as long as a call on it sleeps.
     Sleep(Instant),
+    /// As [`Outcome::Sleep`], but a signal interrupts it: the call then fails with ERESTARTSYS, so
+    /// the kernel repeats it from its beginning or returns EINTR, as the signal's action says.
+    Wait(Instant),
 }
 
 impl From<Result<i64, Errno>> for Outcome {

@@ -7,11 +7,7 @@
 //! kernel keeps for a real driver: files and their references (`files`), callers and their address
 //! spaces (`client_process`).
 //!
-//! A program can still notice these differences: fstat reports an open file as a regular one (stat
-//! of the path reports a character device); read, write and poll work as on a regular file; `/dev`
-//! does not list the nodes; opens by io_uring and by 32-bit programs are not seen; the mappings of
-//! a program under [`Emulator::spawn`] are inherited by fork (those of an attached thread's process
-//! are not). Non-fatal signals wait until a call is answered, so EINTR does not occur.
+//! What a program can still notice is listed in docs/emulator.md.
 
 mod client_process;
 mod files;

@@ -1,17 +1,17 @@
 //! `/dev/hisi_hdc`: packets to daemons on the device.
 //!
 //! CONNECT returns a slot number and a reuse counter. SET_SESSION_OWNER, due within a minute, binds
-//! the session to a file; releasing that file closes the session. Only the process that connected
-//! may send and receive. Every command copies the same 200 bytes in and few copy them out. Errors
-//! are private codes that reach the client as errno. Packets of service 9 go to the daemon
-//! ([`crate::tsd`]); other services have no listener. From the driver's
-//! `hdc/pcie/common/hdcdrv_core.c`.
+//! the session to a file; releasing that file closes the session. The process that connected may do
+//! that, or its child, and only the owner may send and receive. Signals interrupt waits. Every
+//! command copies the same 200 bytes in and few copy them out. Errors are private codes that reach
+//! the client as errno. Packets of service 9 go to the daemon ([`crate::tsd`]); other services have
+//! no listener. From the driver's `hdc/pcie/common/hdcdrv_core.c`.
 
 use crate::caller::{Caller, Outcome};
 use crate::config::{Daemon, Phase};
 use crate::devmng::Devmng;
 use crate::driver::FileId;
-use crate::machine::Machine;
+use crate::machine::{Machine, parent};
 use crate::state::SessionState;
 use crate::tsd::{Client, Dialogue, Said};
 use ascend_ioctl::command::{magic, number};
@@ -20,11 +20,25 @@ use ascend_ioctl::hdc::{
     GET_SESSION_ATTR, GetSessionAttr, MAGIC, MAX_PACKET, RECV, RECV_PEEK, Recv, RecvPeek, SEND, SERVICE_TSD, SERVICES,
     SET_SESSION_OWNER, Send, SetSessionOwner, View, WAIT_FOREVER, WAIT_NOT, error,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Sessions per device.
-const SESSIONS: usize = 264;
+/// Session numbers per device, in one pool for all devices.
+const SESSIONS: usize = 2048;
+/// How many of them are for services with long connections, of which the daemon's is one.
+const LONG_SESSIONS: usize = 1920;
+/// Packets that a session can hold unread. The next one blocks the channel, which all sessions of
+/// the service on the device share.
+const UNREAD: usize = 7;
+/// Packets that can be on their way to a device.
+const SEND_QUEUE: usize = 15;
+/// Attributes of a session other than its state: environment, virtual function, the processes that
+/// made it on both sides, and a dump into the kernel's log.
+const ATTRIBUTES: [i32; 5] = [0, 1, 2, 3, 5];
+/// The number of the attribute that is the maker's process id.
+const ATTR_LOCAL_CREATE_PID: i32 = 2;
+/// The code of a command that found none of its memory blocks (HDCDRV_F_NODE_SEARCH_FAIL).
+const NO_NODE: Code = 33;
 /// A session without an owner is closed after this time.
 const RECLAIM: Duration = Duration::from_secs(60);
 /// How long a session that the device closed can still be read.
@@ -45,8 +59,10 @@ enum Answer {
     Done,
     /// Returns 0 and copies the argument back.
     Copied,
-    /// Sleeps.
+    /// Sleeps. A signal interrupts it.
     Later(Instant),
+    /// Sleeps, whatever happens.
+    LaterUninterrupted(Instant),
 }
 
 #[derive(Debug)]
@@ -58,7 +74,9 @@ struct Session {
     service: i32,
     /// The place where it was made; other containers do not see it.
     place: usize,
-    /// The process that made it, by tgid and start time.
+    /// The process that connected.
+    maker: i32,
+    /// The process that may use it, by tgid and start time.
     owner: (i32, u64),
     alloc_index: u32,
     /// The file that it is bound to.
@@ -74,15 +92,19 @@ struct Session {
 /// All sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Hdc {
-    slots: Vec<Option<Session>>,
+    slots: BTreeMap<usize, Session>,
     /// Reuse counters by slot.
-    counters: Vec<u32>,
+    counters: BTreeMap<usize, u32>,
+    /// Where the search for a free slot begins.
+    cursor: usize,
+    /// When packets reach their device, by device.
+    sent: BTreeMap<u32, Vec<Instant>>,
 }
 
 impl Hdc {
     /// The state of all sessions, for tests.
     pub fn sessions(&self) -> impl Iterator<Item = SessionState> + '_ {
-        self.slots.iter().flatten().map(|session| SessionState {
+        self.slots.values().map(|session| SessionState {
             device: session.device,
             tgid: session.owner.0,
             service: session.service,
@@ -92,14 +114,14 @@ impl Hdc {
 
     /// The last reference to a file is gone: closes its session.
     pub fn release(&mut self, machine: &mut Machine, file: FileId) {
-        let tied = |slot: &Option<Session>| slot.as_ref().is_some_and(|session| session.file == Some(file));
-        if let Some(index) = self.slots.iter().position(tied) {
+        let tied = self.slots.iter().find(|(_, session)| session.file == Some(file)).map(|(index, _)| *index);
+        if let Some(index) = tied {
             self.free(machine, index);
         }
     }
 
     fn free(&mut self, machine: &mut Machine, index: usize) {
-        if let Some(mut session) = self.slots.get_mut(index).and_then(Option::take) {
+        if let Some(mut session) = self.slots.remove(&index) {
             session.dialogue.end(machine, session.owner.0, session.device);
         }
     }
@@ -113,15 +135,18 @@ impl Hdc {
     /// Closes sessions without an owner, sessions that the device closed a while ago, and sessions
     /// of a device that was reset.
     fn expire(&mut self, machine: &mut Machine, now: Instant) {
-        for index in 0..self.slots.len() {
-            let Some(Some(session)) = self.slots.get(index) else { continue };
+        let over = |session: &Session| {
             let unclaimed = session.reclaimed_at.is_some_and(|at| at <= now);
             let closed = session.closed.is_some_and(|at| at + HALF_CLOSED <= now);
-            // A device that was restored has forgotten its sessions.
-            let forgotten = machine.device(session.device).is_none_or(|device| device.revivals != session.revivals);
-            if unclaimed || closed || forgotten {
-                self.free(machine, index);
-            }
+            // A device that was reset or removed loses its sessions, and has forgotten them when it
+            // comes back.
+            let device = machine.device(session.device);
+            let reset = device.is_none_or(|device| device.revivals != session.revivals || !device.answers());
+            unclaimed || closed || reset
+        };
+        let over: Vec<usize> = self.slots.iter().filter(|(_, it)| over(it)).map(|(index, _)| *index).collect();
+        for index in over {
+            self.free(machine, index);
         }
     }
 
@@ -147,7 +172,8 @@ impl Hdc {
         self.expire(machine, Instant::now());
         match self.command(machine, devmng, caller, file, request, &mut data) {
             Err(code) => failed(code),
-            Ok(Answer::Later(wake)) => Outcome::Sleep(wake),
+            Ok(Answer::Later(wake)) => Outcome::Wait(wake),
+            Ok(Answer::LaterUninterrupted(wake)) => Outcome::Sleep(wake),
             Ok(Answer::Done) => Outcome::Done(Ok(0)),
             Ok(Answer::Copied) => match caller.memory.write(arg, &data.0) {
                 Ok(()) => Outcome::Done(Ok(0)),
@@ -166,8 +192,9 @@ impl Hdc {
         data: &mut Arg,
     ) -> Result<Answer, Code> {
         let number = number(request);
-        // Only these take a device id, which is translated in place.
-        if number == CONNECT.number || number == GET_PEER_DEV_ID.number {
+        // These take a device id, which is translated in place.
+        const BY_DEVICE: [u8; 9] = [0x06, 0x07, 0x10, 0x11, 0x12, 0x13, 0x20, 0x24, 0x26];
+        if BY_DEVICE.contains(&number) {
             let mut view: Connect = data.view();
             let physical = machine.physical(caller, view.device as u32).map_err(|_| error::TRANSLATION)?;
             view.device = physical as i32;
@@ -190,6 +217,15 @@ impl Hdc {
             n if n == SET_SESSION_OWNER.number => self.claim(machine, caller, file, &data.view()),
             n if n == GET_SESSION_ATTR.number => self.attribute(machine, caller, data),
             n if n == GET_PAGE_SIZE.number => Ok(page_size(data)),
+            // Wake-ups and the end of a service that the caller does not offer, and a level that is
+            // not used any more.
+            0x04..=0x06 | 0x09 => Ok(Answer::Done),
+            // Timeouts, user and environment of a session.
+            0x1B => self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Answer::Done),
+            0x1C | 0x1E => self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Answer::Copied),
+            // Transfers without copies need memory that was allocated here, which nobody has.
+            0x22 | 0x23 => self.owned(machine, caller, data.view::<SetSessionOwner>().session).and(Err(NO_NODE)),
+            0x21 | 0x24..=0x26 => Err(NO_NODE),
             _ => Err(error::PARAMETER),
         }
     }
@@ -208,7 +244,7 @@ impl Hdc {
         if let Some(until) = device.silent_until.filter(|until| Instant::now() < *until) {
             let deadline = caller.arrived + CONNECT_PATIENCE;
             return if Instant::now() < deadline {
-                Ok(Answer::Later(until.min(deadline)))
+                Ok(Answer::Later(until.min(deadline).min(Instant::now() + GLANCE)))
             } else {
                 Err(error::CONTROL)
             };
@@ -216,22 +252,19 @@ impl Hdc {
         if view.service != SERVICE_TSD || view.peer_pid != -1 || machine.daemon == Daemon::Absent {
             return Err(error::NOBODY_LISTENS);
         }
-        let free = self.slots.iter().position(Option::is_none);
-        if free.is_none() && self.slots.len() >= SESSIONS * machine.physical_ids().count() {
-            return Err(error::NO_SESSION);
-        }
-        let index = free.unwrap_or_else(|| {
-            self.slots.push(None);
-            self.counters.push(0);
-            self.slots.len() - 1
-        });
-        self.counters[index] += 1;
-        let alloc_index = self.counters[index];
-        self.slots[index] = Some(Session {
+        let numbers = LONG_SESSIONS * machine.physical_ids().count();
+        let mut candidates = (0..numbers).map(|step| (self.cursor + step) % numbers);
+        let index = candidates.find(|index| !self.slots.contains_key(index)).ok_or(error::NO_SESSION)?;
+        self.cursor = (index + 1) % numbers;
+        let counter = self.counters.entry(index).or_default();
+        *counter += 1;
+        let alloc_index = *counter;
+        let session = Session {
             device: physical,
             revivals: device.revivals,
             service: view.service,
             place: machine.place_of(caller.tgid),
+            maker: caller.tgid,
             owner: (caller.tgid, caller.start_time),
             alloc_index,
             file: None,
@@ -239,7 +272,8 @@ impl Hdc {
             closed: None,
             inbox: VecDeque::new(),
             dialogue: Dialogue::default(),
-        });
+        };
+        self.slots.insert(index, session);
         (view.session, view.alloc_index) = (index as i32, alloc_index);
         put(data, &view);
         Ok(Answer::Copied)
@@ -249,7 +283,7 @@ impl Hdc {
     fn visible(&mut self, machine: &Machine, caller: &Caller, slot: i32) -> Result<&mut Session, Code> {
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(slot).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
-        let session = self.slots.get_mut(index).and_then(Option::as_mut).ok_or(error::CLOSED)?;
+        let session = self.slots.get_mut(&index).ok_or(error::CLOSED)?;
         if session.place == machine.place_of(caller.tgid) { Ok(session) } else { Err(error::PARAMETER) }
     }
 
@@ -259,8 +293,18 @@ impl Hdc {
         if session.owner != (caller.tgid, caller.start_time) {
             return Err(error::PERMISSION);
         }
-        let up = machine.device(session.device).is_some_and(|device| device.answers());
-        if up { Ok(session) } else { Err(error::RESET) }
+        Ok(session)
+    }
+
+    /// How many packets of a session have arrived. A session with too many unread ones keeps back
+    /// those of all sessions of its service on the device.
+    fn arrived(&self, index: usize, now: Instant) -> usize {
+        let Some(session) = self.slots.get(&index) else { return 0 };
+        let same = |it: &&Session| (it.device, it.service) == (session.device, session.service);
+        let full_since = |it: &Session| it.inbox.get(UNREAD - 1).map(|(at, _)| *at).filter(|at| *at <= now);
+        let blocked_since = self.slots.values().filter(same).filter_map(full_since).min();
+        let reached = |at: Instant| at <= now && blocked_since.is_none_or(|since| at <= since);
+        session.inbox.iter().take(UNREAD).filter(|(at, _)| reached(*at)).count()
     }
 
     fn claim(
@@ -270,17 +314,17 @@ impl Hdc {
         file: FileId,
         view: &SetSessionOwner,
     ) -> Result<Answer, Code> {
-        if self.slots.iter().flatten().any(|session| session.file == Some(file)) {
+        if self.slots.values().any(|session| session.file == Some(file)) {
             return Err(error::PARAMETER);
         }
         let session = self.visible(machine, caller, view.session)?;
-        // The driver also allows a direct child of the maker; the model does not know parents.
-        if session.owner.0 != caller.tgid {
+        if session.maker != caller.tgid && parent(caller.tgid) != Some(session.maker) {
             return Err(error::PERMISSION);
         }
         if session.file.is_some() {
             return Err(error::FAILED);
         }
+        session.owner = (caller.tgid, caller.start_time);
         session.file = Some(file);
         session.reclaimed_at = None;
         Ok(Answer::Done)
@@ -290,7 +334,7 @@ impl Hdc {
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
         // Closed already, or the slot was reused: nothing to do.
-        let Some(Some(session)) = self.slots.get(index) else { return Ok(Answer::Done) };
+        let Some(session) = self.slots.get(&index) else { return Ok(Answer::Done) };
         if session.alloc_index != view.alloc_index {
             return Ok(Answer::Done);
         }
@@ -314,8 +358,16 @@ impl Hdc {
         }
         caller.memory.read(view.source, &mut packet).map_err(|_| error::COPY_IN)?;
         let now = Instant::now();
-        let silence = machine.device(session.device).and_then(|device| device.silent_until);
+        let device = session.device;
+        let silence = machine.device(device).and_then(|device| device.silent_until);
         let arrival = silence.map_or(now, |until| until.max(now));
+        let queue = self.sent.entry(device).or_default();
+        queue.retain(|at| *at > now);
+        if queue.len() >= SEND_QUEUE {
+            return wait_for_room(caller, view, now);
+        }
+        queue.push(arrival);
+        let session = self.owned(machine, caller, view.session)?;
         let client =
             Client { tgid: session.owner.0, device: session.device, registered: devmng.knows(session.owner.0) };
         match session.dialogue.hear(machine, &client, &packet) {
@@ -330,13 +382,14 @@ impl Hdc {
         let mut view: RecvPeek = data.view();
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
-        if self.slots.get(index).and_then(Option::as_ref).is_none_or(|it| it.alloc_index != view.alloc_index) {
+        if self.slots.get(&index).is_none_or(|it| it.alloc_index != view.alloc_index) {
             return Err(error::CLOSED);
         }
-        let session = self.owned(machine, caller, view.session)?;
+        self.owned(machine, caller, view.session)?;
         let now = Instant::now();
-        let arrived: Vec<i32> =
-            session.inbox.iter().filter(|(at, _)| *at <= now).map(|(_, packet)| packet.len() as i32).collect();
+        let count = self.arrived(index, now);
+        let session = self.owned(machine, caller, view.session)?;
+        let arrived: Vec<i32> = session.inbox.iter().take(count).map(|(_, packet)| packet.len() as i32).collect();
         if let Some(first) = arrived.first() {
             let whole = (arrived.iter().sum(), arrived.len() as i32);
             (view.length, view.count) = if view.group == 0 { (*first, 1) } else { whole };
@@ -356,7 +409,9 @@ impl Hdc {
         }
         let next = session.inbox.iter().map(|(at, _)| *at).min();
         let wake = [Some(now + GLANCE), deadline, next].into_iter().flatten().min();
-        Ok(Answer::Later(wake.unwrap_or(now)))
+        let wake = wake.unwrap_or(now).max(now + Duration::from_micros(100));
+        // The retries of a wait that should not be one are not interrupted.
+        Ok(if view.wait == WAIT_NOT { Answer::LaterUninterrupted(wake) } else { Answer::Later(wake) })
     }
 
     fn receive(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
@@ -364,9 +419,9 @@ impl Hdc {
         if view.destination == 0 || !(1..8).contains(&view.buffers) {
             return Err(error::PARAMETER);
         }
+        self.owned(machine, caller, view.session)?;
+        let arrived = self.arrived(view.session as usize, Instant::now());
         let session = self.owned(machine, caller, view.session)?;
-        let now = Instant::now();
-        let arrived = session.inbox.iter().filter(|(at, _)| *at <= now).count();
         view.received = 0;
         if arrived > 0 {
             let wanted = view.buffers as usize;
@@ -389,8 +444,14 @@ impl Hdc {
     fn attribute(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
         let mut view: GetSessionAttr = data.view();
         if view.kind != ATTR_STATUS {
-            // The other attributes are not modelled.
-            return self.owned(machine, caller, view.session).and(Err(error::NOT_SUPPORTED));
+            let maker = self.owned(machine, caller, view.session)?.maker;
+            if !ATTRIBUTES.contains(&view.kind) {
+                return Err(error::FAILED);
+            }
+            // The others are 0 on a plain host; the daemon's process id is not known.
+            view.output = if view.kind == ATTR_LOCAL_CREATE_PID { maker } else { 0 };
+            put(data, &view);
+            return Ok(Answer::Copied);
         }
         let expected = view.alloc_index;
         view.output = match self.owned(machine, caller, view.session) {
@@ -401,6 +462,21 @@ impl Hdc {
         put(data, &view);
         Ok(Answer::Copied)
     }
+}
+
+/// SEND finds the queue to the device full.
+fn wait_for_room(caller: &Caller, view: &Send, now: Instant) -> Result<Answer, Code> {
+    let patience = match view.wait {
+        WAIT_NOT => return Err(error::NOTHING),
+        WAIT_FOREVER => None,
+        _ if view.timeout == 0 => Some(DEFAULT_TIMEOUT),
+        _ => Some(Duration::from_millis(view.timeout.into())),
+    };
+    let deadline = patience.map(|patience| caller.arrived + patience);
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        return Err(error::SEND_TIMEOUT);
+    }
+    Ok(Answer::Later(deadline.map_or(now + GLANCE, |deadline| deadline.min(now + GLANCE))))
 }
 
 /// Writes a view over the start of the argument.
@@ -515,7 +591,7 @@ mod tests {
         assert_eq!((outcome, answer.received), (OK, view.length));
         assert_eq!(rig.heap.get::<u32>(destination), view.length as u32);
         assert_eq!(call(&mut rig, A, file, RECV, &recv).1.received, 0, "RECV does not wait");
-        let Outcome::Sleep(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
+        let Outcome::Wait(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
         rig.now -= Duration::from_secs(2);
         assert_eq!(peek(&mut rig, file, session, index, 1000).0, code(error::RECEIVE_TIMEOUT));
     }
@@ -544,7 +620,7 @@ mod tests {
         assert_eq!(rig.driver.state().sessions, []);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::CLOSED));
         let (_, again, counter) = connected(&mut rig);
-        assert_eq!((again, counter > alloc_index), (session, true), "the slot is used again");
+        assert_eq!((again, counter), (session + 1, 1), "numbers go round");
     }
 
     #[test]
@@ -615,7 +691,7 @@ mod tests {
         let mut rig = Rig::new(Host::default());
         let (file, session, index) = connected(&mut rig);
         rig.driver.machine.remove_device(1);
-        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::RESET));
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::CLOSED));
         rig.driver.machine.restore_device(1);
         assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
         assert_eq!(rig.driver.state().sessions, []);
@@ -638,8 +714,65 @@ mod tests {
         let mut rig = Rig::new(Host { daemon: Daemon::Late(Duration::from_millis(5)), ..Host::default() });
         let (file, session, index) = connected(&mut rig);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
-        let Outcome::Sleep(wake) = peek(&mut rig, file, session, index, 1000).0 else { panic!("it is late") };
+        let Outcome::Wait(wake) = peek(&mut rig, file, session, index, 1000).0 else { panic!("it is late") };
         std::thread::sleep(wake.saturating_duration_since(Instant::now()));
         assert_eq!(peek(&mut rig, file, session, index, 1000).0, OK);
+    }
+
+    #[test]
+    fn seven_unread_packets_block_the_other_sessions_of_the_service() {
+        let mut rig = Rig::new(Host::default());
+        let (full, slot, index) = connected(&mut rig);
+        for _ in 0..UNREAD {
+            assert_eq!(send(&mut rig, A, full, slot, &GREETING), OK);
+        }
+        let (file, session, other) = connected(&mut rig);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        let Outcome::Wait(_) = peek(&mut rig, file, session, other, 1000).0 else { panic!("the channel is blocked") };
+        let (outcome, view) = peek(&mut rig, full, slot, index, 1000);
+        assert_eq!(outcome, OK);
+        let destination = rig.heap.put(&[0; 200]);
+        let recv = Recv { session: slot, destination, length: view.length, buffers: 1, ..Default::default() };
+        assert_eq!(call(&mut rig, A, full, RECV, &recv).0, OK);
+        assert_eq!(peek(&mut rig, file, session, other, 1000).0, OK);
+    }
+
+    #[test]
+    fn fifteen_packets_fit_into_the_queue_to_a_silent_device() {
+        let mut rig = Rig::new(Host::default());
+        let (file, session, _) = connected(&mut rig);
+        rig.driver.machine.silence_device(1, Duration::from_secs(60));
+        for _ in 0..SEND_QUEUE {
+            assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        }
+        let source = rig.heap.put(&GREETING);
+        let length = GREETING.len() as i32;
+        let no_wait = Send { session, source, length, wait: WAIT_NOT, ..Default::default() };
+        assert_eq!(call(&mut rig, A, file, SEND, &no_wait).0, code(error::NOTHING));
+        let Outcome::Wait(_) = send(&mut rig, A, file, session, &GREETING) else { panic!("the queue is full") };
+        rig.now -= Duration::from_secs(2);
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::SEND_TIMEOUT));
+    }
+
+    #[test]
+    fn the_pool_has_1920_sessions_of_the_daemon_for_each_device() {
+        let mut rig = Rig::new(Host::default());
+        let file = rig.open(A, PATH).unwrap();
+        let mut numbers = std::collections::BTreeSet::new();
+        for _ in 0..2 * LONG_SESSIONS {
+            let (outcome, view) = call(&mut rig, A, file, CONNECT, &TO_DAEMON);
+            assert_eq!(outcome, OK);
+            assert!(numbers.insert(view.session));
+        }
+        assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, code(error::NO_SESSION));
+    }
+
+    #[test]
+    fn a_container_without_a_table_translates_no_device() {
+        let mut rig = Rig::new(Host { places: vec![Place::container(&[0])], ..Host::default() });
+        let file = rig.open(A, PATH).unwrap();
+        assert_eq!(call(&mut rig, A, file, CONNECT, &Connect { device: 0, ..TO_DAEMON }).0, code(error::TRANSLATION));
+        let peer = rig.call(A, file, GET_PEER_DEV_ID.request(), Arg([0; ARG_SIZE])).0;
+        assert_eq!(peer, code(error::TRANSLATION));
     }
 }

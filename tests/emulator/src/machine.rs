@@ -335,7 +335,7 @@ impl Machine {
 }
 
 /// The parent of a process, while both live.
-fn parent(tgid: i32) -> Option<i32> {
+pub(crate) fn parent(tgid: i32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
     // The name in parentheses may contain any character, so fields are counted from its end.
     let (_, fields) = stat.rsplit_once(')')?;

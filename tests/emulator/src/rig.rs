@@ -116,7 +116,7 @@ impl Rig {
         let file = self.open(process, davinci::PATH)?;
         match self.call(process, file, davinci::OPEN.request(), OpenArg::new(name)).0 {
             Outcome::Done(result) => result.map(|_| file),
-            Outcome::Sleep(_) => unreachable!("OPEN does not sleep"),
+            Outcome::Sleep(_) | Outcome::Wait(_) => unreachable!("OPEN does not sleep"),
         }
     }
 

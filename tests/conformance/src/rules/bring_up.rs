@@ -2,7 +2,7 @@
 
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, ioctl, mmap, munmap, page_size};
-use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
 use crate::session::{ABSENT, GIB, MIB2, MODULE, Session, Svm, create_of, eventually, heap_address};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Op};
@@ -52,11 +52,13 @@ pub const RULES: &[Rule] = &[
     rule!(without_the_svm_segment_dynamic_mappings_still_work, Ran)
         .decided_by("devmm_handle_svm_proc_addr, svm_module_ops.c"),
     rule!(a_second_session_is_eexist_until_the_first_is_gone, Ran)
-        .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c"),
+        .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c")
+        .needs(&[Need::Leak]),
     rule!(a_session_can_be_opened_again_after_an_orderly_end, Ran)
         .decided_by("devmm_svm_mmu_notifier_unreg, svm_mmu_notifier.c"),
     rule!(a_session_without_segments_blocks_the_next_until_its_range_is_unmapped, Ran)
-        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c")
+        .needs(&[Need::Leak]),
     rule!(closing_a_second_session_file_orderly_disturbs_nothing, Ran)
         .decided_by("drv_ascend_make_release_list, davinci_intf_init.c"),
     rule!(unknown_numbers_are_einval, Ran).decided_by("devmm_svm_ioctl, svm_module_ops.c"),

@@ -63,6 +63,13 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
     rule!(copies_between_device_memory_and_imported_host_memory_are_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
+    rule!(rows_of_host_memory_imported_on_a_device_are_einval, Source)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(batches_of_host_memory_imported_on_a_device_are_eopnotsupp, Source)
+        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c")
+        .since(Generation::V9_0_0),
+    rule!(copies_between_mapped_and_imported_host_memory_are_einval, Source)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
     rule!(host_memory_imported_on_a_device_is_mapped_and_released, Ran)
         .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
     rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, Ran)
@@ -423,6 +430,35 @@ fn copies_between_device_memory_and_imported_host_memory_are_eopnotsupp(host: &H
     let (_, far) = session.device_mapping(0, MIB2)?;
     for answer in with_device_memory(&session, far, address) {
         answer.refused(EOPNOTSUPP)?;
+    }
+    Ok(())
+}
+
+fn rows_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    let bytes = [0u8; 256];
+    session.svm.call(Op::Memcpy2d, 0, &rows(address, bytes.as_ptr() as u64)).refused(EINVAL)
+}
+
+fn batches_of_host_memory_imported_on_a_device_are_eopnotsupp(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    let bytes = [0u8; 64];
+    let (destinations, sources, sizes) = ([address], [bytes.as_ptr() as u64], [64u64]);
+    let para = MemcpyBatch {
+        destinations: destinations.as_ptr() as u64,
+        sources: sources.as_ptr() as u64,
+        sizes: sizes.as_ptr() as u64,
+        count: 1,
+        ..Default::default()
+    };
+    session.svm.call(Op::MemcpyBatch, 0, &para).refused(EOPNOTSUPP)
+}
+
+fn copies_between_mapped_and_imported_host_memory_are_einval(host: &Host) -> Verdict {
+    let (session, _, address) = host_memory_on_a_device(host)?;
+    let (_, near) = session.host_mapping(MIB2)?;
+    for answer in with_device_memory(&session, near, address) {
+        answer.refused(EINVAL)?;
     }
     Ok(())
 }

@@ -1,14 +1,15 @@
 //! `/dev/hisi_hdc` and the daemon behind it, which starts the device process that memory needs.
 
 use crate::host::Host;
-use crate::manager::Manager;
+use crate::manager::{Manager, answer, ioctl, mmap, munmap, page_size};
 use crate::peer::check_in_child;
-use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
 use crate::session::eventually;
 use crate::tsd::{Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process};
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::devmng;
 use ascend_ioctl::hdc::{self, error};
+use std::time::{Duration, Instant};
 
 pub const RULES: &[Rule] = &[
     rule!(nobody_listens_for_other_services, Inferred).decided_by("hdcdrv_connect, hdcdrv_core.c").needs(&[Need::Hdc]),
@@ -43,6 +44,43 @@ pub const RULES: &[Rule] = &[
         .needs(&[Need::Hdc]),
     rule!(a_device_process_ends_with_its_session, Inferred)
         .decided_by("hdcdrv_close_remote_session, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_signal_interrupts_the_wait_for_a_packet, Ran)
+        .decided_by("hdcdrv_recv_peek_wait, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_signal_that_restarts_calls_starts_the_wait_anew, Ran)
+        .decided_by("hdcdrv_recv_peek_wait, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(session_numbers_go_round, Ran).decided_by("hdcdrv_alloc_session, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(there_are_2048_session_numbers_for_each_device, Ran)
+        .decided_by("hdcdrv_session_para_check, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_session_tells_its_attributes, Ran).decided_by("hdcdrv_get_session_attr, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(a_session_tells_who_made_it, Source).decided_by("hdcdrv_get_session_attr, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(an_unknown_attribute_of_a_session_fails, Ran)
+        .decided_by("hdcdrv_get_session_attr, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_child_may_claim_its_parents_unclaimed_session, Ran)
+        .decided_by("hdcdrv_set_session_owner, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(a_child_may_not_claim_its_parents_claimed_session, Ran)
+        .decided_by("hdcdrv_set_session_owner, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(the_node_of_the_packets_cannot_be_read, Ran)
+        .decided_by("vfs_read, linux/fs/read_write.c")
+        .needs(&[Need::Hdc]),
+    rule!(the_node_of_the_packets_can_be_mapped, Ran).decided_by("hdcdrv_mmap, hdcdrv_core.c").needs(&[Need::Hdc]),
+    rule!(questions_about_a_closed_session_say_so, Source)
+        .decided_by("hdcdrv_get_uid_state, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(wake_ups_of_a_service_that_one_does_not_offer_do_nothing, Source)
+        .decided_by("hdcdrv_client_wakeup_wait, hdcdrv_core.c")
+        .needs(&[Need::Hdc]),
+    rule!(freeing_memory_that_was_not_allocated_finds_nothing, Source)
+        .decided_by("hdcdrv_fast_free_mem, hdcdrv_mem.c")
+        .needs(&[Need::Hdc]),
+    rule!(unknown_commands_for_packets_are_bad_parameters, Source)
+        .decided_by("hdcdrv_operation, hdcdrv_core.c")
         .needs(&[Need::Hdc]),
 ];
 
@@ -189,4 +227,139 @@ fn a_device_process_ends_with_its_session(_: &Host) -> Verdict {
     holds("a device process is found", device_pid(&file).is_some())?;
     drop(channel);
     eventually("the device process is gone", || device_pid(&file).is_none())
+}
+
+/// Runs `body` with a signal 200 ms later, whose handler does nothing.
+fn with_signal<T>(flags: i32, body: impl FnOnce() -> T) -> T {
+    extern "C" fn nothing(_: i32) {}
+    let timer = |after: i64| libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+        it_value: libc::timeval { tv_sec: 0, tv_usec: after },
+    };
+    // SAFETY: the handler touches nothing, and the structs are locals that outlive the calls; zero
+    // bytes are a valid sigaction.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        action.sa_flags = flags;
+        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
+        libc::setitimer(libc::ITIMER_REAL, &timer(200_000), std::ptr::null_mut());
+    }
+    body()
+}
+
+fn a_signal_interrupts_the_wait_for_a_packet(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    let began = Instant::now();
+    with_signal(0, || channel.peek(5_000)).refused(libc::EINTR)?;
+    holds("it did not wait for the timeout", began.elapsed() < Duration::from_secs(4))
+}
+
+fn a_signal_that_restarts_calls_starts_the_wait_anew(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    let began = Instant::now();
+    with_signal(libc::SA_RESTART, || channel.peek(400)).refused(error::RECEIVE_TIMEOUT)?;
+    holds("the wait began again at the signal", began.elapsed() > Duration::from_millis(550))
+}
+
+fn session_numbers_go_round(_: &Host) -> Verdict {
+    let first = Channel::connect(0)?;
+    first.close_with(first.index).granted()?;
+    let second = Channel::connect(0)?;
+    holds("the next session has another number", second.session != first.session)
+}
+
+/// The status of a session number with an impossible counter.
+fn number_is_known(channel: &Channel, session: i32) -> Answer<i32> {
+    let view = hdc::GetSessionAttr { kind: hdc::ATTR_STATUS, session, alloc_index: u32::MAX, ..Default::default() };
+    hdc_command(channel.fd(), &hdc::GET_SESSION_ATTR, &view).map(|answer| answer.output)
+}
+
+fn there_are_2048_session_numbers_for_each_device(host: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    // The driver counts the devices of the host, of which a container may see only some.
+    number_is_known(&channel, 2048 * host.physical.len() as i32 - 1).granted()?;
+    if host.admin {
+        number_is_known(&channel, 2048 * host.physical.len() as i32).refused(error::PARAMETER)?;
+    }
+    number_is_known(&channel, -1).refused(error::PARAMETER)
+}
+
+fn a_session_tells_its_attributes(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    for kind in [0, 1, 2, 3, 5] {
+        channel.attribute(kind).granted()?;
+    }
+    Ok(())
+}
+
+fn a_session_tells_who_made_it(_: &Host) -> Verdict {
+    let (_file, identity) = registered()?;
+    equal("process", Channel::connect(0)?.attribute(2).granted()?, identity.tgid)
+}
+
+fn an_unknown_attribute_of_a_session_fails(_: &Host) -> Verdict {
+    Channel::connect(0)?.attribute(6).refused(error::FAILED)
+}
+
+fn a_child_may_claim_its_parents_unclaimed_session(_: &Host) -> Verdict {
+    let channel = Channel::connect_only(0)?;
+    check_in_child(|| {
+        let file = hdc_open().granted()?;
+        channel.own(file).granted()?;
+        channel.attribute(0).granted()?;
+        channel.close_with(channel.index).granted()
+    })?;
+    channel.attribute(0).refused(error::CLOSED)
+}
+
+fn a_child_may_not_claim_its_parents_claimed_session(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    check_in_child(|| channel.own(hdc_open().granted()?).refused(error::FAILED))
+}
+
+fn the_node_of_the_packets_cannot_be_read(_: &Host) -> Verdict {
+    let fd = hdc_open().granted()?;
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is a local that outlives the call.
+    answer(unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), 8) } as i64).refused(libc::EINVAL)
+}
+
+fn the_node_of_the_packets_can_be_mapped(_: &Host) -> Verdict {
+    let fd = hdc_open().granted()?;
+    let address = mmap(0, page_size(), libc::PROT_READ, libc::MAP_SHARED, fd).granted()?;
+    munmap(address, page_size()).granted()
+}
+
+/// A command with the number of a session and nothing else.
+fn by_number(fd: i32, number: u32, session: i32) -> Answer<i32> {
+    let mut argument = hdc::Arg::new(&hdc::SetSessionOwner { session, ..Default::default() });
+    asked("the ioctl");
+    ioctl(fd, u32::from(hdc::MAGIC) << 8 | number, std::ptr::from_mut(&mut argument) as u64)
+}
+
+fn questions_about_a_closed_session_say_so(_: &Host) -> Verdict {
+    let channel = Channel::connect(0)?;
+    by_number(channel.fd(), 0x1C, channel.session).granted()?;
+    channel.close_with(channel.index).granted()?;
+    by_number(channel.fd(), 0x1B, channel.session).refused(error::CLOSED)?;
+    by_number(channel.fd(), 0x1C, channel.session).refused(error::CLOSED)
+}
+
+fn wake_ups_of_a_service_that_one_does_not_offer_do_nothing(_: &Host) -> Verdict {
+    let fd = hdc_open().granted()?;
+    by_number(fd, 0x04, 0).granted()?;
+    by_number(fd, 0x05, 0).granted().map(drop)
+}
+
+fn freeing_memory_that_was_not_allocated_finds_nothing(_: &Host) -> Verdict {
+    by_number(hdc_open().granted()?, 0x21, 0).refused(33)
+}
+
+fn unknown_commands_for_packets_are_bad_parameters(_: &Host) -> Verdict {
+    let fd = hdc_open().granted()?;
+    for number in [0x00, 0x0F, 0x19, 0x1F] {
+        by_number(fd, number, 0).refused(error::PARAMETER)?;
+    }
+    Ok(())
 }

@@ -54,6 +54,8 @@ pub const RULES: &[Rule] = &[
     rule!(the_status_of_a_bound_module_is_used, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
     rule!(the_status_of_no_name_is_einval, Ran)
         .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
+    rule!(the_status_of_a_name_without_an_end_is_einval, Source)
+        .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
     rule!(every_module_that_a_client_needs_binds, Ran)
         .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),
 ];
@@ -249,10 +251,11 @@ fn the_status_of_an_unknown_module_is_unused(_: &Host) -> Verdict {
 }
 
 fn the_status_of_no_name_is_einval(_: &Host) -> Verdict {
-    let file = Manager::open()?;
-    status(&file, "").refused(EINVAL)?;
-    // Nor may the name fill the whole field.
-    status(&file, &"x".repeat(davinci::NAME_LENGTH)).refused(EINVAL)
+    status(&Manager::open()?, "").refused(EINVAL)
+}
+
+fn the_status_of_a_name_without_an_end_is_einval(_: &Host) -> Verdict {
+    status(&Manager::open()?, &"x".repeat(davinci::NAME_LENGTH)).refused(EINVAL)
 }
 
 fn the_status_of_a_bound_module_is_used(_: &Host) -> Verdict {

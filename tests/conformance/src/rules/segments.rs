@@ -22,7 +22,8 @@ pub const RULES: &[Rule] = &[
         .decided_by("svm_da_add_addr, svm_dynamic_addr.c")
         .since(Generation::V26_1),
     rule!(unmapping_more_than_a_segment_hides_from_the_driver, Ran)
-        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c")
+        .needs(&[Need::Leak]),
     rule!(unmapping_a_part_of_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(unmapping_a_part_of_the_host_pin_segment_ends_the_session, Ran)
         .decided_by("devmm_vm_open, svm_master_vma_ops.c")
@@ -45,6 +46,7 @@ pub const RULES: &[Rule] = &[
     rule!(locking_a_part_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
     rule!(locking_everything_is_harmless_and_costs_nothing, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
     rule!(locking_everything_that_will_be_mapped_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
+    rule!(advice_to_page_out_is_einval, Source).decided_by("can_madv_lru_vma, linux/mm/madvise.c"),
     rule!(populating_the_segment_is_einval, Source).decided_by("madvise_populate, linux/mm/madvise.c"),
     rule!(memory_mapped_under_a_read_only_segment_is_writable, Ran)
         .decided_by("devmm_insert_pages_to_vma_owner, devmm_dev.c"),
@@ -54,6 +56,10 @@ pub const RULES: &[Rule] = &[
     rule!(without_segments_foreign_unmappings_of_certain_ranges_end_the_session, Ran)
         .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
     rule!(without_segments_dropping_the_svm_range_ends_the_session, Ran)
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+    rule!(without_segments_unmapping_nothing_is_harmless, Ran).decided_by("do_vmi_munmap, linux/mm/mmap.c"),
+    rule!(without_segments_dropping_nothing_is_harmless, Source).decided_by("madvise_walk_vmas, linux/mm/madvise.c"),
+    rule!(without_segments_one_page_in_the_svm_range_is_enough_to_end_the_session, Ran)
         .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
     rule!(without_segments_other_unmappings_are_harmless, Ran)
         .decided_by("_devmm_mem_is_in_vma_range, svm_mmu_notifier.c"),
@@ -80,7 +86,8 @@ pub const RULES: &[Rule] = &[
     rule!(binding_a_part_of_the_svm_segment_to_a_node_ends_the_session, Ran)
         .decided_by("devmm_vm_open, svm_master_vma_ops.c"),
     rule!(a_second_users_clean_up_ends_a_session_without_segments, Ran)
-        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
+        .decided_by("_devmm_notifier_start, svm_mmu_notifier.c")
+        .needs(&[Need::Leak]),
 ];
 
 /// Calls `act` with the first segment; returns whether the session still works.
@@ -285,6 +292,15 @@ fn locking_everything_that_will_be_mapped_is_harmless(host: &Host) -> Verdict {
     harmless(host, |_, _| holds("less than 1 GiB was locked", resident()? < before + (1 << 20)))
 }
 
+fn advice_to_page_out_is_einval(host: &Host) -> Verdict {
+    harmless(host, |_, svm| {
+        for advice in [libc::MADV_COLD, libc::MADV_PAGEOUT] {
+            madvise(svm.start + 100 * GIB, GIB, advice).refused(EINVAL)?;
+        }
+        Ok(())
+    })
+}
+
 fn populating_the_segment_is_einval(host: &Host) -> Verdict {
     harmless(host, |_, svm| match madvise(svm.start + 100 * GIB, MIB2, libc::MADV_POPULATE_READ) {
         // Kernels before 6.0 say that this is not memory.
@@ -367,6 +383,28 @@ fn without_segments_dropping_the_svm_range_ends_the_session(host: &Host) -> Verd
     let session = Session::unmapped(host)?;
     anonymous(svm::SVM_START, svm::SVM_SIZE, PROT_NONE).granted()?;
     madvise(svm::SVM_START, svm::SVM_SIZE, libc::MADV_DONTNEED).granted()?;
+    equal("the session works", session.alive(), false)
+}
+
+fn without_segments_unmapping_nothing_is_harmless(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    for (start, size) in DANGEROUS {
+        munmap(start, size).granted()?;
+        equal(&format!("the session works after unmapping {start:#x}+{size:#x}"), session.alive(), true)?;
+    }
+    Ok(())
+}
+
+fn without_segments_dropping_nothing_is_harmless(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    madvise(svm::SVM_START, svm::SVM_SIZE, libc::MADV_DONTNEED).refused(libc::ENOMEM)?;
+    equal("the session works", session.alive(), true)
+}
+
+fn without_segments_one_page_in_the_svm_range_is_enough_to_end_the_session(host: &Host) -> Verdict {
+    let session = Session::unmapped(host)?;
+    let inside = svm::SVM_START + 5000 * GIB;
+    map_and_unmap(inside..inside + page_size(), svm::SVM_START..svm::SVM_START + svm::SVM_SIZE)?;
     equal("the session works", session.alive(), false)
 }
 

@@ -508,6 +508,16 @@ pub fn range_is_free(tid: i32, start: u64, length: u64) -> bool {
     })
 }
 
+/// Whether a sleeping thread has a signal to handle. A signal to the whole process counts for its
+/// leader only: the kernel chooses the leader if it can, and another thread may not notice.
+pub fn has_signal(tid: i32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{tid}/status")) else { return false };
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
+    let mask = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
+    let shared = if field("Tgid:") == field("Pid:") { mask("ShdPnd:") } else { 0 };
+    (mask("SigPnd:") | shared) & !mask("SigBlk:") & !mask("SigIgn:") != 0
+}
+
 /// Kills a process.
 pub fn kill(process: &Process) {
     // SAFETY: the descriptor identifies the process even if its id was reused; the other arguments

@@ -132,8 +132,8 @@ impl Files {
         let shown = libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_SYNC | libc::O_APPEND | libc::O_NOATIME;
         let flags = OFlag::from_bits_truncate(flags & shown) | OFlag::O_CLOEXEC;
         let client = nix::fcntl::open(name.as_str(), flags, Mode::empty())?;
-        // From this position read and write are EINVAL, as on the real files. Elsewhere a read would
-        // return zeros for terabytes.
+        // From this position read and write are EINVAL, as on the real files. Elsewhere a read
+        // would return zeros for terabytes.
         nix::unistd::lseek(&client, i64::MAX, nix::unistd::Whence::SeekSet)?;
         let kind = if flags & OFlag::O_ACCMODE == OFlag::O_WRONLY { libc::F_WRLCK } else { libc::F_RDLCK };
         let lock = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };

@@ -13,6 +13,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// times faster than waking an idle CPU.
 const SYNC_WAKE_UP: u64 = 1;
 
+/// The kernel's own code for a call that a signal interrupted.
+const ERESTARTSYS: i32 = 512;
+
 /// A system call that waits for its answer.
 #[derive(Clone, Copy)]
 pub struct Notification {
@@ -34,6 +37,10 @@ pub enum Answer {
     Value(i64),
     /// It returns this error.
     Error(Errno),
+    /// A signal interrupts it. The kernel repeats the call or returns EINTR, as the signal's action
+    /// says. Only for a thread that has a signal to handle: without one the program would see the
+    /// kernel's internal number.
+    Restart,
     /// It returns a new descriptor of this file.
     Descriptor {
         /// The file.
@@ -175,6 +182,7 @@ impl Listener {
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
             Answer::Value(value) => (value, 0, 0),
             Answer::Error(errno) => (0, -(errno as i32), 0),
+            Answer::Restart => (0, -ERESTARTSYS, 0),
             Answer::Descriptor { file, cloexec } => match self.hand_over(id, Some(&file), cloexec) {
                 Ok(()) | Err(Errno::ENOENT) => return,
                 // For example, the caller's table is full: this is the answer of its open.

@@ -76,12 +76,14 @@ struct Parked {
     arrived: Instant,
     wake: Instant,
     file: Inode,
+    /// A signal ends the sleep.
+    interruptible: bool,
 }
 
 /// How the server replies to a call.
 enum Reply {
     Now(Answer),
-    Later(Instant, Inode),
+    Later(Instant, Inode, bool),
 }
 
 impl From<Answer> for Reply {
@@ -494,6 +496,10 @@ impl Server {
         self.parked = sleeping;
         let due: Vec<Parked> = due;
         for parked in due {
+            if parked.interruptible && client_process::has_signal(parked.notification.tid) {
+                parked.listener.answer(parked.notification.id, Answer::Restart);
+                continue;
+            }
             self.present(parked.listener, parked.notification, parked.arrived, Some(parked.file));
         }
     }
@@ -506,7 +512,9 @@ impl Server {
         }
         match reply {
             Reply::Now(answer) => listener.answer(notification.id, answer),
-            Reply::Later(wake, file) => self.parked.push(Parked { listener, notification, arrived, wake, file }),
+            Reply::Later(wake, file, interruptible) => {
+                self.parked.push(Parked { listener, notification, arrived, wake, file, interruptible });
+            }
         }
     }
 
@@ -712,11 +720,11 @@ impl Server {
             }
         };
         let result = match outcome {
-            Outcome::Sleep(wake) => {
+            Outcome::Sleep(wake) | Outcome::Wait(wake) => {
                 if let Some(Strike::Answers(alteration)) = struck {
                     self.faults.sleep(call.tid, alteration);
                 }
-                return Reply::Later(wake, inode);
+                return Reply::Later(wake, inode, matches!(outcome, Outcome::Wait(_)));
             }
             Outcome::Done(result) => result,
         };

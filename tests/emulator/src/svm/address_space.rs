@@ -199,8 +199,8 @@ impl Svm {
                 ends = touched
                     .iter()
                     .any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
-                // Pages that the driver maps afterwards are writable, whatever the protection. Pages
-                // of a file are not, so the mapping stays as it is.
+                // Pages that the driver maps afterwards are writable, whatever the protection.
+                // Pages of a file are not, so the mapping stays as it is.
                 let stays = |vma: &Vma, cover: Cover| cover == Cover::Whole && vma.prot & libc::PROT_READ != 0;
                 let stay = !touched.is_empty() && touched.iter().all(|(_, vma, _, cover)| stays(vma, *cover));
                 if prot == libc::PROT_READ && stay {

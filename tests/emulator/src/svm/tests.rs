@@ -136,7 +136,7 @@ impl Bench {
         let mut arg = Arg::new(device, &para);
         match self.raw(client, request, &mut arg) {
             Outcome::Done(result) => result.map(|_| arg.para()),
-            Outcome::Sleep(_) => panic!("the call sleeps"),
+            Outcome::Sleep(_) | Outcome::Wait(_) => panic!("the call sleeps"),
         }
     }
 
