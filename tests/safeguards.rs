@@ -5,9 +5,10 @@ mod support;
 
 use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{klog, svm};
+use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::error::Errno;
-use ascend_vmm::share;
-use ascend_vmm::{Error, LogicalId};
+use ascend_vmm::share::{self, HandleKind};
+use ascend_vmm::{Error, LogicalId, MemoryKind};
 use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{getsockopt, setsockopt};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,7 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use support::processes::start;
 use support::{
-    MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, plain, refused_in_child,
+    MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid, plain,
+    refused_in_child,
 };
 
 /// The system's allocator, which notes when one address is freed.
@@ -108,6 +110,80 @@ fn a_view_of_the_parents_memory_is_refused_in_a_child() {
             view.read(0, &mut seen).unwrap();
             assert_eq!(&seen, b"parent");
         }
+    });
+}
+
+#[test]
+fn in_a_child_no_call_on_the_parents_objects_reaches_the_kernel() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let peer = session.device(LogicalId(1)).unwrap();
+        let memory = device.create(MIB2).unwrap();
+        let reservation = session.reserve(2 * MIB2).unwrap();
+        let mapping = reservation.map(0, &memory).unwrap();
+        let (host, on_host) = (session.host().unwrap(), mapped_on_host(MIB2));
+        let (slice, whole) = (mapping.slice(0, 64).unwrap(), reservation.slice(0, 64).unwrap());
+        let host_slice = on_host.slice(0, 64).unwrap();
+        let export = memory.export().unwrap();
+        let own = own_tgid();
+        export.trust(&[own]).unwrap();
+        let ticket = export.ticket().unwrap();
+        let rows = Rows { width: 4, height: 2, pitch: 8, buffer_pitch: 4 };
+        emulator.record();
+        let child = fork(|| {
+            for (number, error) in [
+                session.device(LogicalId(0)).err(),
+                session.device(LogicalId(1)).err(),
+                session.host().err(),
+                session.reserve(MIB2).err(),
+                device.create(MIB2).err(),
+                device.memory_info(MemoryKind::Hbm).err(),
+                device.enable_peer_access(&peer).err(),
+                host.create(MIB2).err(),
+                reservation.map(MIB2, &memory).err(),
+                reservation.slice(0, 8).err(),
+                slice.write(&[0; 64]).err(),
+                slice.read(&mut [0; 64]).err(),
+                slice.fill(0).err(),
+                slice.write_rows(&rows, &[0; 8]).err(),
+                slice.read_rows(&rows, &mut [0; 8]).err(),
+                slice.copy_from(&host_slice).err(),
+                whole.fill(1).err(),
+                host_slice.write(&[0; 64]).err(),
+                host_slice.read(&mut [0; 64]).err(),
+                host_slice.fill(0).err(),
+                host_slice.write_rows(&rows, &[0; 8]).err(),
+                host_slice.read_rows(&rows, &mut [0; 8]).err(),
+                write_batch(&[(mapping.slice(0, 1).unwrap(), &[0])]).err(),
+                read_batch(&mut [(mapping.slice(0, 1).unwrap(), &mut [0])]).err(),
+                mapping.write_async(0, vec![0; 8]).err().map(|failed| failed.error),
+                mapping.read_async(0, vec![0; 8]).err().map(|failed| failed.error),
+                on_host.write_async(0, vec![0; 8]).err().map(|failed| failed.error),
+                mapping.grant(&peer).err(),
+                mapping.is_granted(&peer).err(),
+                mapping.host_view().err(),
+                on_host.host_view().err(),
+                memory.export().err(),
+                export.trust(&[own]).err(),
+                export.trust_anyone().err(),
+                export.trusts_anyone().err(),
+                export.fabric_handle(HandleKind::Plain).err(),
+                share::import(&peer, &ticket).err(),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                refused_in_child(&error.unwrap_or_else(|| panic!("call {number} was not refused")));
+            }
+            assert!(session.memory_at(mapping.address()).is_none());
+            assert!(session.mapping_at(mapping.address()).is_none());
+            assert!(reservation.mappings().is_empty());
+        });
+        let pid = child.pid();
+        child.join();
+        let calls: Vec<_> = emulator.records().into_iter().filter(|record| record.pid == pid).collect();
+        assert!(calls.is_empty(), "{calls:#?}");
+        drop((slice, whole, host_slice));
     });
 }
 

@@ -508,8 +508,8 @@ pub(crate) const V26_1: &[SvmCommand] = &[
     command!(79 MemHandleGetAttr "DEVMM_SVM_MEM_HANDLE_GET_ATTR" ReadWrite MemHandleAttr),
 ];
 
-/// The request value of a command that has the same number in every generation; `None` for the others, which only
-/// [`crate::Generation::svm`] can tell.
+/// The request value of a command that has the same number in every generation; `None` for the
+/// others, which only [`crate::Generation::svm`] can tell.
 pub const fn stable(op: Op) -> Option<u32> {
     let mut index = 0;
     while index < V8_5_0.len() {

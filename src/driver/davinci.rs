@@ -40,8 +40,8 @@ impl DavinciFile {
         let bound = traced(
             || Call::plain(module, davinci::OPEN.name),
             || {
-                // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through the
-                // call.
+                // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through
+                // the call.
                 unsafe { ioctl(&fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
             },
         );
@@ -60,8 +60,8 @@ impl DavinciFile {
         Answer::of(traced(
             || Call::plain(self.module, command.name),
             || {
-                // SAFETY: `arg` is exclusively borrowed for the call, any bytes are valid for it, and
-                // its type is the command's whole argument.
+                // SAFETY: `arg` is exclusively borrowed for the call, any bytes are valid for it,
+                // and its type is the command's whole argument.
                 unsafe { self.raw(command.request(), (arg as *mut A).cast()) }
             },
         ))

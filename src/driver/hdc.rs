@@ -97,9 +97,9 @@ impl HdcFile {
         let answer = traced(
             || call,
             || {
-                // SAFETY: the argument is the 200 bytes that the driver copies in and out; the buffers
-                // that SEND and RECV name in it are borrowed by the callers of this function, are as
-                // long as their arguments say, and live through the call.
+                // SAFETY: the argument is the 200 bytes that the driver copies in and out; the
+                // buffers that SEND and RECV name in it are borrowed by the callers of this
+                // function, are as long as their arguments say, and live through the call.
                 match unsafe { ioctl(&self.0, command.request(), (&raw mut arg).cast()) } {
                     Ok(0) => Ok(()),
                     // The private codes come as errno or as the returned number.

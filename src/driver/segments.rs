@@ -88,8 +88,8 @@ impl Segments {
             traced(
                 || call("mprotect", segment),
                 || {
-                    // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is not
-                    // split.
+                    // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is
+                    // not split.
                     unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) }.map_err(Errno::of)
                 },
             )
@@ -109,8 +109,8 @@ impl Segments {
             let unmapped = traced(
                 || call("munmap", &segment),
                 || {
-                    // SAFETY: we mapped exactly this range. Views into it borrow mappings, and those
-                    // are gone before the session ends.
+                    // SAFETY: we mapped exactly this range. Views into it borrow mappings, and
+                    // those are gone before the session ends.
                     unsafe { munmap(address, segment.size as usize) }.map_err(Errno::of)
                 },
             );

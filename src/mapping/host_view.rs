@@ -24,7 +24,8 @@ pub struct HostView<'a> {
     mapping: PhantomData<&'a Mapping>,
 }
 
-// SAFETY: no access is one of the language's, and the memory stays mapped while the mapping is borrowed.
+// SAFETY: no access is one of the language's, and the memory stays mapped while the mapping is
+// borrowed.
 unsafe impl Send for HostView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for HostView<'_> {}

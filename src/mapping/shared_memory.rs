@@ -350,6 +350,21 @@ mod tests {
         }
     }
 
+    /// The processor at hand may forgive unaligned accesses; memory behind a PCI window does not.
+    #[test]
+    fn words_are_aligned_and_as_many_as_possible() {
+        for address in 64..80usize {
+            for length in 0..40 {
+                let (head, body) = split(std::ptr::without_provenance(address), length);
+                let tail = length - head - body;
+                assert!(body % WORD == 0 && head < WORD && tail < WORD, "{address} {length}");
+                assert!(body == 0 || (address + head) % WORD == 0, "{address} {length}");
+                let aligned = (address..address + length).filter(|at| at % WORD == 0 && at + WORD <= address + length);
+                assert_eq!(body / WORD, aligned.count(), "{address} {length}");
+            }
+        }
+    }
+
     #[test]
     fn fills_set_exactly_their_bytes() {
         // More than one piece, which is slow under Miri.

@@ -3,8 +3,9 @@
 //!
 //! As text: `MEM_MAP#3=ENOMEM` fails the third MEM_MAP from now on (1 is the next one),
 //! `MEM_CREATE=ENOMEM` every one, `MEM_CREATE#1[8]=ffffffff` replaces the four bytes from the ninth
-//! on of what the next one writes into the caller's memory, `device1=dead` kills a device, `device0=silent:2s` keeps it from
-//! answering for a time, `copies=link-error` breaks copies to and from all devices.
+//! on of what the next one writes into the caller's memory, `device1=dead` kills a device,
+//! `device0=silent:2s` keeps it from answering for a time, `copies=link-error` breaks copies to and
+//! from all devices.
 
 use crate::caller::{self, Memory};
 use crate::config::Config;
