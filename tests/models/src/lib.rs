@@ -25,6 +25,12 @@ mod trace {
     #[derive(Debug)]
     pub(crate) struct Quiet;
 
+    impl Quiet {
+        pub(crate) fn forgotten() -> Quiet {
+            Quiet
+        }
+    }
+
     pub(crate) fn quiet() -> Quiet {
         Quiet
     }

@@ -1,8 +1,8 @@
 //! Addresses for engines of the device: TRANSLATE, REGISTER_DMA, and host memory that is mapped for
 //! a device (MEM_REMOTE_MAP).
 //!
-//! No engine is emulated, so a registration has no effect but its own rules: what can be registered,
-//! once, and until when. The addresses that the device answers are made up.
+//! No engine is emulated, so a registration has no effect but its own rules: what can be
+//! registered, once, and until when. The addresses that the device answers are made up.
 
 use super::session::Process;
 use super::{Answer, Call, page_size, put, refuse};
