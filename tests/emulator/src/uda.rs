@@ -171,7 +171,7 @@ impl Machine {
         None
     }
 
-    fn setup(&mut self, caller: &Caller, wanted: u32) -> Result<(), Errno> {
+    pub(crate) fn setup(&mut self, caller: &Caller, wanted: u32) -> Result<(), Errno> {
         self.tables.waited = true;
         let namespace = self.namespace(caller);
         let on_host = namespace == MountNamespace::Host;

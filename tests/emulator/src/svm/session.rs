@@ -369,6 +369,11 @@ impl Svm {
         if !matches!(process.stage, Stage::Made | Stage::Mapped) {
             return refuse(Errno::ESRCH, "the process object is initialised or unmapped already");
         }
+        // The driver asks for the number of the caller's container, which only a container with a
+        // device table has. INIT_PROCESS can be repeated on the same file.
+        if !machine.is_admin(caller) && !machine.has_table(caller) {
+            return refuse(Errno::EEXIST, "the container has no device table yet");
+        }
         if self.sessions.contains_key(&caller.tgid) {
             process.refused = true;
             return refuse(Errno::EEXIST, "the process has a session on another file");

@@ -15,6 +15,20 @@ fn a_process_object_whose_init_was_refused_with_eexist_is_never_released() {
 }
 
 #[test]
+fn a_container_without_a_device_table_is_refused_until_it_has_one() {
+    let mut bench = Bench::with(|config| config.places = vec![crate::config::Place::container(&[1])]);
+    let client = bench.prepare(10);
+    assert_eq!(bench.init(&client), Err(Errno::EEXIST));
+    let memory = Pages::default();
+    let caller = Bench::caller(&memory, &client);
+    bench.machine.occupy(&caller, 1).unwrap();
+    bench.machine.setup(&caller, 1).unwrap();
+    assert_eq!(bench.init(&client), Ok(()), "on the same file");
+    bench.svm.release(&mut bench.machine, client.file, false);
+    assert_eq!(bench.svm.stuck(), 0);
+}
+
+#[test]
 fn memory_of_a_device_process_that_died_is_freed() {
     let mut bench = Bench::with(|config| config.device_process = DeviceProcess::Required);
     let client = bench.prepare(10);
