@@ -8,7 +8,7 @@ use ascend_ioctl::{klog, svm};
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, HandleKind};
-use ascend_vmm::{Error, LogicalId, MemoryKind};
+use ascend_vmm::{Error, LogicalId, MemoryKind, Session};
 use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{getsockopt, setsockopt};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use support::processes::start;
 use support::{
     MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid, plain,
-    refused_in_child,
+    refused_here, refused_in_child,
 };
 
 /// The system's allocator, which notes when one address is freed.
@@ -160,6 +160,8 @@ fn in_a_child_no_call_on_the_parents_objects_reaches_the_kernel() {
                 mapping.read_async(0, vec![0; 8]).err().map(|failed| failed.error),
                 on_host.write_async(0, vec![0; 8]).err().map(|failed| failed.error),
                 mapping.grant(&peer).err(),
+                mapping.grant(&device).err(),
+                on_host.grant(&peer).err(),
                 mapping.is_granted(&peer).err(),
                 mapping.host_view().err(),
                 on_host.host_view().err(),
@@ -322,5 +324,46 @@ fn heaps_stay_enabled_while_another_device_is_open() {
         assert_eq!(count(emulator, "UPDATE_HEAP"), 0, "the heap is still there");
         device.close().unwrap();
         assert_eq!(count(emulator, "UPDATE_HEAP"), 1, "{:?}", commands(emulator));
+    });
+}
+
+#[test]
+fn a_session_that_never_had_a_device_disables_its_heaps_when_it_closes() {
+    on_each_generation(plain(), |_, emulator| {
+        emulator.record();
+        let session = Session::open().unwrap();
+        drop(session.reserve(MIB2).unwrap());
+        assert_eq!(count(emulator, "UPDATE_HEAP"), 1);
+        session.close().unwrap();
+        assert_eq!(count(emulator, "UPDATE_HEAP"), 2, "{:?}", commands(emulator));
+    });
+}
+
+#[test]
+fn rows_that_do_not_fit_the_buffer_or_the_memory_are_never_copied() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        for mapping in [mapped_on(&device, MIB2), mapped_on_host(MIB2)] {
+            let slice = mapping.slice(0, 64).unwrap();
+            emulator.record();
+            let before = emulator.records().len();
+            let fitting = Rows { width: 4, height: 4, pitch: 16, buffer_pitch: 8 };
+            for (rows, buffer) in [
+                (fitting, 27),
+                (Rows { height: 5, ..fitting }, 64),
+                (Rows { pitch: 3, ..fitting }, 64),
+                (Rows { buffer_pitch: 3, ..fitting }, 64),
+                (Rows { pitch: u64::MAX, ..fitting }, 64),
+                (Rows { buffer_pitch: u64::MAX, ..fitting }, 64),
+                (Rows { height: u64::MAX, ..fitting }, 64),
+            ] {
+                let mut bytes = vec![0; buffer];
+                refused_here(&slice.write_rows(&rows, &bytes).unwrap_err(), "do not fit");
+                refused_here(&slice.read_rows(&rows, &mut bytes).unwrap_err(), "do not fit");
+            }
+            assert_eq!(emulator.records().len(), before);
+            slice.write_rows(&fitting, &[1; 28]).unwrap();
+            slice.read_rows(&fitting, &mut [0; 28]).unwrap();
+        }
     });
 }
