@@ -44,6 +44,17 @@ unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i3
     if answer == -1 { Err(Errno::last()) } else { Ok(answer as i32) }
 }
 
+/// Repeats a system call that a signal interrupted before it did anything: open, mmap and their
+/// like. Not ioctl, which may have been executed.
+fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(nix::Error::EINTR) => {}
+            answer => return answer.map_err(Errno::of),
+        }
+    }
+}
+
 /// What a module answered. uda, URD and DEVMNG also return positive numbers of their own, which are
 /// refusals too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! Files are opened `O_CLOEXEC` and never passed to another process: a child that holds one keeps
 //! this process's device memory alive.
 
-use super::{Answer, ioctl};
+use super::{Answer, ioctl, uninterrupted};
 use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
 use crate::trace::{self, Call, traced};
 use ascend_ioctl::{Typed, davinci};
@@ -34,7 +34,7 @@ impl DavinciFile {
     /// Opens the device at `path` and binds the file to `module`: two system calls.
     pub(crate) fn open(path: &Path, module: &'static str) -> Result<DavinciFile> {
         let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
-        let opened = traced(|| Call::plain(module, "open"), || open(path, flags, Mode::empty()).map_err(Errno::of));
+        let opened = traced(|| Call::plain(module, "open"), || uninterrupted(|| open(path, flags, Mode::empty())));
         let fd = opened.map_err(|errno| OpenFailed::new(path, errno))?;
         let mut arg = davinci::OpenArg::new(module);
         let bound = traced(

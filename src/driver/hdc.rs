@@ -7,7 +7,7 @@
 //! driver's errors are private numbers in errno's place (20 is "nobody listens", not ENOTDIR); 4 is
 //! a signal or an argument that could not be written back.
 
-use super::ioctl;
+use super::{ioctl, uninterrupted};
 use crate::error::Errno;
 use crate::id::LogicalId;
 use crate::trace::{self, Call, traced};
@@ -56,7 +56,7 @@ impl HdcFile {
         // Reading is all that the driver wants, and a program that this process executes must not
         // keep the session alive.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        traced(|| Call::plain(MODULE, "open"), || open(path, flags, Mode::empty()).map_err(Errno::of)).map(HdcFile)
+        traced(|| Call::plain(MODULE, "open"), || uninterrupted(|| open(path, flags, Mode::empty()))).map(HdcFile)
     }
 
     /// CONNECT to the daemon that starts processes, and SET_SESSION_OWNER. The driver waits for

@@ -8,6 +8,7 @@
 //! would hang the thread in the kernel for ever.
 
 use super::davinci::module;
+use super::uninterrupted;
 use crate::error::{Errno, Refused, SystemCall};
 use crate::trace::{self, Call, traced};
 use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_SIZE, SVM_START, Segment};
@@ -70,7 +71,7 @@ impl Segments {
             || call("mmap", segment),
             || {
                 // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
-                unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, fd, 0) }.map_err(Errno::of)
+                uninterrupted(|| unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, fd, 0) })
             },
         );
         let address = mapped.map_err(|errno| failed(SystemCall::Mmap, errno))?;
@@ -90,7 +91,7 @@ impl Segments {
                 || {
                     // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is
                     // not split.
-                    unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) }.map_err(Errno::of)
+                    uninterrupted(|| unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) })
                 },
             )
             .map_err(|errno| failed(SystemCall::Mprotect, errno))?;
@@ -111,7 +112,7 @@ impl Segments {
                 || {
                     // SAFETY: we mapped exactly this range. Views into it borrow mappings, and
                     // those are gone before the session ends.
-                    unsafe { munmap(address, segment.size as usize) }.map_err(Errno::of)
+                    uninterrupted(|| unsafe { munmap(address, segment.size as usize) })
                 },
             );
             if let Err(errno) = unmapped {

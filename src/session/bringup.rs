@@ -64,14 +64,15 @@ const INIT_ATTEMPTS: u32 = 1000;
 /// Brings up the session's file.
 pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)> {
     let mut prepared = match unpark(&builder.davinci_manager) {
-        Some(prepared) => prepared,
+        Some(mut prepared) => match prepared.set_options(builder) {
+            Ok(()) => prepared,
+            Err(error) => {
+                parked().push(prepared);
+                return Err(error);
+            }
+        },
         None => prepare(builder)?,
     };
-    // The options are those of this call, also for a file of an earlier one.
-    if let Err(error) = prepared.set_options(builder) {
-        parked().push(prepared);
-        return Err(error);
-    }
     let mut answer = init_process(&prepared.svm);
     if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container(&prepared.manager) {
         answer = init_process(&prepared.svm);
@@ -138,7 +139,7 @@ fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
 }
 
 impl Prepared {
-    /// Makes the file what these options ask for. Segments that are mapped stay.
+    /// Makes a file of an earlier attempt what these options ask for. Segments that are mapped stay.
     fn set_options(&mut self, builder: &SessionBuilder) -> Result<()> {
         self.generation = choose(self.family, &self.listed, builder.allow_unknown_generation)?;
         // A file whose segments were unmapped, by what ended the session in its way, cannot map them
