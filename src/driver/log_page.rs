@@ -3,7 +3,8 @@
 //! The memory driver writes its error sentences into a page of the *calling process* at a fixed
 //! address, if that page carries a magic word. We map the page, empty it before each command and
 //! read it after one that failed. Commands that run in other threads share the page, so a sentence
-//! may rarely be lost or be another thread's; it is a hint for people, never something to decide by.
+//! may rarely be lost or be another thread's; it is a hint for people, never something to decide
+//! by.
 //!
 //! The vendor's library uses the same page. If one with the magic word is already there it is not
 //! ours: its positions are never moved, and it is read by the kernel for us, because its owner may

@@ -158,7 +158,8 @@ pub enum Finding {
     UnknownGeneration(String),
     /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
     NoDaemonNode(PathBuf, Errno),
-    /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of numbers to its end.
+    /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of numbers to its
+    /// end.
     VisibleDevicesUnreadable(String),
     /// `unexpected`: something that the table of situations does not have.
     Unexpected(String),

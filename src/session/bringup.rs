@@ -94,8 +94,8 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
 }
 
 /// INIT_PROCESS answers EEXIST also in a container whose device table was not made yet. Makes it;
-/// whether there is reason to try again. DEVMNG is not used to find out: if the vendor's library has
-/// a session in this process, closing a file of it would end that.
+/// whether there is reason to try again. DEVMNG is not used to find out: if the vendor's library
+/// has a session in this process, closing a file of it would end that.
 fn set_up_container(manager: &Path) -> bool {
     if !Uda::open(manager).is_ok_and(|uda| !uda.is_admin()) {
         return false;
@@ -139,11 +139,12 @@ fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
 }
 
 impl Prepared {
-    /// Makes a file of an earlier attempt what these options ask for. Segments that are mapped stay.
+    /// Makes a file of an earlier attempt what these options ask for. Segments that are mapped
+    /// stay.
     fn set_options(&mut self, builder: &SessionBuilder) -> Result<()> {
         self.generation = choose(self.family, &self.listed, builder.allow_unknown_generation)?;
-        // A file whose segments were unmapped, by what ended the session in its way, cannot map them
-        // a second time: it goes on without.
+        // A file whose segments were unmapped, by what ended the session in its way, cannot map
+        // them a second time: it goes on without.
         self.segments.check();
         if builder.segments && !self.was_mapped {
             self.segments = map(&self.svm, &self.listed)?;

@@ -30,7 +30,8 @@ struct Seat {
 #[derive(Debug)]
 pub(super) struct Place {
     process: ForkGuard,
-    /// Whether the session is being closed: then this thread reports nothing until the seat is free.
+    /// Whether the session is being closed: then this thread reports nothing until the seat is
+    /// free.
     closing: bool,
 }
 

@@ -76,8 +76,8 @@ impl PeerProcess {
     }
 }
 
-/// The socket's control messages in a buffer that was zeroed before, each with its type. Not by nix,
-/// which returns none if one was cut, and then leaks the descriptors of the others.
+/// The socket's control messages in a buffer that was zeroed before, each with its type. Not by
+/// nix, which returns none if one was cut, and then leaks the descriptors of the others.
 fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (i32, &[u8])> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     std::iter::from_fn(move || {

@@ -95,8 +95,8 @@ pub fn compare(threads: usize, calls: usize) -> Result<Comparison, Unavailable> 
     Ok(Comparison { threads, bare, emulated })
 }
 
-/// The time per call on the driver that the calling thread is attached to, for a client in a process
-/// of its own.
+/// The time per call on the driver that the calling thread is attached to, for a client in a
+/// process of its own.
 pub fn attached(calls: usize) -> io::Result<Duration> {
     let file = File::options().read(true).write(true).open("/dev/davinci_manager")?;
     let turns = (0..TURNS).map(|_| turn(file.as_raw_fd(), 1, (calls / TURNS).max(1)));

@@ -327,8 +327,8 @@ impl Call<'_, '_> {
                     }
                 }
                 (None, Some((block, offset))) => {
-                    // The driver pins the whole piece before it copies a byte of it. Only its end is
-                    // checked here: before a hole in the middle, bytes are copied.
+                    // The driver pins the whole piece before it copies a byte of it. Only its end
+                    // is checked here: before a hole in the middle, bytes are copied.
                     memory.read(from + length - 1, &mut [0]).or_else(unpinned)?;
                     let place = store.place(block, offset, length);
                     match place.and_then(|(file, at)| memory.read_into(from, length, file, at)) {
