@@ -116,8 +116,7 @@ impl Segments {
                 },
             );
             if let Err(errno) = unmapped {
-                let detail = format_args!("{:#x}: {errno}", segment.start);
-                trace::error(detail, "an address segment could not be unmapped");
+                trace::error(format_args!("{:#x}: {errno}", segment.start), "an address segment could not be unmapped");
             }
         }
     }

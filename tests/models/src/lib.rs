@@ -31,6 +31,10 @@ mod trace {
         }
     }
 
+    impl Drop for Quiet {
+        fn drop(&mut self) {}
+    }
+
     pub(crate) fn quiet() -> Quiet {
         Quiet
     }
