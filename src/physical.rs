@@ -221,18 +221,18 @@ impl PhysicalMemory {
 }
 
 impl Block {
-    /// Memory that was just imported, and its page and memory kinds as the exporter says. If it is
-    /// of a kind that cannot be mapped here it is released.
+    /// Memory that was just imported, and its page and memory kinds as the exporter says; and
+    /// whether it is in pages that can be mapped here.
     ///
     /// The driver does not say that a device's 2 MiB pages are parts of 1 GiB ones, which can be
     /// mapped at whole GiBs only, and before 9.0.0 not which memory it is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
         key: ImportKey,
         told: Option<Kind>,
-    ) -> Result<Arc<Live<Block>>> {
+    ) -> (Arc<Live<Block>>, bool) {
         let page = Page::from_code(answer.page);
         let mut kind = Kind {
             page: page.unwrap_or_default(),
@@ -259,7 +259,7 @@ impl Block {
             exporter_sdid: key.sdid,
             share: AtomicI32::new(key.share as i32),
         }));
-        if page.is_none() { Err(normal_pages()) } else { Ok(block) }
+        (block, page.is_some())
     }
 
     /// The share that the memory was exported as.
@@ -343,15 +343,6 @@ fn bad_size(size: u64, page: Page) -> Error {
         Page::Giant => "Sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0.",
     };
     Invalid::because(OPERATION, format!("{} is not a size of memory", bytes(size)), rule)
-}
-
-#[cold]
-fn normal_pages() -> Error {
-    Invalid::because(
-        "import memory",
-        "it is in pages of the host's size",
-        "This library maps memory in pages of 2 MiB and 1 GiB: create it in such pages.",
-    )
 }
 
 #[cold]
