@@ -17,9 +17,8 @@ pub use pending::Pending;
 
 use crate::driver::svm::{BATCH, CopyRows, Direction};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
-use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
+use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill, mapping_table};
 use crate::reserve::Reservation;
-use crate::session::undo::Live;
 use std::fmt;
 use std::sync::Arc;
 
@@ -55,8 +54,8 @@ pub struct Slice<'a> {
 enum Cover<'a> {
     /// A part of one mapping, which is borrowed.
     One(&'a Mapping),
-    /// Several, or one that is found by its address: the first, and the others.
-    Several(Arc<Live<Mapped>>, #[expect(dead_code, reason = "held, not read")] Vec<Arc<Live<Mapped>>>),
+    /// Several, or one that was found by its address.
+    Several(mapping_table::Cover),
 }
 
 impl fmt::Debug for Slice<'_> {
@@ -134,9 +133,8 @@ impl Reservation {
         let end = address + size.max(1);
         let session = &self.inner.session;
         session.svm.check_process()?;
-        let mut cover = session.mappings.cover(address, end).unwrap_or_default().into_iter();
-        let Some(first) = cover.next() else { return Err(hole(address, size)) };
-        Ok(Slice { address, size, cover: Cover::Several(first, cover.collect()) })
+        let Some(cover) = session.mappings.cover(address, end) else { return Err(hole(address, size)) };
+        Ok(Slice { address, size, cover: Cover::Several(cover) })
     }
 }
 
@@ -155,7 +153,7 @@ impl Slice<'_> {
     fn mapped(&self) -> &Mapped {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner,
-            Cover::Several(first, _) => first,
+            Cover::Several(cover) => &cover.first,
         }
     }
 
@@ -361,13 +359,10 @@ impl Slice<'_> {
 
     /// Before every copy: this is the right process (a child has nothing mapped here), and the
     /// sizes agree.
+    #[inline]
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.mapped().session().svm.check_process()?;
-        if self.size == other {
-            return Ok(());
-        }
-        let problem = format!("{} and {} are not the same", bytes(self.size), bytes(other));
-        Err(Invalid::because(operation, problem, "Both sides of a copy must have the same size."))
+        if self.size == other { Ok(()) } else { Err(other_size(operation, self.size, other)) }
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
@@ -418,17 +413,17 @@ impl Rows {
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
-    let elements = copies.iter().map(|(to, from)| Element {
-        slice: to,
-        destination: to.address,
-        source: from.as_ptr().expose_provenance() as u64,
-        buffer: from.len() as u64,
-    });
-    let single = |index: usize| {
+    let mut batch = Batch::new("copy a batch to a device", copies.len());
+    for (index, (to, from)) in copies.iter().enumerate() {
+        batch.add(index, to, to.address, from.as_ptr().expose_provenance() as u64, from.len() as u64)?;
+    }
+    for &index in &batch.alone {
         let (to, from) = &copies[index];
-        to.write(from)
-    };
-    batch("copy a batch to a device", elements.collect(), single)
+        to.write(from)?;
+    }
+    // SAFETY: every slice is mapped while it lives, every buffer is borrowed, and `add` has made
+    // sure that it is as large as its slice.
+    unsafe { batch.send() }
 }
 
 /// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer
@@ -438,69 +433,116 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
-    let mut elements = Vec::with_capacity(copies.len());
-    for (from, to) in copies.iter_mut() {
-        let destination = to.as_mut_ptr().expose_provenance() as u64;
-        elements.push(Element { slice: from, destination, source: from.address, buffer: to.len() as u64 });
+    let mut batch = Batch::new("copy a batch from a device", copies.len());
+    for (index, (from, to)) in copies.iter_mut().enumerate() {
+        let (destination, size) = (to.as_mut_ptr().expose_provenance() as u64, to.len() as u64);
+        batch.add(index, from, destination, from.address, size)?;
     }
-    // Those that cannot be in a batch are copied first, one by one, as the elements do not keep the
-    // buffers borrowed.
-    let mut alone = Vec::new();
-    batch("copy a batch from a device", elements, |index| {
-        alone.push(index);
-        Ok(())
-    })?;
-    alone.into_iter().try_for_each(|index| {
+    // SAFETY: as for writing, and every buffer is borrowed exclusively.
+    unsafe { batch.send() }?;
+    for index in batch.alone {
         let (from, to) = &mut copies[index];
-        from.read(to)
-    })
-}
-
-/// A copy of a batch.
-struct Element<'a> {
-    slice: &'a Slice<'a>,
-    destination: u64,
-    source: u64,
-    buffer: u64,
-}
-
-/// Does those of the copies that can be in a batch, and hands the others to `single`: the driver
-/// takes no host memory and no imports.
-fn batch(
-    operation: &'static str,
-    elements: Vec<Element<'_>>,
-    mut single: impl FnMut(usize) -> Result<()>,
-) -> Result<()> {
-    for element in &elements {
-        element.slice.same_size(operation, element.buffer)?;
-    }
-    let mut batched: Vec<&Element<'_>> = Vec::with_capacity(elements.len());
-    for (index, element) in elements.iter().enumerate() {
-        let block = &element.slice.mapped().block;
-        if block.handle.is_host() || block.imported || element.slice.size == 0 {
-            single(index)?;
-        } else {
-            batched.push(element);
-        }
-    }
-    batched.sort_by_key(|element| element.slice.mapped().block.device.id);
-    let one_device =
-        |a: &&Element<'_>, b: &&Element<'_>| a.slice.mapped().block.device.id == b.slice.mapped().block.device.id;
-    for elements in batched.chunk_by(one_device).flat_map(|elements| elements.chunks(BATCH as usize)) {
-        let slice = elements[0].slice;
-        let svm = &slice.mapped().session().svm;
-        let destinations: Vec<u64> = elements.iter().map(|element| element.destination).collect();
-        let sources: Vec<u64> = elements.iter().map(|element| element.source).collect();
-        let sizes: Vec<u64> = elements.iter().map(|element| element.buffer).collect();
-        let device = &slice.mapped().block.device;
-        // SAFETY: every slice is mapped while it lives, and every buffer has its slice's size and
-        // is borrowed by the caller, exclusively if it is written to.
-        if let Err(refused) = unsafe { svm.memcpy_batch(device.id, &destinations, &sources, &sizes) } {
-            let arguments = format!("{} copies, {}", elements.len(), bytes(sizes.iter().sum()));
-            return Err(device.failed(refused, operation, arguments));
-        }
+        from.read(to)?;
     }
     Ok(())
+}
+
+/// Copies that are checked and waiting to be sent, by device. One device is the usual case.
+struct Batch<'a> {
+    operation: &'static str,
+    copies: usize,
+    groups: Vec<Group<'a>>,
+    /// Those that cannot be in a batch: the driver takes no host memory, no imports and nothing
+    /// empty.
+    alone: Vec<usize>,
+}
+
+/// The copies of one device, as the kernel takes them.
+struct Group<'a> {
+    mapped: &'a Mapped,
+    destinations: Vec<u64>,
+    sources: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(operation: &'static str, copies: usize) -> Batch<'a> {
+        Batch { operation, copies, groups: Vec::new(), alone: Vec::new() }
+    }
+
+    /// Adds a copy between a slice and a buffer of the same size.
+    // Inlined by force: a call would cost as much as all of it.
+    #[inline(always)]
+    fn add(&mut self, index: usize, slice: &'a Slice<'_>, destination: u64, source: u64, buffer: u64) -> Result<()> {
+        let mapped = slice.mapped();
+        mapped.session().svm.check_process()?;
+        if slice.size != buffer {
+            return Err(other_size(self.operation, slice.size, buffer));
+        }
+        let block = &mapped.block;
+        if block.handle.is_host() || block.imported || buffer == 0 {
+            self.alone.push(index);
+            return Ok(());
+        }
+        let group = match self.groups.last_mut() {
+            Some(group) if Arc::ptr_eq(&group.mapped.block.device, &block.device) => group,
+            _ => self.group(mapped),
+        };
+        group.destinations.push(destination);
+        group.sources.push(source);
+        group.sizes.push(buffer);
+        Ok(())
+    }
+
+    /// The group of a device, which becomes the last one.
+    #[cold]
+    fn group(&mut self, mapped: &'a Mapped) -> &mut Group<'a> {
+        let is_its = |group: &Group<'_>| Arc::ptr_eq(&group.mapped.block.device, &mapped.block.device);
+        match self.groups.iter().position(is_its) {
+            Some(index) => {
+                let last = self.groups.len() - 1;
+                self.groups.swap(index, last);
+                &mut self.groups[last]
+            }
+            None => self.new_group(mapped),
+        }
+    }
+
+    fn new_group(&mut self, mapped: &'a Mapped) -> &mut Group<'a> {
+        let array = || Vec::with_capacity(self.copies);
+        let group = Group { mapped, destinations: array(), sources: array(), sizes: array() };
+        self.groups.push(group);
+        let last = self.groups.len() - 1;
+        &mut self.groups[last]
+    }
+
+    /// Does the copies, with one command for each 4096 of a device.
+    ///
+    /// # Safety
+    ///
+    /// The buffers must be valid, for writes if they are the destination.
+    unsafe fn send(&self) -> Result<()> {
+        for Group { mapped, destinations, sources, sizes } in &self.groups {
+            let (svm, device) = (&mapped.session().svm, &mapped.block.device);
+            let most = BATCH as usize;
+            for ((destinations, sources), sizes) in
+                destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most))
+            {
+                // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
+                if let Err(refused) = unsafe { svm.memcpy_batch(device.id, destinations, sources, sizes) } {
+                    let arguments = format!("{} copies, {}", sizes.len(), bytes(sizes.iter().sum()));
+                    return Err(device.failed(refused, self.operation, arguments));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
+    let problem = format!("{} and {} are not the same", bytes(slice), bytes(buffer));
+    Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
 }
 
 fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {
