@@ -143,6 +143,11 @@ impl DeviceProcess {
     /// There is one per process and device; a second one while the first runs is the daemon's to
     /// refuse. A session starts it by itself according to its [`Policy`]; this is for tools that
     /// look at the steps one by one.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessFailure`] names the step that failed, what the daemon answered and what to do;
+    /// nothing runs on the device then.
     pub fn start(device: LogicalId, manager: &Path, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
         DeviceProcess::start_with(device, Devmng::claim(manager), settings)
     }
@@ -180,6 +185,10 @@ impl DeviceProcess {
     }
 
     /// Its pid on the device, `None` if it died.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`] or [`Error::Refused`] if the driver cannot be queried.
     pub fn pid(&self) -> Result<Option<i32>, Error> {
         self.drain();
         self.devmng.query_dev_pid(self.device)
@@ -194,6 +203,11 @@ impl DeviceProcess {
 
     /// Ends it and waits until the device says so. Dropping does the same and logs what this
     /// returns.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessFailure`] if the device did not confirm the end in time. The connection is closed
+    /// all the same, and the driver ends the process with it.
     pub fn close(mut self) -> Result<(), ProcessFailure> {
         self.end()
     }
@@ -279,7 +293,11 @@ pub(crate) fn bring_up(
     setup().map(|()| Some(process))
 }
 
-/// Asks the daemon for its version and nothing else: connects, greets, closes. Nothing is started.
+/// Queries the daemon's version and nothing else: connects, greets, closes. Nothing is started.
+///
+/// # Errors
+///
+/// [`ProcessFailure`] names the step that failed: no `/dev/hisi_hdc`, no daemon, no answer in time.
 pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<Greeting, ProcessFailure> {
     let devmng = Devmng::claim(manager);
     let sign = register(&devmng)?;
@@ -291,6 +309,10 @@ pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<G
 
 /// The pid of the device process that is bound to this process on `device`; `None` if there is
 /// none.
+///
+/// # Errors
+///
+/// [`Error::Open`] or [`Error::Refused`] if the driver cannot be queried.
 pub fn device_pid(device: LogicalId, manager: &Path) -> Result<Option<i32>, Error> {
     Devmng::claim(manager).query_dev_pid(device)
 }

@@ -147,7 +147,11 @@ impl Survey {
     }
 }
 
-/// The NPUs of this process; an error with the most likely reason if there are none.
+/// The NPUs of this process.
+///
+/// # Errors
+///
+/// [`Error::NoDevices`] with the most likely reason if there are none.
 #[doc(alias = "aclrtGetDeviceCount")]
 #[doc(alias = "cuDeviceGetCount")]
 pub fn list() -> Result<Vec<Npu>> {
@@ -155,6 +159,10 @@ pub fn list() -> Result<Vec<Npu>> {
 }
 
 /// As [`list`], with options.
+///
+/// # Errors
+///
+/// As [`list`].
 pub fn list_with(options: &Options) -> Result<Vec<Npu>> {
     let survey = survey(options);
     match survey.findings.into_iter().next() {

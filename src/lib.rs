@@ -37,6 +37,7 @@
 //! Huawei.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![deny(clippy::missing_errors_doc)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the Ascend driver exists for 64-bit Linux only");

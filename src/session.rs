@@ -191,6 +191,10 @@ impl Session {
     }
 
     /// This process's session, opened now if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::open`], but for [`Error::SessionOpen`].
     pub fn current() -> Result<Session> {
         let _quiet = quiet();
         loop {
@@ -218,6 +222,10 @@ impl Session {
     }
 
     /// The host, as a place for memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherProcess`] in a child of the process that opened the session.
     pub fn host(&self) -> Result<Host> {
         self.inner.svm.check_process()?;
         Ok(Host { inner: DeviceInner::host(&self.inner) })
@@ -238,6 +246,10 @@ impl Session {
     }
 
     /// Reserves addresses with an alignment, or at a place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::reserve`]; also if the place is taken or does not suit the alignment.
     pub fn reserve_with(&self, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         Reservation::new(&self.inner, size, options)
     }
@@ -281,10 +293,13 @@ impl Session {
         &self.inner.davinci_manager
     }
 
-    /// Closes the session. It must be the last reference, with nothing
-    /// left that was made through it; otherwise the session is handed back. It is not when it was
-    /// closed, but something in it could not be undone. (Dropping the last reference closes it too,
-    /// and logs what goes wrong.)
+    /// Closes the session. Dropping the last reference closes it too, and logs what goes wrong.
+    ///
+    /// # Errors
+    ///
+    /// [`Failed`] with the session if this is not the last reference, or if something that was made
+    /// through it is left. Without the session if it was closed, but something in it could not be
+    /// undone; the kernel frees that when the process ends.
     pub fn close(self) -> Result<(), Failed<Option<Session>>> {
         if let Err(error) = self.inner.svm.check_process() {
             return Err(Failed { error, object: Some(self) });

@@ -37,6 +37,7 @@
 
 #![no_std]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![deny(clippy::missing_errors_doc)]
 
 pub mod command;
 pub mod davinci;

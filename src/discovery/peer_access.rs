@@ -22,6 +22,12 @@ use std::path::{Path, PathBuf};
 ///
 /// False for the second die of a card, for virtual functions, and where the machine's wiring does
 /// not allow it.
+///
+/// # Errors
+///
+/// [`Error::Open`](crate::Error::Open) without a driver or permission,
+/// [`Error::Refused`](crate::Error::Refused) if there is no such device,
+/// [`Error::UnknownGeneration`](crate::Error::UnknownGeneration) for a driver that fits no table.
 #[doc(alias = "aclrtDeviceCanAccessPeer")]
 #[doc(alias = "cuDeviceCanAccessPeer")]
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
@@ -29,6 +35,10 @@ pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
 }
 
 /// As [`can_access`], with options.
+///
+/// # Errors
+///
+/// As [`can_access`].
 pub fn can_access_with(options: &Options, device: LogicalId, peer: LogicalId) -> Result<bool> {
     let manager = &options.manager;
     let urd = Urd::open(manager)?;

@@ -57,6 +57,11 @@ impl<'a> HostView<'a> {
     }
 
     /// Copies bytes out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
+    /// that made it.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let from = self.at(offset, to.len())?;
         // SAFETY: `at` checked the range.
@@ -65,6 +70,11 @@ impl<'a> HostView<'a> {
     }
 
     /// Copies bytes in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
+    /// that made it.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.at(offset, from.len())?;
         // SAFETY: `at` checked the range.
@@ -73,6 +83,11 @@ impl<'a> HostView<'a> {
     }
 
     /// Sets bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
+    /// that made it.
     pub fn fill(&self, offset: usize, length: usize, value: u8) -> Result<()> {
         let to = self.at(offset, length)?;
         // SAFETY: `at` checked the range.

@@ -113,6 +113,10 @@ impl Ticket {
     }
 
     /// Reads the byte form.
+    ///
+    /// # Errors
+    ///
+    /// [`TicketError`] says what is wrong: length, magic, version, checksum or a field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Ticket, TicketError> {
         let Ok(mut wire) = Wire::read_from_bytes(bytes) else {
             return Err(TicketError::Length { expected: Self::LENGTH, got: bytes.len() });
