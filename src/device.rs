@@ -123,7 +123,10 @@ impl Device {
             ));
         }
         let slot = match session.devices.find(number) {
-            Found::Object(inner) => return Ok(Device { inner }),
+            Found::Object(inner) => {
+                inner.drain();
+                return Ok(Device { inner });
+            }
             Found::Slot(slot) => slot,
         };
         let open = match session.take_left_device(number) {
@@ -228,8 +231,15 @@ impl DeviceInner {
     pub(crate) fn memory_info(&self, memory: MemoryKind) -> Result<MemoryInfo> {
         let svm = &self.session.svm;
         svm.check_process()?;
+        self.drain();
         svm.query_mem_usedinfo(self.id, memory)
             .map_err(|refused| self.failed(refused, "find out how much memory is free", String::new()))
+    }
+
+    fn drain(&self) {
+        if let Some(process) = &self.open.process {
+            process.drain();
+        }
     }
 
     pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<()> {

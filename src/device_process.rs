@@ -213,8 +213,9 @@ impl DeviceProcess {
     }
 
     /// Reads what the daemon sent unasked. A session with seven unread packets would hold up the
-    /// service for every other process on the device.
-    fn drain(&self) {
+    /// service for every other process on the device. There is no thread that could do it, so calls
+    /// that are made now and then do.
+    pub(crate) fn drain(&self) {
         /// More than the driver queues.
         const MOST: usize = 16;
         let Some(connection) = self.connection.as_ref().filter(|_| !self.owner.in_child()) else { return };

@@ -5,12 +5,13 @@ mod support;
 
 use ascend_emulator::config::{Daemon, Place};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_ioctl::hdc;
+use ascend_ioctl::{davinci, hdc};
 use ascend_vmm::LogicalId;
-use ascend_vmm::device_process::{DeviceProcess, Order, Policy, ProcessFailure, Settings};
+use ascend_vmm::device_process::{self, DeviceProcess, Order, Policy, ProcessFailure, Settings};
 use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
-use ascend_vmm::{Error, Session};
+use ascend_vmm::{Error, MemoryKind, Session};
+use std::path::Path;
 use std::time::Duration;
 use support::processes::start;
 use support::{
@@ -244,6 +245,22 @@ fn objects_of_a_dead_device_process_can_be_dropped_and_made_again() {
         // A new session.
         let session = self::session(Policy::Auto);
         session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
+    });
+}
+
+#[test]
+fn packets_that_nobody_reads_do_not_hold_up_the_daemon_for_others() {
+    // As many as the driver keeps for one session.
+    isolated(with_daemon(Daemon::Chatty(7)), |_| {
+        let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
+        let greet = |handshake| {
+            let settings = Settings { handshake, ..patient() };
+            device_process::greet(LogicalId(0), Path::new(davinci::PATH), &settings)
+        };
+        let blocked = greet(Duration::from_millis(100)).unwrap_err();
+        assert!(matches!(blocked, ProcessFailure::TimedOut { .. }), "{blocked:?}");
+        device.memory_info(MemoryKind::Hbm).unwrap();
+        greet(patient().handshake).unwrap();
     });
 }
 

@@ -142,6 +142,8 @@ pub enum Daemon {
     VendorOrder,
     /// It closes the session instead of answering START.
     HangsUp,
+    /// After its answer to START it sends this many packets that nobody requested.
+    Chatty(usize),
 }
 
 /// The emulated host.

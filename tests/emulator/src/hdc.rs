@@ -373,6 +373,7 @@ impl Hdc {
         match session.dialogue.hear(machine, &client, &packet) {
             Said::Nothing => {}
             Said::Reply(after, reply) => session.inbox.push_back((arrival + after, reply)),
+            Said::Replies(replies) => session.inbox.extend(replies.into_iter().map(|reply| (arrival, reply))),
             Said::HungUp => session.closed = Some(arrival),
         }
         Ok(Answer::Done)

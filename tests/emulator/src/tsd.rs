@@ -118,6 +118,8 @@ pub(crate) enum Said {
     Nothing,
     /// An answer after a delay.
     Reply(Duration, Vec<u8>),
+    /// Several packets at once.
+    Replies(Vec<Vec<u8>>),
     /// It closes the session.
     HungUp,
 }
@@ -167,6 +169,10 @@ impl Dialogue {
         match daemon {
             Daemon::Garbage => Said::Reply(Duration::ZERO, vec![0x99; 40]),
             Daemon::Late(after) => Said::Reply(after, framed(&reply)),
+            Daemon::Chatty(more) if packet.kind == kind::START => {
+                let unasked = std::iter::repeat_n(framed(&Packet::default()), more);
+                Said::Replies(std::iter::once(framed(&reply)).chain(unasked).collect())
+            }
             _ => Said::Reply(Duration::ZERO, framed(&reply)),
         }
     }
