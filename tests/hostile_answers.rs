@@ -7,6 +7,7 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, fork, isolated_leaky};
+use ascend_ioctl::Generation;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::device_process::Settings;
 use ascend_vmm::discovery;
@@ -210,9 +211,19 @@ fn alterations(call: &str, answer: &[u8]) -> Vec<String> {
 /// How many alterations a test makes where not all are wanted.
 const SOME: usize = 25;
 
+/// The generation whose answers are all altered, if `HOSTILE_ANSWERS_ALL` names one.
+fn all_of() -> Option<Generation> {
+    std::env::var("HOSTILE_ANSWERS_ALL").ok().map(|name| name.parse().unwrap())
+}
+
+/// The host of a test. Without a wanted generation the tests take turns.
+fn host(config: Config, part: usize) -> Config {
+    Config { generation: all_of().unwrap_or(Generation::ALL[part % Generation::ALL.len()]), ..config }
+}
+
 /// Runs a program once for each of some alterations, chosen by a fixed seed, or for all of them if
-/// `HOSTILE_ANSWERS_ALL` is set. They are dealt out to `parts` tests, each of which is one process
-/// that must be done in a time.
+/// `HOSTILE_ANSWERS_ALL` names a generation. They are dealt out to `parts` tests, each of which is
+/// one process that must be done in a time.
 fn survive(emulator: &Emulator, program: fn() -> Result<()>, part: usize, parts: usize) {
     let answers = chosen(&answers(emulator, program));
     let mut faults: Vec<String> = answers.iter().flat_map(|(call, answer)| alterations(call, answer)).collect();
@@ -221,8 +232,7 @@ fn survive(emulator: &Emulator, program: fn() -> Result<()>, part: usize, parts:
         faults.swap(last, random.index(last + 1));
     }
     let mine = faults.iter().skip(part).step_by(parts);
-    let all = std::env::var_os("HOSTILE_ANSWERS_ALL").is_some();
-    let count = if all { faults.len() } else { SOME };
+    let count = if all_of().is_some() { faults.len() } else { SOME };
     eprintln!("part {part} of {} alterations of {} answers", faults.len(), answers.len());
     run_with(emulator, program, mine.take(count));
 }
@@ -246,7 +256,7 @@ macro_rules! parts {
         $(
             #[test]
             fn $name() {
-                isolated_leaky(plain(), |emulator| survive(emulator, $program, $part, $parts));
+                isolated_leaky(host(plain(), $part), |emulator| survive(emulator, $program, $part, $parts));
             }
         )*
     };
@@ -268,7 +278,7 @@ parts! {
 
 #[test]
 fn no_answer_breaks_the_start_of_a_device_process() {
-    isolated_leaky(Config::default(), |emulator| survive(emulator, use_device, 0, 1));
+    isolated_leaky(host(Config::default(), 0), |emulator| survive(emulator, use_device, 0, 1));
 }
 
 /// Runs a program with answers of `carriers` replaced by stored ones, and by ones made from those.
