@@ -6,55 +6,17 @@ use ascend_emulator::{Config, isolated};
 use ascend_vmm::LogicalId;
 use ascend_vmm::Session;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
+use support::events::{AtEvent, Fields};
 use support::{MIB2, inject};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-
-/// Keeps the fields of every event.
-#[derive(Clone, Default)]
-struct Watcher(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
-
-struct Fields(BTreeMap<String, String>);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
-    }
-}
-
-impl Subscriber for Watcher {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("ascend_vmm")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(BTreeMap::new());
-        event.record(&mut fields);
-        self.0.lock().unwrap().push(fields.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 #[test]
 fn every_system_call_is_an_event_with_its_name_device_size_time_and_result() {
     isolated(Config::default(), |emulator| {
-        let watcher = Watcher::default();
+        let events: Arc<Mutex<Vec<Fields>>> = Arc::default();
+        let seen = events.clone();
         emulator.record();
-        tracing::subscriber::with_default(watcher.clone(), || {
+        tracing::subscriber::with_default(AtEvent(move |fields| seen.lock().unwrap().push(fields)), || {
             let session = Session::open().unwrap();
             let device = session.device(LogicalId(1)).unwrap();
             let memory = device.create(3 * MIB2).unwrap();
@@ -63,17 +25,15 @@ fn every_system_call_is_an_event_with_its_name_device_size_time_and_result() {
             drop((memory, device));
             session.close().unwrap();
         });
-        let events = watcher.0.lock().unwrap();
+        let events = events.lock().unwrap();
         let calls: Vec<_> = events.iter().filter(|event| event.contains_key("command")).collect();
         // Commands of /dev/hisi_hdc return codes of their own.
-        let complete = |event: &BTreeMap<String, String>| {
+        let complete = |event: &Fields| {
             event.contains_key("duration") && (event.contains_key("result") || event.contains_key("code"))
         };
         assert!(calls.iter().all(|event| complete(event)), "{calls:?}");
         let creates: Vec<_> = calls.iter().filter(|event| event["command"] == "MEM_CREATE").collect();
-        let fields = |event: &BTreeMap<String, String>| {
-            (event["device"].clone(), event["size"].clone(), event["result"].clone())
-        };
+        let fields = |event: &Fields| (event["device"].clone(), event["size"].clone(), event["result"].clone());
         assert_eq!(fields(creates[0]), ("1".into(), "6291456".into(), "ok".into()));
         assert_eq!(fields(creates[1]), ("1".into(), "2097152".into(), "ENOMEM".into()));
         // Every call that the memory driver saw has its event.

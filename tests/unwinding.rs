@@ -9,30 +9,15 @@ use std::cell::Cell;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use support::events::{AtEvent, Fields};
 use support::{MIB2, PATIENCE, assert_nothing_left, inject, survey_options};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Does something at every event, but not at those that this causes.
-struct AtEvent(fn());
-
-impl Subscriber for AtEvent {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("ascend_vmm")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
+fn subscribe(action: fn()) {
+    let outermost = move |_: Fields| {
         if !INSIDE.replace(true) {
             EVENTS.fetch_add(1, Ordering::Relaxed);
             // The mark must go also if the action panics.
@@ -43,17 +28,10 @@ impl Subscriber for AtEvent {
                 }
             }
             let _outside = Outside;
-            (self.0)();
+            action();
         }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-fn subscribe(action: fn()) {
-    tracing::subscriber::set_global_default(AtEvent(action)).unwrap();
+    };
+    tracing::subscriber::set_global_default(AtEvent(outermost)).unwrap();
 }
 
 /// A bit of everything, with refusals in it, from nothing to nothing.
@@ -137,33 +115,8 @@ fn a_subscriber_that_panics_at_every_event_loses_nothing() {
 fn every_event_reaches_a_subscriber_after_the_lock_under_which_it_happened() {
     isolated(Config::default(), |emulator| {
         static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
-        struct Names;
-        impl Subscriber for Names {
-            fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-                metadata.target().starts_with("ascend_vmm")
-            }
-            fn new_span(&self, _: &Attributes<'_>) -> Id {
-                Id::from_u64(1)
-            }
-            fn record(&self, _: &Id, _: &Record<'_>) {}
-            fn record_follows_from(&self, _: &Id, _: &Id) {}
-            fn event(&self, event: &Event<'_>) {
-                struct Command(Option<String>);
-                impl tracing::field::Visit for Command {
-                    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                        if field.name() == "command" {
-                            self.0 = Some(format!("{value:?}").trim_matches('"').to_owned());
-                        }
-                    }
-                }
-                let mut command = Command(None);
-                event.record(&mut command);
-                SEEN.lock().unwrap().extend(command.0);
-            }
-            fn enter(&self, _: &Id) {}
-            fn exit(&self, _: &Id) {}
-        }
-        tracing::subscriber::set_global_default(Names).unwrap();
+        let keep = |mut fields: Fields| SEEN.lock().unwrap().extend(fields.remove("command"));
+        tracing::subscriber::set_global_default(AtEvent(keep)).unwrap();
         scenario(emulator);
         let seen = SEEN.lock().unwrap();
         for command in ["INIT_PROCESS", "SETUP_DEVICE", "UPDATE_HEAP", "MEM_EXPORT", "CLOSE_DEVICE", "munmap", "CLOSE"]

@@ -1,12 +1,14 @@
 //! What the integration tests share: hosts, sessions, memory, recorded calls and waits.
 //!
-//! [`corpus`] has stored inputs, [`processes`] starts other processes and talks to them, [`random`]
-//! makes numbers from a seed, [`raw`] uses the driver without the library.
+//! [`corpus`] has stored inputs, [`events`] watches what the library traces, [`processes`] starts
+//! other processes and talks to them, [`random`] makes numbers from a seed, [`raw`] uses the driver
+//! without the library.
 
 // Every test binary compiles all of this and uses its own part of it.
 #![allow(dead_code)]
 
 pub mod corpus;
+pub mod events;
 pub mod processes;
 pub mod random;
 pub mod raw;

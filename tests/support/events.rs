@@ -1,0 +1,45 @@
+//! Subscribers for the events of the crate `tracing`.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// The fields of an event, as text.
+pub type Fields = BTreeMap<String, String>;
+
+/// Calls a function with every event of the library.
+pub struct AtEvent<F>(pub F);
+
+struct Texts(Fields);
+
+impl Visit for Texts {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl<F: Fn(Fields) + 'static> Subscriber for AtEvent<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("ascend_vmm")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut texts = Texts(Fields::new());
+        event.record(&mut texts);
+        (self.0)(texts.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
