@@ -2,7 +2,7 @@
 //!
 //! [`corpus`] has stored inputs, [`events`] watches what the library traces, [`processes`] starts
 //! other processes and talks to them, [`random`] makes numbers from a seed, [`raw`] uses the driver
-//! without the library.
+//! without the library, [`untrusted`] checks readers of bytes from other processes.
 
 // Every test binary compiles all of this and uses its own part of it.
 #![allow(dead_code)]
@@ -12,6 +12,7 @@ pub mod events;
 pub mod processes;
 pub mod random;
 pub mod raw;
+pub mod untrusted;
 
 use ascend_emulator::config::{Daemon, DeviceProcess};
 use ascend_emulator::{Config, Emulator};

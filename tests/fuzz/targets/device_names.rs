@@ -1,0 +1,6 @@
+#![no_main]
+
+#[path = "../../support/untrusted.rs"]
+mod untrusted;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| untrusted::device_names(bytes));
