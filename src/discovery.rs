@@ -172,6 +172,9 @@ pub fn list_with(options: &Options) -> Result<Vec<Npu>> {
 }
 
 /// Finds out all that can be found out without a memory session, in the order that does no harm.
+///
+/// It disturbs no session, neither of this library nor of the vendor's in the same process. Beside
+/// the vendor's library some facts are missing, and a [`Finding::DriverUsedHere`] says so.
 pub fn survey(options: &Options) -> Survey {
     let mut survey = Survey {
         environment: None,
@@ -315,11 +318,13 @@ fn ask_devices(
     memory: Option<Generation>,
 ) -> (Vec<Npu>, Vec<Finding>) {
     let mut findings = Vec::new();
-    let devmng = Devmng::claim(&options.manager);
+    let devmng = Devmng::claim_harmlessly(&options.manager);
     // The harmless question opens the file, so that a missing module is reported once and not for
     // every device.
-    if let Err(error) = devmng.bare_tgid() {
-        findings.push(closed_door(&error, module::DEVMNG, options));
+    match devmng.as_ref().map(Devmng::bare_tgid) {
+        Some(Ok(_)) => {}
+        Some(Err(error)) => findings.push(closed_door(&error, module::DEVMNG, options)),
+        None => findings.push(Finding::DriverUsedHere),
     }
     let urd = match Urd::open(&options.manager) {
         Ok(urd) => Some(urd),
@@ -339,7 +344,7 @@ fn ask_devices(
         _ => {}
     }
     let sources = Sources {
-        devmng: &devmng,
+        devmng: devmng.as_ref(),
         urd: urd.as_ref(),
         generation: rest.and_then(|rest| rest.ok()),
         visible: &options.visible,

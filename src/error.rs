@@ -404,27 +404,31 @@ pub struct Exchange {
     pub remedy: &'static str,
 }
 
-/// INIT_PROCESS found another session of this process.
+/// Other code has this process's session.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SessionTaken {
     /// Path of the vendor's library, if it is loaded in this process.
     pub vendor_library: Option<String>,
+    /// Whether other code in this process has files of the driver open.
+    pub driver_in_use: bool,
 }
 
 impl fmt::Display for SessionTaken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const BROKER: &str = "This library and the vendor's cannot both drive the memory of one process. Run what \
+            uses this library in a process of its own, and share memory with that: export it there, trust this \
+            process, and send it a ticket, or the 64-bit handle that the vendor's library imports \
+            (docs/hosts.md, \"Beside the vendor's library\").";
         f.write_str("the driver allows one memory session per process, and this process already has one (EEXIST). ")?;
         match &self.vendor_library {
-            Some(library) => write!(
-                f,
-                "{library} is loaded here and most likely holds it: this library and the vendor's \
-                 cannot both drive the memory of one process. Use one of them, or move one into \
-                 another process."
-            )?,
+            Some(library) => write!(f, "{library} is loaded here and most likely holds it. {BROKER}")?,
+            None if self.driver_in_use => {
+                write!(f, "Other code in this process has the driver open and most likely holds it. {BROKER}")?;
+            }
             None => f.write_str(
-                "Another copy of this library holds it, or an earlier session that was opened \
-                 without address segments: that one ends only with the process.",
+                "No other code in this process has the driver open: it is an earlier session that was opened \
+                 without address segments, and ends only with the process.",
             )?,
         }
         write!(f, " [{}]", VendorCode::of(Errno::EEXIST))

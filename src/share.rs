@@ -204,9 +204,16 @@ impl Export {
     pub fn fabric_handle(&self, kind: HandleKind) -> Result<FabricHandle> {
         self.memory.block.device.session.svm.check_process()?;
         let numbers = self.numbers()?;
+        // For host memory the vendor's library writes the first device's, and refuses an import
+        // without.
+        let first = |listed: &[Numbers]| listed.iter().find(|numbers| numbers.logical.0 == 0).copied();
+        let named = match numbers {
+            Some(numbers) => Some(numbers),
+            None => first(self.memory.block.device.session.numbers()?),
+        };
         Ok(FabricHandle {
             kind,
-            sdid: numbers.and_then(|numbers| numbers.sdid).unwrap_or(u32::MAX),
+            sdid: named.and_then(|numbers| numbers.sdid).unwrap_or(u32::MAX),
             physical: numbers.map_or(HOST_ID, |numbers| numbers.physical.0),
             handle: self.handle,
         })

@@ -380,6 +380,8 @@ fn a_registration_that_another_library_deletes_is_renewed_before_the_start() {
             drop(process);
             drop(foreign);
         });
+        // Our file stayed open beside the other one. The next use of it is the last.
+        assert_eq!(device_process::device_pid(LogicalId(0), davinci::PATH.as_ref()).unwrap(), None);
     });
 }
 

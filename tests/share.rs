@@ -479,6 +479,32 @@ fn the_vendors_handles_name_the_same_memory_as_a_ticket() {
     });
 }
 
+#[test]
+fn the_fabric_handle_of_host_memory_names_this_server() {
+    on_each_generation(plain(), |_, _| {
+        let other = start(|channel| {
+            channel.send_tgid();
+            let fabric = FabricHandle::from_bytes(&channel.receive_bytes::<{ FabricHandle::LENGTH }>()).unwrap();
+            // The vendor's library passes kind and super-pod id to the kernel, and so does this: an
+            // id of no server would be looked for on another one.
+            let host = Session::current().unwrap().host().unwrap();
+            assert_eq!(read(&share::import(&host, &fabric).unwrap(), 4), b"host");
+            share::import(&device(1), &fabric).unwrap();
+            let nowhere = FabricHandle { sdid: u32::MAX - 1, ..fabric };
+            assert_eq!(share::import(&device(1), &nowhere).unwrap_err().errno(), Some(Errno::EFAULT));
+        });
+        let memory = Session::current().unwrap().host().unwrap().create(MIB2).unwrap();
+        write(&memory, b"host");
+        let export = memory.export().unwrap();
+        export.trust(&[other.receive_tgid()]).unwrap();
+        let fabric = export.fabric_handle(HandleKind::Fabric).unwrap();
+        let first = ascend_vmm::discovery::survey(&support::survey_options()).devices[0].super_pod.unwrap();
+        assert_eq!((fabric.physical, fabric.handle.device(), fabric.sdid), (65, 65, first.sdid));
+        other.send_bytes(&fabric.to_bytes());
+        other.join();
+    });
+}
+
 /// Two devices on the host, and a container that has the second one as its first.
 fn with_container() -> Config {
     Config { places: vec![Place::host(), Place::container(&[1])], ..plain() }

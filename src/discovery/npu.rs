@@ -126,7 +126,8 @@ pub enum Split {
 
 /// Where a device's questions go.
 pub(super) struct Sources<'a> {
-    pub(super) devmng: &'a Devmng,
+    /// `None` where its file must not be opened.
+    pub(super) devmng: Option<&'a Devmng>,
     pub(super) urd: Option<&'a Urd>,
     /// The generation of these modules, if it is a known one.
     pub(super) generation: Option<Generation>,
@@ -139,13 +140,22 @@ impl Npu {
     pub(super) fn ask(sources: &Sources<'_>, listed: &Listed) -> Npu {
         let unasked = Npu::unasked(listed, sources.visible);
         let logical = unasked.logical;
-        let info = sources.devmng.get_devinfo(logical);
-        let pci = sources.pci(logical);
-        let state = sources.state(logical, &info, &pci);
-        let pci = pci.ok();
-        let info = info.ok();
+        let info = sources.devmng.map(|devmng| devmng.get_devinfo(logical));
+        let pci = sources.devmng.map(|devmng| devmng.get_pciinfo(logical));
+        let state = sources.state(logical, info.as_ref(), pci.as_ref());
+        let pci = match pci {
+            Some(pci) => pci.ok(),
+            None => sources.urd.and_then(|urd| urd.pcie_info(logical)),
+        };
+        let pci = pci.map(|address| sources.pci_address(address));
+        let info = info.and_then(Result::ok);
+        let chip = sources.urd.and_then(|urd| urd.chip_info(logical));
+        let soc = match sources.devmng {
+            Some(_) => info.as_ref().and_then(|info| info.soc.clone()),
+            None => chip.as_ref().map(|chip| format!("Ascend{chip}")),
+        };
         let super_pod = sources.urd.and_then(|urd| urd.spod_info(logical));
-        let machine = sources.devmng.get_host_phy_mach_flag(logical);
+        let machine = sources.devmng.and_then(|devmng| devmng.get_host_phy_mach_flag(logical));
         Npu {
             identity: Identity {
                 pci: pci.map(|pci| (pci.bus, pci.device, pci.function)),
@@ -153,8 +163,8 @@ impl Npu {
                 ..unasked.identity
             },
             state,
-            chip: sources.urd.and_then(|urd| urd.chip_info(logical)),
-            soc: info.as_ref().and_then(|info| info.soc.clone()),
+            chip,
+            soc,
             ai_cores: info.and_then(|info| info.ai_cores),
             pci,
             hbm: sources.hbm(logical),
@@ -230,18 +240,22 @@ impl Npu {
 }
 
 impl Sources<'_> {
-    fn pci(&self, device: LogicalId) -> Result<PciAddress, Answer> {
-        let (bus, slot, function) = self.devmng.get_pciinfo(device)?;
+    fn pci_address(&self, (bus, slot, function): (u8, u8, u8)) -> PciAddress {
         let domain = host_files::domain(self.functions, bus, slot, function);
-        Ok(PciAddress { domain, bus, device: slot, function })
+        PciAddress { domain, bus, device: slot, function }
     }
 
-    fn state(&self, device: LogicalId, info: &Result<DevInfo, Answer>, pci: &Result<PciAddress, Answer>) -> State {
+    fn state<P>(
+        &self,
+        device: LogicalId,
+        info: Option<&Result<DevInfo, Answer>>,
+        pci: Option<&Result<P, Answer>>,
+    ) -> State {
         const BUSY: Answer = Answer::Refused(Errno::EBUSY);
         match (info, pci) {
-            (Err(BUSY), Err(BUSY)) => return State::Removed,
-            (Err(BUSY), _) => return State::Resetting,
-            (Err(Answer::Refused(Errno::ENODEV)), _) => return State::Starting,
+            (Some(Err(BUSY)), Some(Err(BUSY))) => return State::Removed,
+            (Some(Err(BUSY)), _) => return State::Resetting,
+            (Some(Err(Answer::Refused(Errno::ENODEV))), _) => return State::Starting,
             _ => {}
         }
         match self.urd.and_then(|urd| urd.init_status(device)).map(status) {
@@ -259,7 +273,7 @@ impl Sources<'_> {
 
     /// Two parts of the driver keep it; the worse counts.
     fn health(&self, device: LogicalId) -> Option<Health> {
-        let first = self.devmng.get_device_health_status(device);
+        let first = self.devmng.and_then(|devmng| devmng.get_device_health_status(device));
         let second = self.urd.and_then(|urd| urd.health(device));
         Some(match first.max(second)? {
             0 => Health::Normal,

@@ -6,16 +6,25 @@
 //! libraries'. So a [`DavinciFile`] always sends CLOSE before close(2), also when it is dropped.
 //! Files are opened `O_CLOEXEC` and never passed to another process: a child that holds one keeps
 //! this process's device memory alive.
+//!
+//! The driver knows a process, not its libraries: what one library does with a module it does to
+//! the others in the process. [`others_have_files`] tells whether there are any.
 
 use super::{Answer, ioctl, uninterrupted};
 use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
+use crate::fork::PerProcess;
+use crate::slots::lock;
 use crate::trace::{self, Call, traced};
 use ascend_ioctl::{Typed, davinci};
 use nix::fcntl::{OFlag, open};
 use nix::libc;
 use nix::sys::stat::Mode;
-use std::os::fd::OwnedFd;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The driver's multiplexer.
@@ -26,27 +35,90 @@ pub(crate) use davinci::module;
 /// An open file that is bound to a module.
 #[derive(Debug)]
 pub(crate) struct DavinciFile {
-    fd: OwnedFd,
+    descriptor: Descriptor,
     module: &'static str,
+}
+
+/// A descriptor, and its entry in the list of our own. The entry goes after close(2): fields are
+/// dropped in order.
+#[derive(Debug)]
+struct Descriptor {
+    fd: OwnedFd,
+    _listed: Listed,
+}
+
+/// An entry in the list of our own descriptors.
+#[derive(Debug)]
+struct Listed(RawFd);
+
+impl Descriptor {
+    /// Opens the file under the list's lock, so that no other thread takes it for another
+    /// library's.
+    fn open(path: &Path) -> Result<Descriptor, Errno> {
+        let mut own = lock(own_descriptors());
+        let fd = uninterrupted(|| open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
+        own.push(fd.as_raw_fd());
+        Ok(Descriptor { _listed: Listed(fd.as_raw_fd()), fd })
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut own = lock(own_descriptors());
+        if let Some(at) = own.iter().position(|fd| *fd == self.0) {
+            own.swap_remove(at);
+        }
+    }
+}
+
+/// The descriptors of this library's files. A number that was closed and is used again, before its
+/// first entry is removed, has two.
+fn own_descriptors() -> &'static Mutex<Vec<RawFd>> {
+    static OWN: PerProcess<Mutex<Vec<RawFd>>> = PerProcess::new();
+    // A child of fork has its parent's descriptors.
+    OWN.get(|inherited| Mutex::new(inherited.and_then(|own| Some(own.try_lock().ok()?.clone())).unwrap_or_default()))
+}
+
+/// Whether other code in this process has files of the driver open, such as the vendor's library.
+/// True also where that cannot be known.
+pub(crate) fn others_have_files(manager: &Path) -> bool {
+    let own = lock(own_descriptors());
+    // The links are read and not followed: stat(2) of a file may wait for a server.
+    let Ok(descriptors) = fs::read_dir("/proc/thread-self/fd") else { return true };
+    descriptors.flatten().any(|descriptor| {
+        let number = descriptor.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
+        let is_own = number.is_some_and(|number| own.contains(&number));
+        !is_own && fs::read_link(descriptor.path()).is_ok_and(|target| is_manager(&target, manager))
+    })
+}
+
+/// Whether an open file's name is the driver's, in whatever directory the device is visible.
+fn is_manager(target: &Path, manager: &Path) -> bool {
+    let name = |path: &Path| path.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec);
+    let Some(mut file) = name(target) else { return false };
+    // So the kernel marks a node that was made anew.
+    if let Some(length) = file.strip_suffix(b" (deleted)").map(<[u8]>::len) {
+        file.truncate(length);
+    }
+    Some(&file) == name(manager).as_ref() || Some(&file) == name(Path::new(MANAGER)).as_ref()
 }
 
 impl DavinciFile {
     /// Opens the device at `path` and binds the file to `module`: two system calls.
     pub(crate) fn open(path: &Path, module: &'static str) -> Result<DavinciFile> {
-        let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
-        let opened = traced(|| Call::plain(module, "open"), || uninterrupted(|| open(path, flags, Mode::empty())));
-        let fd = opened.map_err(|errno| OpenFailed::new(path, errno))?;
+        let opened = traced(|| Call::plain(module, "open"), || Descriptor::open(path));
+        let descriptor = opened.map_err(|errno| OpenFailed::new(path, errno))?;
         let mut arg = davinci::OpenArg::new(module);
         let bound = traced(
             || Call::plain(module, davinci::OPEN.name),
             || {
                 // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through
                 // the call.
-                unsafe { ioctl(&fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
+                unsafe { ioctl(&descriptor.fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
             },
         );
         match bound {
-            Ok(_) => Ok(DavinciFile { fd, module }),
+            Ok(_) => Ok(DavinciFile { descriptor, module }),
             // The file was not bound, so close(2) alone is right: CLOSE is for bound files.
             Err(errno) => Err(Refused::new(SystemCall::Bind, errno)
                 .operation("bind a file to a module")
@@ -75,12 +147,12 @@ impl DavinciFile {
     #[inline]
     pub(super) unsafe fn raw(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
         // SAFETY: the caller vouches for the argument.
-        unsafe { ioctl(&self.fd, request, arg) }
+        unsafe { ioctl(&self.descriptor.fd, request, arg) }
     }
 
     /// The descriptor, for mmap(2).
     pub(super) fn fd(&self) -> &OwnedFd {
-        &self.fd
+        &self.descriptor.fd
     }
 }
 
@@ -94,6 +166,23 @@ impl Drop for DavinciFile {
                 format_args!("module {}: {answer:?}", self.module),
                 "CLOSE was refused: close(2) may now release every file that this process has of the driver",
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_driver_are_known_by_their_name_in_any_directory() {
+        let manager = Path::new("/container/davinci_manager_3");
+        for target in ["/dev/davinci_manager", "/host/dev/davinci_manager", "/dev/davinci_manager (deleted)"] {
+            assert!(is_manager(Path::new(target), manager), "{target}");
+        }
+        assert!(is_manager(Path::new("/dev/davinci_manager_3"), manager));
+        for target in ["/dev/davinci0", "socket:[17]", "/dev/davinci_manager/x", "pipe:[davinci_manager]", "/"] {
+            assert!(!is_manager(Path::new(target), manager), "{target}");
         }
     }
 }

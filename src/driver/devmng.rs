@@ -7,9 +7,14 @@
 //! and device processes. A [`Devmng`] is a counted claim on it: the file is opened at the first
 //! question and closed when the last claim is dropped. A session takes its claim first and drops it
 //! last, whether it asks anything or not, so that no other question closes the file under it.
+//!
+//! The vendor's library in the same process would lose its device processes and its peer access in
+//! the same way. So the file stays open when other code in the process has files of the driver, and
+//! discovery does not open it beside them: an open by another thread than the main one deletes the
+//! registration (kernels from 5.17 on).
 
 use super::Answer;
-use super::davinci::{DavinciFile, module};
+use super::davinci::{self, DavinciFile, module};
 use super::urd::text;
 use crate::error::{Errno, Error, Result};
 use crate::fork::{ForkGuard, PerProcess};
@@ -68,6 +73,17 @@ impl Devmng {
     pub(crate) fn claim(path: &Path) -> Devmng {
         lock(shared()).claims += 1;
         Devmng { process: ForkGuard::new(), path: path.to_owned() }
+    }
+
+    /// As [`Devmng::claim`], if asking harms nobody: not if a file would have to be opened beside
+    /// those of other code in this process.
+    pub(crate) fn claim_harmlessly(path: &Path) -> Option<Devmng> {
+        let mut shared = lock(shared());
+        if shared.file.is_none() && davinci::others_have_files(path) {
+            return None;
+        }
+        shared.claims += 1;
+        Some(Devmng { process: ForkGuard::new(), path: path.to_owned() })
     }
 
     /// The driver's device.
@@ -229,7 +245,7 @@ impl Drop for Devmng {
         let _quiet: Quiet = quiet();
         let mut shared = lock(shared());
         shared.claims -= 1;
-        if shared.claims == 0 {
+        if shared.claims == 0 && shared.file.is_some() && !davinci::others_have_files(&self.path) {
             // Closed under the lock, so that no second file is opened beside it.
             shared.file = None;
         }

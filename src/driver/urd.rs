@@ -55,6 +55,12 @@ impl Urd {
         text(&info.text.name)
     }
 
+    /// PCIE_INFO: bus, device and function.
+    pub(crate) fn pcie_info(&self, device: LogicalId) -> Option<(u8, u8, u8)> {
+        let info: urd::PcieInfo = self.ask(device, &urd::PCIE_INFO, &device.0).ok()?;
+        Some((info.bus as u8, info.slot as u8, info.function as u8))
+    }
+
     /// INIT_STATUS: 0 starting, 1 working, 2 exception, 3 sleeping, 4 lost.
     pub(crate) fn init_status(&self, device: LogicalId) -> Option<u32> {
         self.number(device, &urd::INIT_STATUS)

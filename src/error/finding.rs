@@ -158,6 +158,9 @@ pub enum Finding {
     UnknownGeneration(String),
     /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
     NoDaemonNode(PathBuf, Errno),
+    /// `driver-used-here`: other code in this process has the driver open, so the questions that
+    /// would disturb it were left out.
+    DriverUsedHere,
     /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of numbers to its
     /// end.
     VisibleDevicesUnreadable(String),
@@ -441,6 +444,15 @@ impl Finding {
                 format!("{} could not be opened: {errno}", path.display()),
                 "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
                  device process can be started.",
+            ),
+            Finding::DriverUsedHere => row(
+                "driver-used-here",
+                Note,
+                "other code in this process has the driver open, most likely the vendor's library: the number of AI \
+                 cores, the kind of machine, and whether a device was removed or is being reset were not asked, \
+                 because that would end its device processes"
+                    .into(),
+                "Nothing; a process of its own (cargo xtask probe) sees all facts.",
             ),
             Finding::VisibleDevicesUnreadable(value) => row(
                 "visible-devices-unreadable",

@@ -7,6 +7,7 @@
 
 use super::SessionBuilder;
 use crate::discovery;
+use crate::driver::davinci;
 use crate::driver::recognise;
 use crate::driver::segments::Segments;
 use crate::driver::svm::{HostPages, Segment, Svm};
@@ -83,8 +84,9 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
             Ok((prepared, pages))
         }
         Err(refused) if refused.errno == Errno::EEXIST => {
+            let taken = taken(&prepared.manager);
             parked().push(prepared);
-            Err(Error::SessionTaken(Box::new(SessionTaken { vendor_library: vendor_library() })))
+            Err(Error::SessionTaken(Box::new(taken)))
         }
         Err(refused) => {
             prepared.segments.unmap();
@@ -132,7 +134,7 @@ fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
         svm.get_mmap_info(family).map_err(|refused| refused.operation("read the driver's address segments"))?;
     let generation = choose(family, &listed, builder.allow_unknown_generation)?;
     let was_mapped = builder.segments;
-    let segments = if was_mapped { map(&svm, &listed)? } else { Segments::default() };
+    let segments = if was_mapped { map(&svm, &listed, &builder.davinci_manager)? } else { Segments::default() };
     svm.map_log_page();
     let manager = builder.davinci_manager.clone();
     Ok(Prepared { svm, generation, segments, manager, family, listed, was_mapped })
@@ -147,7 +149,7 @@ impl Prepared {
         // them a second time: it goes on without.
         self.segments.check();
         if builder.segments && !self.was_mapped {
-            self.segments = map(&self.svm, &self.listed)?;
+            self.segments = map(&self.svm, &self.listed, &self.manager)?;
             self.was_mapped = true;
         }
         Ok(())
@@ -181,16 +183,22 @@ fn choose(family: Generation, segments: &[Segment], allow_unknown: bool) -> Resu
     }
 }
 
-/// Maps the segments. If their addresses are taken and the vendor's library is loaded, it is its
+/// Maps the segments. If their addresses are taken and other code has the driver open, it is its
 /// session that is in the way.
-fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
-    svm.map_segments(segments).map_err(|refused| match vendor_library() {
-        Some(library) if refused.errno == Errno::EINVAL => {
-            trace::debug(refused, "the vendor's library has mapped the segments");
-            Error::SessionTaken(Box::new(SessionTaken { vendor_library: Some(library) }))
+fn map(svm: &Svm, segments: &[Segment], manager: &Path) -> Result<Segments> {
+    svm.map_segments(segments).map_err(|refused| {
+        let taken = taken(manager);
+        if refused.errno == Errno::EINVAL && (taken.driver_in_use || taken.vendor_library.is_some()) {
+            trace::debug(refused, "other code in this process has mapped the segments");
+            return Error::SessionTaken(Box::new(taken));
         }
-        _ => refused.into(),
+        refused.into()
     })
+}
+
+/// Who has the session, as far as this process shows it.
+fn taken(manager: &Path) -> SessionTaken {
+    SessionTaken { vendor_library: vendor_library(), driver_in_use: davinci::others_have_files(manager) }
 }
 
 /// Path of the vendor's driver library, if this process has it loaded.

@@ -79,7 +79,8 @@ pub enum HandleKind {
 pub struct FabricHandle {
     /// What it says it is.
     pub kind: HandleKind,
-    /// Super-pod id of the exporting device, `u32::MAX` where it has none.
+    /// Super-pod id of the exporting device, of the exporter's first device for host memory;
+    /// `u32::MAX` where it has none.
     pub sdid: u32,
     /// Physical id of the exporting device, 65 for host memory.
     pub physical: u32,

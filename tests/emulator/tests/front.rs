@@ -70,6 +70,31 @@ fn stat_and_access_know_the_nodes() {
 }
 
 #[test]
+fn an_open_file_is_the_node_that_was_opened() {
+    isolated(Config::default(), |_| {
+        let file = open("/dev/davinci1", OFlag::O_RDONLY, Mode::empty()).unwrap();
+        let (by_path, by_file) =
+            (nix::sys::stat::stat("/dev/davinci1").unwrap(), nix::sys::stat::fstat(&file).unwrap());
+        assert_eq!((by_file.st_mode, by_file.st_rdev), (by_path.st_mode, by_path.st_rdev));
+        let shown = std::fs::File::from(file.try_clone().unwrap()).metadata().unwrap();
+        assert!(std::os::unix::fs::FileTypeExt::is_char_device(&shown.file_type()));
+        let number = file.as_raw_fd();
+        for directory in ["self", "thread-self", &std::process::id().to_string()] {
+            let link = std::fs::read_link(format!("/proc/{directory}/fd/{number}")).unwrap();
+            assert_eq!(link, std::path::Path::new("/dev/davinci1"));
+        }
+        // Other files are what they are.
+        assert!(std::fs::File::open("/proc/self/status").unwrap().metadata().unwrap().is_file());
+        assert!(std::fs::read_link("/proc/self/fd/0").is_ok());
+        let mut short = [0u8; 4];
+        let name = std::ffi::CString::new(format!("/proc/self/fd/{number}")).unwrap();
+        // SAFETY: the name and the buffer are live locals, and the length is the buffer's.
+        let length = unsafe { libc::readlink(name.as_ptr(), short.as_mut_ptr().cast(), short.len()) };
+        assert_eq!((length, &short), (4, b"/dev"), "cut off at the end of the buffer");
+    });
+}
+
+#[test]
 fn a_node_is_no_link_and_is_its_own_real_path() {
     isolated(Config::default(), |_| {
         let errno = |path| std::fs::read_link(path).unwrap_err().raw_os_error();

@@ -57,6 +57,8 @@ impl Blank {
 pub struct OpenFile {
     /// The model's id of it.
     pub id: FileId,
+    /// The node that was opened.
+    pub path: String,
     /// The processes that used it.
     pub users: Vec<ProcessKey>,
     access: OFlag,
@@ -126,7 +128,14 @@ impl Files {
     }
 
     /// Makes a memfd the file `id` and returns the description for the client.
-    pub fn publish(&mut self, blank: Blank, id: FileId, flags: i32, user: ProcessKey) -> Result<OwnedFd, Errno> {
+    pub fn publish(
+        &mut self,
+        blank: Blank,
+        id: FileId,
+        path: &str,
+        flags: i32,
+        user: ProcessKey,
+    ) -> Result<OwnedFd, Errno> {
         // This thread has its own descriptor table, which is not that of /proc/self.
         let name = format!("/proc/thread-self/fd/{}", blank.memfd.as_raw_fd());
         let shown = libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_SYNC | libc::O_APPEND | libc::O_NOATIME;
@@ -143,7 +152,8 @@ impl Files {
             Some(watch) => drop(self.watches.insert(watch, blank.inode)),
             None => drop(self.unwatched.insert(blank.inode)),
         }
-        let file = OpenFile { id, users: vec![user], access: flags & OFlag::O_ACCMODE, probe: blank.memfd, watch };
+        let (path, access) = (path.to_owned(), flags & OFlag::O_ACCMODE);
+        let file = OpenFile { id, path, users: vec![user], access, probe: blank.memfd, watch };
         self.files.insert(blank.inode, file);
         Ok(client)
     }

@@ -1,6 +1,7 @@
 //! Paths of the driver's nodes, and what stat reports for them.
 
 use super::client_process::ProcessMemory;
+use crate::caller::Memory;
 use libc::c_int;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -20,6 +21,27 @@ pub const MODULE_LIST: &str = "/proc/modules";
 pub fn path_to_open(tid: i32, directory: c_int, address: u64) -> Option<String> {
     let path = named_path(tid, directory, address, |name| is_driver_name(name) || name == b"modules")?;
     ((path.starts_with("/dev/") && !path.ends_with("/modules")) || path == MODULE_LIST).then_some(path)
+}
+
+/// The descriptor that a path in `/proc` names, and a task whose it is.
+pub fn named_descriptor(tid: i32, directory: c_int, address: u64) -> Option<(i32, c_int)> {
+    let is_number = |name: &[u8]| !name.is_empty() && name.iter().all(u8::is_ascii_digit);
+    let path = named_path(tid, directory, address, is_number)?;
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    let (task, descriptor) = match parts[..] {
+        ["proc", "self" | "thread-self", "fd", descriptor] => (tid, descriptor),
+        ["proc", task, "fd", descriptor] | ["proc", _, "task", task, "fd", descriptor] => {
+            (task.parse().ok()?, descriptor)
+        }
+        _ => return None,
+    };
+    Some((task, descriptor.parse().ok()?))
+}
+
+/// Whether a caller passed no path, or an empty one.
+pub fn is_empty_path(tid: i32, address: u64) -> bool {
+    let mut first = [0];
+    address == 0 || (ProcessMemory(tid).read(address, &mut first).is_ok() && first == [0])
 }
 
 /// The absolute path that a caller passed, if its last component is `wanted`.

@@ -137,6 +137,11 @@ impl Who {
 /// The flag of mlockall that is not allowed alone.
 const MCL_ONFAULT: u64 = 4;
 
+/// Whether a stat with this path and these flags is about a descriptor.
+fn is_of_descriptor(tid: i32, path: u64, flags: u64) -> bool {
+    flags as c_int & libc::AT_EMPTY_PATH != 0 && node::is_empty_path(tid, path)
+}
+
 /// The memory module's ALLOC, which has the same number in every generation.
 const ALLOC: Option<u32> = svm::stable(Op::Alloc);
 
@@ -538,16 +543,19 @@ impl Server {
                 let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
                 self.open(listener, call, libc::AT_FDCWD, a, flags, arrived)
             }
+            libc::SYS_newfstatat if is_of_descriptor(call.tid, b, d) => self.fstat(call, at, c, node::stat),
             libc::SYS_newfstatat => self.stat(call, at, b, c, node::stat),
+            libc::SYS_statx if is_of_descriptor(call.tid, b, c) => self.fstat(call, at, call.arguments[4], node::statx),
             libc::SYS_statx => self.stat(call, at, b, call.arguments[4], node::statx),
+            libc::SYS_fstat => self.fstat(call, at, b, node::stat),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_stat | libc::SYS_lstat => self.stat(call, libc::AT_FDCWD, a, b, node::stat),
             libc::SYS_faccessat | libc::SYS_faccessat2 => self.access(call, at, b),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_access => self.access(call, libc::AT_FDCWD, a),
-            libc::SYS_readlinkat => self.read_link(call, at, b),
+            libc::SYS_readlinkat => self.read_link(call, at, b, c, d),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_readlink => self.read_link(call, libc::AT_FDCWD, a),
+            libc::SYS_readlink => self.read_link(call, libc::AT_FDCWD, a, b, c),
             libc::SYS_mmap => self.mmap(call, arrived),
             libc::SYS_munmap => self.change(call, "munmap", ChangeKind::Unmap, arrived),
             libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
@@ -621,7 +629,7 @@ impl Server {
         let blank = Blank::new()?;
         // A driver path that the model does not have must not be opened on the real host.
         let id = self.driver.open(&who.caller(&memory), path, flags, blank.backing()?).unwrap_or(Err(Errno::ENOENT))?;
-        match self.files.publish(blank, id, flags, who.key) {
+        match self.files.publish(blank, id, path, flags, who.key) {
             Ok(file) => Ok((id.0, file)),
             Err(errno) => {
                 self.driver.close(id, true);
@@ -650,8 +658,34 @@ impl Server {
         if self.exists(call.tid, &path) { Answer::Value(0).into() } else { Errno::ENOENT.into() }
     }
 
-    /// A node is not a symbolic link. realpath(3) asks this of every component.
-    fn read_link(&mut self, call: &Notification, at: c_int, path: u64) -> Reply {
+    /// stat of a descriptor.
+    fn fstat(&mut self, call: &Notification, descriptor: c_int, buffer: u64, describe: fn(&str) -> Vec<u8>) -> Reply {
+        let Some(path) = self.node_of(call.tid, descriptor) else { return Answer::Continue.into() };
+        match ProcessMemory(call.tid).write(buffer, &describe(&path)) {
+            Ok(()) => Answer::Value(0).into(),
+            Err(_) => Errno::EFAULT.into(),
+        }
+    }
+
+    /// The node that a descriptor of a task was opened at, if it is the driver's.
+    fn node_of(&mut self, tid: i32, descriptor: c_int) -> Option<String> {
+        let known = self.processes.file_of_known(tid, descriptor);
+        let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
+        self.files.get_mut(inode).map(|file| file.path.clone())
+    }
+
+    /// A node is not a symbolic link. realpath(3) asks this of every component. The links in
+    /// `/proc/PID/fd` name the nodes.
+    fn read_link(&mut self, call: &Notification, at: c_int, path: u64, buffer: u64, length: u64) -> Reply {
+        let named = node::named_descriptor(call.tid, at, path);
+        if let Some(target) = named.and_then(|(task, descriptor)| self.node_of(task, descriptor)) {
+            let shown = &target.as_bytes()[..target.len().min(length as usize)];
+            return match ProcessMemory(call.tid).write(buffer, shown) {
+                _ if length == 0 => Errno::EINVAL.into(),
+                Ok(()) => Answer::Value(shown.len() as i64).into(),
+                Err(_) => Errno::EFAULT.into(),
+            };
+        }
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
         if self.exists(call.tid, &path) { Errno::EINVAL.into() } else { Errno::ENOENT.into() }
     }
