@@ -38,10 +38,34 @@ use std::os::fd::{AsRawFd, OwnedFd};
 #[inline]
 unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
     // The C library's ioctl takes a variable number of arguments, which costs more instructions
-    // than the rest of a command together.
-    // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
-    let answer = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), libc::c_ulong::from(request), arg) };
-    if answer == -1 { Err(Errno::last()) } else { Ok(answer as i32) }
+    // than the rest of a command together, and its syscall moves every argument once more.
+    let (number, fd, request) = (libc::SYS_ioctl, fd.as_raw_fd(), libc::c_ulong::from(request));
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut answer = number;
+        // SAFETY: ioctl(2) as the kernel takes it: the number and the answer in rax, arguments in
+        // rdi, rsi and rdx; the instruction overwrites rcx and r11. The caller vouches for the
+        // argument, which the kernel may write to; the descriptor is open while it is borrowed.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") answer,
+                in("rdi") fd,
+                in("rsi") request,
+                in("rdx") arg,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack)
+            );
+        }
+        if answer < 0 { Err(Errno::from_raw(-answer as i32)) } else { Ok(answer as i32) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
+        let answer = unsafe { libc::syscall(number, fd, request, arg) };
+        if answer == -1 { Err(Errno::from_raw(nix::errno::Errno::last_raw())) } else { Ok(answer as i32) }
+    }
 }
 
 /// Repeats a system call that a signal interrupted before it did anything: open, mmap and their

@@ -46,11 +46,6 @@ impl Errno {
     pub(crate) const fn of(errno: nix::errno::Errno) -> Errno {
         Errno(errno as i32)
     }
-
-    /// The errno of the system call that just failed on this thread.
-    pub(crate) fn last() -> Errno {
-        Errno(nix::errno::Errno::last_raw())
-    }
 }
 
 impl fmt::Debug for Errno {
