@@ -234,21 +234,20 @@ impl PhysicalMemory {
 }
 
 impl Block {
-    /// Memory that was just imported. If it is of a kind that cannot be mapped here it is released.
-    #[inline]
+    /// Memory that was just imported.
+    #[inline(always)]
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
         key: ImportKey,
-    ) -> Result<Arc<Live<Block>>> {
-        let page = Page::from_code(answer.page);
+    ) -> Arc<Live<Block>> {
         // Without an answer, or with a newer one, HBM is assumed.
         let memory = MemoryKind::from_code(answer.memory).unwrap_or_default();
-        let block = Arc::new(Live::new(Block {
+        Arc::new(Live::new(Block {
             device: device.clone(),
             size: answer.size,
             handle: answer.handle,
-            giant: AtomicBool::new(page == Some(Page::Giant)),
+            giant: AtomicBool::new(Page::from_code(answer.page) == Some(Page::Giant)),
             memory: AtomicU8::new(memory.code() as u8),
             imported: true,
             half_released: false,
@@ -256,14 +255,19 @@ impl Block {
             remote: key.sdid != 0,
             origin: AtomicU32::new(key.sdid),
             share: AtomicI32::new(key.share as i32),
-        }));
-        if page.is_none() {
+        }))
+    }
+
+    /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
+    #[inline(always)]
+    pub(crate) fn check_import(&self, answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
+        if Page::from_code(answer.page).is_none() {
             return Err(normal_pages());
         }
         if answer.size == 0 {
             return Err(no_pages());
         }
-        Ok(block)
+        ticket.map_or(Ok(()), |ticket| self.agree(ticket))
     }
 
     /// What is known of its kind.
@@ -277,6 +281,7 @@ impl Block {
     /// Compares an import with what a ticket says of it, and takes over what the driver does not
     /// say: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
     /// only, and before 9.0.0 which memory it is.
+    #[inline]
     pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
         if ticket.size != self.size {
             return Err(other_size(ticket.size, self.size));

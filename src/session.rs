@@ -324,7 +324,7 @@ impl Inner {
             arena: Mutex::new(Arena::new()),
             growing: Mutex::default(),
             mappings: MappingTable::default(),
-            devices: Slots::default(),
+            devices: Slots::new(1),
             peers: Mutex::default(),
             sharing: Sharing::default(),
             left: Mutex::new(Vec::new()),

@@ -51,14 +51,14 @@ use crate::id::{LogicalId, PhysicalId};
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::Inner;
 use crate::session::undo::Live;
-use crate::slots::{Found, Slots, lock};
+use crate::slots::{Found, Key, Slots, lock};
 use crate::trace::{self, quiet};
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a session knows for sharing. All of it is looked up when it is first needed, once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sharing {
     /// Held while a handle is exported, so that the kernel is called once.
     exporting: Mutex<()>,
@@ -67,9 +67,50 @@ pub(crate) struct Sharing {
     /// Names that this process has opened.
     names: Slots<Name, Live<named::Opened>>,
     bare_tgid: OnceLock<i32>,
+    /// Whether this process lives in the initial pid namespace.
+    initial: OnceLock<bool>,
+    /// The process that was trusted last.
+    known: AtomicI32,
     /// When this process started, in clock ticks since boot; 0 if /proc does not say.
     start: OnceLock<u64>,
+    boot_id: OnceLock<[u8; 16]>,
     devices: OnceLock<Vec<Numbers>>,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Sharing {
+            exporting: Mutex::default(),
+            // For a million shares; more than that have two to a place.
+            imports: Slots::new(2048),
+            names: Slots::new(1),
+            bare_tgid: OnceLock::new(),
+            initial: OnceLock::new(),
+            known: AtomicI32::new(0),
+            start: OnceLock::new(),
+            boot_id: OnceLock::new(),
+            devices: OnceLock::new(),
+        }
+    }
+}
+
+impl Sharing {
+    /// The kernel's boot id.
+    #[inline]
+    fn boot_id(&self) -> [u8; 16] {
+        *self.boot_id.get_or_init(bare_tgid::boot_id)
+    }
+
+    /// Refuses a process that has not started. One that had when it was trusted last is not looked
+    /// up again: an exporter trusts the same importer for many memories.
+    #[inline]
+    fn exists(&self, pid: i32) -> Result<()> {
+        if self.known.load(Ordering::Relaxed) != pid {
+            bare_tgid::exists(pid)?;
+            self.known.store(pid, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 /// What tells imports apart for the kernel.
@@ -83,11 +124,11 @@ pub(crate) struct ImportKey {
     pub(crate) sdid: u32,
 }
 
-/// In two words instead of four: an import is looked up twice.
-impl Hash for ImportKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(u64::from(self.device) << 32 | u64::from(self.share));
-        state.write_u64(u64::from(self.sdid) << 32 | u64::from(self.exporter));
+impl Key for ImportKey {
+    /// Shares of one exporter have numbers of their own; those of different exporters are few.
+    #[inline]
+    fn number(&self) -> u32 {
+        self.share
     }
 }
 
@@ -97,6 +138,15 @@ struct Numbers {
     logical: LogicalId,
     physical: PhysicalId,
     sdid: Option<u32>,
+}
+
+impl Numbers {
+    /// The device with a logical id. They are listed in that order, most often without a gap.
+    #[inline]
+    fn of(all: &[Numbers], id: u32) -> Option<&Numbers> {
+        let is_wanted = |numbers: &&Numbers| numbers.logical.0 == id;
+        all.get(id as usize).filter(is_wanted).or_else(|| all.iter().find(is_wanted))
+    }
 }
 
 /// Bits of a super-pod id from which on the server's number stands.
@@ -237,7 +287,7 @@ impl Export {
             generation: self.memory.session().generation(),
             exporter: tgid,
             exporter_start: block.device.session.start_time(),
-            boot_id: bare_tgid::boot_id(),
+            boot_id: block.device.session.sharing.boot_id(),
         })
     }
 
@@ -251,17 +301,17 @@ impl Export {
     /// or was turned off. The processes before the one that was refused are trusted.
     #[doc(alias = "aclrtMemSetPidToShareableHandle")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
-        let session = self.memory.session();
-        session.inner.svm.check_process()?;
+        let device = &self.memory.block.device;
+        let session = &device.session;
+        session.svm.check_process()?;
         if processes.is_empty() {
             return Ok(());
         }
-        if bare_tgid::is_initial_namespace(&session)? {
-            processes.iter().try_for_each(|process| bare_tgid::exists(process.as_raw()))?;
+        if session.is_initial_namespace()? {
+            processes.iter().try_for_each(|process| session.sharing.exists(process.as_raw()))?;
         }
-        let device = &self.memory.block.device;
         for batch in BareTgid::as_raws(processes).chunks(TRUST_LIST as usize) {
-            session.inner.svm.mem_set_pid(device.id, self.handle.share_id(), batch).map_err(|refused| {
+            session.svm.mem_set_pid(device.id, self.handle.share_id(), batch).map_err(|refused| {
                 let arguments = format!("{} of {} processes", batch.len(), processes.len());
                 device.failed(refused, OPERATION_TRUST, arguments)
             })?;
@@ -405,14 +455,22 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
         }
         Found::Slot(slot) => slot,
     };
-    let answer = wanted.import(device)?;
+    let answer = match session.svm.mem_import(device.id, &wanted.export, wanted.size()) {
+        Ok(answer) => answer,
+        Err(refused) => return Err(wanted.refused(device, refused)),
+    };
     // From here on the block owns the import and its slot: both go if the rest is not as it should
     // be.
     let block = Block::imported(device, &answer, key);
-    slot.keep();
-    let block = block?;
-    wanted.ticket.map_or(Ok(()), |ticket| block.agree(ticket))?;
-    session.sharing.imports.fill(key, &block);
+    if let Err(error) = block.check_import(&answer, wanted.ticket) {
+        // Nothing is reported before the slot is vacant: a subscriber that imports the same would
+        // wait for it.
+        let _quiet = quiet();
+        slot.keep();
+        drop(block);
+        return Err(error);
+    }
+    slot.fill(&block);
     Ok(PhysicalMemory { block })
 }
 
@@ -425,39 +483,43 @@ struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    #[inline]
+    // This and what it uses is inlined by force: only one caller has each source.
+    #[inline(always)]
     fn new(session: &Inner, device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
-        let wanted = match source {
+        let numbers = session.numbers()?;
+        match source {
             Source::Ticket(ticket) => {
-                let exporter = ticket_device(session, ticket)?;
+                let exporter = ticket_device(numbers, ticket, session.sharing.boot_id() == ticket.boot_id)?;
                 let own = ticket.exporter == session.bare_tgid()? && ticket.exporter_start == session.start_time();
                 if own && exporter == device.id {
                     return Err(own_export(device));
                 }
-                Wanted::plain(ticket.handle.share_id(), exporter, Some(ticket))
+                Ok(Wanted::plain(numbers, device, ticket.handle.share_id(), exporter, Some(ticket)))
             }
-            Source::Handle(handle) => Wanted::plain(handle.share_id(), handle.device(), None),
-            Source::Fabric(fabric) => Wanted::fabric(session, fabric)?,
-        };
-        if wanted.export.fabric {
-            return Ok(wanted);
+            Source::Handle(handle) => Ok(Wanted::plain(numbers, device, handle.share_id(), handle.device(), None)),
+            Source::Fabric(fabric) => Wanted::fabric(numbers, device, fabric),
         }
+    }
+
+    #[inline(always)]
+    fn plain(
+        numbers: &[Numbers],
+        device: &DeviceInner,
+        share: u32,
+        exporter: u32,
+        ticket: Option<&'a Ticket>,
+    ) -> Wanted<'a> {
         // Where a plain import wants a super-pod id it is that of the importing device, of the
         // first for the host.
         let importer = if device.is_host() { 0 } else { device.id };
-        let numbers = session.numbers()?.iter().find(|numbers| numbers.logical.0 == importer);
-        let sdid = numbers.and_then(|numbers| numbers.sdid).unwrap_or(0);
-        Ok(Wanted { export: svm::Export { sdid, ..wanted.export }, ..wanted })
-    }
-
-    fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
-        let export = svm::Export { share, exporter, physical: 0, sdid: 0, fabric: false };
+        let sdid = Numbers::of(numbers, importer).and_then(|numbers| numbers.sdid).unwrap_or(0);
+        let export = svm::Export { share, exporter, physical: 0, sdid, fabric: false };
         Wanted { export, remote: false, ticket }
     }
 
-    fn fabric(session: &Inner, fabric: &FabricHandle) -> Result<Wanted<'a>> {
-        let numbers = session.numbers()?;
-        let mut wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
+    #[cold]
+    fn fabric(numbers: &[Numbers], device: &DeviceInner, fabric: &FabricHandle) -> Result<Wanted<'a>> {
+        let mut wanted = Wanted::plain(numbers, device, fabric.handle.share_id(), fabric.handle.device(), None);
         // Where the exporting device has no super-pod id, the long form is no more than the short
         // one.
         if fabric.kind == HandleKind::Fabric && fabric.sdid != u32::MAX {
@@ -478,11 +540,10 @@ impl<'a> Wanted<'a> {
         Ok(wanted)
     }
 
-    /// MEM_IMPORT.
+    /// The size as the ticket says, or 0.
     #[inline]
-    fn import(&self, device: &DeviceInner) -> Result<svm::Imported> {
-        let size = self.ticket.map_or(0, |ticket| ticket.size);
-        device.session.svm.mem_import(device.id, &self.export, size).map_err(|refused| self.refused(device, refused))
+    fn size(&self) -> u64 {
+        self.ticket.map_or(0, |ticket| ticket.size)
     }
 
     #[cold]
@@ -512,35 +573,48 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The ticket's device in this process's numbering, if the ticket is of this host.
-fn ticket_device(session: &Inner, ticket: &Ticket) -> Result<u32> {
-    let wrong = |problem: String, rule| Err(Invalid::because(OPERATION_IMPORT, problem, rule));
-    let numbers = session.numbers()?;
-    let here = bare_tgid::boot_id() == ticket.boot_id;
+/// The ticket's device in this process's numbering, if the ticket is of this host as it runs now.
+#[inline]
+fn ticket_device(numbers: &[Numbers], ticket: &Ticket, here: bool) -> Result<u32> {
     let Some(exporter) = ticket.device else {
-        return if here { Ok(HOST_ID) } else { wrong(FOREIGN.into(), FOREIGN_RULE) };
+        return if here { Ok(HOST_ID) } else { Err(foreign(false)) };
     };
     let found = numbers.iter().find(|numbers| numbers.physical.0 == exporter.physical);
-    if !here {
+    match found {
         // A super-pod id is unique beyond one server, so the same one means the same machine, some
         // other time.
-        let same = exporter.sdid.is_some() && found.is_some_and(|numbers| numbers.sdid == exporter.sdid);
-        return if same {
-            wrong("this host was rebooted since the ticket was made".into(), "The memory is gone: export it again.")
-        } else {
-            wrong(FOREIGN.into(), FOREIGN_RULE)
-        };
-    }
-    match found {
-        Some(numbers) if numbers.sdid.is_none() || exporter.sdid.is_none() || numbers.sdid == exporter.sdid => {
+        _ if !here => {
+            Err(foreign(exporter.sdid.is_some() && found.is_some_and(|numbers| numbers.sdid == exporter.sdid)))
+        }
+        Some(numbers) if numbers.sdid == exporter.sdid || numbers.sdid.is_none() || exporter.sdid.is_none() => {
             Ok(numbers.logical.0)
         }
-        Some(_) => wrong(
-            format!("physical device {} is not the one that the ticket was made on", exporter.physical),
-            "The hardware changed since: export it again.",
-        ),
+        Some(_) => Err(other_hardware(exporter.physical)),
         None => Err(not_visible(exporter.physical)),
     }
+}
+
+/// A ticket of another boot, of this machine or not.
+#[cold]
+fn foreign(same_machine: bool) -> Error {
+    let (problem, rule) = if same_machine {
+        ("this host was rebooted since the ticket was made", "The memory is gone: export it again.")
+    } else {
+        (
+            "the ticket was made on another machine, or on this one before it was rebooted",
+            "Memory is shared by processes of one running host.",
+        )
+    };
+    Invalid::because(OPERATION_IMPORT, problem, rule)
+}
+
+#[cold]
+fn other_hardware(physical: u32) -> Error {
+    Invalid::because(
+        OPERATION_IMPORT,
+        format!("physical device {physical} is not the one that the ticket was made on"),
+        "The hardware changed since: export it again.",
+    )
 }
 
 #[cold]
@@ -552,14 +626,10 @@ fn not_visible(physical: u32) -> Error {
     )
 }
 
-const FOREIGN: &str = "the ticket was made on another machine, or on this one before it was rebooted";
-const FOREIGN_RULE: &str = "Memory is shared by processes of one running host.";
-
 /// Whether the exporter of a ticket is known to be gone. The memory may live on with other
 /// importers, so the kernel is called all the same.
 fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
-    let initial = session.bare_tgid().is_ok_and(|tgid| tgid == std::process::id() as i32);
-    initial
+    session.is_initial_namespace().unwrap_or(false)
         && ticket.exporter_start != 0
         && bare_tgid::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
 }
@@ -583,6 +653,19 @@ impl Inner {
         }
         let tgid = self.devmng.bare_tgid()?;
         Ok(*self.sharing.bare_tgid.get_or_init(|| tgid))
+    }
+
+    /// Whether pids of this process are those that the kernel compares: its own is the same there.
+    /// (A process of another namespace that has the same number in both by chance is taken for one
+    /// of the initial namespace; nothing in /proc says more in a container.)
+    #[inline]
+    pub(crate) fn is_initial_namespace(&self) -> Result<bool> {
+        self.svm.check_process()?;
+        if let Some(&initial) = self.sharing.initial.get() {
+            return Ok(initial);
+        }
+        let initial = self.bare_tgid()? == std::process::id() as i32;
+        Ok(*self.sharing.initial.get_or_init(|| initial))
     }
 
     /// When this process started.

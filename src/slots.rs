@@ -3,13 +3,14 @@
 //! The table holds what is alive, and a slot for what is being made or undone: a thread that wants
 //! the same object waits, because the driver would refuse a second one. A thread that finds no
 //! object gets its [`Slot`], and fills it or, by dropping it, vacates it.
+//!
+//! Keys are the driver's small numbers, so they are looked up by a table in pages, which never has
+//! to be rearranged as it grows. Each number has a lock of its own: threads that look for different
+//! objects do not wait for each other.
 
 use crate::trace::{Quiet, quiet};
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Locks a mutex. No user code runs under our locks, and every change is made in one step, so a
 /// thread that panicked while it held one left nothing half done.
@@ -18,55 +19,91 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Entries<K, T> = HashMap<K, Weak<T>, BuildHasherDefault<Mix>>;
+/// What objects are found by.
+pub(crate) trait Key: Copy + Eq {
+    /// A number that few keys share.
+    fn number(&self) -> u32;
+}
 
-/// A hash for the driver's small numbers, which no attacker chooses; the standard one takes as long
-/// as the rest of an import.
-#[derive(Debug, Default)]
-pub(crate) struct Mix(u64);
-
-impl Hasher for Mix {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
-    }
-
+impl Key for u32 {
     #[inline]
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(number.into());
-    }
-
-    #[inline]
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    #[inline]
-    fn finish(&self) -> u64 {
-        // The upper bits of a product are the well-mixed ones, and the table looks at both ends.
-        self.0.rotate_left(26)
+    fn number(&self) -> u32 {
+        *self
     }
 }
+
+/// Numbers of a page.
+const PAGE: usize = 512;
 
 /// A table of objects by key.
 #[derive(Debug)]
 pub(crate) struct Slots<K, T> {
-    /// A dead entry is a slot: an object that is being made or undone.
-    entries: Mutex<Entries<K, T>>,
-    changed: Condvar,
-    /// Threads that wait for a change; changed under the lock. Waking takes a system call, so it is
-    /// done only when a thread waits.
+    /// A power of two of pages, each made when its first number comes. Numbers beyond the last page
+    /// begin again at the first.
+    pages: Box<[OnceLock<Page<K, T>>]>,
+    /// Threads that wait for a change of any place. Waking takes a system call, so it is done only
+    /// when a thread waits.
     waiting: AtomicUsize,
+    turn: Mutex<()>,
+    changed: Condvar,
 }
 
-impl<K, T> Default for Slots<K, T> {
-    fn default() -> Self {
-        Slots { entries: Mutex::new(HashMap::default()), changed: Condvar::new(), waiting: AtomicUsize::new(0) }
+/// The places of [`PAGE`] numbers.
+type Page<K, T> = Box<[Place<K, T>]>;
+
+/// What has one number.
+type Place<K, T> = Mutex<Entries<K, T>>;
+
+/// The first key with its object, and those that have the same number. A dead entry is a slot: an
+/// object that is being made or undone.
+#[derive(Debug)]
+struct Entries<K, T> {
+    first: Option<(K, Weak<T>)>,
+    others: Vec<(K, Weak<T>)>,
+}
+
+impl<K: Key, T> Entries<K, T> {
+    #[inline(always)]
+    fn get(&mut self, key: &K) -> Option<&mut Weak<T>> {
+        match &mut self.first {
+            Some((first, object)) if first == key => Some(object),
+            _ if self.others.is_empty() => None,
+            _ => self.others.iter_mut().find_map(|(other, object)| (other == key).then_some(object)),
+        }
+    }
+
+    #[inline(always)]
+    fn insert(&mut self, key: K, object: Weak<T>) {
+        match &mut self.first {
+            None => self.first = Some((key, object)),
+            Some(_) => self.others.push((key, object)),
+        }
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, key: K, object: &Arc<T>) {
+        match self.get(&key) {
+            Some(slot) => *slot = Arc::downgrade(object),
+            None => self.insert(key, Arc::downgrade(object)),
+        }
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, key: &K) {
+        match &self.first {
+            Some((first, _)) if first == key => self.first = None,
+            _ => self.others.retain(|(other, _)| other != key),
+        }
+    }
+
+    fn is_slot(&mut self, key: &K) -> bool {
+        self.get(key).is_some_and(|object| object.strong_count() == 0)
     }
 }
 
 /// What a thread finds under a key.
 #[derive(Debug)]
-pub(crate) enum Found<'a, K: Hash + Eq + Copy, T> {
+pub(crate) enum Found<'a, K: Key, T> {
     /// The object.
     Object(Arc<T>),
     /// Nothing: the caller makes it.
@@ -77,27 +114,31 @@ pub(crate) enum Found<'a, K: Hash + Eq + Copy, T> {
 /// other threads wait, and this one reports nothing.
 #[derive(Debug)]
 #[must_use = "dropping it lets the next thread make the object"]
-pub(crate) struct Slot<'a, K: Hash + Eq + Copy, T> {
+pub(crate) struct Slot<'a, K: Key, T> {
     slots: &'a Slots<K, T>,
+    place: &'a Place<K, T>,
     key: K,
     filled: bool,
     _quiet: Quiet,
 }
 
-impl<K: Hash + Eq + Copy, T> Slot<'_, K, T> {
-    /// Puts the object into its slot.
+impl<K: Key, T> Slot<'_, K, T> {
+    /// Puts the object into its slot. From now on the object vacates it, when it is undone.
+    #[inline(always)]
     pub(crate) fn fill(mut self, object: &Arc<T>) {
         self.filled = true;
-        self.slots.fill(self.key, object);
+        self.slots.change(self.place, |entries| entries.fill(self.key, object));
     }
 
     /// Leaves the slot taken: what was made vacates it when it is undone.
+    #[cold]
     pub(crate) fn keep(mut self) {
         self.filled = true;
     }
 }
 
-impl<K: Hash + Eq + Copy, T> Drop for Slot<'_, K, T> {
+impl<K: Key, T> Drop for Slot<'_, K, T> {
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.filled {
             self.slots.vacate(&self.key);
@@ -105,61 +146,101 @@ impl<K: Hash + Eq + Copy, T> Drop for Slot<'_, K, T> {
     }
 }
 
-impl<K: Hash + Eq + Copy, T> Slots<K, T> {
+impl<K: Key, T> Slots<K, T> {
+    /// A table for numbers up to 512 times `pages`, a power of two, without collisions.
+    pub(crate) fn new(pages: usize) -> Slots<K, T> {
+        let pages = (0..pages.next_power_of_two()).map(|_| OnceLock::new()).collect();
+        Slots { pages, waiting: AtomicUsize::new(0), turn: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The place of a key.
+    #[inline(always)]
+    fn place(&self, key: &K) -> &Place<K, T> {
+        let number = key.number() as usize;
+        let page = self.pages[(number / PAGE) & (self.pages.len() - 1)].get_or_init(new_page);
+        &page[number % PAGE]
+    }
+
     /// The object of a key, or its slot. Waits while another thread makes or undoes it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, key: K) -> Found<'_, K, T> {
-        let mut entries = lock(&self.entries);
+        let place = self.place(&key);
         loop {
-            let entry = match entries.entry(key) {
-                Entry::Occupied(entry) => entry,
-                Entry::Vacant(vacant) => {
-                    vacant.insert(Weak::new());
-                    return Found::Slot(Slot { slots: self, key, filled: false, _quiet: quiet() });
+            let mut entries = lock(place);
+            match entries.get(&key) {
+                None => {
+                    entries.insert(key, Weak::new());
+                    return Found::Slot(Slot { slots: self, place, key, filled: false, _quiet: quiet() });
                 }
-            };
-            if let Some(object) = entry.get().upgrade() {
-                return Found::Object(object);
+                Some(object) => {
+                    if let Some(object) = object.upgrade() {
+                        return Found::Object(object);
+                    }
+                }
             }
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-            entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            drop(entries);
+            self.wait(place, &key);
         }
+    }
+
+    /// Waits while another thread makes or undoes an object.
+    #[cold]
+    fn wait(&self, place: &Place<K, T>, key: &K) {
+        let mut turn = lock(&self.turn);
+        // Counted before the place is looked at: a thread that changes it after that sees the
+        // number, as both look under the place's lock, and then waits for its turn to wake us.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        while lock(place).is_slot(key) {
+            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Puts an object into a slot that the caller keeps taken.
-    #[inline]
     pub(crate) fn fill(&self, key: K, object: &Arc<T>) {
-        self.change(|entries| match entries.get_mut(&key) {
-            Some(slot) => *slot = Arc::downgrade(object),
-            None => drop(entries.insert(key, Arc::downgrade(object))),
-        });
+        self.change(self.place(&key), |entries| entries.fill(key, object));
     }
 
     /// Vacates a slot: the object is undone, or could not be made.
+    #[inline(always)]
     pub(crate) fn vacate(&self, key: &K) {
-        self.change(|entries| drop(entries.remove(key)));
+        self.change(self.place(key), |entries| entries.remove(key));
     }
 
-    fn change(&self, change: impl FnOnce(&mut Entries<K, T>)) {
-        let mut entries = lock(&self.entries);
-        change(&mut entries);
+    #[inline(always)]
+    fn change(&self, place: &Place<K, T>, change: impl FnOnce(&mut Entries<K, T>)) {
+        change(&mut lock(place));
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.changed.notify_all();
+            self.wake();
         }
     }
 
-    /// Whether a test holds for all keys, of objects and of slots.
-    pub(crate) fn all(&self, test: impl FnMut(&K) -> bool) -> bool {
-        lock(&self.entries).keys().all(test)
+    #[cold]
+    fn wake(&self) {
+        // A thread that looked at the place before the change is waiting when we get the turn.
+        drop(lock(&self.turn));
+        self.changed.notify_all();
     }
+
+    /// Whether a test holds for all keys, of objects and of slots.
+    pub(crate) fn all(&self, mut test: impl FnMut(&K) -> bool) -> bool {
+        self.pages.iter().filter_map(OnceLock::get).flatten().all(|place| {
+            let entries = lock(place);
+            entries.first.iter().chain(&entries.others).all(|(key, _)| test(key))
+        })
+    }
+}
+
+#[cold]
+fn new_page<K, T>() -> Page<K, T> {
+    (0..PAGE).map(|_| Mutex::new(Entries { first: None, others: Vec::new() })).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn found<K: Hash + Eq + Copy, T>(slots: &Slots<K, T>, key: K) -> Option<Arc<T>> {
+    fn found<K: Key, T>(slots: &Slots<K, T>, key: K) -> Option<Arc<T>> {
         match slots.find(key) {
             Found::Object(object) => Some(object),
             Found::Slot(_) => None,
@@ -168,7 +249,7 @@ mod tests {
 
     #[test]
     fn an_object_is_found_while_it_lives_and_its_slot_is_free_again_when_vacated() {
-        let slots = Slots::<u32, &str>::default();
+        let slots = Slots::<u32, &str>::new(1);
         let Found::Slot(slot) = slots.find(7) else { panic!("an object in an empty table") };
         let object = Arc::new("seven");
         slot.fill(&object);
@@ -181,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_with_a_slot_vacates_it() {
-        let slots = Slots::<u32, u32>::default();
+        let slots = Slots::<u32, u32>::new(1);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _slot = slots.find(1);
             panic!("while the object is made");
@@ -192,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_wants_what_is_being_made_waits_for_it() {
-        let slots = Slots::<u32, u32>::default();
+        let slots = Slots::<u32, u32>::new(1);
         let objects: Vec<Arc<u32>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|number| {
@@ -214,17 +295,59 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_follow_each_other_do_not_collide() {
-        let hash = |key: (u32, u32, u32)| {
-            let mut mix = Mix::default();
-            key.hash(&mut mix);
-            mix.finish()
-        };
-        // As the table uses them: some low bits choose the place, the upper seven tell keys in it
-        // apart.
-        let places: std::collections::BTreeSet<u64> = (0..1024).map(|share| hash((0, 1, share)) & 1023).collect();
-        assert!(places.len() > 512, "{}", places.len());
-        let tags: std::collections::BTreeSet<u64> = (0..1024).map(|share| hash((0, 1, share)) >> 57).collect();
-        assert!(tags.len() > 64, "{}", tags.len());
+    fn keys_of_one_number_are_told_apart() {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        struct Pair(u32, u32);
+        impl Key for Pair {
+            fn number(&self) -> u32 {
+                self.0
+            }
+        }
+        let slots = Slots::<Pair, u32>::new(2);
+        // 5, 5 beyond the last page, and 5 of other devices have one place.
+        let keys = [Pair(5, 0), Pair(5, 1), Pair(5 + 1024, 0), Pair(5 + 512, 0), Pair(5, 2)];
+        let objects: Vec<Arc<u32>> = keys.iter().map(|key| Arc::new(key.1)).collect();
+        for (key, object) in keys.iter().zip(&objects) {
+            let Found::Slot(slot) = slots.find(*key) else { panic!("{key:?} is taken") };
+            slot.fill(object);
+        }
+        for (key, object) in keys.iter().zip(&objects) {
+            assert!(Arc::ptr_eq(&found(&slots, *key).unwrap(), object));
+        }
+        for key in [Pair(5, 0), Pair(5, 2)] {
+            slots.vacate(&key);
+            assert!(found(&slots, key).is_none());
+        }
+        assert!(Arc::ptr_eq(&found(&slots, Pair(5, 1)).unwrap(), &objects[1]));
+        assert!(!slots.all(|key| *key == Pair(5, 1)), "the others are still there");
+    }
+
+    #[test]
+    fn threads_that_make_and_undo_the_same_never_have_it_twice() {
+        use std::sync::atomic::AtomicU32;
+        let slots = Slots::<u32, u32>::new(1);
+        let alive = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let object = match slots.find(3) {
+                            Found::Object(object) => object,
+                            Found::Slot(slot) => {
+                                assert_eq!(alive.fetch_add(1, Ordering::SeqCst), 0);
+                                let made = Arc::new(3);
+                                slot.fill(&made);
+                                made
+                            }
+                        };
+                        if Arc::into_inner(object).is_some() {
+                            assert_eq!(alive.fetch_sub(1, Ordering::SeqCst), 1);
+                            slots.vacate(&3);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(slots.all(|_| false), "all are undone");
     }
 }

@@ -134,11 +134,9 @@ impl std::fmt::Display for BareTgid {
     }
 }
 
-/// Whether pids of this process are those that the kernel compares: its own is the same there. (A
-/// process of another namespace that has the same number in both by chance is taken for one of the
-/// initial namespace; nothing in /proc says more in a container.)
+/// Whether pids of this process are those that the kernel compares.
 pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
-    Ok(session.inner.bare_tgid()? == std::process::id() as i32)
+    session.inner.is_initial_namespace()
 }
 
 /// The pid of a socket's peer in this process's pid namespace.

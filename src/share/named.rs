@@ -16,7 +16,7 @@ use crate::reserve::arena::Window;
 use crate::session::Inner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::share::BareTgid;
-use crate::slots::Found;
+use crate::slots::{Found, Key};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -56,6 +56,12 @@ impl Name {
     /// The name as the vendor's library takes it.
     pub fn to_bytes(self) -> [u8; NAME] {
         self.0
+    }
+}
+
+impl Key for Name {
+    fn number(&self) -> u32 {
+        self.0.iter().fold(0, |number, &byte| number.wrapping_mul(31).wrapping_add(byte.into()))
     }
 }
 

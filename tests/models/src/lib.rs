@@ -193,7 +193,7 @@ impl Drop for Object {
 /// is gone.
 pub fn slots_make_one_object() {
     model(|| {
-        let slots: Arc<Slots<u32, Object>> = Arc::new(Slots::default());
+        let slots: Arc<Slots<u32, Object>> = Arc::new(Slots::new(1));
         let kernel = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..4)
             .map(|number| {
