@@ -19,10 +19,12 @@ pub use pending::Pending;
 use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
-use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
+use crate::mapping::{Mapping, copy_in, copy_out, fill, mapping_table};
+use crate::physical::Block;
 use crate::reserve::Reservation;
 use crate::session::undo::Live;
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 
 /// Mapped memory from an address on, inside one reservation: what a copy reads or writes.
@@ -57,8 +59,8 @@ pub struct Slice<'a> {
 enum Cover<'a> {
     /// A part of one mapping, which is borrowed.
     One(&'a Mapping),
-    /// Several, or one that is found by its address: the first, and the others.
-    Several(Arc<Live<Mapped>>, #[expect(dead_code, reason = "held, not read")] Vec<Arc<Live<Mapped>>>),
+    /// Several, or one that was found by its address.
+    Several(mapping_table::Cover),
     /// No bytes, so no mapping: copies of them are done by the CPU, which has nothing to do.
     Empty(Arc<Live<DeviceInner>>),
 }
@@ -139,9 +141,8 @@ impl Reservation {
         if size == 0 {
             return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
         }
-        let mut cover = session.mappings.cover(address, address + size).unwrap_or_default().into_iter();
-        let Some(first) = cover.next() else { return Err(hole(address, size)) };
-        Ok(Slice { address, size, cover: Cover::Several(first, cover.collect()) })
+        let Some(cover) = session.mappings.cover(address, address + size) else { return Err(hole(address, size)) };
+        Ok(Slice { address, size, cover: Cover::Several(cover) })
     }
 }
 
@@ -156,26 +157,30 @@ impl Slice<'_> {
         self.size
     }
 
-    /// The device whose memory it is: all mappings of a reservation are of one.
+    /// The memory that it begins in, unless it is empty. All of it is of one device, and all or none
+    /// is imported, as all of a reservation is.
+    #[inline]
+    fn block(&self) -> Option<&Block> {
+        match &self.cover {
+            Cover::One(mapping) => Some(&mapping.inner.block),
+            Cover::Several(cover) => Some(&cover.first.block),
+            Cover::Empty(_) => None,
+        }
+    }
+
+    /// The device whose memory it is.
+    #[inline]
     fn device(&self) -> &Arc<Live<DeviceInner>> {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner.block.device,
-            Cover::Several(first, _) => &first.block.device,
+            Cover::Several(cover) => &cover.first.block.device,
             Cover::Empty(host) => host,
         }
     }
 
+    #[inline]
     fn svm(&self) -> &Svm {
         &self.device().session.svm
-    }
-
-    /// Whether the memory is imported: all of a reservation is, or none.
-    fn is_imported(&self) -> bool {
-        match &self.cover {
-            Cover::One(mapping) => mapping.inner.block.imported,
-            Cover::Several(first, _) => first.block.imported,
-            Cover::Empty(_) => false,
-        }
     }
 
     fn is_host(&self) -> bool {
@@ -380,31 +385,20 @@ impl Slice<'_> {
 
     /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
     /// the driver can copy such memory.
+    #[inline]
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
-        let block = match &self.cover {
-            Cover::One(mapping) => &mapping.inner.block,
-            Cover::Several(first, _) => &first.block,
-            Cover::Empty(_) => return Ok(()),
-        };
-        if !block.is_host_memory_on_a_device() {
-            return Ok(());
+        match self.block() {
+            Some(block) if block.is_host_memory_on_a_device() => Err(host_memory_on_a_device(operation, block)),
+            _ => Ok(()),
         }
-        Err(Invalid::because(
-            operation,
-            format!("{} is host memory, and the driver copies no host memory that a device imported", block.describe()),
-            "Import it on the host as well and use that mapping for copies; the device itself can use this one.",
-        ))
     }
 
     /// Before every copy: it is possible, and the sizes agree.
+    #[inline]
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.check_copy(operation)?;
-        if self.size == other {
-            return Ok(());
-        }
-        let problem = format!("{} and {} are not the same", bytes(self.size), bytes(other));
-        Err(Invalid::because(operation, problem, "Both sides of a copy must have the same size."))
+        if self.size == other { Ok(()) } else { Err(other_size(operation, self.size, other)) }
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
@@ -455,17 +449,17 @@ impl Rows {
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
-    let elements = copies.iter().map(|(to, from)| Element {
-        slice: to,
-        destination: to.address,
-        source: from.as_ptr().expose_provenance() as u64,
-        buffer: from.len() as u64,
-    });
-    let single = |index: usize| {
+    let mut batch = Batch::new("copy a batch to a device", copies.len());
+    for (index, (to, from)) in copies.iter().enumerate() {
+        batch.add(index, to, to.address, from.as_ptr().expose_provenance() as u64, from.len() as u64)?;
+    }
+    for &index in &batch.alone {
         let (to, from) = &copies[index];
-        to.write(from)
-    };
-    batch("copy a batch to a device", elements.collect(), single)
+        to.write(from)?;
+    }
+    // SAFETY: every slice is mapped while it lives, every buffer is borrowed, and `add` has made
+    // sure that it is as large as its slice.
+    unsafe { batch.send() }
 }
 
 /// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer
@@ -475,68 +469,121 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
-    let mut elements = Vec::with_capacity(copies.len());
-    for (from, to) in copies.iter_mut() {
-        let destination = to.as_mut_ptr().expose_provenance() as u64;
-        elements.push(Element { slice: from, destination, source: from.address, buffer: to.len() as u64 });
+    let mut batch = Batch::new("copy a batch from a device", copies.len());
+    for (index, (from, to)) in copies.iter_mut().enumerate() {
+        let (destination, size) = (to.as_mut_ptr().expose_provenance() as u64, to.len() as u64);
+        batch.add(index, from, destination, from.address, size)?;
     }
-    // Those that cannot be in a batch are copied first, one by one, as the elements do not keep the
-    // buffers borrowed.
-    let mut alone = Vec::new();
-    batch("copy a batch from a device", elements, |index| {
-        alone.push(index);
-        Ok(())
-    })?;
-    alone.into_iter().try_for_each(|index| {
+    // SAFETY: as for writing, and every buffer is borrowed exclusively.
+    unsafe { batch.send() }?;
+    for index in batch.alone {
         let (from, to) = &mut copies[index];
-        from.read(to)
-    })
-}
-
-/// A copy of a batch.
-struct Element<'a> {
-    slice: &'a Slice<'a>,
-    destination: u64,
-    source: u64,
-    buffer: u64,
-}
-
-/// Does those of the copies that can be in a batch, and hands the others to `single`: the driver
-/// takes no host memory and no imports.
-fn batch(
-    operation: &'static str,
-    elements: Vec<Element<'_>>,
-    mut single: impl FnMut(usize) -> Result<()>,
-) -> Result<()> {
-    for element in &elements {
-        element.slice.same_size(operation, element.buffer)?;
-    }
-    let mut batched: Vec<&Element<'_>> = Vec::with_capacity(elements.len());
-    for (index, element) in elements.iter().enumerate() {
-        let slice = element.slice;
-        if slice.is_host() || slice.is_imported() || slice.size == 0 {
-            single(index)?;
-        } else {
-            batched.push(element);
-        }
-    }
-    batched.sort_by_key(|element| element.slice.device().id);
-    let one_device = |a: &&Element<'_>, b: &&Element<'_>| a.slice.device().id == b.slice.device().id;
-    for elements in batched.chunk_by(one_device).flat_map(|elements| elements.chunks(BATCH as usize)) {
-        let slice = elements[0].slice;
-        let svm = slice.svm();
-        let destinations: Vec<u64> = elements.iter().map(|element| element.destination).collect();
-        let sources: Vec<u64> = elements.iter().map(|element| element.source).collect();
-        let sizes: Vec<u64> = elements.iter().map(|element| element.buffer).collect();
-        let device = slice.device();
-        // SAFETY: every slice is mapped while it lives, and every buffer has its slice's size and
-        // is borrowed by the caller, exclusively if it is written to.
-        if let Err(refused) = unsafe { svm.memcpy_batch(device.id, &destinations, &sources, &sizes) } {
-            let arguments = format!("{} copies, {}", elements.len(), bytes(sizes.iter().sum()));
-            return Err(device.failed(refused, operation, arguments));
-        }
+        from.read(to)?;
     }
     Ok(())
+}
+
+/// Copies that are checked and waiting to be sent, by device. One device is the usual case.
+struct Batch<'a> {
+    operation: &'static str,
+    copies: usize,
+    groups: Vec<Group<'a>>,
+    /// Those that cannot be in a batch: the driver takes no host memory, no imports and nothing
+    /// empty.
+    alone: Vec<usize>,
+}
+
+/// The copies of one device, as the kernel takes them.
+struct Group<'a> {
+    device: &'a Live<DeviceInner>,
+    destinations: Vec<u64>,
+    sources: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(operation: &'static str, copies: usize) -> Batch<'a> {
+        Batch { operation, copies, groups: Vec::new(), alone: Vec::new() }
+    }
+
+    /// Adds a copy between a slice and a buffer of the same size.
+    // Inlined by force: a call would cost as much as all of it.
+    #[inline(always)]
+    fn add(&mut self, index: usize, slice: &'a Slice<'_>, destination: u64, source: u64, buffer: u64) -> Result<()> {
+        slice.same_size(self.operation, buffer)?;
+        let Some(block) = slice.block().filter(|block| buffer != 0 && !block.imported && !block.handle.is_host())
+        else {
+            self.alone.push(index);
+            return Ok(());
+        };
+        let device: &'a Live<DeviceInner> = &block.device;
+        let group = match self.groups.last_mut() {
+            Some(group) if ptr::eq(group.device, device) => group,
+            _ => self.group(device),
+        };
+        group.destinations.push(destination);
+        group.sources.push(source);
+        group.sizes.push(buffer);
+        Ok(())
+    }
+
+    /// The group of a device, which becomes the last one.
+    #[cold]
+    fn group(&mut self, device: &'a Live<DeviceInner>) -> &mut Group<'a> {
+        match self.groups.iter().position(|group| ptr::eq(group.device, device)) {
+            Some(index) => {
+                let last = self.groups.len() - 1;
+                self.groups.swap(index, last);
+                &mut self.groups[last]
+            }
+            None => self.new_group(device),
+        }
+    }
+
+    fn new_group(&mut self, device: &'a Live<DeviceInner>) -> &mut Group<'a> {
+        let array = || Vec::with_capacity(self.copies);
+        let group = Group { device, destinations: array(), sources: array(), sizes: array() };
+        self.groups.push(group);
+        let last = self.groups.len() - 1;
+        &mut self.groups[last]
+    }
+
+    /// Does the copies, with one command for each 4096 of a device.
+    ///
+    /// # Safety
+    ///
+    /// The buffers must be valid, for writes if they are the destination.
+    unsafe fn send(&self) -> Result<()> {
+        for Group { device, destinations, sources, sizes } in &self.groups {
+            let svm = &device.session.svm;
+            let most = BATCH as usize;
+            for ((destinations, sources), sizes) in
+                destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most))
+            {
+                // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
+                if let Err(refused) = unsafe { svm.memcpy_batch(device.id, destinations, sources, sizes) } {
+                    let arguments = format!("{} copies, {}", sizes.len(), bytes(sizes.iter().sum()));
+                    return Err(device.failed(refused, self.operation, arguments));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn host_memory_on_a_device(operation: &'static str, block: &Block) -> Error {
+    Invalid::because(
+        operation,
+        format!("{} is host memory, and the driver copies no host memory that a device imported", block.describe()),
+        "Import it on the host as well and use that mapping for copies; the device itself can use this one.",
+    )
+}
+
+#[cold]
+fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
+    let problem = format!("{} and {} are not the same", bytes(slice), bytes(buffer));
+    Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
 }
 
 fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {

@@ -25,7 +25,7 @@ use crate::session::Inner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Memory at an address. Unmapped when dropped.
 ///
@@ -106,39 +106,54 @@ impl Reservation {
         if block.handle.is_host() && !session.has_segments() {
             return Err(no_segments());
         }
-        // The range is entered before MEM_MAP, so that no two threads map the same, and the mapping
-        // after it, so that no copy begins before the kernel has it.
+        // Lookups see a mapping when its strong count is not 0 any more: when MEM_MAP has returned,
+        // without taking the lock again.
+        let mut made = Ok(());
+        let inner = Arc::new_cyclic(|mapped| {
+            made = self.put(address, block, mapped);
+            Live::new_if(
+                made.is_ok(),
+                Mapped {
+                    address,
+                    block: block.clone(),
+                    reserved: reserved.clone(),
+                    granted: Mutex::default(),
+                    seen: AtomicBool::new(false),
+                },
+            )
+        });
+        made.map(|()| Mapping { inner })
+    }
+
+    /// Enters a mapping into the table, and MEM_MAP. After an error it is not in the table.
+    #[inline]
+    fn put(&self, address: u64, block: &Arc<Live<Block>>, mapped: &Weak<Live<Mapped>>) -> Result<()> {
+        let reserved = &self.inner;
+        let session = &reserved.session;
+        // Entered before MEM_MAP, so that no two threads map the same.
         let mut table = session.mappings.lock();
-        if table.is_occupied(address, size) {
-            return Err(occupied(address, size));
+        if table.is_occupied(address, block.size) {
+            return Err(occupied(address, block.size));
         }
         if let Err(owner) = reserved.claim(block.device.id, block.imported) {
             return Err(other_owner(reserved, block, &owner));
         }
-        table.insert(address, size);
+        table.insert(address, mapped, block);
         drop(table);
-        if let Err(refused) = session.svm.mem_map(block.handle, address, size) {
-            let mut table = session.mappings.lock();
-            table.remove(address, size);
-            // The kernel takes its mark back when the mapping that set it fails. Another that is
-            // being made does the same, or keeps it.
-            if !table.is_occupied(reserved.start, reserved.size) {
-                reserved.unclaim();
-            }
-            drop(table);
-            let arguments = format!("address {address:#x}, {}", block.describe());
-            return Err(block.device.failed(refused, OPERATION, arguments));
+        let Err(refused) = session.svm.mem_map(block.handle, address, block.size) else {
+            reserved.confirm();
+            return Ok(());
+        };
+        let mut table = session.mappings.lock();
+        table.remove(address);
+        // The kernel takes its mark back when the mapping that set it fails. Another that is being
+        // made does the same, or keeps it.
+        if !table.is_occupied(reserved.start, reserved.size) {
+            reserved.unclaim();
         }
-        reserved.confirm();
-        let inner = Arc::new(Live::new(Mapped {
-            address,
-            block: block.clone(),
-            reserved: reserved.clone(),
-            granted: Mutex::default(),
-            seen: AtomicBool::new(false),
-        }));
-        session.mappings.lock().fill(&inner);
-        Ok(Mapping { inner })
+        drop(table);
+        let arguments = format!("address {address:#x}, {}", block.describe());
+        Err(block.device.failed(refused, OPERATION, arguments))
     }
 
     /// Address and size of everything that is mapped in this reservation, in order.
@@ -236,7 +251,7 @@ impl Undo for Mapped {
     }
 
     fn restore(mapped: &Arc<Live<Mapped>>) {
-        mapped.session().mappings.lock().fill(mapped);
+        mapped.session().mappings.lock().restore(mapped);
     }
 }
 

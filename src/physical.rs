@@ -236,11 +236,7 @@ impl PhysicalMemory {
 impl Block {
     /// Memory that was just imported.
     #[inline(always)]
-    pub(crate) fn imported(
-        device: &Arc<Live<DeviceInner>>,
-        answer: &Imported,
-        key: ImportKey,
-    ) -> Arc<Live<Block>> {
+    pub(crate) fn imported(device: &Arc<Live<DeviceInner>>, answer: &Imported, key: ImportKey) -> Arc<Live<Block>> {
         // Without an answer, or with a newer one, HBM is assumed.
         let memory = MemoryKind::from_code(answer.memory).unwrap_or_default();
         Arc::new(Live::new(Block {

@@ -24,7 +24,7 @@ use crate::driver::svm::{HeapKind, HostPages, Svm};
 use crate::error::{Error, Failed, Refused, Result, bytes};
 use crate::id::LogicalId;
 use crate::mapping::mapping_table::MappingTable;
-use crate::physical::{Block, PhysicalMemory};
+use crate::physical::PhysicalMemory;
 use crate::reserve::arena::{Arena, Taken, Window};
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::share::Sharing;
@@ -258,14 +258,14 @@ impl Session {
     #[doc(alias = "aclrtMemRetainAllocationHandle")]
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
-        self.inner.find(address).map(|(_, block)| PhysicalMemory { block })
+        self.inner.mappings()?.memory_at(address).map(|block| PhysicalMemory { block })
     }
 
     /// The start and size of the mapping that contains an address.
     #[doc(alias = "aclrtMemGetAddressRange")]
     #[doc(alias = "cuMemGetAddressRange")]
     pub fn mapping_at(&self, address: u64) -> Option<(u64, u64)> {
-        self.inner.find(address).map(|(start, block)| (start, block.size))
+        self.inner.mappings()?.range_at(address)
     }
 
     /// The driver's generation, as found out when the session was opened.
@@ -340,10 +340,10 @@ impl Inner {
         })
     }
 
-    /// The start and the memory of the mapping that contains an address. Nothing is mapped in a
-    /// child of fork, where the table's lock may be held for ever.
-    fn find(&self, address: u64) -> Option<(u64, Arc<Live<Block>>)> {
-        if self.svm.guard.in_child() { None } else { self.mappings.find(address) }
+    /// The table of mappings. `None` in a child of fork: nothing is mapped there, and the table's
+    /// lock may be held for ever.
+    fn mappings(&self) -> Option<&MappingTable> {
+        (!self.svm.guard.in_child()).then_some(&self.mappings)
     }
 
     /// Path of the driver's multiplexer.

@@ -472,3 +472,46 @@ fn sizes_and_nodes_beyond_what_the_kernel_counts_are_refused_before_it_is_called
         assert_eq!(calls, 0);
     });
 }
+
+#[test]
+fn a_thread_that_only_looks_does_not_keep_the_owner_from_undoing() {
+    isolated(Config::default(), |_| {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let (session, device) = open(0);
+        let reservation = session.reserve(MIB2).unwrap();
+        let (address, over) = (reservation.address(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let found = session.mapping_at(address);
+                    assert!(found.is_none_or(|found| found == (address, MIB2)));
+                }
+            });
+            for _ in 0..200 {
+                let memory = device.create(MIB2).unwrap();
+                reservation.map(0, &memory).unwrap().unmap().unwrap();
+                memory.free().unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        reservation.free().unwrap();
+    });
+}
+
+#[test]
+fn a_mapping_of_many_gib_is_found_at_its_end_and_listed_once() {
+    isolated(Config { hbm: 256 * GIB, ..Config::default() }, |_| {
+        let (session, device) = open(0);
+        let memory = device.create(64 * GIB).unwrap();
+        let reservation = session.reserve(128 * GIB).unwrap();
+        let mapping = reservation.map(32 * GIB, &memory).unwrap();
+        let range = (mapping.address(), 64 * GIB);
+        assert_eq!(session.mapping_at(mapping.address() + 64 * GIB - 1), Some(range));
+        assert_eq!(session.mapping_at(mapping.address() + 64 * GIB), None);
+        assert_eq!(reservation.mappings(), [range]);
+        let small = device.create(MIB2).unwrap();
+        assert!(reservation.map(95 * GIB, &small).is_err(), "occupied by the end of the large one");
+        let after = reservation.map(96 * GIB, &small).unwrap();
+        assert_eq!(reservation.mappings(), [range, (after.address(), MIB2)]);
+    });
+}

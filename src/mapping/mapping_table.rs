@@ -1,11 +1,15 @@
 //! What is mapped where.
 //!
-//! A bit for every 2 MiB of the addresses that reservations are made from tells whether it is
-//! mapped, another whether a mapping starts there, and a place for every 2 MiB holds the mapping
-//! that starts there and its memory; so entering a mapping, taking it out and finding it take a few
-//! steps however many there are. The table takes 43 MiB of address space, and memory only where
-//! something is mapped: 8 KiB for each GiB of addresses. A range is entered before MEM_MAP and
-//! taken out after MEM_UNMAP, so no two threads ever ask the kernel for the same.
+//! The table knows where mappings start: a bit for every 2 MiB, in one [`Gib`] for each GiB of
+//! addresses that was ever mapped, with two levels of bits above that say which GiBs have a start.
+//! Where a mapping ends follows from its size. So entering a mapping, taking it out and finding it
+//! take a few steps, however many there are and however large they are, and listing takes a few
+//! steps for each mapping that is found.
+//!
+//! A range is entered before MEM_MAP and taken out after MEM_UNMAP, so that no two threads ever
+//! call the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping
+//! exists while its strong count is not 0, which is from the return of MEM_MAP to the beginning of
+//! MEM_UNMAP.
 
 use super::Mapped;
 use crate::driver::svm::HUGE_PAGE;
@@ -13,30 +17,63 @@ use crate::physical::Block;
 use crate::reserve::ReserveOptions;
 use crate::session::undo::Live;
 use crate::slots::lock;
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 const START: u64 = ReserveOptions::ADDRESSES.start;
 const CHUNKS: usize = ((ReserveOptions::ADDRESSES.end - START) / HUGE_PAGE) as usize;
 
+/// 64-chunk words of a GiB.
+const WORDS: usize = 8;
+const CHUNKS_OF_GIB: u32 = WORDS as u32 * 64;
+const GIBS: usize = CHUNKS / CHUNKS_OF_GIB as usize;
+
 /// All mappings of a session.
 #[derive(Debug, Default)]
 pub(crate) struct MappingTable(Mutex<Ranges>);
 
-/// The table itself. Its parts are made when the first mapping comes, all zero, so that no page is
-/// touched before it is needed.
-#[derive(Debug, Default)]
+/// The table itself.
+#[derive(Debug)]
 pub(crate) struct Ranges {
-    /// For each 64 chunks: which are mapped, and where mappings start.
-    bits: Vec<[u64; 2]>,
-    /// For each chunk where a mapping starts, the mapping and its memory as [`keep`] made numbers
-    /// of them; zeros elsewhere, and while MEM_MAP runs. A dead mapping is one that is being
-    /// unmapped, or that the kernel would not unmap.
-    places: Vec<[usize; 2]>,
+    /// Made when the first mapping comes; a GiB when its first mapping comes.
+    gibs: Vec<Option<Box<Gib>>>,
+    /// A bit for each GiB in which a mapping starts, and one for each word of these bits that is
+    /// not 0.
+    started: [u64; GIBS.div_ceil(64)],
+    summary: [u64; GIBS.div_ceil(64 * 64)],
 }
 
-const MAPPED: usize = 0;
-const FIRST: usize = 1;
+/// The mappings that start in one GiB.
+#[derive(Debug, Default, Clone)]
+struct Gib {
+    /// A bit for each chunk in which one starts.
+    starts: [u64; WORDS],
+    /// A bit for each word of `starts` that is not 0.
+    summary: u8,
+    words: [Option<Box<Word>>; WORDS],
+}
+
+/// The mappings that start in 64 chunks.
+#[derive(Debug, Clone)]
+struct Word {
+    /// For each chunk in which one starts, the index of its entry.
+    indices: [u8; 64],
+    entries: Vec<Entry>,
+}
+
+/// A mapping, or a range that is about to be one.
+#[derive(Debug, Clone)]
+struct Entry {
+    /// Dead while MEM_MAP or MEM_UNMAP runs, and if the kernel would not unmap it.
+    mapped: Weak<Live<Mapped>>,
+    /// Beside the mapping, so that looking for the memory does not keep the mapping alive.
+    block: Weak<Live<Block>>,
+    chunks: u32,
+    /// The chunk in which it starts, in its word.
+    bit: u8,
+}
+
+/// The chunk at which a mapping starts, and its entry.
+type Found<'a> = (u32, &'a Entry);
 
 impl MappingTable {
     /// Keeps other threads from mapping and unmapping.
@@ -45,31 +82,34 @@ impl MappingTable {
         lock(&self.0)
     }
 
-    /// The start and the memory of the mapping that contains an address.
-    ///
-    /// The mapping itself is not kept for a moment: the code that drops it may count on its
-    /// addresses.
-    pub(crate) fn find(&self, address: u64) -> Option<(u64, Arc<Live<Block>>)> {
+    /// Start and size of the mapping that contains an address. Nothing is kept alive, so the owner
+    /// can unmap and free at any time.
+    pub(crate) fn range_at(&self, address: u64) -> Option<(u64, u64)> {
         let table = self.lock();
-        let chunk = chunk(address).filter(|&chunk| table.is_mapped(chunk))?;
-        let first = table.first(chunk);
-        let alive = table.mapping(first)?.strong_count() > 0;
-        let block = if alive { table.memory(first)?.upgrade() } else { None };
-        // Not dropped under the lock: the last reference releases the memory.
-        drop(table);
-        block.map(|block| (START + u64::from(first) * HUGE_PAGE, block))
+        let (first, entry) = table.find(address).filter(|(_, entry)| entry.is_alive())?;
+        Some((start(first), entry.size()))
+    }
+
+    /// The memory of the mapping that contains an address. The mapping itself is not kept alive.
+    pub(crate) fn memory_at(&self, address: u64) -> Option<Arc<Live<Block>>> {
+        let table = self.lock();
+        let (_, entry) = table.find(address).filter(|(_, entry)| entry.is_alive())?;
+        entry.block.upgrade()
     }
 
     /// The mappings that cover `start..end` without a hole; `None` if there is one.
-    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Arc<Live<Mapped>>>> {
-        let mut cover = Vec::new();
-        let mut covered = start;
+    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Cover> {
         let table = self.lock();
+        let next = |covered: u64| {
+            let mapped = table.find(covered)?.1.mapped.upgrade()?;
+            Some((mapped.address + mapped.size(), mapped))
+        };
+        let (mut covered, first) = next(start)?;
+        let mut cover = Cover { first, others: Vec::new() };
         while covered < end {
-            let Some(chunk) = chunk(covered).filter(|&chunk| table.is_mapped(chunk)) else { break };
-            let Some(mapped) = table.mapping(table.first(chunk)).and_then(|mapped| mapped.upgrade()) else { break };
-            covered = mapped.address + mapped.size();
-            cover.push(mapped);
+            let Some((end, mapped)) = next(covered) else { break };
+            covered = end;
+            cover.others.push(mapped);
         }
         // Not dropped under the lock, also when it is of no use: the last reference unmaps, which
         // takes the lock.
@@ -77,193 +117,263 @@ impl MappingTable {
         (covered >= end).then_some(cover)
     }
 
-    /// The ranges that are mapped in `start..end`, in order.
+    /// The ranges that are mapped in `start..end`, in order. No mapping crosses `start` or `end`.
     pub(crate) fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let table = self.lock();
         let mut found = Vec::new();
-        let (Some(mut at), Some(last)) = (chunk(start), chunk(end - 1)) else { return found };
-        while at <= last {
-            if !table.is_mapped(at) {
-                at += 1;
-                continue;
-            }
-            let mut next = at + 1;
-            while next <= last && table.is_mapped(next) && !table.bit(next, FIRST) {
-                next += 1;
-            }
-            found.push((START + u64::from(at) * HUGE_PAGE, u64::from(next - at) * HUGE_PAGE));
-            at = next;
-        }
+        self.lock().each(start, end, |first, entry| found.push((self::start(first), entry.size())));
         found
     }
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Ranges { gibs: Vec::new(), started: [0; GIBS.div_ceil(64)], summary: [0; GIBS.div_ceil(64 * 64)] }
+    }
+}
+
+/// Mappings that follow each other without a hole.
+#[derive(Debug)]
+pub(crate) struct Cover {
+    pub(crate) first: Arc<Live<Mapped>>,
+    pub(crate) others: Vec<Arc<Live<Mapped>>>,
 }
 
 impl Ranges {
     /// Whether any of a range is mapped.
     #[inline]
     pub(crate) fn is_occupied(&self, address: u64, size: u64) -> bool {
-        let occupied = |word: usize, mask: u64| self.bits.get(word).is_some_and(|bits| bits[MAPPED] & mask != 0);
-        match one_word(address, size) {
-            Some((word, mask)) => occupied(word, mask),
-            None => words(address, size).any(|(word, mask)| occupied(word, mask)),
-        }
+        // Of the mappings that start before the range ends, the last one also ends last.
+        let (first, end) = (chunk(address), chunk(address + size));
+        self.last_from(end - 1).is_some_and(|(found, entry)| found + entry.chunks > first)
     }
 
-    /// Enters a free range.
+    /// Enters a free range, for a mapping of `block` that is about to be made.
     #[inline]
-    pub(crate) fn insert(&mut self, address: u64, size: u64) {
-        if self.bits.is_empty() {
-            self.bits = vec![[0; 2]; CHUNKS / 64];
-            self.places = vec![[0; 2]; CHUNKS];
-        }
-        match one_word(address, size) {
-            Some((word, mask)) => self.bits[word][MAPPED] |= mask,
-            None => words(address, size).for_each(|(word, mask)| self.bits[word][MAPPED] |= mask),
-        }
-        let first = ((address - START) / HUGE_PAGE) as usize;
-        self.bits[first / 64][FIRST] |= 1 << (first % 64);
+    pub(crate) fn insert(&mut self, address: u64, mapped: &Weak<Live<Mapped>>, block: &Arc<Live<Block>>) {
+        let (first, chunks) = (chunk(address), (block.size / HUGE_PAGE) as u32);
+        let bit = (first % 64) as u8;
+        self.enter(first, Entry { mapped: mapped.clone(), block: Arc::downgrade(block), chunks, bit });
     }
 
-    /// Puts a mapping into its range, which was entered before.
     #[inline]
-    pub(crate) fn fill(&mut self, mapped: &Arc<Live<Mapped>>) {
-        let first = ((mapped.address - START) / HUGE_PAGE) as usize;
-        if self.places[first] != [0; 2] {
-            // It is entered again: the kernel would not unmap it.
-            self.vacate(first);
+    fn enter(&mut self, first: u32, entry: Entry) {
+        let (gib, word, bit) = split(first);
+        if self.gibs.is_empty() {
+            // All zero, so no page of it is touched before it is needed.
+            self.gibs = vec![None; GIBS];
         }
-        self.places[first] = [keep(Arc::downgrade(mapped)), keep(Arc::downgrade(&mapped.block))];
+        let table = self.gibs[gib].get_or_insert_default();
+        let entries = table.words[word].get_or_insert_with(Word::new);
+        entries.indices[bit as usize % 64] = entries.entries.len() as u8;
+        entries.entries.push(entry);
+        table.starts[word] |= 1 << bit;
+        table.summary |= 1 << word;
+        self.started[gib / 64] |= 1 << (gib % 64);
+        self.summary[gib / 4096] |= 1 << (gib / 64 % 64);
     }
 
-    /// Takes a mapping out: the kernel has it no more.
+    /// Takes a mapping out: the kernel does not have it any more.
     #[inline]
-    pub(crate) fn remove(&mut self, address: u64, size: u64) {
-        match one_word(address, size) {
-            Some((word, mask)) => self.bits[word][MAPPED] &= !mask,
-            None => words(address, size).for_each(|(word, mask)| self.bits[word][MAPPED] &= !mask),
+    pub(crate) fn remove(&mut self, address: u64) {
+        let (gib, word, bit) = split(chunk(address));
+        let Some(table) = self.gibs.get_mut(gib).and_then(Option::as_mut) else { return };
+        if table.starts[word] >> bit & 1 == 0 {
+            return;
         }
-        let first = ((address - START) / HUGE_PAGE) as usize;
-        self.bits[first / 64][FIRST] &= !(1 << (first % 64));
-        self.vacate(first);
-    }
-
-    /// Drops what is kept in a place.
-    #[inline]
-    fn vacate(&mut self, place: usize) {
-        let [mapped, block] = std::mem::take(&mut self.places[place]);
-        // SAFETY: `insert` made them of these types, and they were just taken out, so they are not
-        // used again.
-        unsafe {
-            drop_kept::<Live<Mapped>>(mapped);
-            drop_kept::<Live<Block>>(block);
+        table.starts[word] &= !(1 << bit);
+        if let Some(entries) = &mut table.words[word] {
+            entries.remove(bit);
         }
-    }
-
-    /// The mapping that starts at a chunk.
-    fn mapping(&self, first: u32) -> Option<ManuallyDrop<Weak<Live<Mapped>>>> {
-        // SAFETY: `insert` made it of this type, and it is not dropped while the table is
-        // borrowed.
-        self.places.get(first as usize).and_then(|&[mapped, _]| unsafe { kept(mapped) })
-    }
-
-    /// The memory of the mapping that starts at a chunk.
-    fn memory(&self, first: u32) -> Option<ManuallyDrop<Weak<Live<Block>>>> {
-        // SAFETY: `insert` made it of this type, and it is not dropped while the table is
-        // borrowed.
-        self.places.get(first as usize).and_then(|&[_, block]| unsafe { kept(block) })
-    }
-
-    fn bit(&self, chunk: u32, which: usize) -> bool {
-        self.bits.get(chunk as usize / 64).is_some_and(|bits| bits[which] >> (chunk % 64) & 1 != 0)
-    }
-
-    fn is_mapped(&self, chunk: u32) -> bool {
-        self.bit(chunk, MAPPED)
-    }
-
-    /// The first chunk of the mapping that a mapped chunk belongs to.
-    fn first(&self, chunk: u32) -> u32 {
-        let mut word = chunk as usize / 64;
-        let mut firsts = self.bits[word][FIRST] & (u64::MAX >> (63 - chunk % 64));
-        while firsts == 0 && word > 0 {
-            word -= 1;
-            firsts = self.bits[word][FIRST];
+        if table.starts[word] != 0 {
+            return;
         }
-        word as u32 * 64 + 63_u32.saturating_sub(firsts.leading_zeros())
-    }
-}
-
-/// The chunk of an address; `None` if it is none that could be reserved.
-#[inline]
-fn chunk(address: u64) -> Option<u32> {
-    ReserveOptions::ADDRESSES.contains(&address).then(|| ((address - START) / HUGE_PAGE) as u32)
-}
-
-/// The word and its bits of a range that touches one word only.
-#[inline]
-fn one_word(address: u64, size: u64) -> Option<(usize, u64)> {
-    let (first, count) = ((address - START) / HUGE_PAGE, size / HUGE_PAGE);
-    (first % 64 + count <= 64).then(|| ((first / 64) as usize, (u64::MAX >> (64 - count)) << (first % 64)))
-}
-
-/// The words that a range touches, each with the bits that it has there.
-fn words(address: u64, size: u64) -> impl Iterator<Item = (usize, u64)> {
-    let first = (address - START) / HUGE_PAGE;
-    let end = first + size / HUGE_PAGE;
-    let mut at = first;
-    std::iter::from_fn(move || {
-        if at >= end {
-            return None;
-        }
-        let (word, from) = (at / 64, at % 64);
-        let count = (64 - from).min(end - at);
-        at += count;
-        Some((word as usize, (u64::MAX >> (64 - count)) << from))
-    })
-}
-
-/// A reference as a number, which is not 0. Places are numbers, since only of numbers a table can
-/// be made without touching its memory.
-#[inline]
-fn keep<T>(reference: Weak<T>) -> usize {
-    reference.into_raw().expose_provenance()
-}
-
-/// The reference that is kept as a number; `None` for 0.
-///
-/// # Safety
-///
-/// The number must be 0 or of [`keep`] for the same type. The reference stays kept: it must not be
-/// used after it was dropped.
-#[inline]
-unsafe fn kept<T>(place: usize) -> Option<ManuallyDrop<Weak<T>>> {
-    // SAFETY: the caller vouches for the number; the reference is not dropped.
-    (place != 0).then(|| ManuallyDrop::new(unsafe { Weak::from_raw(std::ptr::with_exposed_provenance(place)) }))
-}
-
-/// Drops the reference that is kept as a number.
-///
-/// # Safety
-///
-/// As for [`kept`], and the number must not be used again.
-#[inline]
-unsafe fn drop_kept<T>(place: usize) {
-    // SAFETY: the caller vouches for the number, and does not use it again.
-    drop(unsafe { kept::<T>(place) }.map(ManuallyDrop::into_inner));
-}
-
-impl Drop for Ranges {
-    fn drop(&mut self) {
-        // What the kernel would not undo is still here; everything else has taken itself out.
-        for word in 0..self.bits.len() {
-            let mut firsts = self.bits[word][FIRST];
-            // Nearly all are 0: the addresses are many.
-            while firsts != 0 {
-                self.vacate(word * 64 + firsts.trailing_zeros() as usize);
-                firsts &= firsts - 1;
+        table.summary &= !(1 << word);
+        if table.summary == 0 {
+            self.started[gib / 64] &= !(1 << (gib % 64));
+            if self.started[gib / 64] == 0 {
+                self.summary[gib / 4096] &= !(1 << (gib / 64 % 64));
             }
         }
     }
+
+    /// Puts a mapping into its range again that the kernel would not unmap.
+    pub(crate) fn restore(&mut self, mapped: &Arc<Live<Mapped>>) {
+        let (gib, word, bit) = split(chunk(mapped.address));
+        let Some(table) = self.gibs.get_mut(gib).and_then(Option::as_mut) else { return };
+        if let Some(entries) = &mut table.words[word] {
+            let index = usize::from(entries.indices[bit as usize % 64]);
+            entries.entries[index].mapped = Arc::downgrade(mapped);
+        }
+    }
+
+    /// The entry that contains an address.
+    #[inline]
+    fn find(&self, address: u64) -> Option<Found<'_>> {
+        if !ReserveOptions::ADDRESSES.contains(&address) {
+            return None;
+        }
+        let wanted = chunk(address);
+        self.last_from(wanted).filter(|(first, entry)| first + entry.chunks > wanted)
+    }
+
+    /// The last mapping that starts at a chunk or before it.
+    // Inlined by force: in most cases it is the first one that is looked at.
+    #[inline(always)]
+    fn last_from(&self, chunk: u32) -> Option<Found<'_>> {
+        let (gib, word, bit) = split(chunk);
+        match self.gibs.get(gib).and_then(Option::as_deref) {
+            Some(table) if table.starts[word] & (u64::MAX >> (63 - bit)) != 0 => {
+                table.found(gib, word, table.starts[word] & (u64::MAX >> (63 - bit)))
+            }
+            table => table.and_then(|table| table.last_before(gib, word)).or_else(|| self.last_before(gib)),
+        }
+    }
+
+    /// The last mapping that starts before a GiB.
+    fn last_before(&self, gib: usize) -> Option<Found<'_>> {
+        let gib = self.started_before(gib)?;
+        self.gibs.get(gib)?.as_deref()?.last_before(gib, WORDS)
+    }
+
+    /// The last GiB before this one in which a mapping starts.
+    fn started_before(&self, gib: usize) -> Option<usize> {
+        let last = |bits: u64| 63 - bits.leading_zeros() as usize;
+        let (mut word, below) = (gib / 64, (1u64 << (gib % 64)) - 1);
+        let mut bits = self.started[word] & below;
+        if bits == 0 {
+            let (mut top, below) = (word / 64, (1u64 << (word % 64)) - 1);
+            let mut words = self.summary[top] & below;
+            while words == 0 && top > 0 {
+                top -= 1;
+                words = self.summary[top];
+            }
+            if words == 0 {
+                return None;
+            }
+            word = top * 64 + last(words);
+            bits = self.started[word];
+        }
+        Some(word * 64 + last(bits))
+    }
+
+    /// Calls with every mapping that starts in `start..end`, in order.
+    fn each(&self, start: u64, end: u64, mut call: impl FnMut(u32, &Entry)) {
+        let (first, last) = (chunk(start), chunk(end - 1));
+        let (mut gib, last_gib) = (split(first).0, split(last).0);
+        while gib <= last_gib {
+            let ahead = self.started[gib / 64] >> (gib % 64);
+            if ahead & 1 == 0 {
+                // On to the next GiB in which one starts, or to the next word of their bits.
+                gib += if ahead == 0 { 64 - gib % 64 } else { ahead.trailing_zeros() as usize };
+                continue;
+            }
+            if let Some(table) = self.gibs.get(gib).and_then(Option::as_deref) {
+                let base = gib as u32 * CHUNKS_OF_GIB;
+                table.each(first.max(base) - base, last.min(base + CHUNKS_OF_GIB - 1) - base, |at, entry| {
+                    call(base + at, entry);
+                });
+            }
+            gib += 1;
+        }
+    }
+}
+
+impl Gib {
+    /// The last mapping that starts before a word.
+    #[inline]
+    fn last_before(&self, gib: usize, word: usize) -> Option<Found<'_>> {
+        let words = u32::from(self.summary) & ((1 << word) - 1);
+        let word = 31_u32.checked_sub(words.leading_zeros())? as usize;
+        self.found(gib, word, self.starts[word % WORDS])
+    }
+
+    /// The mapping of the last of some bits of a word.
+    #[inline(always)]
+    fn found(&self, gib: usize, word: usize, bits: u64) -> Option<Found<'_>> {
+        let bit = 63 - bits.leading_zeros();
+        Some(((gib * WORDS + word) as u32 * 64 + bit, self.words[word].as_deref()?.get(bit)?))
+    }
+
+    /// Calls with every mapping that starts from one chunk of the GiB to another, in order.
+    #[inline]
+    fn each(&self, first: u32, last: u32, mut call: impl FnMut(u32, &Entry)) {
+        let mut words = self.summary & (u8::MAX << (first / 64)) & (u8::MAX >> (7 - last / 64));
+        while words != 0 {
+            let word = words.trailing_zeros() as usize % WORDS;
+            words &= words - 1;
+            let base = word as u32 * 64;
+            let mut starts = self.starts[word];
+            if base < first {
+                starts &= u64::MAX << (first - base);
+            }
+            if base + 63 > last {
+                starts &= u64::MAX >> (base + 63 - last);
+            }
+            let Some(entries) = self.words[word].as_deref() else { continue };
+            while starts != 0 {
+                let bit = starts.trailing_zeros();
+                starts &= starts - 1;
+                if let Some(entry) = entries.get(bit) {
+                    call(base + bit, entry);
+                }
+            }
+        }
+    }
+}
+
+impl Word {
+    #[cold]
+    fn new() -> Box<Word> {
+        // Of a few large mappings there is one here.
+        Box::new(Word { indices: [0; 64], entries: Vec::with_capacity(1) })
+    }
+
+    /// The entry of a bit that is set.
+    #[inline]
+    fn get(&self, bit: u32) -> Option<&Entry> {
+        self.entries.get(usize::from(self.indices[bit as usize % 64]))
+    }
+
+    #[inline]
+    fn remove(&mut self, bit: u32) {
+        let index = self.indices[bit as usize % 64];
+        // The last one takes its place.
+        drop(self.entries.swap_remove(usize::from(index)));
+        if let Some(moved) = self.entries.get(usize::from(index)) {
+            self.indices[usize::from(moved.bit) % 64] = index;
+        }
+    }
+}
+
+impl Entry {
+    /// Whether the mapping can be used.
+    #[inline]
+    fn is_alive(&self) -> bool {
+        self.mapped.strong_count() > 0
+    }
+
+    #[inline]
+    fn size(&self) -> u64 {
+        u64::from(self.chunks) * HUGE_PAGE
+    }
+}
+
+/// The chunk of an address that could be reserved.
+#[inline]
+fn chunk(address: u64) -> u32 {
+    ((address - START) / HUGE_PAGE) as u32
+}
+
+/// The address of a chunk.
+#[inline]
+fn start(chunk: u32) -> u64 {
+    START + u64::from(chunk) * HUGE_PAGE
+}
+
+/// GiB, word and bit of a chunk.
+#[inline]
+fn split(chunk: u32) -> (usize, usize, u32) {
+    (chunk as usize / (64 * WORDS), chunk as usize / 64 % WORDS, chunk % 64)
 }
 
 #[cfg(test)]
@@ -273,60 +383,104 @@ mod tests {
     use std::collections::BTreeMap;
 
     const MIB2: u64 = HUGE_PAGE;
+    const GIB: u64 = 512 * MIB2;
+
+    fn enter(table: &MappingTable, address: u64, size: u64) {
+        let (first, chunks) = (chunk(address), (size / MIB2) as u32);
+        let entry = Entry { mapped: Weak::new(), block: Weak::new(), chunks, bit: (first % 64) as u8 };
+        table.lock().enter(first, entry);
+    }
+
+    /// The start and the size of the mapping that contains an address, dead as those of tests are.
+    fn found(table: &MappingTable, address: u64) -> Option<(u64, u64)> {
+        table.lock().find(address).map(|(first, entry)| (start(first), entry.size()))
+    }
+
+    /// Sizes and places from one chunk to many GiBs, near the beginning and far from it.
+    fn place() -> impl Strategy<Value = (u64, u64)> {
+        let offset = prop_oneof![0..600u64, 0..5_000u64, 0..2_000_000u64];
+        let chunks = prop_oneof![1..4u64, 1..300u64, 1..65_537u64];
+        (offset, chunks).prop_map(|(offset, chunks)| (START + offset * MIB2, chunks * MIB2))
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
         fn the_table_agrees_with_a_list_of_ranges(
-            actions in prop::collection::vec((any::<bool>(), 0..600u64, prop_oneof![1..4u64, 1..300u64]), 1..80),
+            actions in prop::collection::vec((any::<bool>(), place()), 1..120),
         ) {
             let table = MappingTable::default();
             let mut model: BTreeMap<u64, u64> = BTreeMap::new();
-            for (insert, offset, chunks) in actions {
-                let (address, size) = (START + offset * MIB2, chunks * MIB2);
+            for (insert, (address, size)) in actions {
                 let before = model.range(..address + size).next_back();
                 let overlaps = before.is_some_and(|(&start, &length)| start + length > address);
                 prop_assert_eq!(table.lock().is_occupied(address, size), overlaps);
                 if insert && !overlaps {
-                    table.lock().insert(address, size);
+                    enter(&table, address, size);
                     model.insert(address, size);
-                } else if let Some((&start, &length)) = model.range(..=address).next_back() {
+                } else if let Some((&start, _)) = model.range(..=address).next_back() {
                     if !insert {
-                        table.lock().remove(start, length);
+                        table.lock().remove(start);
                         model.remove(&start);
                     }
                 }
                 let ranges: Vec<(u64, u64)> = model.iter().map(|(&start, &length)| (start, length)).collect();
-                prop_assert_eq!(table.ranges(START, START + 1000 * MIB2), ranges);
+                prop_assert_eq!(table.ranges(START, ReserveOptions::ADDRESSES.end), ranges);
+                let inside: Vec<(u64, u64)> =
+                    model.range(address..address + size).map(|(&start, &length)| (start, length)).collect();
+                prop_assert_eq!(table.ranges(address, address + size), inside);
                 for (&start, &length) in &model {
                     for inside in [0, length / 2, length - 1] {
-                        let table = table.lock();
-                        let chunk = chunk(start + inside).unwrap();
-                        prop_assert!(table.is_mapped(chunk));
-                        prop_assert_eq!(START + u64::from(table.first(chunk)) * MIB2, start);
+                        prop_assert_eq!(found(&table, start + inside), Some((start, length)));
                     }
+                    prop_assert_eq!(found(&table, start + length).is_some(), model.contains_key(&(start + length)));
                 }
             }
+            for start in model.keys() {
+                table.lock().remove(*start);
+            }
+            let table = table.lock();
+            prop_assert!(table.started.iter().chain(&table.summary).all(|&bits| bits == 0), "no bit is left");
         }
     }
 
     #[test]
     fn addresses_that_cannot_be_reserved_are_not_mapped() {
         let table = MappingTable::default();
-        table.lock().insert(START, MIB2);
+        enter(&table, START, MIB2);
         for address in [0, START - 1, ReserveOptions::ADDRESSES.end, u64::MAX] {
-            assert!(table.find(address).is_none());
+            assert!(table.range_at(address).is_none());
+            assert!(table.memory_at(address).is_none());
         }
     }
 
     #[test]
     fn the_largest_mapping_is_found_from_its_last_byte() {
         let table = MappingTable::default();
-        let (address, size) = (START + 77 * MIB2, 65_536 * MIB2);
-        table.lock().insert(address, size);
-        let table = table.lock();
-        assert_eq!(table.first(chunk(address + size - 1).unwrap()), 77);
-        assert!(!table.is_mapped(chunk(address + size).unwrap()));
+        let (address, size) = (START + 77 * MIB2, 128 * GIB);
+        enter(&table, address, size);
+        assert_eq!(found(&table, address + size - 1), Some((address, size)));
+        assert_eq!(found(&table, address + size), None);
+        assert!(table.lock().is_occupied(address + size - MIB2, MIB2));
+        assert!(!table.lock().is_occupied(address + size, MIB2));
+    }
+
+    #[test]
+    fn the_last_addresses_can_be_mapped() {
+        let table = MappingTable::default();
+        let address = ReserveOptions::ADDRESSES.end - MIB2;
+        enter(&table, address, MIB2);
+        assert!(table.lock().is_occupied(ReserveOptions::ADDRESSES.end - GIB, GIB));
+        assert_eq!(table.ranges(START, ReserveOptions::ADDRESSES.end), [(address, MIB2)]);
+    }
+
+    #[test]
+    fn a_mapping_that_is_not_made_yet_occupies_its_range_and_is_not_found() {
+        let table = MappingTable::default();
+        enter(&table, START, MIB2);
+        assert!(table.lock().is_occupied(START, MIB2));
+        assert_eq!(table.range_at(START), None);
+        assert!(table.cover(START, START + MIB2).is_none());
     }
 }

@@ -70,6 +70,12 @@ impl<T: Undo> Live<T> {
         Live { over: false, object }
     }
 
+    /// An object that the kernel has only if `held`; otherwise there is nothing to undo.
+    #[inline]
+    pub(crate) fn new_if(held: bool, object: T) -> Live<T> {
+        Live { over: !held, object }
+    }
+
     /// Undoes it, and drops it whatever came of that.
     pub(crate) fn end(mut self) -> Result<()> {
         self.over = true;
@@ -111,11 +117,21 @@ impl<T: Undo> Drop for Live<T> {
 /// Undoes an object by its last reference. Otherwise, and if the kernel refuses it, the object
 /// comes back.
 #[inline]
-pub(crate) fn undo<T: Undo>(object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
+pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
     if let Err(error) = object.svm().check_process() {
         return Err((error, object));
     }
     let _quiet = object.is_awaited().then(quiet);
+    // In place, if no table refers to the object.
+    if let Some(live) = Arc::get_mut(&mut object) {
+        return match live.object.undo() {
+            Ok(()) => {
+                live.over = true;
+                Ok(())
+            }
+            Err(error) => Err((error, object)),
+        };
+    }
     match Arc::try_unwrap(object) {
         Ok(mut live) => match live.object.undo() {
             Ok(()) => {
@@ -156,7 +172,7 @@ impl Inner {
     #[inline]
     pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.mem_unmap(address, size)?;
-        self.mappings.lock().remove(address, size);
+        self.mappings.lock().remove(address);
         Ok(())
     }
 
