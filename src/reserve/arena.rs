@@ -2,26 +2,33 @@
 //!
 //! The kernel wants reservations inside *heaps*: runs of whole GiB, at most 128 GiB each, whose
 //! enabling takes its exclusive lock and messages every device. So heaps are few and big and
-//! enabled when needed, and inside them this arena hands out runs of 2 MiB chunks by itself. Free
+//! enabled when needed, and inside them this arena chooses runs of 2 MiB chunks by itself. Free
 //! runs are kept in lists by size class (powers of two, each in eight steps) with a bit for each
-//! list that is not empty, so that finding one, and merging it with its neighbours when it comes
-//! back, takes the same few steps however many there are. The run that came back last is kept aside
-//! for a moment, since programs tend to ask for the same size again.
+//! list that is not empty, so that finding one, and merging it with its neighbours when it is
+//! freed, takes the same few steps however many there are.
+//!
+//! Programs tend to want the same size again. So the run that was freed last is kept aside,
+//! unmerged, and of each size below 64 chunks the one that was freed last.
 
 use crate::driver::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
 
-/// Chunks of the largest heap; a chunk's number inside its heap has 16 bits.
+/// Chunks of the largest heap, and of a GiB.
 const HEAP_CHUNKS: u32 = (RESERVE_HEAP_MAX / HUGE_PAGE) as u32;
-const CHUNK_BITS: u32 = HEAP_CHUNKS.trailing_zeros();
+const GIB_CHUNKS: u32 = (HEAP_UNIT / HUGE_PAGE) as u32;
 /// GiB that heaps can be made of: the range in which the vendor's library puts ordinary heaps, up
 /// to the end of the SVM segment.
 const GIBS: usize = ((DYNAMIC_START - NORMAL_START) / HEAP_UNIT) as usize;
+/// Chunks are numbered from the start of that range.
+const CHUNKS: usize = GIBS * GIB_CHUNKS as usize;
 
 /// Steps of a power of two.
 const STEPS: u32 = 8;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
 /// Sizes 1 to 7 have a list each, then each power of two up to 65536 has eight.
-const POWERS: usize = (CHUNK_BITS - STEP_BITS + 2) as usize;
+const POWERS: usize = (HEAP_CHUNKS.trailing_zeros() - STEP_BITS + 2) as usize;
+
+/// Sizes below this have a spare run each.
+const SMALL: usize = 64;
 
 /// No chunk.
 const NONE: u32 = u32::MAX;
@@ -66,78 +73,112 @@ pub(crate) enum Taken {
 
 #[derive(Debug)]
 pub(crate) struct Arena {
-    heaps: Vec<Heap>,
+    heaps: Vec<Window>,
     /// For each GiB the number of its heap plus one, or 0. Filled when the first heap comes.
     owners: Vec<u16>,
+    runs: Runs,
     /// Bit per power of two that has a free run.
     powers: u32,
     /// Bit per step of each power.
     steps: [u8; POWERS],
-    /// First free run of each class: heap number and chunk in one.
+    /// First free run of each class.
     first: [[u32; STEPS as usize]; POWERS],
     /// Number of reservations.
     live: usize,
-    /// The run that came back last, with its size: kept as it is for a reservation of the same
-    /// size, and merged when another comes back or it is in the way. Its heap and chunk in one, or
-    /// `NONE`.
-    spare: u32,
-    spare_chunks: u32,
+    /// Runs that were freed and are kept as they are, for a reservation of the same size: one of
+    /// each small size, by its size, and in place 0 one of a larger size. They are merged when
+    /// another of the size is freed or they are in the way.
+    spares: [u32; SMALL],
+    /// The size of the one in place 0.
+    large: u32,
 }
 
-#[derive(Debug)]
-struct Heap {
-    window: Window,
-    chunks: u32,
-    /// For the first chunk of each run: its size and whether it is free, and for free ones the next
-    /// and previous run of its list.
-    runs: Vec<[u32; 3]>,
+/// Where runs start, and the records of their starts.
+#[derive(Debug, Default)]
+struct Runs {
+    /// For each [`PAGE`] chunks the index of their records, or 0 if no run ever started there.
+    pages: Vec<u32>,
+    /// Size of each run and whether it is free, and for free ones the next and previous run of its
+    /// list. The first page is for chunks that have none, and stays zero.
+    records: Vec<[u32; 3]>,
     /// A bit for each chunk that starts a run.
     starts: Vec<u64>,
     /// A bit for each word of `starts` that is not zero.
     summary: Vec<u64>,
 }
 
+/// Chunks whose records are made together. Few, so that a reservation of a GiB costs little memory.
+const PAGE: usize = 16;
+
 const SIZE: usize = 0;
 const NEXT: usize = 1;
 const PREVIOUS: usize = 2;
 const FREE: u32 = 1;
 
-impl Heap {
-    fn new(window: Window) -> Heap {
-        let chunks = (window.size / HUGE_PAGE) as u32;
-        let words = (chunks as usize).div_ceil(64);
-        // All zero, so that the pages of these tables are not touched before they are needed.
-        Heap {
-            window,
-            chunks,
-            runs: vec![[0; 3]; chunks as usize],
-            starts: vec![0; words],
-            summary: vec![0; words.div_ceil(64)],
+impl Runs {
+    /// Makes the tables, for all chunks. They are zero, so their memory is not touched before it is
+    /// needed, and never have to grow.
+    fn make(&mut self) {
+        if self.pages.is_empty() {
+            self.pages = vec![0; CHUNKS / PAGE];
+            self.records = Vec::with_capacity(CHUNKS + PAGE);
+            self.records.resize(PAGE, [0; 3]);
+            self.starts = vec![0; CHUNKS / 64];
+            self.summary = vec![0; CHUNKS.div_ceil(64 * 64)];
         }
     }
 
-    #[inline]
-    fn size(&self, chunk: u32) -> u32 {
-        self.runs[chunk as usize][SIZE] >> 1
+    #[inline(always)]
+    fn index(&self, chunk: u32) -> usize {
+        self.pages[chunk as usize / PAGE] as usize + chunk as usize % PAGE
     }
 
-    #[inline]
+    #[inline(always)]
+    fn record(&self, chunk: u32) -> [u32; 3] {
+        self.records[self.index(chunk)]
+    }
+
+    #[inline(always)]
+    fn record_mut(&mut self, chunk: u32) -> &mut [u32; 3] {
+        let index = self.index(chunk);
+        &mut self.records[index]
+    }
+
+    #[inline(always)]
+    fn size(&self, chunk: u32) -> u32 {
+        self.record(chunk)[SIZE] >> 1
+    }
+
+    #[cfg(test)]
     fn is_free(&self, chunk: u32) -> bool {
-        self.runs[chunk as usize][SIZE] & FREE != 0
+        self.record(chunk)[SIZE] & FREE != 0
     }
 
     /// Makes a run that starts at `chunk`.
-    #[inline]
-    fn set(&mut self, chunk: u32, size: u32, free: u32) {
-        self.runs[chunk as usize][SIZE] = size << 1 | free;
+    #[inline(always)]
+    fn set(&mut self, chunk: u32, record: [u32; 3]) {
+        let page = match self.pages[chunk as usize / PAGE] {
+            0 => self.add_page(chunk),
+            page => page,
+        };
+        self.records[page as usize + chunk as usize % PAGE] = record;
         let word = chunk as usize / 64;
         self.starts[word] |= 1 << (chunk % 64);
         self.summary[word / 64] |= 1 << (word % 64);
     }
 
+    #[cold]
+    fn add_page(&mut self, chunk: u32) -> u32 {
+        let page = self.records.len() as u32;
+        self.pages[chunk as usize / PAGE] = page;
+        self.records.resize(self.records.len() + PAGE, [0; 3]);
+        page
+    }
+
     /// No run starts at `chunk` any more: it was merged with the one before.
-    #[inline]
+    #[inline(always)]
     fn clear(&mut self, chunk: u32) {
+        self.record_mut(chunk)[SIZE] = 0;
         let word = chunk as usize / 64;
         self.starts[word] &= !(1 << (chunk % 64));
         if self.starts[word] == 0 {
@@ -145,22 +186,24 @@ impl Heap {
         }
     }
 
-    /// The start of the run that contains `chunk`.
-    #[inline]
+    /// The start of the run that contains `chunk`, which is in a heap.
+    #[inline(always)]
     fn run_of(&self, chunk: u32) -> u32 {
-        let mut word = chunk as usize / 64;
+        let word = chunk as usize / 64;
         let upto = self.starts[word] & (u64::MAX >> (63 - chunk % 64));
-        if upto != 0 {
-            return word as u32 * 64 + 63 - upto.leading_zeros();
-        }
-        // The word before with a bit in it. Chunk 0 always starts a run, so there is one.
+        if upto != 0 { word as u32 * 64 + 63 - upto.leading_zeros() } else { self.last_before(word) }
+    }
+
+    /// The last start before a word of the bits. The first chunk of a heap always starts a run, so
+    /// there is one.
+    fn last_before(&self, word: usize) -> u32 {
         let mut block = word / 64;
         let mut words = self.summary[block] & ((1u64 << (word % 64)) - 1);
         while words == 0 && block > 0 {
             block -= 1;
             words = self.summary[block];
         }
-        word = block * 64 + (63 - words.leading_zeros() as usize);
+        let word = block * 64 + (63 - words.leading_zeros() as usize);
         word as u32 * 64 + 63 - self.starts[word].leading_zeros()
     }
 }
@@ -171,12 +214,13 @@ impl Arena {
         Arena {
             heaps: Vec::new(),
             owners: Vec::new(),
+            runs: Runs::default(),
             powers: 0,
             steps: [0; POWERS],
             first: [[NONE; STEPS as usize]; POWERS],
             live: 0,
-            spare: NONE,
-            spare_chunks: 0,
+            spares: [NONE; SMALL],
+            large: 0,
         }
     }
 
@@ -187,8 +231,7 @@ impl Arena {
 
     /// Forgets all heaps and returns them; nothing may be reserved.
     pub(crate) fn take_heaps(&mut self) -> Vec<Window> {
-        let heaps = std::mem::replace(self, Arena::new()).heaps;
-        heaps.into_iter().map(|heap| heap.window).collect()
+        std::mem::replace(self, Arena::new()).heaps
     }
 
     /// Takes a run of `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the
@@ -196,15 +239,12 @@ impl Arena {
     #[inline]
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let chunks = u32::try_from(size / HUGE_PAGE).ok().filter(|&chunks| chunks <= HEAP_CHUNKS)?;
+        // Heaps start at whole GiB, so chunks are aligned as their addresses are.
         let step = (alignment / HUGE_PAGE) as u32;
-        if chunks == self.spare_chunks {
-            let (heap, run) = split(self.spare);
-            if run & (step - 1) == 0 {
-                self.spare_chunks = 0;
-                self.spare = NONE;
-                self.live += 1;
-                return Some(self.heaps[heap].window.start + u64::from(run) * HUGE_PAGE);
-            }
+        let spare = &mut self.spares[place(chunks)];
+        if *spare != NONE && *spare & (step - 1) == 0 && (chunks < SMALL as u32 || chunks == self.large) {
+            self.live += 1;
+            return Some(address(std::mem::replace(spare, NONE)));
         }
         self.take_from_lists(chunks, step)
     }
@@ -214,36 +254,32 @@ impl Arena {
     #[inline(always)]
     fn take_from_lists(&mut self, chunks: u32, step: u32) -> Option<u64> {
         // A run that is this long has an aligned part that fits.
-        let (heap, run) = match self.find(chunks + (step - 1)) {
-            Some(found) => found,
-            None => {
-                self.merge_spare();
-                self.search(chunks, step)?
-            }
+        let run = match self.find(chunks + (step - 1)) {
+            Some(run) => run,
+            None => self.search(chunks, step)?,
         };
-        // Heaps start at whole GiB, so chunks are aligned as their addresses are.
         let start = run.next_multiple_of(step);
-        let rest = self.heaps[heap].size(run) - chunks;
-        if start == run && rest > 0 && class(rest) == class(rest + chunks) {
+        let [size, next, previous] = self.runs.record(run);
+        let (size, rest) = (size >> 1, (size >> 1) - chunks);
+        if start == run && rest > 0 && class(rest) == class(size) {
             // What is left takes its place in the list.
-            self.replace(heap, run, run + chunks, rest);
-            self.heaps[heap].set(run, chunks, 0);
+            self.replace(run + chunks, rest, next, previous);
+            self.runs.record_mut(run)[SIZE] = chunks << 1;
             self.live += 1;
         } else {
-            self.unlink(heap, run);
-            self.carve(heap, run, start, chunks);
+            self.unlink(size, next, previous);
+            self.carve(run, size, start, chunks);
         }
-        Some(self.heaps[heap].window.start + u64::from(start) * HUGE_PAGE)
+        Some(address(start))
     }
 
     /// Takes exactly the run of `size` bytes at `address`; both are multiples of 2 MiB, inside the
     /// range for heaps.
     pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Taken> {
-        self.merge_spare();
+        self.merge_spares();
         let (first, last) = (gib(address), gib(address + size - 1));
-        let owner = |gib: usize| self.owners.get(gib).copied().unwrap_or(0);
-        let heap = owner(first);
-        if (first..=last).any(|gib| owner(gib) != heap) {
+        let heap = self.owner(first);
+        if (first..=last).any(|gib| self.owner(gib) != heap) {
             return Err(Taken::Border);
         }
         if heap == OTHER {
@@ -252,69 +288,85 @@ impl Arena {
         if heap == 0 {
             return Err(self.window_around(first, last).map_or(Taken::Border, Taken::NeedsHeap));
         }
-        let heap = usize::from(heap) - 1;
-        let start = ((address - self.heaps[heap].window.start) / HUGE_PAGE) as u32;
-        let chunks = (size / HUGE_PAGE) as u32;
-        let run = self.heaps[heap].run_of(start);
-        if !self.heaps[heap].is_free(run) || run + self.heaps[heap].size(run) < start + chunks {
+        let (start, chunks) = (chunk(address), (size / HUGE_PAGE) as u32);
+        let run = self.runs.run_of(start);
+        let [size, next, previous] = self.runs.record(run);
+        if size & FREE == 0 || run + (size >> 1) < start + chunks {
             return Err(Taken::Reserved);
         }
-        self.unlink(heap, run);
-        self.carve(heap, run, start, chunks);
+        self.unlink(size >> 1, next, previous);
+        self.carve(run, size >> 1, start, chunks);
         Ok(())
     }
 
-    /// Gives back the run that was taken at `address`.
+    /// Frees the run that was taken at `address`.
     #[inline]
     pub(crate) fn free(&mut self, address: u64) {
-        let Some(heap) = self.owners.get(gib(address)).and_then(|&owner| usize::from(owner).checked_sub(1)) else {
-            return;
-        };
-        self.merge_spare();
-        let table = &self.heaps[heap];
-        let run = ((address - table.window.start) / HUGE_PAGE) as u32;
-        self.spare = join(heap, run);
-        self.spare_chunks = table.size(run);
+        let run = chunk(address);
+        let size = self.runs.size(run);
+        let spare = std::mem::replace(&mut self.spares[place(size)], run);
+        if size >= SMALL as u32 {
+            self.large = size;
+        }
         self.live -= 1;
-    }
-
-    /// Puts the spare run, if there is one, into the lists, together with its free neighbours.
-    #[inline(always)]
-    fn merge_spare(&mut self) {
-        if self.spare != NONE {
-            let (heap, run) = split(self.spare);
-            self.spare = NONE;
-            self.spare_chunks = 0;
-            self.merge(heap, run);
+        if spare != NONE {
+            self.merge(spare);
         }
     }
 
+    /// Puts the spare runs into the lists.
+    #[cold]
+    fn merge_spares(&mut self) {
+        for spare in std::mem::replace(&mut self.spares, [NONE; SMALL]) {
+            if spare != NONE {
+                self.merge(spare);
+            }
+        }
+    }
+
+    /// Puts a run into the lists, together with its free neighbours.
     #[inline(always)]
-    fn merge(&mut self, heap: usize, mut run: u32) {
-        let table = &mut self.heaps[heap];
-        let mut size = table.size(run);
-        if run > 0 {
-            let before = table.run_of(run - 1);
-            if table.is_free(before) {
-                size += table.size(before);
-                table.clear(run);
-                self.unlink(heap, before);
+    fn merge(&mut self, mut run: u32) {
+        let mut size = self.runs.size(run);
+        if !self.is_border(run) {
+            let before = self.runs.run_of(run - 1);
+            let [more, next, previous] = self.runs.record(before);
+            if more & FREE != 0 {
+                size += more >> 1;
+                self.runs.clear(run);
+                self.unlink(more >> 1, next, previous);
                 run = before;
             }
         }
-        let table = &mut self.heaps[heap];
-        let next = run + size;
-        if next < table.chunks && table.is_free(next) {
-            let more = table.size(next);
-            size += more;
-            table.clear(next);
-            if class(more) == class(size) {
-                // It takes its neighbour's place in the list.
-                return self.replace(heap, next, run, size);
+        let end = run + size;
+        if !self.is_border(end) {
+            let [more, next, previous] = self.runs.record(end);
+            if more & FREE != 0 {
+                size += more >> 1;
+                self.runs.clear(end);
+                if class(more >> 1) == class(size) {
+                    // It takes its neighbour's place in the list.
+                    return self.replace(run, size, next, previous);
+                }
+                self.unlink(more >> 1, next, previous);
             }
-            self.unlink(heap, next);
         }
-        self.link(heap, run, size);
+        self.link(run, size);
+    }
+
+    /// Whether another heap, or none, is before a chunk.
+    #[inline(always)]
+    fn is_border(&self, chunk: u32) -> bool {
+        chunk % GIB_CHUNKS == 0 && self.is_border_gib((chunk / GIB_CHUNKS) as usize)
+    }
+
+    fn is_border_gib(&self, gib: usize) -> bool {
+        gib == 0 || self.owner(gib) != self.owner(gib - 1)
+    }
+
+    /// The number of the heap of a GiB plus one, or 0.
+    fn owner(&self, gib: usize) -> u16 {
+        self.owners.get(gib).copied().unwrap_or(0)
     }
 
     /// The window of the next heap, large enough for `size` bytes: 128 GiB if there is room. `None`
@@ -340,13 +392,13 @@ impl Arena {
 
     /// A heap was enabled there.
     pub(crate) fn add_heap(&mut self, window: Window) {
+        self.runs.make();
         self.owners.resize(GIBS, 0);
-        let heap = self.heaps.len();
+        self.heaps.push(window);
         for gib in gib(window.start)..=gib(window.start + window.size - 1) {
-            self.owners[gib] = heap as u16 + 1;
+            self.owners[gib] = self.heaps.len() as u16;
         }
-        self.heaps.push(Heap::new(window));
-        self.link(heap, 0, (window.size / HUGE_PAGE) as u32);
+        self.link(chunk(window.start), (window.size / HUGE_PAGE) as u32);
     }
 
     /// Takes whole GiB for a heap that is not for reservations, at the upper end of the addresses,
@@ -383,7 +435,7 @@ impl Arena {
 
     /// A free run of at least `chunks`, whatever its place.
     #[inline]
-    fn find(&self, chunks: u32) -> Option<(usize, u32)> {
+    fn find(&self, chunks: u32) -> Option<u32> {
         // Round up to the next class, all of whose runs are long enough.
         let power = chunks.ilog2();
         let rounded = if power >= STEP_BITS { chunks + (1 << (power - STEP_BITS)) - 1 } else { chunks };
@@ -402,24 +454,24 @@ impl Arena {
             power = powers.trailing_zeros() as usize;
             step = self.steps[power].trailing_zeros() as usize;
         }
-        Some(split(self.first[power][step]))
+        Some(self.first[power][step])
     }
 
-    /// The same for one that [`Arena::find`] did not see: long enough, but in a class with shorter
-    /// ones, or only just aligned.
+    /// The same for one that [`Arena::find`] did not see: kept aside, or long enough but in a class
+    /// with shorter ones, or only just aligned.
     #[cold]
-    fn search(&self, chunks: u32, alignment: u32) -> Option<(usize, u32)> {
+    fn search(&mut self, chunks: u32, alignment: u32) -> Option<u32> {
+        self.merge_spares();
         let (least, _) = class(chunks);
         for power in least..POWERS {
             for first in self.first[power] {
-                let mut at = first;
-                while at != NONE {
-                    let (heap, run) = split(at);
-                    let size = self.heaps[heap].size(run);
-                    if run.next_multiple_of(alignment) + chunks <= run + size {
-                        return Some((heap, run));
+                let mut run = first;
+                while run != NONE {
+                    let [size, next, _] = self.runs.record(run);
+                    if run.next_multiple_of(alignment) + chunks <= run + (size >> 1) {
+                        return Some(run);
                     }
-                    at = self.heaps[heap].runs[run as usize][NEXT];
+                    run = next;
                 }
             }
         }
@@ -428,73 +480,57 @@ impl Arena {
 
     /// Makes `start..start + chunks` of an unlinked free run taken, and links what is left of it.
     #[inline(always)]
-    fn carve(&mut self, heap: usize, run: u32, start: u32, chunks: u32) {
-        let end = run + self.heaps[heap].size(run);
+    fn carve(&mut self, run: u32, size: u32, start: u32, chunks: u32) {
+        let end = run + size;
         if start > run {
-            self.link(heap, run, start - run);
+            self.link(run, start - run);
         }
         if end > start + chunks {
-            self.link(heap, start + chunks, end - (start + chunks));
+            self.link(start + chunks, end - (start + chunks));
         }
-        self.heaps[heap].set(start, chunks, 0);
+        self.runs.set(start, [chunks << 1, 0, 0]);
         self.live += 1;
     }
 
     /// Makes a free run and puts it at the head of its list.
-    #[inline]
-    fn link(&mut self, heap: usize, run: u32, size: u32) {
+    #[inline(always)]
+    fn link(&mut self, run: u32, size: u32) {
         let (power, step) = class(size);
-        let at = join(heap, run);
-        let next = self.first[power][step];
-        let table = &mut self.heaps[heap];
-        table.set(run, size, FREE);
-        table.runs[run as usize][NEXT] = next;
-        table.runs[run as usize][PREVIOUS] = NONE;
+        let next = std::mem::replace(&mut self.first[power][step], run);
+        self.runs.set(run, [size << 1 | FREE, next, NONE]);
         if next != NONE {
-            let (heap, run) = split(next);
-            self.heaps[heap].runs[run as usize][PREVIOUS] = at;
+            self.runs.record_mut(next)[PREVIOUS] = run;
         }
-        self.first[power][step] = at;
         self.steps[power] |= 1 << step;
         self.powers |= 1 << power;
     }
 
-    /// Makes a free run that takes the place of another of the same class in its list.
-    #[inline]
-    fn replace(&mut self, heap: usize, old: u32, new: u32, size: u32) {
-        let at = join(heap, new);
-        let table = &mut self.heaps[heap];
-        let [_, next, previous] = table.runs[old as usize];
-        table.set(new, size, FREE);
-        table.runs[new as usize][NEXT] = next;
-        table.runs[new as usize][PREVIOUS] = previous;
+    /// Makes a free run that takes the place of another of the same class in its list, between two.
+    #[inline(always)]
+    fn replace(&mut self, run: u32, size: u32, next: u32, previous: u32) {
+        self.runs.set(run, [size << 1 | FREE, next, previous]);
         if next != NONE {
-            let (heap, run) = split(next);
-            self.heaps[heap].runs[run as usize][PREVIOUS] = at;
+            self.runs.record_mut(next)[PREVIOUS] = run;
         }
         if previous != NONE {
-            let (heap, run) = split(previous);
-            self.heaps[heap].runs[run as usize][NEXT] = at;
+            self.runs.record_mut(previous)[NEXT] = run;
         } else {
             let (power, step) = class(size);
-            self.first[power][step] = at;
+            self.first[power][step] = run;
         }
     }
 
-    /// Takes a free run out of its list.
+    /// Takes a free run of a size out of its list, from between two.
     #[inline(always)]
-    fn unlink(&mut self, heap: usize, run: u32) {
-        let [size, next, previous] = self.heaps[heap].runs[run as usize];
+    fn unlink(&mut self, size: u32, next: u32, previous: u32) {
         if next != NONE {
-            let (heap, run) = split(next);
-            self.heaps[heap].runs[run as usize][PREVIOUS] = previous;
+            self.runs.record_mut(next)[PREVIOUS] = previous;
         }
         if previous != NONE {
-            let (heap, run) = split(previous);
-            self.heaps[heap].runs[run as usize][NEXT] = next;
+            self.runs.record_mut(previous)[NEXT] = next;
             return;
         }
-        let (power, step) = class(size >> 1);
+        let (power, step) = class(size);
         self.first[power][step] = next;
         if next == NONE {
             self.steps[power] &= !(1 << step);
@@ -506,7 +542,7 @@ impl Arena {
 }
 
 /// The class of a size: power of two and step, or 0 and the size itself for the smallest.
-#[inline]
+#[inline(always)]
 fn class(chunks: u32) -> (usize, usize) {
     if chunks < STEPS {
         return (0, chunks as usize);
@@ -515,14 +551,20 @@ fn class(chunks: u32) -> (usize, usize) {
     ((power - STEP_BITS + 1) as usize, (chunks >> (power - STEP_BITS)) as usize & (STEPS as usize - 1))
 }
 
-#[inline]
-fn join(heap: usize, chunk: u32) -> u32 {
-    (heap as u32) << CHUNK_BITS | chunk
+/// The place of the spare run of a size.
+#[inline(always)]
+fn place(chunks: u32) -> usize {
+    if chunks < SMALL as u32 { chunks as usize } else { 0 }
 }
 
-#[inline]
-fn split(at: u32) -> (usize, u32) {
-    ((at >> CHUNK_BITS) as usize, at & (HEAP_CHUNKS - 1))
+#[inline(always)]
+fn chunk(address: u64) -> u32 {
+    ((address - NORMAL_START) / HUGE_PAGE) as u32
+}
+
+#[inline(always)]
+fn address(chunk: u32) -> u64 {
+    NORMAL_START + u64::from(chunk) * HUGE_PAGE
 }
 
 #[inline]
@@ -535,10 +577,10 @@ fn window(gib: usize, count: usize) -> Window {
 }
 
 const _: () = {
-    // A GiB is a whole number of alignments that can be asked for, and heap numbers fit beside a
-    // chunk's.
-    assert!(HEAP_UNIT / HUGE_PAGE == 512);
-    assert!(GIBS < u16::MAX as usize && (GIBS as u64) << CHUNK_BITS < NONE as u64);
+    // A GiB is a whole number of alignments that can be wanted and of pages of records; numbers of
+    // heaps and of records fit.
+    assert!(GIB_CHUNKS == 512 && GIB_CHUNKS as usize % PAGE == 0);
+    assert!(GIBS < u16::MAX as usize && ((CHUNKS + PAGE) as u64) < NONE as u64);
 };
 
 #[cfg(test)]
@@ -571,49 +613,53 @@ mod tests {
 
     /// Everything that must hold of the tables, whatever happened before.
     fn check(arena: &Arena, taken: &BTreeMap<u64, u64>) {
+        let runs = &arena.runs;
         let mut linked = 0;
         for power in 0..POWERS {
             assert_eq!(arena.powers >> power & 1 == 1, arena.steps[power] != 0);
             for step in 0..STEPS as usize {
-                let mut at = arena.first[power][step];
-                assert_eq!(arena.steps[power] >> step & 1 == 1, at != NONE);
-                let mut previous = NONE;
-                while at != NONE {
-                    let (heap, run) = split(at);
-                    let heap = &arena.heaps[heap];
-                    assert!(heap.is_free(run));
-                    assert_eq!(class(heap.size(run)), (power, step));
-                    assert_eq!(heap.runs[run as usize][PREVIOUS], previous);
+                let mut run = arena.first[power][step];
+                assert_eq!(arena.steps[power] >> step & 1 == 1, run != NONE);
+                let mut before = NONE;
+                while run != NONE {
+                    let [_, next, previous] = runs.record(run);
+                    assert!(runs.is_free(run));
+                    assert_eq!(class(runs.size(run)), (power, step));
+                    assert_eq!(previous, before);
                     linked += 1;
-                    previous = at;
-                    at = heap.runs[run as usize][NEXT];
+                    before = run;
+                    run = next;
                 }
             }
         }
         let mut found = BTreeMap::new();
-        let spare = (arena.spare != NONE).then(|| split(arena.spare));
-        for (number, heap) in arena.heaps.iter().enumerate() {
-            let mut chunk = 0;
+        let mut spares: Vec<u32> = arena.spares.into_iter().filter(|&spare| spare != NONE).collect();
+        for heap in &arena.heaps {
+            let mut run = chunk(heap.start);
+            let end = run + (heap.size / MIB2) as u32;
             let mut free_before = false;
-            while chunk < heap.chunks {
-                assert_eq!(heap.run_of(chunk), chunk);
-                let size = heap.size(chunk);
-                assert_eq!(heap.run_of(chunk + size - 1), chunk);
-                if spare == Some((number, chunk)) {
-                    assert!(!heap.is_free(chunk));
-                    assert_eq!(size, arena.spare_chunks);
-                } else if heap.is_free(chunk) {
+            while run < end {
+                assert_eq!(runs.run_of(run), run);
+                let size = runs.size(run);
+                assert_eq!(runs.run_of(run + size - 1), run);
+                if let Some(spare) = spares.iter().position(|&spare| spare == run) {
+                    spares.remove(spare);
+                    assert!(!runs.is_free(run));
+                    assert_eq!(arena.spares[place(size)], run);
+                    assert!(size < SMALL as u32 || size == arena.large);
+                } else if runs.is_free(run) {
                     assert!(!free_before, "free neighbours are merged");
                     linked -= 1;
                 } else {
-                    found.insert(heap.window.start + u64::from(chunk) * MIB2, u64::from(size) * MIB2);
+                    found.insert(address(run), u64::from(size) * MIB2);
                 }
-                free_before = heap.is_free(chunk);
-                chunk += size;
+                free_before = runs.is_free(run);
+                run += size;
             }
-            assert_eq!(chunk, heap.chunks);
+            assert_eq!(run, end, "no run crosses the end of a heap");
         }
         assert_eq!(linked, 0, "every free run is in exactly one list");
+        assert_eq!(spares, [], "every spare run is in a heap");
         assert_eq!(&found, taken);
         assert_eq!(arena.live, taken.len());
     }
@@ -713,7 +759,7 @@ mod tests {
         let mut arena = Arena::new();
         let address = NORMAL_START + 127 * GIB + 3 * MIB2;
         assert_eq!(reserve_at(&mut arena, address, 2 * GIB), Ok(()));
-        assert_eq!(arena.heaps[0].window, window(127, 3));
+        assert_eq!(arena.heaps[0], window(127, 3));
         assert_eq!(reserve_at(&mut arena, address + GIB, MIB2), Err(Taken::Reserved));
         assert_eq!(reserve_at(&mut arena, NORMAL_START + 126 * GIB, 2 * GIB), Err(Taken::Border));
         // The next heap goes into the gap before it, as large as the gap is.
@@ -748,5 +794,35 @@ mod tests {
         assert_eq!(arena.take_heaps(), [window(0, 128)]);
         assert_eq!(arena.take(MIB2, MIB2), None);
         assert_eq!(reserve(&mut arena, GIB, GIB), Some(address));
+    }
+
+    #[test]
+    fn a_small_size_is_taken_again_from_where_it_was_freed() {
+        let mut arena = Arena::new();
+        let sizes: Vec<u64> = (1..64).collect();
+        let places: Vec<u64> = sizes.iter().map(|size| reserve(&mut arena, size * MIB2, MIB2).unwrap()).collect();
+        places.iter().for_each(|&address| arena.free(address));
+        for (size, &address) in sizes.iter().zip(&places).rev() {
+            assert_eq!(arena.take(size * MIB2, MIB2), Some(address), "{size}");
+        }
+        // One that is not aligned as it should be is left aside.
+        arena.free(places[0]);
+        arena.free(places[1]);
+        let aligned = arena.take(2 * MIB2, GIB).unwrap();
+        assert_eq!(aligned % GIB, 0);
+        assert_ne!(aligned, places[1]);
+        assert_eq!(arena.take(2 * MIB2, MIB2), Some(places[1]));
+    }
+
+    #[test]
+    fn runs_of_neighbouring_heaps_are_not_merged() {
+        let mut arena = Arena::new();
+        let heaps: Vec<u64> = (0..3).map(|_| reserve(&mut arena, 128 * GIB, GIB).unwrap()).collect();
+        for &address in &heaps {
+            arena.free(address);
+        }
+        arena.merge_spares();
+        check(&arena, &BTreeMap::new());
+        assert_eq!(arena.heaps.len(), 3);
     }
 }
