@@ -8,18 +8,21 @@ pub mod client;
 pub mod counter;
 mod emulator;
 pub mod figure;
+mod plot;
 
 use crate::terminal::{Align, Table, counted};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use client::{NOT_TRACED, OwnFigures, Work};
-use counter::{CountError, Mode, Traced};
+use counter::{Count, CountError, Mode, Traced};
 use figure::{Figure, Target, Unit, Verdict};
 use indicatif::ProgressBar;
 use nix::errno::Errno;
 use nix::sys::wait::WaitStatus;
+use plot::{Chart, Point};
 use serde::Serialize;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 /// Options of `bench`.
@@ -29,9 +32,12 @@ pub struct Bench {
     /// Print JSON instead of a table (docs/hosts.md).
     #[arg(long)]
     json: bool,
-    /// Skip the figures with 100 000 live objects, which take most of the time.
+    /// Skip the figures with more than 1000 live objects, which take most of the time.
     #[arg(long)]
     quick: bool,
+    /// Draw the figures as SVG files into this directory.
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
     /// Measure a debug build, whose figures mean nothing. For tests of the command.
     #[arg(long, hide = true)]
     debug: bool,
@@ -43,6 +49,7 @@ struct Document {
     version: u32,
     arch: &'static str,
     generation: String,
+    c_library: Option<String>,
     optimised: bool,
     figures: Vec<Figure>,
     missed: usize,
@@ -54,16 +61,22 @@ impl Bench {
         if cfg!(debug_assertions) && !self.debug {
             return self.run_optimised();
         }
-        let figures = match self.measure() {
-            Ok(figures) => figures,
+        let Run { figures, points, .. } = match self.measure() {
+            Ok(run) => run,
             Err(reason) => return crate::impossible(reason),
         };
+        if let Some(directory) = &self.plot {
+            if let Err(error) = plot::draw(directory, &points) {
+                return crate::impossible(format!("{}: {error}", directory.display()));
+            }
+        }
         let count = |verdict| figures.iter().filter(|figure| figure.verdict == verdict).count();
         let (missed, unmeasured) = (count(Verdict::Missed), count(Verdict::NotMeasured));
         let document = Document {
             version: 1,
             arch: std::env::consts::ARCH,
             generation: Config::default().generation.to_string(),
+            c_library: c_library(),
             optimised: !cfg!(debug_assertions),
             figures,
             missed,
@@ -88,6 +101,9 @@ impl Bench {
         let mut command = Command::new(cargo);
         command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
         command.args(self.json.then_some("--json")).args(self.quick.then_some("--quick"));
+        if let Some(directory) = self.plot.as_deref().and_then(|directory| std::path::absolute(directory).ok()) {
+            command.arg("--plot").arg(directory);
+        }
         command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         match command.status() {
             Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
@@ -95,109 +111,304 @@ impl Bench {
         }
     }
 
-    fn measure(&self) -> Result<Vec<Figure>, String> {
-        // 100 000 live handles of 2 MiB need more memory than any card has.
-        let config = Config { hbm: 1 << 40, device_process: DeviceProcess::Automatic, ..Config::default() };
+    fn measure(&self) -> Result<Run, String> {
+        // A million handles of 2 MiB need more memory than any card has.
+        let config = Config { hbm: 1 << 42, device_process: DeviceProcess::Automatic, ..Config::default() };
         let emulator = Emulator::start(config.clone()).map_err(|error| error.to_string())?;
-        let mut bench = Run { figures: Vec::new(), progress: ProgressBar::new(19) };
+        let mut bench = Run { figures: Vec::new(), points: Vec::new(), progress: ProgressBar::no_length() };
         emulator.run(|| self.operations(&mut bench));
         drop(emulator);
         let config = Config { device_process: DeviceProcess::Required, ..config };
         let emulator = Emulator::start(config).map_err(|error| error.to_string())?;
         emulator.run(|| {
-            let figures = bench.measure(Work::BringUp, 1, 1, 0);
-            bench.calls("bring-up with a device process", &figures, Target::must(29.0));
+            let calls = bench.calls_only(&Setup::of(Work::BringUp));
+            bench.add("bring-up with a device process", None, Unit::Calls, calls, Target::must(29.0));
         });
         drop(emulator);
         let latency =
             ascend_emulator::latency::measure(if self.debug { 100 } else { 20_000 }).map_err(|error| error.to_string());
         let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
-        bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::must(15.0));
+        bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::default());
         bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }));
         bench.progress.finish_and_clear();
-        Ok(bench.figures)
+        Ok(bench)
     }
 
     fn operations(&self, bench: &mut Run) {
-        let lives: &[u64] = match (self.debug, self.quick) {
-            (true, _) => &[1],
-            (_, true) => &[1, 1_000],
-            _ => &[1, 1_000, 100_000],
+        let most = match (self.debug, self.quick) {
+            (true, _) => 1,
+            (_, true) => 1_000,
+            _ => 1_000_000,
         };
         let (pairs, timed) = if self.debug { (2, 10) } else { (64, 2_000) };
-        for operation in &OPERATIONS {
-            for &live in lives {
-                let figures = bench.measure(operation.work, live, pairs, if live == 1 { timed } else { 0 });
-                let target = if live == 1 { operation.with_one } else { operation.with_many };
-                bench.add(operation.name, Some(live), Unit::Instructions, count(&figures, |f| f.instructions), target);
-                if live == 1 {
-                    bench.calls(operation.name, &figures, Target::must(2.0));
-                    let raw = bench.measure(operation.raw, live, 1, timed);
-                    bench.times(operation.name, &figures, &raw);
-                }
-                if live == 100_000 {
-                    let bytes = figures.and_then(|figures| {
-                        figures.own.bytes_per_object.ok_or_else(|| "the process did not report it".to_owned())
-                    });
-                    bench.add(operation.object, Some(live), Unit::Bytes, bytes, Target::must(150.0));
-                }
+        // Many elements take too long in a debug build.
+        let wanted = |operation: &&Operation| {
+            operation.setup.live <= most && !(self.debug && (operation.per > 1.0 || operation.setup.is_special()))
+        };
+        for operation in OPERATIONS.iter().filter(wanted) {
+            let setup = &operation.setup;
+            // What is counted per element repeats itself.
+            let pairs = if operation.per > 1.0 { 2 } else { pairs };
+            let figures = bench.measure(setup, pairs, 0);
+            let per = operation.per;
+            let instructions = count(&figures, |counts| counts.instructions / per);
+            if let Ok(measured) = instructions {
+                bench.point(Chart::Live, operation.name, setup.live, measured, !setup.is_special());
+                let by_size = matches!(setup.work, Work::MapUnmap | Work::MappingAt | Work::CreateRelease);
+                let plain = setup.live == 1 && !setup.explicit && !setup.sparse;
+                bench.point(Chart::Size, operation.short(), setup.size >> 20, measured, by_size && plain);
+            }
+            if let Ok(c_library) = count(&figures, |counts| counts.c_library / per) {
+                let stacked = setup.live == 1 && !setup.is_special() && operation.per == 1.0;
+                let own = instructions.clone().unwrap_or(c_library) - c_library;
+                bench.point(Chart::Parts, operation.name, 0, own, stacked);
+                bench.point(Chart::Parts, operation.name, 1, c_library, stacked);
+            }
+            let target = Target { aim: operation.aim, vendor: operation.vendor, ..Target::today(operation.today) };
+            bench.add(operation.name, Some(setup.live), Unit::Instructions, instructions, target);
+            if setup.live == 1 && operation.calls > 0.0 {
+                let calls = count(&figures, |counts| counts.calls);
+                bench.add(operation.name, None, Unit::Calls, calls, Target::must(operation.calls));
+                bench.add(
+                    operation.name,
+                    None,
+                    Unit::Ioctls,
+                    count(&figures, |counts| counts.ioctls),
+                    Target::must(operation.calls),
+                );
+            }
+            let bytes = figures.as_ref().ok().and_then(|figures| figures.own.bytes_per_object);
+            if let Some(bytes) = bytes.filter(|_| setup.live >= 5_000) {
+                let (limit, density) = if setup.sparse { (500.0, "one per GiB") } else { (150.0, "dense") };
+                bench.point(Chart::Bytes, operation.object, u64::from(setup.sparse), bytes, true);
+                let name = format!("{}, {density}", operation.object);
+                bench.add(name, Some(setup.live), Unit::Bytes, Ok(bytes), Target::must(limit));
             }
         }
-        let figures = bench.measure(Work::Cycle, 1, pairs, 0);
-        bench.calls("create, reserve, map, unmap, free, release", &figures, Target::must(6.0).vendor(11.0));
-        let figures = bench.measure(Work::BringUp, 1, 1, 0);
-        bench.calls("bring-up of the first device", &figures, Target::must(13.0).vendor(21.0));
-        for (name, work) in [
-            ("export", Work::Export),
-            ("trust", Work::Trust),
-            ("import of a handle", Work::ImportHandle),
-            ("import of a ticket", Work::ImportTicket),
+        for (name, work, vendor) in [
+            ("create, reserve, map, unmap, free, release", Work::Cycle, 8.0),
+            ("bring-up of the first device", Work::BringUp, 21.0),
         ] {
-            let figures = bench.measure(work, 1, pairs, 0);
-            bench.add(name, None, Unit::Instructions, count(&figures, |f| f.instructions), Target::must(600.0));
-            bench.add(name, None, Unit::Ioctls, count(&figures, |f| f.ioctls), Target::must(1.0));
-            bench.calls(name, &figures, Target::default());
+            let limit = if work == Work::Cycle { 6.0 } else { 13.0 };
+            let calls = bench.calls_only(&Setup::of(work));
+            bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
+        }
+        if most >= 1_000_000 {
+            self.worst(bench);
+        }
+        self.times(bench, timed);
+    }
+
+    /// The worst single operation on the way to many objects.
+    fn worst(&self, bench: &mut Run) {
+        for (name, work, live) in [
+            ("create", Work::GrowCreate, 1_000_000),
+            ("reserve", Work::GrowReserve, 1_000_000),
+            ("map", Work::GrowMap, 1_000_000),
+            ("import", Work::GrowImport, 100_000),
+        ] {
+            let counts = grow(&Setup { live, ..Setup::of(work) }).map_err(|error| error.to_string());
+            bench.progress.inc(1);
+            let ratio = counts.map(|mut counts| {
+                counts.sort_unstable();
+                let (median, worst) = (counts[counts.len() / 2] as f64, counts[counts.len() - 1] as f64);
+                bench.point(Chart::Worst, name, 0, median, true);
+                bench.point(Chart::Worst, name, 1, worst, true);
+                worst / median
+            });
+            let name = format!("{name}: worst against median");
+            bench.add(name, Some(live), Unit::Times, ratio, Target::must(100.0));
+        }
+    }
+
+    /// CPU time against that of the bare ioctls: the two in turn, and the median of several ratios.
+    fn times(&self, bench: &mut Run, timed: u64) {
+        let rounds = if self.debug { 1 } else { 3 };
+        let mut compare = |name: String, library: &Setup, raw: Work| {
+            let mut ratios = Vec::new();
+            let mut own = Vec::new();
+            for _ in 0..rounds {
+                let time = |setup: &Setup| untraced(setup, timed).map_err(|error| error.to_string());
+                match (time(library), time(&Setup::of(raw))) {
+                    (Ok(library), Ok(raw)) => {
+                        ratios.push(library / raw);
+                        own.push(library / 1000.0);
+                    }
+                    (Err(reason), _) | (_, Err(reason)) => {
+                        bench.add(name, None, Unit::Times, Err(reason), Target::default());
+                        return;
+                    }
+                }
+            }
+            bench.progress.inc(1);
+            bench.add(name.clone(), None, Unit::Microseconds, Ok(median(own)), Target::default());
+            bench.add(format!("{name}, against bare ioctls"), None, Unit::Times, Ok(median(ratios)), Target::default());
+        };
+        compare("create + release".into(), &Setup::of(Work::CreateRelease), Work::RawCreateRelease);
+        compare("reserve + free".into(), &Setup::of(Work::ReserveFree), Work::RawReserveFree);
+        compare("map + unmap".into(), &Setup::of(Work::MapUnmap), Work::RawMapUnmap);
+        for threads in [2, 4, 8] {
+            let setup = Setup { threads, ..Setup::of(Work::CreateRelease) };
+            compare(format!("create + release, {threads} threads"), &setup, Work::RawCreateRelease);
         }
     }
 }
 
-/// A pair of operations with its targets.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// What the measured process does, and with what.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// What is repeated.
+    pub work: Work,
+    /// How many objects exist meanwhile.
+    pub live: u64,
+    /// Size of each.
+    pub size: u64,
+    /// One in each GiB, or one beside the other.
+    pub sparse: bool,
+    /// Ended by calls, or dropped.
+    pub explicit: bool,
+    /// Threads that do it.
+    pub threads: u64,
+}
+
+impl Setup {
+    /// The usual one: with one live object of 2 MiB.
+    pub const fn of(work: Work) -> Setup {
+        Setup { work, live: 1, size: 2 << 20, sparse: false, explicit: false, threads: 1 }
+    }
+
+    const fn live(self, live: u64) -> Setup {
+        Setup { live, ..self }
+    }
+
+    const fn size(self, size: u64) -> Setup {
+        Setup { size, ..self }
+    }
+
+    const fn sparse(self) -> Setup {
+        Setup { sparse: true, ..self }
+    }
+
+    const fn explicit(self) -> Setup {
+        Setup { explicit: true, ..self }
+    }
+
+    fn is_special(&self) -> bool {
+        self.size != 2 << 20 || self.sparse || self.explicit
+    }
+
+    fn command(&self) -> Result<Command, CountError> {
+        let name = clap::ValueEnum::to_possible_value(&self.work).map(|value| value.get_name().to_owned());
+        let program = std::env::current_exe().map_err(CountError::Spawn)?;
+        let mut command = Command::new(program);
+        command.args(["bench-client", &name.unwrap_or_default()]);
+        command.args(["--live", &self.live.to_string()]).args(["--size", &self.size.to_string()]);
+        command.args(["--threads", &self.threads.to_string()]);
+        command.args(self.sparse.then_some("--sparse")).args(self.explicit.then_some("--explicit"));
+        command.stdout(Stdio::piped());
+        Ok(command)
+    }
+}
+
+/// An operation with its targets.
 struct Operation {
     name: &'static str,
     object: &'static str,
-    work: Work,
-    raw: Work,
-    with_one: Target,
-    with_many: Target,
+    setup: Setup,
+    /// How many elements one repetition handles.
+    per: f64,
+    /// System calls of one repetition, all of them ioctls; 0 for what is not counted.
+    calls: f64,
+    /// Instructions when the limit was set.
+    today: f64,
+    aim: Option<f64>,
+    /// Instructions of the vendor's library, for the same number of live objects.
+    vendor: Option<f64>,
 }
 
-/// The figures of the vendor's library are instructions of a pair of calls, counted without a
-/// kernel.
-const OPERATIONS: [Operation; 3] = [
-    Operation {
-        name: "create + release",
-        object: "live handle",
-        work: Work::CreateRelease,
-        raw: Work::RawCreateRelease,
-        with_one: Target { must: Some(600.0), aim: Some(400.0), vendor: Some(2082.0) },
-        with_many: Target { must: Some(600.0), aim: Some(400.0), vendor: None },
-    },
-    Operation {
-        name: "reserve + free",
-        object: "live reservation",
-        work: Work::ReserveFree,
-        raw: Work::RawReserveFree,
-        with_one: Target { must: Some(1000.0), aim: Some(700.0), vendor: Some(3495.0) },
-        with_many: Target { must: Some(1500.0), aim: Some(900.0), vendor: Some(51_429.0) },
-    },
-    Operation {
-        name: "map + unmap",
-        object: "live mapping",
-        work: Work::MapUnmap,
-        raw: Work::RawMapUnmap,
-        with_one: Target { must: Some(900.0), aim: Some(700.0), vendor: Some(3188.0) },
-        with_many: Target { must: Some(1300.0), aim: Some(1000.0), vendor: Some(4551.0) },
-    },
+impl Operation {
+    const fn new(name: &'static str, object: &'static str, setup: Setup, today: f64) -> Operation {
+        Operation { name, object, setup, per: 1.0, calls: 0.0, today, aim: None, vendor: None }
+    }
+
+    const fn per(self, per: u64) -> Operation {
+        Operation { per: per as f64, ..self }
+    }
+
+    const fn calls(self, calls: f64) -> Operation {
+        Operation { calls, ..self }
+    }
+
+    const fn aim(self, aim: f64) -> Operation {
+        Operation { aim: Some(aim), ..self }
+    }
+
+    const fn vendor(self, vendor: f64) -> Operation {
+        Operation { vendor: Some(vendor), ..self }
+    }
+
+    /// The name without its size.
+    fn short(&self) -> &'static str {
+        self.name.split(" of ").next().unwrap_or(self.name)
+    }
+}
+
+const GIB: u64 = 1 << 30;
+const CREATE: Setup = Setup::of(Work::CreateRelease);
+const RESERVE: Setup = Setup::of(Work::ReserveFree);
+const RANDOM: Setup = Setup::of(Work::ReserveRandom);
+const MAP: Setup = Setup::of(Work::MapUnmap);
+const LOOKUP: Setup = Setup::of(Work::MappingAt);
+const HANDLE: Setup = Setup::of(Work::ImportHandle);
+const TICKET: Setup = Setup::of(Work::ImportTicket);
+
+/// What is counted. The figures of the vendor's library are instructions of a pair of calls on
+/// x86_64, counted without a kernel.
+#[rustfmt::skip]
+const OPERATIONS: &[Operation] = &[
+    Operation::new("create + release", "live handle", CREATE, 424.0).calls(2.0).aim(300.0).vendor(1933.0),
+    Operation::new("create + release", "live handle", CREATE.live(1_000), 424.0).aim(300.0),
+    Operation::new("create + release", "live handle", CREATE.live(100_000), 424.0).aim(300.0).vendor(2948.0),
+    Operation::new("create + free()", "live handle", CREATE.explicit(), 487.0).aim(300.0),
+    Operation::new("create + release of 64 GiB", "live handle", CREATE.size(64 * GIB), 424.0).aim(300.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE, 569.3).calls(2.0).aim(450.0).vendor(3305.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(1_000), 569.3).aim(450.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(100_000), 569.3)
+        .aim(450.0).vendor(50_457.0),
+    Operation::new("reserve + free()", "live reservation", RESERVE.explicit(), 643.3).aim(450.0),
+    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM, 1028.8).aim(600.0),
+    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM.live(5_000).sparse(), 1035.0).aim(600.0),
+    Operation::new("map + unmap", "live mapping", MAP, 747.0).calls(2.0).aim(560.0).vendor(2458.0),
+    Operation::new("map + unmap", "live mapping", MAP.live(1_000), 747.0).aim(560.0),
+    Operation::new("map + unmap", "live mapping", MAP.live(100_000), 747.0).aim(560.0).vendor(4108.0),
+    Operation::new("map + unmap()", "live mapping", MAP.explicit(), 836.0).aim(560.0),
+    Operation::new("map + unmap, one per GiB", "live mapping", MAP.live(5_000).sparse(), 808.0).aim(560.0),
+    Operation::new("map + unmap of 64 MiB", "live mapping", MAP.size(GIB / 16), 747.0).aim(560.0),
+    Operation::new("map + unmap of 1 GiB", "live mapping", MAP.size(GIB), 806.0).aim(560.0),
+    Operation::new("map + unmap of 16 GiB", "live mapping", MAP.size(16 * GIB), 789.0).aim(560.0),
+    Operation::new("map + unmap of 64 GiB", "live mapping", MAP.size(64 * GIB), 810.0).aim(560.0).vendor(2460.0),
+    Operation::new("map + unmap of 128 GiB", "live mapping", MAP.size(128 * GIB), 810.0).aim(560.0),
+    Operation::new("mapping_at", "lookup", LOOKUP, 132.0).aim(150.0),
+    Operation::new("mapping_at of 1 GiB", "lookup", LOOKUP.size(GIB), 144.0).aim(150.0),
+    Operation::new("mapping_at of 128 GiB", "lookup", LOOKUP.size(128 * GIB), 175.0).aim(150.0),
+    Operation::new("mappings(), each of 1000", "lookup", Setup::of(Work::Mappings), 63.2).per(client::MANY).aim(60.0),
+    Operation::new("slice of a reservation", "lookup", Setup::of(Work::Slice), 225.0),
+    Operation::new("write 4 KiB", "copy", Setup::of(Work::Write), 253.0).calls(1.0).aim(290.0).vendor(565.0),
+    Operation::new("read 4 KiB", "copy", Setup::of(Work::Read), 253.0).calls(1.0).aim(290.0).vendor(565.0),
+    Operation::new("write_batch, each of 1000", "copy", Setup::of(Work::WriteBatch), 72.6).per(client::MANY).aim(30.0),
+    Operation::new("read_batch, each of 1000", "copy", Setup::of(Work::ReadBatch), 71.6).per(client::MANY).aim(30.0),
+    Operation::new("export", "export", Setup::of(Work::Export), 208.0).calls(1.0).aim(195.0).vendor(218.0),
+    Operation::new("trust", "export", Setup::of(Work::Trust), 174.0).calls(1.0).aim(215.0).vendor(168.0),
+    Operation::new("import + release, by handle", "live import", HANDLE, 803.0).calls(2.0).aim(400.0).vendor(1968.0),
+    Operation::new("import + release, by ticket", "live import", TICKET, 905.0).calls(2.0).aim(500.0),
+    Operation::new("import + release, by ticket", "live import", TICKET.live(1_000), 905.0).aim(500.0),
+    Operation::new("import + release, by ticket", "live import", TICKET.live(100_000), 905.0).aim(500.0).vendor(3406.0),
+    Operation::new("import again", "live import", Setup::of(Work::ImportAgain), 245.0).aim(200.0),
 ];
 
 /// The result of a measurement, or why there is none.
@@ -211,22 +422,30 @@ fn count(figures: &Measured, what: impl Fn(&Counts) -> f64) -> Result<f64, Strin
     }
 }
 
-/// The figures so far.
+/// The figures so far, and what is drawn of them.
 struct Run {
     figures: Vec<Figure>,
+    points: Vec<Point>,
     progress: ProgressBar,
 }
 
 impl Run {
-    fn measure(&self, work: Work, live: u64, pairs: u64, timed: u64) -> Measured {
-        let measured = measure(work, live, pairs, timed).map_err(|error| error.to_string());
+    fn measure(&self, setup: &Setup, pairs: u64, timed: u64) -> Measured {
+        let measured = measure(setup, pairs, timed).map_err(|error| error.to_string());
         self.progress.inc(1);
         measured
     }
 
+    /// The system calls of what takes too many instructions to count them.
+    fn calls_only(&self, setup: &Setup) -> Result<f64, String> {
+        let calls = count_calls(setup).map_err(|error| error.to_string());
+        self.progress.inc(1);
+        calls
+    }
+
     fn add(
         &mut self,
-        name: &'static str,
+        name: impl Into<String>,
         live: Option<u64>,
         unit: Unit,
         measured: Result<f64, String>,
@@ -235,21 +454,10 @@ impl Run {
         self.figures.push(Figure::new(name, live, unit, measured, target));
     }
 
-    fn calls(&mut self, name: &'static str, figures: &Measured, target: Target) {
-        self.add(name, None, Unit::Calls, count(figures, |figures| figures.calls), target);
-    }
-
-    /// The time with the library, and its ratio to that of the ioctls alone.
-    fn times(&mut self, name: &'static str, library: &Measured, raw: &Measured) {
-        let time = |figures: &Measured| {
-            let figures = figures.as_ref().map_err(Clone::clone)?;
-            figures.own.nanoseconds.ok_or_else(|| "the process did not report it".to_owned())
-        };
-        let (library, raw) = (time(library), time(raw));
-        let ratio = library.clone().and_then(|library| raw.map(|raw| library / raw));
-        let library = library.map(|nanoseconds| nanoseconds / 1000.0);
-        self.add(name, None, Unit::Microseconds, library, Target::default());
-        self.add("… as a multiple of the bare ioctls", None, Unit::Times, ratio, Target::default());
+    fn point(&mut self, chart: Chart, series: &str, x: u64, y: f64, wanted: bool) {
+        if wanted {
+            self.points.push(Point { chart, series: series.to_owned(), x: x as f64, y });
+        }
     }
 }
 
@@ -271,16 +479,15 @@ pub struct Counts {
     pub calls: f64,
     /// The ioctls among them.
     pub ioctls: f64,
+    /// The instructions among them that are the C library's.
+    pub c_library: f64,
 }
 
 /// Measures one operation in a process of its own, on the driver of the calling thread. If tracing
 /// is not allowed, only its time is measured.
-pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures, CountError> {
-    let name = clap::ValueEnum::to_possible_value(&work).map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let program = std::env::current_exe().map_err(CountError::Spawn)?;
-    let mut command = Command::new(program);
-    command.args(["bench-client", &name]).args(["--live", &live.to_string()]);
-    command.args(["--pairs", &pairs.to_string()]).args(["--timed", &timed.to_string()]).stdout(Stdio::piped());
+pub fn measure(setup: &Setup, pairs: u64, timed: u64) -> Result<Figures, CountError> {
+    let mut command = setup.command()?;
+    command.args(["--pairs", &pairs.to_string()]).args(["--timed", &timed.to_string()]);
     match trace(&mut command, pairs) {
         Ok((counts, own)) => Ok(Figures { counts: Ok(counts), own }),
         Err(CountError::Ended(WaitStatus::Exited(_, code))) if code == i32::from(NOT_TRACED) => {
@@ -291,27 +498,61 @@ pub fn measure(work: Work, live: u64, pairs: u64, timed: u64) -> Result<Figures,
     }
 }
 
+/// CPU time of one repetition in nanoseconds, without a tracer.
+fn untraced(setup: &Setup, timed: u64) -> Result<f64, CountError> {
+    let mut command = setup.command()?;
+    let output = command.args(["--pairs", "2", "--untraced", "--timed", &timed.to_string()]).output();
+    let own = own_figures(&output.map_err(CountError::Spawn)?.stdout)?;
+    own.nanoseconds.ok_or(CountError::Spawn(std::io::ErrorKind::InvalidData.into()))
+}
+
 /// Runs the process and counts in its sections.
 fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, OwnFigures), CountError> {
     let mut traced = Traced::spawn(command)?;
-    let mut per_operation = |mode| -> Result<[f64; 2], CountError> {
-        let mut section = || {
-            traced.advance(Mode::Run)?;
-            traced.advance(mode)
-        };
-        let (empty, full) = (section()?, section()?);
-        let part = |full: u64, empty: u64| full.saturating_sub(empty) as f64 / pairs as f64;
-        Ok([part(full.number, empty.number), part(full.ioctls, empty.ioctls)])
-    };
-    let [instructions, _] = per_operation(Mode::Steps)?;
-    let [calls, ioctls] = per_operation(Mode::Calls)?;
+    let part = |full: u64, empty: u64| full.saturating_sub(empty) as f64 / pairs as f64;
+    let (empty, full) = (section(&mut traced, Mode::Steps)?, section(&mut traced, Mode::Steps)?);
+    let (instructions, c_library) = (part(full.number, empty.number), part(full.c_library, empty.c_library));
+    let (empty, full) = (section(&mut traced, Mode::Calls)?, section(&mut traced, Mode::Calls)?);
+    let (calls, ioctls) = (part(full.number, empty.number), part(full.ioctls, empty.ioctls));
     let mut output = traced.child().stdout.take();
     traced.finish()?;
     let mut text = Vec::new();
     if let Some(output) = &mut output {
         output.read_to_end(&mut text).map_err(CountError::Spawn)?;
     }
-    Ok((Counts { instructions, calls, ioctls }, own_figures(&text)?))
+    Ok((Counts { instructions, calls, ioctls, c_library }, own_figures(&text)?))
+}
+
+/// Counts in the next section of a process.
+fn section(traced: &mut Traced, mode: Mode) -> Result<Count, CountError> {
+    traced.advance(Mode::Run)?;
+    traced.advance(mode)
+}
+
+/// Counts only the system calls of one repetition.
+fn count_calls(setup: &Setup) -> Result<f64, CountError> {
+    let mut command = setup.command()?;
+    let mut traced = Traced::spawn(command.args(["--pairs", "1"]))?;
+    for _ in 0..2 {
+        section(&mut traced, Mode::Run)?;
+    }
+    let (empty, full) = (section(&mut traced, Mode::Calls)?, section(&mut traced, Mode::Calls)?);
+    traced.finish()?;
+    Ok(full.number.saturating_sub(empty.number) as f64)
+}
+
+/// Instructions of each single operation that the process has in a section of its own.
+fn grow(setup: &Setup) -> Result<Vec<u64>, CountError> {
+    let mut traced = Traced::spawn(&mut setup.command()?)?;
+    let empty = section(&mut traced, Mode::Steps)?.number;
+    let mut counts = Vec::new();
+    loop {
+        match section(&mut traced, Mode::Steps) {
+            Ok(count) => counts.push(count.number.saturating_sub(empty)),
+            Err(CountError::Ended(WaitStatus::Exited(_, 0))) if !counts.is_empty() => return Ok(counts),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// What the process measured itself.
@@ -319,11 +560,19 @@ fn own_figures(output: &[u8]) -> Result<OwnFigures, CountError> {
     serde_json::from_slice(output).map_err(|error| CountError::Spawn(error.into()))
 }
 
+/// The C library's version: its malloc is the largest single part of most figures.
+fn c_library() -> Option<String> {
+    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok().filter(|output| output.status.success());
+    Some(String::from_utf8(output?.stdout).ok()?.trim().to_owned())
+}
+
 fn print(document: &Document) {
     crate::outln!(
-        "{} on the emulated driver {}; instructions and system calls are exact, times depend on this machine",
+        "{} on the emulated driver {}, C library {}; instructions and system calls are exact, times depend on \
+         this machine",
         document.arch,
-        document.generation
+        document.generation,
+        document.c_library.as_deref().unwrap_or("unknown")
     );
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
@@ -334,7 +583,7 @@ fn print(document: &Document) {
     }
     for figure in &document.figures {
         rows.row([
-            figure.name.to_owned(),
+            figure.name.clone(),
             figure.live.map(|live| live.to_string()).unwrap_or_default(),
             number(figure.measured).unwrap_or_else(|| "-".to_owned()),
             figure.unit.to_string(),

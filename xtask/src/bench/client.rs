@@ -5,7 +5,7 @@
 //! 1. a mark, then a few repetitions to warm up;
 //! 2. an empty section and a full one, which the parent single-steps;
 //! 3. an empty section and a full one, whose system calls the parent counts;
-//! 4. a run that is timed and not traced.
+//! 4. a run that is not traced, and whose CPU time is measured.
 //!
 //! Each section starts and ends with a mark; see `section`. The process prints what it measured
 //! itself as JSON ([`OwnFigures`]).
@@ -13,15 +13,17 @@
 use super::counter::{mark, trace_me};
 use ascend_conformance::session as raw;
 use ascend_vmm::LogicalId;
+use ascend_vmm::copy::{read_batch, write_batch};
 use ascend_vmm::share::{self, BareTgid, Ticket};
-use ascend_vmm::{Device, PhysicalMemory, Session};
+use ascend_vmm::{Device, PhysicalMemory, Reservation, Session};
 use nix::errno::Errno;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
+use std::cell::{Cell, Ref, RefCell};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
 
 /// What is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -30,10 +32,26 @@ pub enum Work {
     Calibration,
     /// Physical memory is created and released.
     CreateRelease,
-    /// Addresses are reserved and freed.
+    /// Addresses are reserved and freed, 2 to 16 MiB in turn.
     ReserveFree,
+    /// Addresses are reserved and freed, of random sizes up to 1 GiB.
+    ReserveRandom,
     /// Memory is mapped and unmapped.
     MapUnmap,
+    /// The mapping at an address is looked up.
+    MappingAt,
+    /// The mappings of a reservation are listed; counted per mapping.
+    Mappings,
+    /// A part of a reservation is taken, as for a copy.
+    Slice,
+    /// 4 KiB are copied to a device.
+    Write,
+    /// 4 KiB are copied from a device.
+    Read,
+    /// Many times 4 KiB are copied to a device at once; counted per copy.
+    WriteBatch,
+    /// Many times 4 KiB are copied from a device at once; counted per copy.
+    ReadBatch,
     /// Memory is created, mapped at new addresses, unmapped and released.
     Cycle,
     /// The session and its first device are opened.
@@ -42,10 +60,20 @@ pub enum Work {
     Export,
     /// A process is put on the trust list.
     Trust,
-    /// Memory is imported by its 64-bit handle.
+    /// Memory is imported by its 64-bit handle, and released.
     ImportHandle,
-    /// Memory is imported by its ticket, which is checked first.
+    /// Memory is imported by its ticket, which is checked first, and released.
     ImportTicket,
+    /// Memory is imported that this process has imported already.
+    ImportAgain,
+    /// Memory is created until there are as many as wanted; the worst single time counts.
+    GrowCreate,
+    /// The same for reservations.
+    GrowReserve,
+    /// The same for mappings.
+    GrowMap,
+    /// The same for imports.
+    GrowImport,
     /// Not measured: the process that exports what the other imports.
     ImportPeer,
     /// Memory is created and released by ioctls without the library.
@@ -64,6 +92,18 @@ pub struct Client {
     /// How many objects of the kind exist meanwhile.
     #[arg(long, default_value_t = 1)]
     live: u64,
+    /// Size of each object in bytes.
+    #[arg(long, default_value_t = SIZE)]
+    size: u64,
+    /// One live object in each GiB of addresses, instead of one beside the other.
+    #[arg(long)]
+    sparse: bool,
+    /// Ends objects by explicit calls, instead of dropping them.
+    #[arg(long)]
+    explicit: bool,
+    /// Threads that do it in the timed run.
+    #[arg(long, default_value_t = 1)]
+    threads: u64,
     /// How often it is repeated in a section.
     #[arg(long, default_value_t = 32)]
     pairs: u64,
@@ -80,7 +120,7 @@ pub struct Client {
 pub struct OwnFigures {
     /// Growth of its memory per live object, in bytes.
     pub bytes_per_object: Option<f64>,
-    /// Time of one repetition, if there was a timed run.
+    /// CPU time of one repetition, if there was a timed run.
     pub nanoseconds: Option<f64>,
 }
 
@@ -89,11 +129,19 @@ type Failure = Box<dyn std::error::Error>;
 /// Exit status: tracing is not allowed.
 pub const NOT_TRACED: u8 = 4;
 
-/// Size of every object: the smallest possible.
+/// The smallest size of an object.
 const SIZE: u64 = 2 << 20;
 
-/// Mappings per reservation: as many as fit into one heap.
-const PER_RESERVATION: u64 = 32_768;
+const GIB: u64 = 1 << 30;
+
+/// The largest reservation.
+const RESERVATION: u64 = 128 * GIB;
+
+/// Copies of a batch, and mappings of a list.
+pub const MANY: u64 = 1000;
+
+/// Size of a copy.
+const COPY: u64 = 4096;
 
 impl Client {
     /// Runs the command and returns its exit status.
@@ -128,47 +176,107 @@ impl Client {
             ),
             Work::CreateRelease => {
                 let device = open()?;
+                if self.threads > 1 {
+                    return self.threads(&device);
+                }
                 let (live, bytes) = self.live(|_| Ok(device.create(SIZE)?))?;
-                let own = self.repeat(bytes, |_| Ok(()), || device.create(SIZE).map(discard));
+                let own = if self.explicit {
+                    self.repeat(bytes, |_| Ok(()), || device.create(self.size)?.free().map_err(error))
+                } else {
+                    self.repeat(bytes, |_| Ok(()), || device.create(self.size).map(discard))
+                };
                 drop(live);
                 own
             }
-            Work::ReserveFree => {
+            Work::ReserveFree | Work::ReserveRandom => {
                 let session = open()?.session();
-                let (live, bytes) = self.live(|_| Ok(session.reserve(SIZE)?))?;
-                let mut size = 0;
-                let own = self.repeat(
-                    bytes,
-                    |_| Ok(()),
-                    || {
-                        // Never the size of the previous one: the library reuses a range of the
-                        // same size.
-                        size = size % (8 * SIZE) + SIZE;
-                        session.reserve(size).map(discard)
-                    },
-                );
+                let live_size = if self.sparse { GIB } else { SIZE };
+                let (live, bytes) = self.live(|_| Ok(session.reserve(live_size)?))?;
+                let mut sizes = self.sizes();
+                let own = if self.explicit {
+                    self.repeat(bytes, |_| Ok(()), || session.reserve(sizes())?.free().map_err(error))
+                } else {
+                    self.repeat(bytes, |_| Ok(()), || session.reserve(sizes()).map(discard))
+                };
                 drop(live);
                 own
             }
             Work::MapUnmap => {
                 let device = open()?;
-                let memory = device.create(SIZE)?;
-                // A reservation is at most as large as a heap. One slot more than there are live
-                // mappings is for the measured one.
-                let mut reservations = Vec::new();
-                for _ in 0..=self.live / PER_RESERVATION {
-                    reservations.push(device.session().reserve(PER_RESERVATION * SIZE)?);
-                }
-                let slot =
-                    |index: u64| (&reservations[(index / PER_RESERVATION) as usize], index % PER_RESERVATION * SIZE);
+                let memory = device.create(self.size)?;
+                let places = self.places(&device)?;
                 let (live, bytes) = self.live(|index| {
-                    let (reservation, offset) = slot(index);
+                    let (reservation, offset) = places.get(index);
                     Ok(reservation.map(offset, &memory)?)
                 })?;
-                let (reservation, offset) = slot(self.live);
-                let own = self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory).map(discard));
+                let (reservation, offset) = places.get(self.live);
+                let own = if self.explicit {
+                    self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory)?.unmap().map_err(error))
+                } else {
+                    self.repeat(bytes, |_| Ok(()), || reservation.map(offset, &memory).map(discard))
+                };
                 drop(live);
                 own
+            }
+            Work::MappingAt | Work::Slice => {
+                let device = open()?;
+                let session = device.session();
+                let memory = device.create(self.size)?;
+                let places = self.places(&device)?;
+                let (live, _) = self.live(|index| {
+                    let (reservation, offset) = places.get(index);
+                    Ok(reservation.map(offset, &memory)?)
+                })?;
+                let (reservation, offset) = places.get(self.live - 1);
+                // Far from where the mapping starts.
+                let last = offset + self.size - COPY;
+                let own = if self.work == Work::Slice {
+                    self.repeat(None, |_| Ok(()), || reservation.slice(last, COPY).map(discard))
+                } else {
+                    let address = reservation.address() + last;
+                    self.repeat(
+                        None,
+                        |_| Ok(()),
+                        || black_box(session.mapping_at(address)).map(discard).ok_or("nothing is mapped"),
+                    )
+                };
+                drop(live);
+                own
+            }
+            Work::Mappings => {
+                let device = open()?;
+                let memory = device.create(SIZE)?;
+                let reservation = device.session().reserve(RESERVATION)?;
+                let stride = RESERVATION / MANY / SIZE * SIZE;
+                let list: Result<Vec<_>, _> = (0..MANY).map(|index| reservation.map(index * stride, &memory)).collect();
+                let own = self.repeat(
+                    None,
+                    |_| Ok(()),
+                    || {
+                        let found = reservation.mappings().len() as u64;
+                        if found == MANY { Ok(()) } else { Err("not all mappings are listed") }
+                    },
+                );
+                drop(list?);
+                own
+            }
+            Work::Write | Work::Read | Work::WriteBatch | Work::ReadBatch => self.copies(),
+            Work::GrowCreate => {
+                let device = open()?;
+                self.grow(|_| Ok(device.create(SIZE)?))
+            }
+            Work::GrowReserve => {
+                let session = open()?.session();
+                self.grow(|_| Ok(session.reserve(SIZE)?))
+            }
+            Work::GrowMap => {
+                let device = open()?;
+                let memory = device.create(SIZE)?;
+                let places = self.places(&device)?;
+                self.grow(|index| {
+                    let (reservation, offset) = places.get(index);
+                    Ok(reservation.map(offset, &memory)?)
+                })
             }
             Work::Cycle => {
                 let device = open()?;
@@ -196,28 +304,77 @@ impl Client {
             }
             Work::Export => self.export(),
             Work::Trust => self.trust(),
-            Work::ImportHandle | Work::ImportTicket => self.import(),
+            Work::ImportHandle | Work::ImportTicket | Work::ImportAgain | Work::GrowImport => self.import(),
             Work::ImportPeer => Err("the peer is not measured".into()),
             Work::RawCreateRelease | Work::RawReserveFree | Work::RawMapUnmap => self.raw(),
+        }
+    }
+
+    /// The size of the next reservation. Never that of the previous one: the library reuses a range
+    /// of the same size.
+    fn sizes(&self) -> impl FnMut() -> u64 + use<> {
+        let random = self.work == Work::ReserveRandom;
+        let (mut size, mut state) = (0, 1_u64);
+        move || {
+            if random {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                return ((state >> 33) % (GIB / SIZE) + 1) * SIZE;
+            }
+            size = size % (8 * SIZE) + SIZE;
+            size
+        }
+    }
+
+    /// Places for one mapping more than there are live ones.
+    fn places(&self, device: &Device) -> Result<Places, Failure> {
+        let stride = if self.sparse { self.size.max(GIB) } else { self.size };
+        let each = RESERVATION / stride;
+        let session = device.session();
+        let mut reservations = Vec::new();
+        for _ in 0..=self.live / each {
+            reservations.push(session.reserve(each * stride)?);
+        }
+        Ok(Places { reservations, each, stride })
+    }
+
+    fn copies(&self) -> Result<OwnFigures, Failure> {
+        let device = open()?;
+        let size = (MANY * COPY).next_multiple_of(SIZE);
+        let memory = device.create(size)?;
+        let reservation = device.session().reserve(size)?;
+        let mapping = reservation.map(0, &memory)?;
+        let mut buffers = vec![[1_u8; COPY as usize]; MANY as usize];
+        let slice = |index: usize| mapping.slice(index as u64 * COPY, COPY);
+        match self.work {
+            Work::Write => self.repeat(None, |_| Ok(()), || mapping.write(0, &buffers[0])),
+            Work::Read => self.repeat(None, |_| Ok(()), || mapping.read(0, &mut buffers[0])),
+            Work::WriteBatch => {
+                let copies = buffers.iter().enumerate().map(|(index, buffer)| Ok((slice(index)?, &buffer[..])));
+                let copies: Vec<_> = copies.collect::<ascend_vmm::Result<_>>()?;
+                self.repeat(None, |_| Ok(()), || write_batch(&copies))
+            }
+            _ => {
+                let copies = buffers.iter_mut().enumerate().map(|(index, buffer)| Ok((slice(index)?, &mut buffer[..])));
+                let mut copies: Vec<_> = copies.collect::<ascend_vmm::Result<_>>()?;
+                self.repeat(None, |_| Ok(()), || read_batch(&mut copies))
+            }
         }
     }
 
     /// Each export needs new memory: a second export of the same memory returns the first.
     fn export(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
-        let (new, exports) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+        let (new, next) = (RefCell::new(Vec::new()), Cell::new(0));
         self.repeat(
             None,
             |times| {
-                exports.borrow_mut().clear();
                 *new.borrow_mut() = memories(&device, times)?;
-                exports.borrow_mut().reserve(times as usize);
+                next.set(0);
                 Ok(())
             },
             || {
-                let memory = new.borrow_mut().pop().ok_or("there is no more memory")?;
-                exports.borrow_mut().push(memory.export()?);
-                Ok::<_, Failure>(())
+                let memories: Ref<'_, Vec<PhysicalMemory>> = new.borrow();
+                memories[next.replace(next.get() + 1)].export().map(discard)
             },
         )
     }
@@ -225,22 +382,18 @@ impl Client {
     fn trust(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let importer = [BareTgid::of_this_process(&device.session())?];
-        let exports = RefCell::new(Vec::new());
-        let trusted = RefCell::new(Vec::new());
+        let (exports, next) = (RefCell::new(Vec::new()), Cell::new(0));
         self.repeat(
             None,
             |times| {
-                trusted.borrow_mut().clear();
                 let new = memories(&device, times)?.iter().map(PhysicalMemory::export).collect::<Result<_, _>>()?;
                 *exports.borrow_mut() = new;
-                trusted.borrow_mut().reserve(times as usize);
+                next.set(0);
                 Ok(())
             },
             || {
-                let export: share::Export = exports.borrow_mut().pop().ok_or("there is no more memory")?;
-                export.trust(&importer)?;
-                trusted.borrow_mut().push(export);
-                Ok::<_, Failure>(())
+                let exports: Ref<'_, Vec<share::Export>> = exports.borrow();
+                exports[next.replace(next.get() + 1)].trust(&importer)
             },
         )
     }
@@ -250,31 +403,30 @@ impl Client {
         let device = open()?;
         let me = BareTgid::of_this_process(&device.session())?;
         let mut peer = Command::new(std::env::current_exe()?)
-            .args(["bench-client", "import-peer", "--live", &(2 + 2 * self.pairs).to_string()])
+            .args(["bench-client", "import-peer", "--live", &(self.live + 1).to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let (Some(mut to), Some(from)) = (peer.stdin.take(), peer.stdout.take()) else { return Err("no pipes".into()) };
         writeln!(to, "{me}")?;
         let mut tickets = Vec::new();
-        for line in BufReader::new(from).lines().take(2 + 2 * self.pairs as usize) {
+        for line in BufReader::new(from).lines().take(self.live as usize + 1) {
             tickets.push(line?.parse::<Ticket>()?);
         }
-        let tickets = RefCell::new(tickets);
-        let imported = RefCell::new(Vec::with_capacity(2 + 2 * self.pairs as usize));
-        let own = self.repeat(
-            None,
-            |_| Ok(()),
-            || {
-                let ticket = tickets.borrow_mut().pop().ok_or("there are no more tickets")?;
-                imported.borrow_mut().push(match self.work {
-                    Work::ImportHandle => share::import(&device, ticket.handle)?,
-                    _ => share::import(&device, &ticket)?,
-                });
-                Ok::<_, Failure>(())
-            },
-        )?;
-        drop(imported);
+        if self.work == Work::GrowImport {
+            let own = self.grow(|index| Ok(share::import(&device, &tickets[index as usize])?))?;
+            drop(to);
+            peer.wait()?;
+            return Ok(own);
+        }
+        let (live, bytes) = self.live(|index| Ok(share::import(&device, &tickets[index as usize])?))?;
+        let new = tickets[self.live as usize];
+        let own = match self.work {
+            Work::ImportHandle => self.repeat(bytes, |_| Ok(()), || share::import(&device, new.handle).map(discard)),
+            Work::ImportAgain => self.repeat(bytes, |_| Ok(()), || share::import(&device, &tickets[0]).map(discard)),
+            _ => self.repeat(bytes, |_| Ok(()), || share::import(&device, &new).map(discard)),
+        }?;
+        drop(live);
         drop(to);
         peer.wait()?;
         Ok(own)
@@ -345,7 +497,48 @@ impl Client {
         }
         let grown = own_memory()?.saturating_sub(before);
         // Whole pages are counted, so only many objects give a useful average.
-        Ok((live, (self.live >= 10_000).then(|| grown as f64 / self.live as f64)))
+        Ok((live, (self.live >= 1000).then(|| grown as f64 / self.live as f64)))
+    }
+
+    /// Makes objects until there are as many as wanted. Each is a section of its own around the
+    /// numbers at which tables grow: powers of two, and seven eighths of them.
+    fn grow<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<OwnFigures, Failure> {
+        let mark = || if self.untraced { Ok(()) } else { mark() };
+        let mut live = Vec::with_capacity(self.live as usize);
+        mark()?;
+        let mut operation = || {
+            let object = make(live.len() as u64)?;
+            live.push(object);
+            Ok::<_, Failure>(())
+        };
+        repeat(&[true; 2], &mut operation)?;
+        section(&mark, &[false], &mut operation)?;
+        for number in 2..self.live {
+            let near = |edge: u64| number.abs_diff(edge) <= 1;
+            let power = number.next_power_of_two();
+            if near(power) || near(power / 2) || near(power / 8 * 7) {
+                section(&mark, &[true], &mut operation)?;
+            } else {
+                repeat(&[true], &mut operation)?;
+            }
+        }
+        Ok(OwnFigures::default())
+    }
+
+    /// The timed run in several threads, which share the device.
+    fn threads(&self, device: &Device) -> Result<OwnFigures, Failure> {
+        let each = self.timed / self.threads;
+        let before = cpu_time()?;
+        std::thread::scope(|scope| -> Result<(), Failure> {
+            let work = || (0..each).try_for_each(|_| device.create(SIZE).map(discard));
+            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(work)).collect();
+            for thread in threads {
+                thread.join().map_err(|_| "a thread panicked")??;
+            }
+            Ok(())
+        })?;
+        let nanoseconds = (cpu_time()? - before) / (each * self.threads) as f64;
+        Ok(OwnFigures { nanoseconds: Some(nanoseconds), ..OwnFigures::default() })
     }
 
     /// The sections and the timed run. `ready` prepares for so many repetitions and is not counted.
@@ -371,11 +564,37 @@ impl Client {
         }
         ready(self.timed)?;
         let timed = vec![true; self.timed as usize];
-        let start = Instant::now();
+        let before = cpu_time()?;
         repeat(&timed, &mut operation)?;
-        let nanoseconds = (self.timed > 0).then(|| start.elapsed().as_nanos() as f64 / self.timed as f64);
+        let spent = cpu_time()? - before;
+        let nanoseconds = (self.timed > 0).then(|| spent / self.timed as f64);
         Ok(OwnFigures { bytes_per_object, nanoseconds })
     }
+}
+
+/// Reserved places for mappings.
+struct Places {
+    reservations: Vec<Reservation>,
+    each: u64,
+    stride: u64,
+}
+
+impl Places {
+    fn get(&self, index: u64) -> (&Reservation, u64) {
+        (&self.reservations[(index / self.each) as usize], index % self.each * self.stride)
+    }
+}
+
+/// The error of an explicit call, without the object.
+fn error<T>(failed: ascend_vmm::Failed<T>) -> ascend_vmm::Error {
+    failed.error
+}
+
+/// CPU time that this process has used, in nanoseconds.
+fn cpu_time() -> Result<f64, Failure> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let nanoseconds = |time: TimeVal| time.num_microseconds() as f64 * 1000.0;
+    Ok(nanoseconds(usage.user_time()) + nanoseconds(usage.system_time()))
 }
 
 /// A session and its first device.

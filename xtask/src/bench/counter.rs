@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io;
+use std::ops::Range;
 use std::process::{Child, Command};
 
 /// In the traced process: asks the parent to trace this thread. The other threads of the process
@@ -43,6 +44,26 @@ pub struct Count {
     pub number: u64,
     /// The ioctls among the system calls.
     pub ioctls: u64,
+    /// The instructions among them that are the C library's.
+    pub c_library: u64,
+}
+
+/// The address of the next instruction of a stopped process.
+fn instruction(pid: Pid) -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    let address = ptrace::getregs(pid).map(|registers| registers.rip);
+    #[cfg(target_arch = "aarch64")]
+    let address = ptrace::getregset::<ptrace::regset::NT_PRSTATUS>(pid).map(|registers| registers.pc);
+    address.ok()
+}
+
+/// Where the C library is in a process: its code, from /proc. Empty for a static program.
+fn c_library(pid: Pid) -> Range<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let code = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so"));
+    let range = code.and_then(|line| line.split_whitespace().next()?.split_once('-'));
+    let number = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
+    range.map_or(0..0, |(start, end)| number(start)..number(end))
 }
 
 /// Whether a process that is stopped at a system call is stopped at an ioctl.
@@ -74,6 +95,7 @@ pub enum CountError {
 pub struct Traced {
     child: Child,
     pid: Pid,
+    c_library: Range<u64>,
     ended: bool,
 }
 
@@ -83,8 +105,9 @@ impl Traced {
         let child = command.spawn().map_err(CountError::Spawn)?;
         // A process id fits: the kernel's limit is 2^22.
         let pid = Pid::from_raw(child.id() as i32);
-        let mut traced = Traced { child, pid, ended: false };
+        let mut traced = Traced { child, pid, c_library: 0..0, ended: false };
         traced.wait(&mut |_| None)?;
+        traced.c_library = c_library(pid);
         ptrace::setoptions(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD | ptrace::Options::PTRACE_O_EXITKILL)
             .map_err(CountError::Trace)?;
         Ok(traced)
@@ -98,7 +121,7 @@ impl Traced {
     /// Lets the process continue to the next mark and counts on the way.
     pub fn advance(&mut self, mode: Mode) -> Result<Count, CountError> {
         let mut count = Count::default();
-        let pid = self.pid;
+        let (pid, c_library) = (self.pid, self.c_library.clone());
         let go = move |signal: Option<Signal>| match mode {
             Mode::Run => ptrace::cont(pid, signal),
             Mode::Calls => ptrace::syscall(pid, signal),
@@ -111,7 +134,10 @@ impl Traced {
                     count.number += 1;
                     count.ioctls += u64::from(is_ioctl(pid));
                 }
-                WaitStatus::Stopped(_, Signal::SIGTRAP) => count.number += 1,
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => {
+                    count.number += 1;
+                    count.c_library += u64::from(instruction(pid).is_some_and(|at| c_library.contains(&at)));
+                }
                 _ => {}
             }
             Some(go(match status {
@@ -120,7 +146,10 @@ impl Traced {
             }))
         })?;
         // Each system call stops twice, before and after. The one of the mark stops only before.
-        Ok(if mode == Mode::Calls { Count { number: count.number / 2, ioctls: count.ioctls / 2 } } else { count })
+        if mode == Mode::Calls {
+            count = Count { number: count.number / 2, ioctls: count.ioctls / 2, c_library: 0 };
+        }
+        Ok(count)
     }
 
     /// Lets the process run to its end. Another mark before that is an error.

@@ -18,7 +18,7 @@ pub enum Unit {
     /// Bytes of the process's own memory.
     #[serde(rename = "bytes")]
     Bytes,
-    /// Time.
+    /// CPU time.
     #[serde(rename = "microseconds")]
     Microseconds,
     /// A ratio to another time of the same run.
@@ -88,6 +88,12 @@ impl Target {
         Target { must: Some(must), ..Target::default() }
     }
 
+    /// A target whose limit is 5 % above what the figure was when the limit was set, so that a
+    /// regression shows.
+    pub fn today(figure: f64) -> Target {
+        Target::must((figure * 1.05).ceil())
+    }
+
     /// Adds the aim.
     pub fn aim(self, aim: f64) -> Target {
         Target { aim: Some(aim), ..self }
@@ -103,7 +109,7 @@ impl Target {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// The operation.
-    pub name: &'static str,
+    pub name: String,
     /// How many objects of the kind existed meanwhile.
     pub live: Option<u64>,
     /// The unit.
@@ -122,7 +128,7 @@ pub struct Figure {
 impl Figure {
     /// Compares a measurement with its target.
     pub fn new(
-        name: &'static str,
+        name: impl Into<String>,
         live: Option<u64>,
         unit: Unit,
         measured: Result<f64, String>,
@@ -140,7 +146,7 @@ impl Figure {
             Some(_) if target.aim.is_none() || within(target.aim) => Verdict::Good,
             Some(_) => Verdict::Kept,
         };
-        Figure { name, live, unit, measured, target, verdict, reason }
+        Figure { name: name.into(), live, unit, measured, target, verdict, reason }
     }
 }
 
