@@ -6,6 +6,8 @@
 
 use crate::trace;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use std::fs::File;
+use std::io::Read;
 use std::marker::PhantomData;
 use std::thread::JoinHandle;
 
@@ -51,9 +53,16 @@ impl Drop for Blocked {
 
 /// The signals that the process has handlers for; `None` where /proc does not say.
 fn handled() -> Option<SigSet> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
-    let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+    // One read: the line is in the first page, unless the process is in hundreds of groups.
+    let mut status = [0; 4096];
+    let length = File::open("/proc/self/status").ok()?.read(&mut status).ok()?;
+    caught(std::str::from_utf8(&status[..length]).ok()?)
+}
+
+/// The signals with handlers, as /proc/*/status says; `None` if the line is not there as a whole.
+fn caught(status: &str) -> Option<SigSet> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?.trim();
+    let mask = u64::from_str_radix(mask, 16).ok().filter(|_| mask.len() == 16)?;
     let mut signals = SigSet::empty();
     Signal::iterator().filter(|&signal| mask >> (signal as i32 - 1) & 1 != 0).for_each(|signal| signals.add(signal));
     // Real-time signals have no name; a handler of one is rare enough to block all then.
@@ -77,6 +86,15 @@ pub(crate) fn spawn<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_is_not_taken_for_the_mask() {
+        assert!(handled().is_some());
+        let signals = caught("SigIgn:\t0000000000001000\nSigCgt:\t0000000000000200\n").unwrap();
+        assert!(signals.contains(Signal::SIGUSR1) && !signals.contains(Signal::SIGSEGV));
+        assert!(caught("SigCgt:\t00000000000002").is_none());
+        assert!(caught("SigIgn:\t0000000000001000\nSigCg").is_none());
+    }
 
     #[test]
     fn the_mask_is_restored_and_threads_of_ours_take_no_signals() {
