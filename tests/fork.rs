@@ -5,13 +5,15 @@ mod support;
 
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
+use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::device_process;
 use ascend_vmm::discovery::{self, Options};
-use ascend_vmm::share::Ticket;
-use ascend_vmm::{Device, Error, Mapping, Reservation, Session};
+use ascend_vmm::share::{self, BareTgid, HandleKind, Ticket};
+use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Reservation, ReserveOptions, Session};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options};
+use support::{MIB2, PATIENCE, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options};
 
 /// What a parent has when it forks.
 struct Inherited {
@@ -62,6 +64,76 @@ fn in_a_child_every_call_on_the_parents_objects_is_refused_and_an_own_session_wo
         });
         child.join();
         assert_eq!(contents(&all.unwrap().mapping, 0, 6), b"parent");
+    });
+}
+
+#[test]
+fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
+    on_each_generation(Config::default(), |_, _| {
+        let all = parent();
+        let peer = device(1);
+        let host = all.session.host().unwrap();
+        let export = all.mapping.memory().export().unwrap();
+        let named = mapped_on(&all.device, MIB2);
+        let published = named.publish().unwrap();
+        let name = published.name();
+        let waiting = all.mapping.write_async(8, b"later".to_vec()).unwrap();
+        let (here, _there) = UnixStream::pair().unwrap();
+        let ticket = export.ticket().unwrap();
+        let mut all = Some((all, peer, host, export, named, published, waiting));
+        let child = fork(|| {
+            let (inherited, peer, host, export, named, published, waiting) = all.take().unwrap();
+            let Inherited { session, device, reservation, mapping } = inherited;
+            let memory = mapping.memory();
+            let rows = Rows { width: 2, height: 2, pitch: 4, buffer_pitch: 2 };
+            let tgid = [BareTgid::from_raw(1).unwrap()];
+            let own = std::process::id();
+            for error in [
+                session.reserve_with(MIB2, &ReserveOptions::new()).unwrap_err(),
+                host.create(MIB2).unwrap_err(),
+                host.create_on_node(MIB2, Kind::default(), 0).unwrap_err(),
+                device.create_with(MIB2, Kind::default()).unwrap_err(),
+                device.memory_info(MemoryKind::Hbm).unwrap_err(),
+                device.enable_peer_access(&peer).unwrap_err(),
+                mapping.grant(&peer).unwrap_err(),
+                mapping.is_granted(&peer).unwrap_err(),
+                mapping.read_async(0, vec![0; 6]).unwrap_err().error,
+                waiting.wait().unwrap_err().error,
+                reservation.slice(0, 8).unwrap_err(),
+                mapping.slice(0, 8).and_then(|slice| slice.write_rows(&rows, &[0; 4])).unwrap_err(),
+                mapping.slice(0, 8).and_then(|slice| slice.read_rows(&rows, &mut [0; 4])).unwrap_err(),
+                mapping.slice(0, 8).and_then(|slice| write_batch(&[(slice, b"child")])).unwrap_err(),
+                mapping.slice(0, 8).and_then(|slice| read_batch(&mut [(slice, &mut [0; 8])])).unwrap_err(),
+                memory.export().unwrap_err(),
+                export.ticket().unwrap_err(),
+                export.fabric_handle(HandleKind::Fabric).unwrap_err(),
+                export.trust(&tgid).unwrap_err(),
+                export.trust_anyone().unwrap_err(),
+                export.trusts_anyone().unwrap_err(),
+                share::import(&peer, &ticket).unwrap_err(),
+                share::import(&host, &ticket).unwrap_err(),
+                share::send(&here, &memory, PATIENCE).unwrap_err(),
+                share::receive(&here, &device, PATIENCE).unwrap_err(),
+                share::open_named(&device, &name).unwrap_err(),
+                BareTgid::of_this_process(&session).unwrap_err(),
+                BareTgid::of_process(&session, own).unwrap_err(),
+                BareTgid::of_peer(&session, &here).unwrap_err(),
+                named.publish().unwrap_err(),
+                published.trust(&tgid).unwrap_err(),
+                published.trust_anyone().unwrap_err(),
+                published.withdraw().unwrap_err().error,
+            ] {
+                refused_in_child(&error);
+            }
+            // Objects of an own session do not mix with the parent's.
+            let own = Session::open().unwrap().device(LogicalId(1)).unwrap();
+            let mapped = mapped_on(&own, MIB2);
+            for error in [mapped.grant(&device).unwrap_err(), own.enable_peer_access(&device).unwrap_err()] {
+                assert!(matches!(error, Error::Invalid(_)), "{error}");
+            }
+        });
+        child.join();
+        assert_eq!(contents(&all.unwrap().0.mapping, 0, 6), b"parent");
     });
 }
 

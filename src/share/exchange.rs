@@ -72,6 +72,8 @@ const NO_ERRNO: u16 = u16::MAX;
 /// [`Error::Exchange`] if the other side is late, dies, or is not what it says; those of
 /// [`PhysicalMemory::export`] and of [`Export::trust`](super::Export::trust).
 pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> Result<()> {
+    // A child of the process that has the memory waits for no peer.
+    memory.block.device.session.svm.check_process()?;
     let wire = Wire::new(socket, timeout, SEND);
     let mut hello = Hello::new_zeroed();
     let sender = wire.read_signed(hello.as_mut_bytes(), "hello")?;
