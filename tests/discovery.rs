@@ -4,11 +4,13 @@
 mod support;
 
 use ascend_emulator::config::{Door, Phase, Place};
+use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{davinci, uda};
 use ascend_vmm::discovery::{
     self, Environment, Finding, Health, MemoryDriver, Options, Severity, Split, State, Survey,
 };
+use ascend_vmm::error::Errno;
 use ascend_vmm::{LogicalId, PhysicalId, UserId};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -613,4 +615,40 @@ fn every_finding_has_a_message_and_a_remedy() {
     codes.sort_unstable();
     codes.dedup();
     assert_eq!(codes.len(), findings.len());
+}
+
+#[test]
+fn device_nodes_are_opened_for_writing_on_the_host_and_for_reading_in_a_container() {
+    let places = vec![Place::host(), Place::container(&[0])];
+    isolated(Config { places, ..Config::default() }, |emulator| {
+        emulator.record();
+        let modes = || {
+            let records = emulator.records().into_iter();
+            let node = |record: &Record| record.call == "open" && record.path.as_deref() == Some("/dev/davinci0");
+            let flags = records.filter(node).filter_map(|record| record.flags);
+            let flags = flags.map(|flags| i32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap());
+            flags.map(|flags| flags & OFlag::O_ACCMODE.bits()).collect::<Vec<_>>()
+        };
+        survey();
+        assert_eq!(modes(), [OFlag::O_WRONLY.bits()]);
+        let pid = own_pid();
+        emulator.control(move |driver| driver.machine.put(pid, 1));
+        survey();
+        assert_eq!(modes(), [OFlag::O_WRONLY.bits(), OFlag::O_RDONLY.bits()]);
+    });
+}
+
+#[test]
+fn a_memory_module_that_refuses_its_file_is_reported() {
+    isolated(Config::default(), |emulator| {
+        emulator.record();
+        survey();
+        // The name of the module is what OPEN takes.
+        let opens: Vec<_> = emulator.records().into_iter().filter(|record| record.cmd == Some("OPEN")).collect();
+        let named = |record: &Record| record.in_hex.as_deref() == Some("53564d");
+        let nth = opens.iter().position(named).unwrap() + 1;
+        inject(emulator, &format!("OPEN#{nth}=EPERM"));
+        let survey = survey();
+        assert_eq!(survey.findings, [Finding::ModuleRefused(davinci::module::SVM, Errno::EPERM)]);
+    });
 }
