@@ -96,6 +96,8 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
                 device.memory_info(MemoryKind::Hbm).unwrap_err(),
                 device.enable_peer_access(&peer).unwrap_err(),
                 mapping.grant(&peer).unwrap_err(),
+                // Also where there is nothing to do.
+                mapping.grant(&device).unwrap_err(),
                 mapping.is_granted(&peer).unwrap_err(),
                 mapping.read_async(0, vec![0; 6]).unwrap_err().error,
                 waiting.wait().unwrap_err().error,
@@ -128,7 +130,11 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
             // Objects of an own session do not mix with the parent's.
             let own = Session::open().unwrap().device(LogicalId(1)).unwrap();
             let mapped = mapped_on(&own, MIB2);
-            for error in [mapped.grant(&device).unwrap_err(), own.enable_peer_access(&device).unwrap_err()] {
+            for error in [
+                mapped.grant(&device).unwrap_err(),
+                mapped.grant(&peer).unwrap_err(),
+                own.enable_peer_access(&device).unwrap_err(),
+            ] {
                 assert!(matches!(error, Error::Invalid(_)), "{error}");
             }
         });
