@@ -14,6 +14,7 @@ mod address_space;
 mod advise;
 mod agent;
 mod behaviour;
+mod convert;
 mod copy;
 mod handle;
 mod heap;
@@ -285,6 +286,7 @@ impl Svm {
             return refuse(Errno::EINVAL, "the calling process has no session on this file");
         };
         let mut call = Call { machine, caller, world: &mut self.world, process, logical, physical };
+        call.add_touched_pages();
         match known.op {
             Op::SetupDevice => call.setup_device(arg),
             Op::PrepareCloseDevice => call.prepare_close_device(),
@@ -318,6 +320,11 @@ impl Svm {
             Op::Prefetch => call.prefetch(arg),
             Op::QueryMemUsedInfo => call.query_used(arg),
             Op::CheckMemInfo => call.check_info(arg),
+            Op::ConvertAddr => call.convert_addr(arg),
+            Op::DestroyAddr => call.destroy_addr(arg),
+            Op::DestroyAddrBatch => call.destroy_addr_batch(arg),
+            Op::SubmitConvertCopy => call.submit_converted(arg),
+            Op::WaitConvertCopy => call.wait_converted(arg),
             Op::Translate => call.translate(arg),
             Op::RegisterDma => call.register_dma(arg),
             Op::UnregisterDma => call.unregister_dma(arg),
@@ -329,10 +336,11 @@ impl Svm {
             Op::IpcMemClose => call.ipc_close(arg),
             Op::IpcMemQuery => call.ipc_query(arg),
             Op::IpcMemSetPid => call.ipc_set_pid(arg),
+            Op::IpcMemSetPidPod => call.ipc_set_pid_pod(arg),
             Op::IpcMemSetAttr => call.ipc_set_attr(arg),
             Op::IpcMemGetAttr => call.ipc_get_attr(arg),
-            // The driver has handlers for the rest: address conversion for task queues, managed
-            // memory, repair. The model does not have these features; this answer is made up.
+            // The driver has handlers for the rest: pools, repair, questions for debugging. The
+            // model does not have these features; this answer is made up.
             _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),
         }
     }

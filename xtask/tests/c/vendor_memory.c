@@ -1,8 +1,9 @@
 /*
  * What the vendor's library does with the driver, by bare system calls: it looks at the node and at
- * the list of modules, allocates device memory by ALLOC and ADVISE, pins host memory, and shares the
- * device memory with a child by name. An argument says that the driver is 8.5.0, whose numbers of
- * two commands differ.
+ * the list of modules, allocates device memory by ALLOC and ADVISE, pins host memory, prepares copies
+ * and does them, looks at device memory with the CPU, uses managed memory on both sides, and shares
+ * the device memory with a child by name. An argument says that the driver is 8.5.0, whose numbers
+ * of two commands differ.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -132,6 +133,82 @@ static int copy(int fd, uint64_t to, uint64_t from, uint64_t size, uint32_t dire
     return 0;
 }
 
+/* A copy that is prepared once and done twice, with and without waiting. */
+static int prepared_copy(int fd, uint64_t device)
+{
+    static char bytes[4096], back[4096];
+    union arg arg = { 0 }, submit = { 0 };
+
+    arg.quad[0] = (uintptr_t)bytes;
+    arg.quad[1] = device;
+    arg.quad[2] = arg.quad[3] = arg.quad[4] = sizeof bytes; /* both pitches, and the width */
+    arg.quad[5] = 1;
+    arg.word[14] = 1; /* to the device */
+    CHECK(ioctl(fd, 0xc1584d0b, &arg)); /* CONVERT_ADDR */
+    memcpy(submit.quad, arg.quad + 8, 40);
+    for (int turn = 0; turn < 2; turn++) {
+        memset(bytes, 'a' + turn, sizeof bytes);
+        submit.word[10] = turn;
+        CHECK(ioctl(fd, 0x41584d09, &submit)); /* SUBMIT_CONVERT_CPY */
+        if (turn)
+            CHECK(ioctl(fd, 0x41584d0a, &submit)); /* WAIT_CONVERT_CPY_RESULT */
+        if (copy(fd, (uintptr_t)back, device, sizeof back, 2))
+            return 1;
+        MUST(memcmp(bytes, back, sizeof back) == 0);
+    }
+    submit = (union arg){ 0 };
+    memcpy(submit.quad + 7, arg.quad + 8, 40);
+    CHECK(ioctl(fd, 0x41584d0c, &submit)); /* DESTROY_ADDR */
+    return 0;
+}
+
+/* Device memory that the CPU sees. */
+static int window(int fd, uint64_t device, uint64_t size)
+{
+    volatile uint64_t *words = (uint64_t *)(uintptr_t)device;
+    uint64_t word = 7;
+    union arg arg = { 0 };
+
+    arg.quad[0] = device;
+    arg.quad[2] = size;
+    arg.word[6] = 2; /* the device's memory, for the host */
+    arg.word[8] = 3;
+    CHECK(ioctl(fd, 0xc1584d2d, &arg)); /* MEM_REMOTE_MAP */
+    MUST(arg.quad[1] == device);
+    if (copy(fd, device + 8, (uintptr_t)&word, sizeof word, 1))
+        return 1;
+    MUST(words[1] == 7);
+    words[2] = 9;
+    if (copy(fd, (uintptr_t)&word, device + 16, sizeof word, 2))
+        return 1;
+    MUST(word == 9);
+    arg = (union arg){ 0 };
+    arg.quad[0] = device;
+    arg.word[2] = 2;
+    CHECK(ioctl(fd, 0xc1584d2e, &arg)); /* MEM_REMOTE_UNMAP */
+    return 0;
+}
+
+/* Managed memory: the CPU's page faults give it pages, PREFETCH moves them to the device. */
+static int both_sides(int fd, uint64_t address)
+{
+    volatile uint64_t *words = (uint64_t *)(uintptr_t)address;
+    uint64_t word = 0;
+
+    if (command(fd, 0x41584d03, address, HUGE_PAGE, 0)) /* ALLOC */
+        return 1;
+    words[0] = 11;
+    if (command(fd, 0x41584d0e, address, HUGE_PAGE, 0) || /* PREFETCH */
+        copy(fd, (uintptr_t)&word, address, sizeof word, 2))
+        return 1;
+    MUST(word == 11);
+    word = 12;
+    if (copy(fd, address + 8, (uintptr_t)&word, sizeof word, 1))
+        return 1;
+    MUST(words[1] == 12);
+    return command(fd, 0x41584d04, address, 0, 0); /* FREE_PAGES */
+}
+
 static int open_by_name(int from_parent)
 {
     char name[NAME_SIZE], text[64] = "";
@@ -163,7 +240,7 @@ static int open_by_name(int from_parent)
 int main(int argc, char **argv)
 {
     static const char text[64] = "plain memory of the parent";
-    char name[NAME_SIZE];
+    char name[NAME_SIZE], digits[9] = "";
     int fd, line[2], status;
     union arg arg = { 0 };
     pid_t child;
@@ -187,7 +264,11 @@ int main(int argc, char **argv)
     if (copy(fd, ADDRESS(DEVICE_HEAP), ADDRESS(HOST_HEAP), sizeof text, 1) ||
         command(fd, 0xc1584d11, ADDRESS(DEVICE_HEAP), 0, 0) ||         /* TRANSLATE */
         command(fd, 0x41584d3c, (uintptr_t)text, sizeof text, 0) ||    /* REGISTER_DMA */
-        command(fd, 0x41584d3d, (uintptr_t)text, 0, 0))                /* UNREGISTER_DMA */
+        command(fd, 0x41584d3d, (uintptr_t)text, 0, 0) ||              /* UNREGISTER_DMA */
+        prepared_copy(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
+        window(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE) ||
+        copy(fd, ADDRESS(DEVICE_HEAP), ADDRESS(HOST_HEAP), sizeof text, 1) ||
+        both_sides(fd, ADDRESS(MANAGED_HEAP)))
         return 1;
     arg.quad[0] = ADDRESS(DEVICE_HEAP);
     arg.quad[1] = 2 * HUGE_PAGE;
@@ -199,6 +280,10 @@ int main(int argc, char **argv)
     arg.word[17] = child;
     arg.word[49] = 1;
     CHECK(ioctl(fd, 0x41584d20, &arg)); /* IPC_MEM_SET_PID */
+    /* The same with the server, whose id is the end of the name. */
+    memcpy(digits, name + 28, 8);
+    arg.word[50] = strtoul(digits, NULL, 16);
+    CHECK(ioctl(fd, 0x41584d21, &arg)); /* IPC_MEM_SET_PID_POD */
     CHECK(write(line[1], name, sizeof name));
     CHECK(waitpid(child, &status, 0));
     MUST(WIFEXITED(status) && WEXITSTATUS(status) == 0);

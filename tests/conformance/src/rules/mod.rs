@@ -4,6 +4,7 @@ mod access;
 mod alloc;
 mod asynchronous;
 mod bring_up;
+mod convert;
 mod copy;
 mod device_handles;
 mod device_process;
@@ -46,6 +47,7 @@ const ALL: &[&[Rule]] = &[
     plain_memory::RULES,
     named::RULES,
     register::RULES,
+    convert::RULES,
 ];
 
 /// Every rule, in the order in which they run.

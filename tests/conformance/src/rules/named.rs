@@ -6,7 +6,7 @@ use crate::peer::{Link, Peer};
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
 use crate::session::{MIB2, Session, eventually};
 use ascend_ioctl::svm::{self, COPY_DETECT, HEAP_HUGE, Op, SUB_SVM};
-use libc::{EACCES, EADDRINUSE, EADDRNOTAVAIL, EBUSY, EINVAL, EOPNOTSUPP, EPERM};
+use libc::{EACCES, EADDRINUSE, EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP, EPERM};
 
 pub const RULES: &[Rule] = &[
     rule!(a_name_has_64_characters, Source).decided_by("_devmm_ipc_mem_name_create, svm_shmem_interprocess.c"),
@@ -30,6 +30,14 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_ipc_node_set_pids_check, svm_shmem_node.c"),
     rule!(the_creator_cannot_list_itself, Source).decided_by("_devmm_ipc_node_set_pids, svm_shmem_node.c"),
     rule!(only_the_creator_lists_processes, Source).decided_by("devmm_ipc_node_set_pids_check, svm_shmem_node.c"),
+    rule!(processes_of_this_server_are_listed_with_its_id, Source)
+        .decided_by("devmm_ipc_pod_get_devid_and_sdid, svm_shmem_node_pod.c")
+        .needs(&[Need::Sdid]),
+    rule!(processes_of_a_server_that_does_not_answer_are_efault, Inferred)
+        .decided_by("devmm_ipc_pod_setpid_msg_send, svm_shmem_node_pod.c")
+        .needs(&[Need::Sdid]),
+    rule!(a_name_of_another_form_lists_nobody_in_the_pod, Source)
+        .decided_by("devmm_ipc_node_get_inst_by_name, svm_shmem_node.c"),
     rule!(a_name_has_two_attributes, Source).decided_by("devmm_ioctl_ipc_set_attr, svm_shmem_interprocess.c"),
     rule!(attributes_of_a_name_have_two_values, Source)
         .decided_by("devmm_ipc_set_no_wlist_in_server_attr, svm_shmem_node.c"),
@@ -102,6 +110,14 @@ fn list(session: &Session, name: &Name, pids: &[i32]) -> Answer<()> {
         *place = *pid;
     }
     session.svm.call(Op::IpcMemSetPid, 0, &para).map(drop)
+}
+
+fn list_in_pod(session: &Session, name: &Name, pids: &[i32], sdid: u32) -> Answer<()> {
+    let mut para = svm::IpcSetPid { name: *name, num: pids.len() as u32, sdid, ..Default::default() };
+    for (place, pid) in para.pids.iter_mut().zip(pids) {
+        *place = *pid;
+    }
+    session.svm.call(Op::IpcMemSetPidPod, 0, &para).map(drop)
 }
 
 fn set_attr(session: &Session, name: &Name, kind: u32, attr: u64) -> Answer<()> {
@@ -305,6 +321,32 @@ fn the_creator_cannot_list_itself(host: &Host) -> Verdict {
 
 fn only_the_creator_lists_processes(host: &Host) -> Verdict {
     with_opener(host, true, nothing, |session, name| list(session, name, &[1]).refused(EINVAL))
+}
+
+fn processes_of_this_server_are_listed_with_its_id(host: &Host) -> Verdict {
+    let (session, _, name) = creator(host)?;
+    let sdid = session.svm.sdid;
+    list_in_pod(&session, &name, &[1], sdid).granted()?;
+    list_in_pod(&session, &name, &[], sdid).refused(EINVAL)?;
+    list_in_pod(&session, &name, &[0], sdid).refused(EINVAL)?;
+    list_in_pod(&session, &name, &[session.identity()?.tgid], sdid).refused(EINVAL)?;
+    set_attr(&session, &name, NO_TRUST_LIST, 1).refused(EPERM)
+}
+
+fn processes_of_a_server_that_does_not_answer_are_efault(host: &Host) -> Verdict {
+    let (session, _, name) = creator(host)?;
+    // The server's number stands from bit 22 on.
+    let elsewhere = session.svm.sdid ^ 1 << 31;
+    list_in_pod(&session, &name, &[1], elsewhere).refused(EFAULT)?;
+    list_in_pod(&session, &name, &[0], elsewhere).refused(EINVAL)
+}
+
+fn a_name_of_another_form_lists_nobody_in_the_pod(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    for name in [[0; 65], [b'x'; 65], unknown()] {
+        list_in_pod(&session, &name, &[1], session.svm.sdid).refused(EINVAL)?;
+    }
+    Ok(())
 }
 
 fn a_name_has_two_attributes(host: &Host) -> Verdict {

@@ -39,6 +39,13 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_ioctl_memset_process, svm_master_memset.c"),
     rule!(populating_managed_memory_moves_its_bytes, Inferred)
         .decided_by("devmm_prefetch_to_device, svm_master_advise.c"),
+    rule!(a_touch_of_the_cpu_gives_managed_memory_host_pages, Source)
+        .decided_by("devmm_svm_vm_fault_host_proc, svm_master_vma_ops.c"),
+    rule!(what_the_cpu_wrote_moves_to_the_device, Inferred).decided_by("devmm_prefetch_to_device, svm_master_advise.c"),
+    rule!(the_cpu_reads_what_managed_memory_had_on_the_device, Inferred)
+        .decided_by("devmm_svm_vm_fault_host_sync_device_data, svm_master_vma_ops.c"),
+    rule!(managed_memory_that_was_touched_is_freed, Source)
+        .decided_by("devmm_svm_vm_fault_host_proc, svm_master_vma_ops.c"),
     rule!(managed_memory_is_populated_on_its_home, Source)
         .decided_by("devmm_advise_svm_check, svm_master_advise.c")
         .needs(&[Need::TwoDevices]),
@@ -249,6 +256,47 @@ fn populating_managed_memory_moves_its_bytes(host: &Host) -> Verdict {
     let direction = session.copy(std::ptr::from_mut(&mut word) as u64, address, 8, COPY_DETECT).granted()?;
     equal("direction", direction, COPY_DEVICE_TO_HOST)?;
     equal("bytes", std::hint::black_box(word), 0x1234_5678_9ABC_DEF0)
+}
+
+fn a_touch_of_the_cpu_gives_managed_memory_host_pages(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, 2 * MIB2)?;
+    poke(address + 64, 0x55AA);
+    let mut word = 0u64;
+    let direction = session.copy(std::ptr::from_mut(&mut word) as u64, address + 64, 8, COPY_DETECT).granted()?;
+    equal("direction", direction, COPY_HOST_TO_HOST)?;
+    equal("word", peek(address + 64), 0x55AA)?;
+    equal("the rest of the page", peek(address + MIB2 - 8), 0)?;
+    // Its neighbour was not touched.
+    session.copy(std::ptr::from_mut(&mut word) as u64, address + MIB2, 8, COPY_DETECT).refused(EINVAL)
+}
+
+fn what_the_cpu_wrote_moves_to_the_device(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, MIB2)?;
+    poke(address, 0x0123_4567_89AB_CDEF);
+    session.prefetch(0, address, MIB2).granted()?;
+    let mut word = 0u64;
+    session.copy(std::ptr::from_mut(&mut word) as u64, address, 8, COPY_DEVICE_TO_HOST).granted()?;
+    equal("word", std::hint::black_box(word), 0x0123_4567_89AB_CDEF)
+}
+
+fn the_cpu_reads_what_managed_memory_had_on_the_device(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, MIB2)?;
+    session.prefetch(0, address, MIB2).granted()?;
+    session.write(address + 8, &77u64.to_le_bytes()).granted()?;
+    equal("word", peek(address + 8), 77)
+}
+
+fn managed_memory_that_was_touched_is_freed(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, MIB2)?;
+    poke(address, 1);
+    session.free(address).granted()?;
+    session.alloc(address, MIB2).granted()?;
+    equal("new pages", peek(address), 0)?;
+    session.free(address).granted()
 }
 
 fn managed_memory_is_populated_on_its_home(host: &Host) -> Verdict {

@@ -3,8 +3,8 @@
 use super::plain_memory::{managed, pinned, populated};
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
-use crate::rule::{Answer, Judge, Rule, Verdict, rule};
-use crate::session::{MIB2, Session};
+use crate::rule::{Answer, Judge, Rule, Verdict, equal, rule};
+use crate::session::{MIB2, Session, peek, poke};
 use ascend_ioctl::svm::{self, Op};
 use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, ENOENT, EOPNOTSUPP, ESRCH};
 
@@ -31,6 +31,16 @@ pub const RULES: &[Rule] = &[
     rule!(remote_unmapping_wants_a_mapping, Source).decided_by("devmm_unmap_local_mem, svm_master_remote_map.c"),
     rule!(pinned_memory_that_a_device_maps_is_not_freed, Inferred)
         .decided_by("devmm_svm_mem_remote_map, svm_master_remote_map.c"),
+    rule!(the_cpu_sees_device_memory_that_is_mapped_for_it, Inferred)
+        .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
+    rule!(device_memory_is_mapped_for_the_cpu_once, Inferred)
+        .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
+    rule!(device_memory_that_the_cpu_sees_is_not_freed, Inferred)
+        .decided_by("devmm_mem_remote_map_of_svm_mem, svm_master_remote_map.c"),
+    rule!(device_memory_is_mapped_as_such_and_by_whole_pages, Source)
+        .decided_by("devmm_svm_mem_map_para_check, svm_master_remote_map.c"),
+    rule!(memory_without_pages_is_not_mapped_for_others, Source)
+        .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
     rule!(mapping_for_a_device_that_is_not_set_up_is_esrch, Inferred)
         .decided_by("devmm_shm_send_info_to_dev, svm_master_remote_map.c"),
 ];
@@ -61,6 +71,7 @@ fn unmap(session: &Session, address: u64, kind: u32) -> Answer<()> {
 
 const HOST_MEMORY: u32 = 0;
 const PINNED_MEMORY: u32 = 1;
+const DEVICE_MEMORY: u32 = 2;
 
 fn device_memory_is_translated(host: &Host) -> Verdict {
     let session = Session::start(host)?;
@@ -172,6 +183,60 @@ fn pinned_memory_that_a_device_maps_is_not_freed(host: &Host) -> Verdict {
     session.free(near).refused(EBUSY)?;
     unmap(&session, near, PINNED_MEMORY).granted()?;
     session.free(near).granted()
+}
+
+/// Device memory that the CPU sees, or a skip where the device has no such window.
+fn visible(session: &Session) -> Result<u64, crate::rule::Failure> {
+    let address = populated(session, MIB2)?;
+    match map(session, address, MIB2, DEVICE_MEMORY, 0) {
+        Err(EOPNOTSUPP | EINVAL) => {
+            Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"))
+        }
+        answer => answer.granted().map(|()| address),
+    }
+}
+
+fn the_cpu_sees_device_memory_that_is_mapped_for_it(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = visible(&session)?;
+    session.write(address, &7u64.to_le_bytes()).granted()?;
+    equal("what the CPU reads", peek(address), 7)?;
+    poke(address + 8, 9);
+    equal("what the device has", session.read(address + 8, 8).granted()?, 9u64.to_le_bytes().to_vec())?;
+    unmap(&session, address, DEVICE_MEMORY).granted()
+}
+
+fn device_memory_is_mapped_for_the_cpu_once(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = visible(&session)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    unmap(&session, address, DEVICE_MEMORY).granted()?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 0).granted()
+}
+
+fn device_memory_that_the_cpu_sees_is_not_freed(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = visible(&session)?;
+    session.free(address).refused(EBUSY)?;
+    unmap(&session, address, DEVICE_MEMORY).granted()?;
+    session.free(address).granted()
+}
+
+fn device_memory_is_mapped_as_such_and_by_whole_pages(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = populated(&session, MIB2)?;
+    map(&session, address, MIB2, HOST_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, MIB2, PINNED_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, 0, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 1).refused(EOPNOTSUPP)?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)
+}
+
+fn memory_without_pages_is_not_mapped_for_others(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, MIB2)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 0).refused(EOPNOTSUPP)
 }
 
 fn mapping_for_a_device_that_is_not_set_up_is_esrch(host: &Host) -> Verdict {

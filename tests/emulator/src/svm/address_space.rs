@@ -80,11 +80,16 @@ impl Process {
 
     /// Reports pages that a CPU touched where nothing was mapped. With the real driver the access
     /// is a SIGSEGV, or in the SOMA segment a thread that spins in the kernel forever. Here the
-    /// page is found afterwards in the file.
+    /// page is found afterwards in the file. Managed memory gets its pages by a touch.
     pub fn report_touches(&self, machine: &mut Machine) {
         let mut found = None;
         // The kernel may allocate more than one page at a time, so only data far from every window
         // counts.
+        let managed = self.touched_chunks();
+        let is_managed = |offset: u64| {
+            let vmas = self.segments.values().filter(|vma| (vma.offset..vma.offset + vma.size).contains(&offset));
+            vmas.map(|vma| vma.start + (offset - vma.offset)).any(|at| managed.iter().any(|part| part.contains(&at)))
+        };
         let near = |offset: u64| {
             let low = offset / svm::HUGE_PAGE * svm::HUGE_PAGE;
             let before = self.windows.range(..low + svm::HUGE_PAGE).next_back();
@@ -93,7 +98,7 @@ impl Process {
         let _ = for_each_data(&self.backing, 0, i64::MAX as u64, |offset, length| {
             let mut at = offset;
             while at < offset + length as u64 {
-                if !near(at) {
+                if !near(at) && !is_managed(at) {
                     found = Some(at);
                     return Err(Errno::ECANCELED);
                 }

@@ -53,7 +53,7 @@ impl Tasks {
 
 /// Which command makes the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+pub(super) enum Mode {
     Sync,
     Async,
     /// With the device of the earlier elements.
@@ -85,8 +85,8 @@ const PAGEABLE: Place =
 
 /// A copy that passed the checks.
 #[derive(Debug, Clone, Copy)]
-struct Plan {
-    direction: u32,
+pub(super) struct Plan {
+    pub direction: u32,
     /// The device whose DMA engine copies.
     device: u32,
 }
@@ -220,7 +220,14 @@ impl Call<'_, '_> {
     }
 
     /// The checks of a copy before the transfer (`devmm_memcpy_proc`).
-    fn plan(&mut self, destination: u64, source: u64, size: u64, direction: u32, mode: Mode) -> Answer<Plan> {
+    pub(super) fn plan(
+        &mut self,
+        destination: u64,
+        source: u64,
+        size: u64,
+        direction: u32,
+        mode: Mode,
+    ) -> Answer<Plan> {
         for address in [source, destination] {
             // Pools are not modelled, so there is never memory in their segment.
             if matches!(heap::segment_of(self.machine, address), Some(Elsewhere::Soma)) {
@@ -291,7 +298,7 @@ impl Call<'_, '_> {
     }
 
     /// Copies the bytes in pieces, as the driver does. Pieces before a failing one stay copied.
-    fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
+    pub(super) fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
         if plan.direction == svm::COPY_HOST_TO_HOST {
             return Ok(());
         }

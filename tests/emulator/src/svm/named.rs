@@ -11,10 +11,10 @@ use super::heap::Heap;
 use super::plain::Pages;
 use super::share::now;
 use super::store::BlockId;
-use super::{Answer, Call, put, refuse};
+use super::{Answer, Call, agent, put, refuse};
 use ascend_ioctl::svm::{self, Arg, HUGE_PAGE};
 use nix::errno::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Bytes of a name, with its NUL.
@@ -51,6 +51,8 @@ struct Named {
     needs_trust: bool,
     route: u64,
     trusted: BTreeMap<i32, Trusted>,
+    /// Processes on other servers, with their super-pod ids.
+    elsewhere: BTreeSet<(u32, i32)>,
     /// The memory: blocks, with the offset and the size of the part that belongs to the name.
     pieces: Vec<(BlockId, u64, u64)>,
     /// The creator and every open.
@@ -205,6 +207,7 @@ impl Call<'_, '_> {
             needs_trust: true,
             route: 0,
             trusted: BTreeMap::new(),
+            elsewhere: BTreeSet::new(),
             pieces,
             holders: 1,
         };
@@ -358,7 +361,26 @@ impl Call<'_, '_> {
 
     /// IPC_MEM_SET_PID.
     pub(super) fn ipc_set_pid(&mut self, arg: &mut Arg) -> Answer {
+        self.list(&arg.para(), None)
+    }
+
+    /// IPC_MEM_SET_PID_POD: as IPC_MEM_SET_PID, with the server of the processes. No other server
+    /// answers here.
+    pub(super) fn ipc_set_pid_pod(&mut self, arg: &mut Arg) -> Answer {
         let para: svm::IpcSetPid = arg.para();
+        // The device's number is a part of the name, which is read before the name is looked up.
+        let name = text(&para.name);
+        let digits = name.get(..28).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let device = digits.and_then(|digits| u32::from_str_radix(&digits[24..26], 16).ok());
+        if device.is_none_or(|device| device >= svm::DEVICE_IDS) {
+            return refuse(Errno::EINVAL, "the name has another form");
+        }
+        let server = (!agent::is_local(self.machine, para.sdid)).then_some(para.sdid);
+        self.list(&para, server)
+    }
+
+    /// Lists processes on this server, or on another one (`devmm_ipc_node_set_pids`).
+    fn list(&mut self, para: &svm::IpcSetPid, server: Option<u32>) -> Answer {
         if para.num > PIDS {
             return refuse(Errno::EINVAL, "there are too many processes");
         }
@@ -372,11 +394,18 @@ impl Call<'_, '_> {
         if named.creator != self.caller.tgid {
             return refuse(Errno::EINVAL, "only the creator lists processes");
         }
-        if para.num == 0 || named.trusted.len() + para.num as usize > TRUSTED {
+        if para.num == 0 || named.trusted.len() + named.elsewhere.len() + para.num as usize > TRUSTED {
             return refuse(Errno::EINVAL, "the list is empty or too long");
         }
         let stamp = now();
         let listed: Vec<i32> = para.pids[..para.num as usize].to_vec();
+        if let Some(server) = server {
+            if listed.iter().all(|pid| *pid == 0) {
+                return refuse(Errno::EINVAL, "no process is listed");
+            }
+            named.elsewhere.extend(listed.into_iter().filter(|pid| *pid != 0).map(|pid| (server, pid)));
+            return refuse(Errno::EFAULT, "the other server does not answer");
+        }
         let mut any = false;
         for pid in listed.into_iter().filter(|pid| *pid != 0 && *pid != named.creator) {
             named.trusted.entry(pid).or_default().stamp = stamp;

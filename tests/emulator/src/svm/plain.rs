@@ -9,12 +9,13 @@
 use super::behaviour::Behaviour;
 use super::heap::Heap;
 use super::session::{Process, View};
-use super::store::BlockId;
+use super::store::{BlockId, for_each_data};
 use super::{Answer, Call, World, page_size, refuse};
 use crate::machine::HOST;
 use ascend_ioctl::svm::{self, Advice, HUGE_PAGE};
 use nix::errno::Errno;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// A run of pages behind an allocation.
 #[derive(Debug, Clone)]
@@ -111,8 +112,37 @@ impl Process {
         for (_, run) in std::mem::take(&mut heap.plain) {
             if run.is_host() {
                 self.free_run(world, run);
+            } else if let Some(view) = run.view {
+                self.hide(world, view);
             }
         }
+    }
+
+    /// Parts of managed memory without pages that the CPU touched since the last command. With the
+    /// real driver the access is a page fault that gives the chunk host pages
+    /// (`devmm_svm_vm_fault_host`); here the file has data there.
+    pub fn touched_chunks(&self) -> Vec<Range<u64>> {
+        let mut touched = Vec::new();
+        if !self.enabled {
+            return touched;
+        }
+        for heap in self.heaps.values().filter(|heap| heap.sub_kind == svm::SUB_SVM && !heap.is_reserve()) {
+            for found in heap.reservations.values().filter(|found| found.owner.is_none()) {
+                for gap in heap.gaps(found.start..found.start + found.size) {
+                    let Some(vma) = self.vma(gap.start).filter(|vma| !vma.private) else { continue };
+                    let file = |address: u64| vma.offset + (address - vma.start);
+                    let _ = for_each_data(&self.backing, file(gap.start), file(gap.end), |offset, length| {
+                        let chunks = heap.chunks(vma.start + (offset - vma.offset), length as u64);
+                        match touched.last_mut() {
+                            Some(last) if chunks.start <= last.end => last.end = last.end.max(chunks.end),
+                            _ => touched.push(chunks),
+                        }
+                        Ok(())
+                    });
+                }
+            }
+        }
+        touched
     }
 }
 
@@ -191,6 +221,22 @@ impl Call<'_, '_> {
         }
         let page = if advice.contains(Advice::HUGE) { HUGE_PAGE } else { page_size() };
         self.add_host_pages(para.address..(para.address + para.size).next_multiple_of(page))
+    }
+
+    /// Host pages for managed memory that the CPU touched, with the bytes that it wrote.
+    pub(super) fn add_touched_pages(&mut self) {
+        for chunks in self.process.touched_chunks() {
+            let Some(vma) = self.process.vma(chunks.start) else { continue };
+            let offset = vma.offset + (chunks.start - vma.start);
+            let mut bytes = vec![0; (chunks.end - chunks.start) as usize];
+            // The CPU sees these bytes; without memory for them the real access would be a SIGSEGV.
+            let read = self.process.backing.read_exact_at(&mut bytes, offset).is_ok();
+            let address = chunks.start;
+            if read && self.add_host_pages(chunks).is_ok() {
+                let block = self.process.heap(address).and_then(|heap| heap.pages(address)).map(|run| run.block);
+                let _ = block.map(|block| self.world.store.write(block, 0, &bytes));
+            }
+        }
     }
 
     /// Puts host pages behind a range and shows them to the CPU.
@@ -274,8 +320,9 @@ impl Call<'_, '_> {
             let mut bytes = vec![0; run.size as usize];
             self.world.store.read(run.block, run.offset, &mut bytes)?;
             self.world.store.write(block, 0, &bytes)?;
-            self.add_device_pages(run.start..run.end(), block);
+            let range = run.start..run.end();
             self.process.free_run(self.world, run);
+            self.add_device_pages(range, block);
         }
         if let Some(reservation) = self.process.heap_mut(chunks.start).and_then(|it| it.reservation_mut(chunks.start)) {
             reservation.populated = true;
@@ -299,7 +346,13 @@ impl Call<'_, '_> {
     fn add_device_pages(&mut self, range: Range<u64>, block: BlockId) {
         let (logical, physical) = (self.logical, self.physical);
         let (start, size) = (range.start, range.end - range.start);
-        let run = Pages { start, size, logical, physical, block, offset: 0, view: None, named: false };
+        // The CPU may access managed memory also when it is on a device: the real pages move back
+        // then. Here it sees them where they are.
+        let managed = |heap: &Heap| heap.sub_kind == svm::SUB_SVM && !heap.is_locked(start);
+        let is_visible = self.process.enabled && self.process.heap(start).is_some_and(managed);
+        let view = if is_visible { self.process.show(self.world, block, start, size) } else { None };
+        let view = view.and_then(Result::ok);
+        let run = Pages { start, size, logical, physical, block, offset: 0, view, named: false };
         if let Some(heap) = self.process.heap_mut(start) {
             heap.plain.insert(start, run);
         }

@@ -1,18 +1,19 @@
-//! Addresses for engines of the device: TRANSLATE, REGISTER_DMA, and host memory that is mapped for
-//! a device (MEM_REMOTE_MAP).
+//! Addresses for engines of the device: TRANSLATE, REGISTER_DMA; and MEM_REMOTE_MAP, which maps
+//! host memory for a device, and plain device memory for the CPU.
 //!
 //! No engine is emulated, so a registration has no effect but its own rules: what can be
 //! registered, once, and until when. The addresses that the device answers are made up.
 
 use super::session::Process;
 use super::{Answer, Call, page_size, put, refuse};
-use crate::machine::HOST;
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 
-/// Kinds of MEM_REMOTE_MAP: ordinary host memory, pinned host memory, and how many kinds there are.
+/// Kinds of MEM_REMOTE_MAP: ordinary host memory, pinned host memory, device memory for the host,
+/// and how many kinds there are.
 const HOST_MEMORY: u32 = 0;
 const PINNED_MEMORY: u32 = 1;
+const DEVICE_MEMORY: u32 = 2;
 const KINDS: u32 = 7;
 /// The process on the device that a mapping is for; the driver maps host memory for this one only.
 const FIRST_PROCESS: u32 = 0;
@@ -122,8 +123,11 @@ impl Call<'_, '_> {
         let physical = self.physical;
         if self.process.is_svm(para.src_va) {
             let place = self.process.place(para.src_va)?;
-            if place.device.is_some() || place.absent {
-                return refuse(Errno::EOPNOTSUPP, "the emulated driver maps no device memory this way");
+            if let Some(device) = place.device {
+                return self.remote_map_device(arg, &mut para, device, place.read_only);
+            }
+            if place.absent {
+                return refuse(Errno::EOPNOTSUPP, "memory without pages is not mapped for others");
             }
             if para.map_type != PINNED_MEMORY || para.size == 0 {
                 return refuse(Errno::EINVAL, "the kind is not that of the memory, or the size is 0");
@@ -158,6 +162,49 @@ impl Call<'_, '_> {
         Ok(())
     }
 
+    /// MEM_REMOTE_MAP of device memory: the CPU sees it at its own address, through a BAR.
+    fn remote_map_device(&mut self, arg: &mut Arg, para: &mut svm::RemoteMap, device: u32, read_only: bool) -> Answer {
+        let locked = self.process.heap(para.src_va).filter(|heap| !heap.is_reserve() && heap.is_locked(para.src_va));
+        let Some(heap) = locked else {
+            return refuse(Errno::EOPNOTSUPP, "only memory that is locked to a device is mapped for the host");
+        };
+        if para.map_type != DEVICE_MEMORY || para.size == 0 {
+            return refuse(Errno::EINVAL, "the kind is not that of the memory, or the size is 0");
+        }
+        if para.proc_type != FIRST_PROCESS {
+            return refuse(Errno::EOPNOTSUPP, "device memory is not mapped for this process of the device");
+        }
+        let size = para.size.next_multiple_of(heap.chunk);
+        if !self.process.enabled || !heap.holds(para.src_va, size) || para.src_va % heap.chunk != 0 || read_only {
+            return refuse(Errno::EINVAL, "the range is not one of whole writable pages, or there are no segments");
+        }
+        let ranges = self.process.remote.range((device, 0)..=(device, u64::MAX));
+        if overlaps(ranges.map(|((_, start), remote)| (*start, remote.size)), para.src_va, size) {
+            return refuse(Errno::EINVAL, "part of the range is mapped already");
+        }
+        let Some(run) = heap.pages(para.src_va).filter(|run| run.end() >= para.src_va + size) else {
+            return refuse(Errno::EINVAL, "part of the range has no pages of the device");
+        };
+        if (run.start, run.size, run.offset) != (para.src_va, size, 0) {
+            return refuse(Errno::EOPNOTSUPP, "the emulated driver maps whole allocations this way");
+        }
+        let block = run.block;
+        match self.process.show(self.world, block, para.src_va, size) {
+            Some(Ok(view)) => {
+                let heap = self.process.heap_mut(para.src_va);
+                if let Some(run) = heap.and_then(|heap| heap.plain.get_mut(&para.src_va)) {
+                    run.view = Some(view);
+                }
+            }
+            _ => return refuse(Errno::EINVAL, "the pages could not be mapped into the segment"),
+        }
+        self.process.remote.insert((device, para.src_va), Remote { size, kind: DEVICE_MEMORY });
+        self.count(para.src_va, true);
+        (para.dst_va, para.size) = (para.src_va, size);
+        put(arg, para);
+        Ok(())
+    }
+
     /// MEM_REMOTE_UNMAP.
     pub(super) fn remote_unmap(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::RemoteUnmap = arg.para();
@@ -166,17 +213,26 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "no such kind of mapping");
         }
         let managed = self.process.is_svm(para.src_va);
-        self.process.place(para.src_va)?;
-        let Some(remote) = self.process.remote.remove(&(self.physical, para.src_va)) else {
+        let place = self.process.place(para.src_va)?;
+        let device = place.device.unwrap_or(self.physical);
+        let Some(remote) = self.process.remote.remove(&(device, para.src_va)) else {
             return match managed {
                 true => refuse(Errno::EINVAL, "nothing is mapped for the device there"),
                 false => refuse(Errno::ENOENT, "nothing is mapped for the device there"),
             };
         };
-        debug_assert!(remote.kind == if managed { PINNED_MEMORY } else { HOST_MEMORY } && self.physical != HOST);
+        if remote.kind == DEVICE_MEMORY {
+            let heap = self.process.heap_mut(para.src_va);
+            let view = heap.and_then(|heap| heap.plain.get_mut(&para.src_va)?.view.take());
+            if let Some(view) = view {
+                self.process.hide(self.world, view);
+            }
+        }
         self.count(para.src_va, false);
-        para.dst_va = para.src_va;
-        put(arg, &para);
+        if !managed {
+            para.dst_va = para.src_va;
+            put(arg, &para);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 
 use super::agent::{self, Agent};
 use super::behaviour::Behaviour;
+use super::convert::Converted;
 use super::copy::Tasks;
 use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
@@ -116,6 +117,8 @@ pub struct Process {
     pub tasks: Tasks,
     /// Ranges of the file that show memory, by offset, with their length.
     pub windows: BTreeMap<u64, u64>,
+    /// Prepared copies by their handles.
+    pub converted: BTreeMap<u64, Converted>,
     /// Memory that is registered for transfers, by physical device and address, with its size.
     pub registered: BTreeMap<(u32, u64), u64>,
     /// Host memory that is mapped for a device, by physical device and address.
@@ -147,6 +150,7 @@ impl Process {
             nodes: BTreeMap::new(),
             tasks: Tasks::default(),
             windows: BTreeMap::new(),
+            converted: BTreeMap::new(),
             registered: BTreeMap::new(),
             remote: BTreeMap::new(),
             orphans: Vec::new(),
@@ -562,7 +566,9 @@ impl Call<'_, '_> {
                 .map(|mapping| mapping.start)
                 .collect();
             let gone: Vec<_> = gone.iter().filter_map(|start| heap.mappings.remove(start)).collect();
-            for view in gone.iter().filter_map(|mapping| mapping.view) {
+            let of_device = heap.plain.values_mut().filter(|run| run.physical == physical);
+            let plain: Vec<_> = of_device.filter_map(|run| run.view.take()).collect();
+            for view in gone.iter().filter_map(|mapping| mapping.view).chain(plain) {
                 self.process.hide(self.world, view);
             }
         }
@@ -573,6 +579,7 @@ impl Call<'_, '_> {
             }
         }
         self.process.end_registrations(physical);
+        self.process.end_conversions(physical);
         self.world.names.forget(self.process.tgid, Some(physical));
         for heap in self.process.heaps.values_mut() {
             heap.opened.retain(|_, opened| opened.physical != physical);
