@@ -185,10 +185,11 @@ pub fn survey(options: &Options) -> Survey {
         devices: Vec::new(),
         findings: Vec::new(),
     };
-    if options.visible == VisibleDevices::from_environment() {
-        survey.findings.extend(VisibleDevices::unreadable().map(Finding::VisibleDevicesUnreadable));
-    }
     survey.ask(options);
+    if options.visible == VisibleDevices::from_environment() {
+        let listed: Vec<LogicalId> = survey.devices.iter().map(|npu| npu.logical).collect();
+        survey.findings.extend(VisibleDevices::finding(&listed));
+    }
     survey.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity()));
     survey
 }
@@ -381,7 +382,7 @@ fn set_up(
     let started = Instant::now();
     let host = uda.is_admin();
     let opened = nodes.opened();
-    findings.extend(closed_nodes(&nodes, host));
+    findings.extend(closed_nodes(&nodes));
     if opened == 0 {
         // No SETUP: on the host it would hide all devices from others, in a container it would
         // freeze an empty table.
@@ -409,7 +410,7 @@ fn set_up(
                 tried_again = true;
                 nodes = Nodes::open(&options.nodes, uda);
                 if nodes.opened() == 0 {
-                    findings.extend(closed_nodes(&nodes, host));
+                    findings.extend(closed_nodes(&nodes));
                     findings.push(Finding::TakenAway);
                     return None;
                 }
@@ -471,20 +472,23 @@ fn missing_devices(listed: &[Listed], opened: usize, on_pci: usize, host: bool) 
     }
 }
 
-fn closed_nodes(nodes: &Nodes, host: bool) -> Vec<Finding> {
+fn closed_nodes(nodes: &Nodes) -> Vec<Finding> {
     let mut findings = Vec::new();
     let with = |wanted: &[Errno]| -> Vec<u32> {
         nodes.closed.iter().filter(|(_, errno)| wanted.contains(errno)).map(|(number, _)| *number).collect()
     };
     let forbidden = with(&[Errno::EACCES, Errno::EPERM]);
     if !forbidden.is_empty() {
-        findings.push(if host && nodes.opened() == 0 {
+        findings.push(if nodes.opened() == 0 {
             Finding::NodesForbidden { nodes: forbidden.len() }
         } else {
             Finding::SomeNodesForbidden { nodes: forbidden }
         });
     }
-    findings.extend(with(&[Errno::EBUSY]).into_iter().map(|number| Finding::Occupied(PhysicalId(number))));
+    let occupied = with(&[Errno::EBUSY]);
+    if !occupied.is_empty() {
+        findings.push(Finding::Occupied { nodes: occupied, others: nodes.opened() > 0 });
+    }
     findings.extend(
         with(&[Errno::ENODEV, Errno::ENXIO]).into_iter().map(|number| Finding::NodeOfNothing(PhysicalId(number))),
     );

@@ -311,7 +311,8 @@ fn a_device_of_another_container_is_reported_and_the_rest_is_usable() {
     let places = vec![Place::container(&[0, 1])];
     isolated(Config { occupied: vec![0], places, ..Config::default() }, |_| {
         let survey = survey();
-        assert_eq!(survey.findings, [Finding::Occupied(PhysicalId(0))]);
+        assert_eq!(survey.findings, [Finding::Occupied { nodes: vec![0], others: true }]);
+        assert_eq!(survey.findings[0].severity(), Severity::Warning);
         assert_eq!(ids(&survey), [(0, 1)]);
     });
 }
@@ -321,7 +322,8 @@ fn a_container_whose_only_device_is_occupied_gets_the_reason() {
     let places = vec![Place::container(&[0])];
     isolated(Config { occupied: vec![0], places, ..Config::default() }, |_| {
         let survey = survey();
-        assert_eq!(survey.findings, [Finding::Occupied(PhysicalId(0))]);
+        assert_eq!(survey.findings, [Finding::Occupied { nodes: vec![0], others: false }]);
+        assert_eq!(survey.findings[0].severity(), Severity::Fatal);
         assert!(survey.devices.is_empty());
         let error = discovery::list_with(&survey_options()).unwrap_err().to_string();
         assert!(error.contains("another container"), "{error}");
@@ -594,7 +596,10 @@ fn every_finding_has_a_message_and_a_remedy() {
         Finding::NodesForbidden { nodes: 2 },
         Finding::SomeNodesForbidden { nodes: vec![1, 2] },
         Finding::NoDevicePassed,
-        Finding::Occupied(PhysicalId(1)),
+        Finding::Occupied { nodes: vec![1, 2], others: true },
+        Finding::VisibleDevicesEmpty,
+        Finding::VisibleDevicesUnreadable { value: "0,x".into(), entry: "x".into(), kept: 1 },
+        Finding::VisibleDevicesAbsent { value: "4".into(), absent: vec![4], listed: 2 },
         Finding::TableFrozen { opened: 2, listed: 1 },
         Finding::TakenAway,
         Finding::StillStarting { waited: Duration::from_secs(3) },

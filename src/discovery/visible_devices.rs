@@ -1,5 +1,6 @@
 //! What `ASCEND_RT_VISIBLE_DEVICES` shows of the devices.
 
+use crate::error::Finding;
 use crate::id::{LogicalId, UserId};
 use std::str::FromStr;
 
@@ -56,12 +57,20 @@ impl VisibleDevices {
         }
     }
 
-    /// What the process's environment says, if it cannot be read as a list of numbers to its end.
-    pub(crate) fn unreadable() -> Option<String> {
-        let value = std::env::var_os(Self::VARIABLE)?;
-        let text = value.to_string_lossy().into_owned();
-        let numbers = text.split(',').filter(|entry| entry.trim().parse::<u32>().is_ok()).count();
-        (numbers != text.split(',').count() && !text.trim().is_empty()).then_some(text)
+    /// What is wrong with the value in the process's environment on a host with these devices.
+    pub(crate) fn finding(listed: &[LogicalId]) -> Option<Finding> {
+        let value = std::env::var_os(Self::VARIABLE)?.to_string_lossy().into_owned();
+        if value.trim().is_empty() {
+            return Some(Finding::VisibleDevicesEmpty);
+        }
+        let shown = VisibleDevices::parse(&value).0.unwrap_or_default();
+        if let Some(entry) = value.split(',').nth(shown.len()) {
+            return Some(Finding::VisibleDevicesUnreadable { entry: entry.to_owned(), kept: shown.len(), value });
+        }
+        let absent: Vec<u32> = shown.iter().filter(|id| !listed.contains(id)).map(|id| id.0).collect();
+        // Without any device there is a worse finding.
+        let some = !absent.is_empty() && !listed.is_empty();
+        some.then_some(Finding::VisibleDevicesAbsent { value, absent, listed: listed.len() })
     }
 
     fn parse(text: &str) -> Self {

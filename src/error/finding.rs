@@ -83,7 +83,7 @@ pub enum Finding {
         /// How many the driver lists.
         listed: usize,
     },
-    /// `nodes-no-permission`: on the host: this user may not write to any `/dev/davinciN`.
+    /// `nodes-no-permission`: this user may not open any `/dev/davinciN` (on the host: for writing).
     NodesForbidden {
         /// How many there are.
         nodes: usize,
@@ -102,8 +102,13 @@ pub enum Finding {
         /// How many are on PCI.
         on_pci: usize,
     },
-    /// `occupied`: another container has the device.
-    Occupied(PhysicalId),
+    /// `occupied`: another container has these devices.
+    Occupied {
+        /// The numbers of the nodes.
+        nodes: Vec<u32>,
+        /// Whether this process can open another node.
+        others: bool,
+    },
     /// `node-of-nothing`: the node is left over from a virtual instance that is gone.
     NodeOfNothing(PhysicalId),
     /// `table-frozen`: in a container: the table was made before these nodes were opened, and is
@@ -161,9 +166,28 @@ pub enum Finding {
     /// `driver-used-here`: other code in this process has the driver open, so the questions that
     /// would disturb it were left out.
     DriverUsedHere,
-    /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of numbers to its
-    /// end.
-    VisibleDevicesUnreadable(String),
+    /// `visible-devices-empty`: `ASCEND_RT_VISIBLE_DEVICES` is set to nothing.
+    VisibleDevicesEmpty,
+    /// `visible-devices-unreadable`: `ASCEND_RT_VISIBLE_DEVICES` is not a list of different numbers
+    /// to its end.
+    VisibleDevicesUnreadable {
+        /// The value.
+        value: String,
+        /// The entry at which the list ends.
+        entry: String,
+        /// How many entries come before it.
+        kept: usize,
+    },
+    /// `visible-devices-absent`: `ASCEND_RT_VISIBLE_DEVICES` has numbers of devices that are not
+    /// here.
+    VisibleDevicesAbsent {
+        /// The value.
+        value: String,
+        /// The numbers that no device has.
+        absent: Vec<u32>,
+        /// How many devices are here.
+        listed: usize,
+    },
     /// `unexpected`: something that the table of situations does not have.
     Unexpected(String),
 }
@@ -176,6 +200,15 @@ struct Row {
     device: Option<LogicalId>,
     sentence: String,
     remedy: &'static str,
+    /// What the vendor's programs show in this situation.
+    vendor: Option<&'static str>,
+}
+
+impl Row {
+    /// With the codes that the vendor's programs show in this situation.
+    fn shown_as(self, vendor: &'static str) -> Row {
+        Row { vendor: Some(vendor), ..self }
+    }
 }
 
 impl Finding {
@@ -199,6 +232,12 @@ impl Finding {
         self.row().remedy
     }
 
+    /// What the vendor's programs show in this situation, for people who search for a code. They
+    /// show the same codes in other situations too. From public reports; not tried here.
+    pub fn vendor_codes(&self) -> Option<&'static str> {
+        self.row().vendor
+    }
+
     fn row(&self) -> Row {
         use Severity::{Fatal, Note, Warning};
         const NODE_GROUP: &str = "Join the group that owns the nodes (HwHiAiUser by default), or \
@@ -206,16 +245,28 @@ impl Finding {
         const DID_NOT_COME_UP: &str = "Wait if the host has just started; otherwise the kernel log \
             says why the card did not come up.";
         const KERNEL_LOG: &str = "Look into the kernel log.";
+        const UNSET: &str = "Set it to logical ids separated by commas, such as 0,1, or unset it.";
         const WAIT: &str = "Wait until it is ready.";
         const HEALTH: &str = "Look at npu-smi info -t health and the kernel log; reset the device.";
-        let row = |code, severity, sentence: String, remedy| Row { code, severity, device: None, sentence, remedy };
+        let row = |code, severity, sentence: String, remedy| Row {
+            code,
+            severity,
+            device: None,
+            sentence,
+            remedy,
+            vendor: None,
+        };
         let of = |device: &LogicalId, code, severity, sentence: String, remedy| Row {
             code,
             severity,
             device: Some(*device),
             sentence: format!("device {device} {sentence}"),
             remedy,
+            vendor: None,
         };
+        const NPU_SMI_INIT: &str = "npu-smi: dcmi module initialize failed, -8005";
+        const OCCUPIED: &str = "npu-smi: -8020 or -8005; driver error 87";
+        const NOT_SET_UP: &str = "aclrtSetDevice: 507033";
         match self {
             Finding::DriverNotLoaded => row(
                 "driver-not-loaded",
@@ -229,8 +280,11 @@ impl Finding {
                 format!("{} is not here: a container without it, or a host without the driver", path.display()),
                 "Start the container with the node, for example docker run \
                  --device=/dev/davinci_manager --device=/dev/davinci0 --device=/dev/devmm_svm \
-                 --device=/dev/hisi_hdc; on a host, load the driver.",
-            ),
+                 --device=/dev/hisi_hdc. With the Ascend Docker Runtime set \
+                 ASCEND_VISIBLE_DEVICES=0; in Kubernetes request the device plug-in's resource, \
+                 such as huawei.com/Ascend910: 1. On a host, load the driver.",
+            )
+            .shown_as(NPU_SMI_INIT),
             Finding::StaleNode(path) => row(
                 "stale-node",
                 Fatal,
@@ -242,13 +296,15 @@ impl Finding {
                 Fatal,
                 format!("this user may not open {} (file mode)", path.display()),
                 NODE_GROUP,
-            ),
+            )
+            .shown_as(NPU_SMI_INIT),
             Finding::Denied(path) => row(
                 "denied-by-cgroup",
                 Fatal,
                 format!("{} may not be opened here (device cgroup or security module)", path.display()),
                 "Allow the device in the container's device list (--device), or in its cgroup.",
-            ),
+            )
+            .shown_as(NPU_SMI_INIT),
             Finding::Unopenable(path, errno) => row(
                 "unopenable",
                 Fatal,
@@ -297,40 +353,54 @@ impl Finding {
             Finding::NodesForbidden { nodes } => row(
                 "nodes-no-permission",
                 Fatal,
-                format!("this user may not write to any of the {nodes} /dev/davinciN, so the driver shows it no NPU"),
+                match nodes {
+                    1 => "this user may not open the only /dev/davinciN, so the driver shows it no NPU".into(),
+                    _ => format!(
+                        "this user may not open any of the {nodes} /dev/davinciN, so the driver shows it no NPU"
+                    ),
+                },
                 NODE_GROUP,
             ),
             Finding::SomeNodesForbidden { nodes } => row(
                 "some-nodes-no-permission",
                 Warning,
-                {
-                    let numbers: Vec<String> = nodes.iter().map(u32::to_string).collect();
-                    format!(
-                        "this user may not open /dev/davinci{{{}}}, so the driver leaves them out \
-                         and numbers the others from 0",
-                        numbers.join(",")
-                    )
-                },
+                format!(
+                    "this user may not open {}, so the driver leaves {} out and numbers the others from 0",
+                    numbered(nodes),
+                    if nodes.len() == 1 { "it" } else { "them" }
+                ),
                 NODE_GROUP,
             ),
             Finding::NoDevicePassed => row(
                 "no-device-passed",
                 Fatal,
                 "this container has the driver's manager and no /dev/davinciN".into(),
-                "Start the container with the wanted device, for example --device=/dev/davinci0.",
-            ),
+                "Start the container with the wanted device, for example --device=/dev/davinci0. With \
+                 the Ascend Docker Runtime set ASCEND_VISIBLE_DEVICES=0; in Kubernetes request the \
+                 device plug-in's resource, such as huawei.com/Ascend910: 1.",
+            )
+            .shown_as(NPU_SMI_INIT),
             Finding::PartlyPassed { listed, on_pci } => row(
                 "partly-passed",
                 Note,
                 format!("this container has {listed} of the host's {on_pci} NPUs, numbered from 0"),
                 "Nothing, if this is what the container was meant to have; otherwise pass more nodes.",
             ),
-            Finding::Occupied(node) => row(
+            Finding::Occupied { nodes, others } => row(
                 "occupied",
-                Warning,
-                format!("/dev/davinci{node} is used by another container"),
-                "End the other container, or give this one another device.",
-            ),
+                if *others { Warning } else { Fatal },
+                format!(
+                    "{} used by another container{}",
+                    match &nodes[..] {
+                        [node] => format!("/dev/davinci{node} is"),
+                        _ => format!("{} are", numbered(nodes)),
+                    },
+                    if *others { "" } else { ", and this one has no other NPU" }
+                ),
+                "End the other container, or give this one another device. On the host, root finds the \
+                 container in /proc/uda/namespace_node: root_tgid is its first process.",
+            )
+            .shown_as(OCCUPIED),
             Finding::NodeOfNothing(node) => row(
                 "node-of-nothing",
                 Warning,
@@ -352,7 +422,8 @@ impl Finding {
                 Fatal,
                 "another container took the devices while this one was setting them up".into(),
                 "End the other container that uses these devices, then try again.",
-            ),
+            )
+            .shown_as(OCCUPIED),
             Finding::StillStarting { waited } => row(
                 "still-starting",
                 Fatal,
@@ -391,7 +462,8 @@ impl Finding {
                 Warning,
                 "was removed, although the driver still lists it".into(),
                 "Put the device back or reset it (npu-smi set -t reset); until then leave it out.",
-            ),
+            )
+            .shown_as("aclrt…: 507899"),
             Finding::Resetting(device) => of(device, "device-resetting", Warning, "is being reset".into(), WAIT),
             Finding::Starting(device) => of(device, "device-starting", Warning, "is still starting".into(), WAIT),
             Finding::Exception(device) => {
@@ -444,7 +516,8 @@ impl Finding {
                 format!("{} could not be opened: {errno}", path.display()),
                 "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
                  device process can be started.",
-            ),
+            )
+            .shown_as(NOT_SET_UP),
             Finding::DriverUsedHere => row(
                 "driver-used-here",
                 Note,
@@ -454,15 +527,48 @@ impl Finding {
                     .into(),
                 "Nothing; a process of its own (cargo xtask probe) sees all facts.",
             ),
-            Finding::VisibleDevicesUnreadable(value) => row(
+            Finding::VisibleDevicesEmpty => row(
+                "visible-devices-empty",
+                Warning,
+                "ASCEND_RT_VISIBLE_DEVICES is empty, which hides every device".into(),
+                UNSET,
+            )
+            .shown_as("aclrtGetDeviceCount: 0 devices"),
+            Finding::VisibleDevicesUnreadable { value, entry, kept } => row(
                 "visible-devices-unreadable",
                 Warning,
                 format!(
-                    "ASCEND_RT_VISIBLE_DEVICES is {value:?}: the list ends at the first entry that is not a number, \
-                     and hides all devices that are not before it"
+                    "ASCEND_RT_VISIBLE_DEVICES is {}: the list ends before {}, which is {}, and shows {}",
+                    quoted(value),
+                    quoted(entry),
+                    if entry.trim().parse::<u32>().is_ok() { "in it already" } else { "no number of a device" },
+                    match kept {
+                        0 => "no device".to_owned(),
+                        1 => "only the first entry".to_owned(),
+                        kept => format!("only the first {kept} entries"),
+                    }
                 ),
-                "Set it to logical ids separated by commas, such as 0,1, or unset it.",
+                UNSET,
             ),
+            Finding::VisibleDevicesAbsent { value, absent, listed } => row(
+                "visible-devices-absent",
+                Warning,
+                format!(
+                    "ASCEND_RT_VISIBLE_DEVICES is {} and names {} not here: the driver lists {}",
+                    quoted(value),
+                    match &absent[..] {
+                        [one] => format!("device {one}, which is"),
+                        _ => format!("devices {}, which are", list(absent)),
+                    },
+                    match listed {
+                        1 => "device 0 alone".to_owned(),
+                        listed => format!("devices 0 to {}", listed.saturating_sub(1)),
+                    }
+                ),
+                "Set it to logical ids that are here, separated by commas. In a container devices are \
+                 numbered from 0, whatever the names of their nodes.",
+            )
+            .shown_as("aclInit log: ASCEND_RT_VISIBLE_DEVICES error, input data range"),
             Finding::Unexpected(what) => row(
                 "unexpected",
                 Warning,
@@ -471,6 +577,34 @@ impl Finding {
             ),
         }
     }
+}
+
+/// A list of numbers, shortened if it is long.
+fn list(numbers: &[u32]) -> String {
+    const SHOWN: usize = 16;
+    let mut texts: Vec<String> = numbers.iter().take(SHOWN).map(u32::to_string).collect();
+    if numbers.len() > SHOWN {
+        texts.push("…".into());
+    }
+    texts.join(", ")
+}
+
+/// Nodes by their numbers, as a shell would write them.
+fn numbered(nodes: &[u32]) -> String {
+    match nodes {
+        [node] => format!("/dev/davinci{node}"),
+        _ => format!("/dev/davinci{{{}}}", list(nodes).replace(' ', "")),
+    }
+}
+
+/// A value of the environment in quotes, shortened if it is long.
+fn quoted(value: &str) -> String {
+    const SHOWN: usize = 40;
+    let mut text: String = value.chars().take(SHOWN).collect();
+    if text.len() < value.len() {
+        text.push('…');
+    }
+    format!("{text:?}")
 }
 
 impl fmt::Display for Finding {
