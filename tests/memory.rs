@@ -254,6 +254,40 @@ fn giant_pages_need_giant_addresses() {
 }
 
 #[test]
+fn giant_pages_that_are_free_can_be_created_and_others_cannot() {
+    on_each_generation(Config { hbm: 5 * GIB + MIB2, ..Config::default() }, |_, _| {
+        let device = device(0);
+        let giant = Kind { page: Page::Giant, ..Kind::default() };
+        let free = || device.memory_info(MemoryKind::Hbm).unwrap().giant_free;
+        assert_eq!(free(), 5 * GIB);
+        let small = device.create(2 * MIB2).unwrap();
+        assert_eq!(free(), 4 * GIB);
+        let memory = device.create_with(free(), giant).unwrap();
+        assert_eq!(free(), 0);
+        let Err(Error::OutOfMemory(error)) = device.create_with(GIB, giant) else { panic!("1 GiB was created") };
+        assert_eq!(error.free_giant, Some(0), "{error}");
+        drop((small, memory));
+        assert_eq!(free(), 5 * GIB);
+    });
+}
+
+#[test]
+fn a_host_with_giant_pages_has_them_as_p2p_ddr() {
+    on_each_generation(Config { host_giant_pages: true, ..Config::default() }, |_, _| {
+        let (session, _device) = open(0);
+        assert!(session.has_host_giant_pages());
+        let kind = Kind { page: Page::Giant, memory: MemoryKind::P2pDdr };
+        let memory = session.host().unwrap().create_with(GIB, kind).unwrap();
+        let reservation = session.reserve_with(GIB, &ReserveOptions::new().alignment(GIB)).unwrap();
+        let mapping = reservation.map(0, &memory).unwrap();
+        mapping.host_view().unwrap().write(GIB as usize - 3, b"end").unwrap();
+        assert_eq!(contents(&mapping, GIB - 3, 3), b"end");
+        let ordinary = Kind { page: Page::Giant, memory: MemoryKind::Ddr };
+        assert!(matches!(session.host().unwrap().create_with(GIB, ordinary), Err(Error::OutOfMemory(_))));
+    });
+}
+
+#[test]
 fn objects_in_use_are_not_freed_but_returned() {
     isolated(Config::default(), |emulator| {
         let (session, device) = open(0);

@@ -157,6 +157,17 @@ pub struct Config {
     pub hbm: u64,
     /// Bytes of host memory available to the driver.
     pub host_memory: u64,
+    /// NUMA nodes of the host. They share its memory.
+    pub numa_nodes: u32,
+    /// Whether the NPUs have pages of 1 GiB.
+    pub giant_pages: bool,
+    /// Whether the host has pages of 1 GiB (on real hosts: aarch64 on HCCS), for P2P DDR only.
+    pub host_giant_pages: bool,
+    /// Whether the NPUs report that memory may be shared by name over PCI Express. Only the report
+    /// depends on it.
+    pub share_over_external_bus: bool,
+    /// Name of the chip, at most 31 bytes, with its family: `Ascend910B3`.
+    pub chip: String,
     /// How the NPUs are attached.
     pub attachment: Attachment,
     /// Whether the device process must be started by the client.
@@ -196,6 +207,8 @@ pub struct Config {
     /// Limit of device processes per device; START beyond it is refused with E30003. The firmware's
     /// real limit is unknown.
     pub device_process_limit: usize,
+    /// Whether the host is in a super pod. Without one, `server` must be 0.
+    pub super_pod: bool,
     /// This host's number in its super pod.
     pub server: u32,
 }
@@ -207,6 +220,11 @@ impl Default for Config {
             devices: 2,
             hbm: 64 << 30,
             host_memory: 16 << 30,
+            numa_nodes: 1,
+            giant_pages: true,
+            host_giant_pages: false,
+            share_over_external_bus: false,
+            chip: "Ascend910B3".into(),
             attachment: Attachment::default(),
             device_process: DeviceProcess::default(),
             door: Door::default(),
@@ -224,6 +242,7 @@ impl Default for Config {
             setup_patience: Duration::from_millis(1501 * 100),
             daemon: Daemon::default(),
             device_process_limit: 64,
+            super_pod: true,
             server: 3,
         }
     }

@@ -25,8 +25,6 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Limit of registered processes per container, and for the host.
 const MAX_SIGNS: usize = 1024;
-/// Name of the chip; made up.
-pub(crate) const SOC: &str = "Ascend910B3";
 /// Vendor, subsystem vendor, device and subsystem device of the PCI function.
 pub(crate) const PCI_IDS: [u32; 4] = [0x19E5, 0x19E5, 0xD802, 0x4000];
 const AI_CORES: u32 = 20;
@@ -186,7 +184,10 @@ fn device_info(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, 
     let physical = undisturbed(machine, caller, logical)?;
     let (chip, die) = Machine::chip(physical);
     let mut soc = [0; 32];
-    soc[..SOC.len()].copy_from_slice(SOC.as_bytes());
+    // The last byte stays a NUL.
+    for (to, from) in soc[..31].iter_mut().zip(machine.config.chip.bytes()) {
+        *to = from;
+    }
     // Core numbers, versions and frequencies are made up.
     if bytes.len() == size_of::<DevInfo85>() {
         let mut info =

@@ -83,6 +83,8 @@ pub struct Machine {
     pub link_broken: bool,
     /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
+    /// How often SETUP_DEVICE was refused because no device process runs for the caller.
+    pub refused_setups: u64,
     /// What identifies the living process with an id, as in [`Caller::identity`]; `None` if there
     /// is none.
     pub identity: fn(i32) -> Option<u64>,
@@ -103,6 +105,7 @@ impl Machine {
             traps: Vec::new(),
             link_broken: false,
             daemon: config.daemon.clone(),
+            refused_setups: 0,
             identity: |_| Some(0),
             devices,
             tables: Tables::default(),

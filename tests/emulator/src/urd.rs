@@ -9,7 +9,7 @@
 
 use crate::caller::{Caller, Outcome};
 use crate::config::Phase;
-use crate::devmng::{PCI_IDS, SOC};
+use crate::devmng::PCI_IDS;
 use crate::machine::Machine;
 use ascend_ioctl::Generation;
 use ascend_ioctl::uda::{FIRST_VIRTUAL, MAX_PHYSICAL};
@@ -295,9 +295,12 @@ fn chip_info(call: &mut Call) -> Answer {
     }
     let mut info = ChipInfo { device: physical, ..Default::default() };
     let text = &mut info.text;
-    let name = SOC.trim_start_matches("Ascend");
+    let name = call.machine.config.chip.trim_start_matches("Ascend");
     for (field, value) in [(&mut text.kind, "Ascend"), (&mut text.name, name), (&mut text.version, "V11")] {
-        field[..value.len()].copy_from_slice(value.as_bytes());
+        let end = field.len() - 1;
+        for (to, from) in field[..end].iter_mut().zip(value.bytes()) {
+            *to = from;
+        }
     }
     call.output(|length| length == size_of::<ChipInfo>(), &info)
 }
@@ -368,7 +371,7 @@ fn super_pod(call: &mut Call) -> Answer {
         return Err(Errno::EINVAL.into());
     }
     let physical = call.machine.physical(call.caller, input.device)?;
-    if physical >= FIRST_VIRTUAL {
+    if physical >= FIRST_VIRTUAL || !call.machine.config.super_pod {
         return Err(Errno::EOPNOTSUPP.into());
     }
     let sdid = call.machine.sdid(physical);

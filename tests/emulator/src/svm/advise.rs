@@ -2,7 +2,7 @@
 //! MEM_MAP_CAP.
 
 use super::{Answer, Call, agent, put, refuse};
-use ascend_ioctl::svm::{self, Advice, Arg};
+use ascend_ioctl::svm::{self, Advice, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 
 /// Most addresses of CHECK_MEMINFO.
@@ -83,8 +83,11 @@ impl Call<'_, '_> {
         para.normal_free_size = 0;
         para.huge_total_size = total;
         para.huge_free_size = total.saturating_sub(used);
-        para.giant_total_size = 0;
-        para.giant_free_size = 0;
+        // A page of 1 GiB is made of huge pages, so that what is free as the one is free as the
+        // other. The model does not fragment.
+        let giant = |size: u64| if self.machine.config.giant_pages { size / GIANT_PAGE * GIANT_PAGE } else { 0 };
+        para.giant_total_size = giant(para.huge_total_size);
+        para.giant_free_size = giant(para.huge_free_size);
         put(arg, &para);
         Ok(())
     }

@@ -146,15 +146,21 @@ impl Call<'_, '_> {
             self.message(physical)?;
             if para.page == svm::PAGE_GIANT {
                 size = size.checked_next_multiple_of(GIANT_PAGE).ok_or(Errno::ENOMEM)?;
+                if !self.machine.config.giant_pages {
+                    return refuse(Errno::ENOMEM, "the device has no giant pages");
+                }
             }
             if para.page == svm::PAGE_NORMAL { DEVICE_PAGE } else { HUGE_PAGE }
         } else if para.page == svm::PAGE_GIANT {
             if size % GIANT_PAGE != 0 {
                 return refuse(Errno::EINVAL, "the size is not a multiple of 1 GiB");
             }
-            // The emulated host has no giant pages. The driver takes the id before it finds out.
-            self.process.host.take_id();
-            return refuse(Errno::ENOMEM, "the host has no giant pages");
+            if !self.machine.config.host_giant_pages || para.memory != svm::MEMORY_P2P_DDR {
+                // The driver takes the id before it finds out.
+                self.process.host.take_id();
+                return refuse(Errno::ENOMEM, "the host has no giant pages of this kind");
+            }
+            GIANT_PAGE
         } else {
             unit
         };
@@ -173,7 +179,7 @@ impl Call<'_, '_> {
             pages: size / page_size,
             left: size / page_size,
             // A giant page of a device consists of contiguous huge pages.
-            page: para.page.min(svm::PAGE_HUGE),
+            page: if physical == HOST { para.page } else { para.page.min(svm::PAGE_HUGE) },
             page_size,
             giant: para.page == svm::PAGE_GIANT,
             module: para.module,
@@ -193,10 +199,10 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// The emulated host has one NUMA node. Older generations only check that the number is
-    /// possible.
+    /// Older generations only check that the number is possible.
     fn has_numa_node(&self, node: u32) -> bool {
-        if Behaviour::of(self.machine.config.generation).checks_numa_node { node == 0 } else { node < MAX_NUMA_NODES }
+        let checked = Behaviour::of(self.machine.config.generation).checks_numa_node;
+        node < if checked { self.machine.config.numa_nodes } else { MAX_NUMA_NODES }
     }
 
     /// MEM_RELEASE.

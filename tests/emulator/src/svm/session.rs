@@ -395,7 +395,7 @@ impl Svm {
         para.svm_page_size = page_size().max(4096) as u32;
         para.host_page_size = page_size() as u32;
         para.huge_page_size = svm::HUGE_PAGE as u32;
-        para.host_giant_page = 0;
+        para.host_giant_page = machine.config.host_giant_pages.into();
         if Behaviour::of(machine.config.generation).reports_uvm_page {
             para.uvm_page_size = svm::HUGE_PAGE as u32;
         }
@@ -505,6 +505,7 @@ impl Call<'_, '_> {
                 Err(Stop::Refused(..)) => return refuse(Errno::EFAULT, "the device did not answer the setup message"),
             }
             let Some(pid) = self.machine.companion(self.process.tgid, physical) else {
+                self.machine.refused_setups += 1;
                 return refuse(Errno::EFAULT, "no process runs on the device for the caller");
             };
             let agent = Agent { pid, allows_async: true, handles: HandleTable::default(), plain: BTreeSet::new() };
@@ -523,9 +524,9 @@ impl Call<'_, '_> {
         para.support_host_pin_pre_register = 0;
         para.support_host_mem_pool = 0;
         para.double_pgtable_offset = 0;
-        para.giant_page = 1;
+        para.giant_page = u32::from(self.machine.config.giant_pages);
         para.support_remote_mmap = 1;
-        para.support_shmem_map_exbus = 0;
+        para.support_shmem_map_exbus = u32::from(self.machine.config.share_over_external_bus);
         if self.machine.config.generation.delta().host_pin {
             para.host_uva = 0;
         }
