@@ -10,7 +10,7 @@ mod emulator;
 pub mod figure;
 mod plot;
 
-use crate::terminal::{Align, Table, counted};
+use crate::terminal::{Table, counted};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use client::{NOT_TRACED, OwnFigures, Work};
@@ -99,7 +99,8 @@ impl Bench {
             return crate::impossible("this is a debug build, whose figures mean nothing; use a release build");
         };
         let mut command = Command::new(cargo);
-        command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
+        // Not --quiet: the build takes a minute.
+        command.args(["run", "--release", "--package", "xtask", "--", "bench"]);
         command.args(self.json.then_some("--json")).args(self.quick.then_some("--quick"));
         if let Some(directory) = self.plot.as_deref().and_then(|directory| std::path::absolute(directory).ok()) {
             command.arg("--plot").arg(directory);
@@ -579,7 +580,7 @@ fn print(document: &Document) {
     };
     let mut rows = Table::new(&["operation", "live", "measured", "", "must", "aim", "vendor", ""]);
     for column in [1, 2, 4, 5, 6] {
-        rows.align(column, Align::Right);
+        rows.align_right(column);
     }
     for figure in &document.figures {
         rows.row([

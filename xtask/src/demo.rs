@@ -12,11 +12,10 @@ pub use exporter::Exporter;
 pub use importer::Importer;
 
 use crate::session_options::SessionOptions;
-use crate::terminal::{counted, devices};
+use crate::terminal::{counted, devices, transfer};
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Mapping;
 use ascend_vmm::discovery::{self, Options};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -84,12 +83,12 @@ impl Demo {
         let exporter = self.exporter(&all);
         let status = exporter.and_then(|mut exporter| emulator.spawn(&mut exporter)).and_then(|mut child| child.wait());
         if let Some(trap) = emulator.traps().first() {
-            eprintln!("error: a real host would have crashed: {trap}");
+            crate::errln!("error: a real host would have crashed: {trap}");
             return ExitCode::FAILURE;
         }
         let left = emulator.state();
         if !left.is_empty() {
-            eprintln!("error: something is left in the driver: {left:?}");
+            crate::errln!("error: something is left in the driver: {left:?}");
             return ExitCode::FAILURE;
         }
         crate::outln!("Nothing is left in the driver: no file, no memory, no device process.");
@@ -109,7 +108,7 @@ fn end(status: std::io::Result<std::process::ExitStatus>) -> ExitCode {
     match status {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(status) => {
-            eprintln!("error: the exporter ended with {status}");
+            crate::errln!("error: the exporter ended with {status}");
             ExitCode::FAILURE
         }
         Err(error) => crate::impossible(error),
@@ -141,7 +140,7 @@ fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
 
 /// Writes the contents after so many changes. Returns how long the copies took.
 fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
-    let bar = bar(who, "writes", mapping.size());
+    let bar = transfer(&format!("{who} writes"), mapping.size());
     let mut time = Duration::ZERO;
     for (offset, length) in chunks(mapping.size()) {
         let bytes = contents(offset, length, changes);
@@ -157,7 +156,7 @@ fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
 /// Reads the memory and compares it with the contents after so many changes. Returns how long the
 /// copies took.
 fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
-    let bar = bar(who, "reads", mapping.size());
+    let bar = transfer(&format!("{who} reads"), mapping.size());
     let mut time = Duration::ZERO;
     for (offset, length) in chunks(mapping.size()) {
         let mut bytes = vec![0; length as usize];
@@ -178,16 +177,6 @@ fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
 
 fn chunks(size: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..size.div_ceil(CHUNK)).map(move |index| (index * CHUNK, CHUNK.min(size - index * CHUNK)))
-}
-
-/// A progress bar on the standard error, if that is a terminal.
-fn bar(who: &str, what: &str, size: u64) -> ProgressBar {
-    let bar = ProgressBar::new(size);
-    if let Ok(style) = ProgressStyle::with_template("    {msg:20} {wide_bar} {bytes}/{total_bytes}") {
-        bar.set_style(style);
-    }
-    bar.set_message(format!("{who} {what}"));
-    bar
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ pub fn run(options: Dist) -> ExitCode {
                 xtask::outln!("{sentence}");
             }
             Err(reason) => {
-                eprintln!("error: {}: {reason}", arch.name());
+                xtask::errln!("error: {}: {reason}", arch.name());
                 return ExitCode::FAILURE;
             }
         }

@@ -4,41 +4,36 @@
 //! on a host with NPUs. Nothing is installed and no privilege is needed. The driver ends with the
 //! program: processes that are left get ENOSYS from their opens and ioctls.
 
+mod host;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use crate::impossible;
-use ascend_emulator::config::{Attachment, DeviceProcess};
 use ascend_emulator::fault::Fault;
 use ascend_emulator::{Config, Emulator};
-use ascend_ioctl::Generation;
 use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::unistd::Pid;
 
 /// Options of `emulate`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  cargo xtask emulate -- cargo xtask probe\n  \
-                  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program")]
+#[command(
+    after_help = "Exit status: that of the program; 2 wrong arguments, 126 it cannot be run, 127 it is not there.\n\n\
+                  Examples:\n  cargo xtask emulate -- cargo xtask probe\n  \
+                  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program\n  \
+                  cargo xtask emulate --like atlas-800-a2 --in-container 2,3 --occupied 3 -- ./my-program"
+)]
 pub struct Emulate {
-    /// Generation of the emulated driver: 8.5.0, 9.0.0 or 26.1.
-    #[arg(long, value_name = "GENERATION", default_value_t = Generation::NEWEST)]
-    driver: Generation,
-    /// Number of NPUs.
-    #[arg(long, default_value_t = Config::default().devices, value_parser = clap::value_parser!(u32).range(0..=64))]
-    devices: u32,
-    /// Memory of each NPU, in bytes or with a unit: 512M, 64G.
-    #[arg(long, value_name = "SIZE", default_value = "64G", value_parser = size)]
-    hbm: u64,
-    /// How the NPUs are attached to the host.
-    #[arg(long, value_enum, default_value_t = Attach::Pcie)]
-    attach: Attach,
-    /// Whether a program must start a process on a device through /dev/hisi_hdc before it can use
-    /// the memory of the device.
-    #[arg(long, value_enum, default_value_t = Start::Required)]
-    device_process: Start,
+    /// Begin with a common host (docs/emulator.md says what of it is known and what is made up).
+    #[arg(long, value_enum, value_name = "NAME")]
+    like: Option<host::Like>,
+    /// Read the description of the host from a file, TOML or JSON. Its keys are the options below,
+    /// which win over it.
+    #[arg(long, value_name = "FILE")]
+    host: Option<PathBuf>,
     /// Record every call of the driver in this file, as JSON lines.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -46,21 +41,11 @@ pub struct Emulate {
     /// copies=link-error. Can be given several times.
     #[arg(long = "fault", value_name = "SPEC")]
     faults: Vec<Fault>,
+    #[command(flatten)]
+    description: host::Host,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "CMD ARG")]
     command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Attach {
-    Pcie,
-    Hccs,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Start {
-    Required,
-    Automatic,
 }
 
 /// A size in bytes or with a unit.
@@ -78,21 +63,18 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "the size does not fit into 64 bits".to_owned())
 }
 
+/// The host that the options describe.
+fn configured(like: Option<host::Like>, file: Option<&Path>, options: host::Host) -> Result<Config, String> {
+    let file = file.map(host::Host::read).transpose()?;
+    let descriptions: Vec<host::Host> = file.into_iter().chain([options]).collect();
+    host::Host::config(like, &descriptions)
+}
+
 /// Runs the command and returns its exit status.
 pub fn run(options: Emulate) -> ExitCode {
-    let config = Config {
-        generation: options.driver,
-        devices: options.devices,
-        hbm: options.hbm,
-        attachment: match options.attach {
-            Attach::Pcie => Attachment::Pcie,
-            Attach::Hccs => Attachment::Hccs,
-        },
-        device_process: match options.device_process {
-            Start::Required => DeviceProcess::Required,
-            Start::Automatic => DeviceProcess::Automatic,
-        },
-        ..Config::default()
+    let config = match configured(options.like, options.host.as_deref(), options.description) {
+        Ok(config) => config,
+        Err(reason) => return impossible(reason),
     };
     for fault in &options.faults {
         if let Err(reason) = fault.check(&config) {
@@ -122,21 +104,33 @@ pub fn run(options: Emulate) -> ExitCode {
     }
     let mut child = match emulator.spawn(Command::new(program).args(arguments)) {
         Ok(child) => child,
-        Err(error) => return impossible(format!("cannot run {}: {error}", program.to_string_lossy())),
+        Err(error) => {
+            crate::errln!("error: cannot run {}: {error}", program.to_string_lossy());
+            // As a shell does.
+            return ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+        }
     };
     let status = wait(&mut child, &signals);
     let traps = emulator.traps();
+    let refused = emulator.control(|driver| driver.machine.refused_setups);
+    if refused > 0 && !status.as_ref().is_ok_and(ExitStatus::success) {
+        crate::errln!(
+            "note: SETUP_DEVICE was refused {} with EFAULT: no process ran on the device for the caller. A program \
+             starts one through /dev/hisi_hdc; with --device-process automatic the emulated driver does it",
+            if refused == 1 { "once".to_owned() } else { format!("{refused} times") }
+        );
+    }
     drop(emulator);
     match status {
         // Each trap was reported when it happened. After one, the exit status of the program means
         // nothing.
         _ if !traps.is_empty() => {
-            eprintln!("error: the program would have crashed a real host ({}, see above)", traps[0].name);
+            crate::errln!("error: the program would have crashed a real host ({}, see above)", traps[0].name);
             ExitCode::FAILURE
         }
         Ok(status) => end_like(status),
         Err(error) => {
-            eprintln!("error: waiting for the program failed: {error}");
+            crate::errln!("error: waiting for the program failed: {error}");
             ExitCode::FAILURE
         }
     }

@@ -8,11 +8,17 @@
 #![forbid(unsafe_code)]
 
 /// Prints a line on the standard output. If the reader has closed the pipe (`… | head`), the
-/// program exits instead of panicking as `println!` does.
+/// program ends as if by SIGPIPE instead of panicking as `println!` does.
 #[macro_export]
 macro_rules! outln {
     () => { $crate::outln!("") };
     ($($text:tt)*) => { $crate::print_line(format_args!($($text)*)) };
+}
+
+/// Prints a line on the standard error. Unlike `eprintln!`, it does not panic if nobody reads it.
+#[macro_export]
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::print_error_line(format_args!($($text)*)) };
 }
 
 pub mod bench;
@@ -36,7 +42,7 @@ pub enum Host {
     /// Test every operation on the NPUs of this host.
     Selftest(selftest::Selftest),
     /// Run a program with an emulated driver.
-    Emulate(emulate::Emulate),
+    Emulate(Box<emulate::Emulate>),
     /// Measure what the library adds to the kernel's work, and compare it with its limits.
     Bench(bench::Bench),
     /// The first process of `demo`.
@@ -62,7 +68,7 @@ impl Host {
             Host::DemoExporter(command) => command.run(),
             Host::DemoImporter(command) => command.run(),
             Host::Selftest(command) => command.run(),
-            Host::Emulate(command) => emulate::run(command),
+            Host::Emulate(command) => emulate::run(*command),
             Host::Bench(bench) => bench.run(),
             Host::SelftestPeer(peer) => peer.run(),
             Host::BenchClient(client) => client.run(),
@@ -72,7 +78,7 @@ impl Host {
 
 /// Reports why a command could not run: one sentence, and exit status 2.
 pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
-    eprintln!("error: {reason}");
+    errln!("error: {reason}");
     ExitCode::from(2)
 }
 
@@ -81,14 +87,29 @@ pub fn print_json(document: &impl serde::Serialize) {
     match serde_json::to_string_pretty(document) {
         Ok(text) => crate::outln!("{text}"),
         // Only a map whose keys are not strings could fail, and no document has one.
-        Err(error) => eprintln!("error: {error}"),
+        Err(error) => errln!("error: {error}"),
     }
 }
 
 /// Prints a line on the standard output: see [`outln`].
 pub fn print_line(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
-    if writeln!(std::io::stdout(), "{text}").is_err() {
-        std::process::exit(1);
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(OUTPUT_CLOSED);
+        }
+        errln!("error: the standard output cannot be written: {error}");
+        std::process::exit(2);
     }
+}
+
+/// The exit status when the reader of the output has gone: what a shell shows for SIGPIPE, which
+/// Rust programs ignore.
+const OUTPUT_CLOSED: i32 = 128 + 13;
+
+/// Prints a line on the standard error: see [`errln`].
+pub fn print_error_line(text: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    // There is no better place for this error.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -11,9 +11,10 @@ pub mod report;
 pub mod sharing;
 
 use crate::session_options::SessionOptions;
-use crate::terminal::{devices, paint};
+use crate::terminal::{self, devices, paint};
 use ascend_vmm::discovery::{self, Options, Survey};
 use report::{Case, Outcome, Report};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ pub struct Selftest {
     #[arg(long, value_name = "N")]
     device: Option<u32>,
     /// Print JSON instead of lines (docs/hosts.md).
-    #[arg(long, conflicts_with = "junit")]
+    #[arg(long)]
     json: bool,
     /// Also write a JUnit report to this file.
     #[arg(long, value_name = "FILE")]
@@ -68,7 +69,7 @@ impl Selftest {
             let mut report = Report::new("raw");
             let device = raw::run(&mut report, self.exhaustion, |case| {
                 if !self.json {
-                    crate::outln!("{}", paint(&case.line()));
+                    print(case);
                 }
             });
             return self.finish(&report, !device);
@@ -129,6 +130,27 @@ impl Selftest {
     }
 }
 
+/// Prints a check. On a terminal its lines are broken between words; elsewhere they are left whole,
+/// for programs that search them.
+fn print(case: &Case) {
+    for line in case.line().lines() {
+        if !std::io::stdout().is_terminal() {
+            crate::outln!("{line}");
+            continue;
+        }
+        let text = line.trim_start();
+        let indent = &line[..line.len() - text.len()];
+        // Behind the outcome stand two spaces or more, which are part of the layout.
+        let (first, text) = match text.split_once("  ") {
+            Some((outcome, text)) if indent.is_empty() => (format!("{outcome:<6}"), text),
+            _ => (indent.to_owned(), text),
+        };
+        for line in terminal::wrap(text, terminal::width(), &first, "        ") {
+            crate::outln!("{}", paint(&line));
+        }
+    }
+}
+
 /// A run of checks: prints each result as it comes, and collects the report.
 struct Run<'a> {
     report: Report,
@@ -138,7 +160,7 @@ struct Run<'a> {
 }
 
 /// Why a check did not pass.
-enum Failure {
+pub(crate) enum Failure {
     /// The check failed: the error.
     Failed(String),
     /// It cannot run here: the reason.
@@ -167,7 +189,7 @@ impl Run<'_> {
     fn add_timed(&mut self, group: &str, name: &str, outcome: Outcome, took: Duration) {
         let case = Case::new(group, name, outcome, took);
         if !self.json {
-            crate::outln!("{}", paint(&case.line()));
+            print(&case);
         }
         self.report.add(case);
     }

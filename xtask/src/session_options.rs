@@ -10,15 +10,16 @@ use clap::ValueEnum;
 use device_process::{Policy, Settings};
 
 /// Options of a command that opens a session.
-#[derive(Debug, Clone, Copy, clap::Args)]
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct SessionOptions {
     /// When opening a device starts a process on it: if the device needs one, never, or always.
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = DeviceProcessPolicy::Auto)]
     device_process_policy: DeviceProcessPolicy,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum DeviceProcessPolicy {
+    #[default]
     Auto,
     Never,
     Always,

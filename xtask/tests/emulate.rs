@@ -48,7 +48,20 @@ fn wrong_arguments_are_refused_with_exit_2() {
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation; known are 8.5.0, 9.0.0 and 26.1"),
         (&["--turbo", "--", "true"], "unexpected argument '--turbo'"),
         (&["--devices", "many", "--", "true"], "invalid value 'many'"),
-        (&["--devices", "65", "--", "true"], "65 is not in 0..=64"),
+        (&["--devices", "65", "--", "true"], "devices is 65; a host has at most 64"),
+        (&["--devices", "4294967296", "--", "true"], "4294967296 is not in 0..=4294967295"),
+        (&["--hbm", "65T", "--", "true"], "hbm is more than 64 TiB"),
+        (&["--hbm", "16777216T", "--", "true"], "does not fit into 64 bits"),
+        (&["--numa-nodes", "0", "--", "true"], "a host has 1 to 1024"),
+        (&["--removed", "2", "--", "true"], "there is no NPU 2"),
+        (&["--removed", "1", "--starting", "1", "--", "true"], "NPU 1 is in two states"),
+        (&["--occupied", "x", "--", "true"], "`x` is not the number of an NPU"),
+        (&["--virtual-instances", "7", "--", "true"], "7 is on no card"),
+        (&["--without-module", "svm3", "--", "true"], "there is no module `svm3`"),
+        (&["--daemon", "asleep", "--", "true"], "`asleep` is none of"),
+        (&["--like", "atlas-9000", "--", "true"], "invalid value 'atlas-9000'"),
+        (&["--chip", "", "--", "true"], "1 to 31 ASCII characters"),
+        (&["--host", "/nonexistent/host.toml", "--", "true"], "/nonexistent/host.toml cannot be read"),
         (&["--hbm", "12parsecs", "--", "true"], "`parsecs` is not one of the units"),
         (&["--attach", "usb", "--", "true"], "invalid value 'usb'"),
         (&["--device-process", "maybe", "--", "true"], "invalid value 'maybe'"),
@@ -56,11 +69,171 @@ fn wrong_arguments_are_refused_with_exit_2() {
         (&["--fault", "MEM_MELT=ENOMEM", "--", "true"], "has no command MEM_MELT"),
         (&["--fault", "device9=dead", "--", "true"], "there is no device 9"),
         (&["--record", "/nonexistent/file", "--", "true"], "cannot record to /nonexistent/file"),
-        (&["--", "no-such-program-anywhere"], "cannot run no-such-program-anywhere"),
         (&[], "required arguments were not provided"),
     ] {
         let error = refusal(&[&["emulate"], arguments].concat());
         assert!(error.contains(reason), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_run_ends_as_in_a_shell() {
+    for (program, code) in [("no-such-program-anywhere", 127), ("/nonexistent/program", 127), ("/", 126)] {
+        let output = emulate(&["--", program]);
+        assert_eq!(output.status.code(), Some(code), "{program}: {}", stderr(&output));
+        assert!(stderr(&output).contains(&format!("cannot run {program}")), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn reading_a_node_ends_at_once_as_on_the_real_driver() {
+    for node in ["/dev/davinci0", "/dev/davinci_manager"] {
+        let output = emulate(&["--", "cat", node]);
+        assert_eq!(output.status.code(), Some(1), "{node}");
+        assert!(stderr(&output).contains("Invalid argument"), "{node}: {}", stderr(&output));
+        assert_eq!(output.stdout, b"", "{node}");
+    }
+}
+
+#[test]
+fn a_program_that_lists_dev_finds_the_nodes_that_are_there() {
+    let names = |options: &[&str], script: &str| -> Vec<String> {
+        let output = emulate(&[options, &["--", "sh", "-c", script]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output).split_whitespace().map(str::to_owned).collect()
+    };
+    let found = names(&["--devices", "3"], "echo /dev/davinci* /dev/hisi_hdc* /dev/devmm*");
+    assert_eq!(
+        found,
+        ["/dev/davinci0", "/dev/davinci1", "/dev/davinci2", "/dev/davinci_manager", "/dev/hisi_hdc", "/dev/devmm_svm"]
+    );
+    let found =
+        names(&["--devices", "3", "--in-container", "1", "--hdc-is", "missing"], "cd /dev; echo davinci* hisi*");
+    assert_eq!(found, ["davinci1", "davinci_manager", "hisi*"]);
+    // Each entry once, the host's own ones too, and as devices.
+    let found = names(&["--devices", "64"], "find /dev -maxdepth 1 -type c | sort");
+    assert!(found.contains(&"/dev/null".to_owned()), "{found:?}");
+    assert_eq!(found.iter().filter(|name| name.starts_with("/dev/davinci")).count(), 65, "{found:?}");
+    // Others do not have them, in no place.
+    assert_eq!(names(&[], "cd /; echo proc/davinci*"), ["proc/davinci*"]);
+}
+
+#[test]
+fn a_program_that_starts_no_device_process_is_told_what_it_needs() {
+    let program = compile("share_memory");
+    let output = emulate(&["--", &program]);
+    assert_eq!(output.status.code(), Some(1));
+    let note = "note: SETUP_DEVICE was refused 2 times with EFAULT: no process ran on the device for the caller";
+    assert!(stderr(&output).contains(note), "{}", stderr(&output));
+    // The library tries first without one, and succeeds: nothing to say.
+    let output = emulate(&["--", XTASK, "probe", "--open"]);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}
+
+/// Writes a description of a host and returns its path.
+fn description(name: &str, text: &str) -> String {
+    let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_host_is_described_by_a_file_and_options_win_over_it() {
+    let toml = description("host.toml", "devices = 3\nhbm = \"32G\"\nin-container = [2]\ndriver = \"9.0.0\"\n");
+    let json =
+        description("host.json", r#"{"devices": 3, "hbm": 34359738368, "in-container": "2", "driver": "9.0.0"}"#);
+    for file in [toml, json] {
+        let output = emulate(&["--host", &file, "--", XTASK, "probe", "--json"]);
+        let document = support::document(&output, "probe");
+        assert_eq!(document["driver"]["generation"], "9.0.0", "{document:#}");
+        assert_eq!(document["devices"][0]["physical"], 2);
+        assert_eq!(document["devices"][0]["hbm"]["total"], 32u64 << 30);
+        let output = emulate(&["--host", &file, "--hbm", "16G", "--", XTASK, "probe", "--json"]);
+        assert_eq!(support::document(&output, "probe")["devices"][0]["hbm"]["total"], 16u64 << 30);
+    }
+}
+
+#[test]
+fn a_mistake_in_a_file_is_named_with_its_key_and_line() {
+    for (name, text, parts) in [
+        ("typo.toml", "devices = 2\n\ndevcies = 3\n", &["line 3", "devcies"][..]),
+        ("typo.json", "{\n\"devices\": 2,\n\"devcies\": 3}", &["line 3", "devcies"]),
+        ("huge.toml", "devices = 99999999999999999999999\n", &["line 1", "devices"]),
+        ("huge.json", "{\"hbm\": 99999999999999999999999}", &["line 1", "hbm"]),
+        ("negative.toml", "hbm = -1\n", &["line 1", "hbm"]),
+        ("size.toml", "devices = 1\nhbm = \"1Q\"\n", &["line 2", "hbm", "`Q` is not one of the units"]),
+        ("list.json", "{\n\"occupied\": [0, \"x\"]}", &["line 2", "occupied"]),
+        ("broken.toml", "devices = \n", &["line 1", "devices"]),
+        ("broken.json", "{\"devices\": 1", &["line 1"]),
+        ("many.toml", "devices = 65\n", &["devices is 65"]),
+        ("binary.toml", "\u{0}\u{1}", &["line 1"]),
+    ] {
+        let file = description(name, text);
+        let error = refusal(&["emulate", "--host", &file, "--", "true"]);
+        for part in parts {
+            assert!(error.contains(part), "{name}: {part}: {error}");
+        }
+    }
+}
+
+#[test]
+fn every_condition_of_a_host_has_an_option() {
+    for (options, code) in [
+        (&["--nodes-are", "forbidden"][..], "no-permission"),
+        (&["--nodes-are", "denied"], "denied-by-cgroup"),
+        (&["--nodes-are", "stale"], "stale-node"),
+        (&["--hdc-is", "forbidden"], "no-daemon-node"),
+        (&["--forbidden", "0-1"], "nodes-no-permission"),
+        (&["--in-container", "none"], "no-device-passed"),
+        (&["--in-container", "0,1", "--occupied", "1"], "occupied"),
+        (&["--detected", "1", "--waits-for", "100s"], "still-starting"),
+        (&["--starting", "1"], "device-starting"),
+        (&["--removed", "1"], "device-removed"),
+        (&["--resetting", "1"], "device-resetting"),
+        (&["--virtual-instances", "103", "--in-container", "103"], "virtual-instance"),
+        (&["--split-for", "containers"], "split-device"),
+        (&["--virtual-machine"], "split-device"),
+        (&["--without-module", "URD"], "module-missing"),
+        (&["--next-memory-driver"], "memory-driver-v3"),
+        (&["--unknown-generation"], "unknown-generation"),
+        (&["--devices", "0"], "no-device"),
+    ] {
+        let output = emulate(&[options, &["--", XTASK, "probe", "--json", "--timeout", "1"]].concat());
+        let document = support::document(&output, "probe");
+        let codes: Vec<&str> =
+            document["findings"].as_array().unwrap().iter().map(|f| f["code"].as_str().unwrap()).collect();
+        assert!(codes.contains(&code), "{options:?}: {codes:?}");
+    }
+    // These are no faults.
+    for options in [
+        &["--in-privileged-container"][..],
+        &["--attach", "hccs", "--host-giant-pages"],
+        &["--numa-nodes", "8", "--giant-pages", "false"],
+        &["--detected", "1", "--up-after", "200ms"],
+        &["--server", "none", "--share-over-external-bus"],
+        &["--daemon", "late:100ms"],
+    ] {
+        let output = emulate(&[options, &["--", XTASK, "probe", "--open", "--json"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{options:?}: {}", stdout(&output));
+    }
+}
+
+#[test]
+fn every_preset_is_a_host_that_probe_describes() {
+    for (name, devices, code) in [
+        ("atlas-800-a2", 8, 0),
+        ("atlas-200t-a2-box16", 16, 0),
+        ("atlas-800-a3", 16, 0),
+        ("ascend-950", 8, 1),
+        ("container-on-atlas-800-a2", 1, 0),
+    ] {
+        let output = emulate(&["--like", name, "--", XTASK, "probe", "--json"]);
+        let document = support::document(&output, "probe");
+        assert_eq!(document["devices"].as_array().unwrap().len(), devices, "{name}");
+        assert_eq!(output.status.code(), Some(code), "{name}: {document:#}");
+        // The page says of each what is known and what is made up.
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/emulator.md")).unwrap();
+        assert!(page.contains(&format!("| `{name}` |")), "{name}");
     }
 }
 

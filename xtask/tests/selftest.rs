@@ -178,10 +178,32 @@ fn junit_reports_have_every_case() {
 }
 
 #[test]
+fn junit_and_json_are_written_in_one_run() {
+    let file = std::env::temp_dir().join(format!("ascend-vmm-junit-json-{}.xml", std::process::id()));
+    let config = Config { devices: 1, ..Config::default() };
+    let output = selftest(config, &[], &["--json", "--junit", file.to_str().unwrap()]);
+    let xml = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let document = support::document(&output, "selftest");
+    assert_eq!(xml.matches("<testcase ").count(), document["cases"].as_array().unwrap().len());
+}
+
+#[test]
+fn memory_in_1_gib_pages_is_tested_where_there_is_some_and_skipped_where_there_is_none() {
+    let line = |giant_pages| {
+        let output = selftest(Config { devices: 1, giant_pages, ..Config::default() }, &[], &[]);
+        let text = stdout(&output);
+        text.lines().find(|line| line.contains("memory in 1 GiB pages")).unwrap().to_owned()
+    };
+    assert_eq!(line(true), "ok    device 0: memory in 1 GiB pages is created and released");
+    assert!(line(false).ends_with(": the device has no 1 GiB pages"), "{}", line(false));
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_exit_2() {
     for arguments in [
         &["--device", "x"][..],
-        &["--json", "--junit", "x"],
         &["--junit", "/nowhere/x"],
         &["--raw", "--device-process"],
         &["--raw", "--device-process-policy", "never"],

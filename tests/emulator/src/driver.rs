@@ -171,6 +171,14 @@ impl Driver {
         }
     }
 
+    /// The names of the nodes in `/dev` that a process sees.
+    pub fn nodes(&self, tgid: i32) -> Vec<String> {
+        let devices = self.machine.physical_ids().map(|id| format!("/dev/davinci{id}"));
+        let paths = [ioctl::PATH, DEVMM_SVM, hdc::PATH].into_iter().map(str::to_owned).chain(devices);
+        let there = paths.filter(|path| self.exists(tgid, path));
+        there.filter_map(|path| path.strip_prefix("/dev/").map(str::to_owned)).collect()
+    }
+
     /// ioctl(2).
     pub fn ioctl(&mut self, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
         self.machine.advance(Instant::now());

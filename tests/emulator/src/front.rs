@@ -10,6 +10,7 @@
 //! What a program can still notice is listed in docs/emulator.md.
 
 mod client_process;
+mod dev_listing;
 mod files;
 mod filter;
 mod listener;

@@ -3,7 +3,7 @@
 use super::{Failure, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
-use crate::terminal::{Align, Table, bytes};
+use crate::terminal::{Table, bytes};
 use ascend_vmm::LogicalId;
 use ascend_vmm::share::{BareTgid, Export};
 use ascend_vmm::{Mapping, Session};
@@ -44,8 +44,8 @@ impl Times {
 
     fn print(&self) {
         let mut table = Table::new(&["step", "time", "rate"]);
-        table.align(1, Align::Right);
-        table.align(2, Align::Right);
+        table.align_right(1);
+        table.align_right(2);
         for (name, time, size) in &self.0 {
             let rate = size.map(|size| format!("{}/s", bytes((size as f64 / time.as_secs_f64()) as u64)));
             table.row([name.clone(), format!("{:.3} ms", time.as_secs_f64() * 1000.0), rate.unwrap_or_default()]);
@@ -64,7 +64,7 @@ impl Exporter {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("error: exporter: {error}");
+                crate::errln!("error: exporter: {error}");
                 ExitCode::FAILURE
             }
         }

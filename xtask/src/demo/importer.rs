@@ -37,7 +37,7 @@ impl Importer {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("error: importer: {error}");
+                crate::errln!("error: importer: {error}");
                 ExitCode::FAILURE
             }
         }

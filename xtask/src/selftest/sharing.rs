@@ -59,7 +59,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
     });
     run.check(&group, "a process that is not trusted cannot import", || {
         let export = device.create(SIZE)?.export()?;
-        let mut peer = Peer::start(device, session)?;
+        let mut peer = Peer::start(device.id(), session)?;
         match peer.request(&format!("import {}", export.ticket()?)) {
             Err(Failure::Failed(error)) if error.contains("EACCES") => peer.end().map(|()| None),
             Err(other) => Err(other),
@@ -70,7 +70,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
         let mapping = mapped(device, SIZE)?;
         mapping.write(0, &pattern(SIZE as usize, 1))?;
         let export = mapping.memory().export()?;
-        let mut peer = Peer::start(device, session)?;
+        let mut peer = Peer::start(device.id(), session)?;
         export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
         let ticket = export.ticket()?;
         peer.request(&format!("import {ticket}"))?;
@@ -86,7 +86,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
     run.check(&group, "memory is sent over a socket, and the importer keeps it when the exporter releases it", || {
         let mapping = mapped(device, SIZE)?;
         mapping.write(0, &pattern(SIZE as usize, 3))?;
-        let mut peer = Peer::start(device, session)?;
+        let mut peer = Peer::start(device.id(), session)?;
         peer.send("receive")?;
         share::send(&peer.writer, &mapping.memory(), TIMEOUT)?;
         peer.answer()?;
@@ -98,7 +98,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
     run.check(&group, "the exporter still has its memory after an importer is killed", || {
         let mapping = mapped(device, SIZE)?;
         let export = mapping.memory().export()?;
-        let mut peer = Peer::start(device, session)?;
+        let mut peer = Peer::start(device.id(), session)?;
         export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
         peer.request(&format!("import {}", export.ticket()?))?;
         peer.request("write 4")?;
@@ -112,17 +112,23 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
 }
 
 /// The second process, seen from the test.
-struct Peer {
+pub(crate) struct Peer {
     child: Child,
     reader: BufReader<UnixStream>,
     writer: UnixStream,
 }
 
 impl Peer {
-    fn start(device: &Device, session: SessionOptions) -> Result<Peer, Failure> {
+    /// Starts it; it uses this device.
+    pub(crate) fn start(device: LogicalId, session: SessionOptions) -> Result<Peer, Failure> {
         let (child, socket) =
-            second_process::start(&["selftest-peer", &format!("--device={}", device.id()), &session.argument()])?;
+            second_process::start(&["selftest-peer", &format!("--device={device}"), &session.argument()])?;
         Ok(Peer { child, writer: socket.try_clone()?, reader: BufReader::new(socket) })
+    }
+
+    /// The process.
+    pub(crate) fn child(&self) -> &Child {
+        &self.child
     }
 
     fn send(&mut self, command: &str) -> Result<(), Failure> {
@@ -139,13 +145,14 @@ impl Peer {
         }
     }
 
-    fn request(&mut self, command: &str) -> Result<(), Failure> {
+    /// Sends a command and waits for its answer.
+    pub(crate) fn request(&mut self, command: &str) -> Result<(), Failure> {
         self.send(command)?;
         self.answer()
     }
 
     /// Asks it to end, and checks that it does.
-    fn end(mut self) -> Result<(), Failure> {
+    pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.request("end")?;
         let status = self.child.wait()?;
         ensure(status.success(), || format!("the second process ended with {status}"))

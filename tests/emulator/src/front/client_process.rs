@@ -252,7 +252,7 @@ fn ticks_per_second() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1)
 }
 
-fn open_pidfd(tgid: i32) -> Result<OwnedFd, Errno> {
+pub fn open_pidfd(tgid: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: takes two integers.
     let descriptor = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) })?;
     // SAFETY: the call returned a new descriptor that this value owns.

@@ -6,6 +6,7 @@
 //!
 //! * every open that does not ask for a directory (the driver's nodes may be opened read-only, and
 //!   shells open with O_CREAT), stat, fstat, access and readlink;
+//! * getdents64, because `/dev` lists the nodes;
 //! * every ioctl except those of terminals, sockets and file systems: the real modules accept other
 //!   magic bytes than their own;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
@@ -152,6 +153,7 @@ pub fn program() -> Vec<sock_filter> {
         Rule::always(libc::SYS_faccessat),
         Rule::always(libc::SYS_faccessat2),
         Rule::always(libc::SYS_readlinkat),
+        Rule::always(libc::SYS_getdents64),
         Rule::always(libc::SYS_execve),
         Rule::always(libc::SYS_execveat),
         #[cfg(target_arch = "x86_64")]

@@ -63,7 +63,8 @@ fn named_path(tid: i32, directory: c_int, address: u64, wanted: fn(&[u8]) -> boo
     Some(normalized(&path))
 }
 
-fn is_driver_name(name: &[u8]) -> bool {
+/// Whether a name in `/dev` belongs to the driver.
+pub fn is_driver_name(name: &[u8]) -> bool {
     [&b"davinci"[..], b"hisi_hdc", b"devmm_svm"].iter().any(|prefix| name.starts_with(prefix))
 }
 

@@ -9,7 +9,7 @@ use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, Process
 use super::files::{Blank, Files};
 use super::filter::DRIVER_AREA;
 use super::listener::{Answer, Listener, Notification};
-use super::{Order, module_list, node};
+use super::{Order, dev_listing, module_list, node};
 use crate::caller::{Caller, Memory, Outcome};
 use crate::config::Config;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind, Driver, FileId, Mmap};
@@ -556,6 +556,7 @@ impl Server {
             libc::SYS_readlinkat => self.read_link(call, at, b, c, d),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_readlink => self.read_link(call, libc::AT_FDCWD, a, b, c),
+            libc::SYS_getdents64 => self.list_directory(call, at, b, c),
             libc::SYS_mmap => self.mmap(call, arrived),
             libc::SYS_munmap => self.change(call, "munmap", ChangeKind::Unmap, arrived),
             libc::SYS_mprotect => self.change(call, "mprotect", ChangeKind::Protect(c as i32), arrived),
@@ -688,6 +689,21 @@ impl Server {
         }
         let Some(path) = node::driver_path(call.tid, at, path) else { return Answer::Continue.into() };
         if self.exists(call.tid, &path) { Errno::EINVAL.into() } else { Errno::ENOENT.into() }
+    }
+
+    /// getdents64(2): of `/dev`, with the driver's nodes.
+    fn list_directory(&mut self, call: &Notification, descriptor: c_int, buffer: u64, room: u64) -> Reply {
+        if !dev_listing::is_dev(call.tid, descriptor) {
+            return Answer::Continue.into();
+        }
+        let Ok(who) = self.who(call.tid, Instant::now()) else { return Errno::ESRCH.into() };
+        let tgid = who.key.tgid;
+        let list = dev_listing::entries(call.tid, tgid, descriptor, room, &self.driver.nodes(tgid));
+        match list.map(|list| ProcessMemory(call.tid).write(buffer, &list).map(|()| list.len())) {
+            None => Answer::Continue.into(),
+            Some(Ok(length)) => Answer::Value(length as i64).into(),
+            Some(Err(_)) => Errno::EFAULT.into(),
+        }
     }
 
     /// open(2) of `/proc/modules` by a process under emulation.
