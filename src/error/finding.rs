@@ -71,19 +71,19 @@ pub enum Finding {
     ModuleRefused(&'static str, Errno),
     /// `no-device`: the driver is loaded and has no device.
     NoDevice,
-    /// `none-came-up`: nPUs are on PCI, the driver has none of them.
+    /// `none-came-up`: NPUs are on PCI, the driver has none of them.
     NoneCameUp {
         /// How many are on PCI.
         on_pci: usize,
     },
-    /// `some-did-not-come-up`: nPUs are on PCI that the driver does not list.
+    /// `some-did-not-come-up`: NPUs are on PCI that the driver does not list.
     SomeDidNotComeUp {
         /// How many are on PCI.
         on_pci: usize,
         /// How many the driver lists.
         listed: usize,
     },
-    /// `nodes-no-permission`: this user may not open any `/dev/davinciN` (on the host: for writing).
+    /// `nodes-no-permission`: this user may not open any `/dev/davinciN`; on the host, for writing.
     NodesForbidden {
         /// How many there are.
         nodes: usize,
@@ -132,7 +132,7 @@ pub enum Finding {
         /// How long that was.
         waited: Duration,
     },
-    /// `setup-refused`: sETUP was refused.
+    /// `setup-refused`: SETUP was refused.
     SetupRefused(Errno),
     /// `hidden`: on the host: the list is empty although the nodes can be opened; a restricted
     /// process was first and hides all devices.
