@@ -168,6 +168,14 @@ impl Slice<'_> {
         }
     }
 
+    /// The device to which it can be sent in a batch: the driver takes no host memory, no imports
+    /// and nothing empty.
+    #[inline(always)]
+    fn batched_on(&self) -> Option<&Live<DeviceInner>> {
+        let block = self.block()?;
+        (self.size != 0 && !block.imported && !block.handle.is_host()).then_some(&*block.device)
+    }
+
     /// The device whose memory it is.
     #[inline]
     fn device(&self) -> &Arc<Live<DeviceInner>> {
@@ -449,17 +457,20 @@ impl Rows {
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
-    let mut batch = Batch::new("copy a batch to a device", copies.len());
-    for (index, (to, from)) in copies.iter().enumerate() {
-        batch.add(index, to, to.address, from.as_ptr().expose_provenance() as u64, from.len() as u64)?;
-    }
-    for &index in &batch.alone {
+    let batch = Batch {
+        operation: "copy a batch to a device",
+        destinations: copies.iter().map(|(to, _)| to.address).collect(),
+        sources: copies.iter().map(|(_, from)| from.as_ptr().expose_provenance() as u64).collect(),
+        sizes: copies.iter().map(|(_, from)| from.len() as u64).collect(),
+    };
+    let plan = batch.plan(copies.iter().map(|(to, _)| to))?;
+    for &index in plan.alone() {
         let (to, from) = &copies[index];
         to.write(from)?;
     }
-    // SAFETY: every slice is mapped while it lives, every buffer is borrowed, and `add` has made
+    // SAFETY: every slice is mapped while it lives, every buffer is borrowed, and `plan` has made
     // sure that it is as large as its slice.
-    unsafe { batch.send() }
+    unsafe { batch.send(&plan) }
 }
 
 /// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer
@@ -469,102 +480,119 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
-    let mut batch = Batch::new("copy a batch from a device", copies.len());
-    for (index, (from, to)) in copies.iter_mut().enumerate() {
-        let (destination, size) = (to.as_mut_ptr().expose_provenance() as u64, to.len() as u64);
-        batch.add(index, from, destination, from.address, size)?;
-    }
+    let batch = Batch {
+        operation: "copy a batch from a device",
+        destinations: copies.iter_mut().map(|(_, to)| to.as_mut_ptr().expose_provenance() as u64).collect(),
+        sources: copies.iter().map(|(from, _)| from.address).collect(),
+        sizes: copies.iter().map(|(_, to)| to.len() as u64).collect(),
+    };
+    let plan = batch.plan(copies.iter().map(|(from, _)| from))?;
     // SAFETY: as for writing, and every buffer is borrowed exclusively.
-    unsafe { batch.send() }?;
-    for index in batch.alone {
+    unsafe { batch.send(&plan) }?;
+    let alone = plan.alone().to_vec();
+    for index in alone {
         let (from, to) = &mut copies[index];
         from.read(to)?;
     }
     Ok(())
 }
 
-/// Copies that are checked and waiting to be sent, by device. One device is the usual case.
-struct Batch<'a> {
+/// Copies as the kernel takes them: three arrays.
+struct Batch {
     operation: &'static str,
-    copies: usize,
-    groups: Vec<Group<'a>>,
-    /// Those that cannot be in a batch: the driver takes no host memory, no imports and nothing
-    /// empty.
-    alone: Vec<usize>,
-}
-
-/// The copies of one device, as the kernel takes them.
-struct Group<'a> {
-    device: &'a Live<DeviceInner>,
     destinations: Vec<u64>,
     sources: Vec<u64>,
     sizes: Vec<u64>,
 }
 
-impl<'a> Batch<'a> {
-    fn new(operation: &'static str, copies: usize) -> Batch<'a> {
-        Batch { operation, copies, groups: Vec::new(), alone: Vec::new() }
-    }
+/// Which copies are sent together.
+enum Plan<'a> {
+    /// All of them, to one device: the usual case.
+    One(&'a Live<DeviceInner>),
+    Several {
+        /// The copies of each device, by their index.
+        groups: Vec<(&'a Live<DeviceInner>, Vec<usize>)>,
+        /// Those that cannot be in a batch: the driver takes no host memory, no imports and nothing
+        /// empty.
+        alone: Vec<usize>,
+    },
+}
 
-    /// Adds a copy between a slice and a buffer of the same size.
-    // Inlined by force: a call would cost as much as all of it.
-    #[inline(always)]
-    fn add(&mut self, index: usize, slice: &'a Slice<'_>, destination: u64, source: u64, buffer: u64) -> Result<()> {
-        slice.same_size(self.operation, buffer)?;
-        let Some(block) = slice.block().filter(|block| buffer != 0 && !block.imported && !block.handle.is_host())
-        else {
-            self.alone.push(index);
-            return Ok(());
-        };
-        let device: &'a Live<DeviceInner> = &block.device;
-        let group = match self.groups.last_mut() {
-            Some(group) if ptr::eq(group.device, device) => group,
-            _ => self.group(device),
-        };
-        group.destinations.push(destination);
-        group.sources.push(source);
-        group.sizes.push(buffer);
-        Ok(())
+impl Plan<'_> {
+    fn alone(&self) -> &[usize] {
+        match self {
+            Plan::One(_) => &[],
+            Plan::Several { alone, .. } => alone,
+        }
     }
+}
 
-    /// The group of a device, which becomes the last one.
-    #[cold]
-    fn group(&mut self, device: &'a Live<DeviceInner>) -> &mut Group<'a> {
-        match self.groups.iter().position(|group| ptr::eq(group.device, device)) {
-            Some(index) => {
-                let last = self.groups.len() - 1;
-                self.groups.swap(index, last);
-                &mut self.groups[last]
+impl Batch {
+    /// Checks all copies, before the first is made. The slices are those of the copies, in order.
+    fn plan<'a>(&self, slices: impl Iterator<Item = &'a Slice<'a>> + Clone) -> Result<Plan<'a>> {
+        // Most often all are of one device. Then the process is checked once.
+        let device = slices.clone().next().and_then(Slice::batched_on);
+        let is_usual = |(slice, &size): (&'a Slice<'a>, &u64)| {
+            slice.size == size && device.is_some() && slice.batched_on().map(ptr::from_ref) == device.map(ptr::from_ref)
+        };
+        match device {
+            Some(device) if slices.clone().zip(&self.sizes).all(is_usual) => {
+                device.session.svm.check_process()?;
+                Ok(Plan::One(device))
             }
-            None => self.new_group(device),
+            _ => self.plan_several(slices),
         }
     }
 
-    fn new_group(&mut self, device: &'a Live<DeviceInner>) -> &mut Group<'a> {
-        let array = || Vec::with_capacity(self.copies);
-        let group = Group { device, destinations: array(), sources: array(), sizes: array() };
-        self.groups.push(group);
-        let last = self.groups.len() - 1;
-        &mut self.groups[last]
+    #[cold]
+    fn plan_several<'a>(&self, slices: impl Iterator<Item = &'a Slice<'a>>) -> Result<Plan<'a>> {
+        let (mut groups, mut alone) = (Vec::<(&Live<DeviceInner>, Vec<usize>)>::new(), Vec::new());
+        for (index, (slice, &size)) in slices.zip(&self.sizes).enumerate() {
+            slice.same_size(self.operation, size)?;
+            let Some(device) = slice.batched_on() else {
+                alone.push(index);
+                continue;
+            };
+            match groups.iter_mut().find(|(other, _)| ptr::eq(*other, device)) {
+                Some((_, indices)) => indices.push(index),
+                None => groups.push((device, vec![index])),
+            }
+        }
+        Ok(Plan::Several { groups, alone })
     }
 
-    /// Does the copies, with one command for each 4096 of a device.
+    /// Does the copies that are not alone.
     ///
     /// # Safety
     ///
     /// The buffers must be valid, for writes if they are the destination.
-    unsafe fn send(&self) -> Result<()> {
-        for Group { device, destinations, sources, sizes } in &self.groups {
-            let svm = &device.session.svm;
-            let most = BATCH as usize;
-            for ((destinations, sources), sizes) in
-                destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most))
-            {
-                // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
-                if let Err(refused) = unsafe { svm.memcpy_batch(device.id, destinations, sources, sizes) } {
-                    let arguments = format!("{} copies, {}", sizes.len(), bytes(sizes.iter().sum()));
-                    return Err(device.failed(refused, self.operation, arguments));
-                }
+    unsafe fn send(&self, plan: &Plan<'_>) -> Result<()> {
+        match plan {
+            // SAFETY: the caller vouches for the buffers.
+            Plan::One(device) => unsafe { self.send_to(device, &self.destinations, &self.sources, &self.sizes) },
+            Plan::Several { groups, .. } => groups.iter().try_for_each(|(device, indices)| {
+                let those = |array: &[u64]| -> Vec<u64> { indices.iter().map(|&index| array[index]).collect() };
+                let (destinations, sources) = (those(&self.destinations), those(&self.sources));
+                // SAFETY: as above.
+                unsafe { self.send_to(device, &destinations, &sources, &those(&self.sizes)) }
+            }),
+        }
+    }
+
+    /// One command for each 4096 copies.
+    ///
+    /// # Safety
+    ///
+    /// The buffers must be valid, for writes if they are the destination.
+    unsafe fn send_to(&self, device: &DeviceInner, destinations: &[u64], sources: &[u64], sizes: &[u64]) -> Result<()> {
+        let most = BATCH as usize;
+        for ((destinations, sources), sizes) in
+            destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most))
+        {
+            // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
+            if let Err(refused) = unsafe { device.session.svm.memcpy_batch(device.id, destinations, sources, sizes) } {
+                let arguments = format!("{} copies, {}", sizes.len(), bytes(sizes.iter().sum()));
+                return Err(device.failed(refused, self.operation, arguments));
             }
         }
         Ok(())

@@ -86,6 +86,7 @@ impl MemoryKind {
         ROWS[self as usize].query
     }
 
+    #[inline]
     pub(crate) fn from_code(code: u32) -> Option<MemoryKind> {
         // The driver counts in the same order; the test below says so.
         ROWS.get(code as usize).filter(|row| row.code == code).map(|row| row.kind)

@@ -97,7 +97,7 @@ impl Reservation {
             return Err(outside(reserved, offset, size));
         }
         let address = reserved.start + offset;
-        if block.kind().page == Page::Giant && address % GIANT_PAGE != 0 {
+        if block.page() == Page::Giant && address % GIANT_PAGE != 0 {
             return Err(not_giant(address));
         }
         if !Arc::ptr_eq(&block.device.session, session) {

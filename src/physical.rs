@@ -189,7 +189,7 @@ impl PhysicalMemory {
 
     /// Size of its pages.
     pub fn page(&self) -> Page {
-        self.block.kind().page
+        self.block.page()
     }
 
     /// Which memory it is. For imported memory the driver reports it from 9.0.0 on; before, a
@@ -263,30 +263,39 @@ impl Block {
         if answer.size == 0 {
             return Err(no_pages());
         }
-        ticket.map_or(Ok(()), |ticket| self.agree(ticket))
+        match ticket {
+            Some(ticket) => self.agree(ticket),
+            None => Ok(()),
+        }
     }
 
     /// What is known of its kind.
-    #[inline]
     pub(crate) fn kind(&self) -> Kind {
-        let page = if self.giant.load(Ordering::Relaxed) { Page::Giant } else { Page::Huge };
         let memory = MemoryKind::from_code(self.memory.load(Ordering::Relaxed).into()).unwrap_or_default();
-        Kind { page, memory }
+        Kind { page: self.page(), memory }
+    }
+
+    /// The size of its pages.
+    #[inline]
+    pub(crate) fn page(&self) -> Page {
+        if self.giant.load(Ordering::Relaxed) { Page::Giant } else { Page::Huge }
     }
 
     /// Compares an import with what a ticket says of it, and takes over what the driver does not
     /// say: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
     /// only, and before 9.0.0 which memory it is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
         if ticket.size != self.size {
             return Err(other_size(ticket.size, self.size));
         }
         // One share has one exporter: of two tickets that name different ones, one lies.
         let exporter = ticket.exporter as u32;
-        let first = self.origin.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
-        if !self.remote && first.is_err_and(|known| known != exporter) {
-            return Err(other_exporter(ticket.exporter));
+        if self.origin.load(Ordering::Relaxed) != exporter && !self.remote {
+            let first = self.origin.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
+            if first.is_err_and(|known| known != exporter) {
+                return Err(other_exporter(ticket.exporter));
+            }
         }
         if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
             self.giant.store(true, Ordering::Relaxed);

@@ -114,7 +114,7 @@ impl Reservation {
         };
         // No other code knows the address, so nothing can use it while ALLOC lays out its books.
         if let Err(refused) = session.svm.alloc(start, size) {
-            lock(&session.arena).free(start);
+            lock(&session.arena).free(start, size);
             let arguments = format!("address {start:#x}, size {}", bytes(size));
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }

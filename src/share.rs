@@ -450,7 +450,9 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let key = ImportKey { device: device.id, exporter, share, sdid };
     let slot = match session.sharing.imports.find(key) {
         Found::Object(block) => {
-            wanted.ticket.map_or(Ok(()), |ticket| block.agree(ticket))?;
+            if let Some(ticket) = wanted.ticket {
+                block.agree(ticket)?;
+            }
             return Ok(PhysicalMemory { block });
         }
         Found::Slot(slot) => slot,
@@ -646,11 +648,17 @@ fn own_export(device: &DeviceInner) -> Error {
 impl Inner {
     /// This process's id in the initial pid namespace. One session lives in one process, so the
     /// driver is asked once.
+    #[inline]
     pub(crate) fn bare_tgid(&self) -> Result<i32> {
         self.svm.check_process()?;
-        if let Some(&tgid) = self.sharing.bare_tgid.get() {
-            return Ok(tgid);
+        match self.sharing.bare_tgid.get() {
+            Some(&tgid) => Ok(tgid),
+            None => self.ask_bare_tgid(),
         }
+    }
+
+    #[cold]
+    fn ask_bare_tgid(&self) -> Result<i32> {
         let tgid = self.devmng.bare_tgid()?;
         Ok(*self.sharing.bare_tgid.get_or_init(|| tgid))
     }

@@ -9,6 +9,7 @@
 //! objects do not wait for each other.
 
 use crate::trace::{Quiet, quiet};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -115,34 +116,37 @@ pub(crate) enum Found<'a, K: Key, T> {
 #[derive(Debug)]
 #[must_use = "dropping it lets the next thread make the object"]
 pub(crate) struct Slot<'a, K: Key, T> {
+    claim: Claim<'a, K, T>,
+    // Dropped after the claim: what it holds back is reported when the key is vacant.
+    _quiet: Quiet,
+}
+
+/// A key that is taken. Vacates it when dropped.
+#[derive(Debug)]
+struct Claim<'a, K: Key, T> {
     slots: &'a Slots<K, T>,
     place: &'a Place<K, T>,
     key: K,
-    filled: bool,
-    _quiet: Quiet,
 }
 
 impl<K: Key, T> Slot<'_, K, T> {
     /// Puts the object into its slot. From now on the object vacates it, when it is undone.
     #[inline(always)]
-    pub(crate) fn fill(mut self, object: &Arc<T>) {
-        self.filled = true;
-        self.slots.change(self.place, |entries| entries.fill(self.key, object));
+    pub(crate) fn fill(self, object: &Arc<T>) {
+        let claim = ManuallyDrop::new(self.claim);
+        claim.slots.change(claim.place, |entries| entries.fill(claim.key, object));
     }
 
     /// Leaves the slot taken: what was made vacates it when it is undone.
     #[cold]
-    pub(crate) fn keep(mut self) {
-        self.filled = true;
+    pub(crate) fn keep(self) {
+        std::mem::forget(self.claim);
     }
 }
 
-impl<K: Key, T> Drop for Slot<'_, K, T> {
-    #[inline(always)]
+impl<K: Key, T> Drop for Claim<'_, K, T> {
     fn drop(&mut self) {
-        if !self.filled {
-            self.slots.vacate(&self.key);
-        }
+        self.slots.vacate(&self.key);
     }
 }
 
@@ -170,7 +174,8 @@ impl<K: Key, T> Slots<K, T> {
             match entries.get(&key) {
                 None => {
                     entries.insert(key, Weak::new());
-                    return Found::Slot(Slot { slots: self, place, key, filled: false, _quiet: quiet() });
+                    let claim = Claim { slots: self, place, key };
+                    return Found::Slot(Slot { claim, _quiet: quiet() });
                 }
                 Some(object) => {
                     if let Some(object) = object.upgrade() {

@@ -38,11 +38,18 @@ impl Call {
 /// Makes a system call and reports it. Costs one load without a subscriber.
 #[inline]
 pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    if tracing::enabled!(Level::TRACE) { reported(call(), make) } else { make() }
+    if is_wanted() { reported(call(), make) } else { make() }
 }
 
+/// Whether system calls are reported.
+#[inline(always)]
+pub(crate) fn is_wanted() -> bool {
+    tracing::enabled!(Level::TRACE)
+}
+
+/// Makes a system call and reports it.
 #[cold]
-fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+pub(crate) fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let start = Instant::now();
     let result = make();
     let (duration, errno) = (start.elapsed(), result.as_ref().err().copied());

@@ -32,6 +32,8 @@ pub(crate) enum LogPage {
     Ours(OwnPage),
     /// Another library's.
     Foreign,
+    /// There is none, and so no sentences.
+    None,
 }
 
 /// The page that we mapped.
@@ -49,10 +51,11 @@ unsafe impl Send for OwnPage {}
 unsafe impl Sync for OwnPage {}
 
 impl LogPage {
-    /// Maps the page (one system call), or finds another library's; `None` if the address is taken
+    /// Maps the page (one system call), or finds another library's; none if the address is taken
     /// by something else.
-    pub(crate) fn map() -> Option<LogPage> {
-        let (address, length) = (NonZeroUsize::new(SVM_ERRORS as usize)?, NonZeroUsize::new(PAGE_SIZE)?);
+    pub(crate) fn map() -> LogPage {
+        let address_and_length = (NonZeroUsize::new(SVM_ERRORS as usize), NonZeroUsize::new(PAGE_SIZE));
+        let (Some(address), Some(length)) = address_and_length else { return LogPage::None };
         // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
         let mapped = unsafe {
             mmap_anonymous(Some(address), length, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)
@@ -61,23 +64,23 @@ impl LogPage {
             Ok(page) => page.cast(),
             Err(errno) => {
                 trace::debug(errno, "no page for the kernel's error sentences");
-                return None;
+                return LogPage::None;
             }
         };
         if page.addr() == address {
             // SAFETY: a fresh mapping of our own, page-aligned and large enough.
             unsafe { page.write(Page::empty(SVM_ERRORS)) };
-            return Some(LogPage::Ours(OwnPage { page, guard: ForkGuard::new() }));
+            return LogPage::Ours(OwnPage { page, guard: ForkGuard::new() });
         }
         // SAFETY: this is the mapping that was just made, and no other code knows of it.
         if let Err(errno) = unsafe { munmap(page.cast(), PAGE_SIZE) } {
             trace::warn(errno, "a page for the kernel's sentences could not be unmapped");
         }
         match foreign() {
-            Some(page) if page.magic == MAGIC => Some(LogPage::Foreign),
+            Some(page) if page.magic == MAGIC => LogPage::Foreign,
             _ => {
                 trace::debug("no magic word", "the address of the kernel's error sentences is used by something else");
-                None
+                LogPage::None
             }
         }
     }
@@ -97,6 +100,7 @@ impl LogPage {
         match self {
             LogPage::Ours(page) => page.take(),
             LogPage::Foreign => foreign().map_or_else(String::new, |page| last_sentences(&page)),
+            LogPage::None => String::new(),
         }
     }
 }
@@ -200,7 +204,7 @@ mod tests {
 
     #[test]
     fn sentences_are_consumed_and_old_ones_are_not_repeated() {
-        let Some(LogPage::Ours(page)) = LogPage::map() else { panic!("the address is free") };
+        let LogPage::Ours(page) = LogPage::map() else { panic!("the address is free") };
         assert_eq!(page.take(), "");
         kernel_writes(&page, "left by a success\n");
         page.empty();
@@ -210,7 +214,7 @@ mod tests {
         assert_eq!(page.take(), "");
 
         // Another user of the page reads the last sentences, and never moves the positions.
-        let guest = LogPage::map().unwrap();
+        let guest = LogPage::map();
         assert!(matches!(guest, LogPage::Foreign));
         kernel_writes(&page, "for both\n");
         guest.empty();

@@ -14,7 +14,7 @@ use super::segments::Segments;
 use crate::error::{Errno, Error, Refused, Result, SystemCall};
 use crate::fork::ForkGuard;
 use crate::kind::{Kind, MemoryKind};
-use crate::trace::{Call, traced};
+use crate::trace::{Call, is_wanted, reported};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Arg, Op, Para, Request, request};
 pub(crate) use ascend_ioctl::svm::{
@@ -92,7 +92,7 @@ pub(crate) struct Svm {
     // The log page is dropped last, so that nothing that happens at the end goes unexplained.
     file: DavinciFile,
     pub(crate) guard: ForkGuard,
-    log: Option<LogPage>,
+    log: LogPage,
 }
 
 /// Physical memory as the kernel names it: a number that means something only together with the
@@ -258,7 +258,7 @@ pub(crate) struct CopyRows {
 impl Svm {
     /// Opens a file. It has no session before INIT_PROCESS.
     pub(crate) fn open(manager: &Path) -> Result<Svm> {
-        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, guard: ForkGuard::new(), log: None })
+        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, guard: ForkGuard::new(), log: LogPage::None })
     }
 
     /// Maps the driver's address segments, in its order.
@@ -684,17 +684,13 @@ impl Svm {
         {
             buffer.canary = CANARY;
         }
-        if let Some(log) = &self.log {
-            log.empty();
-        }
+        self.log.empty();
         let op = command.request.op;
-        let call = || Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
-        let answer = traced(call, || {
-            // SAFETY: the buffer is writable, lives through the call and is larger than the
-            // argument of any known kernel. What addresses inside it point to is vouched for by
-            // the methods above, whose callers vouch for it in turn where they take addresses.
-            unsafe { self.file.raw(command.word, (&raw mut *buffer).cast()) }
-        });
+        let answer = if is_wanted() {
+            self.reported(command.word, op, device, size, buffer)
+        } else {
+            self.send(command.word, buffer)
+        };
         #[cfg(debug_assertions)]
         debug_assert_eq!(buffer.canary, CANARY, "the kernel wrote more than {ROOM} bytes for {}", op.name());
         match answer {
@@ -703,11 +699,27 @@ impl Svm {
         }
     }
 
+    /// The ioctl of a command.
+    #[inline(always)]
+    fn send(&self, word: u32, buffer: &mut Buffer) -> Result<i32, Errno> {
+        // SAFETY: the buffer is writable, lives through the call and is larger than the argument of
+        // any known kernel. What addresses inside it point to is vouched for by the methods above,
+        // whose callers vouch for it in turn where they take addresses.
+        unsafe { self.file.raw(word, (&raw mut *buffer).cast()) }
+    }
+
+    /// The same with an event. Apart, so that what only the event needs is not kept at hand for the
+    /// usual case.
+    #[cold]
+    fn reported(&self, word: u32, op: Op, device: u32, size: u64, buffer: &mut Buffer) -> Result<i32, Errno> {
+        let call = Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
+        reported(call, || self.send(word, buffer))
+    }
+
     /// The explanation of a command that just failed.
     #[cold]
     fn refused(&self, op: Op, errno: Errno) -> Box<Refused> {
-        let sentences = self.log.as_ref().map(LogPage::take).unwrap_or_default();
-        Refused::new(SystemCall::Svm(op), errno).kernel_log(sentences)
+        Refused::new(SystemCall::Svm(op), errno).kernel_log(self.log.take())
     }
 }
 

@@ -297,16 +297,17 @@ impl Gib {
     /// Calls with every mapping that starts from one chunk of the GiB to another, in order.
     #[inline]
     fn each(&self, first: u32, last: u32, mut call: impl FnMut(u32, &Entry)) {
+        let whole = first == 0 && last == CHUNKS_OF_GIB - 1;
         let mut words = self.summary & (u8::MAX << (first / 64)) & (u8::MAX >> (7 - last / 64));
         while words != 0 {
             let word = words.trailing_zeros() as usize % WORDS;
             words &= words - 1;
             let base = word as u32 * 64;
             let mut starts = self.starts[word];
-            if base < first {
+            if !whole && base < first {
                 starts &= u64::MAX << (first - base);
             }
-            if base + 63 > last {
+            if !whole && base + 63 > last {
                 starts &= u64::MAX >> (base + 63 - last);
             }
             let Some(entries) = self.words[word].as_deref() else { continue };

@@ -171,7 +171,7 @@ impl Runs {
     fn add_page(&mut self, chunk: u32) -> u32 {
         let page = self.records.len() as u32;
         self.pages[chunk as usize / PAGE] = page;
-        self.records.resize(self.records.len() + PAGE, [0; 3]);
+        self.records.extend_from_slice(&[[0; 3]; PAGE]);
         page
     }
 
@@ -299,18 +299,17 @@ impl Arena {
         Ok(())
     }
 
-    /// Frees the run that was taken at `address`.
+    /// Frees the run of `size` bytes that was taken at `address`.
     #[inline]
-    pub(crate) fn free(&mut self, address: u64) {
-        let run = chunk(address);
-        let size = self.runs.size(run);
+    pub(crate) fn free(&mut self, address: u64, size: u64) {
+        let (run, size) = (chunk(address), (size / HUGE_PAGE) as u32);
+        debug_assert_eq!(self.runs.size(run), size, "not as it was taken");
         let spare = std::mem::replace(&mut self.spares[place(size)], run);
-        if size >= SMALL as u32 {
-            self.large = size;
-        }
+        // What is in the same place has the same size, or is the large one.
+        let spare_size = if size < SMALL as u32 { size } else { std::mem::replace(&mut self.large, size) };
         self.live -= 1;
         if spare != NONE {
-            self.merge(spare);
+            self.merge(spare, spare_size);
         }
     }
 
@@ -319,15 +318,14 @@ impl Arena {
     fn merge_spares(&mut self) {
         for spare in std::mem::replace(&mut self.spares, [NONE; SMALL]) {
             if spare != NONE {
-                self.merge(spare);
+                self.merge(spare, self.runs.size(spare));
             }
         }
     }
 
     /// Puts a run into the lists, together with its free neighbours.
     #[inline(always)]
-    fn merge(&mut self, mut run: u32) {
-        let mut size = self.runs.size(run);
+    fn merge(&mut self, mut run: u32, mut size: u32) {
         if !self.is_border(run) {
             let before = self.runs.run_of(run - 1);
             let [more, next, previous] = self.runs.record(before);
@@ -718,16 +716,16 @@ mod tests {
                     }
                     Action::Free(index) => {
                         if !taken.is_empty() {
-                            let (&address, _) = taken.iter().nth(index.index(taken.len())).unwrap();
+                            let (&address, &size) = taken.iter().nth(index.index(taken.len())).unwrap();
                             taken.remove(&address);
-                            arena.free(address);
+                            arena.free(address, size);
                         }
                     }
                 }
                 check(&arena, &taken);
             }
-            for &address in taken.keys() {
-                arena.free(address);
+            for (&address, &size) in &taken {
+                arena.free(address, size);
             }
             check(&arena, &BTreeMap::new());
             prop_assert!(arena.is_idle());
@@ -750,7 +748,7 @@ mod tests {
         addresses.sort_unstable();
         assert_eq!(addresses[0], NORMAL_START);
         assert_eq!(addresses[41] + 128 * GIB, DYNAMIC_START);
-        arena.free(addresses[7]);
+        arena.free(addresses[7], 128 * GIB);
         assert_eq!(reserve(&mut arena, 128 * GIB, GIB), Some(addresses[7]));
     }
 
@@ -774,14 +772,14 @@ mod tests {
         let blocks: Vec<u64> =
             [9u64, 1, 10, 1].iter().map(|chunks| reserve(&mut arena, chunks * MIB2, MIB2).unwrap()).collect();
         let rest = reserve(&mut arena, 128 * GIB - 21 * MIB2, MIB2).unwrap();
-        arena.free(blocks[0]);
-        arena.free(blocks[2]);
+        arena.free(blocks[0], 9 * MIB2);
+        arena.free(blocks[2], 10 * MIB2);
         assert_eq!(arena.take(10 * MIB2, MIB2), Some(blocks[2]));
         assert_eq!(arena.take(9 * MIB2, MIB2), Some(blocks[0]));
         assert_eq!(arena.take(MIB2, MIB2), None);
-        arena.free(rest);
+        arena.free(rest, 128 * GIB - 21 * MIB2);
         assert_eq!(arena.take(MIB2, MIB2), Some(rest), "what is kept aside is merged when it is needed");
-        arena.free(rest);
+        arena.free(rest, MIB2);
     }
 
     #[test]
@@ -789,7 +787,7 @@ mod tests {
         let mut arena = Arena::new();
         let address = reserve(&mut arena, GIB, GIB).unwrap();
         assert!(!arena.is_idle());
-        arena.free(address);
+        arena.free(address, GIB);
         assert!(arena.is_idle());
         assert_eq!(arena.take_heaps(), [window(0, 128)]);
         assert_eq!(arena.take(MIB2, MIB2), None);
@@ -801,13 +799,13 @@ mod tests {
         let mut arena = Arena::new();
         let sizes: Vec<u64> = (1..64).collect();
         let places: Vec<u64> = sizes.iter().map(|size| reserve(&mut arena, size * MIB2, MIB2).unwrap()).collect();
-        places.iter().for_each(|&address| arena.free(address));
+        places.iter().zip(&sizes).for_each(|(&address, size)| arena.free(address, size * MIB2));
         for (size, &address) in sizes.iter().zip(&places).rev() {
             assert_eq!(arena.take(size * MIB2, MIB2), Some(address), "{size}");
         }
         // One that is not aligned as it should be is left aside.
-        arena.free(places[0]);
-        arena.free(places[1]);
+        arena.free(places[0], MIB2);
+        arena.free(places[1], 2 * MIB2);
         let aligned = arena.take(2 * MIB2, GIB).unwrap();
         assert_eq!(aligned % GIB, 0);
         assert_ne!(aligned, places[1]);
@@ -819,7 +817,7 @@ mod tests {
         let mut arena = Arena::new();
         let heaps: Vec<u64> = (0..3).map(|_| reserve(&mut arena, 128 * GIB, GIB).unwrap()).collect();
         for &address in &heaps {
-            arena.free(address);
+            arena.free(address, 128 * GIB);
         }
         arena.merge_spares();
         check(&arena, &BTreeMap::new());

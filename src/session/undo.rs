@@ -180,7 +180,7 @@ impl Inner {
     #[inline]
     pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.free_pages(address, size)?;
-        lock(&self.arena).free(address);
+        lock(&self.arena).free(address, size);
         Ok(())
     }
 

@@ -293,9 +293,9 @@ impl Addresses {
         })
     }
 
-    fn free(&self, address: u64) {
+    fn free(&self, address: u64, size: u64) {
         self.reserved.lock().unwrap().retain(|&(start, _)| start != address);
-        self.with(|arena| arena.free(address));
+        self.with(|arena| arena.free(address, size));
     }
 
     fn disable_idle_heaps(&self) {
@@ -320,9 +320,9 @@ pub fn addresses_do_not_overlap() {
                 spawn(move || {
                     let first = addresses.reserve(number * CHUNK);
                     let second = addresses.reserve(CHUNK);
-                    addresses.free(first);
+                    addresses.free(first, number * CHUNK);
                     addresses.disable_idle_heaps();
-                    addresses.free(second);
+                    addresses.free(second, CHUNK);
                     addresses.disable_idle_heaps();
                 })
             })
