@@ -12,11 +12,12 @@ pub use exporter::Exporter;
 pub use importer::Importer;
 
 use crate::session_options::SessionOptions;
-use crate::terminal::{counted, devices, transfer};
+use crate::terminal::{self, counted, devices, transfer};
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::Mapping;
 use ascend_vmm::discovery::{self, Options};
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,12 @@ impl Demo {
             None if self.emulate => "--emulate was given".to_owned(),
             None => "No NPU can be used here".to_owned(),
         };
-        crate::outln!("{reason}: this runs on an EMULATED driver. Its NPU memory is memory of this machine.");
+        let sentence = format!("{reason}: this runs on an EMULATED driver. Its NPU memory is memory of this machine.");
+        if std::io::stdout().is_terminal() {
+            terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| crate::outln!("{line}"));
+        } else {
+            crate::outln!("{sentence}");
+        }
         let config = Config { devices: self.devices, hbm: (4 * self.size).max(8 << 30), ..Config::default() };
         let emulator = match Emulator::start(config) {
             Ok(emulator) => emulator,

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use crate::impossible;
+use crate::terminal;
 use ascend_emulator::fault::Fault;
 use ascend_emulator::{Config, Emulator};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
@@ -112,13 +113,16 @@ pub fn run(options: Emulate) -> ExitCode {
     };
     let status = wait(&mut child, &signals);
     let traps = emulator.traps();
-    let refused = emulator.control(|driver| driver.machine.refused_setups);
+    let refused = emulator.control(|driver| driver.machine.refused_setups.len());
     if refused > 0 && !status.as_ref().is_ok_and(ExitStatus::success) {
-        crate::errln!(
-            "note: SETUP_DEVICE was refused {} with EFAULT: no process ran on the device for the caller. A program \
-             starts one through /dev/hisi_hdc; with --device-process automatic the emulated driver does it",
-            if refused == 1 { "once".to_owned() } else { format!("{refused} times") }
+        let note = format!(
+            "note: SETUP_DEVICE was refused with EFAULT in {}, because no process ran on the device for it. A program \
+             starts one through /dev/hisi_hdc; with --device-process automatic the emulated driver does it.",
+            if refused == 1 { "one process".to_owned() } else { format!("{refused} processes") }
         );
+        for line in terminal::wrap(&note, terminal::width(), "", "  ") {
+            crate::errln!("{line}");
+        }
     }
     drop(emulator);
     match status {

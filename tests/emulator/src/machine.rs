@@ -12,7 +12,7 @@ use crate::trap::Trap;
 use crate::uda::Tables;
 use crate::urd::PeerAccess;
 use ascend_ioctl::uda::FIRST_VIRTUAL;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// The id of the host wherever a device id is expected.
@@ -83,8 +83,9 @@ pub struct Machine {
     pub link_broken: bool,
     /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
-    /// How often SETUP_DEVICE was refused because no device process runs for the caller.
-    pub refused_setups: u64,
+    /// Processes and devices for which SETUP_DEVICE was refused because no device process runs, and
+    /// never granted since.
+    pub refused_setups: BTreeSet<(i32, u32)>,
     /// What identifies the living process with an id, as in [`Caller::identity`]; `None` if there
     /// is none.
     pub identity: fn(i32) -> Option<u64>,
@@ -105,7 +106,7 @@ impl Machine {
             traps: Vec::new(),
             link_broken: false,
             daemon: config.daemon.clone(),
-            refused_setups: 0,
+            refused_setups: BTreeSet::new(),
             identity: |_| Some(0),
             devices,
             tables: Tables::default(),

@@ -505,9 +505,10 @@ impl Call<'_, '_> {
                 Err(Stop::Refused(..)) => return refuse(Errno::EFAULT, "the device did not answer the setup message"),
             }
             let Some(pid) = self.machine.companion(self.process.tgid, physical) else {
-                self.machine.refused_setups += 1;
+                self.machine.refused_setups.insert((self.process.tgid, physical));
                 return refuse(Errno::EFAULT, "no process runs on the device for the caller");
             };
+            self.machine.refused_setups.remove(&(self.process.tgid, physical));
             let agent = Agent { pid, allows_async: true, handles: HandleTable::default(), plain: BTreeSet::new() };
             self.process.agents.insert(physical, agent);
         }
