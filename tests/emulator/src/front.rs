@@ -18,8 +18,9 @@ mod module_list;
 mod node;
 mod server;
 
-pub use client_process::ProcessKey;
+pub use client_process::{ProcessKey, ProcessMemory};
 pub(crate) use listener::{Answer, Listener, install};
+pub use node::driver_path;
 
 use crate::config::Config;
 use crate::driver::Driver;

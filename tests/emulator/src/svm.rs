@@ -41,6 +41,7 @@ use ascend_ioctl::Generation;
 use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
 use behaviour::Behaviour;
+pub use behaviour::is_modelled;
 use handle::HandleKind;
 use named::Names;
 use nix::errno::Errno;
@@ -58,6 +59,9 @@ const SETTLING: Duration = Duration::from_millis(1);
 
 /// How long this may take each time: a call that arrives meanwhile waits so long.
 const SETTLING_TIME: Duration = Duration::from_micros(200);
+
+/// Why a command that is not modelled is refused.
+const NOT_MODELLED: &str = "the emulated driver does not have this feature";
 
 /// Why a command did not complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -339,9 +343,8 @@ impl Svm {
             Op::IpcMemSetPidPod => call.ipc_set_pid_pod(arg),
             Op::IpcMemSetAttr => call.ipc_set_attr(arg),
             Op::IpcMemGetAttr => call.ipc_get_attr(arg),
-            // The driver has handlers for the rest: pools, repair, questions for debugging. The
-            // model does not have these features; this answer is made up.
-            _ => refuse(Errno::EOPNOTSUPP, "the emulated driver does not have this feature"),
+            // See `is_modelled`. This answer is made up.
+            _ => refuse(Errno::EOPNOTSUPP, NOT_MODELLED),
         }
     }
 

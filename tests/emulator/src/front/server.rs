@@ -163,6 +163,8 @@ struct Server {
     parked: Vec<Parked>,
     faults: CommandFaults,
     recorder: Recorder,
+    /// Sessions of `/dev/hisi_hdc` whose packets are recorded.
+    sessions: record::buffer::Sessions,
     traps: Vec<Trap>,
     /// The memory of clients in this process; `None` if there are no files for it.
     own_memory: Option<Rc<OwnMemory>>,
@@ -194,6 +196,7 @@ impl Server {
             parked: Vec::new(),
             faults: CommandFaults::default(),
             recorder: Recorder::default(),
+            sessions: record::buffer::Sessions::default(),
             traps: Vec::new(),
             own_memory: OwnMemory::new().ok().map(Rc::new),
             own_tgid: std::process::id() as i32,
@@ -413,6 +416,7 @@ impl Server {
         let Some(process) = self.processes.get_mut(tgid) else { return };
         if process.end_address_space() {
             let key = process.key;
+            self.recorder.end(key.tgid);
             self.driver.exit(key.tgid, key.start_time);
             self.kill_trapped_clients();
         }
@@ -760,6 +764,9 @@ impl Server {
             memory.read(argument, &mut bytes).is_ok().then_some(bytes)
         };
         let before = record.as_ref().and_then(|(_, length)| read(*length));
+        if let (Some((record, _)), Some(before)) = (&mut record, before.as_deref().filter(|_| self.recorder.is_on())) {
+            record.buffers = self.sessions.before(self.driver.module(file), record.cmd, before, memory);
+        }
         let (outcome, answer) = match &struck {
             Some(Strike::Fails(errno)) => ((*errno).into(), Vec::new()),
             None if !observed => (self.driver.ioctl(&who.caller(memory), file, request, argument), Vec::new()),
@@ -779,7 +786,12 @@ impl Server {
             Outcome::Done(result) => result,
         };
         if let Some((mut record, length)) = record.take().filter(|_| self.recorder.is_on()) {
-            let after = read(length).filter(|after| before.as_ref() != Some(after));
+            let after = read(length);
+            if let (Ok(0..), Some(before)) = (result, &before) {
+                let after = after.as_deref().unwrap_or(before);
+                self.sessions.after(self.driver.module(file), record.cmd, before, after, memory, &mut record.buffers);
+            }
+            let after = after.filter(|after| before.as_ref() != Some(after));
             record.in_hex = before.as_deref().map(hex);
             record.out_hex = after.as_deref().map(hex);
             record.answer = answer;
@@ -799,7 +811,7 @@ impl Server {
         record.file = Some(file.0);
         record.value = Some(format!("{request:#x}"));
         record.cmd = command.map(|command| command.name);
-        (record, command.map_or(0, |command| record::argument_size(module, command)))
+        (record, record::argument_size(module, command, request))
     }
 
     fn mmap(&mut self, call: &Notification, arrived: Instant) -> Reply {
@@ -848,6 +860,7 @@ impl Server {
             record.addr = Some(format!("{hint:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = Some(prot.into());
+            record.offset = (offset != 0).then(|| format!("{offset:#x}"));
             self.finish(record, result.map(|()| hint as i64), who.arrived);
         }
         match result {
@@ -878,7 +891,8 @@ impl Server {
             record.addr = Some(format!("{start:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = (kind != ChangeKind::Unmap).then_some(argument as i64);
-            self.finish(record, result.map(|_| 0), arrived);
+            let value = if name == "mmap" { start as i64 } else { 0 };
+            self.finish(record, result.map(|_| value), arrived);
         }
         match result {
             Ok(Change::ByKernel) => Answer::Continue.into(),
@@ -888,8 +902,13 @@ impl Server {
     }
 
     fn finish(&mut self, mut record: Record, result: Result<i64, Errno>, arrived: Instant) {
-        record.ret = result.unwrap_or(-1);
-        record.errno = result.err().map(|errno| format!("{errno:?}"));
+        // `/dev/hisi_hdc` answers with codes of its own, which the program sees as an errno.
+        let error = match result {
+            Ok(value) => i32::try_from(-value).ok().filter(|code| (1..4096).contains(code)),
+            Err(errno) => Some(errno as i32),
+        };
+        record.ret = if error.is_some() { -1 } else { result.unwrap_or(-1) };
+        record.errno = error.map(record::errno_name);
         record.us = arrived.elapsed().as_micros() as u64;
         self.recorder.add(record);
     }

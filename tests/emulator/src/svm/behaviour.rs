@@ -71,6 +71,29 @@ pub fn counts_reservation(op: Op) -> bool {
     )
 }
 
+/// Whether the model does what the driver's handler does. The driver has handlers for the rest too:
+/// pools, repair, managed memory of newer cards, questions for debugging.
+pub fn is_modelled(op: Op) -> bool {
+    !matches!(
+        op,
+        Op::ProcessStatusQuery
+            | Op::DbgVaStatus
+            | Op::MapDevReserve
+            | Op::MemRepair
+            | Op::SomaPoolCreate
+            | Op::SomaPoolDestroy
+            | Op::SomaPoolMalloc
+            | Op::SomaPoolFree
+            | Op::SomaPoolTrim
+            | Op::UvmAlloc
+            | Op::UvmAdvise
+            | Op::UvmMemRangeGetAttributes
+            | Op::UvmMemcpy
+            | Op::UvmPrefetch
+            | Op::UvmPrefetchBatch
+    )
+}
+
 /// Where the generations behave differently.
 pub struct Behaviour {
     /// INIT_PROCESS reports the page size of managed memory.

@@ -270,3 +270,21 @@ impl Bench {
         self.machine.traps.first().map_or("", |trap| trap.name)
     }
 }
+
+#[test]
+fn what_is_not_modelled_is_listed() {
+    for generation in ascend_ioctl::Generation::ALL {
+        let handled = |op: &Op| Behaviour::of(generation).handles(*op);
+        for op in Op::ALL.iter().copied().filter(handled).filter(|op| generation.svm(*op).is_some()) {
+            let mut bench = Bench::with(|config| config.generation = generation);
+            let client = bench.session(100);
+            let request = generation.svm(op).unwrap().command.request();
+            bench.memory.write(ARG, Arg::new_zeroed().as_bytes()).unwrap();
+            let caller = Bench::caller(&bench.memory, &client);
+            let answer =
+                bench.svm.dispatch(&mut bench.machine, &caller, client.file, request, ARG, &mut Arg::new_zeroed());
+            let made_up = matches!(answer, Err(Stop::Refused(_, NOT_MODELLED)));
+            assert_eq!(made_up, !is_modelled(op), "{}", op.name());
+        }
+    }
+}
