@@ -159,7 +159,11 @@ fn end_like(status: ExitStatus) -> ExitCode {
     if let Some(code) = status.code() {
         return ExitCode::from(code as u8);
     }
-    let number = status.signal().unwrap_or(0);
+    end_by(status.signal().unwrap_or(0))
+}
+
+/// Ends this process by a signal.
+pub(crate) fn end_by(number: i32) -> ExitCode {
     if let Ok(signal) = Signal::try_from(number) {
         let mut own = SigSet::empty();
         own.add(signal);

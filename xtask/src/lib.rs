@@ -29,6 +29,7 @@ mod second_process;
 pub mod selftest;
 mod session_options;
 pub mod terminal;
+pub mod trace;
 
 use std::process::ExitCode;
 
@@ -43,8 +44,16 @@ pub enum Host {
     Selftest(selftest::Selftest),
     /// Run a program with an emulated driver.
     Emulate(Box<emulate::Emulate>),
+    /// Show every call of a program on the driver.
+    Trace(trace::Trace),
     /// Measure what the library adds to the kernel's work, and compare it with its limits.
     Bench(bench::Bench),
+    /// The process that becomes the program of `trace`.
+    #[command(hide = true)]
+    TraceChild(trace::Child),
+    /// The process that `trace` measures itself with.
+    #[command(hide = true)]
+    TraceMeasured(trace::Measured),
     /// The first process of `demo`.
     #[command(hide = true)]
     DemoExporter(demo::Exporter),
@@ -70,6 +79,9 @@ impl Host {
             Host::Selftest(command) => command.run(),
             Host::Emulate(command) => emulate::run(*command),
             Host::Bench(bench) => bench.run(),
+            Host::Trace(trace) => trace.run(),
+            Host::TraceChild(child) => child.run(),
+            Host::TraceMeasured(measured) => measured.run(),
             Host::SelftestPeer(peer) => peer.run(),
             Host::BenchClient(client) => client.run(),
         }

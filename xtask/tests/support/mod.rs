@@ -4,6 +4,7 @@
 // Each test file is a crate of its own and uses only a part of this.
 #![allow(dead_code)]
 
+pub mod calls;
 pub mod schema;
 
 use ascend_emulator::{Config, Emulator};

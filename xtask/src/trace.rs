@@ -1,0 +1,270 @@
+//! `cargo xtask trace`: every call of a program on the driver's nodes, without changing it.
+//!
+//! The program and all processes that it starts are traced with ptrace(2), which needs no root for
+//! one's own programs. Calls are printed for people, and written as JSON lines in the format of
+//! `emulate --record`. Memory contents are never read.
+
+pub mod decode;
+pub mod field;
+mod files;
+mod objects;
+mod overhead;
+mod recognise;
+mod served;
+mod summary;
+mod tracer;
+mod watch;
+
+use crate::impossible;
+use ascend_emulator::record::Record;
+use ascend_ioctl::Generation;
+use decode::Modules;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+pub use overhead::Measured;
+use recognise::Recogniser;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+use summary::Summary;
+use tracer::{Ending, Tracer};
+use watch::Watch;
+
+/// Options of `trace`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  cargo xtask trace -- ./my-program\n  \
+                  cargo xtask trace --quiet --json calls.jsonl -- python3 train.py\n  \
+                  cargo xtask trace --pid 4711\n  \
+                  cargo xtask emulate -- cargo xtask trace -- ./my-program")]
+pub struct Trace {
+    /// Trace a process that runs already, with all its threads, until Ctrl-C.
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "command")]
+    pid: Option<i32>,
+    /// Write the calls as text to this file, and not to the standard error.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write no text.
+    #[arg(short, long, conflicts_with = "output")]
+    quiet: bool,
+    /// Write the calls to this file as JSON lines, in the format of `emulate --record`.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print count, failures and times of each command at the end, and what tracing costs.
+    #[arg(long)]
+    summary: bool,
+    /// Print the commands that the library does not use or the emulator does not answer.
+    #[arg(long)]
+    unsupported: bool,
+    /// Generation of the driver: 8.5.0, 9.0.0 or 26.1. Without it, the calls tell.
+    #[arg(long, value_name = "GENERATION")]
+    driver: Option<Generation>,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, required_unless_present = "pid", value_name = "CMD ARG")]
+    command: Vec<OsString>,
+}
+
+/// The process that becomes the traced program.
+#[derive(clap::Args)]
+pub struct Child {
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+impl Child {
+    /// Waits to be traced, installs the filter, and becomes the program.
+    pub fn run(self) -> ExitCode {
+        let Some((program, arguments)) = self.command.split_first() else { return impossible("no program given") };
+        if let Err(error) = raise(Signal::SIGSTOP) {
+            return impossible(error);
+        }
+        // Without a filter the program stops at every call, which only costs time.
+        if ascend_ptrace::filter::install().is_ok() {
+            // A call that the filter catches: see `Tracer::exec`.
+            drop(File::open("/dev/null"));
+        }
+        let error = Command::new(program).args(arguments).exec();
+        eprintln!("error: cannot run {}: {error}", program.to_string_lossy());
+        ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    }
+}
+
+/// Where the calls go.
+struct Output {
+    text: Option<Box<dyn Write>>,
+    json: Option<BufWriter<File>>,
+    summary: Summary,
+    modules: Modules,
+    /// Calls that wait for the name of an earlier one.
+    waiting: VecDeque<Record>,
+}
+
+/// Most calls that wait for a name.
+const PATIENCE: usize = 1000;
+
+impl Output {
+    fn open(options: &Trace) -> io::Result<Self> {
+        let text: Option<Box<dyn Write>> = match &options.output {
+            Some(path) => Some(Box::new(BufWriter::new(File::create(path)?))),
+            None if options.quiet => None,
+            None => Some(Box::new(io::stderr())),
+        };
+        let json = options.json.as_ref().map(File::create).transpose()?.map(BufWriter::new);
+        Ok(Output { text, json, summary: Summary::new(), modules: Modules::default(), waiting: VecDeque::new() })
+    }
+
+    /// Writes the calls whose names are certain, or all at the end.
+    fn add(&mut self, records: Vec<Record>, recogniser: &Recogniser, end: bool) {
+        self.waiting.extend(records);
+        while let Some(mut record) = self.waiting.pop_front() {
+            let module = self.modules.of(&record);
+            if record.call == "ioctl" {
+                let request = decode::request(&record);
+                let name = match recogniser.name(&module, request) {
+                    Some(name) => name,
+                    None if end || self.waiting.len() >= PATIENCE => {
+                        ascend_emulator::record::command(recogniser.best(), &module, request).map(|it| it.name)
+                    }
+                    None => {
+                        self.waiting.push_front(record);
+                        return;
+                    }
+                };
+                Watch::rename(&mut record, name);
+            }
+            self.write(&record, &module, recogniser.best());
+        }
+    }
+
+    fn write(&mut self, record: &Record, module: &str, generation: Generation) {
+        self.summary.add(record, module, generation);
+        if let Some(text) = &mut self.text {
+            if writeln!(text, "{}", decode::line(record, module, generation)).is_err() {
+                self.text = None;
+            }
+        }
+        if let Some(json) = &mut self.json {
+            let written = serde_json::to_writer(&mut *json, record).map_err(io::Error::from);
+            if let Err(error) = written.and_then(|()| json.write_all(b"\n")) {
+                eprintln!("error: the calls are no longer written: {error}");
+                self.json = None;
+            }
+        }
+    }
+
+    /// Writes what the trace says as a whole.
+    fn conclude(&mut self, options: &Trace, recogniser: &Recogniser, cost: Option<String>) {
+        let driver = Summary::driver(recogniser, options.driver.is_some());
+        let calls = crate::terminal::counted(self.summary.calls, "call");
+        let mut parts = vec![format!("{calls} on the driver; {driver}\n")];
+        if options.summary {
+            parts.push(self.summary.table());
+        }
+        parts.extend(cost);
+        if options.unsupported {
+            parts.push(self.summary.unsupported());
+        }
+        parts.push(self.summary.unreleased());
+        parts.retain(|part| !part.is_empty());
+        let text = parts.join("\n");
+        match &mut self.text {
+            Some(file) if options.output.is_some() => drop(write!(file, "{text}")),
+            _ if options.quiet && !(options.summary || options.unsupported) => {}
+            _ => eprint!("{text}"),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let Some(text) = &mut self.text {
+            text.flush()?;
+        }
+        self.json.as_mut().map_or(Ok(()), BufWriter::flush)
+    }
+}
+
+impl Trace {
+    /// Runs the command and returns its exit status.
+    pub fn run(self) -> ExitCode {
+        let mut output = match Output::open(&self) {
+            Ok(output) => output,
+            Err(error) => return impossible(format!("cannot write the trace: {error}")),
+        };
+        let mut watch = Watch::new(Recogniser::new(self.driver));
+        let tracer = match self.pid {
+            Some(pid) => Tracer::of_running(pid, &mut watch).map_err(|error| refusal(pid, error)),
+            None => start("trace-child", &self.command).and_then(|pid| {
+                Tracer::of_child(pid, &mut watch).map_err(|error| {
+                    let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
+                    refusal(pid, error)
+                })
+            }),
+        };
+        let mut tracer = match tracer {
+            Ok(tracer) => tracer,
+            Err(reason) => return impossible(reason),
+        };
+        let signals = tracer::signals();
+        if let Err(error) = signals.thread_block().and_then(|()| ascend_ptrace::accept_reports()) {
+            return impossible(format!("signals cannot be blocked: {error}"));
+        }
+        if let Some(pid) = self.pid {
+            eprintln!("tracing process {pid}; Ctrl-C ends the trace, and the process goes on");
+        }
+        let began = Instant::now();
+        while tracer.step(&mut watch) {
+            output.add(watch.take_records(), &watch.recogniser, false);
+            if let Err(error) = tracer.wait(&signals) {
+                return impossible(format!("waiting for the program failed: {error}"));
+            }
+        }
+        let took = began.elapsed();
+        watch.finish();
+        output.add(watch.take_records(), &watch.recogniser, true);
+        let cost = self.summary.then(|| overhead::report(tracer.is_filtered(), output.summary.calls, took));
+        output.conclude(&self, &watch.recogniser, cost);
+        if let Err(error) = output.flush() {
+            eprintln!("error: the trace is not complete: {error}");
+            return ExitCode::FAILURE;
+        }
+        match tracer.ending() {
+            Some(Ending::Killed(signal)) => crate::emulate::end_by(signal),
+            Some(Ending::Exited(status)) if self.pid.is_none() => ExitCode::from(status as u8),
+            _ => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// Starts the process that becomes the program, and waits until it has stopped itself.
+fn start(name: &str, command: &[OsString]) -> Result<i32, String> {
+    let own = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    // Signals are blocked afterwards, so the program starts with those that were blocked before.
+    let child = Command::new(own).args([name, "--"]).args(command).spawn();
+    let child = child.map_err(|error| format!("the program cannot be started: {error}"))?;
+    let pid = Pid::from_raw(child.id() as i32);
+    loop {
+        match waitpid(pid, Some(WaitPidFlag::WUNTRACED)) {
+            Ok(WaitStatus::Stopped(..)) => return Ok(pid.as_raw()),
+            Err(Errno::EINTR) => {}
+            other => return Err(format!("the program could not be started: {other:?}")),
+        }
+    }
+}
+
+/// Why a process cannot be traced.
+fn refusal(pid: i32, error: Errno) -> String {
+    let why = match error {
+        Errno::ESRCH => "there is no such process".to_owned(),
+        Errno::EPERM => "this environment or the process does not allow it, or another program traces it. In a \
+                         container, add --cap-add SYS_PTRACE; for a process of your own, \
+                         /proc/sys/kernel/yama/ptrace_scope must be 0"
+            .to_owned(),
+        error => error.to_string(),
+    };
+    format!("process {pid} cannot be traced: {why}")
+}

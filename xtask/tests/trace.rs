@@ -1,0 +1,146 @@
+//! `cargo xtask trace`: what it shows is what the driver saw, and the program does not notice.
+
+mod support;
+
+use ascend_emulator::record::Record;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use support::calls::{assert_same, read};
+use support::{XTASK, refusal, run, stderr, stdout, xtask};
+
+/// A file of the running test alone.
+fn file(name: &str) -> PathBuf {
+    let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{test}-{name}"))
+}
+
+/// Runs a program under `trace` under `emulate`. Returns its output, what the emulator recorded,
+/// and what the trace saw.
+fn traced(emulate: &[&str], trace: &[&str], program: &[&str]) -> (Output, Vec<Record>, Vec<Record>) {
+    let (recorded, seen) = (file("recorded.jsonl"), file("seen.jsonl"));
+    let mut command = Command::new(XTASK);
+    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", XTASK, "trace"]);
+    command.args(trace).arg("--json").arg(&seen).arg("--").args(program);
+    let output = command.output().unwrap();
+    (output, read(&recorded), read(&seen))
+}
+
+/// Compiles a C program of this directory and returns its path; `None` with a sentence if there is
+/// no compiler.
+fn compile(name: &str, options: &[&str]) -> Option<String> {
+    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let program = file(name).to_str().unwrap().to_owned();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: there is no C compiler here");
+        return None;
+    }
+    let output = run(&compiler, &[options, &["-Wall", "-Werror", "-pthread", "-o", &program, &source]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    Some(program)
+}
+
+#[test]
+fn the_trace_of_a_rust_program_is_what_the_emulator_recorded() {
+    // Threads, a second process, every operation of the library.
+    for driver in ["8.5.0", "9.0.0", "26.1"] {
+        let (output, recorded, seen) = traced(&["--driver", driver], &["--quiet"], &[XTASK, "selftest"]);
+        assert!(output.status.success(), "{driver}: {}{}", stdout(&output), stderr(&output));
+        assert!(recorded.len() > 1000, "{}", recorded.len());
+        assert_same(&recorded, &seen);
+    }
+}
+
+#[test]
+fn the_trace_of_a_static_c_program_is_what_the_emulator_recorded() {
+    let Some(program) = compile("vendor_memory", &["-static"]) else { return };
+    for driver in ["8.5.0", "9.0.0", "26.1"] {
+        let mut command = vec![program.as_str()];
+        command.extend((driver == "8.5.0").then_some(driver));
+        let (output, recorded, seen) =
+            traced(&["--driver", driver, "--device-process", "automatic"], &["--quiet"], &command);
+        assert!(output.status.success(), "{driver}: {}", stderr(&output));
+        assert!(seen.iter().any(|it| it.cmd == Some("IPC_MEM_CREATE")));
+        assert_same(&recorded, &seen);
+    }
+}
+
+#[test]
+fn the_trace_of_a_python_program_is_what_the_emulator_recorded() {
+    let script = "
+import fcntl, os, threading
+def bind():
+    fd = os.open('/dev/davinci_manager', os.O_RDWR | os.O_CLOEXEC)
+    again = os.dup(fd)
+    os.close(fd)
+    fcntl.ioctl(again, 0x5a00, bytearray(b'uda'.ljust(260, b'\\0')))
+    fcntl.ioctl(again, 0x80145500, bytearray(20))
+    return again
+threads = [threading.Thread(target=bind) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+kept = bind()
+child = os.fork()
+if child == 0:
+    fcntl.ioctl(kept, 0x80145500, bytearray(20))
+    os._exit(0)
+os.waitpid(child, 0)
+os.close(kept)
+os.spawnlp(os.P_WAIT, 'sh', 'sh', '-c', 'exec 5<>/dev/davinci0; exec 6<&5 5<&-')
+try:
+    os.open('/dev/davinci99', os.O_RDONLY)
+except FileNotFoundError:
+    pass
+";
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no Python here");
+        return;
+    }
+    let (output, recorded, seen) = traced(&[], &["--quiet"], &["python3", "-c", script]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    // Ten files of nine threads and a shell, 19 commands, one failed open.
+    assert_eq!(seen.iter().filter(|it| it.call == "open").count(), 11);
+    assert_eq!(seen.iter().filter(|it| it.cmd == Some("GET_USER_INFO")).count(), 10);
+    assert_same(&recorded, &seen);
+}
+
+#[test]
+fn the_trace_of_a_killed_program_is_what_the_emulator_recorded() {
+    for delay in ["0.01", "0.05", "0.1", "0.2", "0.4"] {
+        let script = format!("{XTASK} selftest >/dev/null & sleep {delay}; kill -9 $!; wait $! 2>/dev/null; exit 9");
+        let (output, recorded, seen) = traced(&[], &["--quiet"], &["sh", "-c", &script]);
+        assert_eq!(output.status.code(), Some(9), "{}", stderr(&output));
+        assert_same(&recorded, &seen);
+    }
+}
+
+#[test]
+fn the_programs_exit_status_and_signal_are_passed_on() {
+    use std::os::unix::process::ExitStatusExt;
+    for code in [0, 1, 42, 255] {
+        let output = xtask(&["trace", "--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    }
+    for (name, number) in [("KILL", 9), ("TERM", 15), ("USR1", 10)] {
+        let output = xtask(&["trace", "--", "sh", "-c", &format!("ulimit -c 0; kill -{name} $$")]);
+        assert_eq!(output.status.signal(), Some(number), "{name}: {}", stderr(&output));
+    }
+    let output = xtask(&["trace", "--", "no-such-program-anywhere"]);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(stderr(&output).contains("cannot run no-such-program-anywhere"), "{}", stderr(&output));
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_exit_2() {
+    for (arguments, reason) in [
+        (&["--driver", "7.0", "--", "true"][..], "unknown driver generation"),
+        (&["--json", "/nonexistent/file", "--", "true"], "cannot write the trace"),
+        (&["--pid", "0"], "0 is not in 1.."),
+        (&["--pid", "2147483647"], "there is no such process"),
+        (&["--pid", "1", "--", "true"], "cannot be used with"),
+        (&[], "required arguments were not provided"),
+    ] {
+        let error = refusal(&[&["trace"], arguments].concat());
+        assert!(error.contains(reason), "{arguments:?}: {error}");
+    }
+}
