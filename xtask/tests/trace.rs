@@ -131,6 +131,58 @@ fn the_programs_exit_status_and_signal_are_passed_on() {
 }
 
 #[test]
+fn signals_stops_and_execs_are_those_of_an_untraced_program() {
+    let Some(program) = compile("signals", &[]) else { return };
+    let plain = run(&program, &[]);
+    assert_eq!(plain.status.code(), Some(17), "{}", stdout(&plain));
+    // With a filter of its own, and at every call.
+    for runner in [&["trace", "--quiet", "--", &program][..], &["emulate", "--", XTASK, "trace", "-q", "--", &program]]
+    {
+        let traced = xtask(runner);
+        assert_eq!(stdout(&traced), stdout(&plain), "{runner:?}: {}", stderr(&traced));
+        assert_eq!(traced.status.code(), Some(17));
+    }
+}
+
+#[test]
+fn a_running_process_can_be_traced_and_left_again() {
+    let Some(program) = compile("threads", &[]) else { return };
+    let (recorded, seen) = (file("recorded.jsonl"), file("seen.jsonl"));
+    // The trace runs under the same emulator as the program, and is ended by a signal.
+    let script = format!(
+        "{program} > {0}.out & program=$!; while ! grep -q ready {0}.out; do sleep 0.01; done; \
+         {XTASK} trace --quiet --json {0} --pid $program & trace=$!; \
+         while ! test -s {0}; do sleep 0.01; done; sleep 0.3; kill -INT $trace; wait $trace; echo trace $?; \
+         sleep 0.2; kill -TERM $program; wait $program; echo program $?; cat {0}.out",
+        seen.display()
+    );
+    let _ = std::fs::remove_file(&seen);
+    // A shell makes its background programs ignore SIGINT.
+    let script = script.replace("kill -INT", "kill -HUP");
+    let output =
+        Command::new(XTASK).args(["emulate", "--record"]).arg(&recorded).args(["--", "sh", "-c", &script]).output();
+    let output = output.unwrap();
+    assert_eq!(stdout(&output), "trace 0\nprogram 0\nready\n0 failed\n", "{}", stderr(&output));
+    let (recorded, seen) = (read(&recorded), read(&seen));
+    let found: Vec<&Record> = seen.iter().filter(|it| it.call == "found").collect();
+    assert!(!found.is_empty(), "the file of the first thread was open before");
+    assert!(seen.iter().filter(|it| it.cmd == Some("GET_USER_INFO")).count() > 50, "{}", seen.len());
+    let threads: std::collections::BTreeSet<i32> = seen.iter().map(|it| it.tid).collect();
+    assert_eq!(threads.len(), 5, "{threads:?}");
+    // The whole trace is a part of what the emulator saw, thread by thread.
+    for tid in threads {
+        let calls = |records: &[Record]| -> Vec<Option<String>> {
+            let own = records.iter().filter(|it| it.tid == tid && it.call == "ioctl" && !it.unfinished);
+            own.filter(|it| !it.errno.as_deref().is_some_and(|it| it.starts_with("ERESTART")))
+                .map(|it| it.value.clone())
+                .collect()
+        };
+        let (all, part) = (calls(&recorded), calls(&seen));
+        assert!(all.windows(part.len()).any(|window| window == part), "thread {tid}");
+    }
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_exit_2() {
     for (arguments, reason) in [
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation"),
