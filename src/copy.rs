@@ -22,6 +22,7 @@ use crate::error::{Error, Invalid, Refused, Result, bytes};
 use crate::mapping::{Mapping, copy_in, copy_out, fill, mapping_table};
 use crate::physical::Block;
 use crate::reserve::Reservation;
+use crate::session::Session;
 use crate::session::undo::Live;
 use std::fmt;
 use std::ptr;
@@ -142,6 +143,32 @@ impl Reservation {
             return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
         }
         let Some(cover) = session.mappings.cover(address, address + size) else { return Err(hole(address, size)) };
+        Ok(Slice { address, size, cover: Cover::Several(cover) })
+    }
+}
+
+impl Session {
+    /// `size` bytes from an address on, all of which must be mapped, in one reservation. They
+    /// cannot be unmapped while it lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what is not mapped, or lies in two reservations.
+    pub fn slice_at(&self, address: u64, size: u64) -> Result<Slice<'static>> {
+        let session = &self.inner;
+        session.svm.check_process()?;
+        if size == 0 {
+            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
+        }
+        let end = address.checked_add(size).ok_or_else(|| hole(address, size))?;
+        let Some(cover) = session.mappings.cover(address, end) else { return Err(hole(address, size)) };
+        if cover.others.iter().any(|other| !other.is_beside(&cover.first)) {
+            return Err(Invalid::because(
+                "take a part of mapped memory",
+                format!("{address:#x} with {} lies in more than one reservation", bytes(size)),
+                "Take a part of each: one copy of the driver stays in one reservation.",
+            ));
+        }
         Ok(Slice { address, size, cover: Cover::Several(cover) })
     }
 }

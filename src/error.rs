@@ -474,6 +474,35 @@ impl Error {
         }
     }
 
+    /// Whether there was not enough memory: freeing some, or asking for less, may help.
+    ///
+    /// Of a device that is [`Error::OutOfMemory`]; other commands report ENOMEM when the kernel
+    /// itself is short of memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Error::OutOfMemory(_) => true,
+            Error::Refused(refused) => refused.errno == Errno::ENOMEM,
+            _ => false,
+        }
+    }
+
+    /// Whether the device, or the process on it that serves this process, is gone: its memory is
+    /// lost, and the device has to be opened again.
+    pub fn is_device_lost(&self) -> bool {
+        match self {
+            Error::DeviceProcessDied { .. } => true,
+            Error::Refused(refused) => matches!(refused.errno, Errno::ENODEV | Errno::ENXIO | Errno::ENOSYS),
+            _ => false,
+        }
+    }
+
+    /// Whether this process may not import the memory: its exporter does not trust it. The exporter
+    /// can, and then the import can be tried again.
+    pub fn is_not_trusted(&self) -> bool {
+        matches!(self, Error::Refused(refused)
+            if refused.errno == Errno::EACCES && refused.command == Op::MemImport.name())
+    }
+
     /// The kernel's own sentences about the failure, if it left any.
     pub fn kernel_log(&self) -> Option<&str> {
         let log = match self {

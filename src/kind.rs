@@ -4,6 +4,7 @@ use ascend_ioctl::svm::{
     GIANT_PAGE, HUGE_PAGE, MEMORY_DDR, MEMORY_HBM, MEMORY_P2P_DDR, MEMORY_P2P_HBM, PAGE_GIANT, PAGE_HUGE,
 };
 use std::fmt;
+use std::str::FromStr;
 
 /// Size of the pages that memory is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -99,6 +100,19 @@ impl fmt::Display for MemoryKind {
     }
 }
 
+impl FromStr for MemoryKind {
+    type Err = UnknownMemoryKind;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        ROWS.iter().find(|row| row.name == text).map(|row| row.kind).ok_or(UnknownMemoryKind)
+    }
+}
+
+/// The error for a text that is not the name of a kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("unknown kind of memory; known are HBM, DDR, P2P HBM and P2P DDR")]
+pub struct UnknownMemoryKind;
+
 /// What kind of memory is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Kind {
@@ -134,6 +148,22 @@ pub struct Granularity {
     pub recommended: u64,
 }
 
+impl Granularity {
+    /// The smallest possible size that is not smaller; `None` if there is none in 64 bits.
+    ///
+    /// ```
+    /// use ascend_vmm::Kind;
+    ///
+    /// let granularity = Kind::default().granularity();
+    /// assert_eq!(granularity.round_up(1), Some(2 << 20));
+    /// assert_eq!(granularity.round_up(2 << 20), Some(2 << 20));
+    /// assert_eq!(granularity.round_up(u64::MAX), None);
+    /// ```
+    pub const fn round_up(self, size: u64) -> Option<u64> {
+        size.checked_next_multiple_of(self.minimum)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,7 +173,10 @@ mod tests {
         for (place, row) in ROWS.iter().enumerate() {
             assert_eq!(row.kind as usize, place);
             assert_eq!(MemoryKind::from_code(row.kind.code()), Some(row.kind));
+            assert_eq!(row.kind.to_string().parse(), Ok(row.kind));
         }
         assert_eq!(MemoryKind::from_code(4), None);
+        let error = "hbm".parse::<MemoryKind>().unwrap_err().to_string();
+        assert!(MemoryKind::ALL.iter().all(|kind| error.contains(&kind.to_string())), "{error}");
     }
 }

@@ -218,6 +218,11 @@ impl Mapped {
         &self.reserved.session
     }
 
+    /// Whether both are in one reservation.
+    pub(crate) fn is_beside(&self, other: &Mapped) -> bool {
+        Arc::ptr_eq(&self.reserved, &other.reserved)
+    }
+
     fn describe(&self) -> String {
         format!("{:#x}, {}", self.address, bytes(self.size()))
     }

@@ -151,7 +151,12 @@ impl Host {
 
 impl PhysicalMemory {
     #[inline]
-    fn create(device: &Arc<Live<DeviceInner>>, size: u64, kind: Kind, node: Option<u32>) -> Result<PhysicalMemory> {
+    pub(crate) fn create(
+        device: &Arc<Live<DeviceInner>>,
+        size: u64,
+        kind: Kind,
+        node: Option<u32>,
+    ) -> Result<PhysicalMemory> {
         let svm = &device.session.svm;
         svm.check_process()?;
         // The kernel itself counts pages in 32 bits.

@@ -40,6 +40,9 @@ impl ReserveOptions {
     /// has below them is for video and read-only memory.
     pub const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
+    /// The largest reservation: 128 GiB, the largest heap of the kernel's.
+    pub const MAX_SIZE: u64 = RESERVE_HEAP_MAX;
+
     /// Anywhere, at a multiple of 2 MiB.
     pub fn new() -> ReserveOptions {
         ReserveOptions::default()
@@ -49,6 +52,11 @@ impl ReserveOptions {
     pub fn address(mut self, address: u64) -> Self {
         self.address = Some(address);
         self
+    }
+
+    /// The address, if it is fixed.
+    pub(crate) fn fixed(&self) -> Option<u64> {
+        self.address
     }
 
     /// At a multiple of this: a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1

@@ -388,7 +388,7 @@ impl<'a> From<&'a Host> for Place<'a> {
 }
 
 impl Place<'_> {
-    fn inner(&self) -> &Arc<Live<DeviceInner>> {
+    pub(crate) fn inner(&self) -> &Arc<Live<DeviceInner>> {
         match self {
             Place::Device(device) => &device.inner,
             Place::Host(host) => &host.inner,

@@ -19,6 +19,7 @@ const FLOORS: &[&[&str]] = &[
     &["discovery"],
     &["device_process"],
     &["session", "device", "physical", "reserve", "mapping", "copy", "share"],
+    &["pool"],
 ];
 
 /// What the root re-exports, and the module that each name stands for.

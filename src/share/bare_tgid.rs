@@ -134,6 +134,18 @@ impl std::fmt::Display for BareTgid {
     }
 }
 
+impl std::str::FromStr for BareTgid {
+    type Err = Error;
+
+    /// As [`BareTgid::from_raw`].
+    fn from_str(text: &str) -> Result<BareTgid> {
+        let number = text.parse().map_err(|_| {
+            Invalid::because(TRUST, format!("{text:?} is no process id"), "Process ids are positive numbers.")
+        })?;
+        BareTgid::from_raw(number)
+    }
+}
+
 /// Whether pids of this process are those that the kernel compares.
 pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
     session.inner.is_initial_namespace()

@@ -5,7 +5,10 @@
 //! with the vendor's, so a process that uses this library and one that uses the vendor's can share
 //! memory.
 
+use crate::error::{Error, Invalid, Result};
 use ascend_ioctl::svm::{DEVICE_IDS, HANDLE_FABRIC, HANDLE_NONE, HOST_ID, PHYSICAL_DEVICES};
+use std::fmt;
+use std::str::FromStr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// An export in 64 bits: share id in bits 0 to 31, the exporter's logical device in bits 32 to 39
@@ -20,6 +23,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// let handle = ShareableHandle::from_u64(0x3_0000_0007).unwrap();
 /// assert_eq!((handle.device(), handle.share_id()), (3, 7));
 /// assert_eq!(ShareableHandle::from_u64(u64::MAX), None);
+/// assert_eq!(handle.to_string().parse::<ShareableHandle>()?, handle);
+/// assert!("3:7".parse::<ShareableHandle>().is_err());
+/// # Ok::<(), ascend_vmm::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShareableHandle {
@@ -32,7 +38,7 @@ impl ShareableHandle {
         ShareableHandle { device, share }
     }
 
-    /// The vendor's 64-bit value.
+    /// The vendor's 64-bit value. As text it is a decimal number.
     pub const fn to_u64(self) -> u64 {
         (self.device as u64) << 32 | self.share as u64
     }
@@ -61,6 +67,24 @@ impl ShareableHandle {
     /// Whether it is host memory.
     pub const fn is_host(self) -> bool {
         self.device as u32 == HOST_ID
+    }
+}
+
+impl fmt::Display for ShareableHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_u64().fmt(f)
+    }
+}
+
+impl FromStr for ShareableHandle {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let handle = text.parse().ok().and_then(ShareableHandle::from_u64);
+        handle.ok_or_else(|| {
+            let problem = format!("{text:?} is not a handle of exported memory");
+            Invalid::because("read a handle", problem, "It is a decimal number: a share id, with its device above it.")
+        })
     }
 }
 

@@ -1,0 +1,507 @@
+//! The page cache, segments and pools on the emulated driver.
+
+mod support;
+
+use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_vmm::pool::{CacheOptions, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
+use ascend_vmm::share::Place;
+use ascend_vmm::{Kind, MemoryKind, Page, ReserveOptions, Session};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::{GIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
+
+fn cache() -> PageCache {
+    PageCache::new(&device(0))
+}
+
+/// What the device has left, in 2 MiB pages.
+fn free() -> u64 {
+    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
+}
+
+/// The commands of a piece of code.
+fn recorded(emulator: &Emulator, work: impl FnOnce()) -> Vec<&'static str> {
+    emulator.record();
+    let before = emulator.records().len();
+    work();
+    emulator.records()[before..].iter().filter_map(|record| record.cmd).filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn a_page_that_comes_back_is_handed_out_again_with_its_contents_and_costs_nothing() {
+    on_each_generation(plain(), |_, emulator| {
+        let cache = cache();
+        let memory = cache.take(MIB2).unwrap();
+        support::write(&memory, b"old");
+        cache.put(memory);
+        let mut again = None;
+        assert!(recorded(emulator, || again = Some(cache.take(MIB2).unwrap())).is_empty());
+        assert_eq!(support::read(&again.unwrap(), 3), b"old");
+        let statistics = cache.statistics();
+        assert_eq!((statistics.created, statistics.hits, statistics.cached), (1, 1, 0));
+    });
+}
+
+#[test]
+fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
+    on_each_generation(plain(), |_, _| {
+        let cache = cache();
+        let memory = cache.take(MIB2).unwrap();
+        let clone = memory.clone();
+        cache.put(memory);
+        cache.put(device(1).create(MIB2).unwrap());
+        cache.put(Session::current().unwrap().host().unwrap().create(MIB2).unwrap());
+        let p2p = Kind { memory: MemoryKind::P2pHbm, ..Kind::default() };
+        cache.put(device(0).create_with(MIB2, p2p).unwrap());
+        assert_eq!(cache.statistics().cached, 0);
+        cache.put(clone);
+        assert_eq!(cache.statistics().cached, MIB2);
+    });
+}
+
+#[test]
+fn exported_memory_is_kept_only_if_allowed_and_then_not_exported_again() {
+    on_each_generation(plain(), |_, emulator| {
+        let careful = cache();
+        let memory = careful.take(MIB2).unwrap();
+        drop(memory.export().unwrap());
+        careful.put(memory);
+        assert_eq!(careful.statistics().cached, 0, "another process may see it");
+        let sharing = PageCache::with(&device(0), CacheOptions::new().reuse_exported(true));
+        let memory = sharing.take(MIB2).unwrap();
+        let handle = memory.export().unwrap().handle();
+        sharing.put(memory);
+        let again = recorded(emulator, || {
+            let memory = sharing.take(MIB2).unwrap();
+            assert_eq!(memory.export().unwrap().handle(), handle);
+            sharing.put(memory);
+        });
+        assert!(again.is_empty(), "{again:?}");
+    });
+}
+
+#[test]
+fn a_cache_keeps_no_more_than_its_limit_and_trims_the_largest_first() {
+    on_each_generation(plain(), |_, _| {
+        let cache = PageCache::with(&device(0), CacheOptions::new().limit(4 * MIB2));
+        let before = free();
+        let sizes = [MIB2, 2 * MIB2, 2 * MIB2];
+        let memories = sizes.map(|size| cache.take(size).unwrap());
+        memories.into_iter().for_each(|memory| cache.put(memory));
+        assert_eq!(cache.statistics().cached, 3 * MIB2);
+        assert_eq!(cache.trim(MIB2).unwrap(), 2 * MIB2);
+        assert_eq!(cache.statistics().handles, 1);
+        assert_eq!(cache.trim(0).unwrap(), MIB2);
+        assert_eq!(cache.trim(0).unwrap(), 0);
+        assert_eq!(free(), before);
+        refused_here(&cache.take(0).unwrap_err(), "not a size of memory");
+    });
+}
+
+#[test]
+fn a_device_without_memory_gets_what_is_cached_before_it_is_an_error() {
+    let config = Config { hbm: 64 << 20, ..plain() };
+    on_each_generation(config, |_, _| {
+        let cache = cache();
+        let all = free() / MIB2;
+        let small: Vec<_> = (0..all).map(|_| cache.take(MIB2).unwrap()).collect();
+        assert!(cache.take(MIB2).unwrap_err().is_out_of_memory());
+        small.into_iter().for_each(|memory| cache.put(memory));
+        // Other sizes are cached than what is wanted.
+        let large = cache.take(all * MIB2).unwrap();
+        assert_eq!(cache.statistics().cached, 0);
+        drop(large);
+    });
+}
+
+#[test]
+fn a_gib_of_small_pages_takes_the_place_of_a_large_page_only_when_allowed() {
+    isolated(plain(), |emulator| {
+        let giant = Kind { page: Page::Giant, ..Kind::default() };
+        let strict = PageCache::with(&device(0), CacheOptions::new().kind(giant));
+        let lenient = PageCache::with(&device(0), CacheOptions::new().kind(giant).fall_back_to_huge_pages(true));
+        assert_eq!(lenient.take(GIB).unwrap().page(), Page::Giant);
+        inject(emulator, "MEM_CREATE#1=ENOMEM");
+        assert!(strict.take(GIB).unwrap_err().is_out_of_memory());
+        inject(emulator, "MEM_CREATE#1=ENOMEM");
+        let memory = lenient.take(GIB).unwrap();
+        assert_eq!(memory.page(), Page::Huge);
+        lenient.put(memory);
+        assert_eq!(lenient.statistics().cached, GIB);
+        refused_here(&lenient.take(MIB2).unwrap_err(), "not a multiple of 1 GiB");
+    });
+}
+
+#[test]
+fn a_segment_grows_and_shrinks_anywhere_and_growing_again_costs_one_ioctl_a_page() {
+    on_each_generation(plain(), |_, emulator| {
+        let options = SegmentOptions::new().handles(&[MIB2]);
+        let mut segment = Segment::with(&cache(), GIB, options).unwrap();
+        segment.ensure(5 * MIB2 - 1..5 * MIB2 + 1).unwrap();
+        assert_eq!(segment.pieces().collect::<Vec<_>>(), [(4 * MIB2, MIB2), (5 * MIB2, MIB2)]);
+        segment.ensure(0..8 * MIB2).unwrap();
+        assert_eq!(segment.mapped(), 8 * MIB2);
+        segment.slice(0, 8 * MIB2).unwrap().fill(7).unwrap();
+        // Only whole handles inside of the range.
+        assert_eq!(segment.shrink(MIB2 + 1..4 * MIB2 - 1).unwrap(), MIB2);
+        refused_here(&segment.slice(0, 4 * MIB2).unwrap_err(), "not all of");
+        let grown = recorded(emulator, || segment.ensure(0..8 * MIB2).unwrap());
+        assert_eq!(grown, ["MEM_MAP"]);
+        assert_eq!(recorded(emulator, || assert_eq!(segment.shrink(0..GIB).unwrap(), 8 * MIB2)), ["MEM_UNMAP"; 8]);
+        segment.ensure(0..0).unwrap();
+        assert_eq!(segment.mapped(), 0);
+    });
+}
+
+#[test]
+fn a_segment_takes_the_largest_handles_that_fit() {
+    on_each_generation(plain(), |_, emulator| {
+        let mut segment = Segment::new(&cache(), 4 * GIB).unwrap();
+        let grown = recorded(emulator, || segment.ensure(0..GIB + 42 * (MIB2 / 2)).unwrap());
+        let sizes: Vec<u64> = segment.pieces().map(|(_, size)| size).collect();
+        assert_eq!(sizes, [GIB, 10 * MIB2, 10 * MIB2, MIB2]);
+        assert_eq!(grown.len(), 8);
+    });
+}
+
+#[test]
+fn a_segment_of_large_pages_begins_at_a_whole_gib_and_grows_in_such() {
+    isolated(plain(), |_| {
+        let _shifts_the_rest = Session::current().unwrap().reserve(MIB2).unwrap();
+        let giant = Kind { page: Page::Giant, ..Kind::default() };
+        let cache = PageCache::with(&device(0), CacheOptions::new().kind(giant));
+        let mut segment = Segment::new(&cache, 2 * GIB - 1).unwrap();
+        assert_eq!((segment.address() % GIB, segment.size()), (0, 2 * GIB));
+        segment.ensure(GIB + 5..GIB + 6).unwrap();
+        assert_eq!(segment.pieces().collect::<Vec<_>>(), [(GIB, GIB)]);
+        let pool = Pool::new(&cache);
+        let block = pool.allocate(5, 1, Tag(0)).unwrap();
+        assert_eq!(pool.statistics().mapped, GIB);
+        block.write(0, b"small").unwrap();
+    });
+}
+
+#[test]
+fn one_page_is_mapped_at_several_addresses_and_several_segments_share_a_cache() {
+    on_each_generation(plain(), |_, _| {
+        let cache = cache();
+        let (mut one, mut other) = (Segment::new(&cache, GIB).unwrap(), Segment::new(&cache, GIB).unwrap());
+        one.ensure(0..MIB2).unwrap();
+        let page = one.memory_at(MIB2 - 1).unwrap();
+        assert!(one.memory_at(MIB2).is_none());
+        one.map(7 * MIB2, &page).unwrap();
+        other.map(0, &page).unwrap();
+        drop(page);
+        one.slice(0, 4).unwrap().write(b"same").unwrap();
+        let mut text = [0; 4];
+        other.slice(0, 4).unwrap().read(&mut text).unwrap();
+        assert_eq!(&text, b"same");
+        // The page is kept when its last mapping is gone.
+        assert_eq!(one.shrink(0..GIB).unwrap(), 2 * MIB2);
+        assert_eq!(cache.statistics().cached, 0);
+        drop(other);
+        assert_eq!(cache.statistics().cached, MIB2);
+    });
+}
+
+#[test]
+fn a_segment_larger_than_a_heap_is_contiguous_or_an_error() {
+    on_each_generation(plain(), |_, _| {
+        let session = Session::current().unwrap();
+        let _in_the_way = session.reserve(MIB2).unwrap();
+        let max = ReserveOptions::MAX_SIZE;
+        let mut large = Segment::with(&cache(), 2 * max + MIB2, SegmentOptions::new().handles(&[MIB2])).unwrap();
+        large.ensure(max - MIB2..max + MIB2).unwrap();
+        large.ensure(2 * max..2 * max + MIB2).unwrap();
+        large.slice(2 * max, 5).unwrap().write(b"there").unwrap();
+        refused_here(&large.slice(max - 2, 4).unwrap_err(), "more than one reservation");
+        assert_eq!(large.shrink(0..2 * max + MIB2).unwrap(), 3 * MIB2);
+        let error = Segment::new(&cache(), 42 * max).unwrap_err();
+        refused_here(&error, "free in one piece");
+        refused_here(&Segment::new(&cache(), u64::MAX).unwrap_err(), "too much");
+        refused_here(&Segment::new(&cache(), 0).unwrap_err(), "0 bytes");
+        refused_here(&Segment::new(&cache(), 1 << 62).unwrap_err(), "free in one piece");
+    });
+}
+
+#[test]
+fn ranges_and_handles_that_cannot_be_are_refused_before_anything_is_done() {
+    isolated(plain(), |emulator| {
+        let mut segment = Segment::new(&cache(), GIB).unwrap();
+        let calls = recorded(emulator, || {
+            #[expect(clippy::reversed_empty_ranges)]
+            for range in [0..GIB + 1, GIB..u64::MAX, u64::MAX..u64::MAX, 5..4] {
+                refused_here(&segment.ensure(range.clone()).unwrap_err(), "not inside of");
+                refused_here(&segment.shrink(range).unwrap_err(), "not inside of");
+            }
+            refused_here(&segment.slice(GIB, 1).unwrap_err(), "not inside of");
+            refused_here(&segment.slice(u64::MAX, u64::MAX).unwrap_err(), "not inside of");
+            for handles in [&[][..], &[0], &[1], &[MIB2, 3 * MIB2 / 2], &[2 * MIB2, 3 * MIB2]] {
+                let error = Segment::with(&cache(), GIB, SegmentOptions::new().handles(handles)).unwrap_err();
+                refused_here(&error, "its handles");
+            }
+        });
+        assert!(calls.is_empty(), "{calls:?}");
+    });
+}
+
+#[test]
+fn the_hook_is_called_before_anything_is_unmapped_and_its_panic_stops_that() {
+    on_each_generation(plain(), |_, _| {
+        let cache = cache();
+        let called = Arc::new(AtomicU64::new(0));
+        let hook = {
+            let called = called.clone();
+            move |ranges: &[std::ops::Range<u64>]| {
+                assert!(!ranges.is_empty());
+                // All of it is still there.
+                for range in ranges {
+                    let session = Session::current().unwrap();
+                    session.slice_at(range.start, range.end - range.start).unwrap().fill(1).unwrap();
+                }
+                if called.fetch_add(1, Ordering::Relaxed) == 1 {
+                    panic!("the second call");
+                }
+            }
+        };
+        let mut segment = Segment::with(&cache, GIB, SegmentOptions::new().before_unmap(hook)).unwrap();
+        segment.ensure(0..64 << 20).unwrap();
+        segment.shrink(60 << 20..GIB).unwrap();
+        let mapped = segment.mapped();
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| segment.shrink(0..GIB))).unwrap_err();
+        assert_eq!(segment.mapped(), mapped);
+        segment.slice(0, mapped).unwrap().fill(2).unwrap();
+        drop(segment);
+        assert_eq!(called.load(Ordering::Relaxed), 3);
+        assert_eq!(cache.statistics().cached, 64 << 20);
+    });
+}
+
+#[test]
+fn blocks_of_all_sizes_are_written_read_and_freed() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = Pool::new(&cache());
+        let sizes = [1, 63, 64, 65, 512, 4096, 5000, 32 << 10, 40_000, MIB2, 3 * MIB2 + 1, 70 << 20, GIB];
+        let mut blocks = Vec::new();
+        for (number, &size) in sizes.iter().enumerate() {
+            for tag in [Tag(0), Tag(u32::MAX)] {
+                let block = pool.allocate(size, 64 << (number % 16), tag).unwrap();
+                assert_eq!((block.address() % (64 << (number % 16)), block.tag()), (0, tag));
+                assert!(block.size() >= size);
+                assert_eq!(pool.find(block.address()), Some((block.size(), tag)));
+                block.write(size - 1, &[number as u8]).unwrap();
+                blocks.push((block, number as u8, size));
+            }
+        }
+        for (block, number, size) in &blocks {
+            let mut last = [0];
+            block.read(size - 1, &mut last).unwrap();
+            assert_eq!(last, [*number]);
+        }
+        let statistics = pool.statistics();
+        assert_eq!((statistics.blocks, statistics.peak), (26, statistics.in_use));
+        // The same again: no command at all.
+        drop(blocks);
+        let again = recorded(emulator, || {
+            let blocks: Vec<_> = sizes.iter().map(|&size| pool.allocate(size, 64, Tag(0)).unwrap()).collect();
+            drop(blocks);
+        });
+        assert!(again.is_empty(), "{again:?}");
+        let before = free();
+        assert_eq!(pool.trim().unwrap(), statistics.mapped);
+        assert_eq!(free(), before + statistics.mapped);
+        let empty = pool.statistics();
+        assert_eq!((empty.mapped, empty.reserved, empty.in_use, empty.cached), (0, 0, 0, 0));
+    });
+}
+
+#[test]
+fn a_block_is_freed_once_by_its_handle_or_by_its_address() {
+    on_each_generation(plain(), |_, _| {
+        let pool = Pool::new(&cache());
+        for size in [100, MIB2] {
+            let block = pool.allocate(size, 1, Tag(3)).unwrap();
+            let address = block.address();
+            refused_here(&pool.free(address).unwrap_err(), "belongs to a handle");
+            refused_here(&pool.free(address + 64).unwrap_err(), "no block of this pool begins");
+            assert_eq!(block.into_address(), address);
+            pool.free(address).unwrap();
+            refused_here(&pool.free(address).unwrap_err(), "no block of this pool begins");
+            assert_eq!(pool.find(address), None);
+        }
+        for address in [0, 1, u64::MAX, ReserveOptions::ADDRESSES.start, ReserveOptions::ADDRESSES.end] {
+            if pool.find(address).is_none() {
+                refused_here(&pool.free(address).unwrap_err(), "no block of this pool begins");
+            }
+        }
+        for (size, alignment) in [(0, 1), (1, 0), (1, 3), (1, 2 << 30), (u64::MAX, 1), (128 * GIB + 1, 1)] {
+            let words = if alignment == 1 { "not a size of blocks" } else { "is not possible" };
+            refused_here(&pool.allocate(size, alignment, Tag(0)).unwrap_err(), words);
+        }
+    });
+}
+
+#[test]
+fn a_reset_frees_all_blocks_of_a_tag_and_their_handles_are_worth_nothing() {
+    on_each_generation(plain(), |_, _| {
+        let pool = Pool::new(&cache());
+        let kept = pool.allocate(100, 1, Tag(2)).unwrap();
+        let stale = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
+        let loose = pool.allocate(7, 1, Tag(1)).unwrap().into_address();
+        pool.reset(Tag(1)).unwrap();
+        assert_eq!(pool.statistics_of(Tag(1)).blocks, 0);
+        let new = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
+        new[2].write(0, b"new").unwrap();
+        refused_here(&stale[2].write(0, b"old").unwrap_err(), "freed by a reset");
+        drop(stale);
+        pool.free(loose).unwrap_err();
+        assert_eq!(pool.statistics_of(Tag(1)).blocks, 3, "stale handles free nothing");
+        kept.write(0, b"kept").unwrap();
+    });
+}
+
+#[test]
+fn memory_goes_from_one_tag_to_another_before_it_runs_out() {
+    let config = Config { hbm: 64 << 20, ..plain() };
+    on_each_generation(config, |_, _| {
+        let pool = Pool::new(&cache());
+        let all = free();
+        let block = pool.allocate(all, 1, Tag(1)).unwrap();
+        let error = pool.allocate(1, 1, Tag(2)).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        drop(block);
+        let other = pool.allocate(all - MIB2, 1, Tag(2)).unwrap();
+        let small = pool.allocate(1, 1, Tag(1)).unwrap();
+        assert!(pool.allocate(1, 1, Tag(3)).unwrap_err().is_out_of_memory());
+        drop((other, small));
+        assert_eq!(pool.trim().unwrap(), all);
+    });
+}
+
+#[test]
+fn a_pool_maps_in_steps_if_there_is_enough_memory() {
+    let config = Config { hbm: 64 << 20, ..plain() };
+    on_each_generation(config, |_, _| {
+        let pool = Pool::with(&cache(), PoolOptions::new().step(20 << 20));
+        let all = free();
+        let mut blocks = vec![pool.allocate(MIB2, 1, Tag(0)).unwrap()];
+        assert_eq!(pool.statistics().mapped, 20 << 20);
+        while let Ok(block) = pool.allocate(MIB2, 1, Tag(0)) {
+            blocks.push(block);
+        }
+        assert_eq!(pool.statistics().in_use, all);
+    });
+}
+
+#[test]
+fn the_hook_of_a_pool_may_use_the_pool_and_its_panic_loses_nothing() {
+    on_each_generation(plain(), |_, emulator| {
+        let slot: Arc<std::sync::Mutex<Option<Pool>>> = Arc::default();
+        let inside = slot.clone();
+        let hook = move |_: &[std::ops::Range<u64>]| {
+            let pool = inside.lock().unwrap().clone();
+            let Some(pool) = pool else { panic!("there is no pool") };
+            drop(pool.allocate(MIB2, 1, Tag(0)).unwrap());
+            pool.statistics();
+        };
+        let pool = Pool::with(&cache(), PoolOptions::new().before_unmap(hook));
+        drop(pool.allocate(8 * MIB2, 1, Tag(0)).unwrap());
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.trim())).unwrap_err();
+        assert_eq!(pool.statistics().mapped, 8 * MIB2);
+        let again = recorded(emulator, || drop(pool.allocate(8 * MIB2, 1, Tag(0)).unwrap()));
+        assert!(again.is_empty(), "{again:?}");
+        *slot.lock().unwrap() = Some(pool.clone());
+        assert_eq!(pool.trim().unwrap(), 8 * MIB2);
+        *slot.lock().unwrap() = None;
+    });
+}
+
+#[test]
+fn eight_threads_share_a_pool() {
+    on_each_generation(Config { hbm: 2 * GIB, ..plain() }, |_, emulator| {
+        let pool = Pool::new(&cache());
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut blocks = Vec::new();
+                    for round in 0..300u64 {
+                        let number = round * 8 + thread;
+                        let size = 1 << (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59).min(23);
+                        let block = pool.allocate(size, 1, Tag((number % 3) as u32)).unwrap();
+                        if size <= 4096 {
+                            block.write(0, &number.to_le_bytes()[..size.min(8) as usize]).unwrap();
+                        }
+                        blocks.push((block, number, size));
+                        if round % 3 != 0 {
+                            let (block, number, size) = blocks.swap_remove((number % blocks.len() as u64) as usize);
+                            if size <= 4096 {
+                                let mut back = vec![0; size.min(8) as usize];
+                                block.read(0, &mut back).unwrap();
+                                assert_eq!(back, number.to_le_bytes()[..back.len()]);
+                            }
+                        }
+                        if round % 100 == 99 {
+                            pool.trim().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.statistics().blocks, 0);
+        pool.trim().unwrap();
+        assert_eq!(pool.statistics().mapped, 0);
+        assert!(count(emulator, "MEM_MAP") == count(emulator, "MEM_UNMAP"));
+        drop(pool);
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_cache_of_the_host_serves_host_memory() {
+    on_each_generation(plain(), |_, _| {
+        let host = Session::current().unwrap().host().unwrap();
+        let cache = PageCache::new(Place::Host(&host));
+        let pool = Pool::new(&cache);
+        let block = pool.allocate(100, 1, Tag(0)).unwrap();
+        block.write(0, b"on the host").unwrap();
+        let mut back = [0; 11];
+        block.read(0, &mut back).unwrap();
+        assert_eq!(&back, b"on the host");
+        assert_eq!(cache.kind().memory, MemoryKind::Ddr);
+    });
+}
+
+#[test]
+fn a_child_of_fork_is_refused_and_drops_without_a_command() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = Pool::new(&cache());
+        let block = pool.allocate(100, 1, Tag(0)).unwrap();
+        let large = pool.allocate(MIB2, 1, Tag(0)).unwrap();
+        let segment = Segment::new(pool.cache(), GIB).unwrap();
+        emulator.record();
+        let objects = std::cell::Cell::new(Some((pool, block, large, segment)));
+        let child = ascend_emulator::fork(|| {
+            let (pool, block, large, mut segment) = objects.take().unwrap();
+            support::refused_in_child(&pool.allocate(1, 1, Tag(0)).unwrap_err());
+            support::refused_in_child(&pool.free(large.address()).unwrap_err());
+            support::refused_in_child(&pool.trim().unwrap_err());
+            support::refused_in_child(&pool.reset(Tag(0)).unwrap_err());
+            support::refused_in_child(&block.write(0, b"x").unwrap_err());
+            support::refused_in_child(&segment.ensure(0..MIB2).unwrap_err());
+            support::refused_in_child(&segment.shrink(0..MIB2).unwrap_err());
+            support::refused_in_child(&pool.cache().take(MIB2).unwrap_err());
+            support::refused_in_child(&pool.cache().trim(0).unwrap_err());
+            assert_eq!(pool.statistics(), Default::default());
+            assert_eq!(pool.find(large.address()), None);
+            large.into_address();
+        });
+        let pid = child.pid();
+        child.join();
+        let records = emulator.records();
+        let calls = records.iter().filter(|record| record.pid == pid).map(|record| record.cmd.unwrap_or(record.call));
+        // CLOSE of files is refused or does nothing in a child.
+        let calls: Vec<_> = calls.filter(|&call| call != "CLOSE").collect();
+        assert!(calls.is_empty(), "{calls:?}");
+    });
+}
