@@ -184,8 +184,23 @@ impl Slice<'_> {
         self.size
     }
 
-    /// The memory that it begins in, unless it is empty. All of it is of one device, and all or none
-    /// is imported, as all of a reservation is.
+    /// A part of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what lies outside.
+    pub fn part(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
+        check("take a part of a slice", offset, size, self.size)?;
+        let cover = match &self.cover {
+            Cover::One(mapping) => Cover::One(mapping),
+            Cover::Several(cover) => Cover::Several(cover.part(self.address + offset, size)),
+            Cover::Empty(host) => Cover::Empty(host.clone()),
+        };
+        Ok(Slice { address: self.address + offset, size, cover })
+    }
+
+    /// The memory that it begins in, unless it is empty. All of it is of one device, and all or
+    /// none is imported, as all of a reservation is.
     #[inline]
     fn block(&self) -> Option<&Block> {
         match &self.cover {

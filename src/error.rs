@@ -85,6 +85,9 @@ pub enum Error {
     /// Two processes could not hand memory over.
     #[error(transparent)]
     Exchange(Box<Exchange>),
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(Box<FileFailed>),
     /// A driver that this library does not know.
     #[error(transparent)]
     UnknownGeneration(Box<UnknownDriver>),
@@ -404,6 +407,67 @@ pub struct Exchange {
     pub remedy: &'static str,
 }
 
+/// A file could not be read or written, or is not what it should be.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FileFailed {
+    /// What was tried, as a verb phrase.
+    pub operation: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    /// What Linux answered; `None` if the file itself is wrong.
+    pub errno: Option<Errno>,
+    /// What is wrong; empty if the errno says it.
+    pub problem: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl FileFailed {
+    /// A system call on the file failed.
+    #[cold]
+    pub(crate) fn call(operation: &'static str, path: &Path, error: &std::io::Error) -> Error {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        let problem = if errno.is_some() { String::new() } else { error.to_string() };
+        let remedy = match errno {
+            Some(Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG) => {
+                "Nothing was lost. Make room, raise the limit, or use another file system."
+            }
+            Some(Errno::ENOENT) => "Check the path.",
+            Some(Errno::EEXIST) => "Choose another path, or remove the file if it is not needed any more.",
+            Some(Errno::EACCES | Errno::EPERM) => "Check the permissions of the file and of its directory.",
+            _ => "Check the file and its file system.",
+        };
+        Error::File(Box::new(FileFailed { operation, path: path.to_owned(), errno, problem, remedy }))
+    }
+
+    /// The file is not what it should be.
+    #[cold]
+    pub(crate) fn because(
+        operation: &'static str,
+        path: &Path,
+        problem: impl Into<String>,
+        remedy: &'static str,
+    ) -> Error {
+        let problem = problem.into();
+        Error::File(Box::new(FileFailed { operation, path: path.to_owned(), errno: None, problem, remedy }))
+    }
+}
+
+impl fmt::Display for FileFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} ({}): ", self.operation, self.path.display())?;
+        match self.errno {
+            Some(errno) if self.problem.is_empty() => write!(f, "{errno}")?,
+            Some(errno) => write!(f, "{}: {errno}", self.problem)?,
+            None => f.write_str(&self.problem)?,
+        }
+        write!(f, ". {}", self.remedy)
+    }
+}
+
+impl std::error::Error for FileFailed {}
+
 /// Other code has this process's session.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -470,6 +534,7 @@ impl Error {
             Error::OutOfMemory(_) => Some(Errno::ENOMEM),
             Error::SessionTaken(_) => Some(Errno::EEXIST),
             Error::DeviceProcessDied { errno, .. } => Some(*errno),
+            Error::File(failed) => failed.errno,
             _ => None,
         }
     }
@@ -482,6 +547,7 @@ impl Error {
         match self {
             Error::OutOfMemory(_) => true,
             Error::Refused(refused) => refused.errno == Errno::ENOMEM,
+            Error::File(failed) => failed.errno == Some(Errno::ENOMEM),
             _ => false,
         }
     }

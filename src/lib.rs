@@ -72,7 +72,7 @@ pub use kind::{Granularity, Kind, MemoryKind, Page, UnknownMemoryKind};
 pub use mapping::{HostView, Mapping};
 pub use physical::{Location, PhysicalMemory};
 pub use reserve::{Reservation, ReserveOptions};
-pub use session::{Session, SessionBuilder};
+pub use session::{Session, SessionBuilder, SessionStatistics};
 
 /// The programs of the README are compiled.
 #[cfg(doctest)]

@@ -167,8 +167,9 @@ impl PhysicalMemory {
             return Err(no_giant_pages(device));
         }
         match svm.mem_create(device.id, size, kind, node) {
-            Ok(handle) => Ok(PhysicalMemory {
-                block: Arc::new(Live::new(Block {
+            Ok(handle) => {
+                device.session.counts.physical.fetch_add(size, Ordering::Relaxed);
+                let block = Block {
                     device: device.clone(),
                     size,
                     handle,
@@ -180,8 +181,9 @@ impl PhysicalMemory {
                     remote: false,
                     origin: AtomicU32::new(0),
                     share: AtomicI32::new(NOT_SHARED),
-                })),
-            }),
+                };
+                Ok(PhysicalMemory { block: Arc::new(Live::new(block)) })
+            }
             Err(refused) => Err(not_created(device, size, kind, node, refused)),
         }
     }
@@ -244,6 +246,7 @@ impl Block {
     pub(crate) fn imported(device: &Arc<Live<DeviceInner>>, answer: &Imported, key: ImportKey) -> Arc<Live<Block>> {
         // Without an answer, or with a newer one, HBM is assumed.
         let memory = MemoryKind::from_code(answer.memory).unwrap_or_default();
+        device.session.counts.physical.fetch_add(answer.size, Ordering::Relaxed);
         Arc::new(Live::new(Block {
             device: device.clone(),
             size: answer.size,
@@ -371,6 +374,7 @@ impl Undo for Block {
             session.sharing.imports.vacate(&key);
         }
         if let Error::DeviceProcessDied { .. } = error {
+            session.counts.physical.fetch_sub(self.size, Ordering::Relaxed);
             return trace::warn(self.describe(), "memory went with its device process");
         }
         session.keep(Left::Memory { handle: self.handle, size: self.size }, error);

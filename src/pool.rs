@@ -25,20 +25,23 @@
 //! ```
 
 mod blocks;
+mod file;
 mod heap;
 mod page_cache;
 mod segment;
 mod sleep;
 mod small_blocks;
 
+pub use file::{Progress, load, store};
 pub use page_cache::{CacheOptions, CacheStatistics, PageCache};
 pub use segment::{BeforeUnmap, Segment, SegmentOptions};
+pub use sleep::{BackupFile, BackupPart, Keep};
 
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
 use blocks::Request;
-use heap::{Heap, Shared, impossible, no_block};
+use heap::{Heap, Shared, State, impossible, no_block};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -408,11 +411,10 @@ impl Block {
         if books.generation != self.generation {
             return Err(Invalid::because(OPERATION, "it was freed by a reset of its tag", "Allocate a new one."));
         }
-        let awake = matches!(books.state, heap::State::Awake);
-        drop(books);
-        if !awake {
-            return Err(self.heap.asleep(OPERATION));
+        if !matches!(books.state, State::Awake) {
+            return Err(self.heap.asleep(&books.state, OPERATION));
         }
+        drop(books);
         self.heap.shared.cache.session().slice_at(self.address + offset, size)
     }
 

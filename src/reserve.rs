@@ -127,6 +127,7 @@ impl Reservation {
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
         let owner = AtomicU32::new(Reserved::NONE);
+        session.counts.reserved.fetch_add(size, Ordering::Relaxed);
         let reserved = Reserved { start, size, owner, session: session.clone() };
         Ok(Reservation { inner: Arc::new(Live::new(reserved)) })
     }

@@ -35,6 +35,7 @@ use seat::Place;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use undo::{Left, Live, Undo, in_use};
 
@@ -139,8 +140,33 @@ fn open(builder: &SessionBuilder, place: Place) -> Result<Session> {
     Ok(Session { inner })
 }
 
+/// What a process has of the driver's: bytes, unless it says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SessionStatistics {
+    /// Physical memory of devices and of the host, own and imported, mapped or not.
+    pub physical: u64,
+    /// Reserved addresses.
+    pub reserved: u64,
+    /// Addresses with memory behind them: memory that is mapped twice counts twice.
+    pub mapped: u64,
+    /// Number of mappings.
+    pub mappings: u64,
+    /// Number of objects that were dropped and could not be undone: they are tried again when a
+    /// device or the session is closed.
+    pub left: u64,
+}
+
+/// What is counted as it comes and goes.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) physical: AtomicU64,
+    pub(crate) reserved: AtomicU64,
+}
+
 /// The session itself.
 pub(crate) struct Inner {
+    pub(crate) counts: Counts,
     pub(crate) arena: Mutex<Arena>,
     /// Held while a heap is enabled, so that no two threads enable the same.
     growing: Mutex<()>,
@@ -268,6 +294,21 @@ impl Session {
         self.inner.mappings()?.range_at(address)
     }
 
+    /// What this process has of the driver's, by this library's own count. All zero in a child of
+    /// fork.
+    pub fn statistics(&self) -> SessionStatistics {
+        let Some(table) = self.inner.mappings() else { return SessionStatistics::default() };
+        let (mappings, mapped) = table.total();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        SessionStatistics {
+            physical: load(&self.inner.counts.physical),
+            reserved: load(&self.inner.counts.reserved),
+            mapped,
+            mappings,
+            left: lock(&self.inner.left).len() as u64,
+        }
+    }
+
     /// The driver's generation, as found out when the session was opened.
     pub fn generation(&self) -> Generation {
         self.inner.generation
@@ -321,6 +362,7 @@ impl Inner {
         // Segments of an earlier attempt cannot be unmapped, but need not be used.
         let cpu_access = builder.segments && prepared.segments.has_svm();
         Ok(Inner {
+            counts: Counts::default(),
             arena: Mutex::new(Arena::new()),
             growing: Mutex::default(),
             mappings: MappingTable::default(),

@@ -2,21 +2,33 @@
 //!
 //! ASYNC_MEMCPY pins the host's pages and returns the number of a task; MEMCPY_RESULT_REFRESH waits
 //! for it, and must be called exactly once per task, or the kernel keeps the mapping busy for ever.
-//! A [`Pending`] owns its buffer and a claim on the mapping, so it is sound even when it is
-//! forgotten: then both simply stay. If the device does not finish in time, its DMA may still be
+//! A [`Pending`] owns its buffer and a claim on the mappings, so it is sound even when it is
+//! forgotten: then all simply stays. If the device does not finish in time, its DMA may still be
 //! running: then the buffer is leaked rather than freed, and the kernel, which keeps its locks in
 //! that case, refuses to unmap the memory until the session is closed.
+//!
+//! The kernel can wait for a task, but not say whether it is over. So a [`Pending`] that is asked
+//! that, or polled as a future, starts a thread that waits.
 
-use super::Slice;
-use crate::error::{Errno, Failed, Refused, Result, SystemCall, bytes};
+use super::{Cover, Slice};
+use crate::device::DeviceInner;
+use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall, bytes};
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
+use crate::signals;
+use crate::slots::lock;
 use crate::trace;
 use ascend_ioctl::svm::Op;
 use std::fmt;
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 /// A copy that is running. Wait for it; dropping it waits too, and logs what goes wrong.
+///
+/// It is also a future, for any runtime: polled the first time, it starts a thread that waits for
+/// the copy.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -34,18 +46,46 @@ use std::sync::Arc;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "dropping it waits for the copy at once"]
-pub struct Pending {
+pub struct Pending<T = Vec<u8>> {
     /// `None` once it is the caller's again, or if the device may still be using it: then it is
     /// leaked.
-    buffer: Option<Vec<u8>>,
-    mapped: Arc<Live<Mapped>>,
-    /// The kernel's task; `None` once it was waited for, and where nothing had to be copied.
-    task: Option<i32>,
+    buffer: Option<T>,
+    task: Task,
+    size: u64,
+    device: Arc<Live<DeviceInner>>,
+    /// What is read and written. Empty where nothing is copied.
+    held: Vec<Arc<Live<Mapped>>>,
 }
 
-impl fmt::Debug for Pending {
+/// The kernel's task.
+enum Task {
+    /// Not waited for yet.
+    Running(i32),
+    /// A thread waits for it.
+    Waited(i32, Arc<Waiter>),
+    /// It was waited for, or nothing had to be copied. The result was not taken yet.
+    Over,
+    /// The result was taken.
+    Taken,
+}
+
+/// Where a thread that waits for a task puts the answer.
+#[derive(Default)]
+struct Waiter {
+    answer: Mutex<(Option<Answer>, Option<Waker>)>,
+    arrived: Condvar,
+}
+
+/// Whether the copy was done; an error if that is not known.
+type Answer = Result<bool, Box<Refused>>;
+
+impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending").field("task", &self.task).finish_non_exhaustive()
+        let state = match self.task {
+            Task::Running(_) | Task::Waited(..) => "running",
+            Task::Over | Task::Taken => "over",
+        };
+        write!(f, "Pending({}, {state})", bytes(self.size))
     }
 }
 
@@ -54,12 +94,14 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](crate::Error::Invalid) for what lies outside of the mapping;
-    /// [`Error::Refused`](crate::Error::Refused) if the kernel does not begin the copy. The buffer
-    /// comes back.
+    /// [`Error::Invalid`] for what lies outside of the mapping; [`Error::Refused`] if the kernel
+    /// does not begin the copy. The buffer comes back.
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn write_async(&self, offset: u64, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
-        self.begin(offset, from, true)
+        match self.slice(offset, from.len() as u64) {
+            Ok(slice) => slice.write_async(from),
+            Err(error) => Err(Failed { error, object: from }),
+        }
     }
 
     /// Begins to copy memory into a buffer, all of it; it comes back when the copy is waited for.
@@ -68,80 +110,225 @@ impl Mapping {
     ///
     /// Those of [`Mapping::write_async`].
     pub fn read_async(&self, offset: u64, to: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
-        self.begin(offset, to, false)
-    }
-
-    fn begin(&self, offset: u64, mut buffer: Vec<u8>, to_device: bool) -> Result<Pending, Failed<Vec<u8>>> {
-        let begun = self.slice(offset, buffer.len() as u64).and_then(|slice| slice.begin(&mut buffer, to_device));
-        match begun {
-            Ok(task) => Ok(Pending { buffer: Some(buffer), mapped: self.inner.clone(), task }),
-            Err(error) => Err(Failed { error, object: buffer }),
+        match self.slice(offset, to.len() as u64) {
+            Ok(slice) => slice.read_async(to),
+            Err(error) => Err(Failed { error, object: to }),
         }
     }
 }
 
 impl Slice<'_> {
-    /// Begins a copy, and returns the number of its task. What the driver does not copy
-    /// asynchronously, because it is host memory or nothing, is copied at once.
-    fn begin(&self, buffer: &mut [u8], to_device: bool) -> Result<Option<i32>> {
-        self.check_copy("begin a copy")?;
-        let svm = self.svm();
+    /// Begins to copy a buffer of the same size into the memory; the buffer comes back when the
+    /// copy is waited for. What it covers stays mapped until then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write_async`].
+    pub fn write_async(&self, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
+        self.begin(from, true)
+    }
+
+    /// Begins to copy the memory into a buffer of the same size.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write_async`].
+    pub fn read_async(&self, to: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
+        self.begin(to, false)
+    }
+
+    /// Begins to copy other mapped memory of the same size into this, without a buffer: between a
+    /// device and host memory of the driver's. Other copies are done at once, because the driver
+    /// knows no others that run by themselves.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Slice::copy_from`].
+    pub fn copy_from_async(&self, from: &Slice<'_>) -> Result<Pending<()>> {
+        const OPERATION: &str = "begin a copy between mapped memory";
+        self.same_size(OPERATION, from.size)?;
+        from.check_copy(OPERATION)?;
+        let (device, host) = if self.is_host() { (from, self) } else { (self, from) };
+        let task = if self.size == 0 || device.is_host() || !host.is_host() {
+            self.copy_from(from)?;
+            Task::Over
+        } else {
+            // SAFETY: both slices stay mapped, held by the `Pending` until the copy is over, or for
+            // ever.
+            let task = unsafe { self.svm().async_memcpy(device.device().id, self.address, from.address, self.size) };
+            Task::Running(task.map_err(|refused| device.failed(refused, OPERATION))?)
+        };
+        let held = self.held().chain(from.held()).collect();
+        Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held })
+    }
+
+    /// Begins a copy. What the driver does not copy asynchronously, because it is host memory or
+    /// nothing, is copied at once.
+    fn begin(&self, mut buffer: Vec<u8>, to_device: bool) -> Result<Pending, Failed<Vec<u8>>> {
+        match self.begin_task(&mut buffer, to_device) {
+            Ok(task) => {
+                let (device, held) = (self.device().clone(), self.held().collect());
+                Ok(Pending { buffer: Some(buffer), task, size: self.size, device, held })
+            }
+            Err(error) => Err(Failed { error, object: buffer }),
+        }
+    }
+
+    fn begin_task(&self, buffer: &mut [u8], to_device: bool) -> Result<Task> {
+        self.same_size("begin a copy", buffer.len() as u64)?;
         if self.is_host() || self.size == 0 {
             if to_device {
                 self.write(buffer)?
             } else {
                 self.read(buffer)?
             }
-            return Ok(None);
+            return Ok(Task::Over);
         }
         let host = buffer.as_mut_ptr().expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
         let device = self.device().id;
-        // SAFETY: the mapping and the buffer live in the `Pending` until the copy is over, or for
+        // SAFETY: the mappings and the buffer live in the `Pending` until the copy is over, or for
         // ever.
-        let task = unsafe { svm.async_memcpy(device, destination, source, self.size) };
-        task.map(Some).map_err(|refused| self.failed(refused, "begin a copy"))
+        let task = unsafe { self.svm().async_memcpy(device, destination, source, self.size) };
+        task.map(Task::Running).map_err(|refused| self.failed(refused, "begin a copy"))
+    }
+
+    /// The mappings that it covers.
+    fn held(&self) -> impl Iterator<Item = Arc<Live<Mapped>>> {
+        let (first, others) = match &self.cover {
+            Cover::One(mapping) => (Some(&mapping.inner), &[][..]),
+            Cover::Several(cover) => (Some(&cover.first), &cover.others[..]),
+            Cover::Empty(_) => (None, &[][..]),
+        };
+        first.into_iter().chain(others).cloned()
     }
 }
 
-impl Pending {
+impl<T> Pending<T> {
     /// Waits until the copy is done, and returns the buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`](crate::Error::Refused) if the copy failed; the buffer comes back, unless
-    /// the device may still be using it.
-    pub fn wait(mut self) -> Result<Vec<u8>, Failed<Option<Vec<u8>>>> {
-        let waited = self.mapped.session().svm.check_process().and_then(|()| self.finish());
-        match (waited, self.buffer.take()) {
-            (Ok(()), buffer) => Ok(buffer.unwrap_or_default()),
+    /// [`Error::Refused`] if the copy failed; the buffer comes back, unless the device may still be
+    /// using it.
+    pub fn wait(mut self) -> Result<T, Failed<Option<T>>> {
+        self.take_result()
+    }
+
+    /// The result, once the copy is over; `None` while it is running. The first call starts a
+    /// thread that waits for it; if none can be started, this waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pending::wait`]; [`Error::Invalid`] if the result was returned before.
+    pub fn try_wait(&mut self) -> Option<Result<T, Failed<Option<T>>>> {
+        if self.is_running(None) { None } else { Some(self.take_result()) }
+    }
+
+    /// Whether the copy may still be running. If it is, the waker is called when it is over.
+    fn is_running(&mut self, waker: Option<&Waker>) -> bool {
+        if self.device.session.svm.guard.in_child() {
+            return false;
+        }
+        if let Task::Running(task) = self.task {
+            let Some(waiter) = self.start_waiter(task) else { return false };
+            self.task = Task::Waited(task, waiter);
+        }
+        let Task::Waited(_, waiter) = &self.task else { return false };
+        let mut answer = lock(&waiter.answer);
+        if answer.0.is_none() {
+            answer.1 = waker.cloned().or(answer.1.take());
+        }
+        answer.0.is_none()
+    }
+
+    fn start_waiter(&self, task: i32) -> Option<Arc<Waiter>> {
+        let waiter = Arc::<Waiter>::default();
+        let (device, size, answers) = (self.device.clone(), self.size, waiter.clone());
+        let wait = move || {
+            let answer = device.session.svm.memcpy_result_refresh(device.id, task, size);
+            // The caller may close the device once it sees the answer.
+            drop(device);
+            let mut place = lock(&answers.answer);
+            place.0 = Some(answer);
+            let waker = place.1.take();
+            drop(place);
+            answers.arrived.notify_all();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        };
+        signals::spawn("ascend-vmm-copy", wait).ok().map(|_| waiter)
+    }
+
+    fn take_result(&mut self) -> Result<T, Failed<Option<T>>> {
+        let finished = self.device.session.svm.check_process().and_then(|()| self.finish());
+        match (finished, self.buffer.take()) {
+            (Ok(()), Some(buffer)) => Ok(buffer),
+            (Ok(()), None) => Err(Failed {
+                error: Invalid::because("wait for a copy", "its result was returned before", "Ask once."),
+                object: None,
+            }),
             (Err(error), object) => Err(Failed { error, object }),
         }
     }
 
+    /// Waits for the task. After that nothing is held any more, if the copy is over.
     fn finish(&mut self) -> Result<()> {
         // The kernel takes the task out, whatever it answers: it is never waited for twice.
-        let Some(task) = self.task.take() else { return Ok(()) };
-        let (device, size) = (&self.mapped.block.device, self.buffer.as_ref().map_or(0, Vec::len) as u64);
-        let arguments = || format!("task {task}, size {}", bytes(size));
-        match self.mapped.session().svm.memcpy_result_refresh(device.id, task, size) {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let refused = Refused::new(SystemCall::Svm(Op::MemcpyResultRefresh), Errno::EIO);
-                Err(device.failed(refused, "copy", arguments()))
+        let (task, answer) = match std::mem::replace(&mut self.task, Task::Taken) {
+            Task::Running(task) => {
+                (task, self.device.session.svm.memcpy_result_refresh(self.device.id, task, self.size))
             }
+            Task::Waited(task, waiter) => {
+                let mut place = lock(&waiter.answer);
+                let answer = loop {
+                    match place.0.take() {
+                        Some(answer) => break answer,
+                        None => place = waiter.arrived.wait(place).unwrap_or_else(PoisonError::into_inner),
+                    }
+                };
+                (task, answer)
+            }
+            Task::Over | Task::Taken => {
+                self.held.clear();
+                return Ok(());
+            }
+        };
+        self.finished(task, answer)
+    }
+
+    fn finished(&mut self, task: i32, answer: Answer) -> Result<()> {
+        let failed = |refused: Box<Refused>, operation: &'static str| -> Error {
+            self.device.failed(refused, operation, format!("task {task}, size {}", bytes(self.size)))
+        };
+        let result = match answer {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(failed(Refused::new(SystemCall::Svm(Op::MemcpyResultRefresh), Errno::EIO), "copy")),
             Err(refused) => {
+                let error = failed(refused, "wait for a copy");
                 // The device may still be using it.
                 std::mem::forget(self.buffer.take());
-                Err(device.failed(refused, "wait for a copy", arguments()))
+                Err(error)
             }
-        }
+        };
+        self.held.clear();
+        result
     }
 }
 
-impl Drop for Pending {
+impl<T: Unpin> Future for Pending<T> {
+    type Output = Result<T, Failed<Option<T>>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let pending = self.get_mut();
+        if pending.is_running(Some(context.waker())) { Poll::Pending } else { Poll::Ready(pending.take_result()) }
+    }
+}
+
+impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        if self.mapped.session().svm.guard.in_child() {
+        if self.device.session.svm.guard.in_child() {
             // The parent's copy.
             return;
         }

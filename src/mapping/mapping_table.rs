@@ -117,6 +117,27 @@ impl MappingTable {
         (covered >= end).then_some(cover)
     }
 
+    /// The memory that is mapped in `start..end`, in order.
+    pub(crate) fn blocks(&self, start: u64, end: u64) -> Vec<(u64, Arc<Live<Block>>)> {
+        let mut found = Vec::new();
+        self.lock().each(start, end, |first, entry| {
+            if entry.is_alive() {
+                found.extend(entry.block.upgrade().map(|block| (self::start(first), block)));
+            }
+        });
+        found
+    }
+
+    /// How many mappings there are, and their bytes.
+    pub(crate) fn total(&self) -> (u64, u64) {
+        let (mut mappings, mut bytes) = (0, 0);
+        self.lock().each(ReserveOptions::ADDRESSES.start, ReserveOptions::ADDRESSES.end, |_, entry| {
+            mappings += 1;
+            bytes += entry.size();
+        });
+        (mappings, bytes)
+    }
+
     /// The ranges that are mapped in `start..end`, in order. No mapping crosses `start` or `end`.
     pub(crate) fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
@@ -136,6 +157,17 @@ impl Default for Ranges {
 pub(crate) struct Cover {
     pub(crate) first: Arc<Live<Mapped>>,
     pub(crate) others: Vec<Arc<Live<Mapped>>>,
+}
+
+impl Cover {
+    /// Those that cover a part.
+    pub(crate) fn part(&self, address: u64, size: u64) -> Cover {
+        let begins = |address: u64| self.others.partition_point(|mapped| mapped.address <= address);
+        let (first, end) = (begins(address), begins((address + size).saturating_sub(1)));
+        // The one before the first that begins after the address contains it.
+        let containing = first.checked_sub(1).and_then(|at| self.others.get(at)).unwrap_or(&self.first);
+        Cover { first: containing.clone(), others: self.others.get(first..end).unwrap_or_default().to_vec() }
+    }
 }
 
 impl Ranges {

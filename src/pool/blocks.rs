@@ -532,7 +532,6 @@ impl Blocks {
     }
 
     /// What is in use, in order, among mapped memory; runs of small blocks as a whole.
-    #[cfg_attr(not(test), expect(dead_code, reason = "sleep needs it"))]
     pub(super) fn used_ranges(&self, mapped: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = Vec::new();
         for range in mapped {

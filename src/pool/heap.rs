@@ -85,7 +85,6 @@ pub(super) struct Books {
 }
 
 /// What a tag is doing.
-#[expect(dead_code, reason = "sleep needs it")]
 pub(super) enum State {
     Awake,
     /// A thread puts it to sleep or wakes it.
@@ -146,6 +145,10 @@ impl Room {
 
     fn address(&self) -> u64 {
         self.segment.address()
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        (self.address()..self.end()).contains(&address)
     }
 
     fn end(&self) -> u64 {
@@ -237,7 +240,7 @@ impl Heap {
         let _quiet = quiet();
         loop {
             if !matches!(books.state, State::Awake) {
-                return Err(self.asleep(ALLOCATE));
+                return Err(self.asleep(&books.state, ALLOCATE));
             }
             if let Some(address) = books.blocks.allocate(request, true) {
                 let generation = books.generation;
@@ -360,7 +363,7 @@ impl Heap {
     pub(super) fn reset(&self) -> Result<()> {
         let books = self.lock();
         if !matches!(books.state, State::Awake) {
-            return Err(self.asleep("reset a tag of a pool"));
+            return Err(self.asleep(&books.state, "reset a tag of a pool"));
         }
         let (taken, mut books) = self.take(books);
         let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
@@ -423,8 +426,8 @@ impl Heap {
     }
 
     #[cold]
-    pub(super) fn asleep(&self, operation: &'static str) -> Error {
-        let state = match self.lock().state {
+    pub(super) fn asleep(&self, state: &State, operation: &'static str) -> Error {
+        let state = match state {
             State::Changing => "is falling asleep or waking",
             _ => "is asleep",
         };

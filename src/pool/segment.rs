@@ -216,29 +216,16 @@ impl Segment {
         let plan = self.plan(range)?;
         let mut done: Vec<u64> = Vec::with_capacity(plan.len());
         for (offset, size) in plan {
-            let made = self.cache.take(size).and_then(|memory| match self.map_piece(offset, &memory) {
-                Ok(mapping) => Ok(mapping),
-                Err(error) => {
-                    self.cache.put(memory);
-                    Err(error)
-                }
-            });
-            match made {
-                Ok(mapping) => {
-                    self.insert(offset, mapping);
-                    done.push(offset);
-                }
-                Err(error) => {
-                    // Newest first, as the cache hands out what came last.
-                    for offset in done.into_iter().rev() {
-                        match self.unmap_piece(offset) {
-                            Ok(memory) => self.cache.put(memory),
-                            Err(error) => trace::warn(error, "memory stays mapped that could not be unmapped again"),
-                        }
+            if let Err(error) = self.map_new(offset, size) {
+                // Newest first, as the cache hands out what came last.
+                for offset in done.into_iter().rev() {
+                    if let Err(error) = self.unmap_again(offset) {
+                        trace::warn(error, "memory stays mapped that could not be unmapped again");
                     }
-                    return Err(error);
                 }
+                return Err(error);
             }
+            done.push(offset);
         }
         Ok(())
     }
@@ -321,6 +308,33 @@ impl Segment {
                 }
             }
         }
+    }
+
+    /// Maps new memory of a size at an offset where there is none.
+    pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
+        if self.pieces.get(&offset).is_some_and(|mapping| mapping.size() == size) {
+            return Ok(());
+        }
+        let memory = self.cache.take(size)?;
+        match self.map_piece(offset, &memory) {
+            Ok(mapping) => {
+                self.insert(offset, mapping);
+                Ok(())
+            }
+            Err(error) => {
+                self.cache.put(memory);
+                Err(error)
+            }
+        }
+    }
+
+    /// Unmaps one handle again, into the cache, if there is one.
+    pub(super) fn unmap_again(&mut self, offset: u64) -> Result<()> {
+        if self.pieces.contains_key(&offset) {
+            let memory = self.unmap_piece(offset)?;
+            self.cache.put(memory);
+        }
+        Ok(())
     }
 
     /// Maps memory at a place that is known to be inside.

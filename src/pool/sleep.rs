@@ -1,12 +1,702 @@
-//! Sleep and wake.
+//! Sleep and wake: a tag gives up its memory for a while and keeps its addresses.
+//!
+//! Falling asleep copies what is in use to where it is kept, unmaps all handles of the tag and
+//! releases them. Waking takes handles of the same sizes, maps them where the old ones were, and
+//! copies back. Each is all or nothing: after an error, or a panic of the caller's progress
+//! callback, the tag is as it was before, and what was kept is kept until a waking has succeeded.
+//!
+//! Contents that are kept in a file survive this process. The file is written under a temporary
+//! name, brought to the disk and renamed before anything is unmapped, and it says itself which
+//! addresses its parts are of ([`BackupFile`]).
+
+use super::blocks::Blocks;
+use super::file::{Progress, load, store};
+use super::heap::{Heap, Room, State, Taken};
+use super::page_cache::PageCache;
+use super::segment::Segment;
+use super::{Pool, Tag};
+use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result, bytes};
+use crate::kind::Page;
+use crate::physical::PhysicalMemory;
+use crate::reserve::ReserveOptions;
+use crate::session::Session;
+use crate::trace::{self, quiet};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What becomes of the contents of a tag that falls asleep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Keep {
+    /// They are lost: for what can be computed again.
+    Nothing,
+    /// In ordinary memory of this process.
+    Host,
+    /// In host memory of the driver's, which is pinned: faster to copy, and not swapped out.
+    Pinned,
+    /// In a file of this name, which must not exist. It is removed when the tag is awake again, and
+    /// stays if this process ends before that.
+    File(PathBuf),
+}
 
 /// A tag that is asleep.
 pub(super) struct Asleep {
-    size: u64,
+    /// Address and size of its handles.
+    handles: Vec<(u64, u64)>,
+    backup: Backup,
 }
 
 impl Asleep {
     pub(super) fn size(&self) -> u64 {
-        self.size
+        self.handles.iter().map(|(_, size)| size).sum()
+    }
+}
+
+/// Contents that are kept: of these addresses, one after the other.
+struct Backup {
+    used: Vec<Range<u64>>,
+    store: Store,
+}
+
+enum Store {
+    Nothing,
+    /// In pieces that are not larger than this.
+    Host(Vec<Vec<u8>>),
+    Pinned(Segment),
+    File(KeptFile),
+}
+
+/// Bytes that are copied at once to and from the host's memory.
+const CHUNK: u64 = 16 << 20;
+
+const SLEEP: &str = "put a tag to sleep";
+const WAKE: &str = "wake a tag";
+
+impl Pool {
+    /// Puts a tag to sleep: its memory is released, its addresses stay, and so do its blocks, which
+    /// cannot be used until [`Pool::wake`]. Returns how many bytes were released.
+    ///
+    /// The hook for unmapping is called first, before anything is copied. Then `progress` is called
+    /// from time to time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] while
+    /// slices or copies of its blocks are alive; [`Error::File`] if the file cannot be written, for
+    /// example because the disk is full; those of copies and of unmapping. The tag is awake then,
+    /// and nothing is lost.
+    ///
+    /// ```standalone_crate
+    /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+    /// # emulator.attach()?;
+    /// use ascend_vmm::pool::{Keep, PageCache, Pool, Tag};
+    /// use ascend_vmm::{LogicalId, Session};
+    ///
+    /// const WEIGHTS: Tag = Tag(1);
+    /// let device = Session::open()?.device(LogicalId(0))?;
+    /// let pool = Pool::new(&PageCache::new(&device));
+    /// let block = pool.allocate(10 << 20, 1, WEIGHTS)?;
+    /// block.write(0, b"kept")?;
+    /// let address = block.address();
+    ///
+    /// assert_eq!(pool.sleep(WEIGHTS, Keep::Host, |_| ())?, 10 << 20);
+    /// assert!(block.write(0, b"no").is_err());
+    /// pool.wake(&[WEIGHTS], |_| ())?;
+    ///
+    /// let mut back = [0; 4];
+    /// block.read(0, &mut back)?;
+    /// assert_eq!((&back, block.address()), (b"kept", address));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sleep(&self, tag: Tag, keep: Keep, mut progress: impl FnMut(Progress)) -> Result<u64> {
+        self.inner.shared.check_process()?;
+        let heap = self.heap(tag);
+        let Some((mut falling, used)) = Falling::begin(&heap)? else { return Ok(0) };
+        let mapped = falling.mapped();
+        if let Some(hook) = &self.inner.shared.options.before_unmap {
+            if !mapped.is_empty() {
+                hook(&mapped);
+            }
+        }
+        let backup = Backup::make(tag, &self.inner.shared.cache, used, keep, &mut progress)?;
+        let _quiet = quiet();
+        match falling.unmap() {
+            Ok(()) => Ok(falling.end(backup)),
+            Err(error) => {
+                backup.discard();
+                Err(error)
+            }
+        }
+    }
+
+    /// Wakes tags, all of them or none. Tags that are awake stay so.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`] with how much is missing, after all that is free in tags that are
+    /// awake was given back; [`Error::File`] if a file cannot be read any more; [`Error::Invalid`]
+    /// if another thread puts one of them to sleep or wakes it; those of mapping and copies. All
+    /// that were asleep are asleep then, and what was kept is still kept.
+    pub fn wake(&self, tags: &[Tag], mut progress: impl FnMut(Progress)) -> Result<()> {
+        self.inner.shared.check_process()?;
+        match self.try_wake(tags, &mut progress) {
+            Err(error) if error.is_out_of_memory() && self.unmap_free()? > 0 => self.try_wake(tags, &mut progress),
+            woken => woken,
+        }
+    }
+
+    fn try_wake(&self, tags: &[Tag], progress: &mut impl FnMut(Progress)) -> Result<()> {
+        let mut tags = tags.to_vec();
+        tags.sort_unstable();
+        tags.dedup();
+        let heaps: Vec<_> = tags.iter().filter_map(|&tag| self.known(tag)).collect();
+        let mut waking = Vec::new();
+        for heap in &heaps {
+            waking.extend(Waking::begin(heap)?);
+        }
+        let cache = &self.inner.shared.cache;
+        let total = waking.iter().map(|one| one.asleep.size()).sum();
+        let cached = cache.statistics().cached;
+        let mapped = {
+            let _quiet = quiet();
+            waking.iter_mut().try_for_each(Waking::map)
+        };
+        let had = waking.iter().map(|one| one.mapped).sum();
+        let copied = mapped.and_then(|()| {
+            let whole = waking.iter().map(|one| one.asleep.backup.size()).sum();
+            let mut done = 0;
+            waking.iter().try_for_each(|one| {
+                let copied =
+                    one.asleep.backup.restore(cache, |part| progress(Progress { done: done + part, total: whole }));
+                done += one.asleep.backup.size();
+                copied
+            })
+        });
+        match copied {
+            Ok(()) => {
+                waking.into_iter().for_each(Waking::end);
+                Ok(())
+            }
+            Err(error) => {
+                drop(waking);
+                // As much as before: what this took from the device it gives back.
+                cache.trim(cached)?;
+                Err(missing(error, &tags, had, total))
+            }
+        }
+    }
+}
+
+/// A tag that falls asleep. Dropped before its end, it is awake as before.
+struct Falling<'a> {
+    heap: &'a Heap,
+    taken: Option<Taken<'a>>,
+    /// Memory that was unmapped: the segment, and where.
+    unmapped: Vec<(usize, Vec<(u64, PhysicalMemory)>)>,
+}
+
+impl<'a> Falling<'a> {
+    /// Keeps others from using the tag; also what is in use. `None` if it is asleep.
+    fn begin(heap: &'a Heap) -> Result<Option<(Falling<'a>, Vec<Range<u64>>)>> {
+        let mut books = heap.lock();
+        match books.state {
+            State::Awake => books.state = State::Changing,
+            State::Asleep(_) => return Ok(None),
+            State::Changing => return Err(heap.asleep(&books.state, SLEEP)),
+        }
+        let (taken, books) = heap.take(books);
+        let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
+        let used = Blocks::used_ranges(&books.blocks, &mapped);
+        drop(books);
+        Ok(Some((Falling { heap, taken: Some(taken), unmapped: Vec::new() }, used)))
+    }
+
+    fn rooms(&mut self) -> &mut [Room] {
+        self.taken.as_mut().map_or(&mut [], |taken| &mut taken.rooms)
+    }
+
+    fn mapped(&mut self) -> Vec<Range<u64>> {
+        self.rooms().iter().flat_map(|room| room.mapped()).collect()
+    }
+
+    fn unmap(&mut self) -> Result<()> {
+        for number in 0..self.rooms().len() {
+            let segment = &mut self.rooms()[number].segment;
+            let memories = segment.unmap(0..segment.size())?;
+            self.unmapped.push((number, memories));
+        }
+        Ok(())
+    }
+
+    /// The tag is asleep. Its memory is released; returns how much.
+    fn end(mut self, backup: Backup) -> u64 {
+        let unmapped = std::mem::take(&mut self.unmapped);
+        let mut handles = Vec::new();
+        for (number, memories) in &unmapped {
+            let start = self.rooms()[*number].segment.address();
+            handles.extend(memories.iter().map(|(offset, memory)| (start + offset, memory.size())));
+        }
+        self.heap.lock().state = State::Asleep(Asleep { handles, backup });
+        drop(self.taken.take());
+        let mut released = 0;
+        for (_, memory) in unmapped.into_iter().flat_map(|(_, memories)| memories) {
+            let size = memory.size();
+            match memory.free() {
+                Ok(()) => released += size,
+                Err(failed) => trace::warn(&failed, "memory of a tag that is asleep was not released"),
+            }
+        }
+        released
+    }
+}
+
+impl Drop for Falling<'_> {
+    fn drop(&mut self) {
+        let Some(mut taken) = self.taken.take() else { return };
+        for (number, memories) in std::mem::take(&mut self.unmapped) {
+            taken.rooms[number].segment.restore(memories);
+        }
+        self.heap.lock().state = State::Awake;
+    }
+}
+
+/// A tag that wakes. Dropped before its end, it is asleep as before.
+struct Waking<'a> {
+    heap: &'a Heap,
+    taken: Option<Taken<'a>>,
+    asleep: Asleep,
+    mapped: u64,
+}
+
+impl<'a> Waking<'a> {
+    /// `None` if it is awake.
+    fn begin(heap: &'a Heap) -> Result<Option<Waking<'a>>> {
+        let mut books = heap.lock();
+        match std::mem::replace(&mut books.state, State::Changing) {
+            State::Awake => {
+                books.state = State::Awake;
+                Ok(None)
+            }
+            State::Asleep(asleep) => {
+                let (taken, books) = heap.take(books);
+                drop(books);
+                Ok(Some(Waking { heap, taken: Some(taken), asleep, mapped: 0 }))
+            }
+            State::Changing => Err(heap.asleep(&books.state, WAKE)),
+        }
+    }
+
+    fn rooms(&mut self) -> &mut [Room] {
+        self.taken.as_mut().map_or(&mut [], |taken| &mut taken.rooms)
+    }
+
+    /// Maps handles of the same sizes at the same addresses.
+    fn map(&mut self) -> Result<()> {
+        for (address, size) in self.asleep.handles.clone() {
+            let room = self.rooms().iter_mut().find(|room| room.contains(address));
+            let Some(room) = room else { continue };
+            let offset = address - room.segment.address();
+            room.segment.map_new(offset, size)?;
+            self.mapped += size;
+        }
+        Ok(())
+    }
+
+    /// The tag is awake.
+    fn end(mut self) {
+        let empty = Backup { used: Vec::new(), store: Store::Nothing };
+        let backup = std::mem::replace(&mut self.asleep.backup, empty);
+        self.heap.lock().state = State::Awake;
+        drop(self.taken.take());
+        backup.discard();
+    }
+}
+
+impl Drop for Waking<'_> {
+    fn drop(&mut self) {
+        let Some(mut taken) = self.taken.take() else { return };
+        let _quiet = quiet();
+        for (address, _) in self.asleep.handles.iter().rev() {
+            let Some(room) = taken.rooms.iter_mut().find(|room| room.contains(*address)) else { continue };
+            let offset = address - room.segment.address();
+            if let Err(error) = room.segment.unmap_again(offset) {
+                // The next waking uses it.
+                trace::warn(error, "memory of a tag that could not wake stays mapped");
+            }
+        }
+        let empty = Backup { used: Vec::new(), store: Store::Nothing };
+        let asleep = Asleep {
+            handles: std::mem::take(&mut self.asleep.handles),
+            backup: std::mem::replace(&mut self.asleep.backup, empty),
+        };
+        self.heap.lock().state = State::Asleep(asleep);
+    }
+}
+
+/// Says how much is missing.
+#[cold]
+fn missing(error: Error, tags: &[Tag], had: u64, total: u64) -> Error {
+    let Error::OutOfMemory(mut error) = error else { return error };
+    let tags: Vec<String> = tags.iter().map(Tag::to_string).collect();
+    let OutOfMemory { place, asked, .. } = &mut *error;
+    place.push_str(&format!(", waking {} with {}, of which {} are there", tags.join(", "), bytes(total), bytes(had)));
+    *asked = total - had;
+    Error::OutOfMemory(error)
+}
+
+impl Backup {
+    fn size(&self) -> u64 {
+        match self.store {
+            Store::Nothing => 0,
+            _ => self.used.iter().map(|range| range.end - range.start).sum(),
+        }
+    }
+
+    /// Copies what is in use to where it is kept.
+    fn make(
+        tag: Tag,
+        cache: &PageCache,
+        used: Vec<Range<u64>>,
+        keep: Keep,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<Backup> {
+        let session = cache.session();
+        let mut backup = Backup { used, store: Store::Host(Vec::new()) };
+        let total = backup.size();
+        let store = match keep {
+            Keep::Nothing => Store::Nothing,
+            Keep::Host => {
+                let mut pieces: Vec<Vec<u8>> = Vec::new();
+                for (_, device) in backup.chunks() {
+                    let size = device.end - device.start;
+                    let mut piece = Vec::new();
+                    piece.try_reserve_exact(size as usize).map_err(|_| no_host_memory(total, "process"))?;
+                    piece.resize(size as usize, 0);
+                    session.slice_at(device.start, size)?.read(&mut piece)?;
+                    pieces.push(piece);
+                    let done = pieces.iter().map(|piece| piece.len() as u64).sum();
+                    progress(Progress { done, total });
+                }
+                Store::Host(pieces)
+            }
+            Keep::Pinned => {
+                let host = PageCache::new(&session.host()?);
+                let mut segment = Segment::new(&host, total.max(1))?;
+                segment.ensure(0..total)?;
+                for (offset, device) in backup.chunks() {
+                    let size = device.end - device.start;
+                    segment.slice(offset, size)?.copy_from(&session.slice_at(device.start, size)?)?;
+                    progress(Progress { done: offset + size, total });
+                }
+                Store::Pinned(segment)
+            }
+            Keep::File(path) => Store::File(KeptFile::write(&path, tag, &backup.used, &session, progress)?),
+        };
+        backup.store = store;
+        Ok(backup)
+    }
+
+    /// Copies back. Calls with the bytes that are done.
+    fn restore(&self, cache: &PageCache, mut progress: impl FnMut(u64)) -> Result<()> {
+        let session = cache.session();
+        match &self.store {
+            Store::Nothing => {}
+            Store::Host(pieces) => {
+                for ((offset, device), piece) in self.chunks().zip(pieces) {
+                    session.slice_at(device.start, device.end - device.start)?.write(piece)?;
+                    progress(offset + device.end - device.start);
+                }
+            }
+            Store::Pinned(segment) => {
+                for (offset, device) in self.chunks() {
+                    let size = device.end - device.start;
+                    session.slice_at(device.start, size)?.copy_from(&segment.slice(offset, size)?)?;
+                    progress(offset + size);
+                }
+            }
+            Store::File(kept) => {
+                let mut done = 0;
+                for (range, part) in self.used.iter().zip(&kept.parts) {
+                    let to = session.slice_at(range.start, range.end - range.start)?;
+                    load(&kept.file, part.offset, &to, |part| progress(done + part.done))?;
+                    done += range.end - range.start;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is in use in pieces: the place of each in the backup, and its addresses. No piece
+    /// crosses from one reservation of the backup into the next.
+    fn chunks(&self) -> impl Iterator<Item = (u64, Range<u64>)> {
+        let mut left = self.used.iter().cloned();
+        let (mut now, mut offset) = (0..0, 0);
+        std::iter::from_fn(move || {
+            if now.is_empty() {
+                now = left.next()?;
+            }
+            let border = ReserveOptions::MAX_SIZE - offset % ReserveOptions::MAX_SIZE;
+            let size = (now.end - now.start).min(CHUNK).min(border);
+            let piece = (offset, now.start..now.start + size);
+            now.start += size;
+            offset += size;
+            Some(piece)
+        })
+    }
+
+    /// It is not needed any more.
+    fn discard(self) {
+        if let Store::File(file) = self.store {
+            file.remove();
+        }
+    }
+}
+
+#[cold]
+fn no_host_memory(total: u64, place: &str) -> Error {
+    let error = OutOfMemory {
+        place: format!("the host, in this {place}, for what is kept of a tag"),
+        asked: total,
+        page: Page::Huge,
+        free_huge: None,
+        free_giant: None,
+        kernel_log: String::new(),
+    };
+    error.into()
+}
+
+/// A part of a file in which the contents of a tag are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackupPart {
+    /// The addresses that it was at.
+    pub address: u64,
+    /// Its size.
+    pub size: u64,
+    /// Where it is in the file.
+    pub offset: u64,
+}
+
+/// A file in which the contents of a tag were kept by a process that may have ended since: see
+/// [`Keep::File`]. Its parts can be loaded by [`load`].
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{BackupFile, Keep, PageCache, Pool, Tag};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// let pool = Pool::new(&PageCache::new(&device));
+/// let block = pool.allocate(2 << 20, 1, Tag(7))?;
+/// let path = std::env::temp_dir().join(format!("ascend-vmm-doc-{}", std::process::id()));
+/// pool.sleep(Tag(7), Keep::File(path.clone()), |_| ())?;
+///
+/// let file = BackupFile::open(&path)?;
+/// assert_eq!(file.tag(), Tag(7));
+/// assert_eq!((file.parts()[0].address, file.parts()[0].size), (block.address(), 2 << 20));
+/// # pool.wake(&[Tag(7)], |_| ())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct BackupFile {
+    tag: Tag,
+    parts: Vec<BackupPart>,
+    file: File,
+}
+
+impl BackupFile {
+    /// Opens a file and checks that it is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if it cannot be read, or is not such a file, or is cut off.
+    pub fn open(path: impl AsRef<Path>) -> Result<BackupFile> {
+        let path = path.as_ref();
+        let wrong = |problem: &str| FileFailed::because(OPEN, path, problem, "It cannot be used.");
+        let failed = |error: io::Error| FileFailed::call(OPEN, path, &error);
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let mut header = Header::new_zeroed();
+        if length < size_of::<Header>() as u64 {
+            return Err(wrong("it is not a file of this library's"));
+        }
+        file.read_exact_at(header.as_mut_bytes(), 0).map_err(failed)?;
+        if header.magic != MAGIC {
+            return Err(wrong("it is not a file of this library's"));
+        }
+        let count = u64::from(header.count.get());
+        let start = data_start(count);
+        if start > length {
+            return Err(wrong("it is cut off"));
+        }
+        let mut rows = vec![Row::new_zeroed(); count as usize];
+        file.read_exact_at(rows.as_mut_bytes(), size_of::<Header>() as u64).map_err(failed)?;
+        let mut parts = Vec::new();
+        let mut offset = start;
+        for row in &rows {
+            let (address, size) = (row.address.get(), row.size.get());
+            parts.push(BackupPart { address, size, offset });
+            offset = offset.checked_add(size).ok_or_else(|| wrong("its sizes are not possible"))?;
+        }
+        if offset > length {
+            return Err(wrong("it is cut off"));
+        }
+        Ok(BackupFile { tag: Tag(header.tag.get()), parts, file })
+    }
+
+    /// The tag whose contents these are.
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// Its parts, in order of addresses. Blocks that were side by side are in one part.
+    pub fn parts(&self) -> &[BackupPart] {
+        &self.parts
+    }
+
+    /// The file, for [`load`].
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+const OPEN: &str = "open a file of a tag that was asleep";
+const MAGIC: [u8; 8] = *b"AVMSLEEP";
+
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct Header {
+    magic: [u8; 8],
+    tag: U32,
+    count: U32,
+}
+
+#[repr(C)]
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct Row {
+    address: U64,
+    size: U64,
+}
+
+/// Where the data begins after so many rows.
+fn data_start(count: u64) -> u64 {
+    (size_of::<Header>() as u64 + count * size_of::<Row>() as u64).next_multiple_of(4096)
+}
+
+/// The file of a tag of this process. Open, so that it can be read whatever becomes of its name.
+struct KeptFile {
+    path: PathBuf,
+    file: File,
+    parts: Vec<BackupPart>,
+}
+
+impl KeptFile {
+    fn write(
+        path: &Path,
+        tag: Tag,
+        used: &[Range<u64>],
+        session: &Session,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<KeptFile> {
+        let failed = |error: io::Error| FileFailed::call(SLEEP, path, &error);
+        let Some(name) = path.file_name() else {
+            return Err(FileFailed::because(SLEEP, path, "it is not the name of a file", "Give it a name."));
+        };
+        if path.symlink_metadata().is_ok() {
+            return Err(FileFailed::because(
+                SLEEP,
+                path,
+                "the file exists, and may be what an earlier process kept",
+                "Load it (BackupFile), or remove it, or choose another name.",
+            ));
+        }
+        let count = u32::try_from(used.len()).map_err(|_| {
+            Invalid::because(SLEEP, format!("{} parts are too many for a file", used.len()), "Keep it in host memory.")
+        })?;
+        let mut partial = name.to_owned();
+        partial.push(format!(".partial-{}", std::process::id()));
+        let partial = Partial { path: path.with_file_name(partial), renamed: false };
+        // Weights may be secret: only the owner reads them.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&partial.path).map_err(failed)?;
+        let header = Header { magic: MAGIC, tag: tag.0.into(), count: count.into() };
+        file.write_all_at(header.as_bytes(), 0).map_err(failed)?;
+        let total = used.iter().map(|range| range.end - range.start).sum();
+        let (mut parts, mut done) = (Vec::with_capacity(used.len()), 0);
+        let start = data_start(count.into());
+        for (number, range) in used.iter().enumerate() {
+            let (size, offset) = (range.end - range.start, start + done);
+            let row = Row { address: range.start.into(), size: size.into() };
+            let at = size_of::<Header>() + number * size_of::<Row>();
+            file.write_all_at(row.as_bytes(), at as u64).map_err(failed)?;
+            let from = session.slice_at(range.start, size)?;
+            let stored = store(&from, &file, offset, |part| progress(Progress { done: done + part.done, total }));
+            stored.map_err(|error| named(error, path))?;
+            parts.push(BackupPart { address: range.start, size, offset });
+            done += size;
+        }
+        if done == 0 {
+            file.set_len(start).map_err(failed)?;
+        }
+        file.sync_all().map_err(failed)?;
+        partial.rename(path).map_err(failed)?;
+        Ok(KeptFile { path: path.to_owned(), file, parts })
+    }
+
+    /// Removes the file, if its name is still this file's.
+    fn remove(self) {
+        let same = |one: &fs::Metadata, other: &fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
+        let (Ok(own), Ok(named)) = (self.file.metadata(), self.path.symlink_metadata()) else { return };
+        if same(&own, &named) {
+            if let Err(error) = fs::remove_file(&self.path) {
+                trace::warn(format!("{}: {error}", self.path.display()), "the file of a tag could not be removed");
+            }
+        }
+    }
+}
+
+/// An error of the file under its temporary name, told under the name that the caller knows.
+fn named(error: Error, path: &Path) -> Error {
+    match error {
+        Error::File(mut failed) => {
+            path.clone_into(&mut failed.path);
+            Error::File(failed)
+        }
+        other => other,
+    }
+}
+
+/// A file under its temporary name, which is removed if it does not get its own.
+struct Partial {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Partial {
+    fn rename(mut self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        // The name is on the disk when its directory is.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let synced = File::open(directory).and_then(|directory| directory.sync_all());
+        if synced.is_err() {
+            path.clone_into(&mut self.path);
+        }
+        self.renamed = synced.is_ok();
+        synced
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.renamed {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

@@ -26,6 +26,7 @@ use crate::slots::lock;
 use crate::trace::{self, quiet};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Something that the kernel holds for us until it is undone.
 pub(crate) trait Undo: Sized {
@@ -181,6 +182,7 @@ impl Inner {
     pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.free_pages(address, size)?;
         lock(&self.arena).free(address, size);
+        self.counts.reserved.fetch_sub(size, Ordering::Relaxed);
         Ok(())
     }
 
@@ -188,6 +190,7 @@ impl Inner {
     #[inline]
     pub(crate) fn release(&self, handle: Handle, size: u64, import: Option<ImportKey>) -> Result<(), Box<Refused>> {
         self.svm.mem_release(handle, size)?;
+        self.counts.physical.fetch_sub(size, Ordering::Relaxed);
         if let Some(key) = import {
             self.sharing.imports.vacate(&key);
         }
@@ -224,7 +227,18 @@ impl Inner {
             };
             undone.is_err()
         });
-        all.retain(|left| !matches!(left, Left::Memory { handle, .. } if closed.contains(&handle.device)));
+        all.retain(|left| !self.is_gone(left, |device| closed.contains(&device)));
+    }
+
+    /// Whether something is memory of a device that was closed, which released it.
+    fn is_gone(&self, left: &Left, is_closed: impl Fn(u32) -> bool) -> bool {
+        match left {
+            Left::Memory { handle, size } if is_closed(handle.device) => {
+                self.counts.physical.fetch_sub(*size, Ordering::Relaxed);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// A device that could not be closed when it was dropped, after another try; `None` if it is
@@ -251,7 +265,7 @@ impl Inner {
     pub(crate) fn forget_memory_of(&self, device: u32) {
         // It also ended the device's names and opens; addresses are still to be freed.
         lock(&self.left).retain_mut(|left| match left {
-            Left::Memory { handle, .. } => handle.device != device,
+            Left::Memory { .. } => !self.is_gone(left, |closed| closed == device),
             Left::Opened(opened) => {
                 opened.forget_device(device);
                 true

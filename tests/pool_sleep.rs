@@ -1,0 +1,592 @@
+//! Tags that sleep and wake, and files, on the emulated driver.
+
+mod support;
+
+use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
+use ascend_vmm::pool::{self, BackupFile, Block, Keep, PageCache, Pool, PoolOptions, Tag};
+use ascend_vmm::{Error, MemoryKind, Session};
+use nix::libc;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::processes::start;
+use support::{Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
+
+const WEIGHTS: Tag = Tag(1);
+const CACHE: Tag = Tag(2);
+
+fn pool() -> Pool {
+    Pool::new(&PageCache::new(&device(0)))
+}
+
+fn free() -> u64 {
+    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
+}
+
+/// Blocks of many sizes, each with contents of its own.
+fn blocks(pool: &Pool, tag: Tag) -> Vec<Block> {
+    let sizes = [64, 100, 5000, 40_000, MIB2, 3 * MIB2 + 4096, 26 * MIB];
+    let blocks: Vec<Block> = sizes.iter().map(|&size| pool.allocate(size, 1, tag).unwrap()).collect();
+    blocks.iter().enumerate().for_each(|(number, block)| write(block, number));
+    blocks
+}
+
+fn write(block: &Block, number: usize) {
+    for at in [0, block.size() / 2, block.size() - 8] {
+        block.write(at, &(number as u64 ^ block.address() ^ at).to_le_bytes()).unwrap();
+    }
+}
+
+#[track_caller]
+fn check(block: &Block, number: usize) {
+    for at in [0, block.size() / 2, block.size() - 8] {
+        let mut back = [0; 8];
+        block.read(at, &mut back).unwrap();
+        assert_eq!(u64::from_le_bytes(back), number as u64 ^ block.address() ^ at, "{block:?} at {at:#x}");
+    }
+}
+
+fn all_kinds(directory: &Directory) -> [Keep; 3] {
+    [Keep::Host, Keep::Pinned, Keep::File(directory.join("kept"))]
+}
+
+#[test]
+fn a_tag_that_sleeps_has_no_memory_and_wakes_at_the_same_addresses_with_its_contents() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let pool = pool();
+        let before = free();
+        let (weights, other) = (blocks(&pool, WEIGHTS), blocks(&pool, CACHE));
+        let freed = pool.allocate(10 * MIB, 1, WEIGHTS).unwrap();
+        drop(freed);
+        for keep in all_kinds(&directory) {
+            let mapped = pool.statistics_of(WEIGHTS).mapped;
+            let awake = free();
+            let (mut last, mut calls) = (0, 0);
+            let released = pool.sleep(WEIGHTS, keep.clone(), |progress| {
+                assert!(progress.done > last && progress.done <= progress.total, "{progress:?}");
+                (last, calls) = (progress.done, calls + 1);
+            });
+            assert_eq!(released.unwrap(), mapped, "{keep:?}");
+            assert_eq!(free(), awake + mapped, "{keep:?}");
+            assert!(calls > 1, "{keep:?}");
+            let statistics = pool.statistics_of(WEIGHTS);
+            assert_eq!((statistics.mapped, statistics.asleep), (0, mapped));
+            // The other tag is in use, this one cannot be.
+            other.iter().enumerate().for_each(|(number, block)| check(block, number));
+            refused_here(&weights[3].write(0, b"x").unwrap_err(), "tag 1 is asleep");
+            refused_here(&pool.allocate(1, 1, WEIGHTS).unwrap_err(), "tag 1 is asleep");
+            refused_here(&pool.reset(WEIGHTS).unwrap_err(), "tag 1 is asleep");
+            assert_eq!(pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap(), 0, "it sleeps already");
+            drop(pool.allocate(1, 1, Tag(3)).unwrap());
+            pool.trim().unwrap();
+
+            let mut last = 0;
+            pool.wake(&[CACHE, WEIGHTS, WEIGHTS, Tag(99)], |progress| {
+                assert!(progress.done > last && progress.done <= progress.total, "{progress:?}");
+                last = progress.done;
+            })
+            .unwrap();
+            weights.iter().enumerate().for_each(|(number, block)| check(block, number));
+            assert_eq!(free(), awake);
+            assert!(!directory.join("kept").exists(), "removed when it is awake");
+        }
+        drop((weights, other));
+        pool.trim().unwrap();
+        assert_eq!(free(), before);
+    });
+}
+
+#[test]
+fn what_is_not_kept_is_lost_and_a_block_that_is_freed_asleep_is_free_awake() {
+    on_each_generation(plain(), |_, _| {
+        let pool = pool();
+        let block = pool.allocate(4 * MIB, 1, CACHE).unwrap();
+        let other = pool.allocate(4 * MIB, 1, CACHE).unwrap();
+        let address = other.address();
+        pool.sleep(CACHE, Keep::Nothing, |_| panic!("there is nothing to report")).unwrap();
+        drop(other);
+        pool.wake(&[CACHE], |_| ()).unwrap();
+        block.write(0, b"new").unwrap();
+        assert_eq!(pool.allocate(4 * MIB, 1, CACHE).unwrap().address(), address);
+        // A tag that was never used sleeps and wakes too.
+        assert_eq!(pool.sleep(Tag(50), Keep::Host, |_| ()).unwrap(), 0);
+        refused_here(&pool.allocate(1, 1, Tag(50)).unwrap_err(), "tag 50 is asleep");
+        pool.wake(&[Tag(50)], |_| ()).unwrap();
+        drop(pool.allocate(1, 1, Tag(50)).unwrap());
+    });
+}
+
+#[test]
+fn sixty_four_gib_sleep_and_wake_by_256_ioctls_beside_the_copies() {
+    isolated(Config { hbm: 80 << 30, ..plain() }, |emulator| {
+        let pool = Pool::new(&PageCache::new(&device(0)));
+        let block = pool.allocate(64 * GIB, 1, WEIGHTS).unwrap();
+        block.write(63 * GIB, b"end").unwrap();
+        emulator.record();
+        let before = emulator.records().len();
+        pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        let calls = emulator.records()[before..].iter().filter(|record| record.cmd.is_some()).count();
+        assert_eq!(calls, 256);
+        block.write(63 * GIB, b"new").unwrap();
+    });
+}
+
+#[test]
+fn waking_is_all_or_nothing_and_says_what_is_missing() {
+    on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
+        let pool = pool();
+        let all = free();
+        let size = all / 4 / MIB2 * MIB2;
+        let weights = pool.allocate(size, 1, WEIGHTS).unwrap();
+        let cache = pool.allocate(size, 1, CACHE).unwrap();
+        write(&weights, 1);
+        write(&cache, 2);
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        pool.sleep(CACHE, Keep::Pinned, |_| ()).unwrap();
+        let in_the_way = device(0).create(free() - size - MIB2).unwrap();
+        let left = free();
+        let error = pool.wake(&[WEIGHTS, CACHE], |_| ()).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        let Error::OutOfMemory(missing) = &error else { panic!("{error}") };
+        assert!(missing.asked > 0 && missing.asked <= size, "{error}");
+        assert!(error.to_string().contains("waking tag 1, tag 2 with"), "{error}");
+        assert_eq!(free(), left, "nothing is kept of an attempt");
+        // One of them fits.
+        pool.wake(&[CACHE], |_| ()).unwrap();
+        check(&cache, 2);
+        drop(in_the_way);
+        pool.wake(&[WEIGHTS, CACHE], |_| ()).unwrap();
+        check(&weights, 1);
+    });
+}
+
+#[test]
+fn memory_that_is_free_in_other_tags_is_given_back_to_a_tag_that_wakes() {
+    on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
+        let pool = pool();
+        let size = free() / 2 / MIB2 * MIB2;
+        let weights = pool.allocate(size, 1, WEIGHTS).unwrap();
+        write(&weights, 1);
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        drop(pool.allocate(free(), 1, CACHE).unwrap());
+        assert_eq!(free(), 0);
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        check(&weights, 1);
+    });
+}
+
+#[test]
+fn a_slice_keeps_its_tag_awake_and_nothing_is_lost_by_trying() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let pool = pool();
+        let all = blocks(&pool, WEIGHTS);
+        for keep in all_kinds(&directory) {
+            let slice = all[5].slice(4096, 4096).unwrap();
+            let error = pool.sleep(WEIGHTS, keep, |_| ()).unwrap_err();
+            assert!(matches!(error, Error::InUse { .. }), "{error}");
+            drop(slice);
+            all.iter().enumerate().for_each(|(number, block)| check(block, number));
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        }
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        all.iter().enumerate().for_each(|(number, block)| check(block, number));
+    });
+}
+
+#[test]
+fn a_panic_of_the_hook_or_of_the_progress_leaves_the_tag_as_it_was() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let mood = Arc::new(AtomicU64::new(0));
+        let inside = mood.clone();
+        let hook = move |_: &[std::ops::Range<u64>]| assert_eq!(inside.load(Ordering::Relaxed), 0, "in a bad mood");
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().before_unmap(hook));
+        let all = blocks(&pool, WEIGHTS);
+        for keep in all_kinds(&directory) {
+            mood.store(1, Ordering::Relaxed);
+            let sleep = || pool.sleep(WEIGHTS, keep.clone(), |_| ());
+            catch_unwind(AssertUnwindSafe(sleep)).unwrap_err();
+            mood.store(0, Ordering::Relaxed);
+            let sleep = || pool.sleep(WEIGHTS, keep.clone(), |progress| assert!(progress.done < progress.total / 2));
+            catch_unwind(AssertUnwindSafe(sleep)).unwrap_err();
+            all.iter().enumerate().for_each(|(number, block)| check(block, number));
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+
+            pool.sleep(WEIGHTS, keep.clone(), |_| ()).unwrap();
+            let asleep = free();
+            let wake = || pool.wake(&[WEIGHTS], |progress| assert!(progress.done < progress.total / 2));
+            catch_unwind(AssertUnwindSafe(wake)).unwrap_err();
+            assert_eq!(free() + pool.cache().statistics().cached, asleep);
+            refused_here(&all[0].read(0, &mut [0]).unwrap_err(), "asleep");
+            pool.wake(&[WEIGHTS], |_| ()).unwrap();
+            all.iter().enumerate().for_each(|(number, block)| check(block, number));
+        }
+    });
+}
+
+#[test]
+fn callbacks_may_use_the_pool() {
+    on_each_generation(plain(), |_, _| {
+        let pool = pool();
+        let all = blocks(&pool, WEIGHTS);
+        let busy = |pool: &Pool| {
+            drop(pool.allocate(100, 1, CACHE).unwrap());
+            refused_here(&pool.allocate(100, 1, WEIGHTS).unwrap_err(), "falling asleep or waking");
+            refused_here(&pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap_err(), "falling asleep or waking");
+            refused_here(&pool.wake(&[WEIGHTS], |_| ()).unwrap_err(), "falling asleep or waking");
+            pool.trim().unwrap();
+            pool.statistics();
+        };
+        pool.sleep(WEIGHTS, Keep::Host, |_| busy(&pool)).unwrap();
+        pool.wake(&[WEIGHTS], |_| busy(&pool)).unwrap();
+        all.iter().enumerate().for_each(|(number, block)| check(block, number));
+    });
+}
+
+#[test]
+fn a_full_disk_keeps_the_tag_awake_and_leaves_no_file() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let pool = pool();
+        let all = blocks(&pool, WEIGHTS);
+        // A limit of the size of files is as good as a disk that is full: EFBIG instead of ENOSPC.
+        // SAFETY: plain calls with valid arguments.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            let limit = libc::rlimit { rlim_cur: 10 << 20, rlim_max: libc::RLIM_INFINITY };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
+        }
+        let error = pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("EFBIG") && text.contains("kept)") && text.contains("Nothing was lost"), "{text}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        all.iter().enumerate().for_each(|(number, block)| check(block, number));
+        let nowhere = directory.join("no/such/directory");
+        let error = pool.sleep(WEIGHTS, Keep::File(nowhere), |_| ()).unwrap_err();
+        assert!(error.to_string().contains("ENOENT"), "{error}");
+        let error = pool.sleep(WEIGHTS, Keep::File(PathBuf::from("/")), |_| ()).unwrap_err();
+        assert!(error.to_string().contains("not the name of a file"), "{error}");
+    });
+}
+
+#[test]
+fn a_file_that_exists_is_never_overwritten_and_one_that_is_replaced_is_not_removed() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        write(&block, 1);
+        fs::write(&path, b"precious").unwrap();
+        let error = pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap_err();
+        assert!(error.to_string().contains("the file exists"), "{error}");
+        fs::remove_file(&path).unwrap();
+        pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"precious").unwrap();
+        // The contents are still there: the file is open.
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        check(&block, 1);
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    });
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_a_tag_sleeps_is_an_error_and_the_rest_of_it_stays() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let pool = pool();
+        let all = blocks(&pool, WEIGHTS);
+        pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
+        let whole = fs::read(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(10 * MIB).unwrap();
+        let asleep = free();
+        let error = pool.wake(&[WEIGHTS], |_| ()).unwrap_err();
+        assert!(error.to_string().contains("it ends at byte"), "{error}");
+        assert_eq!(free(), asleep);
+        let error = BackupFile::open(&path).unwrap_err();
+        assert!(error.to_string().contains("cut off"), "{error}");
+        fs::write(&path, whole).unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        all.iter().enumerate().for_each(|(number, block)| check(block, number));
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_asleep_leaves_its_file_and_one_that_is_killed_falling_asleep_leaves_none() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let peer = start(|channel| {
+            let pool = pool();
+            let block = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+            block.fill(0, 40 * MIB, 7).unwrap();
+            channel.send(block.address());
+            pool.sleep(WEIGHTS, Keep::File(path.clone()), |progress| {
+                if progress.done < progress.total / 2 {
+                    channel.pause();
+                }
+            })
+            .unwrap();
+            channel.pause();
+        });
+        let address = peer.receive();
+        peer.wait();
+        assert!(!path.exists(), "not under its name before it is complete");
+        peer.signal();
+        while !path.exists() {
+            if peer.receive() == 0 && !path.exists() {
+                peer.signal();
+            }
+        }
+        peer.kill();
+        let file = BackupFile::open(&path).unwrap();
+        let part = file.parts()[0];
+        assert_eq!((file.tag(), part.address, part.size), (WEIGHTS, address, 40 * MIB));
+        // The next process loads it, wherever it likes.
+        let pool = pool();
+        let block = pool.allocate(part.size, 1, CACHE).unwrap();
+        pool::load(file.file(), part.offset, &block.slice(0, part.size).unwrap(), |_| ()).unwrap();
+        let mut last = [0];
+        block.read(part.size - 1, &mut last).unwrap();
+        assert_eq!(last, [7]);
+        drop((block, pool));
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn killed_asleep_or_awake_or_in_between_a_process_leaves_nothing_in_the_driver() {
+    isolated(plain(), |emulator| {
+        for rounds in 0..12 {
+            let peer = start(|channel| {
+                let pool = pool();
+                let all = blocks(&pool, WEIGHTS);
+                channel.signal();
+                loop {
+                    pool.sleep(WEIGHTS, if rounds % 2 == 0 { Keep::Host } else { Keep::Pinned }, |_| ()).unwrap();
+                    pool.wake(&[WEIGHTS], |_| ()).unwrap();
+                    all.iter().enumerate().for_each(|(number, block)| check(block, number));
+                }
+            });
+            peer.wait();
+            std::thread::sleep(std::time::Duration::from_millis(7 * rounds));
+            peer.kill();
+        }
+        support::wait_until("the driver forgets them", || emulator.state().memory.is_empty());
+    });
+}
+
+#[test]
+fn two_hundred_blocks_sleep_and_wake_for_many_rounds_at_the_same_addresses_without_growth() {
+    on_each_generation(plain(), |_, _| {
+        let pool = pool();
+        let tags = [Tag(0), Tag(1), Tag(2), Tag(3)];
+        let sizes = [100, 5000, 70_000, 300_000, MIB2];
+        let all: Vec<Block> =
+            (0..200).map(|number| pool.allocate(sizes[number % 5], 1, tags[number % 4]).unwrap()).collect();
+        all.iter().enumerate().for_each(|(number, block)| write(block, number));
+        let (statistics, awake) = (pool.statistics(), free());
+        let session = Session::current().unwrap().statistics();
+        for round in 0..25 {
+            for tag in tags {
+                let keep = match (tag, round % 2) {
+                    (Tag(0), 0) => Keep::Host,
+                    (Tag(0), _) => Keep::Pinned,
+                    _ => Keep::Nothing,
+                };
+                pool.sleep(tag, keep, |_| ()).unwrap();
+            }
+            assert_eq!(pool.statistics().mapped, 0);
+            pool.wake(&tags, |_| ()).unwrap();
+            assert_eq!((pool.statistics(), free()), (statistics, awake), "round {round}");
+        }
+        assert_eq!(Session::current().unwrap().statistics(), session);
+        all.iter().enumerate().step_by(4).for_each(|(number, block)| check(block, number));
+    });
+}
+
+#[test]
+fn threads_allocate_while_another_puts_tags_to_sleep_and_wakes_them() {
+    isolated(Config { hbm: 2 * GIB, ..plain() }, |_| {
+        let pool = pool();
+        std::thread::scope(|scope| {
+            for thread in 0..6u32 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut taken = 0;
+                    while taken < 200 {
+                        match pool.allocate(1 << (4 + taken % 18), 1, Tag(thread % 3)) {
+                            Ok(block) => {
+                                taken += 1;
+                                let number = u64::from(thread) << 32 | taken;
+                                if block.write(0, &number.to_le_bytes()).is_ok() {
+                                    let mut back = [0; 8];
+                                    if block.read(0, &mut back).is_ok() {
+                                        assert_eq!(u64::from_le_bytes(back), number);
+                                    }
+                                }
+                            }
+                            Err(error) => refused_here(&error, "asleep"),
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..60u32 {
+                    match pool.sleep(Tag(round % 3), Keep::Host, |_| ()) {
+                        Ok(_) | Err(Error::InUse { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    pool.wake(&[Tag(0), Tag(1), Tag(2)], |_| ()).unwrap();
+                    pool.trim().unwrap();
+                }
+            });
+        });
+        pool.trim().unwrap();
+        assert_eq!((pool.statistics().blocks, pool.statistics().mapped), (0, 0));
+    });
+}
+
+#[test]
+fn a_child_of_fork_neither_sleeps_nor_wakes_nor_removes_its_parents_file() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        write(&block, 1);
+        pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
+        let mut all = Some((pool, block));
+        fork(|| {
+            let (pool, block) = all.take().unwrap();
+            support::refused_in_child(&pool.wake(&[WEIGHTS], |_| ()).unwrap_err());
+            support::refused_in_child(&pool.sleep(CACHE, Keep::Host, |_| ()).unwrap_err());
+            drop((pool, block));
+        })
+        .join();
+        let (pool, block) = all.unwrap();
+        assert!(path.exists());
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        check(&block, 1);
+    });
+}
+
+/// A file with contents that tell where they are.
+fn file(directory: &Directory, size: u64) -> File {
+    let bytes: Vec<u8> = (0..size / 8).flat_map(|number| (number * 0x9E37_79B9).to_le_bytes()).collect();
+    fs::write(directory.join("data"), bytes).unwrap();
+    File::options().read(true).write(true).open(directory.join("data")).unwrap()
+}
+
+#[test]
+fn any_part_of_a_file_is_loaded_and_stored_while_copies_run() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let file = file(&directory, 40 * MIB);
+        let pool = pool();
+        let block = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+        emulator.record();
+        let sizes = [0, 1, 8, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 16 * MIB, 24 * MIB + 8, 39 * MIB];
+        for (number, size) in sizes.into_iter().enumerate() {
+            let (offset, at) = (number as u64 * 1000, number as u64 * 512);
+            let mut reported = Vec::new();
+            let slice = block.slice(at, size).unwrap();
+            pool::load(&file, offset, &slice, |progress| reported.push(progress.done)).unwrap();
+            assert_eq!(reported.last().copied().unwrap_or(0), size);
+            assert!(reported.is_sorted());
+            let out = File::options().read(true).write(true).create(true).truncate(true).open(directory.join("out"));
+            let out = out.unwrap();
+            pool::store(&slice, &out, 77, |progress| assert_eq!(progress.total, size)).unwrap();
+            let (mut wanted, mut found) = (vec![0; size as usize], vec![0; size as usize]);
+            file.read_exact_at(&mut wanted, offset).unwrap();
+            out.read_exact_at(&mut found, 77).unwrap();
+            assert!(wanted == found, "{size} from {offset}");
+        }
+        assert!(count(emulator, "ASYNC_MEMCPY") > 20);
+        assert_eq!(count(emulator, "ASYNC_MEMCPY"), count(emulator, "MEMCPY_RESULT_REFRESH"));
+    });
+}
+
+#[test]
+fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let file = file(&directory, 40 * MIB);
+        let pool = pool();
+        let block = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+        let slice = block.slice(0, 40 * MIB).unwrap();
+        for offset in [1, 40 * MIB, i64::MAX as u64 - 5] {
+            let error = pool::load(&file, offset, &slice, |_| ()).unwrap_err();
+            assert!(matches!(error, Error::File(_)), "{error}");
+        }
+        assert!(pool::load(&file, u64::MAX, &slice, |_| ()).is_err());
+        let error = pool::load(&file, 0, &slice, |_| file.set_len(20 * MIB).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("it ends at byte 20971520"), "{error}");
+        assert!(error.to_string().contains("/data)"), "{error}");
+        let error = pool::load(&File::open(directory.path()).unwrap(), 0, &slice, |_| ()).unwrap_err();
+        assert!(error.to_string().contains("EISDIR"), "{error}");
+        let read_only = File::open(directory.join("data")).unwrap();
+        let error = pool::store(&slice, &read_only, 0, |_| ()).unwrap_err();
+        assert!(error.to_string().contains("EBADF"), "{error}");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = pool::store(&slice, &full, 0, |_| ()).unwrap_err();
+        assert!(error.to_string().contains("ENOSPC"), "{error}");
+        // All copies are over: the memory can be unmapped.
+        drop(slice);
+        drop(block);
+        assert_eq!(pool.trim().unwrap(), 40 * MIB);
+    });
+}
+
+#[test]
+fn a_panic_of_the_progress_of_a_file_leaves_no_copy_running() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let file = file(&directory, 40 * MIB);
+        let pool = pool();
+        let block = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+        let slice = block.slice(0, 40 * MIB).unwrap();
+        emulator.record();
+        catch_unwind(AssertUnwindSafe(|| pool::load(&file, 0, &slice, |_| panic!("no more")))).unwrap_err();
+        catch_unwind(AssertUnwindSafe(|| pool::store(&slice, &file, 0, |_| panic!("no more")))).unwrap_err();
+        assert_eq!(count(emulator, "ASYNC_MEMCPY"), count(emulator, "MEMCPY_RESULT_REFRESH"));
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=EINVAL");
+        assert!(pool::load(&file, 0, &slice, |_| ()).is_err());
+    });
+}
+
+/// Files of other processes, or of none.
+#[test]
+fn a_file_that_is_not_a_backup_is_not_opened_as_one() {
+    isolated(plain(), |_: &Emulator| {
+        let directory = Directory::new();
+        let path = directory.join("file");
+        let header = |count: u32| [&b"AVMSLEEP"[..], &1u32.to_le_bytes(), &count.to_le_bytes()].concat();
+        let row = |size: u64| [7u64.to_le_bytes(), size.to_le_bytes()].concat();
+        for (bytes, words) in [
+            (vec![], "not a file of this library's"),
+            (vec![0; 10_000], "not a file of this library's"),
+            (header(0), "cut off"),
+            ([header(u32::MAX), vec![0; 10_000]].concat(), "cut off"),
+            ([header(1), row(4096), vec![0; 5000]].concat(), "cut off"),
+            ([header(2), row(u64::MAX), row(u64::MAX), vec![0; 5000]].concat(), "not possible"),
+        ] {
+            fs::write(&path, bytes).unwrap();
+            let error = BackupFile::open(&path).unwrap_err();
+            assert!(error.to_string().contains(words), "{words:?} is not in {error}");
+        }
+        let error = BackupFile::open(directory.join("none")).unwrap_err();
+        assert!(error.to_string().contains("ENOENT"), "{error}");
+    });
+}
