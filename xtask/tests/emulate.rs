@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use support::{XTASK, refusal, run, stderr, stdout, xtask};
 
@@ -308,6 +309,101 @@ fn a_c_program_allocates_and_shares_as_the_vendors_library_does() {
         let output = emulate(&arguments);
         assert!(output.status.success(), "{driver}: {}", stderr(&output));
         assert_eq!(stdout(&output), "child read: plain memory of the parent\nall freed\n", "{driver}");
+    }
+}
+
+#[test]
+fn reading_a_node_ends_at_once() {
+    for node in ["/dev/davinci0", "/dev/davinci_manager", "/dev/hisi_hdc"] {
+        let output = emulate(&["--", "cat", node]);
+        assert_eq!(output.status.code(), Some(1), "{node}");
+        assert!(stderr(&output).contains("Invalid argument"), "{node}: {}", stderr(&output));
+    }
+}
+
+/// What a program does to the segments that it mapped, or to its file.
+#[track_caller]
+fn with_segments(step: &str) -> Output {
+    emulate(&["--", &compile("segments"), step])
+}
+
+#[test]
+fn an_open_file_looks_like_the_device() {
+    let output = with_segments("file");
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn locking_or_populating_the_segments_costs_nothing() {
+    let output = with_segments("lock");
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn a_child_cannot_lock_or_populate_the_segments_that_it_inherited() {
+    let output = with_segments("lock-in-child");
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn a_core_dump_leaves_the_segments_out() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("core-dump");
+    std::fs::create_dir_all(&directory).unwrap();
+    let program = compile("segments");
+    let output =
+        Command::new(XTASK).args(["emulate", "--", &program, "dump"]).current_dir(&directory).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_touch_of_a_forked_child_is_charged_to_the_child() {
+    let output = with_segments("touch-in-child");
+    let child = stdout(&output).lines().next().unwrap().strip_prefix("child ").unwrap().to_owned();
+    assert!(stdout(&output).contains("the parent lives\ndone\n"), "{}{}", stdout(&output), stderr(&output));
+    let trap = format!("kernel trap `touch-of-unmapped-address` triggered by process {child}:");
+    assert!(stderr(&output).contains(&trap), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_program_that_touches_a_whole_segment_is_stopped_before_the_machine_has_no_memory() {
+    let output = with_segments("flood");
+    assert!(!stdout(&output).contains("done"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("touch-of-unmapped-address"), "{}", stderr(&output));
+}
+
+/// Runs the program, and another one after exec, under a tool that traces it; a reason if the tool
+/// is absent.
+fn traced(tool: &[&str]) -> Result<(), String> {
+    if Command::new(tool[0]).arg("--version").output().is_err() {
+        return Err(format!("skipped: {} is not installed", tool[0]));
+    }
+    let (segments, memory) = (compile("segments"), compile("vendor_memory"));
+    let programs: [&[&str]; 3] = [&[&segments, "file"], &[&segments, "file", "again"], &[&memory]];
+    for program in programs {
+        let arguments = [&["--device-process", "automatic", "--"], tool, program].concat();
+        let output = emulate(&arguments);
+        assert!(output.status.success(), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        let last = if program.len() == 1 { "all freed" } else { "done" };
+        assert!(stdout(&output).contains(last), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_under_strace_has_the_driver() {
+    if let Err(reason) = traced(&["strace", "-f", "-o", "/dev/null"]) {
+        eprintln!("{reason}");
+    }
+}
+
+#[test]
+fn a_program_under_gdb_has_the_driver() {
+    // It stops, goes on step by step, and runs to its end.
+    let tool = ["gdb", "-batch", "-ex", "tbreak main", "-ex", "run", "-ex", "stepi 100", "-ex", "continue", "--args"];
+    if let Err(reason) = traced(&tool) {
+        eprintln!("{reason}");
     }
 }
 

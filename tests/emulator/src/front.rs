@@ -13,6 +13,7 @@ mod client_process;
 mod dev_listing;
 mod files;
 mod filter;
+mod heirs;
 mod listener;
 mod module_list;
 mod node;

@@ -401,7 +401,7 @@ fn put<P: svm::Para>(arg: &mut Arg, para: &P) {
 }
 
 /// The host's page size.
-fn page_size() -> u64 {
+pub(crate) fn page_size() -> u64 {
     // SAFETY: sysconf only reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).unwrap_or(4096)

@@ -494,6 +494,42 @@ pub fn file_of(tid: i32, descriptor: i32) -> Option<Inode> {
     Some((metadata.dev(), metadata.ino()))
 }
 
+/// Whether a file of which `is_wanted` is true is mapped in a range.
+pub fn maps_file(tid: i32, start: u64, length: u64, mut is_wanted: impl FnMut(Inode) -> bool) -> bool {
+    let end = start.saturating_add(length);
+    let Ok(maps) = fs::read_to_string(format!("/proc/{tid}/maps")) else { return false };
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let mut is_mapped = |line: &str| -> Option<bool> {
+        let mut fields = line.split_ascii_whitespace();
+        let (low, high) = fields.next()?.split_once('-')?;
+        let (major, minor) = fields.nth(2)?.split_once(':')?;
+        let inode = fields.next()?.parse().ok()?;
+        let device = libc::makedev(number(major)? as u32, number(minor)? as u32);
+        Some(number(high)? > start && number(low)? < end && is_wanted((device, inode)))
+    };
+    maps.lines().any(|line| is_mapped(line) == Some(true))
+}
+
+/// Keeps shared memory without a name out of a process's core dumps. It would be read from the
+/// first byte of each segment to the last, and every page allocated. The real driver's mappings are
+/// never dumped.
+pub fn dump_no_shared_memory(tgid: i32) {
+    const ANONYMOUS_SHARED: u32 = 1 << 1;
+    let path = format!("/proc/{tgid}/coredump_filter");
+    let filter = fs::read_to_string(&path).ok().and_then(|text| u32::from_str_radix(text.trim(), 16).ok());
+    if let Some(filter) = filter.filter(|filter| filter & ANONYMOUS_SHARED != 0) {
+        // Without permission there are no dumps of this process either.
+        let _ = fs::write(&path, format!("{:#x}", filter & !ANONYMOUS_SHARED));
+    }
+}
+
+/// Kills a child of a client.
+pub fn kill_child(pid: i32) {
+    if let Ok(pidfd) = open_pidfd(pid) {
+        send_kill(&pidfd);
+    }
+}
+
 /// Whether no mapping of the thread's process touches the range.
 pub fn range_is_free(tid: i32, start: u64, length: u64) -> bool {
     let Some(end) = start.checked_add(length) else { return false };
@@ -520,12 +556,16 @@ pub fn has_signal(tid: i32) -> bool {
 
 /// Kills a process.
 pub fn kill(process: &Process) {
+    send_kill(&process.pidfd);
+}
+
+fn send_kill(pidfd: &OwnedFd) {
     // SAFETY: the descriptor identifies the process even if its id was reused; the other arguments
     // are integers and a null pointer.
     unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
-            process.pidfd.as_raw_fd(),
+            pidfd.as_raw_fd(),
             libc::SIGKILL,
             std::ptr::null::<libc::siginfo_t>(),
             0,

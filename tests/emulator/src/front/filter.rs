@@ -11,8 +11,11 @@
 //!   magic bytes than their own;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
 //!   uses;
-//! * mlockall, which would allocate all pages of the driver's segments;
+//! * mlockall and process_madvise, which could allocate all pages of the driver's segments;
 //! * exec, which ends an address space without ending the process.
+//!
+//! Not fork: a C library holds the lock of malloc while it forks, and the server, which may be a
+//! thread of the same process, allocates memory before it answers.
 
 use libc::{c_long, sock_filter};
 
@@ -147,6 +150,7 @@ pub fn program() -> Vec<sock_filter> {
         Rule::change(libc::SYS_mlock),
         Rule::change(libc::SYS_mlock2),
         Rule::always(libc::SYS_mlockall),
+        Rule::always(libc::SYS_process_madvise),
         Rule::always(libc::SYS_newfstatat),
         Rule::always(libc::SYS_statx),
         Rule::always(libc::SYS_fstat),

@@ -8,6 +8,7 @@
 use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, ProcessMemory, Processes};
 use super::files::{Blank, Files};
 use super::filter::DRIVER_AREA;
+use super::heirs::{self, Heirs};
 use super::listener::{Answer, Listener, Notification};
 use super::{Order, dev_listing, module_list, node};
 use crate::caller::{Caller, Memory, Outcome};
@@ -15,6 +16,7 @@ use crate::config::Config;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind, Driver, FileId, Mmap};
 use crate::fault::{Answers, CommandFaults, Fault, Strike};
 use crate::record::{self, Record, Recorder, hex};
+use crate::svm::page_size;
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Op};
 use libc::c_int;
@@ -134,8 +136,17 @@ impl Who {
     }
 }
 
+/// How often touches are looked for.
+const WATCH: Duration = Duration::from_millis(20);
+
 /// The flag of mlockall that is not allowed alone.
 const MCL_ONFAULT: u64 = 4;
+
+/// Whether advice allocates pages.
+fn is_populating(advice: i32) -> bool {
+    const MADV_COLLAPSE: i32 = 25;
+    matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE | MADV_COLLAPSE)
+}
 
 /// Whether a stat with this path and these flags is about a descriptor.
 fn is_of_descriptor(tid: i32, path: u64, flags: u64) -> bool {
@@ -171,6 +182,10 @@ struct Server {
     own_tgid: i32,
     /// An order waits.
     ordered: bool,
+    /// Children that inherited mappings of the driver.
+    heirs: Heirs,
+    /// When touches are looked for next.
+    watch: Instant,
     /// Mappings of this process that still need MADV_DONTFORK: see [`Server::spare_forks`].
     uncopied: Vec<(u64, u64)>,
 }
@@ -201,6 +216,8 @@ impl Server {
             own_memory: OwnMemory::new().ok().map(Rc::new),
             own_tgid: std::process::id() as i32,
             ordered: false,
+            heirs: Heirs::default(),
+            watch: Instant::now(),
             uncopied: Vec::new(),
         })
     }
@@ -243,6 +260,7 @@ impl Server {
                 return;
             }
             self.resume();
+            self.watch();
             // Keep memory that CPUs see at two addresses equal.
             self.driver.svm.settle_windows();
         }
@@ -254,9 +272,53 @@ impl Server {
             return 1;
         }
         let now = Instant::now();
-        let next = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now)).min();
+        let watch = self.driver.svm.has_segments().then(|| self.watch.saturating_duration_since(now));
+        let parked = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now));
+        let next = parked.chain(watch).min();
         // Rounded up, so that the loop does not wake too early and spin.
         next.map_or(-1, |time| (time + Duration::from_micros(999)).as_millis().min(60_000) as c_int)
+    }
+
+    /// Looks for CPUs that touch what they may not.
+    fn watch(&mut self) {
+        let now = Instant::now();
+        if now < self.watch || !self.driver.svm.has_segments() {
+            return;
+        }
+        self.watch = now + WATCH;
+        self.driver.svm.report_floods(&mut self.driver.machine);
+        for client in self.driver.svm.with_segments() {
+            // The server's own process gives its children no mappings.
+            if client != self.own_tgid {
+                self.charge_heirs(client);
+            }
+        }
+        self.kill_trapped_clients();
+    }
+
+    /// Finds touches of children in the mappings that they inherited from a client.
+    fn charge_heirs(&mut self, client: i32) {
+        let heirs = self.heirs.refresh(client);
+        if heirs.is_empty() {
+            return;
+        }
+        while let Some((offset, address)) = self.driver.svm.touched(client) {
+            let own = heirs::has_page(client, address);
+            let touching = heirs.iter().copied().find(|pid| heirs::has_page(*pid, address) == Some(true));
+            let child = match (own, touching) {
+                // Of a page that both have, the client is responsible.
+                (Some(true), _) => None,
+                (_, Some(child)) => {
+                    client_process::kill_child(child);
+                    Some(child)
+                }
+                // The child has ended since the last look.
+                (Some(false), None) => heirs.last().copied(),
+                (None, None) => None,
+            };
+            let Some(child) = child else { return };
+            self.driver.svm.charge(&mut self.driver.machine, client, child, offset);
+        }
     }
 
     /// Carries out the next order; false if there will be no more.
@@ -327,15 +389,18 @@ impl Server {
         true
     }
 
-    /// Keeps the driver's mappings out of forked children, as the real driver does (VM_DONTCOPY).
+    /// Keeps the driver's mappings out of forked children and core dumps, as the real driver does.
     /// This is not possible for another process. For clients in this process it is done as soon as
     /// the kernel has made the mapping, which is before the next call is answered.
     fn spare_forks(&mut self) {
         self.uncopied.retain(|(start, length)| {
-            // SAFETY: changes a flag of a mapping of the driver, and no memory.
-            let result = unsafe { libc::madvise(*start as *mut libc::c_void, *length as usize, libc::MADV_DONTFORK) };
+            let advise = |advice| {
+                // SAFETY: changes a flag of a mapping of the driver, and no memory.
+                let result = unsafe { libc::madvise(*start as *mut libc::c_void, *length as usize, advice) };
+                Errno::result(result)
+            };
             // ENOMEM: the mapping does not exist yet.
-            result != 0 && Errno::last() == Errno::ENOMEM
+            advise(libc::MADV_DONTDUMP).and_then(|_| advise(libc::MADV_DONTFORK)) == Err(Errno::ENOMEM)
         });
     }
 
@@ -570,6 +635,8 @@ impl Server {
             // It would allocate every page of the segments, now or when they are mapped, which is
             // more than any machine has. Linux does not lock the mappings of the real driver.
             libc::SYS_mlockall if (1..8).contains(&a) && a != MCL_ONFAULT => Answer::Value(0).into(),
+            // These would allocate every page, too.
+            libc::SYS_process_madvise if is_populating(d as i32) => Errno::EINVAL.into(),
             libc::SYS_mremap => {
                 let fixed = d as c_int & libc::MREMAP_FIXED != 0;
                 self.change(call, "mremap", ChangeKind::Remap { length: c, fixed }, arrived)
@@ -867,6 +934,8 @@ impl Server {
             Ok(()) => {
                 if who.key.tgid as u32 == std::process::id() {
                     self.uncopied.push((hint, length));
+                } else {
+                    client_process::dump_no_shared_memory(who.key.tgid);
                 }
                 Answer::Continue.into()
             }
@@ -878,7 +947,7 @@ impl Server {
         let [start, length, argument, ..] = call.arguments;
         // Only a process that used the driver has mappings of the driver.
         if !self.processes.is_client(call.tid) {
-            return Answer::Continue.into();
+            return self.change_by_heir(call, kind);
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
@@ -901,6 +970,22 @@ impl Server {
         }
     }
 
+    /// A change by a process that may have inherited mappings of the driver. With the real driver
+    /// there is nothing, so pages cannot be locked or populated.
+    fn change_by_heir(&mut self, call: &Notification, kind: ChangeKind) -> Reply {
+        let populates = match kind {
+            ChangeKind::Lock => true,
+            ChangeKind::Advise(advice) => is_populating(advice),
+            _ => false,
+        };
+        let [start, length, ..] = call.arguments;
+        let inherited = |inode: Inode| self.files.get_mut(inode).is_some();
+        if populates && client_process::maps_file(call.tid, start, length, inherited) {
+            return Errno::ENOMEM.into();
+        }
+        Answer::Continue.into()
+    }
+
     fn finish(&mut self, mut record: Record, result: Result<i64, Errno>, arrived: Instant) {
         // `/dev/hisi_hdc` answers with codes of its own, which the program sees as an errno.
         let error = match result {
@@ -912,9 +997,4 @@ impl Server {
         record.us = arrived.elapsed().as_micros() as u64;
         self.recorder.add(record);
     }
-}
-
-fn page_size() -> u64 {
-    // SAFETY: reads a constant of the system.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

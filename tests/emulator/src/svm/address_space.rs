@@ -7,7 +7,7 @@
 //! areas, whatever is mapped there. A call on a range where nothing is mapped goes unnoticed.
 
 use super::session::{Process, Stage, Vma, host_pin_start};
-use super::store::for_each_data;
+use super::store::{for_each_data, punch};
 use super::{ProcessId, Svm, page_size};
 use crate::caller::Caller;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind};
@@ -16,7 +16,10 @@ use crate::trap::Trap;
 use ascend_ioctl::svm;
 use nix::errno::Errno;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 
+/// Not in libc for every target.
+const MADV_COLLAPSE: i32 = 25;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
@@ -78,18 +81,23 @@ impl Process {
         }
     }
 
-    /// Reports pages that a CPU touched where nothing was mapped. With the real driver the access
+    /// Reports a page that a CPU touched where nothing was mapped. With the real driver the access
     /// is a SIGSEGV, or in the SOMA segment a thread that spins in the kernel forever. Here the
     /// page is found afterwards in the file. Managed memory gets its pages by a touch.
     pub fn report_touches(&self, machine: &mut Machine) {
+        if let Some(offset) = self.touched_offset() {
+            machine.traps.push(self.touch(offset, self.tgid));
+        }
+    }
+
+    /// An offset of the file at which there are bytes, but no memory of the driver's.
+    pub fn touched_offset(&self) -> Option<u64> {
         let mut found = None;
         // The kernel may allocate more than one page at a time, so only data far from every window
         // counts.
         let managed = self.touched_chunks();
-        let is_managed = |offset: u64| {
-            let vmas = self.segments.values().filter(|vma| (vma.offset..vma.offset + vma.size).contains(&offset));
-            vmas.map(|vma| vma.start + (offset - vma.offset)).any(|at| managed.iter().any(|part| part.contains(&at)))
-        };
+        let is_managed =
+            |offset: u64| self.addresses(offset).any(|at| managed.iter().any(|part: &Range<u64>| part.contains(&at)));
         let near = |offset: u64| {
             let low = offset / svm::HUGE_PAGE * svm::HUGE_PAGE;
             let before = self.windows.range(..low + svm::HUGE_PAGE).next_back();
@@ -106,12 +114,19 @@ impl Process {
             }
             Ok(())
         });
-        let Some(offset) = found else { return };
-        let touchable = self.segments.values().filter(|vma| vma.prot != libc::PROT_NONE);
-        let candidates: Vec<String> = touchable
-            .filter(|vma| (vma.offset..vma.offset + vma.size).contains(&offset))
-            .map(|vma| format!("{:#x}", vma.start + (offset - vma.offset)))
-            .collect();
+        found
+    }
+
+    /// The addresses in segments at which an offset of the file can be seen.
+    pub fn addresses(&self, offset: u64) -> impl Iterator<Item = u64> + '_ {
+        let visible = self.segments.values().filter(|vma| vma.prot != libc::PROT_NONE);
+        let there = visible.filter(move |vma| (vma.offset..vma.offset + vma.size).contains(&offset));
+        there.map(move |vma| vma.start + (offset - vma.offset))
+    }
+
+    /// The trap of a process that touched an offset of the file.
+    pub fn touch(&self, offset: u64, tgid: i32) -> Trap {
+        let candidates: Vec<String> = self.addresses(offset).map(|address| format!("{address:#x}")).collect();
         let soma = self
             .segments
             .values()
@@ -121,12 +136,62 @@ impl Process {
         } else {
             ""
         };
+        let whose = if tgid == self.tgid { "" } else { ", which is its parent's" };
         let detail = format!(
-            "the CPU touched an address of the driver where no memory is mapped \
+            "the CPU touched an address of the driver where no memory is mapped{whose} \
              (offset {offset:#x} of the file; mapped there: {}): SIGSEGV{hang}",
             if candidates.is_empty() { "nothing any more".to_owned() } else { candidates.join(", ") }
         );
-        machine.traps.push(Trap { name: "touch-of-unmapped-address", tgid: self.tgid, detail });
+        Trap { name: "touch-of-unmapped-address", tgid, detail }
+    }
+}
+
+impl Svm {
+    /// Whether any process has segments of the driver mapped.
+    pub fn has_segments(&self) -> bool {
+        self.processes.values().any(|process| !process.segments.is_empty())
+    }
+
+    /// The processes that have a session and segments.
+    pub fn with_segments(&self) -> Vec<i32> {
+        let process = |(tgid, id)| self.processes.get(id).map(|process| (tgid, process));
+        let sessions = self.sessions.iter().filter_map(process);
+        sessions.filter(|(_, process)| !process.segments.is_empty()).map(|(tgid, _)| *tgid).collect()
+    }
+
+    /// A page that was touched in the segments of a process where there is no memory: its offset
+    /// and an address.
+    pub fn touched(&self, tgid: i32) -> Option<(u64, u64)> {
+        let process = self.process_of(tgid)?;
+        let offset = process.touched_offset()?;
+        Some((offset, process.addresses(offset).next()?))
+    }
+
+    /// Reports a touch of a child of a process, and removes the page.
+    pub fn charge(&self, machine: &mut Machine, tgid: i32, child: i32, offset: u64) {
+        if let Some(process) = self.process_of(tgid) {
+            machine.traps.push(process.touch(offset, child));
+            let page = page_size();
+            punch(&process.backing, offset / page * page, page);
+        }
+    }
+
+    /// Reports the processes that touched far more than there is memory, before the machine has
+    /// none left.
+    pub fn report_floods(&self, machine: &mut Machine) {
+        /// More than the pages that the kernel may add around windows.
+        const SLACK: u64 = 1 << 30;
+        for process in self.processes.values().filter(|process| !process.segments.is_empty()) {
+            let shown: u64 = process.windows.values().sum();
+            let bytes = process.backing.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+            if bytes > shown.saturating_add(SLACK) {
+                process.report_touches(machine);
+            }
+        }
+    }
+
+    fn process_of(&self, tgid: i32) -> Option<&Process> {
+        self.sessions.get(&tgid).and_then(|id| self.processes.get(id))
     }
 }
 
@@ -219,7 +284,7 @@ impl Svm {
             }
             ChangeKind::Advise(advice) => match advice {
                 libc::MADV_DONTNEED if touched.is_empty() => ends = is_area(range),
-                // The last two would allocate all pages of the emulated file.
+                // The last three would allocate all pages of the emulated file.
                 libc::MADV_DONTNEED
                 | libc::MADV_DODUMP
                 | libc::MADV_DOFORK
@@ -229,6 +294,7 @@ impl Svm {
                 | libc::MADV_PAGEOUT
                 | libc::MADV_POPULATE_READ
                 | libc::MADV_POPULATE_WRITE
+                | MADV_COLLAPSE
                     if !touched.is_empty() =>
                 {
                     return Err(Errno::EINVAL);
