@@ -44,8 +44,12 @@ pub struct Emulate {
     faults: Vec<Fault>,
     #[command(flatten)]
     description: host::Host,
+    /// Play a recorded trace against the emulated driver, and report each answer that differs. The
+    /// driver's generation is by default that of the trace.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "faults", "command"])]
+    replay: Option<PathBuf>,
     /// The program and its arguments, after `--`.
-    #[arg(last = true, required = true, value_name = "CMD ARG")]
+    #[arg(last = true, required_unless_present = "replay", value_name = "CMD ARG")]
     command: Vec<OsString>,
 }
 
@@ -73,10 +77,14 @@ fn configured(like: Option<host::Like>, file: Option<&Path>, options: host::Host
 
 /// Runs the command and returns its exit status.
 pub fn run(options: Emulate) -> ExitCode {
+    let driver = options.description.driver;
     let config = match configured(options.like, options.host.as_deref(), options.description) {
         Ok(config) => config,
         Err(reason) => return impossible(reason),
     };
+    if let Some(trace) = &options.replay {
+        return crate::replay::run(trace, config, driver);
+    }
     for fault in &options.faults {
         if let Err(reason) = fault.check(&config) {
             return impossible(reason);

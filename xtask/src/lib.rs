@@ -25,6 +25,7 @@ pub mod bench;
 pub mod demo;
 pub mod emulate;
 pub mod probe;
+mod replay;
 mod second_process;
 pub mod selftest;
 mod session_options;

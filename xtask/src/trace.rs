@@ -9,11 +9,11 @@ pub mod field;
 mod files;
 mod objects;
 mod overhead;
-mod recognise;
+pub mod recognise;
 mod served;
 mod summary;
 mod tracer;
-mod watch;
+pub mod watch;
 
 use crate::impossible;
 use ascend_emulator::record::Record;

@@ -19,7 +19,8 @@ mod module_list;
 mod node;
 mod server;
 
-pub use client_process::{ProcessKey, ProcessMemory};
+pub use client_process::{ProcessKey, ProcessMemory, range_is_free};
+pub(crate) use filter::DRIVER_AREA;
 pub(crate) use listener::{Answer, Listener, install};
 pub use node::driver_path;
 

@@ -67,7 +67,7 @@ pub struct Record {
     /// What an ioctl wrote into the caller's memory: its answer, wherever it lies.
     #[serde(skip)]
     pub answer: Vec<u8>,
-    /// Address of a mapping, or of a change of one.
+    /// Address of a mapping, or of a change of one; of an ioctl's argument that cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<String>,
     /// Its length.
@@ -79,6 +79,10 @@ pub struct Record {
     /// Offset of an mmap in its file, if it is not 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<String>,
+    /// Whether anything was mapped where a mapping of the driver was wanted, or in a range as large
+    /// as one that is changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<bool>,
     /// What the call returned; -1 with `errno`.
     pub ret: i64,
     /// The errno's name.
@@ -93,6 +97,9 @@ pub struct Record {
     /// Microseconds from the arrival of the call to its answer, sleep included.
     pub us: u64,
 }
+
+/// A change of mappings of at least this length may concern the driver's segments.
+pub const DRIVER_AREA: u64 = crate::front::DRIVER_AREA;
 
 /// What a record can be. `found` is a file that was open before a trace began. `end` is the end of
 /// the address space in which a process used the driver: exit, kill or exec.
@@ -145,6 +152,8 @@ pub fn argument_size(module: &str, command: Option<&Command>, request: u32) -> u
         _ if command::magic(request) == davinci::MAGIC && module != "hdc" => size_of::<davinci::OpenArg>(),
         "SVM" => size_of::<svm::Arg>(),
         "hdc" => size_of::<hdc::Arg>(),
+        // It looks at no part of the request.
+        "URD" => size_of::<urd::CallArg>(),
         // The largest struct that all generations copy.
         "DEVMNG" => command.map_or(0, |it| it.layout().map_or(size_of::<u32>(), |layout| layout.size.min(312))),
         _ => command.and_then(Command::layout).map_or(0, |layout| layout.size),

@@ -20,7 +20,7 @@ pub(super) struct Host {
     /// Generation of the driver: 8.5.0, 9.0.0 or 26.1.
     #[arg(long, value_name = "GENERATION")]
     #[serde(default, deserialize_with = "from_text")]
-    driver: Option<Generation>,
+    pub(super) driver: Option<Generation>,
     /// Number of NPUs, 0 to 64.
     #[arg(long, value_name = "N")]
     devices: Option<u32>,

@@ -7,13 +7,15 @@ use ascend_emulator::record::buffer::KEYS;
 use ascend_emulator::record::{self, Record, bytes};
 use ascend_ioctl::{Generation, command, davinci, hdc, svm};
 use nix::libc;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// The module of each file, as the records tell it.
 #[derive(Debug, Default)]
 pub struct Modules {
     files: HashMap<u64, String>,
+    /// Files whose binding the records do not tell: they were open before.
+    unknown: HashSet<u64>,
 }
 
 impl Modules {
@@ -24,6 +26,9 @@ impl Modules {
         let path = record.path.as_deref();
         match record.call {
             "open" | "found" => {
+                if record.call == "found" {
+                    self.unknown.insert(file);
+                }
                 let module = if path == Some(hdc::PATH) { "hdc" } else { "" };
                 self.files.insert(file, module.to_owned());
                 module.to_owned()
@@ -31,8 +36,7 @@ impl Modules {
             "ioctl" => {
                 let module = self.files.entry(file).or_default();
                 let request = request(record);
-                if module.is_empty() && request != davinci::OPEN.request() {
-                    // A file that was open before the trace began.
+                if module.is_empty() && self.unknown.contains(&file) {
                     guess(request).clone_into(module);
                 }
                 let now = module.clone();

@@ -5,7 +5,7 @@
 
 use ascend_emulator::record;
 use ascend_ioctl::layout::{self, Layout};
-use ascend_ioctl::{Generation, command, svm};
+use ascend_ioctl::{Generation, command, svm, urd};
 
 /// What a field means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,7 +68,10 @@ impl Field {
 
 /// The fields of a command's argument; empty if they are not known.
 pub fn fields(generation: Generation, module: &str, request: u32) -> Vec<Field> {
-    let Some(command) = record::command(generation, module, request) else { return head(module, request) };
+    let known = record::command(generation, module, request);
+    let Some(command) = known.or_else(|| (module == "URD").then_some(&urd::CALL.command)) else {
+        return head(module, request);
+    };
     let name = match command.argument {
         Some("DevInfo") if generation.delta().devinfo_size != 320 => "DevInfo85",
         Some(name) => name,
@@ -154,6 +157,9 @@ fn kind(layout: &str, field: &str) -> Kind {
         ("SetupDevice", "stats_address") => Pointer,
         ("SetupDevice", _) => Machine,
         ("MemUsedInfo", "memory") => Plain,
+        // How long the daemon's messages are, and how many have come, is its own business.
+        ("RecvPeek", "count") => Time,
+        ("RecvPeek", "length") | ("Recv", "received") => Machine,
         ("MemUsedInfo", _) => Machine,
         ("MapCapability", "mem_map_capability") => Machine,
         ("ProcessSign", "tgid") => Pid,
@@ -182,7 +188,7 @@ fn kind(layout: &str, field: &str) -> Kind {
         ("ConvertCopy" | "ConvertAddress" | "DestroyAddress" | "DestroyAddressBatch", "dma_addr") => Pointer,
         ("ConvertAddress", "convert_id" | "pa_batch") | ("IpcSetAttr" | "IpcGetAttr", "attr") => Plain,
         ("MemRepair", "repair_addrs") => Address,
-        ("Translate", "address" | "translated") => Address,
+        ("Translate", "translated") | ("RemoteMap", "dst_va") => Machine,
         (_, "address" | "destination" | "source" | "src_va" | "dst_va") => Address,
         ("ReserveAddressInfo", "start" | "end") => Address,
         (_, "size" | "len" | "length" | "width" | "height" | "fixed_size") => Size,

@@ -8,9 +8,9 @@ use super::decode::guess;
 use super::files::{FileId, Files, Shared, Space, Table};
 use super::recognise::Recogniser;
 use ascend_emulator::caller::Memory;
-use ascend_emulator::front::{ProcessMemory, driver_path};
+use ascend_emulator::front::{ProcessMemory, driver_path, range_is_free};
 use ascend_emulator::record::buffer::Sessions;
-use ascend_emulator::record::{self, Buffer, Record, hex};
+use ascend_emulator::record::{self, Buffer, DRIVER_AREA, Record, hex};
 use ascend_ioctl::klog;
 use ascend_ioctl::{command, hdc};
 use ascend_ptrace::filter::{FOREIGN_MAGICS, HUGE, WATCHED_END, WATCHED_START};
@@ -486,6 +486,7 @@ impl Watch {
             value: Some(format!("{request:#x}")),
             cmd: command.map(|command| command.name),
             in_hex: before.as_deref().map(hex),
+            addr: before.is_none().then(|| format!("{argument:#x}")),
             buffers,
             ..Record::default()
         };
@@ -513,11 +514,13 @@ impl Watch {
                     self.uses_driver(process);
                 }
                 let length = length.div_ceil(page).saturating_mul(page);
+                let hint = address.div_ceil(page).saturating_mul(page);
                 let record = Record {
                     call: "mmap",
                     file: Some(file),
                     flags: Some(format!("{flags:#x}")),
-                    addr: Some(format!("{:#x}", address.div_ceil(page).saturating_mul(page))),
+                    addr: Some(format!("{hint:#x}")),
+                    mapped: (hint != 0).then(|| !range_is_free(tid, hint, length)),
                     len: Some(format!("{length:#x}")),
                     arg: Some(prot as i32 as i64),
                     offset: (offset != 0).then(|| format!("{offset:#x}")),
@@ -550,6 +553,7 @@ impl Watch {
             addr: Some(format!("{start:#x}")),
             len: Some(format!("{length:#x}")),
             arg: argument.map(|argument| argument as i64),
+            mapped: (length >= DRIVER_AREA).then(|| !range_is_free(tid, start, length)),
             ..Record::default()
         };
         self.pend(tid, record, What::Change { start, length, arguments });

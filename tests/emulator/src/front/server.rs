@@ -860,6 +860,7 @@ impl Server {
             }
             let after = after.filter(|after| before.as_ref() != Some(after));
             record.in_hex = before.as_deref().map(hex);
+            record.addr = before.is_none().then(|| format!("{argument:#x}"));
             record.out_hex = after.as_deref().map(hex);
             record.answer = answer;
             self.finish(record, result, arrived);
@@ -906,10 +907,8 @@ impl Server {
         // The kernel first asks the driver for an address, then checks the access mode, then calls
         // the driver's mmap.
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
-        if !fixed && !file.may_map(prot, flags) {
-            return Errno::EACCES.into();
-        }
-        if flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 {
+        let refused = !fixed && !file.may_map(prot, flags);
+        if !refused && flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 {
             // Linux ignores both for the real driver. Here they would allocate all pages.
             return Errno::ENOMEM.into();
         }
@@ -919,7 +918,7 @@ impl Server {
         let free = hint != 0 && client_process::range_is_free(call.tid, hint, length);
         let memory = ProcessMemory(call.tid);
         let mmap = Mmap { hint, free, length, prot, flags, offset };
-        let result = self.driver.mmap(&who.caller(&memory), id, &mmap);
+        let result = if refused { Err(Errno::EACCES) } else { self.driver.mmap(&who.caller(&memory), id, &mmap) };
         if self.recorder.is_on() {
             let mut record = who.record("mmap");
             record.file = Some(id.0);
@@ -927,6 +926,7 @@ impl Server {
             record.addr = Some(format!("{hint:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = Some(prot.into());
+            record.mapped = (hint != 0).then_some(!free);
             record.offset = (offset != 0).then(|| format!("{offset:#x}"));
             self.finish(record, result.map(|()| hint as i64), who.arrived);
         }
@@ -960,6 +960,7 @@ impl Server {
             record.addr = Some(format!("{start:#x}"));
             record.len = Some(format!("{length:#x}"));
             record.arg = (kind != ChangeKind::Unmap).then_some(argument as i64);
+            record.mapped = (length >= DRIVER_AREA).then_some(mapped);
             let value = if name == "mmap" { start as i64 } else { 0 };
             self.finish(record, result.map(|_| value), arrived);
         }

@@ -138,7 +138,7 @@ impl Sessions {
             }
             ("uda", "GET_DEV_LIST") => vec![at("array", 8, 8 * half(before, 4).min(LONGEST_LIST), output)],
             ("DEVMNG", "CONTAINER_CMD") => vec![at("output", 16, 4, output)],
-            ("URD", "URD") => query(before, memory),
+            ("URD", name) if name != "OPEN" && name != "CLOSE" && name != "GET_MODULE_STATUS" => query(before, memory),
             ("hdc", "SEND") => {
                 let used = if self.with_daemon.contains(&(half(before, 24) as i32)) { input } else { opaque };
                 vec![at("source", 32, half(before, 40), used)]

@@ -1,0 +1,633 @@
+//! `cargo xtask emulate --replay`: plays a trace against the emulated driver and reports each
+//! answer that differs. A trace from hardware becomes a report about how true the emulator is.
+//!
+//! The calls go to the emulator's model directly, in the order of the trace. Addresses are those of
+//! the trace, since programs choose them. Handles, shares and sessions are the driver's choice:
+//! what the trace got for one is translated to what the model gave. Memory contents are not in a
+//! trace; copies are made of zeros.
+
+mod host;
+mod memory;
+mod report;
+
+use crate::impossible;
+use crate::trace::decode::{self, Modules};
+use crate::trace::field::{Field, Kind, fields};
+use crate::trace::recognise::Recogniser;
+use crate::trace::watch::{hex_number, was_interrupted};
+use ascend_emulator::Config;
+use ascend_emulator::caller::{Caller, Outcome};
+use ascend_emulator::driver::{AddressSpaceChange, ChangeKind, Driver, FileId, Mmap};
+use ascend_emulator::record::{self, Record, bytes, errno_name};
+use ascend_ioctl::{Generation, svm};
+use memory::CallMemory;
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use report::Report;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Where the argument of an ioctl lies. Programs have nothing so low.
+const ARGUMENT: u64 = 0x1_0000;
+
+/// How much longer than in the trace a call may wait.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The size of what a file shows: enough for every segment. It is sparse.
+const BACKING: u64 = 64 << 40;
+
+/// A call of the trace and its line.
+pub struct Line {
+    number: usize,
+    record: Record,
+    module: String,
+}
+
+/// Plays a trace and prints the report. `config` is the host as the user described it; what is
+/// still as by default is taken from the trace.
+pub fn run(path: &Path, config: Config, driver: Option<Generation>) -> ExitCode {
+    let lines = match read(path) {
+        Ok(lines) => lines,
+        Err(reason) => return impossible(format!("cannot replay {}: {reason}", path.display())),
+    };
+    let generation = driver.unwrap_or_else(|| generation(&lines));
+    let config = host::from_trace(Config { generation, ..config }, &lines);
+    let mut player = Player::new(config, &lines);
+    let mut doubtful: Vec<Doubt> = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let before = player.report.found();
+        player.play(line);
+        let differences = player.report.take_from(before);
+        match last_concurrent(&lines, index) {
+            Some(last) if !differences.is_empty() && player.may_repeat => {
+                doubtful.push(Doubt { line, last, differences });
+            }
+            _ => player.report.put_back(differences),
+        }
+        doubtful.retain_mut(|doubt| {
+            let settled = doubt.line.number != line.number && player.repeat(doubt.line);
+            if !settled && doubt.last <= index {
+                player.report.put_back(std::mem::take(&mut doubt.differences));
+            }
+            !settled && doubt.last > index
+        });
+    }
+    player.report.print(&player.driver.machine.config, driver.is_some());
+    if player.report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A call whose answer differs, and that others overlapped with. A trace does not tell in which
+/// order the driver carried them out, so it is repeated after each of them.
+struct Doubt<'a> {
+    line: &'a Line,
+    /// The last of the others.
+    last: usize,
+    differences: Vec<String>,
+}
+
+/// The last of the next calls, by index, that another thread made at the same time as one.
+fn last_concurrent(lines: &[Line], index: usize) -> Option<usize> {
+    const NEAR: usize = 100;
+    let span = |record: &Record| record.at.map(|at| (at, at.saturating_add(record.us)));
+    let own = &lines[index].record;
+    let (start, end) = span(own)?;
+    let other = |later: &usize| {
+        let record = &lines[*later].record;
+        let overlaps = span(record).is_some_and(|(from, to)| from <= end && start <= to);
+        record.tid != own.tid && record.call != "found" && overlaps
+    };
+    (index + 1..(index + NEAR).min(lines.len())).rev().find(other)
+}
+
+fn read(path: &Path) -> Result<Vec<Line>, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let mut modules = Modules::default();
+    let mut lines = Vec::new();
+    for (index, text) in BufReader::new(file).lines().enumerate() {
+        let text = text.map_err(|error| error.to_string())?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let record: Record = serde_json::from_str(&text).map_err(|error| format!("line {}: {error}", index + 1))?;
+        if record.call.is_empty() {
+            return Err(format!("line {}: it is not a call", index + 1));
+        }
+        let module = modules.of(&record);
+        lines.push(Line { number: index + 1, record, module });
+    }
+    Ok(lines)
+}
+
+/// The generation that the answers of a trace tell.
+fn generation(lines: &[Line]) -> Generation {
+    let mut recogniser = Recogniser::new(None);
+    for line in lines.iter().filter(|line| line.record.call == "ioctl") {
+        recogniser.observe(&line.module, decode::request(&line.record), &line.record);
+    }
+    recogniser.best()
+}
+
+/// Names that the driver chose: kind, where it is valid, what the trace has.
+type Chosen = (Kind, u64, Vec<u8>);
+
+/// A mapping that the trace made.
+struct Range {
+    process: i32,
+    start: u64,
+    end: u64,
+}
+
+struct Player {
+    driver: Driver,
+    report: Report,
+    files: HashMap<u64, Open>,
+    /// Process ids as the driver knows them: other ones if the trace was made in a container.
+    tgids: HashMap<i32, i32>,
+    ended: HashSet<i32>,
+    chosen: HashMap<Chosen, Vec<u8>>,
+    mapped: Vec<Range>,
+    /// The last call changed nothing in the model.
+    may_repeat: bool,
+}
+
+struct Open {
+    id: FileId,
+    opener: i32,
+    flags: i32,
+}
+
+/// What a call of the trace and of the model returned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    Value(i64),
+    Error(String),
+}
+
+impl Answer {
+    fn of(result: Result<i64, Errno>) -> Answer {
+        match result {
+            Ok(value) if (-4095..0).contains(&value) => Answer::Error(errno_name(-value as i32)),
+            Ok(value) => Answer::Value(value),
+            Err(errno) => Answer::Error(errno_name(errno as i32)),
+        }
+    }
+
+    fn recorded(record: &Record) -> Answer {
+        match &record.errno {
+            Some(errno) => Answer::Error(errno.clone()),
+            None => Answer::Value(record.ret),
+        }
+    }
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Answer::Value(value) if *value > 0xffff => write!(f, "{value:#x}"),
+            Answer::Value(value) => write!(f, "{value}"),
+            Answer::Error(errno) => f.write_str(errno),
+        }
+    }
+}
+
+impl Player {
+    fn new(config: Config, lines: &[Line]) -> Self {
+        Player {
+            driver: Driver::new(config),
+            report: Report::default(),
+            files: HashMap::new(),
+            tgids: host::tgids(lines),
+            ended: HashSet::new(),
+            chosen: HashMap::new(),
+            mapped: Vec::new(),
+            may_repeat: false,
+        }
+    }
+
+    /// Plays an ioctl again that changed nothing; true if its answer is now that of the trace.
+    fn repeat(&mut self, line: &Line) -> bool {
+        let (before, played) = (self.report.found(), self.report.played);
+        self.ioctl(line);
+        self.report.played = played;
+        self.report.take_from(before).is_empty()
+    }
+
+    fn tgid(&self, pid: i32) -> i32 {
+        self.tgids.get(&pid).copied().unwrap_or(pid)
+    }
+
+    fn caller<'a>(&self, record: &Record, memory: &'a CallMemory) -> Caller<'a> {
+        let tgid = self.tgid(record.pid);
+        let tid = if record.tid == record.pid { tgid } else { record.tid };
+        Caller { tid, tgid, start_time: 1, identity: 0, mount_namespace: 1, uid: 0, memory, arrived: Instant::now() }
+    }
+
+    fn play(&mut self, line: &Line) {
+        let record = &line.record;
+        self.may_repeat = false;
+        if record.unfinished {
+            return self.report.skip(line.number, "it had not returned when the trace ended");
+        }
+        if was_interrupted(record) {
+            return self.report.skip(line.number, "a signal interrupted it");
+        }
+        match record.call {
+            "open" => self.open(line),
+            "ioctl" => self.ioctl(line),
+            "mmap" if record.file.is_some() => self.mmap(line),
+            "close" => self.close(line),
+            "end" => self.end(record.pid),
+            "found" => self.report.skip(line.number, "the file was open before the trace began"),
+            _ => self.change(line),
+        }
+        for trap in std::mem::take(&mut self.driver.machine.traps) {
+            let what = format!("the emulated kernel would have crashed: {trap}");
+            self.report.behaviour(line.number, name(line), "an answer", &what);
+        }
+        self.driver.svm.settle_windows();
+    }
+
+    /// Compares what a call returned; true if both succeeded or both failed.
+    fn compare(&mut self, line: &Line, emulated: &Answer) -> bool {
+        let recorded = Answer::recorded(&line.record);
+        self.report.played += 1;
+        if recorded != *emulated {
+            self.report.behaviour(line.number, name(line), &recorded.to_string(), &emulated.to_string());
+        }
+        matches!((recorded, emulated), (Answer::Value(_), Answer::Value(_)))
+    }
+
+    fn open(&mut self, line: &Line) {
+        let record = &line.record;
+        let path = record.path.as_deref().unwrap_or_default();
+        let flags = record.flags.as_deref().and_then(hex_number).unwrap_or(0) as i32;
+        let memory = CallMemory::default();
+        let caller = self.caller(record, &memory);
+        let backing = memfd_create("replay", MFdFlags::MFD_CLOEXEC).map(File::from);
+        let Ok(backing) = backing.map_err(std::io::Error::from).and_then(|file| file.set_len(BACKING).map(|()| file))
+        else {
+            return self.report.skip(line.number, "there is no memory for its file");
+        };
+        let exclusive = flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL;
+        let result = if exclusive && self.driver.exists(caller.tgid, path) {
+            Err(Errno::EEXIST)
+        } else {
+            self.driver.open(&caller, path, flags, backing).unwrap_or(Err(Errno::ENOENT))
+        };
+        self.ended.remove(&record.pid);
+        let same = self.compare(line, &Answer::of(result.map(|_| 0)));
+        if let (Ok(id), Some(file)) = (result, record.file) {
+            self.files.insert(file, Open { id, opener: record.pid, flags });
+        } else if let (Ok(id), false) = (result, same) {
+            // The trace has no file of it.
+            self.driver.close(id, true);
+        }
+    }
+
+    fn file(&mut self, line: &Line) -> Option<FileId> {
+        let found = line.record.file.and_then(|file| self.files.get(&file)).map(|open| open.id);
+        if found.is_none() {
+            self.report.skip(line.number, "its file was open before the trace began, or could not be opened");
+        }
+        found
+    }
+
+    fn close(&mut self, line: &Line) {
+        let Some(file) = self.file(line) else { return };
+        let opener = line.record.file.and_then(|file| self.files.remove(&file)).map(|open| open.opener);
+        let alive = opener.is_some_and(|opener| !self.ended.contains(&opener));
+        self.report.played += 1;
+        self.driver.close(file, alive);
+    }
+
+    fn end(&mut self, pid: i32) {
+        let tgid = self.tgid(pid);
+        self.ended.insert(pid);
+        self.mapped.retain(|range| range.process != pid);
+        self.driver.exit(tgid, 1);
+    }
+
+    fn ioctl(&mut self, line: &Line) {
+        let Some(file) = self.file(line) else { return };
+        let (record, module) = (&line.record, line.module.as_str());
+        let copies = matches!(record.cmd, Some("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY"));
+        if copies && record.errno.as_deref() == Some("EFAULT") {
+            return self.report.skip(line.number, "a trace does not tell which memory of the program is accessible");
+        }
+        self.ended.remove(&record.pid);
+        let request = decode::request(record);
+        let generation = self.driver.machine.config.generation;
+        let fields = fields(generation, module, request);
+        let readable = record.in_hex.is_some();
+        let (recorded_in, recorded_out) = decode::argument(record, module, generation);
+        let place = Place::of(record, &fields, &recorded_in, &recorded_out);
+        let mut given = recorded_in.clone();
+        for field in &fields {
+            self.translate(field, &place, &mut given);
+        }
+        let memory = CallMemory::default();
+        if readable {
+            memory.put(ARGUMENT, given.clone());
+        }
+        for buffer in &record.buffers {
+            let (Some(address), Ok(length)) = (hex_number(&buffer.addr), usize::try_from(buffer.len)) else { continue };
+            let unreadable = record.errno.as_deref() == Some("EFAULT") && buffer.in_hex.is_none();
+            match &buffer.in_hex {
+                _ if unreadable => memory.hole(address, buffer.len),
+                _ if length > 1 << 24 => {}
+                Some(text) => memory.put(address, bytes(text, length).unwrap_or_default()),
+                None => memory.put(address, vec![0; length]),
+            }
+        }
+        let unreadable = record.addr.as_deref().and_then(hex_number).unwrap_or(0);
+        let address = if readable { ARGUMENT } else { unreadable };
+        if !readable {
+            memory.hole(address, given.len() as u64);
+        }
+        let Some(result) = self.call(record, file, request, address, &memory) else {
+            let recorded = Answer::recorded(record).to_string();
+            return self.report.behaviour(line.number, name(line), &recorded, "it does not return");
+        };
+        let answer = Answer::of(result);
+        self.may_repeat = matches!(answer, Answer::Error(_)) || copies || only_asks(record.cmd.unwrap_or_default());
+        if !self.compare(line, &answer) {
+            return;
+        }
+        let emulated = memory.take(ARGUMENT).unwrap_or_else(|| given.clone());
+        for field in &fields {
+            self.compare_field(line, field, &place, &recorded_out, &emulated);
+        }
+        for buffer in record.buffers.iter().filter(|buffer| buffer.out_hex.is_some()) {
+            let filled = hex_number(&buffer.addr).and_then(|address| memory.take(address)).unwrap_or_default();
+            self.compare_buffer(line, buffer, &filled);
+        }
+    }
+
+    /// Makes an ioctl, and repeats it while it sleeps; `None` if it sleeps for too long.
+    fn call(
+        &mut self,
+        record: &Record,
+        file: FileId,
+        request: u32,
+        address: u64,
+        memory: &CallMemory,
+    ) -> Option<Result<i64, Errno>> {
+        let caller = self.caller(record, memory);
+        let limit = Duration::from_micros(record.us).saturating_add(PATIENCE);
+        loop {
+            match self.driver.ioctl(&caller, file, request, address) {
+                Outcome::Done(result) => return Some(result),
+                Outcome::Sleep(wake) | Outcome::Wait(wake) => {
+                    if caller.arrived.elapsed() > limit {
+                        return None;
+                    }
+                    let time = wake.saturating_duration_since(Instant::now());
+                    std::thread::sleep(time.min(limit).max(Duration::from_micros(50)));
+                }
+            }
+        }
+    }
+
+    /// Replaces a name that the driver of the trace chose by the one that the model gave.
+    fn translate(&self, field: &Field, place: &Place, argument: &mut [u8]) {
+        let Some(scope) = place.scope(field.kind) else { return };
+        let recorded = field.bytes(argument).to_vec();
+        if let Some(chosen) = self.chosen.get(&(field.kind, scope, recorded)) {
+            if let Some(bytes) = argument.get_mut(field.offset..field.offset + chosen.len()) {
+                bytes.copy_from_slice(chosen);
+            }
+        }
+    }
+
+    fn compare_field(&mut self, line: &Line, field: &Field, place: &Place, recorded: &[u8], emulated: &[u8]) {
+        let (trace, model) = (field.bytes(recorded), field.bytes(emulated));
+        if let Some(scope) = place.scope(field.kind) {
+            let key = (field.kind, scope, trace.to_vec());
+            if is_chosen(line.record.cmd.unwrap_or_default(), field) {
+                self.chosen.insert(key, model.to_vec());
+                return;
+            }
+            if self.chosen.get(&key).is_some_and(|chosen| chosen == model) {
+                return;
+            }
+        }
+        if trace == model {
+            return;
+        }
+        let same = match field.kind {
+            Kind::Pointer | Kind::Reserved | Kind::Time => true,
+            // The id on the device is made up; that there is one is not.
+            Kind::DevicePid => field.number(recorded).map(|it| it == 0) == field.number(emulated).map(|it| it == 0),
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        let text = |argument: &[u8]| match field.number(argument) {
+            Some(number) if number > 0xffff => format!("{number:#x}"),
+            Some(number) => number.to_string(),
+            None => format!("0x{}", record::hex(field.bytes(argument))),
+        };
+        let (trace, model) = (text(recorded), text(emulated));
+        match field.kind {
+            Kind::Machine => self.report.machine(line.number, format!("{}.{}", name(line), field.name), trace, model),
+            _ => self.report.field(line.number, name(line), &field.name, &trace, &model),
+        }
+    }
+
+    fn compare_buffer(&mut self, line: &Line, buffer: &record::Buffer, filled: &[u8]) {
+        let recorded = buffer.out_hex.as_deref().and_then(|text| bytes(text, 0)).unwrap_or_default();
+        let emulated = bytes(&record::hex(filled), 0).unwrap_or_default();
+        let command = line.record.cmd.unwrap_or_default();
+        if line.module == "hdc" {
+            for (what, tag) in [("kind", 2), ("code", 25)] {
+                let (trace, model) = (message_number(&recorded, tag), message_number(&emulated, tag));
+                if trace != model {
+                    let field = format!("the message's {what}");
+                    self.report.field(line.number, name(line), &field, &trace.to_string(), &model.to_string());
+                }
+            }
+            return;
+        }
+        // UDIS_GET's output starts with the time of the last update.
+        let timed = name(line).ends_with("UDIS_GET") && buffer.field == "output";
+        let skipped = if timed { 8 } else { 0 };
+        let (trace, model) = (recorded.get(skipped..), emulated.get(skipped..));
+        if trace.unwrap_or_default() == model.unwrap_or_default()
+            || command == "CONTAINER_CMD" && line.record.pid != line.record.tid
+        {
+            return;
+        }
+        let (trace, model) = (format!("0x{}", record::hex(&recorded)), format!("0x{}", record::hex(&emulated)));
+        match command {
+            "GET_DEV_LIST" | "URD" => {
+                self.report.machine(line.number, format!("{}, {}", name(line), buffer.field), trace, model);
+            }
+            _ => self.report.field(line.number, name(line), &buffer.field, &trace, &model),
+        }
+    }
+
+    fn mmap(&mut self, line: &Line) {
+        let Some(file) = self.file(line) else { return };
+        let record = &line.record;
+        let number = |text: &Option<String>| text.as_deref().and_then(hex_number).unwrap_or(0);
+        let (hint, length) = (number(&record.addr), number(&record.len));
+        let (prot, flags, offset) =
+            (record.arg.unwrap_or(0) as i32, number(&record.flags) as i32, number(&record.offset));
+        if length == 0 || offset % 4096 != 0 {
+            return self.report.skip(line.number, "Linux refuses it before it asks the driver");
+        }
+        let access = record.file.and_then(|file| self.files.get(&file)).map_or(0, |open| open.flags & libc::O_ACCMODE);
+        let writes = flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0;
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        if !fixed && (access == libc::O_WRONLY || writes && access != libc::O_RDWR) {
+            self.compare(line, &Answer::Error("EACCES".into()));
+            return;
+        }
+        let free = match (record.mapped, &record.errno) {
+            (Some(mapped), _) => !mapped,
+            (None, None) => hint != 0 && record.ret as u64 == hint,
+            (None, Some(_)) => hint != 0,
+        };
+        let memory = CallMemory::default();
+        let caller = self.caller(record, &memory);
+        let mmap = Mmap { hint, free, length, prot, flags, offset };
+        let result = self.driver.mmap(&caller, file, &mmap);
+        // Where Linux puts it is not the driver's answer.
+        let address = if record.errno.is_none() { record.ret } else { hint as i64 };
+        if self.compare(line, &Answer::of(result.map(|()| address))) {
+            let start = address as u64;
+            self.mapped.push(Range { process: record.pid, start, end: start.saturating_add(length) });
+        }
+    }
+
+    fn change(&mut self, line: &Line) {
+        let record = &line.record;
+        let number = |text: &Option<String>| text.as_deref().and_then(hex_number).unwrap_or(0);
+        let (start, length) = (number(&record.addr), number(&record.len));
+        let argument = record.arg.unwrap_or(0);
+        let kind = match record.call {
+            "munmap" | "mmap" => ChangeKind::Unmap,
+            "mprotect" => ChangeKind::Protect(argument as i32),
+            "madvise" => ChangeKind::Advise(argument as i32),
+            "mbind" => ChangeKind::Bind(argument as i32),
+            "mlock" => ChangeKind::Lock,
+            _ => ChangeKind::Remap { length: argument as u64, fixed: false },
+        };
+        let end = start.saturating_add(length);
+        let of_driver = |it: &Range| it.process == record.pid && it.start < end && start < it.end;
+        let mapped = record.mapped.unwrap_or_else(|| self.mapped.iter().any(of_driver));
+        let memory = CallMemory::default();
+        let caller = self.caller(record, &memory);
+        let result = self.driver.address_space_change(&caller, &AddressSpaceChange { kind, start, length, mapped });
+        if record.errno.is_some() && result.is_ok() {
+            return self.report.skip(line.number, "Linux may have refused it without the driver");
+        }
+        let returned = if record.errno.is_none() { record.ret } else { 0 };
+        let same = self.compare(line, &Answer::of(result.map(|_| returned)));
+        if same && kind == ChangeKind::Unmap {
+            self.mapped.retain(|it| !(it.process == record.pid && start <= it.start && it.end <= end));
+        }
+    }
+}
+
+/// The numbers by which names that the driver chose are told apart.
+struct Place {
+    pid: i32,
+    /// The device that a handle is on.
+    device: u64,
+    /// The device that exported a share.
+    exporter: u64,
+}
+
+impl Place {
+    fn of(record: &Record, fields: &[Field], before: &[u8], after: &[u8]) -> Place {
+        let number = |name: &str, bytes: &[u8]| {
+            fields.iter().find(|field| field.name == name).and_then(|field| field.number(bytes))
+        };
+        let device = number("head.device", before).unwrap_or(0);
+        // Handles of host memory are numbered for themselves.
+        let bytes = if record.cmd == Some("MEM_IMPORT") { after } else { before };
+        let on_host = number("side", bytes).is_some_and(|side| side != u64::from(svm::SIDE_DEVICE));
+        Place {
+            pid: record.pid,
+            device: if on_host { u64::from(svm::HOST_ID) } else { device },
+            exporter: number("exporter", before).unwrap_or(device),
+        }
+    }
+
+    /// Where names of a kind are valid; `None` for what the driver does not choose.
+    fn scope(&self, kind: Kind) -> Option<u64> {
+        let process = (self.pid as u64) << 16;
+        match kind {
+            Kind::Handle => Some(process | self.device),
+            Kind::Task => Some(process),
+            Kind::Share => Some(self.exporter),
+            Kind::Session | Kind::Name => Some(0),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a command changes nothing in the driver.
+fn only_asks(command: &str) -> bool {
+    ["MEM_GET_", "MEM_QUERY_", "QUERY_", "GET_"].iter().any(|prefix| command.starts_with(prefix))
+        || matches!(command, "MEMSET8" | "RESERVE_ADDR_INFO_QUERY")
+}
+
+/// Whether the driver chooses the value of a field, so that it is a new name.
+fn is_chosen(command: &str, field: &Field) -> bool {
+    matches!(
+        (command, field.kind),
+        ("MEM_CREATE" | "MEM_IMPORT", Kind::Handle)
+            | ("MEM_EXPORT", Kind::Share)
+            | ("ASYNC_MEMCPY", Kind::Task)
+            | ("CONNECT", Kind::Session)
+            | ("IPC_MEM_CREATE", Kind::Name)
+    )
+}
+
+fn name(line: &Line) -> String {
+    decode::name(&line.record, &line.module)
+}
+
+/// A number of a daemon's message: the value of a field of its protobuf, 0 if it is absent.
+fn message_number(packet: &[u8], wanted: u64) -> u64 {
+    let mut rest = packet.get(12..).unwrap_or_default();
+    let varint = |rest: &mut &[u8]| {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (byte, after) = rest.split_first()?;
+            *rest = after;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    };
+    let mut found = 0;
+    while !rest.is_empty() {
+        let Some(tag) = varint(&mut rest) else { break };
+        match tag & 7 {
+            0 => match varint(&mut rest) {
+                Some(number) if tag >> 3 == wanted => found = number,
+                Some(_) => {}
+                None => break,
+            },
+            2 => match varint(&mut rest).and_then(|length| rest.get(usize::try_from(length).ok()?..)) {
+                Some(after) => rest = after,
+                None => break,
+            },
+            1 => rest = rest.get(8..).unwrap_or_default(),
+            5 => rest = rest.get(4..).unwrap_or_default(),
+            _ => break,
+        }
+    }
+    found
+}

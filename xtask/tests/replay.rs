@@ -1,0 +1,173 @@
+//! `cargo xtask emulate --replay`: a trace played on the driver that it was made on shows no
+//! difference, and any other answer is found with its line.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use support::{XTASK, refusal, run, stderr, stdout, xtask};
+
+/// A file of the running test alone.
+fn file(name: &str) -> PathBuf {
+    let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("replay-{test}-{name}"))
+}
+
+/// Traces a program on an emulated host. Returns the emulator's own record and the trace.
+fn traced(emulate: &[&str], program: &[&str]) -> (PathBuf, PathBuf) {
+    let (recorded, seen) = (file("recorded.jsonl"), file("seen.jsonl"));
+    let mut command = Command::new(XTASK);
+    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", XTASK, "trace", "--quiet"]);
+    let output = command.arg("--json").arg(&seen).arg("--").args(program).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    (recorded, seen)
+}
+
+fn replay(trace: &Path, options: &[&str]) -> Output {
+    xtask(&[&["emulate", "--replay", trace.to_str().unwrap()], options].concat())
+}
+
+#[track_caller]
+fn assert_no_difference(trace: &Path, generation: &str, least: usize) {
+    let output = replay(trace, &[]);
+    let report = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}{}", stderr(&output));
+    let calls: usize = report.split(' ').next().unwrap().parse().unwrap();
+    assert!(calls >= least, "{report}");
+    assert!(report.contains(&format!("generation {generation} as in the trace")), "{report}");
+    assert!(report.contains("No answer differs."), "{report}");
+    assert!(!report.contains("Not replayed"), "{report}");
+}
+
+#[test]
+fn a_trace_of_every_operation_shows_no_difference_on_its_own_generation() {
+    for generation in ["8.5.0", "9.0.0", "26.1"] {
+        let (recorded, seen) = traced(&["--driver", generation], &[XTASK, "selftest"]);
+        for trace in [recorded, seen] {
+            assert_no_difference(&trace, generation, 1000);
+        }
+    }
+}
+
+#[test]
+fn the_host_is_taken_from_the_trace() {
+    let host = ["--attach", "hccs", "--devices", "5", "--hbm", "32G", "--device-process", "automatic"];
+    let (_, seen) = traced(&host, &[XTASK, "probe", "--open"]);
+    assert_no_difference(&seen, "26.1", 50);
+    assert!(stdout(&replay(&seen, &[])).contains("5 devices on HCCS, each with 32 GiB"));
+}
+
+#[test]
+fn a_trace_of_a_c_program_in_two_processes_shows_no_difference() {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        eprintln!("skipped: there is no C compiler here");
+        return;
+    }
+    let source = format!("{}/tests/c/vendor_memory.c", env!("CARGO_MANIFEST_DIR"));
+    let program = file("vendor_memory").to_str().unwrap().to_owned();
+    let output = run(&compiler, &["-Wall", "-Werror", "-o", &program, &source]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (_, seen) = traced(&["--device-process", "automatic"], &[&program]);
+    assert_no_difference(&seen, "26.1", 30);
+}
+
+/// A trace of which one line is changed.
+fn changed(trace: &Path, command: &str, from: &str, to: &str) -> (PathBuf, usize) {
+    let text = std::fs::read_to_string(trace).unwrap();
+    let wanted = format!("\"cmd\":\"{command}\"");
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let is_wanted = |line: &String| line.contains(&wanted) && line.contains(from);
+    let index = lines.iter().position(is_wanted).unwrap_or_else(|| panic!("no {command} with {from}"));
+    lines[index] = lines[index].replace(from, to);
+    let path = file("changed.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    (path, index + 1)
+}
+
+#[test]
+fn an_answer_that_differs_is_found_with_its_line() {
+    let (_, seen) = traced(&[], &[XTASK, "selftest"]);
+    // An errno, a field of an answer, a fact of the machine, a list.
+    for (command, from, to, found) in [
+        ("MEM_MAP", "\"ret\":0", "\"ret\":-1,\"errno\":\"EBUSY\"", "MEM_MAP returned EBUSY; emulated: 0"),
+        (
+            "MEM_CREATE",
+            "\"ret\":-1,\"errno\":\"ENOMEM\"",
+            "\"ret\":-1,\"errno\":\"EFAULT\"",
+            "MEM_CREATE returned EFAULT",
+        ),
+        ("QUERY_DEV_PID", "\"ret\":62", "\"ret\":61", "QUERY_DEV_PID returned 61; emulated: 62"),
+    ] {
+        let (trace, line) = changed(&seen, command, from, to);
+        let output = replay(&trace, &[]);
+        let report = stdout(&output);
+        assert_eq!(output.status.code(), Some(1), "{report}");
+        assert!(report.contains(&format!("line {line}: {found}")), "{command}: {report}");
+    }
+    let (trace, line) = changed(&seen, "INIT_PROCESS", "00100000", "00000100");
+    let report = stdout(&replay(&trace, &[]));
+    assert!(report.contains("of the machine, not of the driver"), "{report}");
+    assert!(report.contains("INIT_PROCESS.svm_page_size is 0x10000; emulated: 4096"), "{report}");
+    assert!(report.contains(&format!("(line {line})")), "{report}");
+    // The same trace on another generation is another matter.
+    let output = replay(&seen, &["--driver", "8.5.0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("generation 8.5.0 as given"), "{}", stdout(&output));
+}
+
+#[test]
+fn what_cannot_be_replayed_is_listed() {
+    let (_, seen) = traced(&["--device-process", "automatic"], &[XTASK, "probe", "--open"]);
+    let text = std::fs::read_to_string(&seen).unwrap();
+    // The trace begins after the first open.
+    let path = file("late.jsonl");
+    std::fs::write(&path, text.lines().skip(1).collect::<Vec<_>>().join("\n")).unwrap();
+    let output = replay(&path, &[]);
+    assert!(stdout(&output).contains("Not replayed:\n"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("its file was open before the trace began"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_file_that_is_no_trace_is_refused() {
+    let garbage = file("garbage.jsonl");
+    let garbage = garbage.to_str().unwrap();
+    for (text, reason) in [
+        ("not json", "line 1: expected"),
+        ("{\"call\":\"open\"}\n\n{\"call\":\"dance\"}", "line 3: `dance` is not a call of a trace"),
+        ("[]", "line 1"),
+    ] {
+        std::fs::write(garbage, text).unwrap();
+        let error = refusal(&["emulate", "--replay", garbage]);
+        assert!(error.contains(reason), "{text}: {error}");
+    }
+    assert!(refusal(&["emulate", "--replay", "/nonexistent"]).contains("cannot replay /nonexistent"));
+    assert!(refusal(&["emulate", "--replay", garbage, "--", "true"]).contains("cannot be used with"));
+    // An empty one has no differences.
+    std::fs::write(garbage, "").unwrap();
+    assert!(replay(Path::new(garbage), &[]).status.success());
+}
+
+#[test]
+fn nothing_in_a_trace_makes_the_replay_panic() {
+    let (_, seen) = traced(&["--device-process", "automatic"], &[XTASK, "probe", "--open"]);
+    let text = std::fs::read_to_string(&seen).unwrap();
+    let path = file("mangled.jsonl");
+    for (from, to) in [
+        ("\"len\":", "\"len\":18446744073709551615,\"us\":"),
+        ("\"in_hex\":\"", "\"in_hex\":\"ffffffffffffffffffffffffffffffffffffffffffffffff"),
+        ("\"in_hex\":\"", "\"in_hex\":\"xyz"),
+        ("\"addr\":\"0x", "\"addr\":\"0xffffffff"),
+        ("\"pid\":", "\"pid\":-"),
+        ("\"file\":1", "\"file\":18446744073709551615"),
+    ] {
+        let mangled: Vec<String> = text
+            .lines()
+            .map(|line| line.replacen(from, to, 1))
+            .filter(|line| serde_json::from_str::<ascend_emulator::record::Record>(line).is_ok())
+            .collect();
+        std::fs::write(&path, mangled.join("\n")).unwrap();
+        let output = replay(&path, &[]);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{to}: {:?} {}", output.status, stderr(&output));
+    }
+}
