@@ -1,4 +1,4 @@
-//! Synchronous copies and fills, peer access, advice.
+//! Synchronous copies: directions, sizes, ranges, imported memory.
 
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
@@ -6,10 +6,9 @@ use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, rul
 use crate::session::{GIB, Handle, MIB2, Session, heap_address, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{
-    self, COPY_DETECT, COPY_DEVICE_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy,
-    Memcpy2d, MemcpyBatch, Op,
+    self, COPY_DETECT, COPY_DEVICE_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy, Op,
 };
-use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP};
+use libc::{EBUSY, EFAULT, EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
     rule!(copies_find_out_their_direction, Ran).decided_by("devmm_find_memcpy_dir, svm_master_memcpy.c"),
@@ -57,17 +56,10 @@ pub const RULES: &[Rule] = &[
         .since(Generation::V26_1),
     rule!(copies_of_host_memory_imported_on_a_device_are_einval, Ran)
         .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
-    rule!(fills_of_host_memory_imported_on_a_device_are_einval, Ran)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
     rule!(asynchronous_copies_of_host_memory_imported_on_a_device_are_einval, Ran)
         .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
     rule!(copies_between_device_memory_and_imported_host_memory_are_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
-    rule!(rows_of_host_memory_imported_on_a_device_are_einval, Source)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
-    rule!(batches_of_host_memory_imported_on_a_device_are_eopnotsupp, Source)
-        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c")
-        .since(Generation::V9_0_0),
     rule!(copies_between_mapped_and_imported_host_memory_are_einval, Source)
         .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
     rule!(host_memory_imported_on_a_device_is_mapped_and_released, Ran)
@@ -75,75 +67,17 @@ pub const RULES: &[Rule] = &[
     rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
     rule!(a_copy_keeps_no_reference, Ran).decided_by("devmm_clear_page_ref_after_ioctl, devmm_proc_info.c"),
-    rule!(rows_are_copied_both_ways, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
-    rule!(rows_wider_than_their_pitch_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
-    rule!(no_rows_and_empty_rows_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
-    rule!(rows_are_copied_in_explicit_directions_only, Ran)
-        .decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
-    rule!(sizes_of_rows_are_looked_at_before_the_direction, Ran)
-        .decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
-    rule!(a_pitch_that_wraps_is_einval, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
-    rule!(one_row_has_any_pitch, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
-    rule!(batches_are_copied, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
-    rule!(batches_of_nothing_are_einval, Ran).decided_by("devmm_memcpy_batch_para_check, svm_master_memcpy.c"),
-    rule!(batches_without_lists_are_einval, Ran).decided_by("devmm_memcpy_batch_addr_info_init, svm_master_memcpy.c"),
-    rule!(batches_have_at_most_4096_elements, Ran).decided_by("devmm_memcpy_batch_para_check, svm_master_memcpy.c"),
-    rule!(batches_go_one_way, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
-    rule!(batches_within_one_side_are_einval, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
-    rule!(batches_with_an_empty_element_are_einval, Ran).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
-    rule!(a_failing_batch_leaves_what_it_copied, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
-    rule!(a_failing_batch_keeps_no_reference, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
-    rule!(batches_of_imported_memory_are_eopnotsupp, Ran)
-        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c"),
-    rule!(device_memory_is_filled, Inferred).decided_by("devmm_send_memset_device_msg, svm_master_memset.c"),
-    rule!(filling_host_memory_is_left_to_the_caller, Source)
-        .decided_by("devmm_memset_fill_pages_process, svm_master_memset.c"),
-    rule!(filling_foreign_memory_is_einval, Source).decided_by("devmm_ioctl_memset_process, svm_master_memset.c"),
-    rule!(filling_nothing_is_einval, Source).decided_by("devmm_ioctl_memset_device_check, svm_master_memset.c"),
-    rule!(filling_more_than_a_heap_is_einval, Source).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
-    rule!(filling_where_nothing_is_mapped_is_einval, Source).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
-    rule!(peers_reach_foreign_memory_never, Ran).decided_by("devmm_ioctl_prefetch, svm_master_advise.c"),
-    rule!(peers_reach_nothing_where_nothing_is, Ran).decided_by("devmm_get_reserve_mem_attr, devmm_proc_info.c"),
-    rule!(peers_reach_no_host_memory, Ran).decided_by("devmm_set_page_ref_advise, svm_heap_mng.h"),
-    rule!(peers_reach_only_what_is_mapped, Ran).decided_by("devmm_set_page_ref_of_adivse, devmm_proc_info.c"),
-    rule!(a_device_reaches_its_own_memory, Ran).decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c"),
-    rule!(a_peer_reaches_device_memory, Inferred)
-        .decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c")
-        .needs(&[Need::TwoDevices]),
-    rule!(a_peer_reaches_no_imported_memory, Ran).decided_by("devmm_prefetch_para_check, svm_master_advise.c"),
-    rule!(advice_to_populate_a_reservation_is_eopnotsupp, Ran)
-        .decided_by("devmm_ioctl_advise_reserve, svm_master_advise.c"),
-    rule!(other_advice_to_a_reservation_is_granted, Ran).decided_by("devmm_ioctl_advise_reserve, svm_master_advise.c"),
-    rule!(advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy, Ran)
-        .decided_by("devmm_set_page_ref_advise, svm_heap_mng.h"),
-    rule!(checking_no_addresses_is_einval, Source).decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
-    rule!(checking_too_many_addresses_is_einval, Source)
-        .decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
-    rule!(checking_addresses_without_a_list_is_einval, Source)
-        .decided_by("devmm_check_mem_info_para_check, devmm_proc_info.c"),
     rule!(the_tail_of_a_copy_within_the_host_goes_unchecked, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
     rule!(copies_over_imported_and_local_memory_are_einval, Ran)
         .decided_by("devmm_va_is_multi_dev_map, svm_master_memcpy.c"),
     rule!(a_copy_that_cannot_read_its_source_writes_nothing, Ran)
         .decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
-    rule!(rows_before_a_failing_one_are_copied, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
-    rule!(batches_take_mapped_host_memory, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),
-    rule!(batches_to_two_devices_are_einval, Ran)
-        .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c")
-        .needs(&[Need::TwoDevices]),
-    rule!(checking_what_is_not_there_is_efault, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
     rule!(copies_beside_unmapping_answer_as_if_before_or_after, Ran)
         .decided_by("devmm_vmma_occupy_inc, svm_vmma_mng.c"),
-    rule!(checking_mapped_memory_is_granted, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
-    rule!(checking_memory_of_another_device_is_efault, Source)
-        .decided_by("devmm_check_meminfo, devmm_proc_info.c")
-        .needs(&[Need::TwoDevices]),
-    rule!(checking_memory_of_another_sub_kind_is_efault, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
-    rule!(checking_an_unmapped_list_is_einval, Source).decided_by("devmm_meminfo_para_init, devmm_proc_info.c"),
 ];
 
 /// A session with 4 MiB of device memory mapped.
-fn on_device(host: &Host) -> Result<(Session, u64), Failure> {
+pub(super) fn on_device(host: &Host) -> Result<(Session, u64), Failure> {
     let session = Session::start(host)?;
     let (_, address) = session.device_mapping(0, 2 * MIB2)?;
     Ok((session, address))
@@ -333,7 +267,7 @@ fn copies_of_device_local_addresses_only_go_to_the_host(host: &Host) -> Verdict 
 }
 
 /// Runs `body` in another process that maps 4 MiB of device memory that this one exports.
-fn with_import(host: &Host, body: impl FnOnce(&Session, u64) -> Verdict) -> Verdict {
+pub(super) fn with_import(host: &Host, body: impl FnOnce(&Session, u64) -> Verdict) -> Verdict {
     let mut peer = crate::peer::Peer::start(|link| {
         let session = Session::start(host)?;
         link.send(session.identity()?.tgid as u64)?;
@@ -396,7 +330,7 @@ fn copies_with_unallocated_addresses_of_the_managed_segment_are_refused(host: &H
 }
 
 /// Host memory of this process, imported on device 0 and mapped in 2 MiB.
-fn host_memory_on_a_device(host: &Host) -> Result<(Session, Handle, u64), Failure> {
+pub(super) fn host_memory_on_a_device(host: &Host) -> Result<(Session, Handle, u64), Failure> {
     let session = Session::start(host)?;
     let handle = session.host_huge(MIB2).granted()?;
     let share = session.export(&handle).granted()?;
@@ -413,11 +347,6 @@ fn copies_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict
     session.read(address, 5).refused(EINVAL)
 }
 
-fn fills_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
-    let (session, _, address) = host_memory_on_a_device(host)?;
-    session.fill(address, 1, 64).refused(EINVAL)
-}
-
 fn asynchronous_copies_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
     let (session, _, address) = host_memory_on_a_device(host)?;
     let mut bytes = [0u8; 64];
@@ -432,26 +361,6 @@ fn copies_between_device_memory_and_imported_host_memory_are_eopnotsupp(host: &H
         answer.refused(EOPNOTSUPP)?;
     }
     Ok(())
-}
-
-fn rows_of_host_memory_imported_on_a_device_are_einval(host: &Host) -> Verdict {
-    let (session, _, address) = host_memory_on_a_device(host)?;
-    let bytes = [0u8; 256];
-    session.svm.call(Op::Memcpy2d, 0, &rows(address, bytes.as_ptr() as u64)).refused(EINVAL)
-}
-
-fn batches_of_host_memory_imported_on_a_device_are_eopnotsupp(host: &Host) -> Verdict {
-    let (session, _, address) = host_memory_on_a_device(host)?;
-    let bytes = [0u8; 64];
-    let (destinations, sources, sizes) = ([address], [bytes.as_ptr() as u64], [64u64]);
-    let para = MemcpyBatch {
-        destinations: destinations.as_ptr() as u64,
-        sources: sources.as_ptr() as u64,
-        sizes: sizes.as_ptr() as u64,
-        count: 1,
-        ..Default::default()
-    };
-    session.svm.call(Op::MemcpyBatch, 0, &para).refused(EOPNOTSUPP)
 }
 
 fn copies_between_mapped_and_imported_host_memory_are_einval(host: &Host) -> Verdict {
@@ -483,334 +392,6 @@ fn a_copy_keeps_no_reference(host: &Host) -> Verdict {
     session.copy(far, NOWHERE, 64, COPY_DETECT).refused(EFAULT)?;
     session.unmap(far).granted()?;
     session.free(far).granted()
-}
-
-/// Rows of 16 bytes, three of them, 64 bytes apart on the host and 32 on the device.
-fn rows(far: u64, near: u64) -> Memcpy2d {
-    Memcpy2d {
-        destination: far,
-        source: near,
-        destination_pitch: 32,
-        source_pitch: 64,
-        width: 16,
-        height: 3,
-        direction: COPY_HOST_TO_DEVICE,
-        ..Default::default()
-    }
-}
-
-fn copy_rows(session: &Session, para: Memcpy2d) -> Result<svm::Arg, i32> {
-    session.svm.call(Op::Memcpy2d, 0, &para)
-}
-
-fn rows_are_copied_both_ways(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let mut bytes: Vec<u8> = (0..192).collect();
-    session.write(far, &[0xFF; 96]).granted()?;
-    copy_rows(&session, rows(far, bytes.as_ptr() as u64)).granted()?;
-    let mut expected = vec![0xFF; 96];
-    for row in 0..3 {
-        expected[row * 32..row * 32 + 16].copy_from_slice(&bytes[row * 64..row * 64 + 16]);
-    }
-    equal("bytes on the device", session.read(far, 96).granted()?, expected)?;
-    let before = bytes.clone();
-    bytes.fill(0);
-    let back = Memcpy2d {
-        destination: bytes.as_mut_ptr() as u64,
-        source: far,
-        destination_pitch: 64,
-        source_pitch: 32,
-        direction: COPY_DEVICE_TO_HOST,
-        ..rows(0, 0)
-    };
-    copy_rows(&session, back).granted()?;
-    for row in 0..3 {
-        equal("row on the host", &bytes[row * 64..row * 64 + 16], &before[row * 64..row * 64 + 16])?;
-        equal("gap on the host", bytes[row * 64 + 16], 0)?;
-    }
-    Ok(())
-}
-
-fn rows_wider_than_their_pitch_are_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [0u8; 4096];
-    let near = bytes.as_ptr() as u64;
-    copy_rows(&session, Memcpy2d { width: 33, ..rows(far, near) }).refused(EINVAL)?;
-    copy_rows(&session, Memcpy2d { width: 65, destination_pitch: 128, ..rows(far, near) }).refused(EINVAL)
-}
-
-fn no_rows_and_empty_rows_are_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [0u8; 4096];
-    let near = bytes.as_ptr() as u64;
-    copy_rows(&session, Memcpy2d { width: 0, ..rows(far, near) }).refused(EINVAL)?;
-    copy_rows(&session, Memcpy2d { height: 0, ..rows(far, near) }).refused(EINVAL)
-}
-
-fn rows_are_copied_in_explicit_directions_only(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [0u8; 4096];
-    for direction in [COPY_HOST_TO_HOST, COPY_DEVICE_TO_DEVICE, COPY_DETECT, 5] {
-        let para = Memcpy2d { direction, ..rows(far, bytes.as_ptr() as u64) };
-        copy_rows(&session, para).refused(EOPNOTSUPP)?;
-    }
-    Ok(())
-}
-
-fn sizes_of_rows_are_looked_at_before_the_direction(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [0u8; 4096];
-    let para = Memcpy2d { direction: COPY_DETECT, ..rows(far, bytes.as_ptr() as u64) };
-    copy_rows(&session, Memcpy2d { width: 33, ..para }).refused(EINVAL)?;
-    copy_rows(&session, Memcpy2d { height: 0, ..para }).refused(EINVAL)
-}
-
-fn a_pitch_that_wraps_is_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [0u8; 4096];
-    let near = bytes.as_ptr() as u64;
-    copy_rows(&session, Memcpy2d { source_pitch: u64::MAX - 8, ..rows(far, near) }).refused(EINVAL)?;
-    copy_rows(&session, Memcpy2d { destination_pitch: u64::MAX - 8, ..rows(far, near) }).refused(EINVAL)
-}
-
-fn one_row_has_any_pitch(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [7u8; 4096];
-    let para = Memcpy2d { destination_pitch: GIB, source_pitch: GIB, height: 1, ..rows(far, bytes.as_ptr() as u64) };
-    copy_rows(&session, para).granted()?;
-    equal("bytes", session.read(far, 16).granted()?, vec![7; 16])
-}
-
-/// MEMCPY_BATCH of (destination, source, size).
-fn batch(session: &Session, elements: &[(u64, u64, u64)]) -> Result<svm::Arg, i32> {
-    let destinations: Vec<u64> = elements.iter().map(|element| element.0).collect();
-    let sources: Vec<u64> = elements.iter().map(|element| element.1).collect();
-    let sizes: Vec<u64> = elements.iter().map(|element| element.2).collect();
-    let para = MemcpyBatch {
-        destinations: destinations.as_ptr() as u64,
-        sources: sources.as_ptr() as u64,
-        sizes: sizes.as_ptr() as u64,
-        count: elements.len() as u32,
-        ..Default::default()
-    };
-    session.svm.call(Op::MemcpyBatch, 0, &para)
-}
-
-fn batches_are_copied(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let mut bytes = *b"onetwothree";
-    let near = bytes.as_mut_ptr() as u64;
-    batch(&session, &[(far, near, 3), (far + 100, near + 3, 3), (far + MIB2, near + 6, 5)]).granted()?;
-    equal("second", session.read(far + 100, 3).granted()?, b"two".to_vec())?;
-    equal("third", session.read(far + MIB2, 5).granted()?, b"three".to_vec())?;
-    let mut back = [0u8; 8];
-    let place = back.as_mut_ptr() as u64;
-    batch(&session, &[(place, far, 3), (place + 3, far + MIB2, 5)]).granted()?;
-    equal("back", std::hint::black_box(back), *b"onethree")
-}
-
-fn batches_of_nothing_are_einval(host: &Host) -> Verdict {
-    let (session, _) = on_device(host)?;
-    batch(&session, &[]).refused(EINVAL)
-}
-
-fn batches_without_lists_are_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let list = [far];
-    let good = list.as_ptr() as u64;
-    for bad in [0, NOWHERE] {
-        for (destinations, sources, sizes) in [(bad, good, good), (good, bad, good), (good, good, bad)] {
-            let para = MemcpyBatch { destinations, sources, sizes, count: 1, ..Default::default() };
-            session.svm.call(Op::MemcpyBatch, 0, &para).refused(EINVAL)?;
-        }
-    }
-    Ok(())
-}
-
-fn batches_have_at_most_4096_elements(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [1u8; 8];
-    let element = (far, bytes.as_ptr() as u64, 8);
-    batch(&session, &vec![element; svm::BATCH as usize + 1]).refused(EOPNOTSUPP)?;
-    batch(&session, &vec![element; svm::BATCH as usize]).granted().map(drop)
-}
-
-fn batches_go_one_way(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let mut bytes = [1u8; 64];
-    let near = bytes.as_mut_ptr() as u64;
-    batch(&session, &[(far, near, 8), (near, far, 8)]).refused(EINVAL)
-}
-
-fn batches_within_one_side_are_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let mut bytes = [1u8; 64];
-    let near = bytes.as_mut_ptr() as u64;
-    batch(&session, &[(near, near + 32, 8)]).refused(EINVAL)?;
-    batch(&session, &[(far, far + 64, 8)]).refused(EINVAL)
-}
-
-fn batches_with_an_empty_element_are_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [1u8; 64];
-    batch(&session, &[(far, bytes.as_ptr() as u64, 8), (far + 64, bytes.as_ptr() as u64, 0)]).refused(EINVAL)
-}
-
-fn a_failing_batch_leaves_what_it_copied(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = *b"first---";
-    let near = bytes.as_ptr() as u64;
-    batch(&session, &[(far, near, 8), (far + 100 * MIB2, near, 8)]).refused(EINVAL)?;
-    equal("bytes of the first", session.read(far, 8).granted()?, b"first---".to_vec())
-}
-
-fn a_failing_batch_keeps_no_reference(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [1u8; 8];
-    batch(&session, &[(far, bytes.as_ptr() as u64, 8), (far + 100 * MIB2, 0, 8)]).refused(EINVAL)?;
-    session.unmap(far).granted()?;
-    session.free(far).granted()
-}
-
-fn batches_of_imported_memory_are_eopnotsupp(host: &Host) -> Verdict {
-    with_import(host, |session, imported| {
-        let bytes = [1u8; 8];
-        batch(session, &[(imported, bytes.as_ptr() as u64, 8)]).refused(EOPNOTSUPP)
-    })
-}
-
-fn device_memory_is_filled(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    session.write(far, &[1; 64]).granted()?;
-    equal("left to the caller", session.fill(far + 8, 0xAB, 16).granted()?, false)?;
-    let bytes = session.read(far, 64).granted()?;
-    equal("before", bytes[7], 1)?;
-    equal("filled", &bytes[8..24], &[0xAB; 16])?;
-    equal("after", bytes[24], 1)
-}
-
-fn filling_host_memory_is_left_to_the_caller(host: &Host) -> Verdict {
-    let session = Session::host(host)?;
-    let (_, near) = session.host_mapping(MIB2)?;
-    equal("left to the caller", session.fill(near, 0xAB, 16).granted()?, true)?;
-    equal("word", peek(near), 0)
-}
-
-fn filling_foreign_memory_is_einval(host: &Host) -> Verdict {
-    let session = Session::host(host)?;
-    let bytes = [0u8; 64];
-    session.fill(bytes.as_ptr() as u64, 1, 64).refused(EINVAL)
-}
-
-fn filling_nothing_is_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    session.fill(far, 1, 0).refused(EINVAL)
-}
-
-fn filling_more_than_a_heap_is_einval(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    session.fill(far, 1, GIB + 1).refused(EINVAL)
-}
-
-fn filling_where_nothing_is_mapped_is_einval(host: &Host) -> Verdict {
-    let session = Session::host(host)?;
-    let address = session.reserve(MIB2)?;
-    session.fill(address, 1, 64).refused(EINVAL)?;
-    session.fill(address + 100 * MIB2, 1, 64).refused(EINVAL)
-}
-
-fn peers_reach_foreign_memory_never(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    session.prefetch(0, 0x1000, MIB2).refused(EADDRNOTAVAIL)
-}
-
-fn peers_reach_nothing_where_nothing_is(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let address = session.reserve(2 * MIB2)?;
-    session.prefetch(0, address + 10 * GIB, MIB2).refused(EINVAL)?;
-    session.prefetch(0, address + 100 * MIB2, MIB2).refused(EINVAL)?;
-    session.prefetch(0, address, MIB2).refused(EADDRNOTAVAIL)
-}
-
-fn peers_reach_no_host_memory(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let (_, near) = session.host_mapping(MIB2)?;
-    session.prefetch(0, near, MIB2).refused(EBUSY)
-}
-
-fn peers_reach_only_what_is_mapped(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let handle = session.device_huge(0, MIB2).granted()?;
-    let address = session.reserve(4 * MIB2)?;
-    session.map(&handle, address, MIB2).granted()?;
-    session.prefetch(0, address + MIB2, MIB2).refused(EBUSY)?;
-    session.prefetch(0, address, 2 * MIB2).refused(EINVAL)?;
-    session.prefetch(0, address, 0).refused(EINVAL)
-}
-
-fn a_device_reaches_its_own_memory(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    session.prefetch(0, far, 2 * MIB2).granted()
-}
-
-fn a_peer_reaches_device_memory(host: &Host) -> Verdict {
-    let session = Session::with_two(host)?;
-    let (_, far) = session.device_mapping(0, MIB2)?;
-    session.prefetch(1, far, MIB2).granted()?;
-    session.prefetch(1, far, MIB2).granted()?;
-    session.unmap(far).granted()?;
-    session.free(far).granted()
-}
-
-fn a_peer_reaches_no_imported_memory(host: &Host) -> Verdict {
-    with_import(host, |session, imported| session.prefetch(0, imported, MIB2).refused(EINVAL))
-}
-
-fn advice_to_populate_a_reservation_is_eopnotsupp(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    session.advise(0, far, MIB2, svm::Advice::POPULATE).refused(EOPNOTSUPP)
-}
-
-fn other_advice_to_a_reservation_is_granted(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let address = session.reserve(MIB2)?;
-    session.advise(0, address, MIB2, svm::Advice::HUGE).granted()?;
-    session.advise(svm::HOST_ID, address, MIB2, svm::Advice::HUGE).granted()?;
-    let (_, far) = session.device_mapping(0, MIB2)?;
-    let flags = (0..16).map(|bit| svm::Advice::from_bits_retain(1 << bit));
-    for advice in flags.filter(|advice| *advice != svm::Advice::POPULATE) {
-        session.advise(0, far, MIB2, advice).granted()?;
-    }
-    Ok(())
-}
-
-fn advice_to_an_unmapped_part_of_a_used_reservation_is_ebusy(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let handle = session.device_huge(0, MIB2).granted()?;
-    let address = session.reserve(4 * MIB2)?;
-    session.map(&handle, address, MIB2).granted()?;
-    session.advise(0, address + MIB2, MIB2, svm::Advice::HUGE).refused(EBUSY)
-}
-
-fn check_addresses(session: &Session, addresses: u64, count: u32) -> Result<svm::Arg, i32> {
-    let para = svm::CheckMemInfo { addresses, count, heap_subtype_mask: u32::MAX };
-    session.svm.call(Op::CheckMemInfo, 0, &para)
-}
-
-fn checking_no_addresses_is_einval(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let list = [0u64; 4];
-    check_addresses(&session, list.as_ptr() as u64, 0).refused(EINVAL)
-}
-
-fn checking_too_many_addresses_is_einval(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let list = [0u64; 1025];
-    check_addresses(&session, list.as_ptr() as u64, 1025).refused(EINVAL)
-}
-
-fn checking_addresses_without_a_list_is_einval(host: &Host) -> Verdict {
-    check_addresses(&Session::start(host)?, 0, 1).refused(EINVAL)
 }
 
 fn the_tail_of_a_copy_within_the_host_goes_unchecked(host: &Host) -> Verdict {
@@ -846,46 +427,6 @@ fn a_copy_that_cannot_read_its_source_writes_nothing(host: &Host) -> Verdict {
     equal("bytes", session.read(far, 8).granted()?, vec![5; 8])
 }
 
-fn rows_before_a_failing_one_are_copied(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let bytes = [9u8; 4096];
-    let start = far + 2 * MIB2 - 64;
-    session.write(start, &[1; 64]).granted()?;
-    // Two rows lie in the mapping, the third begins after its end.
-    let answer = copy_rows(&session, rows(start, bytes.as_ptr() as u64));
-    equal("the copy succeeded", answer.is_ok(), false)?;
-    let left = session.read(start, 64).granted()?;
-    equal("first row", &left[..16], &[9; 16])?;
-    equal("second row", &left[32..48], &[9; 16])
-}
-
-fn batches_take_mapped_host_memory(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let (_, near) = session.host_mapping(MIB2)?;
-    poke(near, 0x2468);
-    batch(&session, &[(far, near, 8), (far + 64, near, 8)]).granted()?;
-    equal("bytes", session.read(far + 64, 8).granted()?, 0x2468u64.to_le_bytes().to_vec())
-}
-
-fn batches_to_two_devices_are_einval(host: &Host) -> Verdict {
-    let session = Session::with_two(host)?;
-    let (_, first) = session.device_mapping(0, MIB2)?;
-    let (_, second) = session.device_mapping(1, MIB2)?;
-    let bytes = [1u8; 8];
-    let near = bytes.as_ptr() as u64;
-    batch(&session, &[(first, near, 8), (second, near, 8)]).refused(EINVAL)
-}
-
-fn checking_what_is_not_there_is_efault(host: &Host) -> Verdict {
-    let session = Session::start(host)?;
-    let reserved = session.reserve(MIB2)?;
-    for address in [reserved, 0x1000] {
-        let list = [address];
-        check_addresses(&session, list.as_ptr() as u64, 1).refused(EFAULT)?;
-    }
-    Ok(())
-}
-
 fn copies_beside_unmapping_answer_as_if_before_or_after(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let (handle, far) = session.device_mapping(0, MIB2)?;
@@ -911,30 +452,4 @@ fn copies_beside_unmapping_answer_as_if_before_or_after(host: &Host) -> Verdict 
     }
     crate::rule::asked("MEMCPY beside MEM_UNMAP");
     copier.join().map_err(|_| Failure::broken("a thread panicked"))?.granted()
-}
-
-fn checking_mapped_memory_is_granted(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let list = [far, far + 100, far + 2 * MIB2 - 1];
-    check_addresses(&session, list.as_ptr() as u64, 3).granted().map(drop)
-}
-
-fn checking_memory_of_another_device_is_efault(host: &Host) -> Verdict {
-    let session = Session::with_two(host)?;
-    let (_, first) = session.device_mapping(0, MIB2)?;
-    let (_, second) = session.device_mapping(1, MIB2)?;
-    let list = [first, second];
-    check_addresses(&session, list.as_ptr() as u64, 2).refused(EFAULT)
-}
-
-fn checking_memory_of_another_sub_kind_is_efault(host: &Host) -> Verdict {
-    let (session, far) = on_device(host)?;
-    let list = [far];
-    let para =
-        svm::CheckMemInfo { addresses: list.as_ptr() as u64, count: 1, heap_subtype_mask: !(1 << svm::SUB_RESERVE) };
-    session.svm.call(Op::CheckMemInfo, 0, &para).refused(EFAULT)
-}
-
-fn checking_an_unmapped_list_is_einval(host: &Host) -> Verdict {
-    check_addresses(&Session::start(host)?, NOWHERE, 1).refused(EINVAL)
 }

@@ -1,14 +1,17 @@
 //! The rules, by topic.
 
 mod access;
+mod address_check;
 mod alloc;
 mod asynchronous;
+mod batch;
 mod bring_up;
 mod convert;
 mod copy;
 mod device_handles;
 mod device_process;
 mod discovery;
+mod fill;
 mod heaps;
 mod host_handles;
 mod import;
@@ -16,9 +19,11 @@ mod klog;
 mod mapping;
 mod multiplexer;
 mod named;
+mod peer_access;
 mod plain_memory;
 mod processes;
 mod register;
+mod rows;
 mod segments;
 mod share;
 mod vendor_stack;
@@ -39,6 +44,11 @@ const ALL: &[&[Rule]] = &[
     share::RULES,
     import::RULES,
     copy::RULES,
+    rows::RULES,
+    batch::RULES,
+    fill::RULES,
+    peer_access::RULES,
+    address_check::RULES,
     asynchronous::RULES,
     klog::RULES,
     segments::RULES,

@@ -231,26 +231,11 @@ impl Store {
         length: u64,
         mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut done = 0;
-        while done < length {
-            let at = offset + done;
-            if let Some((bytes, count)) = self.mapped(id, at, length - done, true) {
-                // SAFETY: the part stays mapped, since few others are used meanwhile. A CPU
-                // may change the bytes at any time; nothing depends on their values.
-                each(done, unsafe { std::slice::from_raw_parts(bytes.as_ptr(), count) })?;
-                done += count as u64;
-                continue;
-            }
-            let count = (length - done).min(PIECE as u64);
-            let mut room = self.room.take();
-            room.resize(PIECE, 0);
-            let bytes = &mut room[..count as usize];
-            let result = self.read(id, at, bytes).map_err(E::from).and_then(|()| each(done, bytes));
-            self.room.replace(room);
-            result?;
-            done += count;
-        }
-        Ok(())
+        self.access(id, offset, length, Access::Read, |at, part| {
+            // SAFETY: see `access`. A CPU may change the bytes at any time; nothing depends on
+            // their values.
+            each(at, unsafe { part.as_ref() })
+        })
     }
 
     /// Calls `each` to write the bytes of a range, part after part.
@@ -261,13 +246,28 @@ impl Store {
         length: u64,
         mut each: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.access(id, offset, length, Access::Write, |at, mut part| {
+            // SAFETY: see `access`. A CPU may access the bytes at any time; nothing depends on
+            // their values.
+            each(at, unsafe { part.as_mut() })
+        })
+    }
+
+    /// Calls `each` with the parts of a range: mapped, or copies of them in a buffer. A part is
+    /// valid during the call: few others are used meanwhile, so it stays mapped.
+    fn access<E: From<Errno>>(
+        &self,
+        id: BlockId,
+        offset: u64,
+        length: u64,
+        access: Access,
+        mut each: impl FnMut(u64, NonNull<[u8]>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut done = 0;
         while done < length {
             let at = offset + done;
-            if let Some((bytes, count)) = self.mapped(id, at, length - done, false) {
-                // SAFETY: the part stays mapped, since few others are used meanwhile. A CPU
-                // may access the bytes at any time; nothing depends on their values.
-                each(done, unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), count) })?;
+            if let Some((bytes, count)) = self.mapped(id, at, length - done, access) {
+                each(done, NonNull::slice_from_raw_parts(bytes, count))?;
                 done += count as u64;
                 continue;
             }
@@ -275,7 +275,13 @@ impl Store {
             let mut room = self.room.take();
             room.resize(PIECE, 0);
             let bytes = &mut room[..count as usize];
-            let result = each(done, bytes).and_then(|()| self.write(id, at, bytes).map_err(E::from));
+            let result = match access {
+                Access::Read => self.read(id, at, bytes).map_err(E::from).and_then(|()| each(done, bytes.into())),
+                Access::Write => {
+                    let written = each(done, NonNull::from(&mut *bytes));
+                    written.and_then(|()| self.write(id, at, bytes).map_err(E::from))
+                }
+            };
             self.room.replace(room);
             result?;
             done += count;
@@ -297,10 +303,10 @@ impl Store {
 
     /// The current bytes at an offset of a block, mapped. `None` if [`Store::place`] is, and for
     /// holes that are only read: a read by mapping would fill them.
-    fn mapped(&self, id: BlockId, at: u64, length: u64, read: bool) -> Option<(NonNull<u8>, usize)> {
+    fn mapped(&self, id: BlockId, at: u64, length: u64, access: Access) -> Option<(NonNull<u8>, usize)> {
         let (file, offset) = self.place(id, at, length)?;
         let block = self.blocks.get(&id)?;
-        if read && !block.solid.borrow().contains(&(at..at + length)) {
+        if access == Access::Read && !block.solid.borrow().contains(&(at..at + length)) {
             let hole = lseek64(&**file, offset as i64, Whence::SeekHole).map_or(u64::MAX, |hole| hole as u64);
             if hole < offset + length {
                 return None;
@@ -471,6 +477,13 @@ fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: 
         from.read_exact_at(&mut buffer, at).map_err(errno)?;
         to.write_all_at(&buffer, to_offset + (at - from_offset)).map_err(errno)
     })
+}
+
+/// What is done with the bytes of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
 }
 
 /// Calls `each` for every piece of a range that is not a hole.
