@@ -10,7 +10,7 @@ mod emulator;
 pub mod figure;
 mod plot;
 
-use crate::terminal::{Table, counted};
+use crate::terminal::{self, Table, counted, steps};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use client::{NOT_TRACED, OwnFigures, Work};
@@ -116,7 +116,7 @@ impl Bench {
         // A million handles of 2 MiB need more memory than any card has.
         let config = Config { hbm: 1 << 42, device_process: DeviceProcess::Automatic, ..Config::default() };
         let emulator = Emulator::start(config.clone()).map_err(|error| error.to_string())?;
-        let mut bench = Run { figures: Vec::new(), points: Vec::new(), progress: ProgressBar::no_length() };
+        let mut bench = Run { figures: Vec::new(), points: Vec::new(), progress: steps("starting", self.steps()) };
         emulator.run(|| self.operations(&mut bench));
         drop(emulator);
         let config = Config { device_process: DeviceProcess::Required, ..config };
@@ -135,18 +135,37 @@ impl Bench {
         Ok(bench)
     }
 
-    fn operations(&self, bench: &mut Run) {
-        let most = match (self.debug, self.quick) {
+    /// The most objects that are alive while something is measured.
+    fn most(&self) -> u64 {
+        match (self.debug, self.quick) {
             (true, _) => 1,
             (_, true) => 1_000,
             _ => 1_000_000,
-        };
-        let (pairs, timed) = if self.debug { (2, 10) } else { (64, 2_000) };
+        }
+    }
+
+    /// The operations that are measured.
+    fn wanted(&self) -> impl Iterator<Item = &'static Operation> {
+        let (most, debug) = (self.most(), self.debug);
         // Many elements take too long in a debug build.
-        let wanted = |operation: &&Operation| {
-            operation.setup.live <= most && !(self.debug && (operation.per > 1.0 || operation.setup.is_special()))
+        let wanted = move |operation: &&Operation| {
+            operation.setup.live <= most && !(debug && (operation.per > 1.0 || operation.setup.is_special()))
         };
-        for operation in OPERATIONS.iter().filter(wanted) {
+        OPERATIONS.iter().filter(wanted)
+    }
+
+    /// How many measurements there are: those of operations, of calls alone, of the worst case, and
+    /// of times.
+    fn steps(&self) -> u64 {
+        let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
+        self.wanted().count() as u64 + 3 + worst + 6
+    }
+
+    fn operations(&self, bench: &mut Run) {
+        let most = self.most();
+        let (pairs, timed) = if self.debug { (2, 10) } else { (64, 2_000) };
+        for operation in self.wanted() {
+            bench.progress.set_message(operation.name);
             let setup = &operation.setup;
             // What is counted per element repeats itself.
             let pairs = if operation.per > 1.0 { 2 } else { pairs };
@@ -208,6 +227,7 @@ impl Bench {
             ("map", Work::GrowMap, 1_000_000),
             ("import", Work::GrowImport, 100_000),
         ] {
+            bench.progress.set_message(format!("{name}, {live} times"));
             let counts = grow(&Setup { live, ..Setup::of(work) }).map_err(|error| error.to_string());
             bench.progress.inc(1);
             let ratio = counts.map(|mut counts| {
@@ -226,6 +246,7 @@ impl Bench {
     fn times(&self, bench: &mut Run, timed: u64) {
         let rounds = if self.debug { 1 } else { 3 };
         let mut compare = |name: String, library: &Setup, raw: Work| {
+            bench.progress.set_message(format!("time of {name}"));
             let mut ratios = Vec::new();
             let mut own = Vec::new();
             for _ in 0..rounds {
@@ -568,13 +589,14 @@ fn c_library() -> Option<String> {
 }
 
 fn print(document: &Document) {
-    crate::outln!(
+    let sentence = format!(
         "{} on the emulated driver {}, C library {}; instructions and system calls are exact, times depend on \
          this machine",
         document.arch,
         document.generation,
         document.c_library.as_deref().unwrap_or("unknown")
     );
+    terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| crate::outln!("{line}"));
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
     };

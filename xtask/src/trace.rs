@@ -90,7 +90,7 @@ impl Child {
             drop(File::open("/dev/null"));
         }
         let error = Command::new(program).args(arguments).exec();
-        eprintln!("error: cannot run {}: {error}", program.to_string_lossy());
+        crate::errln!("error: cannot run {}: {error}", program.to_string_lossy());
         ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
     }
 }
@@ -152,7 +152,7 @@ impl Output {
         if let Some(json) = &mut self.json {
             let written = serde_json::to_writer(&mut *json, record).map_err(io::Error::from);
             if let Err(error) = written.and_then(|()| json.write_all(b"\n")) {
-                eprintln!("error: the calls are no longer written: {error}");
+                crate::errln!("error: the calls are no longer written: {error}");
                 self.json = None;
             }
         }
@@ -214,7 +214,7 @@ impl Trace {
             return impossible(format!("signals cannot be blocked: {error}"));
         }
         if let Some(pid) = self.pid {
-            eprintln!("tracing process {pid}; Ctrl-C ends the trace, and the process goes on");
+            crate::errln!("tracing process {pid}; Ctrl-C ends the trace, and the process goes on");
         }
         let began = Instant::now();
         while tracer.step(&mut watch) {
@@ -229,7 +229,7 @@ impl Trace {
         let cost = self.summary.then(|| overhead::report(tracer.is_filtered(), output.summary.calls, took));
         output.conclude(&self, &watch.recogniser, cost);
         if let Err(error) = output.flush() {
-            eprintln!("error: the trace is not complete: {error}");
+            crate::errln!("error: the trace is not complete: {error}");
             return ExitCode::FAILURE;
         }
         match tracer.ending() {
