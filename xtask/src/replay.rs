@@ -340,7 +340,11 @@ impl Player {
             match &buffer.in_hex {
                 _ if unreadable => memory.hole(address, buffer.len),
                 _ if length > 1 << 24 => {}
-                Some(text) => memory.put(address, bytes(text, length).unwrap_or_default()),
+                Some(text) => {
+                    let recorded = bytes(text, length).unwrap_or_default();
+                    let key = (Kind::Converted, place.scope(Kind::Converted).unwrap_or(0), recorded);
+                    memory.put(address, self.chosen.get(&key).cloned().unwrap_or(key.2));
+                }
                 None => memory.put(address, vec![0; length]),
             }
         }
@@ -566,7 +570,7 @@ impl Place {
         let process = (self.pid as u64) << 16;
         match kind {
             Kind::Handle => Some(process | self.device),
-            Kind::Task => Some(process),
+            Kind::Task | Kind::Converted => Some(process),
             Kind::Share => Some(self.exporter),
             Kind::Session | Kind::Name => Some(0),
             _ => None,
@@ -587,6 +591,7 @@ fn is_chosen(command: &str, field: &Field) -> bool {
         ("MEM_CREATE" | "MEM_IMPORT", Kind::Handle)
             | ("MEM_EXPORT", Kind::Share)
             | ("ASYNC_MEMCPY", Kind::Task)
+            | ("CONVERT_ADDR", Kind::Converted)
             | ("CONNECT", Kind::Session)
             | ("IPC_MEM_CREATE", Kind::Name)
     )

@@ -4,6 +4,7 @@
 //! one's own programs. Calls are printed for people, and written as JSON lines in the format of
 //! `emulate --record`. Memory contents are never read.
 
+mod anonymise;
 pub mod decode;
 pub mod field;
 mod files;
@@ -16,6 +17,7 @@ mod tracer;
 pub mod watch;
 
 use crate::impossible;
+use anonymise::Anonymiser;
 use ascend_emulator::record::Record;
 use ascend_ioctl::Generation;
 use decode::Modules;
@@ -62,6 +64,10 @@ pub struct Trace {
     /// Print the commands that the library does not use or the emulator does not answer.
     #[arg(long)]
     unsupported: bool,
+    /// Replace addresses of the program's memory and ids of processes, each by the same stand-in
+    /// everywhere.
+    #[arg(long)]
+    anonymise: bool,
     /// Generation of the driver: 8.5.0, 9.0.0 or 26.1. Without it, the calls tell.
     #[arg(long, value_name = "GENERATION")]
     driver: Option<Generation>,
@@ -100,6 +106,7 @@ struct Output {
     text: Option<Box<dyn Write>>,
     json: Option<BufWriter<File>>,
     summary: Summary,
+    anonymiser: Option<Anonymiser>,
     modules: Modules,
     /// Calls that wait for the name of an earlier one.
     waiting: VecDeque<Record>,
@@ -116,7 +123,15 @@ impl Output {
             None => Some(Box::new(io::stderr())),
         };
         let json = options.json.as_ref().map(File::create).transpose()?.map(BufWriter::new);
-        Ok(Output { text, json, summary: Summary::new(), modules: Modules::default(), waiting: VecDeque::new() })
+        let anonymiser = options.anonymise.then(Anonymiser::default);
+        Ok(Output {
+            text,
+            json,
+            anonymiser,
+            summary: Summary::new(),
+            modules: Modules::default(),
+            waiting: VecDeque::new(),
+        })
     }
 
     /// Writes the calls whose names are certain, or all at the end.
@@ -137,6 +152,9 @@ impl Output {
                     }
                 };
                 Watch::rename(&mut record, name);
+            }
+            if let Some(anonymiser) = &mut self.anonymiser {
+                anonymiser.apply(&mut record, &module, recogniser.best());
             }
             self.write(&record, &module, recogniser.best());
         }

@@ -50,6 +50,66 @@ fn a_trace_of_every_operation_shows_no_difference_on_its_own_generation() {
 }
 
 #[test]
+fn of_thousands_of_odd_calls_only_those_differ_that_a_trace_cannot_tell() {
+    let (recorded, seen) = traced(&[], &[XTASK, "selftest", "--raw"]);
+    for trace in [recorded, seen] {
+        let output = replay(&trace, &[]);
+        let report = stdout(&output);
+        assert_eq!(output.status.code(), Some(1), "{report}");
+        let calls: usize = report.split(' ').next().unwrap().parse().unwrap();
+        assert!(calls > 15_000, "{report}");
+        let differing: Vec<&str> = report.lines().filter(|line| line.starts_with("  line ")).collect();
+        assert!(differing.len() < 20, "{report}");
+        for line in differing {
+            let known = [
+                // A child that uses a session of its parent, an argument that cannot be written.
+                "HDC SET_SESSION_OWNER",
+                "HDC GET_SESSION_ATTR",
+                "HDC CLOSE",
+                "MEM_CREATE returned EINVAL",
+                // A process that was listed before it started, a page that a CPU touched, a process
+                // that was killed meanwhile.
+                "MEM_IMPORT returned EACCES",
+                "MEMCPY returned 0",
+                "MEM_GET_INFO returned 0",
+            ];
+            assert!(known.iter().any(|known| line.contains(known)), "{line}");
+        }
+    }
+}
+
+#[test]
+fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
+    let (plain, seen) = (file("plain.jsonl"), file("anonymous.jsonl"));
+    let mut command = Command::new(XTASK);
+    command.args(["emulate", "--record"]).arg(&plain).args(["--", XTASK, "trace", "--quiet", "--anonymise", "--json"]);
+    let output = command.arg(&seen).args(["--", XTASK, "selftest"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&seen).unwrap();
+    let mut secrets = std::collections::BTreeSet::new();
+    for record in support::calls::read(&plain) {
+        secrets.extend([format!("\"pid\":{},", record.pid), format!("\"tid\":{},", record.tid)]);
+        for buffer in &record.buffers {
+            let address = u64::from_str_radix(&buffer.addr[2..], 16).unwrap();
+            secrets.insert(buffer.addr.clone());
+            secrets.insert(ascend_emulator::record::hex(&address.to_le_bytes()));
+        }
+    }
+    assert!(secrets.len() > 50);
+    let found: Vec<&String> = secrets.iter().filter(|secret| text.contains(*secret)).collect();
+    assert!(found.is_empty(), "{found:?}");
+    // The driver's answers name the process as the trace does.
+    let signs: Vec<_> =
+        support::calls::read(&seen).into_iter().filter(|it| it.cmd == Some("GET_PROCESS_SIGN")).collect();
+    assert!(!signs.is_empty());
+    for sign in signs {
+        let expected = ascend_emulator::record::hex(&[&sign.pid.to_le_bytes()[..], b"0"].concat());
+        assert!(sign.out_hex.as_deref().is_some_and(|hex| hex.starts_with(&expected)), "{sign:?}");
+    }
+    assert_no_difference(&seen, "26.1", 1000);
+}
+
+#[test]
 fn the_host_is_taken_from_the_trace() {
     let host = ["--attach", "hccs", "--devices", "5", "--hbm", "32G", "--device-process", "automatic"];
     let (_, seen) = traced(&host, &[XTASK, "probe", "--open"]);

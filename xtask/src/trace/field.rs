@@ -30,6 +30,8 @@ pub enum Kind {
     Name,
     /// An asynchronous copy.
     Task,
+    /// Addresses that were converted for an engine.
+    Converted,
     /// A session of `/dev/hisi_hdc`, and its reuse counter.
     Session,
     /// It depends on the time.
@@ -185,7 +187,8 @@ fn kind(layout: &str, field: &str) -> Kind {
         ("Connect", "user_va") => Pointer,
         ("UvmRangeAttributes", "attributes" | "data" | "data_sizes") => Pointer,
         ("UvmPrefetchBatch", "vas" | "sizes" | "locations" | "loc_ids") => Pointer,
-        ("ConvertCopy" | "ConvertAddress" | "DestroyAddress" | "DestroyAddressBatch", "dma_addr") => Pointer,
+        ("ConvertCopy" | "ConvertAddress" | "DestroyAddress", "dma_addr") => Converted,
+        ("DestroyAddressBatch", "dma_addr") => Pointer,
         ("ConvertAddress", "convert_id" | "pa_batch") | ("IpcSetAttr" | "IpcGetAttr", "attr") => Plain,
         ("MemRepair", "repair_addrs") => Address,
         ("Translate", "translated") | ("RemoteMap", "dst_va") => Machine,

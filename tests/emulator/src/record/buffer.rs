@@ -7,8 +7,9 @@
 
 use crate::caller::Memory;
 use crate::record::hex;
-use ascend_ioctl::{Generation, hdc, urd};
+use ascend_ioctl::{Generation, hdc, svm, urd};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// A buffer that an argument points to.
@@ -35,6 +36,9 @@ const LONGEST: u64 = hdc::MAX_PACKET as u64;
 /// Most device processes and the like that one list can have; longer ones are not read.
 const LONGEST_LIST: u64 = 65536;
 
+/// Length of a converted address.
+const DMA_ADDRESS: u64 = 40;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     /// The driver reads it.
@@ -46,7 +50,7 @@ enum Use {
 }
 
 struct Pointer {
-    field: &'static str,
+    field: Cow<'static, str>,
     address: u64,
     length: u64,
     used: Use,
@@ -73,7 +77,7 @@ impl Sessions {
     pub fn before(&self, module: &str, command: Option<&str>, argument: &[u8], memory: &dyn Memory) -> Vec<Buffer> {
         let pointers = self.pointers(module, command, argument, None, memory);
         let buffer = |pointer: Pointer| Buffer {
-            field: pointer.field.to_owned(),
+            field: pointer.field.into_owned(),
             addr: format!("{:#x}", pointer.address),
             len: pointer.length,
             in_hex: (pointer.used == Use::Input).then(|| read(memory, pointer.address, pointer.length)).flatten(),
@@ -120,8 +124,12 @@ impl Sessions {
         memory: &dyn Memory,
     ) -> Vec<Pointer> {
         let (input, output, opaque) = (Use::Input, Use::Output, Use::Opaque);
-        let at =
-            |field, offset: usize, length: u64, used| Pointer { field, address: word(before, offset), length, used };
+        let at = |field: &'static str, offset: usize, length: u64, used| Pointer {
+            field: field.into(),
+            address: word(before, offset),
+            length,
+            used,
+        };
         match (module, command.unwrap_or_default()) {
             ("SVM", "GET_MMAP_INFO") => vec![at("array", 32, 16 * half(after.unwrap_or(before), 16), output)],
             ("SVM", "MEM_SET_PID") => vec![at("pids", 24, 4 * half(before, 20).min(LONGEST_LIST), input)],
@@ -135,6 +143,21 @@ impl Sessions {
             }
             ("SVM", "CHECK_MEMINFO") => {
                 vec![at("addresses", 16, 8 * half(before, 24).min(LONGEST_LIST), input)]
+            }
+            ("SVM", "DESTROY_ADDR_BATCH") => {
+                let count = half(before, 24).min(svm::BATCH.into());
+                let mut pointers = vec![at("dma_addr", 16, 8 * count, input)];
+                let mut list = vec![0; 8 * count as usize];
+                if memory.read(word(before, 16), &mut list).is_ok() {
+                    let elements = (0..count as usize).map(|index| Pointer {
+                        field: format!("dma_addr[{index}]").into(),
+                        address: word(&list, 8 * index),
+                        length: DMA_ADDRESS,
+                        used: input,
+                    });
+                    pointers.extend(elements);
+                }
+                pointers
             }
             ("uda", "GET_DEV_LIST") => vec![at("array", 8, 8 * half(before, 4).min(LONGEST_LIST), output)],
             ("DEVMNG", "CONTAINER_CMD") => vec![at("output", 16, 4, output)],
@@ -161,10 +184,10 @@ fn query(argument: &[u8], memory: &dyn Memory) -> Vec<Pointer> {
     let or_opaque = |used| if known { used } else { Use::Opaque };
     let (input, length) = (word(argument, 32), half(argument, 40));
     let mut pointers = vec![
-        Pointer { field: "filter", address: word(argument, 16), length: half(argument, 24), used: Use::Input },
-        Pointer { field: "input", address: input, length, used: or_opaque(Use::Input) },
+        Pointer { field: "filter".into(), address: word(argument, 16), length: half(argument, 24), used: Use::Input },
+        Pointer { field: "input".into(), address: input, length, used: or_opaque(Use::Input) },
         Pointer {
-            field: "output",
+            field: "output".into(),
             address: word(argument, 48),
             length: half(argument, 56),
             used: or_opaque(Use::Output),
@@ -174,10 +197,10 @@ fn query(argument: &[u8], memory: &dyn Memory) -> Vec<Pointer> {
     if length >= 24 && memory.read(input, &mut inner[..length.min(32) as usize]).is_ok() {
         if is(urd::SPOD_INFO) {
             let (address, length) = (word(&inner, 8), half(&inner, 16).min(LONGEST_LIST));
-            pointers.push(Pointer { field: "input.buffer", address, length, used: Use::Output });
+            pointers.push(Pointer { field: "input.buffer".into(), address, length, used: Use::Output });
         } else if (is(urd::UDIS_GET) || is(urd::UDIS_GET_85)) && length >= 32 {
             let (address, length) = (word(&inner, 24), half(&inner, 20).min(LONGEST_LIST));
-            pointers.push(Pointer { field: "input.data", address, length, used: Use::Output });
+            pointers.push(Pointer { field: "input.data".into(), address, length, used: Use::Output });
         }
     }
     pointers
