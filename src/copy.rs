@@ -19,11 +19,12 @@ pub use pending::Pending;
 use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
-use crate::mapping::{Mapping, copy_in, copy_out, fill, mapping_table};
+use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill, mapping_table};
 use crate::physical::Block;
 use crate::reserve::Reservation;
 use crate::session::Session;
 use crate::session::undo::Live;
+use crate::share::NamedMemory;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -62,6 +63,8 @@ enum Cover<'a> {
     One(&'a Mapping),
     /// Several, or one that was found by its address.
     Several(mapping_table::Cover),
+    /// Memory of another process that was opened by its name, and is borrowed.
+    Named(&'a Arc<Live<DeviceInner>>),
     /// No bytes, so no mapping: copies of them are done by the CPU, which has nothing to do.
     Empty(Arc<Live<DeviceInner>>),
 }
@@ -173,6 +176,18 @@ impl Session {
     }
 }
 
+impl NamedMemory {
+    /// `size` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what lies outside of the memory.
+    pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
+        check("take a part of named memory", offset, size, self.size())?;
+        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(self.device()) })
+    }
+}
+
 impl Slice<'_> {
     /// First address.
     pub fn address(&self) -> u64 {
@@ -194,6 +209,7 @@ impl Slice<'_> {
         let cover = match &self.cover {
             Cover::One(mapping) => Cover::One(mapping),
             Cover::Several(cover) => Cover::Several(cover.part(self.address + offset, size)),
+            Cover::Named(device) => Cover::Named(device),
             Cover::Empty(host) => Cover::Empty(host.clone()),
         };
         Ok(Slice { address: self.address + offset, size, cover })
@@ -206,7 +222,7 @@ impl Slice<'_> {
         match &self.cover {
             Cover::One(mapping) => Some(&mapping.inner.block),
             Cover::Several(cover) => Some(&cover.first.block),
-            Cover::Empty(_) => None,
+            Cover::Named(_) | Cover::Empty(_) => None,
         }
     }
 
@@ -224,8 +240,22 @@ impl Slice<'_> {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner.block.device,
             Cover::Several(cover) => &cover.first.block.device,
+            Cover::Named(device) => device,
             Cover::Empty(host) => host,
         }
+    }
+
+    /// The mappings that it covers: none for named memory, and for no bytes.
+    pub(crate) fn mappings(&self) -> Vec<Arc<Live<Mapped>>> {
+        match &self.cover {
+            Cover::One(mapping) => vec![mapping.inner.clone()],
+            Cover::Several(cover) => std::iter::once(&cover.first).chain(&cover.others).cloned().collect(),
+            Cover::Named(_) | Cover::Empty(_) => Vec::new(),
+        }
+    }
+
+    fn is_named(&self) -> bool {
+        matches!(self.cover, Cover::Named(_))
     }
 
     #[inline]

@@ -23,6 +23,7 @@ use crate::driver::segments::{self, Segments};
 use crate::driver::svm::{HeapKind, HostPages, Svm};
 use crate::error::{Error, Failed, Refused, Result, bytes};
 use crate::id::LogicalId;
+use crate::mapping::Mapping;
 use crate::mapping::mapping_table::MappingTable;
 use crate::physical::PhysicalMemory;
 use crate::reserve::arena::{Arena, Taken, Window};
@@ -307,6 +308,16 @@ impl Session {
             mappings,
             left: lock(&self.inner.left).len() as u64,
         }
+    }
+
+    /// The mapping that contains an address. A reference: the memory stays mapped while it lives,
+    /// and [`Mapping::unmap`] of its owner is refused.
+    pub fn mapping(&self, address: u64) -> Option<Mapping> {
+        if self.inner.svm.guard.in_child() {
+            return None;
+        }
+        let cover = self.inner.mappings.cover(address, address.checked_add(1)?)?;
+        Some(Mapping { inner: cover.first })
     }
 
     /// The driver's generation, as found out when the session was opened.

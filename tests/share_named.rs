@@ -13,7 +13,7 @@ use nix::libc;
 use std::os::fd::AsRawFd;
 use support::processes::{Channel, Peer, start};
 use support::raw::ModuleFile;
-use support::{MIB2, device, mapped_on, mapped_on_host, open, plain};
+use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, plain, refused_here};
 
 /// A session of the vendor's kind, by bare system calls.
 struct Vendor {
@@ -173,6 +173,75 @@ fn a_vendor_process_opens_memory_of_this_library() {
         assert_eq!(&bytes, b"back");
         published.withdraw().unwrap();
         mapping.unmap().unwrap();
+    });
+}
+
+#[test]
+fn a_name_for_a_part_of_several_mappings_opens_as_one_and_keeps_them_mapped() {
+    on_each_generation(plain(), |generation, _| {
+        let peer = start(|channel| {
+            let vendor = Vendor::open(generation);
+            channel.send(std::process::id().into());
+            let address = vendor.open_name(channel.receive_bytes::<65>()).unwrap();
+            assert_eq!(vendor.read(address + MIB2 - 3, 6), b"shared");
+            vendor.close_name();
+        });
+        let pid = peer.receive() as u32;
+        let (session, device) = open(0);
+        let reservation = session.reserve(3 * MIB2).unwrap();
+        let mappings = [0, 1, 2].map(|place| reservation.map(place * MIB2, &device.create(MIB2).unwrap()).unwrap());
+        let start = mappings[1].address();
+        let slice = session.slice_at(start, 2 * MIB2).unwrap();
+        let published = slice.publish().unwrap();
+        drop(slice);
+        session.slice_at(start + MIB2 - 3, 6).unwrap().write(b"shared").unwrap();
+        published.trust(&[share::BareTgid::of_process(&session, pid).unwrap()]).unwrap();
+        peer.send_bytes(&published.name().to_bytes());
+        peer.join();
+        let [first, second, third] = mappings;
+        first.unmap().unwrap();
+        let second = second.unmap().unwrap_err().object;
+        published.withdraw().unwrap();
+        second.unmap().unwrap();
+        third.unmap().unwrap();
+    });
+}
+
+#[test]
+fn named_memory_is_copied_to_and_from_mapped_memory() {
+    on_each_generation(plain(), |generation, _| {
+        let (peer, name) = owner(generation, |vendor, channel| {
+            channel.wait();
+            assert_eq!(vendor.read(DEVICE_HEAP + MIB2, 6), b"vendor");
+            channel.signal();
+        });
+        let device = device(0);
+        let memory = share::open_named(&device, &name).unwrap();
+        let mapping = mapped_on(&device, MIB2);
+        mapping.slice(0, 19).unwrap().copy_from(&memory.slice(0, 19).unwrap()).unwrap();
+        assert_eq!(contents(&mapping, 0, 19), b"the vendor's tensor");
+        memory.slice(MIB2, 6).unwrap().copy_from(&mapping.slice(4, 6).unwrap()).unwrap();
+        refused_here(&memory.slice(2 * MIB2, 1).unwrap_err(), "not inside");
+        refused_here(&memory.slice(0, MIB2).unwrap().publish().unwrap_err(), "not mapped memory");
+        peer.signal();
+        peer.wait();
+        drop(memory);
+        peer.join();
+    });
+}
+
+#[test]
+fn a_mapping_that_was_found_by_an_address_stays_until_it_is_dropped() {
+    isolated(plain(), |_| {
+        let mapping = mapped_on(&device(0), MIB2);
+        let session = Session::current().unwrap();
+        let found = session.mapping(mapping.address() + 5).unwrap();
+        assert_eq!((found.address(), found.size()), (mapping.address(), MIB2));
+        let mapping = mapping.unmap().unwrap_err().object;
+        drop(found);
+        let address = mapping.address();
+        mapping.unmap().unwrap();
+        assert!(session.mapping(address).is_none() && session.mapping(u64::MAX).is_none());
     });
 }
 

@@ -10,7 +10,7 @@
 //! The kernel can wait for a task, but not say whether it is over. So a [`Pending`] that is asked
 //! that, or polled as a future, starts a thread that waits.
 
-use super::{Cover, Slice};
+use super::Slice;
 use crate::device::DeviceInner;
 use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall, bytes};
 use crate::mapping::{Mapped, Mapping};
@@ -149,7 +149,7 @@ impl Slice<'_> {
         self.same_size(OPERATION, from.size)?;
         from.check_copy(OPERATION)?;
         let (device, host) = if self.is_host() { (from, self) } else { (self, from) };
-        let task = if self.size == 0 || device.is_host() || !host.is_host() {
+        let task = if self.size == 0 || device.is_host() || !host.is_host() || device.is_named() {
             self.copy_from(from)?;
             Task::Over
         } else {
@@ -158,16 +158,16 @@ impl Slice<'_> {
             let task = unsafe { self.svm().async_memcpy(device.device().id, self.address, from.address, self.size) };
             Task::Running(task.map_err(|refused| device.failed(refused, OPERATION))?)
         };
-        let held = self.held().chain(from.held()).collect();
+        let held = self.mappings().into_iter().chain(from.mappings()).collect();
         Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held })
     }
 
     /// Begins a copy. What the driver does not copy asynchronously, because it is host memory or
-    /// nothing, is copied at once.
+    /// nothing, is copied at once; so is named memory, which a running copy could not keep open.
     fn begin(&self, mut buffer: Vec<u8>, to_device: bool) -> Result<Pending, Failed<Vec<u8>>> {
         match self.begin_task(&mut buffer, to_device) {
             Ok(task) => {
-                let (device, held) = (self.device().clone(), self.held().collect());
+                let (device, held) = (self.device().clone(), self.mappings());
                 Ok(Pending { buffer: Some(buffer), task, size: self.size, device, held })
             }
             Err(error) => Err(Failed { error, object: buffer }),
@@ -176,7 +176,7 @@ impl Slice<'_> {
 
     fn begin_task(&self, buffer: &mut [u8], to_device: bool) -> Result<Task> {
         self.same_size("begin a copy", buffer.len() as u64)?;
-        if self.is_host() || self.size == 0 {
+        if self.is_host() || self.size == 0 || self.is_named() {
             if to_device {
                 self.write(buffer)?
             } else {
@@ -191,16 +191,6 @@ impl Slice<'_> {
         // ever.
         let task = unsafe { self.svm().async_memcpy(device, destination, source, self.size) };
         task.map(Task::Running).map_err(|refused| self.failed(refused, "begin a copy"))
-    }
-
-    /// The mappings that it covers.
-    fn held(&self) -> impl Iterator<Item = Arc<Live<Mapped>>> {
-        let (first, others) = match &self.cover {
-            Cover::One(mapping) => (Some(&mapping.inner), &[][..]),
-            Cover::Several(cover) => (Some(&cover.first), &cover.others[..]),
-            Cover::Empty(_) => (None, &[][..]),
-        };
-        first.into_iter().chain(others).cloned()
     }
 }
 

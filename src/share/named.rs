@@ -7,6 +7,7 @@
 //! keep the memory alive**, which is gone when its owner frees it or ends, and there is one open of
 //! a name per process, for one device.
 
+use crate::copy::Slice;
 use crate::device::{Device, DeviceInner};
 use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST, Svm};
 use crate::error::{Error, Failed, Invalid, Refused, Result, bytes};
@@ -237,6 +238,11 @@ impl NamedMemory {
         self.inner.name
     }
 
+    /// The device that it was opened for.
+    pub(crate) fn device(&self) -> &Arc<Live<DeviceInner>> {
+        &self.inner.device
+    }
+
     /// Physical id of the device that the memory is on.
     pub fn location(&self) -> PhysicalId {
         self.inner.physical
@@ -352,11 +358,13 @@ impl Undo for Opened {
     }
 }
 
-/// A name that the kernel has for a mapping.
+/// A name that the kernel has for mapped memory.
 #[derive(Debug)]
 struct Publication {
     name: Name,
-    mapped: Arc<Live<Mapped>>,
+    session: Arc<Live<Inner>>,
+    #[expect(dead_code, reason = "held, not read: what has a name stays mapped")]
+    mapped: Vec<Arc<Live<Mapped>>>,
 }
 
 /// Mapped memory under a name, for processes with the vendor's library. The name ends when this is
@@ -399,29 +407,48 @@ impl Mapping {
     #[doc(alias = "aclrtIpcMemGetExportKey")]
     #[doc(alias = "cuIpcGetMemHandle")]
     pub fn publish(&self) -> Result<Published> {
-        let mapped = &self.inner;
-        let block = &mapped.block;
-        let session = mapped.session();
-        session.svm.check_process()?;
-        let problem = match () {
-            () if block.handle.is_host() => Some("it is memory of the host"),
-            () if block.imported => Some("it is imported"),
-            () if block.share().is_some() => Some("it was exported"),
-            () => None,
-        };
-        if let Some(problem) = problem {
-            return Err(Invalid::because(
-                OPERATION_PUBLISH,
-                problem,
-                "Only device memory that this process created and did not export can have a name: use a \
-                 ticket for other memory, or memory of its own for the name.",
-            ));
-        }
-        let created = session.svm.ipc_mem_create(block.device.id, mapped.address, mapped.size());
-        let name = created.map_err(|refused| block.device.failed(refused, OPERATION_PUBLISH, block.describe()))?;
-        let publication = Publication { name: Name(name), mapped: mapped.clone() };
-        Ok(Published { inner: Arc::new(Live::new(publication)) })
+        publish(self.address(), self.size(), vec![self.inner.clone()])
     }
+}
+
+impl Slice<'_> {
+    /// Gives mapped memory a name, as [`Mapping::publish`] does. The kernel names whole pages: the
+    /// slice begins at a multiple of 2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::publish`], and [`Error::Invalid`] for a slice of no bytes or of named
+    /// memory.
+    pub fn publish(&self) -> Result<Published> {
+        publish(self.address(), self.size(), self.mappings())
+    }
+}
+
+fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Published> {
+    let impossible = |problem: &'static str| {
+        Invalid::because(
+            OPERATION_PUBLISH,
+            problem,
+            "Only device memory that this process created and did not export can have a name: use a \
+             ticket for other memory, or memory of its own for the name.",
+        )
+    };
+    let Some(first) = mapped.first() else { return Err(impossible("it is not mapped memory of this process's")) };
+    let (device, session) = (first.block.device.clone(), first.session().clone());
+    session.svm.check_process()?;
+    for block in mapped.iter().map(|mapped| &mapped.block) {
+        match () {
+            () if block.handle.is_host() => return Err(impossible("it is memory of the host")),
+            () if block.imported => return Err(impossible("it is imported")),
+            () if block.share().is_some() => return Err(impossible("it was exported")),
+            () => {}
+        }
+    }
+    let created = session.svm.ipc_mem_create(device.id, address, size);
+    let named = || format!("{address:#x}, {}", bytes(size));
+    let name = created.map_err(|refused| device.failed(refused, OPERATION_PUBLISH, named()))?;
+    let publication = Publication { name: Name(name), session, mapped };
+    Ok(Published { inner: Arc::new(Live::new(publication)) })
 }
 
 impl Published {
@@ -476,7 +503,7 @@ impl Undo for Publication {
     const OPERATION: &'static str = "end the name of memory";
 
     fn svm(&self) -> &Svm {
-        &self.mapped.session().svm
+        &self.session.svm
     }
 
     fn undo(&mut self) -> Result<()> {
@@ -485,7 +512,7 @@ impl Undo for Publication {
     }
 
     fn abandon(&mut self, error: Error) {
-        self.mapped.session().keep(Left::Name { name: self.name.0 }, error);
+        self.session.keep(Left::Name { name: self.name.0 }, error);
     }
 
     fn users(&self, others: usize) -> String {

@@ -1,0 +1,443 @@
+//! Reserved addresses, what is mapped there, and who may use it.
+//!
+//! One table has all reservations by their address, and in each the place of every mapping, so that
+//! an address is found without following it. The table's lock is never held over a system call.
+
+use crate::border::{Address, In, Out, lock, using};
+use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
+use crate::handles::Handle;
+use crate::physical::{self, Location};
+use crate::{devices, malloc, process};
+use ascend_vmm::{Error, Location as Place, Mapping, Page, Reservation, ReserveOptions};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+/// The size of a huge page: what addresses are multiples of.
+const PAGE: u64 = Page::Huge.size();
+
+static SPACE: Mutex<Space> = Mutex::new(Space { areas: Vec::new(), mappings: Vec::new(), free: Vec::new() });
+
+struct Space {
+    /// By their start.
+    areas: Vec<Area>,
+    /// The mappings, at places that the areas name.
+    mappings: Vec<Option<Mapped>>,
+    /// Places that are free.
+    free: Vec<u32>,
+}
+
+struct Area {
+    start: u64,
+    end: u64,
+    reservation: Arc<Reservation>,
+    /// For each page of the reservation, the place of the mapping that begins there plus 1. Zeroed
+    /// memory that is not touched before something is mapped.
+    places: Vec<u32>,
+    /// How many mappings there are.
+    mapped: u32,
+}
+
+struct Mapped {
+    mapping: Mapping,
+    /// The handle that was mapped.
+    handle: Handle,
+    /// Whether the CPU was given access.
+    host: bool,
+}
+
+impl Space {
+    /// The area that contains an address.
+    #[inline]
+    fn area(&mut self, address: u64) -> Option<&mut Area> {
+        let after = self.areas.partition_point(|area| area.start <= address);
+        self.areas[..after].last_mut().filter(|area| address < area.end)
+    }
+
+    /// The mapping that begins at an address.
+    #[inline]
+    fn mapped(&mut self, address: u64) -> Option<&mut Mapped> {
+        if address % PAGE != 0 {
+            return None;
+        }
+        let area = self.area(address)?;
+        let place = area.places[((address - area.start) / PAGE) as usize].checked_sub(1)?;
+        self.mappings.get_mut(place as usize)?.as_mut()
+    }
+
+    /// Enters a mapping at its address; it comes back if that is not reserved any more.
+    #[inline]
+    fn insert(&mut self, address: u64, mapped: Mapped) -> Result<(), Mapped> {
+        let after = self.areas.partition_point(|area| area.start <= address);
+        let Some(area) = self.areas[..after].last_mut().filter(|area| address < area.end) else { return Err(mapped) };
+        let place = match self.free.pop() {
+            Some(place) => place,
+            None => {
+                self.mappings.push(None);
+                self.mappings.len() as u32 - 1
+            }
+        };
+        self.mappings[place as usize] = Some(mapped);
+        area.places[((address - area.start) / PAGE) as usize] = place + 1;
+        area.mapped += 1;
+        Ok(())
+    }
+
+    /// Takes the mapping that begins at an address out.
+    #[inline]
+    fn remove(&mut self, address: u64) -> Option<Mapped> {
+        if address % PAGE != 0 {
+            return None;
+        }
+        let area = self.area(address)?;
+        let entry = &mut area.places[((address - area.start) / PAGE) as usize];
+        let place = entry.checked_sub(1)?;
+        *entry = 0;
+        area.mapped -= 1;
+        self.free.push(place);
+        self.mappings.get_mut(place as usize)?.take()
+    }
+}
+
+/// `aclrtReserveMemAddress`.
+#[inline]
+pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64) -> Outcome {
+    let address = address.check("virPtr")?;
+    if size == 0 || flags > 1 || alignment != 0 {
+        return Err(wrong_arguments(size, alignment, flags));
+    }
+    let size = (size as u64).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX - PAGE + 1);
+    let alignment = alignment_of(size);
+    let options = match wanted.0 {
+        0 => ReserveOptions::new().alignment(alignment),
+        wanted if wanted % alignment == 0 => ReserveOptions::new().address(wanted),
+        wanted => return Err(not_aligned(wanted, alignment)),
+    };
+    let reserved = process::session()?.reserve_with(size, &options);
+    let reservation = reserved.map_err(|error| not_reserved(error, size, wanted))?;
+    address.write(Address(reservation.address()));
+    enter(reservation);
+    Ok(())
+}
+
+/// `aclrtReserveMemAddressNoUCMemory`: its own addresses, from 40 TiB on, are of hardware that our
+/// library does not drive; without a wish it is the same as the other.
+pub fn reserve_cached(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64) -> Outcome {
+    address.check("virPtr")?;
+    if size != 0 && flags <= 1 && wanted.0 >= 40 << 40 {
+        return Err(unsupported(format!(
+            "expectPtr {:#x} is above the addresses that can be reserved here.",
+            wanted.0
+        )));
+    }
+    reserve(address, size, alignment, wanted, flags)
+}
+
+#[cold]
+fn wrong_arguments(size: usize, alignment: usize, flags: u64) -> Box<Fault> {
+    match () {
+        () if size == 0 => invalid("the size is 0. Reserve 2 MiB or more."),
+        () if flags > 1 => invalid(format!("flags are {flags}. They are 0 or 1.")),
+        () => refused(format!("the alignment is {alignment}. It is reserved: pass 0.")),
+    }
+}
+
+/// What a reservation begins at a multiple of, as in the vendor's library: its size rounded up to a
+/// power of two, from 2 MiB to 1 GiB. Memory in 1 GiB pages is mapped at such addresses only.
+fn alignment_of(size: u64) -> u64 {
+    size.checked_next_power_of_two().unwrap_or(u64::MAX).clamp(PAGE, Page::Giant.size())
+}
+
+#[cold]
+fn not_aligned(wanted: u64, alignment: u64) -> Box<Fault> {
+    refused(format!("expectPtr {wanted:#x} is no multiple of {alignment:#x}, as this size needs."))
+}
+
+#[cold]
+fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
+    let fault = Box::<Fault>::from(error);
+    // A size that could be reserved, anywhere: then the addresses are used up.
+    match fault.code {
+        code::RT_PARAM_INVALID if wanted.0 == 0 && size <= 128 << 30 => fault.with_code(code::RT_MEMORY),
+        _ => fault,
+    }
+}
+
+#[inline]
+fn enter(reservation: Reservation) {
+    let (start, size) = (reservation.address(), reservation.size());
+    let places = vec![0; (size / PAGE) as usize];
+    let area = Area { start, end: start + size, reservation: Arc::new(reservation), places, mapped: 0 };
+    let mut space = lock(&SPACE);
+    let place = space.areas.partition_point(|area| area.start < start);
+    space.areas.insert(place, area);
+}
+
+/// `aclrtReleaseMemAddress`.
+#[inline]
+pub fn release(address: Address) -> Outcome {
+    let address = address.check("virPtr")?;
+    using();
+    let mut space = lock(&SPACE);
+    let after = space.areas.partition_point(|area| area.start <= address);
+    let Some(place) = after.checked_sub(1).filter(|&place| space.areas[place].start == address) else {
+        return Err(not_reserved_at(address));
+    };
+    let mapped = space.areas[place].mapped;
+    if mapped > 0 {
+        return Err(still_mapped(address, mapped));
+    }
+    let area = space.areas.remove(place);
+    drop(space);
+    let failed = match Arc::try_unwrap(area.reservation) {
+        Ok(reservation) => match reservation.free() {
+            Ok(()) => return Ok(()),
+            Err(failed) => failed,
+        },
+        // Another thread is just mapping something there: it finds that the addresses are gone, and
+        // they are free when it has finished.
+        Err(_) => return Ok(()),
+    };
+    let fault = Fault::driver(failed.error);
+    enter(failed.object);
+    Err(fault)
+}
+
+#[cold]
+fn not_reserved_at(address: u64) -> Box<Fault> {
+    refused(format!("{address:#x} is not what aclrtReserveMemAddress returned, or is released already."))
+}
+
+#[cold]
+fn still_mapped(address: u64, mapped: u32) -> Box<Fault> {
+    let text =
+        format!("{mapped} mapping(s) are in the reservation at {address:#x}. Call aclrtUnmapMem for each first.");
+    Fault::new(code::RT_DRIVER, text)
+}
+
+/// `aclrtMapMem`.
+#[inline]
+pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Outcome {
+    let address = address.check("virPtr")?;
+    if size == 0 || handle.is_null() || flags != 0 || offset != 0 {
+        return Err(wrong_mapping(size, handle, offset, flags));
+    }
+    using();
+    let area = lock(&SPACE).area(address).map(|area| (area.start, area.reservation.clone()));
+    let Some((start, reservation)) = area else { return Err(outside(address)) };
+    let memory = physical::begin_mapping(handle)?;
+    let rounded = (size as u64).checked_next_multiple_of(memory.page().size());
+    let mapped = if rounded == Some(memory.size()) {
+        reservation.map(address - start, &memory).map_err(Fault::driver)
+    } else {
+        Err(other_size(size, &memory))
+    };
+    match mapped {
+        Ok(mapping) => {
+            let mapped = Mapped { mapping, handle, host: false };
+            let entered = lock(&SPACE).insert(address, mapped);
+            entered.map_err(|mapped| released_meanwhile(address, mapped))
+        }
+        Err(fault) => {
+            drop(memory);
+            let _ = physical::end_mapping(handle);
+            Err(fault)
+        }
+    }
+}
+
+#[cold]
+fn released_meanwhile(address: u64, mapped: Mapped) -> Box<Fault> {
+    let handle = mapped.handle;
+    drop(mapped);
+    let _ = physical::end_mapping(handle);
+    outside(address)
+}
+
+#[cold]
+fn wrong_mapping(size: usize, handle: Handle, offset: usize, flags: u64) -> Box<Fault> {
+    match () {
+        () if handle.is_null() => invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."),
+        () if size == 0 => invalid("the size is 0. Pass the size of the physical memory."),
+        () if flags != 0 => invalid(format!("flags are {flags}. They are reserved: pass 0.")),
+        () => refused(format!("the offset is {offset}. Only all of the memory can be mapped: pass 0.")),
+    }
+}
+
+#[cold]
+fn outside(address: u64) -> Box<Fault> {
+    Fault::new(code::RT_DRIVER, format!("{address:#x} is not in addresses that aclrtReserveMemAddress returned."))
+}
+
+#[cold]
+fn other_size(size: usize, memory: &ascend_vmm::PhysicalMemory) -> Box<Fault> {
+    let text = format!("{size} bytes are to be mapped of memory of {} bytes. Only all of it can be.", memory.size());
+    Fault::new(code::RT_DRIVER, text)
+}
+
+/// `aclrtUnmapMem`.
+#[inline]
+pub fn unmap(address: Address) -> Outcome {
+    let address = address.check("virPtr")?;
+    using();
+    let Some(Mapped { mapping, handle, host }) = lock(&SPACE).remove(address) else {
+        return Err(not_mapped(address));
+    };
+    match mapping.unmap() {
+        Ok(()) => physical::end_mapping(handle),
+        Err(failed) => {
+            let mapped = Mapped { mapping: failed.object, handle, host };
+            let entered = lock(&SPACE).insert(address, mapped);
+            match entered {
+                Ok(()) => Err(Fault::driver(failed.error)),
+                Err(mapped) => Err(released_meanwhile(address, mapped)),
+            }
+        }
+    }
+}
+
+#[cold]
+fn not_mapped(address: u64) -> Box<Fault> {
+    Fault::new(code::RT_DRIVER, format!("{address:#x} is not where aclrtMapMem mapped memory, or is unmapped already."))
+}
+
+/// The handle of the mapping that begins at an address.
+pub(crate) fn handle_at(address: u64) -> Option<Handle> {
+    using();
+    lock(&SPACE).mapped(address).map(|mapped| mapped.handle)
+}
+
+/// The reservation that contains an address: its start and size.
+pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
+    using();
+    lock(&SPACE).area(address).map(|area| (area.start, area.end - area.start))
+}
+
+/// Unmaps whatever is mapped of these handles. What is in use goes when it is not any more.
+pub(crate) fn unmap_all(handles: &[Handle]) {
+    let handles: BTreeSet<Handle> = handles.iter().copied().collect();
+    let mut space = lock(&SPACE);
+    let of = |mapped: &Mapped| handles.contains(&mapped.handle).then(|| mapped.mapping.address());
+    let addresses: Vec<u64> = space.mappings.iter().flatten().filter_map(of).collect();
+    let mapped: Vec<Mapped> = addresses.into_iter().filter_map(|address| space.remove(address)).collect();
+    drop(space);
+    drop(mapped);
+}
+
+/// Unmaps everything and frees all addresses.
+pub(crate) fn end() {
+    let mut space = lock(&SPACE);
+    let (areas, mappings) = (std::mem::take(&mut space.areas), std::mem::take(&mut space.mappings));
+    space.free.clear();
+    drop(space);
+    for mapped in mappings.into_iter().flatten() {
+        drop(mapped.mapping);
+        let _ = physical::end_mapping(mapped.handle);
+    }
+    drop(areas);
+}
+
+/// Who gets access: `aclrtMemAccessDesc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Access {
+    flags: i32,
+    location: Location,
+    reserved: [u8; 12],
+}
+
+const READ_WRITE: i32 = 3;
+
+/// Numbers of devices are below this in the driver.
+const DEVICES: u32 = 64;
+
+/// `aclrtMemSetAccess`.
+pub fn set_access(address: Address, size: usize, access: In<Access>, count: usize) -> Outcome {
+    if address.0 == 0 || access.is_null() || count == 0 {
+        return Err(refused("virPtr or desc is NULL, or count is 0. Pass a mapping and who gets access to it."));
+    }
+    let mappings = mappings_in(address.0, size as u64)?;
+    for index in 0..count {
+        let Access { flags, location, .. } = access.read_at(index, "desc")?;
+        match flags {
+            READ_WRITE => {}
+            0 | 1 => return Err(unsupported("the driver knows read-write access only: pass 3.")),
+            other => return Err(refused(format!("{other} is no access. Pass 3, read and write."))),
+        }
+        match location.kind {
+            Location::HOST if location.id == 0 => {}
+            Location::DEVICE if location.id < DEVICES => {}
+            _ => {
+                let text = format!("location type {}, id {} cannot get access.", location.kind, location.id);
+                return Err(refused(text));
+            }
+        }
+        for mapping in &mappings {
+            grant(mapping, &location)?;
+        }
+    }
+    Ok(())
+}
+
+/// The mappings that make up a range exactly.
+fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
+    let (session, mut mappings, mut at) = (process::session()?, Vec::new(), address);
+    let end = size.checked_next_multiple_of(PAGE).and_then(|size| address.checked_add(size)).unwrap_or(0);
+    while at < end && handle_at(at).is_some() {
+        let Some(mapping) = session.mapping(at) else { break };
+        at += mapping.size();
+        mappings.push(mapping);
+    }
+    if at == end && !mappings.is_empty() {
+        return Ok(mappings);
+    }
+    let text = format!("{address:#x} with {size} bytes is not a mapping, or several from the first to the last byte.");
+    Err(Fault::new(code::RT_DRIVER, text))
+}
+
+fn grant(mapping: &Mapping, location: &Location) -> Outcome {
+    if location.kind == Location::HOST {
+        mapping.host_view().map_err(Fault::driver)?;
+        if let Some(mapped) = lock(&SPACE).mapped(mapping.address()) {
+            mapped.host = true;
+        }
+        return Ok(());
+    }
+    let device = devices::by_logical_or_user(location.id)?;
+    mapping.grant(&process::device(device)?).map_err(Fault::driver)
+}
+
+/// `aclrtMemGetAccess`.
+pub fn get_access(address: Address, location: In<Location>, flags: Out<u64>) -> Outcome {
+    let address = address.check("virPtr")?;
+    let location = location.read("location")?;
+    let flags = flags.check("flag")?;
+    let mapping = process::session()?.mapping(address).ok_or_else(|| not_mapped(address))?;
+    let place = mapping.memory().location();
+    let granted = match location.kind {
+        Location::HOST => {
+            let seen = |mapped: &mut Mapped| mapped.host;
+            place == Place::Host || lock(&SPACE).mapped(mapping.address()).is_some_and(seen)
+        }
+        Location::DEVICE => {
+            let device = devices::by_logical_or_user(location.id)?;
+            place == Place::Device(device) || mapping.is_granted(&process::device(device)?)?
+        }
+        other => return Err(refused(format!("location type {other} has no access to memory."))),
+    };
+    flags.write(if granted { READ_WRITE as u64 } else { 0 });
+    Ok(())
+}
+
+/// `aclrtMemGetAddressRange`: of the block, the mapping or the reservation around an address.
+pub fn range(address: Address, base: Out<Address>, size: Out<usize>) -> Outcome {
+    let address = address.check("ptr")?;
+    if base.is_null() && size.is_null() {
+        return Err(refused("pbase and psize are both NULL. Pass at least one."));
+    }
+    let mapped = || process::open_session()?.mapping_at(address);
+    let found = malloc::block_around(address).or_else(mapped).or_else(|| reserved_at(address));
+    let (start, length) = found.ok_or_else(|| refused(format!("{address:#x} is in no memory of this library's.")))?;
+    base.write(Address(start));
+    size.write(length as usize);
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! The border to C: every call comes in here, and no panic goes out.
+//!
+//! A call from a child of fork(2) is refused before it touches anything: locks may be held there
+//! for ever. A failure leaves its code and its sentences with the thread, for
+//! `aclrtGetLastError` and `aclGetRecentErrMsg`, and a line in the log if `ASCEND_ACL_LOG` asks for
+//! one.
+
+use crate::fault::{Fault, Outcome, code};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The environment variable that asks for a log on the standard error: `errors` for a line for
+/// each call that fails, `calls` for a line for each call.
+pub const LOG: &str = "ASCEND_ACL_LOG";
+
+const UNKNOWN: u8 = 0;
+const SILENT: u8 = 1;
+const ERRORS: u8 = 2;
+const CALLS: u8 = 3;
+
+static LOGGED: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+thread_local! {
+    /// The code of the latest call that failed.
+    static LAST: Cell<i32> = const { Cell::new(0) };
+    /// What it said, until it is read.
+    static MESSAGE: RefCell<String> = const { RefCell::new(String::new()) };
+    /// What was read last: it stays until the next is read.
+    static READ: RefCell<CString> = RefCell::default();
+}
+
+/// Set as soon as there is something that a child of fork must not touch.
+static USED: AtomicBool = AtomicBool::new(false);
+/// This is a child of the process that used the library.
+static INHERITED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn in_child() {
+    INHERITED.store(true, Ordering::Relaxed);
+}
+
+/// Call before the first lock is taken or the first object is made.
+#[inline]
+pub(crate) fn using() {
+    if !USED.load(Ordering::Acquire) {
+        begin();
+    }
+}
+
+#[cold]
+fn begin() {
+    // Not a `Once`, for which a child could wait for ever. Registering twice does no harm.
+    // SAFETY: the handler only stores to an atomic, which a child of a threaded process may.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    USED.store(true, Ordering::Release);
+}
+
+/// Locks a mutex. No code of the program runs under our locks, and every change is made in one
+/// step, so a thread that panicked left nothing half done.
+#[inline]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call that answers with a code.
+#[inline(always)]
+pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    if INHERITED.load(Ordering::Relaxed) {
+        return failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD));
+    }
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) if LOGGED.load(Ordering::Relaxed) == SILENT => 0,
+        Ok(Ok(())) => succeeded(name),
+        Ok(Err(fault)) => failed(name, &fault),
+        Err(_) => failed(name, &Fault::new(code::INTERNAL, PANICKED)),
+    }
+}
+
+/// A call that answers with something else, and with `otherwise` if it fails.
+#[inline(always)]
+pub(crate) fn call_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
+    let mut answer = otherwise;
+    call(name, || {
+        answer = body()?;
+        Ok(())
+    });
+    answer
+}
+
+/// A call that works in a child of fork too: it touches nothing but its own thread.
+#[inline(always)]
+pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    match body() {
+        Ok(()) => 0,
+        Err(fault) => failed(name, &fault),
+    }
+}
+
+/// A call of a function that exists by name only.
+#[cold]
+pub(crate) fn absent(name: &'static str) {
+    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries, and this \
+                one serves memory.";
+    failed(name, &Fault::new(code::RT_NOT_SUPPORTED, text));
+}
+
+/// A line of the program's for the log.
+pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, format: Text) {
+    if logged() == SILENT {
+        return;
+    }
+    let text = |text: Text| text.to_text().unwrap_or_default();
+    let (function, file, format) = (text(function), text(file), text(format));
+    let _ = writeln!(std::io::stderr(), "level {level}: {function} ({file}:{line}): {format}");
+}
+
+const IN_CHILD: &str = "this process is a child of fork(2) of one that used the library, and the driver does not \
+     serve what it inherited. Start processes by exec or spawn, or fork before the first call.";
+const PANICKED: &str = "the library failed inside, and did not do all that it was called for. This is an error of \
+     the library: please report it with the panic message on the standard error.";
+
+#[cold]
+fn succeeded(name: &'static str) -> i32 {
+    if logged() == CALLS {
+        let _ = writeln!(std::io::stderr(), "{name}: 0");
+    }
+    0
+}
+
+/// Leaves a failure with the thread. A thread that is ending has no place for it any more.
+#[cold]
+fn failed(name: &'static str, fault: &Fault) -> i32 {
+    if logged() != SILENT {
+        let _ = writeln!(std::io::stderr(), "{name}: {}: {}", fault.code, fault.text);
+    }
+    let _ = LAST.try_with(|last| last.set(fault.code));
+    let _ = MESSAGE.try_with(|message| {
+        // A panic while it was borrowed is not possible, but a text is not worth one.
+        if let Ok(mut message) = message.try_borrow_mut() {
+            *message = format!("{name}: {}", fault.text);
+        }
+    });
+    fault.code
+}
+
+fn logged() -> u8 {
+    let known = LOGGED.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known;
+    }
+    let wanted = match std::env::var(LOG).as_deref() {
+        Ok("calls") => CALLS,
+        Ok("errors" | "1") => ERRORS,
+        _ => SILENT,
+    };
+    LOGGED.store(wanted, Ordering::Relaxed);
+    wanted
+}
+
+/// The code of this thread's latest call that failed, as `aclrtPeekAtLastError` returns it.
+pub fn peek_at_last_error(level: i32) -> i32 {
+    if level == 0 { LAST.try_with(Cell::get).unwrap_or(0) } else { code::INVALID_PARAM }
+}
+
+/// The same, which is then forgotten.
+pub fn get_last_error(level: i32) -> i32 {
+    if level == 0 { LAST.try_with(|last| last.replace(0)).unwrap_or(0) } else { code::INVALID_PARAM }
+}
+
+/// What this thread's latest call that failed said, which is then forgotten; NULL if there is
+/// nothing. The text stays until the thread asks again.
+pub fn recent_error_message() -> *const c_char {
+    let message = MESSAGE.try_with(|message| message.take()).unwrap_or_default();
+    if message.is_empty() {
+        return std::ptr::null();
+    }
+    let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    READ.try_with(|read| {
+        read.replace(text);
+        read.borrow().as_ptr()
+    })
+    .unwrap_or(std::ptr::null())
+}
+
+/// Where a C function writes an answer: a pointer that may be NULL.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// A place of the caller's.
+    pub fn to(place: *mut T) -> Out<T> {
+        Out(place)
+    }
+
+    /// Whether it is NULL.
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Refuses NULL.
+    ///
+    /// # Errors
+    ///
+    /// 100000 for NULL.
+    #[inline]
+    pub fn check(self, name: &str) -> Outcome<Out<T>> {
+        if self.0.is_null() { Err(null(name)) } else { Ok(self) }
+    }
+
+    /// Writes the answer, if there is a place for it.
+    #[inline]
+    pub fn write(self, answer: T) {
+        if !self.0.is_null() {
+            // SAFETY: not NULL, and the caller of a C function passes what its prototype says: a
+            // place for one `T`, of whatever alignment.
+            unsafe { self.0.write_unaligned(answer) };
+        }
+    }
+
+    /// The same place for another type.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
+    /// Writes one of several answers.
+    pub fn write_at(self, index: usize, answer: T) {
+        if !self.0.is_null() {
+            // SAFETY: as above, for a place for as many as the caller said.
+            unsafe { self.0.wrapping_add(index).write_unaligned(answer) };
+        }
+    }
+}
+
+/// What a C function reads: a pointer that may be NULL, to one value or more.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<T> {}
+
+impl<T: Copy> In<T> {
+    /// The same place with another type.
+    pub fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
+    /// Whether it is NULL.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    ///
+    /// 100000 for NULL.
+    #[inline]
+    pub fn read(self, name: &str) -> Outcome<T> {
+        self.read_at(0, name)
+    }
+
+    /// One of several values.
+    ///
+    /// # Errors
+    ///
+    /// 100000 for NULL.
+    #[inline]
+    pub fn read_at(self, index: usize, name: &str) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(null(name));
+        }
+        // SAFETY: not NULL, and the caller of a C function passes what its prototype says: as many
+        // values as it says, of whatever alignment.
+        Ok(unsafe { self.0.wrapping_add(index).read_unaligned() })
+    }
+}
+
+/// A C string, or NULL.
+pub type Text = In<c_char>;
+
+impl Text {
+    /// The bytes before the terminating zero, at most `limit`; `None` for NULL. A text without a
+    /// zero within the limit is cut there.
+    pub fn bytes(self, limit: usize) -> Option<Vec<u8>> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: the caller of a C function passes a string that ends with a zero, or one that is
+        // as long as the limit: no byte behind the first zero is read.
+        let length = unsafe { libc::strnlen(self.0, limit) };
+        // SAFETY: so many bytes are there, as strnlen saw.
+        Some(unsafe { std::slice::from_raw_parts(self.0.cast(), length) }.to_vec())
+    }
+
+    /// The string, however long; `None` for NULL.
+    pub fn to_text(self) -> Option<String> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: the caller of a C function passes a string that ends with a zero.
+        Some(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
+    }
+}
+
+/// An address that is not followed, only looked up.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// Refuses NULL.
+    ///
+    /// # Errors
+    ///
+    /// 100000 for NULL.
+    #[inline]
+    pub fn check(self, name: &str) -> Outcome<u64> {
+        if self.0 == 0 { Err(null(name)) } else { Ok(self.0) }
+    }
+}
+
+#[cold]
+fn null(name: &str) -> Box<Fault> {
+    Fault::new(code::INVALID_PARAM, format!("{name} is NULL. Pass a pointer."))
+}

@@ -1,0 +1,224 @@
+//! Contexts: which device a thread works on.
+//!
+//! Each device has a primary context, the same for all threads, that exists from the first
+//! `aclrtSetDevice` to the last `aclrtResetDevice`; programs can make others. A thread has one
+//! current context or none. Contexts hold no memory: that belongs to the process and goes with the
+//! last context of its device.
+
+use crate::border::{Out, lock, using};
+use crate::fault::{Fault, Outcome, code, invalid, refused};
+use crate::handles::{Handle, Handles, Kind};
+use crate::{devices, process, stream};
+use ascend_vmm::LogicalId;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// A context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The device, by the driver's number.
+    pub(crate) device: LogicalId,
+    /// The device, by the program's number.
+    pub(crate) user: u32,
+    primary: bool,
+    /// The stream of calls that name none, made when it is first needed.
+    pub(crate) default_stream: Mutex<Handle>,
+}
+
+static CONTEXTS: Handles<Arc<Context>> = Handles::new(Kind::Context);
+
+/// The primary contexts, by the driver's number of their device: how often each was set.
+static PRIMARIES: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
+
+struct Primary {
+    count: u64,
+    context: Handle,
+}
+
+thread_local! {
+    static CURRENT: Cell<Handle> = const { Cell::new(Handle::NULL) };
+}
+
+fn set_current(context: Handle) {
+    // A thread that is ending has no place for it any more.
+    let _ = CURRENT.try_with(|current| current.set(context));
+}
+
+/// The calling thread's context.
+#[inline]
+pub(crate) fn current() -> Outcome<Arc<Context>> {
+    match CONTEXTS.get(CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL)) {
+        Some(context) => Ok(context),
+        None => default_context().and_then(|handle| CONTEXTS.get(handle).ok_or_else(none)),
+    }
+}
+
+/// The calling thread's context as a handle.
+pub(crate) fn current_handle() -> Outcome<Handle> {
+    let handle = CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL);
+    match CONTEXTS.with(handle, |_| ()) {
+        Some(()) => Ok(handle),
+        None => default_context(),
+    }
+}
+
+/// Makes the default device's context current, if `aclInit` was given a default device.
+#[cold]
+fn default_context() -> Outcome<Handle> {
+    let Some(user) = process::default_device() else { return Err(none()) };
+    let context = primary(user, 0)?;
+    set_current(context);
+    Ok(context)
+}
+
+#[cold]
+fn none() -> Box<Fault> {
+    Fault::new(code::RT_CONTEXT_NULL, "this thread has no device. Call aclrtSetDevice in it first.")
+}
+
+/// The primary context of a device, whose count goes up by `times`.
+fn primary(user: i64, times: u64) -> Outcome<Handle> {
+    let npu = devices::by_user(user)?;
+    let device = npu.logical;
+    using();
+    if let Some(primary) = lock(&PRIMARIES).get_mut(&device.0) {
+        primary.count += times;
+        return Ok(primary.context);
+    }
+    process::device(device).map_err(|fault| match fault.code {
+        // These two say more than that the device could not be set up.
+        code::RT_NO_DEVICE | code::RT_NOT_SUPPORTED => fault,
+        _ => fault.with_code(code::RT_DEVICE_SETUP),
+    })?;
+    let mut primaries = lock(&PRIMARIES);
+    if let Some(primary) = primaries.get_mut(&device.0) {
+        primary.count += times;
+        return Ok(primary.context);
+    }
+    let context = new(device, npu.user.map_or(0, |user| user.0), true)?;
+    primaries.insert(device.0, Primary { count: times, context });
+    Ok(context)
+}
+
+fn new(device: LogicalId, user: u32, primary: bool) -> Outcome<Handle> {
+    CONTEXTS.insert(Arc::new(Context { device, user, primary, default_stream: Mutex::new(Handle::NULL) }))
+}
+
+/// `aclrtSetDevice`.
+pub fn set_device(device: i32) -> Outcome {
+    set_current(primary(device.into(), 1)?);
+    Ok(())
+}
+
+/// `aclrtGetDevice`.
+pub fn get_device(device: Out<i32>) -> Outcome {
+    let device = device.check("deviceId")?;
+    match CONTEXTS.get(CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL)) {
+        Some(context) => device.write(context.user as i32),
+        None => device.write(process::default_device().ok_or_else(none)? as i32),
+    }
+    Ok(())
+}
+
+/// `aclrtResetDevice`: the last one ends the primary context.
+pub fn reset_device(device: i32) -> Outcome {
+    reset(device, false)
+}
+
+/// `aclrtResetDeviceForce`: ends the primary context at once.
+pub fn reset_device_force(device: i32) -> Outcome {
+    reset(device, true)
+}
+
+fn reset(user: i32, force: bool) -> Outcome {
+    let device = devices::by_user(user.into())?.logical;
+    using();
+    let mut primaries = lock(&PRIMARIES);
+    let primary = primaries.get_mut(&device.0).ok_or_else(|| {
+        let text = format!("device {user} was not set, or reset as often as set. Call aclrtSetDevice first.");
+        Fault::new(code::RT_CONTEXT_RELEASE, text)
+    })?;
+    primary.count = primary.count.saturating_sub(1);
+    if primary.count > 0 && !force {
+        return Ok(());
+    }
+    let context = primary.context;
+    primaries.remove(&device.0);
+    drop(primaries);
+    CONTEXTS.remove(context);
+    stream::end_all(Some(context));
+    close_if_unused(device);
+    Ok(())
+}
+
+/// Closes a device that has no context any more, with the memory on it.
+fn close_if_unused(device: LogicalId) {
+    if CONTEXTS.collect(|_, context| (context.device == device).then_some(())).is_empty() {
+        process::close_device(device);
+    }
+}
+
+/// `aclrtCreateContext`: a new one, current in this thread.
+pub fn create(context: Out<Handle>, device: i32) -> Outcome {
+    let context = context.check("context")?;
+    let npu = devices::by_user(device.into())?;
+    process::device(npu.logical).map_err(|fault| fault.with_code(code::RT_DEVICE_SETUP))?;
+    let handle = new(npu.logical, device as u32, false)?;
+    set_current(handle);
+    context.write(handle);
+    Ok(())
+}
+
+/// `aclrtDestroyContext`.
+pub fn destroy(context: Handle) -> Outcome {
+    if context.is_null() {
+        return Err(invalid("context is NULL. Pass one that aclrtCreateContext made."));
+    }
+    let removed = CONTEXTS.remove_if(context, |context| !context.primary).ok_or_else(|| {
+        let text = "this is no context that aclrtCreateContext made, or it is destroyed. A device's own is ended by \
+                    aclrtResetDevice.";
+        Fault::new(code::RT_CONTEXT_NULL, text)
+    })?;
+    stream::end_all(Some(context));
+    if !lock(&PRIMARIES).contains_key(&removed.device.0) {
+        close_if_unused(removed.device);
+    }
+    Ok(())
+}
+
+/// `aclrtSetCurrentContext`.
+pub fn set(context: Handle) -> Outcome {
+    if context.is_null() {
+        return Err(invalid("context is NULL. Pass one that aclrtCreateContext or aclrtGetCurrentContext returned."));
+    }
+    CONTEXTS.with(context, |_| ()).ok_or_else(|| refused("this is no context, or it is destroyed."))?;
+    set_current(context);
+    Ok(())
+}
+
+/// `aclrtGetCurrentContext`: writes NULL if there is none, because programs test a variable that
+/// they did not set.
+pub fn get(context: Out<Handle>) -> Outcome {
+    let context = context.check("context")?;
+    context.write(Handle::NULL);
+    context.write(current_handle()?);
+    Ok(())
+}
+
+/// `aclrtGetPrimaryCtxState`.
+pub fn primary_state(device: i32, flags: Out<u32>, active: Out<i32>) -> Outcome {
+    let npu = devices::by_user(device.into())?;
+    using();
+    flags.write(0);
+    active.write(lock(&PRIMARIES).contains_key(&npu.logical.0).into());
+    Ok(())
+}
+
+/// Ends all contexts.
+pub(crate) fn end() {
+    lock(&PRIMARIES).clear();
+    for handle in CONTEXTS.collect(|handle, _| Some(handle)) {
+        CONTEXTS.remove(handle);
+    }
+}

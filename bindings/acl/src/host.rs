@@ -1,0 +1,187 @@
+//! Host memory that the library knows: what it allocated, and what the program registered.
+//!
+//! It is ordinary memory. The driver pins the pages of a copy by itself, so nothing is gained by
+//! taking them from the driver; what is known here is that a pointer is host memory, which decides
+//! how an asynchronous copy is done.
+
+use crate::border::{Address, In, Out, lock, using};
+use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
+use crate::malloc::Config;
+use crate::{context, copy, stream};
+use std::collections::BTreeMap;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+/// By the first address.
+static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
+
+struct Known {
+    size: u64,
+    /// `None` for memory of the program's that it registered.
+    own: Option<Arc<Pages>>,
+}
+
+/// Pages of ours. Copies that are queued keep them, so that freeing them early harms nothing.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: usize,
+    size: usize,
+}
+
+impl Pages {
+    fn new(size: usize) -> Option<Pages> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new pages wherever the kernel likes.
+        let start = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        // Fewer pages to pin for a copy. Where it cannot be had nothing changes.
+        // SAFETY: advice about the pages that were just made.
+        unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) };
+        Some(Pages { start: start.expose_provenance(), size })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: pages of ours that neither the program nor a queued copy has any more.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.start), self.size) };
+    }
+}
+
+/// `aclrtMallocHost`.
+pub fn allocate(address: Out<Address>, size: usize) -> Outcome {
+    let address = address.check("hostPtr")?;
+    if size == 0 {
+        return Err(invalid("the size is 0. Ask for at least one byte."));
+    }
+    context::current()?;
+    let pages = Pages::new(size).ok_or_else(|| {
+        let error = std::io::Error::last_os_error();
+        Fault::new(code::RT_MEMORY, format!("the host has no {size} bytes: {error}. Free memory or ask for less."))
+    })?;
+    let start = pages.start as u64;
+    lock(&KNOWN).insert(start, Known { size: size as u64, own: Some(Arc::new(pages)) });
+    address.write(Address(start));
+    Ok(())
+}
+
+/// `aclrtMallocHostWithCfg`.
+pub fn allocate_with(address: Out<Address>, size: u64, config: In<Config>) -> Outcome {
+    address.check("ptr")?;
+    for attribute in crate::malloc::attributes(config)? {
+        const VA_FLAG: i32 = 3;
+        if attribute.kind == VA_FLAG && attribute.value != 0 {
+            return Err(unsupported("one address for host and device needs hardware that is not served here."));
+        }
+    }
+    allocate(address, size as usize)
+}
+
+/// `aclrtFreeHost`.
+pub fn free(address: Address) -> Outcome {
+    let address = address.check("hostPtr")?;
+    using();
+    let mut known = lock(&KNOWN);
+    if known.get(&address).is_none_or(|known| known.own.is_none()) {
+        return Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")));
+    }
+    let freed = known.remove(&address);
+    drop(known);
+    drop(freed);
+    Ok(())
+}
+
+/// `aclrtFreeHostWithDevSync`: waits for the device first.
+pub fn free_after_work(address: Address) -> Outcome {
+    address.check("hostPtr")?;
+    stream::synchronize_device()?;
+    free(address)
+}
+
+/// What the library knows of host memory around a range: its pages, if they are its own.
+pub(crate) fn find(address: u64, size: u64) -> Option<Option<Arc<Pages>>> {
+    let known = lock(&KNOWN);
+    let (start, found) = known.range(..=address).next_back()?;
+    let end = start + found.size;
+    (address < end && size <= end - address).then(|| found.own.clone())
+}
+
+/// Enters memory of the program's.
+fn register_range(address: u64, size: u64) -> Outcome {
+    if size == 0 {
+        return Err(invalid("the size is 0. Register at least one byte."));
+    }
+    let end = address.checked_add(size).ok_or_else(|| refused("the range goes beyond the last address."))?;
+    if copy::is_drivers(address) {
+        return Err(refused(format!("{address:#x} is memory of the driver's, not of the host.")));
+    }
+    using();
+    let mut known = lock(&KNOWN);
+    let before = known.range(..end).next_back();
+    if before.is_some_and(|(start, known)| start + known.size > address) {
+        let text = format!("host memory at {address:#x} is known already. Unregister it first.");
+        return Err(Fault::new(code::HOST_REGISTERED, text));
+    }
+    known.insert(address, Known { size, own: None });
+    Ok(())
+}
+
+/// `aclrtHostRegister`: the device address is for kernels, of which there are none.
+pub fn register(address: Address, size: u64, kind: i32, device: Out<Address>) -> Outcome {
+    let address = address.check("ptr")?;
+    let device = device.check("devPtr")?;
+    if size != 0 && kind & !(4 | 8) != 0 {
+        return Err(unsupported(format!(
+            "type {kind} is no way to register memory. Use ACL_HOST_REGISTER_MAPPED (0)."
+        )));
+    }
+    register_range(address, size)?;
+    device.write(Address(address));
+    Ok(())
+}
+
+/// `aclrtHostRegisterV2`.
+pub fn register_v2(address: Address, size: u64, flags: u32) -> Outcome {
+    let address = address.check("ptr")?;
+    if size != 0 && flags & !(2 | 4 | 8 | 0x1000_0000) != 0 {
+        return Err(unsupported(format!(
+            "flags {flags:#x} are no way to register memory. Use ACL_HOST_REG_MAPPED (2)."
+        )));
+    }
+    register_range(address, size)
+}
+
+/// `aclrtHostUnregister`.
+pub fn unregister(address: Address) -> Outcome {
+    let address = address.check("ptr")?;
+    using();
+    let mut known = lock(&KNOWN);
+    if known.get(&address).is_none_or(|known| known.own.is_some()) {
+        let text = format!("no host memory is registered at {address:#x}.");
+        return Err(Fault::new(code::HOST_NOT_REGISTERED, text));
+    }
+    known.remove(&address);
+    Ok(())
+}
+
+/// `aclrtHostGetDevicePointer`.
+pub fn device_pointer(address: Address, device: Out<Address>, flags: u32) -> Outcome {
+    let address = address.check("pHost")?;
+    let device = device.check("pDevice")?;
+    if flags != 0 {
+        return Err(refused(format!("flag is {flags}. It is reserved: pass 0.")));
+    }
+    using();
+    find(address, 1).ok_or_else(|| refused(format!("no host memory is registered at {address:#x}.")))?;
+    device.write(Address(address));
+    Ok(())
+}
+
+/// Frees what the program left, and forgets what it registered.
+pub(crate) fn end() {
+    let known = std::mem::take(&mut *lock(&KNOWN));
+    drop(known);
+}

@@ -1,0 +1,287 @@
+//! Device memory by address: `aclrtMalloc` and its family.
+//!
+//! A block of more than 1 MiB has physical memory and addresses of its own, which go with it: what
+//! a program frees is free for others. Smaller blocks come from a [`Pool`] for each device, so that
+//! they do not cost a page of 2 MiB each; pages that are empty are given back from time to time,
+//! and before the program is told that memory is used up.
+
+use crate::border::{Address, In, Out, lock, using};
+use crate::fault::{Fault, Outcome, code, invalid, refused};
+use crate::{context, devices, ipc, process, stream};
+use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
+use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// The blocks with memory of their own, by their address.
+static LARGE: Mutex<BTreeMap<u64, Large>> = Mutex::new(BTreeMap::new());
+
+struct Large {
+    size: u64,
+    device: LogicalId,
+    /// Dropping it unmaps and releases the memory.
+    mapping: Mapping,
+}
+
+/// The pools of smaller blocks, one for each device.
+static SMALL: Mutex<Vec<Small>> = Mutex::new(Vec::new());
+
+struct Small {
+    device: LogicalId,
+    pool: Pool,
+    /// Bytes that were freed since empty pages were given back.
+    freed: u64,
+}
+
+/// Blocks above this size have memory of their own.
+const SMALL_SIZE: u64 = 1 << 20;
+/// All smaller blocks of a device are of one kind.
+const TAG: Tag = Tag(0);
+/// Blocks begin at multiples of this, as in the vendor's library; it promises 64.
+const ALIGNMENT: u64 = 512;
+/// Sizes are rounded up to this.
+const ROUNDING: u64 = 32;
+/// And most kinds of blocks are larger by this.
+const PADDING: u64 = 32;
+
+/// More than there are kinds of attributes.
+const MOST_ATTRIBUTES: usize = 64;
+
+/// An attribute of an allocation: `aclrtMallocAttribute`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Attribute {
+    pub(crate) kind: i32,
+    /// A union, of which all members begin here.
+    pub(crate) value: u32,
+    rest: u32,
+}
+
+/// Attributes of an allocation: `aclrtMallocConfig`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    attributes: In<Attribute>,
+    count: usize,
+}
+
+/// The attributes of an allocation; none if there is no configuration.
+pub(crate) fn attributes(config: In<Config>) -> Outcome<Vec<Attribute>> {
+    if config.is_null() {
+        return Ok(Vec::new());
+    }
+    let Config { attributes, count } = config.read("cfg")?;
+    if count > MOST_ATTRIBUTES {
+        return Err(invalid(format!("cfg.numAttrs is {count}, and there are fewer kinds of attributes.")));
+    }
+    (0..count).map(|index| attributes.read_at(index, "cfg.attrs")).collect()
+}
+
+/// `aclrtMalloc`.
+pub fn allocate(address: Out<Address>, size: usize, policy: i32) -> Outcome {
+    let padding = if is_giant(policy) { 0 } else { PADDING };
+    allocate_padded(address, size, policy, padding)
+}
+
+/// `aclrtMallocAlign32`: without padding.
+pub fn allocate_unpadded(address: Out<Address>, size: usize, policy: i32) -> Outcome {
+    allocate_padded(address, size, policy, 0)
+}
+
+/// `aclrtMallocWithCfg`.
+pub fn allocate_with(address: Out<Address>, size: usize, policy: i32, config: In<Config>) -> Outcome {
+    address.check("devPtr")?;
+    if size == 0 {
+        return Err(no_size());
+    }
+    const DEVICE_ID: i32 = 2;
+    for attribute in attributes(config)? {
+        if attribute.kind == DEVICE_ID && attribute.value != context::current()?.user {
+            return Err(refused(format!("device {} is not the current device.", attribute.value)));
+        }
+    }
+    allocate(address, size, policy)
+}
+
+#[cold]
+fn no_size() -> Box<Fault> {
+    invalid("the size is 0. Ask for at least one byte.")
+}
+
+fn allocate_padded(address: Out<Address>, size: usize, policy: i32, padding: u64) -> Outcome {
+    let address = address.check("devPtr")?;
+    if size == 0 {
+        return Err(no_size());
+    }
+    let context = context::current()?;
+    let padded = (size as u64).checked_next_multiple_of(ROUNDING).and_then(|size| size.checked_add(padding));
+    let size = padded.ok_or_else(|| invalid(format!("{size} bytes cannot be rounded up.")))?;
+    let page = if is_giant(policy) { Page::Giant } else { Page::Huge };
+    let device = context.device;
+    let allocated = match page {
+        Page::Huge if size <= SMALL_SIZE => allocate_small(device, size),
+        _ => allocate_large(device, size, page),
+    };
+    address.write(Address(allocated?));
+    Ok(())
+}
+
+/// Policies that want pages of 1 GiB.
+fn is_giant(policy: i32) -> bool {
+    (6..=7).contains(&policy)
+}
+
+fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
+    let pool = pool(device)?;
+    Ok(pool.allocate(size, ALIGNMENT, TAG).map_err(no_memory)?.into_address())
+}
+
+/// The pool of a device, made when it is first needed.
+fn pool(device: LogicalId) -> Outcome<Pool> {
+    let known = |small: &[Small]| small.iter().find(|small| small.device == device).map(|small| small.pool.clone());
+    if let Some(pool) = known(&lock(&SMALL)) {
+        return Ok(pool);
+    }
+    let target = process::device(device)?;
+    let mut small = lock(&SMALL);
+    if let Some(pool) = known(&small) {
+        return Ok(pool);
+    }
+    let pool = Pool::with(&PageCache::new(&target), PoolOptions::new().handles(&[Page::Huge.size()]));
+    small.push(Small { device, pool: pool.clone(), freed: 0 });
+    Ok(pool)
+}
+
+fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
+    let (target, session) = (process::device(device)?, process::session()?);
+    let whole = size
+        .checked_next_multiple_of(page.size())
+        .ok_or_else(|| Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device has.")))?;
+    let create = || target.create_with(whole, Kind { page, memory: MemoryKind::Hbm });
+    let memory = create().or_else(|error| if trim() { create() } else { Err(error) }).map_err(no_memory)?;
+    let options = ReserveOptions::new().alignment(page.size());
+    let reservation = session.reserve_with(whole, &options).map_err(no_memory)?;
+    let mapping = reservation.map(0, &memory).map_err(no_memory)?;
+    let start = mapping.address();
+    lock(&LARGE).insert(start, Large { size, device, mapping });
+    Ok(start)
+}
+
+/// What cannot be had is memory, whatever the reason is: programs look for this code and free some.
+#[cold]
+fn no_memory(error: Error) -> Box<Fault> {
+    let fault = Box::<Fault>::from(error);
+    if fault.code == code::RT_PARAM_INVALID { fault.with_code(code::RT_MEMORY) } else { fault }
+}
+
+/// Gives empty pages of all pools back; whether there were any.
+pub(crate) fn trim() -> bool {
+    let pools: Vec<Pool> = lock(&SMALL).iter().map(|small| small.pool.clone()).collect();
+    pools.iter().any(|pool| pool.trim().is_ok_and(|bytes| bytes > 0))
+}
+
+/// `aclrtFree`: works without a context, and waits for no stream.
+pub fn free(address: Address) -> Outcome {
+    let address = address.check("devPtr")?;
+    using();
+    let large = lock(&LARGE).remove(&address);
+    let found = match large {
+        Some(large) => {
+            ipc::forget(address);
+            drop(large);
+            true
+        }
+        None => free_small(address),
+    };
+    if found { Ok(()) } else { Err(unknown(address)) }
+}
+
+/// Frees a block of a pool; whether there is one.
+fn free_small(address: u64) -> bool {
+    let mut small = lock(&SMALL);
+    let Some((place, size)) = find_small(&small, address) else { return false };
+    let Small { pool, freed, .. } = &mut small[place];
+    // A program that frees all its blocks keeps little; one that frees and allocates all the time
+    // does not pay for it each time.
+    *freed += size;
+    let enough = *freed >= Page::Huge.size();
+    if enough {
+        *freed = 0;
+    }
+    let pool = pool.clone();
+    drop(small);
+    ipc::forget(address);
+    let found = pool.free(address).is_ok();
+    if enough {
+        let _ = pool.trim();
+    }
+    found
+}
+
+/// The place of the pool in which a block begins, and the block's size.
+fn find_small(small: &[Small], address: u64) -> Option<(usize, u64)> {
+    small.iter().enumerate().find_map(|(place, small)| small.pool.find(address).map(|(size, _)| (place, size)))
+}
+
+#[cold]
+fn unknown(address: u64) -> Box<Fault> {
+    refused(format!("{address:#x} is not what aclrtMalloc returned, or is freed already."))
+}
+
+/// `aclrtFreeWithDevSync`: waits for the device first.
+pub fn free_after_work(address: Address) -> Outcome {
+    address.check("devPtr")?;
+    stream::synchronize_device()?;
+    free(address)
+}
+
+/// The block that contains an address, or a small one that begins there: its start and size.
+pub(crate) fn block_around(address: u64) -> Option<(u64, u64)> {
+    using();
+    if let Some((&start, large)) = lock(&LARGE).range(..=address).next_back() {
+        if address - start < large.mapping.size() {
+            return Some((start, large.size));
+        }
+    }
+    find_small(&lock(&SMALL), address).map(|(_, size)| (address, size))
+}
+
+/// `aclrtMemP2PMap`: lets another device reach a block.
+pub fn grant(address: Address, size: usize, device: i32, flags: u64) -> Outcome {
+    let address = address.check("devPtr")?;
+    if size == 0 || flags != 0 {
+        return Err(invalid("the size is 0, or flags are not 0, which are reserved."));
+    }
+    let device = process::device(devices::by_user(device.into())?.logical)?;
+    let (start, length) = block_around(address)
+        .ok_or_else(|| refused(format!("{address:#x} is in no memory that aclrtMalloc returned.")))?;
+    if size as u64 > start + length - address {
+        return Err(refused(format!("{size} bytes at {address:#x} are more than the block has.")));
+    }
+    let (session, mut at) = (process::session()?, address);
+    while at < address + size as u64 {
+        let Some(mapping) = session.mapping(at) else { break };
+        mapping.grant(&device).map_err(Fault::driver)?;
+        at = mapping.address() + mapping.size();
+    }
+    Ok(())
+}
+
+/// Frees all blocks, or those of one device.
+pub(crate) fn end(device: Option<LogicalId>) {
+    let keep = |of: LogicalId| device.is_some_and(|device| device != of);
+    let mut large = lock(&LARGE);
+    let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        std::mem::take(&mut *large).into_iter().partition(|(_, large)| keep(large.device));
+    *large = kept;
+    drop(large);
+    drop(ended);
+    let mut small = lock(&SMALL);
+    let (kept, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut *small).into_iter().partition(|small| keep(small.device));
+    *small = kept;
+    drop(small);
+    for small in &ended {
+        let _ = small.pool.reset(TAG);
+    }
+    drop(ended);
+}

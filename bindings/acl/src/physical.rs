@@ -1,0 +1,311 @@
+//! Physical memory: handles that are counted, with or without an address.
+//!
+//! A handle counts the calls that made it known to the program (`aclrtMallocPhysical`, imports,
+//! `aclrtMemRetainAllocationHandle`), each of which `aclrtFreePhysical` takes back, and its
+//! mappings, which keep the memory too. The handle itself lives as long as either does, so that a
+//! mapping can be asked for the handle that it was made from.
+
+use crate::border::{In, Out};
+use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
+use crate::handles::{Handle, Handles, Kind as HandleKind};
+use crate::{addresses, context, devices, malloc, process};
+use ascend_vmm::share::Export;
+use ascend_vmm::{Error, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
+
+/// Where memory is: `aclrtMemLocation`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location {
+    /// Number of the device, or of the NUMA node.
+    pub id: u32,
+    /// One of `aclrtMemLocationType`.
+    pub kind: i32,
+}
+
+impl Location {
+    /// Host memory that the library knows.
+    pub const HOST: i32 = 0;
+    /// Memory of a device.
+    pub const DEVICE: i32 = 1;
+    /// Host memory that the library does not know.
+    pub const UNREGISTERED: i32 = 2;
+    /// Memory of a NUMA node of the host.
+    pub const HOST_NUMA: i32 = 4;
+}
+
+/// What memory is asked for: `aclrtPhysicalMemProp`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Properties {
+    handle_type: i32,
+    allocation_type: i32,
+    attribute: i32,
+    location: Location,
+    reserve: u64,
+}
+
+/// Physical memory that the program has a handle of.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    pub(crate) memory: PhysicalMemory,
+    properties: Properties,
+    /// How often the program may free it.
+    users: u32,
+    /// How often it is mapped.
+    mappings: u32,
+    /// The share that it was exported as, in the 64-bit form.
+    export: Option<Export>,
+}
+
+pub(crate) static PHYSICAL: Handles<Physical> = Handles::new(HandleKind::Memory);
+
+impl Properties {
+    /// The checks of the vendor's outer layer, in its order.
+    fn check(&self) -> Outcome<Kind> {
+        if self.allocation_type != 0 {
+            return Err(invalid("allocationType is not ACL_MEM_ALLOCATION_TYPE_PINNED, the only one there is."));
+        }
+        let host = match self.location.kind {
+            Location::HOST | Location::HOST_NUMA => true,
+            Location::DEVICE => false,
+            _ => return Err(invalid("location.type is not a place for memory: use device (1), host (0) or NUMA (4).")),
+        };
+        if !host && matches!(self.attribute, 0 | 2 | 3 | 6 | 7) {
+            return Err(invalid("memAttr is DDR, which is memory of the host. Use ACL_HBM_MEM_HUGE on a device."));
+        }
+        let (memory, page) = match self.attribute {
+            2 | 3 => (MemoryKind::Ddr, Page::Huge),
+            4 | 5 => (MemoryKind::Hbm, Page::Huge),
+            6 | 7 => (MemoryKind::P2pDdr, Page::Huge),
+            10 => (MemoryKind::Hbm, Page::Giant),
+            12 | 13 => (if host { MemoryKind::Ddr } else { MemoryKind::Hbm }, Page::Huge),
+            14 => (if host { MemoryKind::Ddr } else { MemoryKind::Hbm }, Page::Giant),
+            15 | 16 => (if host { MemoryKind::P2pDdr } else { MemoryKind::P2pHbm }, Page::Huge),
+            17 => (if host { MemoryKind::P2pDdr } else { MemoryKind::P2pHbm }, Page::Giant),
+            other => {
+                return Err(invalid(format!(
+                    "memAttr {other} is no kind of physical memory. Use ACL_HBM_MEM_HUGE (4)."
+                )));
+            }
+        };
+        Ok(Kind { page, memory })
+    }
+}
+
+/// `aclrtMallocPhysical`.
+#[inline]
+pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
+    let handle = handle.check("handle")?;
+    let properties = properties.read("prop")?;
+    if size == 0 || flags != 0 || properties.handle_type != 0 {
+        return Err(wrong_arguments(size, flags));
+    }
+    let kind = properties.check()?;
+    let memory = create(size as u64, kind, &properties)?;
+    handle.write(PHYSICAL.insert(Physical { memory, properties, users: 1, mappings: 0, export: None })?);
+    Ok(())
+}
+
+#[cold]
+fn wrong_arguments(size: usize, flags: u64) -> Box<Fault> {
+    match () {
+        () if size == 0 => invalid("the size is 0. Ask for 2 MiB or more."),
+        () if flags != 0 => invalid(format!("flags are {flags}. They are reserved: pass 0.")),
+        () => invalid("handleType is not ACL_MEM_HANDLE_TYPE_NONE, the only one there is."),
+    }
+}
+
+#[inline]
+fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMemory> {
+    let Location { id, kind: place } = properties.location;
+    // The driver counts pages up.
+    let page = kind.page.size();
+    let rounded = size.checked_next_multiple_of(page).filter(|size| size / page <= u32::MAX.into());
+    let too_much = || Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device or host has."));
+    if place == Location::DEVICE {
+        let device = devices::by_user(id.into())?.logical;
+        reserved(properties)?;
+        let device = process::device(device)?;
+        let size = rounded.ok_or_else(too_much)?;
+        let created = match device.create_with(size, kind) {
+            Err(Error::OutOfMemory(_)) if malloc::trim() => device.create_with(size, kind),
+            created => created,
+        };
+        return created.map_err(|error| not_created(error, kind));
+    }
+    if place == Location::HOST_NUMA {
+        context::current()?;
+    } else if id != 0 {
+        return Err(unsupported(format!("location.id is {id} for the host. There is one host: pass 0.")));
+    }
+    reserved(properties)?;
+    let (host, size) = (process::session()?.host()?, rounded.ok_or_else(too_much)?);
+    let memory = match place {
+        Location::HOST_NUMA => host.create_on_node(size, kind, id),
+        _ => host.create_with(size, kind),
+    };
+    memory.map_err(|error| not_created(error, kind))
+}
+
+#[inline]
+fn reserved(properties: &Properties) -> Outcome {
+    if properties.reserve == 0 { Ok(()) } else { Err(refused("prop.reserve is not 0. It is reserved.")) }
+}
+
+#[cold]
+fn not_created(error: Error, kind: Kind) -> Box<Fault> {
+    let fault = Box::<Fault>::from(error);
+    // The only argument that our library refuses here: pages that the device does not have.
+    match kind.page {
+        Page::Giant if fault.code == code::RT_PARAM_INVALID => fault.with_code(code::RT_NOT_SUPPORTED),
+        _ => fault,
+    }
+}
+
+/// `aclrtFreePhysical`: memory that is mapped stays until it is unmapped.
+#[inline]
+pub fn free(handle: Handle) -> Outcome {
+    if handle.is_null() {
+        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
+    }
+    let found = PHYSICAL.with(handle, |physical| {
+        let users = physical.users.checked_sub(1)?;
+        physical.users = users;
+        Some(users == 0 && physical.mappings == 0)
+    });
+    match found {
+        Some(Some(true)) => release(handle),
+        Some(Some(false)) => Ok(()),
+        Some(None) | None => Err(unknown()),
+    }
+}
+
+#[cold]
+fn unknown() -> Box<Fault> {
+    refused("this is no handle of physical memory, or it was freed as often as it was allocated, imported or retained.")
+}
+
+/// Releases memory that nothing uses any more. If the driver refuses, the handle is good again.
+fn release(handle: Handle) -> Outcome {
+    let Some(physical) = PHYSICAL.remove_if(handle, |physical| physical.users == 0 && physical.mappings == 0) else {
+        return Ok(());
+    };
+    let Physical { memory, export, .. } = physical;
+    drop(export);
+    match memory.free() {
+        Ok(()) => Ok(()),
+        // Another thread is just using it, and will be the last.
+        Err(failed) if matches!(failed.error, Error::InUse { .. }) => Ok(()),
+        // Dropping it makes the library keep it, and try again when the device is closed.
+        Err(failed) => Err(failed.into()),
+    }
+}
+
+/// The memory behind a handle, which is about to be mapped once more.
+#[inline]
+pub(crate) fn begin_mapping(handle: Handle) -> Outcome<PhysicalMemory> {
+    let found = PHYSICAL.with(handle, |physical| {
+        if physical.users == 0 {
+            return None;
+        }
+        physical.mappings += 1;
+        Some(physical.memory.clone())
+    });
+    found.flatten().ok_or_else(unknown)
+}
+
+/// A mapping of it is gone, or was not made.
+#[inline]
+pub(crate) fn end_mapping(handle: Handle) -> Outcome {
+    let unused = PHYSICAL.with(handle, |physical| {
+        physical.mappings -= 1;
+        physical.mappings == 0 && physical.users == 0
+    });
+    if unused == Some(true) { release(handle) } else { Ok(()) }
+}
+
+/// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
+pub fn retain(address: crate::border::Address, handle: Out<Handle>) -> Outcome {
+    let address = address.check("virPtr")?;
+    let handle = handle.check("handle")?;
+    let found = addresses::handle_at(address)
+        .filter(|&found| PHYSICAL.with(found, |physical| physical.users += 1).is_some())
+        .ok_or_else(|| refused(format!("{address:#x} is not where aclrtMapMem mapped memory.")))?;
+    handle.write(found);
+    Ok(())
+}
+
+/// `aclrtMemGetAllocationPropertiesFromHandle`.
+pub fn properties(handle: Handle, properties: Out<Properties>) -> Outcome {
+    let properties = properties.check("prop")?;
+    if handle.is_null() {
+        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
+    }
+    properties.write(PHYSICAL.with(handle, |physical| physical.properties).ok_or_else(unknown)?);
+    Ok(())
+}
+
+/// `aclrtMemGetAllocationGranularity`.
+pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usize>) -> Outcome {
+    let granularity = granularity.check("granularity")?;
+    let kind = properties.read("prop")?.check()?;
+    if !(0..2).contains(&option) {
+        return Err(unsupported(format!("{option} is no option. Use minimum (0) or recommended (1).")));
+    }
+    granularity.write(kind.granularity().minimum as usize);
+    Ok(())
+}
+
+/// The handle of memory that the program has already, counted once more.
+pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
+    let same = PHYSICAL.collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
+    same.into_iter().find(|&handle| PHYSICAL.with(handle, |physical| physical.users += 1).is_some())
+}
+
+/// Takes imported memory in.
+pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handle> {
+    // The kind that the vendor's library reports for memory it knows nothing more of.
+    let attribute = match memory.page() {
+        Page::Huge => 4,
+        Page::Giant => 10,
+    };
+    let location = match memory.location() {
+        Place::Device(_) => Location { id: devices::user_of(device), kind: Location::DEVICE },
+        Place::Host => Location { id: 0, kind: Location::HOST },
+    };
+    let properties = Properties { handle_type: 0, allocation_type: 0, attribute, location, reserve: 0 };
+    PHYSICAL.insert(Physical { memory, properties, users: 1, mappings: 0, export: None })
+}
+
+/// Exports the memory behind a handle, once.
+pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
+    let memory = PHYSICAL
+        .with(handle, |physical| (physical.users > 0).then(|| (physical.memory.clone(), physical.export.is_some())));
+    let (memory, exported) = memory.flatten().ok_or_else(unknown)?;
+    if exported {
+        let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
+        return Err(Fault::new(code::RT_DRIVER, text));
+    }
+    let export = memory.export().map_err(Fault::driver)?;
+    if anyone {
+        export.trust_anyone()?;
+    }
+    PHYSICAL.with(handle, |physical| physical.export = Some(export.clone()));
+    Ok(export)
+}
+
+/// The export of this process with a shareable handle.
+pub(crate) fn export_of(shareable: u64) -> Option<Export> {
+    let all = PHYSICAL.collect(|_, physical| physical.export.clone());
+    all.into_iter().find(|export| export.handle().to_u64() == shareable)
+}
+
+/// Ends all memory, or that of one device, mapped or not.
+pub(crate) fn end(device: Option<LogicalId>) {
+    let of = |physical: &Physical| device.is_none_or(|device| physical.memory.location() == Place::Device(device));
+    let handles = PHYSICAL.collect(|handle, physical| of(physical).then_some(handle));
+    addresses::unmap_all(&handles);
+    for handle in handles {
+        drop(PHYSICAL.remove(handle));
+    }
+}

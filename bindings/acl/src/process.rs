@@ -1,0 +1,181 @@
+//! What the process has: the session, its open devices, and the count of initialisations.
+//!
+//! Nothing here waits for `aclInit`: the vendor's library serves most calls without it, and
+//! programs rely on that. The session is opened by the first call that needs it and closed by
+//! `aclFinalize`, or with the process.
+
+use crate::border::{Out, Text, lock, using};
+use crate::fault::{Fault, Outcome, code};
+use crate::{addresses, context, devices, event, host, ipc, malloc, physical, report, stream};
+use ascend_vmm::{Device, LogicalId, Session};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+static SESSION: Mutex<Option<Session>> = Mutex::new(None);
+
+/// The open devices, by the driver's number.
+static DEVICES: Mutex<Vec<Option<Device>>> = Mutex::new(Vec::new());
+
+/// Whether `aclInit` was called, how often, and whether `aclFinalize` ended it.
+static INITIALISED: Mutex<Initialised> = Mutex::new(Initialised { count: 0, ended: false });
+
+struct Initialised {
+    count: u64,
+    ended: bool,
+}
+
+/// The device of threads that have set none, by the program's number; negative if there is none.
+static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
+
+/// This process's session, opened when it is first needed.
+#[inline]
+pub(crate) fn session() -> Outcome<Session> {
+    using();
+    let mut session = lock(&SESSION);
+    match &*session {
+        Some(session) => Ok(session.clone()),
+        None => Ok(session.insert(Session::current()?).clone()),
+    }
+}
+
+/// The session, if there is one.
+pub(crate) fn open_session() -> Option<Session> {
+    using();
+    lock(&SESSION).clone()
+}
+
+/// A device of this process's, set up when it is first needed.
+#[inline]
+pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
+    using();
+    let known = lock(&DEVICES).get(id.0 as usize).cloned().flatten();
+    match known {
+        Some(device) => Ok(device),
+        None => open_device(id),
+    }
+}
+
+#[cold]
+fn open_device(id: LogicalId) -> Outcome<Device> {
+    // Not under the lock: starting the process on the device can take seconds.
+    let device = session()?.device(id)?;
+    let mut devices = lock(&DEVICES);
+    let place = id.0 as usize;
+    if devices.len() <= place {
+        devices.resize_with(place + 1, || None);
+    }
+    devices[place] = Some(device.clone());
+    Ok(device)
+}
+
+/// Closes a device and all that is on it.
+pub(crate) fn close_device(id: LogicalId) {
+    ipc::end(Some(id));
+    malloc::end(Some(id));
+    physical::end(Some(id));
+    devices::forget_peers(Some(id));
+    let device = lock(&DEVICES).get_mut(id.0 as usize).and_then(Option::take);
+    drop(device);
+}
+
+/// The device of threads that have set none.
+pub(crate) fn default_device() -> Option<i64> {
+    let device = DEFAULT_DEVICE.load(Ordering::Relaxed);
+    (device >= 0).then_some(device)
+}
+
+/// `aclInit`.
+pub fn init(path: Text) -> Outcome {
+    using();
+    let mut initialised = lock(&INITIALISED);
+    if initialised.count > 0 {
+        initialised.count += 1;
+        return Err(Fault::new(
+            code::REPEAT_INITIALIZE,
+            format!("aclInit was called before; the count is {} now.", initialised.count),
+        ));
+    }
+    if let Some(path) = path.to_text().filter(|path| !path.is_empty()) {
+        if let Some(device) = configured(&path)? {
+            DEFAULT_DEVICE.store(device, Ordering::Relaxed);
+        }
+    }
+    *initialised = Initialised { count: 1, ended: false };
+    Ok(())
+}
+
+/// The default device that a configuration file names. Other settings are for parts of the vendor's
+/// stack that do not exist here.
+fn configured(path: &str) -> Outcome<Option<i64>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Fault::new(code::INVALID_FILE, format!("the configuration {path} cannot be read: {error}."))
+    })?;
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let malformed = || {
+        let text = format!(
+            "the configuration {path} is not what it should be: {{\"defaultDevice\": {{\"default_device\": \"0\"}}}}."
+        );
+        Fault::new(code::PARSE_FILE, text)
+    };
+    if !text.starts_with('{') || !text.ends_with('}') {
+        return Err(malformed());
+    }
+    let Some((_, rest)) = text.split_once("\"default_device\"") else { return Ok(None) };
+    let value = rest.trim_start().strip_prefix(':').ok_or_else(malformed)?.trim_start().trim_start_matches('"');
+    let end = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    value[..end].parse().map(Some).map_err(|_| malformed())
+}
+
+/// `aclFinalize`: ends everything, however often `aclInit` was called.
+pub fn finalize() -> Outcome {
+    using();
+    let mut initialised = lock(&INITIALISED);
+    if initialised.ended {
+        return Err(Fault::new(code::REPEAT_FINALIZE, "aclFinalize was called before. Call it once."));
+    }
+    *initialised = Initialised { count: 0, ended: true };
+    drop(initialised);
+    end();
+    Ok(())
+}
+
+/// `aclFinalizeReference`: the last one ends everything.
+pub fn finalize_reference(left: Out<u64>) -> Outcome {
+    using();
+    let mut initialised = lock(&INITIALISED);
+    if initialised.count == 0 {
+        left.write(0);
+        return Err(Fault::new(code::REPEAT_FINALIZE, "nothing is initialised any more. Call aclInit first."));
+    }
+    initialised.count -= 1;
+    left.write(initialised.count);
+    if initialised.count > 0 {
+        return Ok(());
+    }
+    initialised.ended = true;
+    drop(initialised);
+    end();
+    Ok(())
+}
+
+/// Ends all objects. What another thread is just using goes when it has finished.
+fn end() {
+    DEFAULT_DEVICE.store(-1, Ordering::Relaxed);
+    stream::end_all(None);
+    report::end();
+    event::end();
+    context::end();
+    ipc::end(None);
+    malloc::end(None);
+    addresses::end();
+    physical::end(None);
+    host::end();
+    devices::forget_peers(None);
+    let devices = std::mem::take(&mut *lock(&DEVICES));
+    drop(devices);
+    let session = lock(&SESSION).take();
+    drop(session);
+}

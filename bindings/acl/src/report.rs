@@ -1,0 +1,169 @@
+//! Callbacks: functions that a stream hands to a thread of the program's.
+//!
+//! A thread subscribes to streams by its pthread id and processes their reports. A stream that
+//! launches a callback puts it into the queue of that thread, and waits for it if it is a blocking
+//! one.
+
+use crate::border::{lock, using};
+use crate::fault::{Fault, Outcome, code, invalid};
+use crate::handles::Handle;
+use crate::stream::{self, HostCall, Stream, Task};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A callback on its way.
+pub(crate) struct Callback {
+    call: HostCall,
+    /// The stream waits for it.
+    blocks: bool,
+}
+
+/// What a thread has to process.
+pub(crate) struct Reports {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    calls: VecDeque<HostCall>,
+    /// How many came, and how many were called.
+    came: u64,
+    called: u64,
+    /// How many streams are subscribed.
+    streams: u32,
+}
+
+/// By pthread id.
+static THREADS: Mutex<BTreeMap<u64, Arc<Reports>>> = Mutex::new(BTreeMap::new());
+
+/// A stream that waits for a callback looks this often whether it is destroyed.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Reports {
+    /// Puts a callback into the queue, and waits for it if it blocks the stream.
+    pub(crate) fn push(&self, callback: Callback, stream: &Stream) {
+        let mut state = lock(&self.state);
+        state.calls.push_back(callback.call);
+        state.came += 1;
+        let number = state.came;
+        self.changed.notify_all();
+        while callback.blocks && state.called < number && state.streams > 0 && !stream.has_ended() {
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A stream is not subscribed any more.
+    pub(crate) fn leave(&self) {
+        let mut state = lock(&self.state);
+        state.streams = state.streams.saturating_sub(1);
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+/// `aclrtSubscribeReport`.
+pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
+    let stream = stream::by_handle(stream)?;
+    using();
+    let mut subscribed = lock(&stream.reports);
+    if subscribed.is_some() {
+        let text = "a thread has subscribed to the stream already. Unsubscribe it first.";
+        return Err(Fault::new(code::RT_STREAM_SUBSCRIBE, text));
+    }
+    let new = || Arc::new(Reports { state: Mutex::default(), changed: Condvar::new() });
+    let reports = lock(&THREADS).entry(thread).or_insert_with(new).clone();
+    lock(&reports.state).streams += 1;
+    *subscribed = Some(reports);
+    Ok(())
+}
+
+/// `aclrtUnSubscribeReport`.
+pub fn unsubscribe(thread: u64, stream: Handle) -> Outcome {
+    let stream = stream::by_handle(stream)?;
+    using();
+    let mut subscribed = lock(&stream.reports);
+    let of_thread = lock(&THREADS).get(&thread).cloned();
+    let same = match (&*subscribed, &of_thread) {
+        (Some(reports), Some(own)) => Arc::ptr_eq(reports, own),
+        _ => false,
+    };
+    if !same {
+        let text = "this thread has not subscribed to the stream. Pass the thread that did.";
+        return Err(Fault::new(code::RT_STREAM_SUBSCRIBE, text));
+    }
+    if let Some(reports) = subscribed.take() {
+        reports.leave();
+    }
+    Ok(())
+}
+
+/// `aclrtLaunchCallback`.
+pub fn launch(
+    function: Option<unsafe extern "C" fn(*mut libc::c_void)>,
+    argument: *mut libc::c_void,
+    block: i32,
+    stream: Handle,
+) -> Outcome {
+    let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
+    if !(0..2).contains(&block) {
+        return Err(invalid(format!("blockType is {block}. It is 0 or 1.")));
+    }
+    let stream = stream::by_handle(stream)?;
+    let reports = lock(&stream.reports).clone().ok_or_else(|| {
+        let text = "no thread processes reports of the stream. Call aclrtSubscribeReport first.";
+        Fault::new(code::RT_STREAM_NO_CALLBACK, text)
+    })?;
+    let callback = Callback { call: HostCall { function, argument }, blocks: block == 1 };
+    stream.push(Task::Report(reports, callback))
+}
+
+/// `aclrtProcessReport`: calls what has come for this thread, or waits for one.
+pub fn process(timeout: i32) -> Outcome {
+    if timeout == 0 || timeout < -1 {
+        return Err(invalid(format!("{timeout} ms is no time to wait. Pass -1 for ever, or a positive number.")));
+    }
+    using();
+    // SAFETY: a question for a number.
+    let thread = unsafe { libc::pthread_self() } as u64;
+    let not_subscribed = || {
+        let text = "this thread has subscribed to no stream. Call aclrtSubscribeReport with its pthread id.";
+        Fault::new(code::RT_THREAD_SUBSCRIBE, text)
+    };
+    let reports = lock(&THREADS).get(&thread).cloned().ok_or_else(not_subscribed)?;
+    let end = (timeout > 0).then(|| Instant::now() + Duration::from_millis(timeout as u64));
+    let mut state = lock(&reports.state);
+    let mut called = false;
+    loop {
+        while let Some(call) = state.calls.pop_front() {
+            drop(state);
+            call.run();
+            called = true;
+            state = lock(&reports.state);
+            state.called += 1;
+            reports.changed.notify_all();
+        }
+        if called {
+            return Ok(());
+        }
+        if state.streams == 0 {
+            return Err(not_subscribed());
+        }
+        state = match end {
+            None => reports.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(end) => {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Fault::new(code::RT_REPORT_TIMEOUT, "no callback came in time."));
+                }
+                reports.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+    }
+}
+
+/// Forgets all threads. One that is waiting finds that its streams are gone.
+pub(crate) fn end() {
+    lock(&THREADS).clear();
+}

@@ -1,0 +1,511 @@
+//! Streams: work that is done in order, beside the program.
+//!
+//! A stream has a thread of its own, started with the first work that cannot be done at once. The
+//! thread takes no signals. Work that fails leaves its fault with the stream, and the next call
+//! that waits for the stream returns it. A stream that is destroyed drops what it has not begun;
+//! events that were to be recorded there count as recorded, so that nothing waits for ever.
+
+use crate::border::{Out, lock};
+use crate::context::{self, Context};
+use crate::event::Event;
+use crate::fault::{Fault, Outcome, code, invalid, refused};
+use crate::handles::{Handle, Handles, Kind};
+use crate::report::{Callback, Reports};
+use ascend_vmm::LogicalId;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Something that a stream does.
+pub(crate) enum Task {
+    /// Work of the library's.
+    Work(Box<dyn FnOnce() -> Outcome + Send>),
+    /// A function of the program's.
+    Call(HostCall),
+    /// A function of the program's, called by the thread that processes reports.
+    Report(Arc<Reports>, Callback),
+    /// An event is recorded, for this time.
+    Record(Arc<Event>, u64),
+    /// Waits until an event was recorded so many times.
+    Wait(Arc<Event>, u64),
+    /// Waits until something holds.
+    Until(Box<dyn FnMut() -> Outcome<bool> + Send>),
+}
+
+/// A function of the program's with its argument.
+pub(crate) struct HostCall {
+    pub(crate) function: unsafe extern "C" fn(*mut libc::c_void),
+    pub(crate) argument: *mut libc::c_void,
+}
+
+// SAFETY: the program passes a function and an argument to be used by another thread.
+unsafe impl Send for HostCall {}
+
+impl HostCall {
+    pub(crate) fn run(self) {
+        // SAFETY: the program passed this function for this argument.
+        unsafe { (self.function)(self.argument) };
+    }
+}
+
+/// A stream.
+pub(crate) struct Stream {
+    id: i32,
+    context: Handle,
+    device: LogicalId,
+    priority: u32,
+    flags: u32,
+    overflow: AtomicU32,
+    failure_mode: AtomicU64,
+    /// The thread that processes its callbacks.
+    pub(crate) reports: Mutex<Option<Arc<Reports>>>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Destroyed: nothing begins any more.
+    ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// How many tasks there ever were, and how many of them are done or dropped.
+    pushed: u64,
+    done: u64,
+    /// Whether the stream's thread runs.
+    worker: bool,
+    /// Whether it is just in the driver.
+    working: bool,
+    /// What went wrong and was not returned yet.
+    fault: Option<Box<Fault>>,
+}
+
+static STREAMS: Handles<Arc<Stream>> = Handles::new(Kind::Stream);
+
+thread_local! {
+    /// The stream whose thread this is.
+    static WORKER_OF: Cell<i32> = const { Cell::new(-1) };
+}
+
+/// How often a thread that waits for something it is not told of looks again.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl Stream {
+    fn new(context: Handle, device: LogicalId, priority: u32, flags: u32) -> Arc<Stream> {
+        static LAST: AtomicI32 = AtomicI32::new(0);
+        Arc::new(Stream {
+            id: LAST.fetch_add(1, Ordering::Relaxed),
+            context,
+            device,
+            priority: priority.min(7),
+            flags,
+            overflow: AtomicU32::new(0),
+            failure_mode: AtomicU64::new(0),
+            reports: Mutex::new(None),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Puts work at the end of the stream.
+    pub(crate) fn push(self: &Arc<Stream>, task: Task) -> Outcome {
+        let mut queue = lock(&self.queue);
+        if self.has_ended() {
+            return Err(unknown());
+        }
+        if queue.pushed == queue.done && task.is_over() {
+            // Nothing is before it, and it takes no time.
+            drop(queue);
+            self.run(task);
+            return Ok(());
+        }
+        queue.tasks.push_back(task);
+        queue.pushed += 1;
+        if !queue.worker {
+            queue.worker = true;
+            drop(queue);
+            self.start();
+        } else {
+            drop(queue);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Starts the stream's thread. Where that is not possible the calling thread does the work.
+    fn start(self: &Arc<Stream>) {
+        let stream = self.clone();
+        let started = without_signals(|| {
+            let name = format!("acl stream {}", self.id);
+            std::thread::Builder::new().name(name).spawn(move || stream.work(true))
+        });
+        if started.is_err() {
+            self.work(false);
+        }
+    }
+
+    /// Does what is in the queue; for ever, or until it is empty.
+    fn work(&self, forever: bool) {
+        if forever {
+            let _ = WORKER_OF.try_with(|worker| worker.set(self.id));
+        }
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(task) = queue.tasks.pop_front() {
+                queue.working = matches!(task, Task::Work(_));
+                drop(queue);
+                let fault = self.run(task);
+                queue = lock(&self.queue);
+                queue.working = false;
+                queue.done += 1;
+                queue.fault = queue.fault.take().or(fault);
+                self.changed.notify_all();
+            } else if self.has_ended() || !forever {
+                queue.worker = false;
+                return;
+            } else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Runs a task.
+    fn run(&self, task: Task) -> Option<Box<Fault>> {
+        let result = catch_unwind(AssertUnwindSafe(|| match task {
+            Task::Work(work) => work(),
+            Task::Call(call) => {
+                call.run();
+                Ok(())
+            }
+            Task::Report(reports, callback) => {
+                reports.push(callback, self);
+                Ok(())
+            }
+            Task::Record(event, time) => {
+                event.complete(time);
+                Ok(())
+            }
+            Task::Wait(event, time) => {
+                while !event.wait(time, Some(LOOK * 20)) && !self.has_ended() {}
+                Ok(())
+            }
+            Task::Until(mut holds) => {
+                while !self.has_ended() && !holds()? {
+                    std::thread::sleep(LOOK);
+                }
+                Ok(())
+            }
+        }));
+        match result {
+            Ok(outcome) => outcome.err(),
+            Err(_) => Some(Fault::new(code::INTERNAL, "work on a stream failed inside of the library.")),
+        }
+    }
+
+    /// Waits until everything that was pushed so far is done, and returns what went wrong; `false`
+    /// if the time is over.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Outcome<bool> {
+        if WORKER_OF.try_with(Cell::get) == Ok(self.id) {
+            let text = "a function that runs on a stream waits for the same stream, which would be for ever.";
+            return Err(refused(text));
+        }
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut queue = lock(&self.queue);
+        let target = queue.pushed;
+        while queue.done < target {
+            queue = match end {
+                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(end) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(false);
+                    }
+                    self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        match queue.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(true),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.done == queue.pushed
+    }
+
+    /// Drops what has not begun, and waits for a copy that has.
+    fn end(&self) {
+        let mut queue = lock(&self.queue);
+        self.ended.store(true, Ordering::Release);
+        let dropped = std::mem::take(&mut queue.tasks);
+        queue.done += dropped.len() as u64;
+        drop(queue);
+        self.changed.notify_all();
+        for task in dropped {
+            if let Task::Record(event, time) = task {
+                event.complete(time);
+            }
+        }
+        if let Some(reports) = lock(&self.reports).take() {
+            reports.leave();
+        }
+        if WORKER_OF.try_with(Cell::get) == Ok(self.id) {
+            return;
+        }
+        let mut queue = lock(&self.queue);
+        while queue.working {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Task {
+    /// Whether it takes no time.
+    fn is_over(&self) -> bool {
+        match self {
+            Task::Record(..) => true,
+            Task::Wait(event, time) => event.is_complete(*time),
+            _ => false,
+        }
+    }
+}
+
+/// Calls with all signals blocked: a thread inherits the mask of the one that starts it.
+fn without_signals<R>(call: impl FnOnce() -> R) -> R {
+    // SAFETY: a set is filled before it is used, and the mask is the thread's own.
+    let before = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    };
+    let answer = call();
+    // SAFETY: the mask from before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    answer
+}
+
+#[cold]
+fn unknown() -> Box<Fault> {
+    refused("this is no stream, or it is destroyed.")
+}
+
+/// A stream of the calling thread's context; the default stream for NULL.
+pub(crate) fn find(stream: Handle) -> Outcome<Arc<Stream>> {
+    let current = context::current_handle()?;
+    if stream.is_null() {
+        return default_stream(current, &*context::current()?);
+    }
+    let found = STREAMS.get(stream).ok_or_else(unknown)?;
+    if found.context != current {
+        let text = "the stream is of another context than the current one. Set its context or device first.";
+        return Err(Fault::new(code::RT_STREAM_CONTEXT, text));
+    }
+    Ok(found)
+}
+
+/// A stream by its handle, whatever the context.
+pub(crate) fn by_handle(stream: Handle) -> Outcome<Arc<Stream>> {
+    if stream.is_null() {
+        let current = context::current_handle()?;
+        return default_stream(current, &*context::current()?);
+    }
+    STREAMS.get(stream).ok_or_else(unknown)
+}
+
+fn default_stream(handle: Handle, context: &Context) -> Outcome<Arc<Stream>> {
+    default_handle(handle, context).and_then(|stream| STREAMS.get(stream).ok_or_else(unknown))
+}
+
+fn default_handle(handle: Handle, context: &Context) -> Outcome<Handle> {
+    let mut default = lock(&context.default_stream);
+    if STREAMS.with(*default, |_| ()).is_none() {
+        *default = STREAMS.insert(Stream::new(handle, context.device, 0, 0))?;
+    }
+    Ok(*default)
+}
+
+/// `aclrtCreateStream`.
+pub fn create(stream: Out<Handle>) -> Outcome {
+    create_with(stream, 0, 0)
+}
+
+/// `aclrtCreateStreamWithConfig`.
+pub fn create_with(stream: Out<Handle>, priority: u32, flags: u32) -> Outcome {
+    let stream = stream.check("stream")?;
+    let (handle, context) = (context::current_handle()?, context::current()?);
+    stream.write(STREAMS.insert(Stream::new(handle, context.device, priority, flags))?);
+    Ok(())
+}
+
+/// `aclrtDestroyStream`: waits for what is on it.
+pub fn destroy(stream: Handle) -> Outcome {
+    check(stream)?;
+    let found = STREAMS.get(stream).ok_or_else(unknown)?;
+    let waited = if WORKER_OF.try_with(Cell::get) == Ok(found.id) { Ok(true) } else { found.wait(None) };
+    destroy_force(stream)?;
+    waited.map(drop)
+}
+
+/// `aclrtDestroyStreamForce`: drops what has not begun.
+pub fn destroy_force(stream: Handle) -> Outcome {
+    check(stream)?;
+    STREAMS.remove(stream).ok_or_else(unknown)?.end();
+    Ok(())
+}
+
+fn check(stream: Handle) -> Outcome {
+    if stream.is_null() { Err(invalid("stream is NULL. Pass one that aclrtCreateStream made.")) } else { Ok(()) }
+}
+
+/// A time in milliseconds; `None` is for ever.
+pub(crate) fn milliseconds(timeout: i32) -> Outcome<Option<Duration>> {
+    match timeout {
+        -1 => Ok(None),
+        1.. => Ok(Some(Duration::from_millis(timeout as u64))),
+        _ => Err(refused(format!("{timeout} ms is no time to wait. Pass -1 for ever, or a positive number."))),
+    }
+}
+
+/// `aclrtSynchronizeStream`.
+pub fn synchronize(stream: Handle) -> Outcome {
+    by_handle(stream)?.wait(None).map(drop)
+}
+
+/// `aclrtSynchronizeStreamWithTimeout`.
+pub fn synchronize_within(stream: Handle, timeout: i32) -> Outcome {
+    let timeout = milliseconds(timeout)?;
+    if by_handle(stream)?.wait(timeout)? { Ok(()) } else { Err(late()) }
+}
+
+#[cold]
+fn late() -> Box<Fault> {
+    Fault::new(code::RT_STREAM_TIMEOUT, "the work on the stream is not done in time.")
+}
+
+/// `aclrtSynchronizeDevice`: all streams of the current device.
+pub fn synchronize_device() -> Outcome {
+    synchronize_all(None)
+}
+
+/// `aclrtSynchronizeDeviceWithTimeout`.
+pub fn synchronize_device_within(timeout: i32) -> Outcome {
+    synchronize_all(milliseconds(timeout)?)
+}
+
+fn synchronize_all(timeout: Option<Duration>) -> Outcome {
+    let device = context::current()?.device;
+    let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let streams = STREAMS.collect(|_, stream| (stream.device == device).then(|| stream.clone()));
+    let mut first = Ok(());
+    for stream in streams {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        match stream.wait(left) {
+            Ok(true) => {}
+            Ok(false) => return Err(late()),
+            Err(fault) => first = first.and(Err(fault)),
+        }
+    }
+    first
+}
+
+/// `aclrtStreamQuery`.
+pub fn query(stream: Handle, status: Out<i32>) -> Outcome {
+    let status = status.check("status")?;
+    status.write(i32::from(!by_handle(stream)?.is_idle()));
+    Ok(())
+}
+
+/// `aclrtStreamGetId`.
+pub fn id(stream: Handle, id: Out<i32>) -> Outcome {
+    let id = id.check("streamId")?;
+    id.write(by_handle(stream)?.id);
+    Ok(())
+}
+
+/// `aclrtStreamGetPriority`.
+pub fn priority(stream: Handle, priority: Out<u32>) -> Outcome {
+    let priority = priority.check("priority")?;
+    priority.write(by_handle(stream)?.priority);
+    Ok(())
+}
+
+/// `aclrtStreamGetFlags`.
+pub fn flags(stream: Handle, flags: Out<u32>) -> Outcome {
+    let flags = flags.check("flags")?;
+    flags.write(by_handle(stream)?.flags);
+    Ok(())
+}
+
+/// `aclrtCtxGetCurrentDefaultStream`.
+pub fn current_default(stream: Out<Handle>) -> Outcome {
+    let stream = stream.check("stream")?;
+    let handle = context::current_handle()?;
+    stream.write(default_handle(handle, &*context::current()?)?);
+    Ok(())
+}
+
+/// `aclrtSetStreamFailureMode`.
+pub fn set_failure_mode(stream: Handle, mode: u64) -> Outcome {
+    if mode > 1 {
+        return Err(refused(format!("{mode} is no failure mode. Go on (0) or stop (1).")));
+    }
+    by_handle(stream)?.failure_mode.store(mode, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `aclrtSetStreamOverflowSwitch`.
+pub fn set_overflow(stream: Handle, on: u32) -> Outcome {
+    if on > 1 {
+        return Err(invalid(format!("{on} is no switch. Off (0) or on (1).")));
+    }
+    by_handle(stream)?.overflow.store(on, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `aclrtGetStreamOverflowSwitch`.
+pub fn overflow(stream: Handle, on: Out<u32>) -> Outcome {
+    let on = on.check("flag")?;
+    on.write(by_handle(stream)?.overflow.load(Ordering::Relaxed));
+    Ok(())
+}
+
+/// `aclrtSetStreamAttribute`: the value is a union of numbers.
+pub fn set_attribute(stream: Handle, attribute: i32, value: crate::border::In<u64>) -> Outcome {
+    let value = value.read("value")?;
+    match attribute {
+        1 => set_failure_mode(stream, value),
+        2 => set_overflow(stream, value as u32),
+        3..=5 => by_handle(stream).map(drop),
+        other => Err(refused(format!("{other} is no attribute of streams. They are 1 to 5."))),
+    }
+}
+
+/// `aclrtLaunchHostFunc`: the stream's thread calls it.
+pub fn launch_host_function(
+    stream: Handle,
+    function: Option<unsafe extern "C" fn(*mut libc::c_void)>,
+    argument: *mut libc::c_void,
+) -> Outcome {
+    let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
+    find(stream)?.push(Task::Call(HostCall { function, argument }))
+}
+
+/// Ends all streams, or those of one context.
+pub(crate) fn end_all(context: Option<Handle>) {
+    let of = |stream: &Arc<Stream>| context.is_none_or(|context| stream.context == context);
+    let streams = STREAMS.collect(|handle, stream| of(stream).then_some(handle));
+    let streams: Vec<Arc<Stream>> = streams.into_iter().filter_map(|handle| STREAMS.remove(handle)).collect();
+    for stream in streams {
+        stream.end();
+    }
+}

@@ -1,0 +1,141 @@
+/* Initialisation, devices, contexts, errors: what belongs to the process and to its threads. */
+#include <pthread.h>
+
+#include "check.h"
+
+static aclrtContext primary;
+
+static void *other_thread(void *unused)
+{
+    (void)unused;
+    int32_t device = -1;
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
+    aclrtContext context = (aclrtContext)1;
+    IS(aclrtGetCurrentContext(&context), ACL_ERROR_RT_CONTEXT_NULL);
+    CHECK(context == NULL);
+    OK(aclrtSetDevice(0));
+    OK(aclrtGetCurrentContext(&context));
+    CHECK(context == primary);
+    OK(aclrtResetDevice(0));
+    return NULL;
+}
+
+int main(void)
+{
+    aclrtRunMode mode = ACL_DEVICE;
+    OK(aclrtGetRunMode(&mode));
+    CHECK(mode == ACL_HOST);
+    uint32_t count = 0;
+    OK(aclrtGetDeviceCount(&count));
+    CHECK(count == 2);
+    CHECK(strcmp(aclrtGetSocName(), "Ascend910B3") == 0);
+    CHECK(aclGetRecentErrMsg() == NULL);
+
+    int32_t device = -1;
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtGetLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), 0);
+    const char *said = aclGetRecentErrMsg();
+    CHECK(said != NULL && strstr(said, "aclrtGetDevice") != NULL && strstr(said, "aclrtSetDevice") != NULL);
+    CHECK(aclGetRecentErrMsg() == NULL);
+
+    OK(aclInit(NULL));
+    IS(aclInit(NULL), ACL_ERROR_REPEAT_INITIALIZE);
+    uint64_t left = 99;
+    OK(aclFinalizeReference(&left));
+    CHECK(left == 1);
+
+    IS(aclrtSetDevice(2), ACL_ERROR_RT_INVALID_DEVICEID);
+    IS(aclrtSetDevice(-1), ACL_ERROR_RT_INVALID_DEVICEID);
+    IS(aclrtResetDevice(0), ACL_ERROR_RT_CONTEXT_RELEASE_ERROR);
+    OK(aclrtSetDevice(0));
+    OK(aclrtGetDevice(&device));
+    CHECK(device == 0);
+    OK(aclrtGetCurrentContext(&primary));
+    CHECK(primary != NULL);
+    uint32_t flags = 9;
+    int32_t active = 0;
+    OK(aclrtGetPrimaryCtxState(0, &flags, &active));
+    CHECK(active == 1);
+
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, other_thread, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+
+    aclrtContext other = NULL;
+    OK(aclrtCreateContext(&other, 1));
+    CHECK(other != primary);
+    OK(aclrtGetDevice(&device));
+    CHECK(device == 1);
+    OK(aclrtSetCurrentContext(primary));
+    OK(aclrtGetDevice(&device));
+    CHECK(device == 0);
+    IS(aclrtDestroyContext(primary), ACL_ERROR_RT_CONTEXT_NULL);
+    OK(aclrtDestroyContext(other));
+    IS(aclrtDestroyContext(other), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtSetCurrentContext(other), ACL_ERROR_RT_PARAM_INVALID);
+
+    int32_t can = -1;
+    OK(aclrtDeviceCanAccessPeer(&can, 0, 1));
+    CHECK(can == 1);
+    IS(aclrtDeviceCanAccessPeer(&can, 0, 0), ACL_ERROR_INVALID_PARAM);
+    OK(aclrtDeviceEnablePeerAccess(1, 0));
+    OK(aclrtDeviceEnablePeerAccess(1, 0));
+    int32_t status = -1;
+    OK(aclrtDevicePeerAccessStatus(0, 1, &status));
+    CHECK(status == 1);
+    OK(aclrtDeviceDisablePeerAccess(1));
+
+    int32_t id = -1;
+    OK(aclrtGetLogicDevIdByUserDevId(1, &id));
+    CHECK(id == 1);
+    OK(aclrtGetPhyDevIdByLogicDevId(1, &id));
+    OK(aclrtGetLogicDevIdByPhyDevId(id, &id));
+    CHECK(id == 1);
+    OK(aclrtGetUserDevIdByLogicDevId(1, &id));
+    CHECK(id == 1);
+    char pci[32];
+    OK(aclrtDeviceGetPCIBusId(1, pci, sizeof(pci)));
+    OK(aclrtDeviceGetByPCIBusId(pci, &id));
+    CHECK(id == 1);
+    aclrtUuid first, second;
+    OK(aclrtDeviceGetUuid(0, &first));
+    OK(aclrtDeviceGetUuid(1, &second));
+    CHECK(memcmp(&first, &second, sizeof(first)) != 0);
+    int64_t value = 0;
+    OK(aclGetDeviceCapability(0, ACL_DEVICE_INFO_AI_CORE_NUM, &value));
+    CHECK(value > 0);
+    OK(aclrtGetDeviceInfo(0, ACL_DEV_ATTR_VECTOR_CORE_NUM, &value));
+    aclrtDeviceStatus well = ACL_RT_DEVICE_STATUS_END;
+    OK(aclrtQueryDeviceStatus(0, &well));
+    CHECK(well == ACL_RT_DEVICE_STATUS_NORMAL);
+    aclrtUtilizationInfo utilization;
+    OK(aclrtGetDeviceUtilizationRate(0, &utilization));
+
+    size_t available = 0, total = 0;
+    OK(aclrtGetMemInfo(ACL_HBM_MEM, &available, &total));
+    CHECK(total > 0 && available <= total);
+    OK(aclrtGetMemInfo(ACL_DDR_MEM, &available, &total));
+    IS(aclrtGetMemInfo((aclrtMemAttr)18, &available, &total), ACL_ERROR_RT_INVALID_MEMORY_TYPE);
+
+    aclCANNPackageVersion version;
+    OK(aclsysGetCANNVersion(ACL_PKG_NAME_CANN, &version));
+    CHECK(strcmp(version.version, "8.5.0") == 0 && strcmp(version.majorVersion, "8") == 0);
+    OK(aclsysGetCANNVersion(ACL_PKG_NAME_DRIVER, &version));
+    CHECK(version.version[0] != 0);
+
+    CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);
+    said = aclGetRecentErrMsg();
+    CHECK(said != NULL && strstr(said, "aclCreateTensorDesc") != NULL && strstr(said, "not supported") != NULL);
+    IS(aclopSetAttrBool(NULL, "a", 1), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+    CHECK(aclGetTensorDescNumDims(NULL) == 0);
+
+    OK(aclrtResetDevice(0));
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    OK(aclFinalize());
+    IS(aclFinalize(), ACL_ERROR_REPEAT_FINALIZE);
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    return 0;
+}

@@ -1,0 +1,151 @@
+/* Physical memory, reservations, mappings, access, granularity, handles and ranges. */
+#include "check.h"
+
+static size_t free_memory(void)
+{
+    size_t available = 0, total = 0;
+    OK(aclrtGetMemInfo(ACL_HBM_MEM_HUGE, &available, &total));
+    return available;
+}
+
+int main(void)
+{
+    OK(aclInit(NULL));
+    OK(aclrtSetDevice(0));
+    const size_t before = free_memory();
+    aclrtPhysicalMemProp prop = on_device(0);
+    size_t granularity = 0;
+    OK(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM, &granularity));
+    CHECK(granularity == 2 * MIB);
+    OK(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED, &granularity));
+    CHECK(granularity == 2 * MIB);
+    prop.memAttr = ACL_HBM_MEM_HUGE1G;
+    OK(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM, &granularity));
+    CHECK(granularity == 1024 * MIB);
+    prop = on_device(0);
+
+    /* A framework asks for 512 bytes to see whether there are reservations at all. */
+    void *probe = NULL;
+    OK(aclrtReserveMemAddress(&probe, 512, 0, NULL, 1));
+    OK(aclrtReleaseMemAddress(probe));
+
+    /* One reservation for all of a card's memory, piece by piece. */
+    void *base = NULL;
+    const size_t piece = 6 * MIB;
+    OK(aclrtReserveMemAddress(&base, (size_t)72 << 30, 0, NULL, 1));
+    aclrtDrvMemHandle handles[4];
+    for (int i = 0; i < 4; i++) {
+        OK(aclrtMallocPhysical(&handles[i], piece, &prop, 0));
+    }
+    CHECK(free_memory() == before - 4 * piece);
+    for (int i = 0; i < 4; i++) {
+        OK(aclrtMapMem((char *)base + i * piece, piece, 0, handles[i], 0));
+    }
+    IS(aclrtMapMem(base, piece, 0, handles[0], 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+
+    /* A copy over all of them. */
+    unsigned char *host = (unsigned char *)malloc(4 * piece);
+    unsigned char *back = (unsigned char *)calloc(1, 4 * piece);
+    fill_pattern(host, 4 * piece, 7);
+    OK(aclrtMemcpy(base, (size_t)-1, host, 4 * piece, ACL_MEMCPY_HOST_TO_DEVICE));
+    OK(aclrtMemcpy(back, 4 * piece, base, 4 * piece, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(has_pattern(back, 4 * piece, 7));
+
+    /* The owner has access already; other devices and the host get it. */
+    aclrtMemAccessDesc access;
+    memset(&access, 0, sizeof(access));
+    access.flags = ACL_RT_MEM_ACCESS_FLAGS_READWRITE;
+    access.location.type = ACL_MEM_LOCATION_TYPE_DEVICE;
+    OK(aclrtMemSetAccess(base, piece, &access, 1));
+    access.location.id = 1;
+    uint64_t flags = 9;
+    OK(aclrtMemGetAccess(base, &access.location, &flags));
+    CHECK(flags == 0);
+    OK(aclrtMemSetAccess(base, 2 * piece, &access, 1));
+    OK(aclrtMemSetAccess(base, piece, &access, 1));
+    OK(aclrtMemGetAccess(base, &access.location, &flags));
+    CHECK(flags == 3);
+    IS(aclrtMemSetAccess(base, piece / 2, &access, 1), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    access.flags = ACL_RT_MEM_ACCESS_FLAGS_READ;
+    IS(aclrtMemSetAccess(base, piece, &access, 1), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+
+    aclrtPtrAttributes attributes;
+    OK(aclrtPointerGetAttributes((char *)base + piece + 5, &attributes));
+    CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_DEVICE && attributes.location.id == 0);
+    CHECK(attributes.pageSize == 2 * MIB);
+    OK(aclrtPointerGetAttributes(host, &attributes));
+    CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_UNREGISTERED);
+    IS(aclrtPointerGetAttributes((char *)base + 4 * piece, &attributes), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    void *start = NULL;
+    size_t size = 0;
+    OK(aclrtMemGetAddressRange((char *)base + piece + 5, &start, &size));
+    CHECK(start == (char *)base + piece && size == piece);
+
+    /* A mapping knows its handle, and keeps the memory after the handle is freed. */
+    aclrtDrvMemHandle again = NULL;
+    OK(aclrtMemRetainAllocationHandle((char *)base + piece, &again));
+    CHECK(again == handles[1]);
+    aclrtPhysicalMemProp found;
+    OK(aclrtMemGetAllocationPropertiesFromHandle(again, &found));
+    CHECK(memcmp(&found.location, &prop.location, sizeof(prop.location)) == 0);
+    OK(aclrtFreePhysical(again));
+    OK(aclrtFreePhysical(again));
+    IS(aclrtFreePhysical(again), ACL_ERROR_RT_PARAM_INVALID);
+    OK(aclrtMemcpy(back, piece, (char *)base + piece, piece, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(memcmp(back, host + piece, piece) == 0);
+    OK(aclrtUnmapMem((char *)base + piece));
+    CHECK(free_memory() == before - 3 * piece);
+    IS(aclrtUnmapMem((char *)base + piece), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtFreePhysical(again), ACL_ERROR_RT_PARAM_INVALID);
+    IS(aclrtMemcpy(back, 2 * piece, base, 2 * piece, ACL_MEMCPY_DEVICE_TO_HOST), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+
+    IS(aclrtReleaseMemAddress(base), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    for (int i = 0; i < 4; i++) {
+        if (i != 1) {
+            OK(aclrtUnmapMem((char *)base + i * piece));
+            OK(aclrtFreePhysical(handles[i]));
+        }
+    }
+    OK(aclrtReleaseMemAddress(base));
+    IS(aclrtReleaseMemAddress(base), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK(free_memory() == before);
+
+    /* Sizes that are no multiple of a page: rounded up, the same in both calls. */
+    aclrtDrvMemHandle odd = NULL;
+    OK(aclrtMallocPhysical(&odd, 3 * MIB + 77, &prop, 0));
+    OK(aclrtReserveMemAddress(&base, 3 * MIB + 77, 0, NULL, 0));
+    OK(aclrtMapMem(base, 3 * MIB + 77, 0, odd, 0));
+    OK(aclrtUnmapMem(base));
+    OK(aclrtFreePhysical(odd));
+    /* At the same address again. */
+    void *wanted = base;
+    OK(aclrtReleaseMemAddress(base));
+    OK(aclrtReserveMemAddress(&base, 4 * MIB, 0, wanted, 0));
+    CHECK(base == wanted);
+    OK(aclrtReleaseMemAddress(base));
+
+    /* Memory of the host, which the CPU sees at the same address. */
+    memset(&prop, 0, sizeof(prop));
+    prop.memAttr = ACL_MEM_HUGE;
+    prop.location.type = ACL_MEM_LOCATION_TYPE_HOST;
+    OK(aclrtMallocPhysical(&odd, 2 * MIB, &prop, 0));
+    OK(aclrtReserveMemAddress(&base, 2 * MIB, 0, NULL, 0));
+    OK(aclrtMapMem(base, 2 * MIB, 0, odd, 0));
+    OK(aclrtPointerGetAttributes(base, &attributes));
+    CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_HOST);
+    OK(aclrtMemcpy(base, 2 * MIB, host, 2 * MIB, ACL_MEMCPY_HOST_TO_HOST));
+    CHECK(memcmp(base, host, 2 * MIB) == 0);
+    OK(aclrtUnmapMem(base));
+    OK(aclrtReleaseMemAddress(base));
+    OK(aclrtFreePhysical(odd));
+
+    /* What is left goes with the library. */
+    prop = on_device(1);
+    OK(aclrtMallocPhysical(&odd, 2 * MIB, &prop, 0));
+    OK(aclrtReserveMemAddress(&base, 4 * MIB, 0, NULL, 0));
+    OK(aclrtMapMem((char *)base + 2 * MIB, 2 * MIB, 0, odd, 0));
+    free(host);
+    free(back);
+    OK(aclFinalize());
+    return 0;
+}

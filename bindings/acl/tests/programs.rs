@@ -1,0 +1,92 @@
+//! C and C++ programs against the header and the library, on the emulated driver in every
+//! generation. Each leaves nothing in the driver.
+
+mod support;
+
+use ascend_emulator::Emulator;
+use ascend_ioctl::Generation;
+use std::process::{Command, Stdio};
+use support::{Linked, assert_nothing_left, compile, plain, run, run_on_each_generation};
+
+#[test]
+fn process_threads_devices_and_errors() {
+    run_on_each_generation("state.c");
+}
+
+#[test]
+fn physical_memory_reservations_mappings_and_access() {
+    run_on_each_generation("virtual_memory.c");
+}
+
+#[test]
+fn memory_by_address_host_memory_and_copies() {
+    run_on_each_generation("malloc.c");
+}
+
+#[test]
+fn streams_events_and_callbacks() {
+    run_on_each_generation("streams.c");
+}
+
+#[test]
+fn two_processes_share_memory_by_handles_and_keys() {
+    run_on_each_generation("sharing.c");
+}
+
+#[test]
+fn an_allocator_sleeps_and_wakes_at_the_same_addresses() {
+    run_on_each_generation("sleep_mode.cpp");
+}
+
+#[test]
+fn a_configuration_names_the_device_of_threads_that_have_none() {
+    run_on_each_generation("default_device.c");
+}
+
+#[test]
+fn the_programs_device_numbers_are_those_of_the_environment() {
+    let program = compile("visible.c", Linked::Dynamically).unwrap();
+    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+    run(&emulator, Command::new(&program).env("ASCEND_RT_VISIBLE_DEVICES", "1,0"));
+    assert_nothing_left(&emulator);
+}
+
+#[test]
+fn a_program_that_is_linked_statically_behaves_the_same() {
+    for source in ["state.c", "sharing.c"] {
+        let program = compile(source, Linked::Statically).unwrap();
+        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+        run(&emulator, &mut Command::new(&program));
+        assert_nothing_left(&emulator);
+    }
+}
+
+#[test]
+fn a_process_that_ends_in_any_way_leaves_nothing() {
+    let program = compile("endings.c", Linked::Dynamically).unwrap();
+    for way in ["exit", "atexit", "busy", "finalize-busy", "threads", "fork-before", "fork-after"] {
+        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+        run(&emulator, Command::new(&program).arg(way));
+        assert_nothing_left(&emulator);
+    }
+    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+    let mut killed = emulator.spawn(Command::new(&program).arg("kill")).unwrap();
+    assert!(!killed.wait().unwrap().success());
+    assert_nothing_left(&emulator);
+}
+
+#[test]
+fn failures_are_logged_when_the_environment_asks_for_it() {
+    let program = compile("state.c", Linked::Dynamically).unwrap();
+    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+    let log = |wanted: &str| {
+        let mut command = Command::new(&program);
+        let child = emulator.spawn(command.env("ASCEND_ACL_LOG", wanted).stderr(Stdio::piped())).unwrap();
+        String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
+    };
+    let (errors, calls) = (log("errors"), log("calls"));
+    assert!(errors.contains("aclrtSetDevice: 107001: there is no device 2"), "{errors}");
+    assert!(!errors.contains(": 0\n"), "{errors}");
+    assert!(calls.contains("aclrtSetDevice: 0\n") && calls.contains("aclrtSetDevice: 107001"), "{calls}");
+    assert!(log("").is_empty());
+}
