@@ -126,11 +126,14 @@ impl Bench {
             bench.add("bring-up with a device process", None, Unit::Calls, calls, Target::must(34.0));
         });
         drop(emulator);
+        bench.progress.set_message("the emulated driver");
         let latency =
             ascend_emulator::latency::measure(if self.debug { 100 } else { 20_000 }).map_err(|error| error.to_string());
         let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
+        bench.progress.inc(1);
         bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::default());
         bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }));
+        bench.progress.inc(1);
         bench.progress.finish_and_clear();
         Ok(bench)
     }
@@ -154,11 +157,11 @@ impl Bench {
         OPERATIONS.iter().filter(wanted)
     }
 
-    /// How many measurements there are: those of operations, of calls alone, of the worst case, and
-    /// of times.
+    /// How many measurements there are: those of operations, of calls alone, of the worst case, of
+    /// times, and of the emulated driver itself.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
-        self.wanted().count() as u64 + 3 + worst + 6
+        self.wanted().count() as u64 + 3 + worst + 6 + 2
     }
 
     fn operations(&self, bench: &mut Run) {
@@ -210,6 +213,7 @@ impl Bench {
             ("bring-up of the first device", Work::BringUp, 21.0),
         ] {
             let limit = if work == Work::Cycle { 6.0 } else { 13.0 };
+            bench.progress.set_message(name);
             let calls = bench.calls_only(&Setup::of(work));
             bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
         }

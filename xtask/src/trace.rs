@@ -194,7 +194,7 @@ impl Output {
         match &mut self.text {
             Some(file) if options.output.is_some() => drop(write!(file, "{text}")),
             _ if options.quiet && !(options.summary || options.unsupported) => {}
-            _ => eprint!("{text}"),
+            _ => crate::errln!("{}", text.trim_end()),
         }
     }
 
