@@ -271,8 +271,12 @@ impl Server {
         if self.files.is_suspicious() || self.driver.svm.is_aliased() {
             return 1;
         }
+        let has_segments = self.driver.svm.has_segments();
+        if !has_segments && self.parked.is_empty() {
+            return -1;
+        }
         let now = Instant::now();
-        let watch = self.driver.svm.has_segments().then(|| self.watch.saturating_duration_since(now));
+        let watch = has_segments.then(|| self.watch.saturating_duration_since(now));
         let parked = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now));
         let next = parked.chain(watch).min();
         // Rounded up, so that the loop does not wake too early and spin.
@@ -281,8 +285,11 @@ impl Server {
 
     /// Looks for CPUs that touch what they may not.
     fn watch(&mut self) {
+        if !self.driver.svm.has_segments() {
+            return;
+        }
         let now = Instant::now();
-        if now < self.watch || !self.driver.svm.has_segments() {
+        if now < self.watch {
             return;
         }
         self.watch = now + WATCH;
