@@ -202,7 +202,7 @@ fn check_static(program: &[u8], arch: Arch) -> Result<(), String> {
 }
 
 /// The target directory of this clone.
-fn target_directory() -> Result<PathBuf, String> {
+pub(crate) fn target_directory() -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod compat;
 mod dist;
+mod toolkit;
 
 use std::process::ExitCode;
 
@@ -17,6 +19,11 @@ enum Xtask {
     Host(xtask::Host),
     /// Build ascend-vmm-tool, one static file for each architecture.
     Dist(dist::Dist),
+    /// Write the header, the libraries and the environment for programs written for CANN.
+    Toolkit(toolkit::Toolkit),
+    /// Run unmodified programs of others on the C library and an emulated driver.
+    #[command(subcommand)]
+    Compat(compat::Compat),
     /// Compare our layout tables with a driver source tree.
     #[command(subcommand)]
     Abi(abi::Abi),
@@ -26,6 +33,8 @@ fn main() -> ExitCode {
     match Xtask::parse() {
         Xtask::Host(command) => command.run(),
         Xtask::Dist(options) => dist::run(options),
+        Xtask::Toolkit(options) => toolkit::run(options),
+        Xtask::Compat(command) => compat::run(command),
         Xtask::Abi(command) => abi::run(command),
     }
 }

@@ -323,17 +323,9 @@ pub(crate) fn unmap_all(handles: &[Handle]) {
     drop(mapped);
 }
 
-/// Unmaps everything and frees all addresses.
-pub(crate) fn end() {
-    let mut space = lock(&SPACE);
-    let (areas, mappings) = (std::mem::take(&mut space.areas), std::mem::take(&mut space.mappings));
-    space.free.clear();
-    drop(space);
-    for mapped in mappings.into_iter().flatten() {
-        drop(mapped.mapping);
-        let _ = physical::end_mapping(mapped.handle);
-    }
-    drop(areas);
+/// Whether anything is reserved.
+pub(crate) fn is_used() -> bool {
+    !lock(&SPACE).areas.is_empty()
 }
 
 /// Who gets access: `aclrtMemAccessDesc`.

@@ -179,9 +179,3 @@ pub fn device_pointer(address: Address, device: Out<Address>, flags: u32) -> Out
     device.write(Address(address));
     Ok(())
 }
-
-/// Frees what the program left, and forgets what it registered.
-pub(crate) fn end() {
-    let known = std::mem::take(&mut *lock(&KNOWN));
-    drop(known);
-}

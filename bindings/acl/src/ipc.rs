@@ -217,18 +217,22 @@ pub(crate) fn forget(address: u64) {
     drop(ended);
 }
 
-/// Ends all keys, or those of one device.
-pub(crate) fn end(device: Option<LogicalId>) {
-    let keep = |of: LogicalId| device.is_some_and(|device| device != of);
+/// Whether there is a key.
+pub(crate) fn is_used() -> bool {
+    !lock(&EXPORTS).is_empty() || !lock(&IMPORTS).is_empty()
+}
+
+/// Ends all keys of a device.
+pub(crate) fn end(device: LogicalId) {
     let mut exports = lock(&EXPORTS);
     let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        std::mem::take(&mut *exports).into_iter().partition(|(_, export)| keep(export.device));
+        std::mem::take(&mut *exports).into_iter().partition(|(_, export)| export.device != device);
     *exports = kept;
     drop(exports);
     drop(ended);
     let mut imports = lock(&IMPORTS);
     let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        std::mem::take(&mut *imports).into_iter().partition(|(_, import)| keep(import.device));
+        std::mem::take(&mut *imports).into_iter().partition(|(_, import)| import.device != device);
     *imports = kept;
     drop(imports);
     drop(ended);

@@ -267,6 +267,12 @@ pub fn grant(address: Address, size: usize, device: i32, flags: u64) -> Outcome 
     Ok(())
 }
 
+/// Whether there is a block.
+pub(crate) fn is_used() -> bool {
+    let small = |small: &Small| small.pool.statistics().blocks > 0;
+    !lock(&LARGE).is_empty() || lock(&SMALL).iter().any(small)
+}
+
 /// Frees all blocks, or those of one device.
 pub(crate) fn end(device: Option<LogicalId>) {
     let keep = |of: LogicalId| device.is_some_and(|device| device != of);

@@ -300,9 +300,14 @@ pub(crate) fn export_of(shareable: u64) -> Option<Export> {
     all.into_iter().find(|export| export.handle().to_u64() == shareable)
 }
 
-/// Ends all memory, or that of one device, mapped or not.
-pub(crate) fn end(device: Option<LogicalId>) {
-    let of = |physical: &Physical| device.is_none_or(|device| physical.memory.location() == Place::Device(device));
+/// Whether there is any.
+pub(crate) fn is_used() -> bool {
+    !PHYSICAL.collect(|_, _| Some(())).is_empty()
+}
+
+/// Ends all memory of a device, mapped or not.
+pub(crate) fn end(device: LogicalId) {
+    let of = |physical: &Physical| physical.memory.location() == Place::Device(device);
     let handles = PHYSICAL.collect(|handle, physical| of(physical).then_some(handle));
     addresses::unmap_all(&handles);
     for handle in handles {

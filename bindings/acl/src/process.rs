@@ -2,11 +2,11 @@
 //!
 //! Nothing here waits for `aclInit`: the vendor's library serves most calls without it, and
 //! programs rely on that. The session is opened by the first call that needs it and closed by
-//! `aclFinalize`, or with the process.
+//! `aclFinalize` if no memory is left, or with the process.
 
 use crate::border::{Out, Text, lock, using};
 use crate::fault::{Fault, Outcome, code};
-use crate::{addresses, context, devices, event, host, ipc, malloc, physical, report, stream};
+use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -70,9 +70,9 @@ fn open_device(id: LogicalId) -> Outcome<Device> {
 
 /// Closes a device and all that is on it.
 pub(crate) fn close_device(id: LogicalId) {
-    ipc::end(Some(id));
+    ipc::end(id);
     malloc::end(Some(id));
-    physical::end(Some(id));
+    physical::end(id);
     devices::forget_peers(Some(id));
     let device = lock(&DEVICES).get_mut(id.0 as usize).and_then(Option::take);
     drop(device);
@@ -129,7 +129,7 @@ fn configured(path: &str) -> Outcome<Option<i64>> {
     value[..end].parse().map(Some).map_err(|_| malformed())
 }
 
-/// `aclFinalize`: ends everything, however often `aclInit` was called.
+/// `aclFinalize`: ends all but memory, however often `aclInit` was called.
 pub fn finalize() -> Outcome {
     using();
     let mut initialised = lock(&INITIALISED);
@@ -142,7 +142,7 @@ pub fn finalize() -> Outcome {
     Ok(())
 }
 
-/// `aclFinalizeReference`: the last one ends everything.
+/// `aclFinalizeReference`: the last one is `aclFinalize`.
 pub fn finalize_reference(left: Out<u64>) -> Outcome {
     using();
     let mut initialised = lock(&INITIALISED);
@@ -161,18 +161,19 @@ pub fn finalize_reference(left: Out<u64>) -> Outcome {
     Ok(())
 }
 
-/// Ends all objects. What another thread is just using goes when it has finished.
+/// Ends streams, events and contexts. Memory stays until it is freed: programs free some of theirs
+/// while they exit, after this. When none is left the session is closed.
 fn end() {
     DEFAULT_DEVICE.store(-1, Ordering::Relaxed);
     stream::end_all(None);
     report::end();
     event::end();
     context::end();
-    ipc::end(None);
+    malloc::trim();
+    if ipc::is_used() || malloc::is_used() || addresses::is_used() || physical::is_used() {
+        return;
+    }
     malloc::end(None);
-    addresses::end();
-    physical::end(None);
-    host::end();
     devices::forget_peers(None);
     let devices = std::mem::take(&mut *lock(&DEVICES));
     drop(devices);

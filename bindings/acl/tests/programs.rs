@@ -5,6 +5,7 @@ mod support;
 
 use ascend_emulator::Emulator;
 use ascend_ioctl::Generation;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use support::{Linked, assert_nothing_left, compile, plain, run, run_on_each_generation};
 
@@ -73,6 +74,21 @@ fn a_process_that_ends_in_any_way_leaves_nothing() {
     let mut killed = emulator.spawn(Command::new(&program).arg("kill")).unwrap();
     assert!(!killed.wait().unwrap().success());
     assert_nothing_left(&emulator);
+}
+
+#[test]
+fn a_process_that_freed_all_and_finalized_has_nothing_in_the_driver() {
+    let program = compile("endings.c", Linked::Dynamically).unwrap();
+    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+    let mut command = Command::new(&program);
+    command.arg("free-all").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = emulator.spawn(&mut command).unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "freed\n");
+    assert!(emulator.state().is_empty(), "{:#?}", emulator.state());
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

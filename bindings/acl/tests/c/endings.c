@@ -6,23 +6,22 @@
 
 #include "check.h"
 
-static void *block;
+static void *block, *small, *host, *area;
+static aclrtDrvMemHandle handle;
 static aclrtStream stream;
+static char key[65];
 
 static void make_objects(void)
 {
     OK(aclrtSetDevice(0));
     OK(aclrtCreateStream(&stream));
     OK(aclrtMalloc(&block, 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
-    void *small, *host, *area;
     OK(aclrtMalloc(&small, 10, ACL_MEM_MALLOC_HUGE_FIRST));
     OK(aclrtMallocHost(&host, MIB));
     OK(aclrtReserveMemAddress(&area, 4 * MIB, 0, NULL, 1));
     aclrtPhysicalMemProp prop = on_device(1);
-    aclrtDrvMemHandle handle;
     OK(aclrtMallocPhysical(&handle, 4 * MIB, &prop, 0));
     OK(aclrtMapMem(area, 4 * MIB, 0, handle, 0));
-    char key[65];
     OK(aclrtIpcMemGetExportKey(block, 4 * MIB, key, sizeof(key), 1));
     for (int i = 0; i < 50; i++) {
         OK(aclrtMemcpyAsync(block, MIB, host, MIB, ACL_MEMCPY_HOST_TO_DEVICE, stream));
@@ -35,10 +34,13 @@ static void late_calls(void)
     aclrtSynchronizeDeviceWithTimeout(1000);
     aclrtFree(block);
     aclrtDestroyStreamForce(stream);
-    aclrtResetDevice(0);
     aclFinalize();
     CHECK(aclrtFree(block) == ACL_ERROR_RT_PARAM_INVALID);
     aclGetRecentErrMsg();
+    /* Memory that is left can be freed still. */
+    OK(aclrtUnmapMem(area));
+    OK(aclrtFreePhysical(handle));
+    OK(aclrtReleaseMemAddress(area));
 }
 
 __attribute__((destructor)) static void latest_calls(void)
@@ -95,6 +97,22 @@ int main(int count, char **arguments)
     if (strcmp(way, "atexit") == 0) {
         make_objects();
         atexit(late_calls);
+        return 0;
+    }
+    if (strcmp(way, "free-all") == 0) {
+        make_objects();
+        OK(aclrtSynchronizeStream(stream));
+        OK(aclrtFree(block));
+        OK(aclrtFree(small));
+        OK(aclrtFreeHost(host));
+        OK(aclrtUnmapMem(area));
+        OK(aclrtReleaseMemAddress(area));
+        OK(aclrtFreePhysical(handle));
+        OK(aclFinalize());
+        /* The driver has nothing of this process any more, while it lives. */
+        printf("freed\n");
+        fflush(stdout);
+        getchar();
         return 0;
     }
     if (strcmp(way, "kill") == 0) {

@@ -1,0 +1,45 @@
+//! `cargo xtask toolkit`: writes the tree of files that programs for CANN are built against and run
+//! with: header, libraries, environment.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Options of `toolkit`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  cargo xtask toolkit target/toolkit\n  source target/toolkit/bin/setenv.bash\n  \
+                  cc -I$ASCEND_HOME_PATH/include my-program.c -L$ASCEND_HOME_PATH/lib64 -lascendcl\n  \
+                  cargo xtask emulate -- ./a.out")]
+pub struct Toolkit {
+    /// Where the tree is written. What is there is replaced file by file.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// Runs the command and returns its exit status.
+pub fn run(options: Toolkit) -> ExitCode {
+    match write(&options.directory) {
+        Ok(()) => {
+            xtask::outln!("{}", options.directory.display());
+            ExitCode::SUCCESS
+        }
+        Err(reason) => xtask::impossible(reason),
+    }
+}
+
+/// Builds the library and writes the tree.
+pub fn write(tree: &Path) -> Result<(), String> {
+    let target = crate::dist::target_directory()?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(&cargo)
+        .args(["build", "--quiet", "--release", "--package", "ascend-acl", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+        .status()
+        .map_err(|error| format!("cargo cannot be started: {error}"))?;
+    if !status.success() {
+        return Err(format!("the library cannot be built: {status}"));
+    }
+    let built = target.join("release");
+    let (library, archive) = (built.join(ascendcl::toolkit::LIBRARY), built.join(ascendcl::toolkit::ARCHIVE));
+    let written = ascendcl::toolkit::write(tree, &library, Some(&archive));
+    written.map_err(|error| format!("{} cannot be written: {error}", tree.display()))
+}
