@@ -330,8 +330,7 @@ impl Setup {
 
     fn command(&self) -> Result<Command, CountError> {
         let name = clap::ValueEnum::to_possible_value(&self.work).map(|value| value.get_name().to_owned());
-        let program = std::env::current_exe().map_err(CountError::Spawn)?;
-        let mut command = Command::new(program);
+        let mut command = crate::second_process::this_program().map_err(CountError::Spawn)?;
         command.args(["bench-client", &name.unwrap_or_default()]);
         command.args(["--live", &self.live.to_string()]).args(["--size", &self.size.to_string()]);
         command.args(["--threads", &self.threads.to_string()]);

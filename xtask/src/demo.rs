@@ -103,7 +103,7 @@ impl Demo {
 
     /// The command that starts the exporter on the first of these devices.
     fn exporter(&self, devices: &[u32]) -> std::io::Result<Command> {
-        let mut exporter = Command::new(std::env::current_exe()?);
+        let mut exporter = crate::second_process::this_program()?;
         exporter.arg("demo-exporter").arg(format!("--size={}", self.size)).arg(self.session.argument());
         exporter.args(devices.iter().map(u32::to_string)).stdin(Stdio::null());
         Ok(exporter)

@@ -54,7 +54,7 @@ pub struct Emulate {
 }
 
 /// A size in bytes or with a unit.
-pub(crate) fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[number.len()..] {
         "" => 1,

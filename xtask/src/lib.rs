@@ -32,6 +32,8 @@ mod session_options;
 pub mod terminal;
 pub mod trace;
 
+use clap::{CommandFactory, FromArgMatches, Parser};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// The commands that work on any host.
@@ -87,6 +89,45 @@ impl Host {
             Host::BenchClient(client) => client.run(),
         }
     }
+}
+
+/// Memory of Huawei Ascend NPUs without the vendor's libraries: list, try, test and measure.
+#[derive(Parser)]
+#[command(name = "ascend-vmm-tool", version)]
+struct Tool {
+    #[command(subcommand)]
+    command: Host,
+}
+
+/// Runs a command line of the tool and returns its exit status. `name` is what the user calls this
+/// program, and `program` starts it; nothing if it is the running executable.
+pub fn run_tool(name: &'static str, program: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
+    if !program.is_empty() {
+        // A second call in the same process names the same program.
+        let _ = second_process::PROGRAM.set(program);
+    }
+    // The examples are written for a clone. This program has another name.
+    let mut command = Tool::command().name(name).bin_name(name);
+    let names: Vec<String> = command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    for subcommand in names {
+        command = command.mut_subcommand(subcommand, |command| {
+            let help = command.get_after_help().map(|help| help.to_string().replace("cargo xtask", name));
+            match help {
+                Some(help) => command.after_help(help),
+                None => command,
+            }
+        });
+    }
+    let parsed = command.try_get_matches_from([OsString::from(name)].into_iter().chain(arguments));
+    let status = match parsed.and_then(|matches| Tool::from_arg_matches(&matches)) {
+        Ok(tool) => tool.command.run(),
+        Err(error) => {
+            let _ = error.print();
+            ExitCode::from(error.exit_code() as u8)
+        }
+    };
+    // The standard library does not say which number it is.
+    (0..=u8::MAX).find(|number| ExitCode::from(*number) == status).unwrap_or(u8::MAX)
 }
 
 /// Reports why a command could not run: one sentence, and exit status 2.

@@ -1,13 +1,33 @@
 //! Starting this program a second time, connected by a Unix socket.
 //!
+//! This program is the running executable, unless that is an interpreter: then the caller of
+//! [`crate::run_tool`] says how it is started.
+//!
 //! The socket has a name, unlike one of a socket pair: only then do the credentials that the kernel
 //! reports for it belong to the other process, and sharing memory over a socket relies on them.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+/// The command line that starts this program, where it is not the running executable.
+pub(crate) static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// The command that starts this program again, without arguments.
+pub(crate) fn this_program() -> io::Result<Command> {
+    match PROGRAM.get().and_then(|program| program.split_first()) {
+        Some((program, arguments)) => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            Ok(command)
+        }
+        None => Ok(Command::new(std::env::current_exe()?)),
+    }
+}
 
 /// How long each process waits for the other.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,7 +47,7 @@ pub(crate) fn start(arguments: &[&str]) -> io::Result<(Child, UnixStream)> {
     std::fs::create_dir(&directory.0)?;
     let path = directory.0.join("socket");
     let listener = UnixListener::bind(&path)?;
-    let mut child = Command::new(std::env::current_exe()?).args(arguments).arg(&path).spawn()?;
+    let mut child = this_program()?.args(arguments).arg(&path).spawn()?;
     match accept(&listener, &mut child) {
         Ok(socket) => Ok((child, socket)),
         Err(error) => {

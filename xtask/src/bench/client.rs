@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::{Cell, Ref, RefCell};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 
 /// What is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -402,7 +402,7 @@ impl Client {
     fn import(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let me = BareTgid::of_this_process(&device.session())?;
-        let mut peer = Command::new(std::env::current_exe()?)
+        let mut peer = crate::second_process::this_program()?
             .args(["bench-client", "import-peer", "--live", &(self.live + 1).to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,0 +1,110 @@
+"""What the driver says about NPUs, as data classes."""
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Hbm:
+    """Memory of an NPU in bytes, as its firmware publishes it."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class SuperPod:
+    """An NPU's place in a super pod."""
+
+    sdid: int
+    server: int
+    super_pod: int
+    chassis: int
+    scale: int
+
+
+@dataclass(frozen=True)
+class Npu:
+    """An NPU. What the driver does not say is None."""
+
+    logical: int
+    """Its number in this namespace: what `Session.device` takes."""
+    physical: int
+    """Its number on the host."""
+    user: Optional[int]
+    """Its number in ASCEND_RT_VISIBLE_DEVICES; None if that hides it."""
+    identity: str
+    """The same name for it in every container."""
+    card: Optional[int]
+    """For a virtual instance, the card that it is cut from …"""
+    instance: Optional[int]
+    """… and its number on the card."""
+    state: str
+    """working, starting, exception, sleeping, lost, removed, resetting or unknown."""
+    usable: bool
+    chip: Optional[str]
+    soc: Optional[str]
+    ai_cores: Optional[int]
+    pci: Optional[str]
+    hbm: Optional[Hbm]
+    health: Optional[str]
+    super_pod: Optional[SuperPod]
+    split: Optional[str]
+    sharing_obstacle: Optional[str]
+    """Why its memory cannot be shared; None if it can."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with the host, or worth knowing."""
+
+    code: str
+    severity: str
+    device: Optional[int]
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found out about a host."""
+
+    environment: Optional[str]
+    """host or container."""
+    generation: Optional[str]
+    memory_driver: Optional[str]
+    """v2, v3 or missing."""
+    on_pci: Tuple[str, ...]
+    devices: Tuple[Npu, ...]
+    findings: Tuple[Finding, ...]
+    """The worst first."""
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """How much memory of a kind a device has, in bytes, by the size of pages."""
+
+    huge_total: int
+    huge_free: int
+    giant_total: int
+    giant_free: int
+    normal_total: int
+    normal_free: int
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a device can do."""
+
+    cpu_access: bool
+    cpu_access_huge: bool
+    device_memory_on_host: bool
+    giant_pages: bool
+    remote_map: bool
+    share_over_external_bus: bool
+    host_addresses: bool
+
+
+for _class in [Hbm, SuperPod, Npu, Finding, Survey, MemoryInfo, Capabilities]:
+    _class.__module__ = "ascend_vmm"
+del _class

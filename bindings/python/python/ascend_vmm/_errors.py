@@ -1,0 +1,119 @@
+"""The exceptions. The compiled module raises them and sets their fields."""
+
+from typing import NamedTuple, Optional
+
+
+class VendorCode(NamedTuple):
+    """What the vendor's library would have returned."""
+
+    driver: int
+    driver_name: str
+    acl: int
+
+
+class Error(Exception):
+    """What went wrong, in one text: what was tried, on what, what the kernel answered, what that
+    means and what to do. The same as fields, None where there is nothing to say."""
+
+    operation: Optional[str] = None
+    """What was tried, as a verb phrase."""
+    cause: Optional[str] = None
+    """What it most likely means."""
+    remedy: Optional[str] = None
+    """What to do."""
+    errno: Optional[int] = None
+    """What the kernel answered."""
+    errno_name: Optional[str] = None
+    """The same by its name, such as "ENOMEM"."""
+    kernel_log: Optional[str] = None
+    """The kernel's own sentences."""
+    vendor_code: Optional[VendorCode] = None
+    """The codes of the vendor's library, for people who search for them."""
+
+
+class Refused(Error):
+    """The kernel refused a command."""
+
+    command: str = ""
+    object: str = ""
+    arguments: str = ""
+
+
+class OutOfMemory(Error, MemoryError):
+    """A device, or the host, has not so much memory."""
+
+    place: str = ""
+    asked: int = 0
+    page: int = 0
+    free_huge: Optional[int] = None
+    free_giant: Optional[int] = None
+    page_that_fits: Optional[int] = None
+
+
+class Invalid(Error, ValueError):
+    """An argument that cannot be, refused before the kernel was called."""
+
+
+class Closed(Error, ValueError):
+    """An object that was closed before."""
+
+
+class InUse(Error):
+    """Something still uses the object: it cannot be closed yet."""
+
+
+class OpenFailed(Error):
+    """A file of the driver could not be opened."""
+
+    filename: str = ""
+
+
+class SessionOpen(Error):
+    """This process has a session already: use `Session.current()`."""
+
+
+class SessionTaken(Error):
+    """Other code in this process has the session, most likely the vendor's library."""
+
+    vendor_library: Optional[str] = None
+
+
+class OtherProcess(Error):
+    """An object of the parent was used in a child of fork."""
+
+    process: int = 0
+
+
+class UnknownGeneration(Error):
+    """The driver is of no known generation."""
+
+
+class NoDevices(Error):
+    """There is no NPU, and why."""
+
+    finding: str = ""
+
+
+class DeviceProcessFailed(Error):
+    """No process could be started on the device."""
+
+    device: int = 0
+
+
+class DeviceProcessDied(Error):
+    """The process on the device has died, and its memory with it."""
+
+    device: int = 0
+
+
+class TicketError(Error, ValueError):
+    """Text or bytes that are no ticket."""
+
+
+class ExchangeFailed(Error):
+    """The process at the other end of a socket is late, has died, or is not what it says."""
+
+
+for _class in [Error, *Error.__subclasses__(), VendorCode]:
+    _class.__module__ = "ascend_vmm"
+del _class

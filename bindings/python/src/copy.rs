@@ -1,0 +1,231 @@
+//! Copies, the same for everything that is mapped: mappings, reservations, blocks of a pool.
+
+use crate::buffer::Buffer;
+use crate::error::{Fault, Outcome};
+use crate::mapping::Mapping;
+use crate::reservation::Reservation;
+use crate::size::Size;
+use ascend_vmm::copy::{self, Rows, Slice};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// Mapped memory.
+pub(crate) trait Mapped {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// A part of it.
+    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>>;
+}
+
+impl Mapped for ascend_vmm::Mapping {
+    fn size(&self) -> u64 {
+        ascend_vmm::Mapping::size(self)
+    }
+
+    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
+        ascend_vmm::Mapping::slice(self, offset, size)
+    }
+}
+
+impl Mapped for ascend_vmm::Reservation {
+    fn size(&self) -> u64 {
+        ascend_vmm::Reservation::size(self)
+    }
+
+    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
+        ascend_vmm::Reservation::slice(self, offset, size)
+    }
+}
+
+/// Mapped memory of any class.
+pub(crate) struct AnyMapped(pub(crate) Arc<dyn Mapped + Send + Sync>);
+
+impl<'py> FromPyObject<'_, 'py> for AnyMapped {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(mapping) = object.cast::<Mapping>() {
+            return Ok(AnyMapped(mapping.get().node.get()?));
+        }
+        if let Ok(reservation) = object.cast::<Reservation>() {
+            return Ok(AnyMapped(reservation.get().node.get()?));
+        }
+        Err(PyTypeError::new_err("this is no mapped memory: give a Mapping or a Reservation"))
+    }
+}
+
+/// What is left from an offset on, where no size was given.
+pub(crate) fn rest(memory: &(impl Mapped + ?Sized), offset: Size, size: Option<Size>) -> u64 {
+    size.map_or_else(|| memory.size().saturating_sub(offset.0), |size| size.0)
+}
+
+/// A length that fits into this machine's memory.
+pub(crate) fn length(size: u64) -> Outcome<usize> {
+    match isize::try_from(size) {
+        Ok(size) => Ok(size as usize),
+        Err(_) => Err(Fault::Argument {
+            operation: "read memory",
+            problem: format!("{size} bytes fit into no object"),
+            rule: "Read a part.",
+        }),
+    }
+}
+
+/// Copies buffers into mapped memory, with one system call for many copies where that is possible:
+/// `(memory, offset, buffer)` each.
+#[pyfunction]
+pub(crate) fn write_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_, PyAny>)>) -> Outcome<()> {
+    let buffers = copies.iter().map(|(_, _, data)| Buffer::readable(data)).collect::<PyResult<Vec<_>>>()?;
+    let places: Vec<_> = copies.iter().map(|(memory, offset, _)| (memory.0.clone(), offset.0)).collect();
+    let copied = py.detach(|| {
+        let parts = places
+            .iter()
+            .zip(&buffers)
+            .map(|((memory, offset), buffer)| Ok((memory.slice(*offset, buffer.len() as u64)?, buffer.bytes())));
+        copy::write_batch(&parts.collect::<ascend_vmm::Result<Vec<_>>>()?)
+    });
+    Ok(copied?)
+}
+
+/// Copies mapped memory into buffers: `(memory, offset, buffer)` each.
+#[pyfunction]
+pub(crate) fn read_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_, PyAny>)>) -> Outcome<()> {
+    let mut buffers = copies.iter().map(|(_, _, data)| Buffer::writable(data)).collect::<PyResult<Vec<_>>>()?;
+    let places: Vec<_> = copies.iter().map(|(memory, offset, _)| (memory.0.clone(), offset.0)).collect();
+    let copied = py.detach(|| {
+        let parts = places
+            .iter()
+            .zip(&mut buffers)
+            .map(|((memory, offset), buffer)| Ok((memory.slice(*offset, buffer.len() as u64)?, buffer.bytes_mut())));
+        copy::read_batch(&mut parts.collect::<ascend_vmm::Result<Vec<_>>>()?)
+    });
+    Ok(copied?)
+}
+
+/// Rows in mapped memory and in a buffer of this length.
+pub(crate) fn rows(width: Size, height: u64, pitch: Size, buffer_pitch: Option<Size>) -> Rows {
+    Rows { width: width.0, height, pitch: pitch.0, buffer_pitch: buffer_pitch.unwrap_or(width).0 }
+}
+
+/// Bytes that rows take in the mapped memory, from the first to the last that is copied.
+pub(crate) fn extent(rows: &Rows) -> Outcome<u64> {
+    let before = rows.height.checked_sub(1).map_or(Some(0), |rows_before| rows_before.checked_mul(rows.pitch));
+    before.and_then(|before| before.checked_add(if rows.height == 0 { 0 } else { rows.width })).ok_or(Fault::Argument {
+        operation: "copy rows",
+        problem: "their place in memory has no 64-bit size".to_owned(),
+        rule: "Stay inside.",
+    })
+}
+
+/// `#[pymethods]` of a class with mapped memory behind its `node`: its own, and copies.
+macro_rules! methods_with_copies {
+    ($class:ident { $($own:tt)* }) => {
+        #[pymethods]
+        impl $class {
+            $($own)*
+
+            /// Copies the bytes of any object with a buffer (bytes, memoryview, a numpy array …)
+            /// into the memory, without a further copy and without the interpreter's lock.
+            #[pyo3(signature = (data, offset=Size(0)), text_signature = "(self, data, offset=0)")]
+            fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: Size) -> Outcome<()> {
+                let (memory, buffer) = (self.node.get()?, Buffer::readable(data)?);
+                Ok(py.detach(|| memory.slice(offset.0, buffer.len() as u64)?.write(buffer.bytes()))?)
+            }
+
+            /// Copies memory into new bytes: all of it from the offset on, if no size is given.
+            #[pyo3(signature = (size=None, offset=Size(0)), text_signature = "(self, size=None, offset=0)")]
+            fn read<'py>(&self, py: Python<'py>, size: Option<Size>, offset: Size) -> Outcome<Bound<'py, PyBytes>> {
+                let memory = self.node.get()?;
+                let size = rest(&*memory, offset, size);
+                // Checked before so much is allocated.
+                memory.slice(offset.0, size)?;
+                new_bytes(py, length(size)?, |to| Ok(memory.slice(offset.0, size)?.read(to)?))
+            }
+
+            /// Copies memory into any object with a writable buffer (bytearray, a numpy array …):
+            /// as many bytes as it has.
+            #[pyo3(signature = (buffer, offset=Size(0)), text_signature = "(self, buffer, offset=0)")]
+            fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: Size) -> Outcome<()> {
+                let (memory, mut buffer) = (self.node.get()?, Buffer::writable(buffer)?);
+                Ok(py.detach(|| memory.slice(offset.0, buffer.len() as u64)?.read(buffer.bytes_mut()))?)
+            }
+
+            /// Sets bytes to a value: all from the offset on, if no size is given.
+            #[pyo3(
+                signature = (value=0, offset=Size(0), size=None),
+                text_signature = "(self, value=0, offset=0, size=None)"
+            )]
+            fn fill(&self, py: Python<'_>, value: u8, offset: Size, size: Option<Size>) -> Outcome<()> {
+                let memory = self.node.get()?;
+                let size = rest(&*memory, offset, size);
+                Ok(py.detach(|| memory.slice(offset.0, size)?.fill(value))?)
+            }
+
+            /// Copies other mapped memory into this: on a device, between two, or with the host's.
+            /// Without a size as much as fits into both.
+            #[pyo3(
+                signature = (source, *, offset=Size(0), source_offset=Size(0), size=None),
+                text_signature = "(self, source, *, offset=0, source_offset=0, size=None)"
+            )]
+            fn copy_from(
+                &self,
+                py: Python<'_>,
+                source: AnyMapped,
+                offset: Size,
+                source_offset: Size,
+                size: Option<Size>,
+            ) -> Outcome<()> {
+                let memory = self.node.get()?;
+                let size = rest(&*memory, offset, size).min(rest(&*source.0, source_offset, size));
+                Ok(py.detach(|| memory.slice(offset.0, size)?.copy_from(&source.0.slice(source_offset.0, size)?))?)
+            }
+
+            /// Copies rows of a buffer into the memory: `height` rows of `width` bytes, `pitch`
+            /// bytes apart in the memory and `buffer_pitch` (by default `width`) in the buffer.
+            #[pyo3(
+                signature = (data, *, width, height, pitch, buffer_pitch=None, offset=Size(0)),
+                text_signature = "(self, data, *, width, height, pitch, buffer_pitch=None, offset=0)"
+            )]
+            #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+            fn write_rows(
+                &self,
+                py: Python<'_>,
+                data: &Bound<'_, PyAny>,
+                width: Size,
+                height: u64,
+                pitch: Size,
+                buffer_pitch: Option<Size>,
+                offset: Size,
+            ) -> Outcome<()> {
+                let (memory, buffer) = (self.node.get()?, Buffer::readable(data)?);
+                let rows = rows(width, height, pitch, buffer_pitch);
+                let size = extent(&rows)?;
+                Ok(py.detach(|| memory.slice(offset.0, size)?.write_rows(&rows, buffer.bytes()))?)
+            }
+
+            /// Copies rows of the memory into a writable buffer: see `write_rows`.
+            #[pyo3(
+                signature = (buffer, *, width, height, pitch, buffer_pitch=None, offset=Size(0)),
+                text_signature = "(self, buffer, *, width, height, pitch, buffer_pitch=None, offset=0)"
+            )]
+            #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+            fn read_rows_into(
+                &self,
+                py: Python<'_>,
+                buffer: &Bound<'_, PyAny>,
+                width: Size,
+                height: u64,
+                pitch: Size,
+                buffer_pitch: Option<Size>,
+                offset: Size,
+            ) -> Outcome<()> {
+                let (memory, mut buffer) = (self.node.get()?, Buffer::writable(buffer)?);
+                let rows = rows(width, height, pitch, buffer_pitch);
+                let size = extent(&rows)?;
+                Ok(py.detach(|| memory.slice(offset.0, size)?.read_rows(&rows, buffer.bytes_mut()))?)
+            }
+        }
+    };
+}
+pub(crate) use methods_with_copies;

@@ -1,0 +1,60 @@
+//! The compiled half of the Python package `ascend_vmm`: the library's nouns as classes, errors as
+//! exceptions, the emulated driver, and the tool's commands.
+//!
+//! One file for each noun. Every call that may reach the kernel is made without the interpreter's
+//! lock, and holds a reference of its own to what it uses (`node.rs`). Buffers of other objects are
+//! held while they are used (`buffer.rs`). A panic becomes a Python exception, by PyO3.
+
+mod buffer;
+mod copy;
+mod device;
+mod discovery;
+mod emulator;
+mod error;
+mod host_view;
+mod mapping;
+mod memory;
+mod node;
+mod reservation;
+mod session;
+mod share;
+mod size;
+mod tool;
+mod wait;
+
+use error::{Fault, Outcome};
+use pyo3::prelude::*;
+
+/// The end of a `with` block. In a child of fork there is nothing to close: it is all the parent's.
+fn leave(closed: Outcome<()>) -> Outcome<()> {
+    match closed {
+        Err(Fault::Library(ascend_vmm::Error::OtherProcess { .. })) => Ok(()),
+        closed => closed,
+    }
+}
+
+/// The compiled module.
+#[pymodule]
+fn _ascend_vmm(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    buffer::check(py)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<session::Session>()?;
+    module.add_class::<device::Device>()?;
+    module.add_class::<device::Host>()?;
+    module.add_class::<memory::PhysicalMemory>()?;
+    module.add_class::<reservation::Reservation>()?;
+    module.add_class::<mapping::Mapping>()?;
+    module.add("HostView", host_view::class(py)?)?;
+    module.add_class::<share::Export>()?;
+    module.add_class::<share::Ticket>()?;
+    module.add_class::<emulator::Emulator>()?;
+    module.add_function(wrap_pyfunction!(discovery::probe, module)?)?;
+    module.add_function(wrap_pyfunction!(discovery::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(copy::write_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(copy::read_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(share::send, module)?)?;
+    module.add_function(wrap_pyfunction!(share::receive, module)?)?;
+    module.add_function(wrap_pyfunction!(tool::tool, module)?)?;
+    Ok(())
+}

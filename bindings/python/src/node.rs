@@ -1,0 +1,115 @@
+//! Objects that can be closed, and what was made from them.
+//!
+//! A Python variable outlives the block that made it, so an object that is closed first closes
+//! what was made from it: a session its devices and reservations, a reservation its mappings, a
+//! mapping its views and running copies. An object knows its children by weak references, so it
+//! keeps none of them alive. An open child keeps its parents, as it does in the library: so the
+//! session finds a mapping also when the variables between the two are gone.
+//!
+//! A call that works without the interpreter's lock holds a reference of its own. Closing the
+//! object meanwhile is refused, as it is for everything that is in use.
+
+use crate::error::{Fault, Outcome};
+use ascend_vmm::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// What can be closed explicitly.
+pub(crate) trait Ends: Sized + Send + Sync + 'static {
+    /// The name of its class.
+    const CLASS: &'static str;
+    /// What closing it is, as a verb phrase.
+    const CLOSING: &'static str;
+
+    /// Undoes it. What comes back with the error is still open.
+    fn end(self) -> Result<(), (Fault, Option<Self>)>;
+}
+
+/// An object, and what it was made from and what was made from it.
+pub(crate) struct Node<T> {
+    // Dropped in this order: the object before its parents.
+    object: Mutex<Option<Arc<T>>>,
+    children: Mutex<Vec<Weak<dyn Close>>>,
+    parents: Mutex<Vec<Arc<dyn Close>>>,
+}
+
+/// A node of any type.
+pub(crate) trait Close: Send + Sync {
+    /// Closes its children, then itself. Nothing happens if it is closed.
+    fn close(&self) -> Outcome<()>;
+    /// Enters a child.
+    fn adopt(&self, child: Weak<dyn Close>);
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Ends> Node<T> {
+    /// An object that was made from these.
+    pub(crate) fn new<const N: usize>(object: T, parents: [Arc<dyn Close>; N]) -> Arc<Node<T>> {
+        let node = Arc::new(Node {
+            object: Mutex::new(Some(Arc::new(object))),
+            children: Mutex::default(),
+            parents: Mutex::default(),
+        });
+        for parent in &parents {
+            let child: Weak<Node<T>> = Arc::downgrade(&node);
+            parent.adopt(child);
+        }
+        *lock(&node.parents) = parents.into();
+        node
+    }
+
+    /// The object, for one call.
+    pub(crate) fn get(&self) -> Outcome<Arc<T>> {
+        lock(&self.object).clone().ok_or(Fault::Closed(T::CLASS))
+    }
+
+    /// The object, unless it is closed.
+    pub(crate) fn try_get(&self) -> Option<Arc<T>> {
+        lock(&self.object).clone()
+    }
+}
+
+impl<T: Ends> Close for Node<T> {
+    fn adopt(&self, child: Weak<dyn Close>) {
+        let mut children = lock(&self.children);
+        // Amortised: the list is at most twice as long as what is alive.
+        if children.len() == children.capacity() {
+            children.retain(|child| child.strong_count() > 0);
+            let alive = children.len();
+            children.reserve(alive.max(8));
+        }
+        children.push(child);
+    }
+
+    fn close(&self) -> Outcome<()> {
+        let mut children = std::mem::take(&mut *lock(&self.children));
+        while let Some(child) = children.pop() {
+            let closed = child.upgrade().map_or(Ok(()), |child| child.close());
+            if let Err(fault) = closed {
+                children.push(child);
+                lock(&self.children).append(&mut children);
+                return Err(fault);
+            }
+        }
+        let Some(object) = lock(&self.object).take() else { return Ok(()) };
+        match Arc::try_unwrap(object) {
+            Ok(object) => {
+                let ended = object.end();
+                if let Err((fault, Some(object))) = ended {
+                    *lock(&self.object) = Some(Arc::new(object));
+                    return Err(fault);
+                }
+                let parents = std::mem::take(&mut *lock(&self.parents));
+                drop(parents);
+                ended.map_err(|(fault, _)| fault)
+            }
+            Err(object) => {
+                *lock(&self.object) = Some(object);
+                let users = "another thread is using it. Wait for that first.".to_owned();
+                Err(Fault::Library(Error::InUse { operation: T::CLOSING, users }))
+            }
+        }
+    }
+}
