@@ -221,6 +221,30 @@ fn asynchronous_copies_return_their_buffer_and_keep_their_mapping() {
 }
 
 #[test]
+fn asynchronous_copies_use_buffers_that_are_not_rusts() {
+    on_each_generation(Config::default(), |_, emulator| {
+        for mapping in [mapped_on(&device(0), MIB2), mapped_on_host(MIB2)] {
+            let (from, mut to) = (pattern(100_000, 3), vec![0; 100_000]);
+            let slice = mapping.slice(5, 100_000).unwrap();
+            // SAFETY: both buffers outlive their copies.
+            unsafe {
+                slice.write_async_from(from.as_ptr()).unwrap().wait().unwrap();
+                slice.read_async_into(to.as_mut_ptr()).unwrap().wait().unwrap();
+            }
+            assert_eq!(to, from);
+            // SAFETY: nothing is at the address, and nothing is copied.
+            unsafe { mapping.slice(0, 0).unwrap().write_async_from(std::ptr::null()) }.unwrap().wait().unwrap();
+        }
+        let mapping = mapped_on(&device(0), MIB2);
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=EBUSY");
+        let buffer = vec![0; 10].leak();
+        // SAFETY: the buffer stays for ever.
+        let pending = unsafe { mapping.slice(0, 10).unwrap().write_async_from(buffer.as_ptr()) }.unwrap();
+        assert_eq!(pending.wait().unwrap_err().object, None, "the device may still be using it");
+    });
+}
+
+#[test]
 fn a_copy_that_is_forgotten_leaks_its_buffer_and_nothing_else() {
     isolated_leaky(Config::default(), |emulator| {
         let (session, device) = open(0);

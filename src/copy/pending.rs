@@ -22,6 +22,7 @@ use ascend_ioctl::svm::Op;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -165,30 +166,74 @@ impl Slice<'_> {
     /// Begins a copy. What the driver does not copy asynchronously, because it is host memory or
     /// nothing, is copied at once; so is named memory, which a running copy could not keep open.
     fn begin(&self, mut buffer: Vec<u8>, to_device: bool) -> Result<Pending, Failed<Vec<u8>>> {
-        match self.begin_task(&mut buffer, to_device) {
-            Ok(task) => {
-                let (device, held) = (self.device().clone(), self.mappings());
-                Ok(Pending { buffer: Some(buffer), task, size: self.size, device, held })
-            }
+        let begun = self.same_size("begin a copy", buffer.len() as u64).and_then(|()| {
+            // SAFETY: the buffer lives in the `Pending` until the copy is over, or for ever.
+            unsafe { self.begin_task(buffer.as_mut_ptr(), to_device) }
+        });
+        match begun {
+            Ok(task) => Ok(self.pending(buffer, task)),
             Err(error) => Err(Failed { error, object: buffer }),
         }
     }
 
-    fn begin_task(&self, buffer: &mut [u8], to_device: bool) -> Result<Task> {
-        self.same_size("begin a copy", buffer.len() as u64)?;
+    /// Begins to copy the bytes at an address of this process into the memory, as many as it has:
+    /// for buffers that are not Rust's.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must stay readable, and nothing may write to them, until the copy was waited for.
+    /// If waiting returns an error without an object, the device may use them later still: they
+    /// must stay for ever.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write_async`].
+    pub unsafe fn write_async_from(&self, from: *const u8) -> Result<Pending<()>> {
+        // SAFETY: the caller's; nothing is written there.
+        unsafe { self.begin_task(from.cast_mut(), true) }.map(|task| self.pending((), task))
+    }
+
+    /// Begins to copy the memory, all of it, to an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Slice::write_async_from`], and the bytes must stay writable, with no other access.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::write_async`].
+    pub unsafe fn read_async_into(&self, to: *mut u8) -> Result<Pending<()>> {
+        // SAFETY: the caller's.
+        unsafe { self.begin_task(to, false) }.map(|task| self.pending((), task))
+    }
+
+    fn pending<T>(&self, buffer: T, task: Task) -> Pending<T> {
+        let (device, held) = (self.device().clone(), self.mappings());
+        Pending { buffer: Some(buffer), task, size: self.size, device, held }
+    }
+
+    /// Begins a copy between the memory and as many bytes at an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be there, for the direction of the copy, until it is over, or for ever.
+    unsafe fn begin_task(&self, host: *mut u8, to_device: bool) -> Result<Task> {
         if self.is_host() || self.size == 0 || self.is_named() {
+            let (pointer, length) = if self.size == 0 { (NonNull::dangling().as_ptr(), 0) } else { (host, self.size) };
             if to_device {
-                self.write(buffer)?
+                // SAFETY: the caller vouches for the bytes.
+                self.write(unsafe { std::slice::from_raw_parts(pointer, length as usize) })?
             } else {
-                self.read(buffer)?
+                // SAFETY: as above.
+                self.read(unsafe { std::slice::from_raw_parts_mut(pointer, length as usize) })?
             }
             return Ok(Task::Over);
         }
-        let host = buffer.as_mut_ptr().expose_provenance() as u64;
+        let host = host.expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
         let device = self.device().id;
-        // SAFETY: the mappings and the buffer live in the `Pending` until the copy is over, or for
-        // ever.
+        // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until the
+        // copy is over, or for ever.
         let task = unsafe { self.svm().async_memcpy(device, destination, source, self.size) };
         task.map(Task::Running).map_err(|refused| self.failed(refused, "begin a copy"))
     }

@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
 use crate::mapping::Mapping;
+use crate::pool::Block;
 use crate::reservation::Reservation;
 use crate::size::Size;
 use ascend_vmm::copy::{self, Rows, Slice};
@@ -38,6 +39,16 @@ impl Mapped for ascend_vmm::Reservation {
     }
 }
 
+impl Mapped for ascend_vmm::pool::Block {
+    fn size(&self) -> u64 {
+        ascend_vmm::pool::Block::size(self)
+    }
+
+    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
+        ascend_vmm::pool::Block::slice(self, offset, size)
+    }
+}
+
 /// Mapped memory of any class.
 pub(crate) struct AnyMapped(pub(crate) Arc<dyn Mapped + Send + Sync>);
 
@@ -51,7 +62,10 @@ impl<'py> FromPyObject<'_, 'py> for AnyMapped {
         if let Ok(reservation) = object.cast::<Reservation>() {
             return Ok(AnyMapped(reservation.get().node.get()?));
         }
-        Err(PyTypeError::new_err("this is no mapped memory: give a Mapping or a Reservation"))
+        if let Ok(block) = object.cast::<Block>() {
+            return Ok(AnyMapped(block.get().node.get()?));
+        }
+        Err(PyTypeError::new_err("this is no mapped memory: give a Mapping, a Reservation or a Block"))
     }
 }
 
@@ -179,6 +193,108 @@ macro_rules! methods_with_copies {
                 let memory = self.node.get()?;
                 let size = rest(&*memory, offset, size).min(rest(&*source.0, source_offset, size));
                 Ok(py.detach(|| memory.slice(offset.0, size)?.copy_from(&source.0.slice(source_offset.0, size)?))?)
+            }
+
+            /// Begins to copy the bytes of a buffer into the memory.
+            #[pyo3(signature = (data, offset=Size(0)), text_signature = "(self, data, offset=0)")]
+            fn write_async(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: Size) -> Outcome<PendingCopy> {
+                let (memory, buffer) = (self.node.get()?, Buffer::readable(data)?);
+                let pending = py.detach(|| {
+                    let slice = memory.slice(offset.0, buffer.len() as u64)?;
+                    // SAFETY: the copy keeps the buffer until it is over, or for ever.
+                    unsafe { slice.write_async_from(buffer.pointer()) }
+                })?;
+                Ok(PendingCopy::new(Running::new(pending, Some(buffer)), self.node.clone()))
+            }
+
+            /// Begins to copy memory into a writable buffer: as many bytes as it has.
+            #[pyo3(signature = (buffer, offset=Size(0)), text_signature = "(self, buffer, offset=0)")]
+            fn read_into_async(
+                &self,
+                py: Python<'_>,
+                buffer: &Bound<'_, PyAny>,
+                offset: Size,
+            ) -> Outcome<PendingCopy> {
+                let (memory, buffer) = (self.node.get()?, Buffer::writable(buffer)?);
+                let pending = py.detach(|| {
+                    let slice = memory.slice(offset.0, buffer.len() as u64)?;
+                    // SAFETY: as above.
+                    unsafe { slice.read_async_into(buffer.pointer()) }
+                })?;
+                Ok(PendingCopy::new(Running::new(pending, Some(buffer)), self.node.clone()))
+            }
+
+            /// Begins to copy other mapped memory into this: see `copy_from`.
+            #[pyo3(
+                signature = (source, *, offset=Size(0), source_offset=Size(0), size=None),
+                text_signature = "(self, source, *, offset=0, source_offset=0, size=None)"
+            )]
+            fn copy_from_async(
+                &self,
+                py: Python<'_>,
+                source: AnyMapped,
+                offset: Size,
+                source_offset: Size,
+                size: Option<Size>,
+            ) -> Outcome<PendingCopy> {
+                let memory = self.node.get()?;
+                let size = rest(&*memory, offset, size).min(rest(&*source.0, source_offset, size));
+                let pending = py.detach(|| {
+                    memory.slice(offset.0, size)?.copy_from_async(&source.0.slice(source_offset.0, size)?)
+                })?;
+                Ok(PendingCopy::new(Running::new(pending, None), self.node.clone()))
+            }
+
+            /// Loads a file into the memory, by chunks: all that the file has from `file_offset`
+            /// on, if no size is given. `file` is a path or an open file, whose position is not
+            /// used. `progress` is called with the bytes that are done and those that there are.
+            #[pyo3(
+                signature = (file, *, offset=Size(0), file_offset=Size(0), size=None, progress=None),
+                text_signature = "(self, file, *, offset=0, file_offset=0, size=None, progress=None)"
+            )]
+            fn load(
+                &self,
+                py: Python<'_>,
+                file: &Bound<'_, PyAny>,
+                offset: Size,
+                file_offset: Size,
+                size: Option<Size>,
+                progress: Option<Py<PyAny>>,
+            ) -> Outcome<()> {
+                let (memory, file) = (self.node.get()?, open(file, &Purpose::Load)?);
+                let size = match size {
+                    Some(Size(size)) => size,
+                    None => file.metadata().map_err(PyErr::from)?.len().saturating_sub(file_offset.0),
+                };
+                with_progress(py, progress, |progress| {
+                    pool::load(&file, file_offset.0, &memory.slice(offset.0, size)?, progress)
+                })
+            }
+
+            /// Stores the memory in a file, by chunks: all from the offset on, if no size is given.
+            /// `file` is a path or a file that is open for writing. A path is written anew, unless
+            /// there is a `file_offset`.
+            #[pyo3(
+                signature = (file, *, offset=Size(0), file_offset=Size(0), size=None, progress=None),
+                text_signature = "(self, file, *, offset=0, file_offset=0, size=None, progress=None)"
+            )]
+            fn store(
+                &self,
+                py: Python<'_>,
+                file: &Bound<'_, PyAny>,
+                offset: Size,
+                file_offset: Size,
+                size: Option<Size>,
+                progress: Option<Py<PyAny>>,
+            ) -> Outcome<()> {
+                let memory = self.node.get()?;
+                let size = rest(&*memory, offset, size);
+                // Checked before the file is opened.
+                memory.slice(offset.0, size)?;
+                let file = open(file, &Purpose::Store { anew: file_offset.0 == 0 })?;
+                with_progress(py, progress, |progress| {
+                    pool::store(&memory.slice(offset.0, size)?, &file, file_offset.0, progress)
+                })
             }
 
             /// Copies rows of a buffer into the memory: `height` rows of `width` bytes, `pitch`

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
 use pyo3::{IntoPyObjectExt, intern};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What goes wrong in a call.
 pub(crate) enum Fault {
@@ -25,6 +25,15 @@ pub(crate) enum Fault {
         problem: String,
         /// What would be right.
         rule: &'static str,
+    },
+    /// A file that could not be opened.
+    File {
+        /// What was tried, as a verb phrase.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel answered.
+        errno: i32,
     },
     /// An exception of Python's own.
     Python(PyErr),
@@ -81,6 +90,14 @@ fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
             fields.set_item("remedy", rule)?;
             ("Invalid", format!("cannot {operation}: {problem}. {rule}"))
         }
+        Fault::File { operation, path, errno } => {
+            let errno = ascend_vmm::error::Errno::from_raw(*errno);
+            fields.set_item("operation", operation)?;
+            fields.set_item("filename", text(path))?;
+            fields.set_item("errno", errno.raw())?;
+            fields.set_item("errno_name", format!("{errno:?}"))?;
+            ("FileFailed", format!("cannot {operation} ({}): {errno}", path.display()))
+        }
         Fault::Python(error) => return Ok(error.clone_ref(py)),
     };
     let exception = classes(py)?.getattr(class)?.call1((message,))?;
@@ -104,6 +121,8 @@ fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> 
     if let Some(log) = error.kernel_log().filter(|log| !log.is_empty()) {
         fields.set_item("kernel_log", log)?;
     }
+    fields.set_item("is_device_lost", error.is_device_lost())?;
+    fields.set_item("is_not_trusted", error.is_not_trusted())?;
     let explain = |operation: &str, cause: &str, remedy: &str| -> PyResult<()> {
         for (name, value) in [("operation", operation), ("cause", cause), ("remedy", remedy)] {
             if !value.is_empty() {
@@ -164,6 +183,11 @@ fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> 
         Error::Exchange(exchange) => {
             explain(exchange.operation, &exchange.problem, exchange.remedy)?;
             "ExchangeFailed"
+        }
+        Error::File(failed) => {
+            explain(failed.operation, &failed.problem, failed.remedy)?;
+            fields.set_item("filename", text(&failed.path))?;
+            "FileFailed"
         }
         Error::UnknownGeneration(unknown) => {
             explain("open a session", &unknown.detected, "")?;

@@ -11,10 +11,13 @@ mod device;
 mod discovery;
 mod emulator;
 mod error;
+mod file;
 mod host_view;
 mod mapping;
 mod memory;
 mod node;
+mod pending;
+mod pool;
 mod reservation;
 mod session;
 mod share;
@@ -23,7 +26,9 @@ mod tool;
 mod wait;
 
 use error::{Fault, Outcome};
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
+use std::sync::OnceLock;
 
 /// The end of a `with` block. In a child of fork there is nothing to close: it is all the parent's.
 fn leave(closed: Outcome<()>) -> Outcome<()> {
@@ -31,6 +36,20 @@ fn leave(closed: Outcome<()>) -> Outcome<()> {
         Err(Fault::Library(ascend_vmm::Error::OtherProcess { .. })) => Ok(()),
         closed => closed,
     }
+}
+
+/// Refuses every interpreter of the process but the first that imports the package: classes and
+/// objects of one cannot be used in another. Older interpreters hand a module that one has loaded
+/// to the next without asking it, so the package calls this.
+#[pyfunction]
+fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
+    static FIRST: OnceLock<i64> = OnceLock::new();
+    // SAFETY: with the interpreter's lock there is a current interpreter, and it has a number.
+    let number = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
+    if *FIRST.get_or_init(|| number) == number {
+        return Ok(());
+    }
+    Err(PyImportError::new_err("ascend_vmm can be used in one interpreter of a process, and another has it"))
 }
 
 /// The compiled module.
@@ -46,9 +65,13 @@ fn _ascend_vmm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reservation::Reservation>()?;
     module.add_class::<mapping::Mapping>()?;
     module.add("HostView", host_view::class(py)?)?;
+    module.add_class::<pending::PendingCopy>()?;
+    module.add_class::<pool::Pool>()?;
+    module.add_class::<pool::Block>()?;
     module.add_class::<share::Export>()?;
     module.add_class::<share::Ticket>()?;
     module.add_class::<emulator::Emulator>()?;
+    module.add_function(wrap_pyfunction!(check_interpreter, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::probe, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::devices, module)?)?;
     module.add_function(wrap_pyfunction!(copy::write_batch, module)?)?;

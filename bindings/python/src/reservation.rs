@@ -3,10 +3,13 @@
 use crate::buffer::{Buffer, new_bytes};
 use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
 use crate::error::{Fault, Outcome};
+use crate::file::{Purpose, open, with_progress};
 use crate::mapping::Mapping;
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
+use crate::pending::{PendingCopy, Running};
 use crate::size::{Size, bytes};
+use ascend_vmm::pool;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `Session`: this process's one session.
 
 use crate::device::{Device, Host};
-use crate::error::{Fault, Outcome};
+use crate::error::{Fault, Outcome, data, fields};
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node, lock};
 use crate::reservation::Reservation;
@@ -170,6 +170,20 @@ impl Session {
     fn bare_tgid(&self, py: Python<'_>) -> Outcome<i32> {
         let session = self.node.get()?;
         Ok(py.detach(|| BareTgid::of_this_process(&session))?.as_raw())
+    }
+
+    /// What this process has of the driver's.
+    #[getter]
+    fn statistics<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyAny>> {
+        let now = self.node.get()?.statistics();
+        let fields = fields! { py;
+            physical: now.physical,
+            reserved: now.reserved,
+            mapped: now.mapped,
+            mappings: now.mappings,
+            left: now.left,
+        };
+        Ok(data(py, "SessionStatistics", &fields)?)
     }
 
     /// Whether it is closed.

@@ -60,8 +60,7 @@ pub(crate) fn kind(page: Option<Size>, memory: Option<&str>) -> Result<Kind, Fau
 /// A kind of memory by its name.
 pub(crate) fn memory_kind(name: Option<&str>) -> Result<MemoryKind, Fault> {
     let Some(name) = name else { return Ok(MemoryKind::default()) };
-    let found = MemoryKind::ALL.into_iter().find(|kind| kind.to_string() == name);
-    found.ok_or_else(|| Fault::Argument {
+    name.parse().map_err(|_| Fault::Argument {
         operation: "choose a kind of memory",
         problem: format!("there is no memory {name:?}"),
         rule: "It is \"HBM\", \"DDR\", \"P2P HBM\" or \"P2P DDR\".",

@@ -22,16 +22,20 @@ driver, and the pytest fixture `ascend_npu` gives one to a test.
 """
 
 from ._ascend_vmm import (
+    Block,
     Device,
     Export,
     Host,
     HostView,
     Mapping,
+    PendingCopy,
     PhysicalMemory,
+    Pool,
     Reservation,
     Session,
     Ticket,
     __version__,
+    check_interpreter,
     devices,
     probe,
     read_batch,
@@ -39,13 +43,24 @@ from ._ascend_vmm import (
     send,
     write_batch,
 )
-from ._discovery import Capabilities, Finding, Hbm, MemoryInfo, Npu, SuperPod, Survey
+from ._discovery import (
+    Capabilities,
+    Finding,
+    Hbm,
+    MemoryInfo,
+    Npu,
+    PoolStatistics,
+    SessionStatistics,
+    SuperPod,
+    Survey,
+)
 from ._errors import (
     Closed,
     DeviceProcessDied,
     DeviceProcessFailed,
     Error,
     ExchangeFailed,
+    FileFailed,
     InUse,
     Invalid,
     NoDevices,
@@ -60,7 +75,11 @@ from ._errors import (
     VendorCode,
 )
 
+check_interpreter()
+del check_interpreter
+
 __all__ = [
+    "Block",
     "Capabilities",
     "Closed",
     "Device",
@@ -69,6 +88,7 @@ __all__ = [
     "Error",
     "ExchangeFailed",
     "Export",
+    "FileFailed",
     "Finding",
     "Hbm",
     "Host",
@@ -82,11 +102,15 @@ __all__ = [
     "OpenFailed",
     "OtherProcess",
     "OutOfMemory",
+    "PendingCopy",
     "PhysicalMemory",
+    "Pool",
+    "PoolStatistics",
     "Refused",
     "Reservation",
     "Session",
     "SessionOpen",
+    "SessionStatistics",
     "SessionTaken",
     "SuperPod",
     "Survey",

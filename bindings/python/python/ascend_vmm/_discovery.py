@@ -105,6 +105,44 @@ class Capabilities:
     host_addresses: bool
 
 
-for _class in [Hbm, SuperPod, Npu, Finding, Survey, MemoryInfo, Capabilities]:
+@dataclass(frozen=True)
+class PoolStatistics:
+    """How much memory a pool, or one tag of it, has, in bytes."""
+
+    in_use: int
+    """In blocks, as rounded."""
+    peak: int
+    """The largest `in_use` that there was."""
+    blocks: int
+    """Number of blocks."""
+    mapped: int
+    """In blocks or free."""
+    reserved: int
+    """Addresses, with memory or without."""
+    largest_free: int
+    """A free block that is at most a sixteenth smaller than the largest."""
+    cached: int
+    """In the cache; 0 for one tag."""
+    asleep: int
+    """Of tags that are asleep: mapped when they wake."""
+
+
+@dataclass(frozen=True)
+class SessionStatistics:
+    """What this process has of the driver's: bytes, unless it says otherwise."""
+
+    physical: int
+    """Physical memory of devices and of the host, own and imported, mapped or not."""
+    reserved: int
+    """Reserved addresses."""
+    mapped: int
+    """Addresses with memory behind them."""
+    mappings: int
+    """Number of mappings."""
+    left: int
+    """Number of objects that were dropped and could not be undone."""
+
+
+for _class in [PoolStatistics, SessionStatistics, Hbm, SuperPod, Npu, Finding, Survey, MemoryInfo, Capabilities]:
     _class.__module__ = "ascend_vmm"
 del _class

@@ -29,6 +29,10 @@ class Error(Exception):
     """The kernel's own sentences."""
     vendor_code: Optional[VendorCode] = None
     """The codes of the vendor's library, for people who search for them."""
+    is_device_lost: bool = False
+    """Whether the device or its process is gone, and its memory with it."""
+    is_not_trusted: bool = False
+    """Whether an import failed because this process is not on the exporter's trust list."""
 
 
 class Refused(Error):
@@ -82,6 +86,12 @@ class OtherProcess(Error):
     """An object of the parent was used in a child of fork."""
 
     process: int = 0
+
+
+class FileFailed(Error, OSError):
+    """A file could not be opened, read or written."""
+
+    filename: str = ""
 
 
 class UnknownGeneration(Error):

@@ -101,7 +101,13 @@ def _in_a_process(item):
         child = os.fork()
         if child == 0:
             _run(item, file)
-        _, status = os.waitpid(child, 0)
+        try:
+            _, status = os.waitpid(child, 0)
+        except BaseException:
+            # Ctrl-C, or a time limit: the test does not go on without this process.
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
         file.seek(0)
         text = file.read()
     try:

@@ -1,0 +1,98 @@
+//! Files, and callbacks that are told how far something is.
+
+use crate::error::{Fault, Outcome};
+use ascend_vmm::pool::Progress;
+use pyo3::prelude::*;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+
+/// What a file is opened for.
+pub(crate) enum Purpose {
+    Load,
+    Store { anew: bool },
+}
+
+/// A file by its path, or a duplicate of one that is open.
+pub(crate) fn open(given: &Bound<'_, PyAny>, purpose: &Purpose) -> Outcome<File> {
+    if let Ok(path) = given.extract::<PathBuf>() {
+        let opened = match purpose {
+            Purpose::Load => File::open(&path),
+            Purpose::Store { anew } => OpenOptions::new().write(true).create(true).truncate(*anew).open(&path),
+        };
+        return opened.map_err(|error| Fault::File {
+            operation: "open a file",
+            path,
+            errno: error.raw_os_error().unwrap_or(0),
+        });
+    }
+    if let (Purpose::Store { .. }, true) = (purpose, given.hasattr("flush")?) {
+        // What the program wrote before comes first.
+        given.call_method0("flush")?;
+    }
+    let number: RawFd = match given.extract() {
+        Ok(number) => number,
+        Err(_) => given.call_method0("fileno")?.extract()?,
+    };
+    if number < 0 {
+        return Err(pyo3::exceptions::PyValueError::new_err("the file is closed").into());
+    }
+    // SAFETY: used for one call, during which the caller holds the file's object and the
+    // interpreter's lock; a number that is not open gives EBADF.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+    Ok(File::from(descriptor.try_clone_to_owned().map_err(PyErr::from)?))
+}
+
+/// Runs `work` without the interpreter's lock, with a callback for its progress. An exception of
+/// the callback, or of a signal's handler, ends the work, as a panic does.
+pub(crate) fn with_progress<T: Send>(
+    py: Python<'_>,
+    progress: Option<Py<PyAny>>,
+    work: impl FnOnce(&mut dyn FnMut(Progress)) -> ascend_vmm::Result<T> + Send,
+) -> Outcome<T> {
+    interrupting(py, || {
+        work(&mut |now| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (now.done, now.total)).map(drop))
+            });
+            if let Err(error) = told {
+                interrupt(error);
+            }
+        })
+    })
+}
+
+thread_local! {
+    /// Whether a call of [`interrupting`] is under way on this thread.
+    static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `work` without the interpreter's lock. Callbacks in it can end it by [`interrupt`].
+pub(crate) fn interrupting<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_vmm::Result<T> + Send) -> Outcome<T> {
+    let ended = py.detach(|| {
+        let before = CATCHES.replace(true);
+        // What the closure shares with others is the library's, which is as it was after a panic of
+        // a callback: its documentation says so of each.
+        let ended = catch_unwind(AssertUnwindSafe(work));
+        CATCHES.set(before);
+        ended
+    });
+    match ended {
+        Ok(ended) => Ok(ended?),
+        Err(payload) => match payload.downcast::<PyErr>() {
+            Ok(error) => Err(Fault::Python(*error)),
+            Err(panic) => resume_unwind(panic),
+        },
+    }
+}
+
+/// Ends the call of the library that runs this callback with an exception. Where no call is there
+/// to return it, because an object is being dropped, the interpreter reports it.
+pub(crate) fn interrupt(error: PyErr) {
+    if CATCHES.get() {
+        resume_unwind(Box::new(error));
+    }
+    Python::attach(|py| error.write_unraisable(py, None));
+}

@@ -1,0 +1,163 @@
+"""Copies in the background: waited for, awaited, forgotten."""
+
+import asyncio
+import gc
+import os
+import threading
+
+import ascend_vmm
+import pytest
+from conftest import MIB
+
+pytestmark = pytest.mark.ascend_npu(generation="all")
+
+
+def test_a_copy_runs_in_the_background(mapping):
+    data = bytearray(b"background" * 1000)
+    copy = mapping.write_async(data, offset=8)
+    with pytest.raises(BufferError):
+        data.append(1)
+    copy.wait()
+    copy.wait()
+    data.append(1)
+    assert copy.done and repr(copy) == "<PendingCopy, over>"
+    back = bytearray(10)
+    with mapping.read_into_async(back, offset=8) as copy:
+        pass
+    assert back == b"background"
+
+
+def test_copies_can_be_awaited(mapping):
+    async def main():
+        buffers = [bytes([number]) * 4096 for number in range(50)]
+        await asyncio.gather(*(wait(mapping.write_async(data, offset=4096 * data[0])) for data in buffers))
+        back = [bytearray(4096) for _ in buffers]
+        for number, buffer in enumerate(back):
+            await mapping.read_into_async(buffer, offset=4096 * number)
+        assert back == buffers
+
+    async def wait(copy):
+        await copy
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_a_copy_is_awaited(session):
+    mapping = session.reserve("64MiB").map(session.device(0).create("64MiB"))
+
+    async def main():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticker = asyncio.ensure_future(tick())
+        await mapping.write_async(bytes(64 * MIB))
+        ticker.cancel()
+        assert ticks > 0
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_leaves_the_copy_alone(mapping):
+    async def main():
+        data = bytearray(b"finished anyway")
+        copy = mapping.write_async(data)
+
+        async def wait():
+            await copy
+
+        task = asyncio.ensure_future(wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        copy.wait()
+
+    asyncio.run(main())
+    assert mapping.read(15) == b"finished anyway"
+
+
+def test_a_copy_that_fails_raises_where_it_is_waited_for(session, mapping, ascend_npu):
+    ascend_npu.inject("copies=link-error")
+    data = bytearray(4096)
+    copy = mapping.write_async(data)
+    with pytest.raises(ascend_vmm.Refused):
+        copy.wait()
+    with pytest.raises(ascend_vmm.Invalid, match="raised before"):
+        copy.wait()
+
+    async def main():
+        with pytest.raises(ascend_vmm.Refused):
+            await mapping.write_async(data)
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_cannot_begin_gives_its_buffer_back(mapping):
+    data = bytearray(16)
+    with pytest.raises(ascend_vmm.Invalid):
+        mapping.write_async(data, offset=mapping.size)
+    data.append(1)
+    with pytest.raises((BufferError, ValueError)):
+        mapping.read_into_async(b"read only")
+
+
+def test_closing_a_mapping_waits_for_its_copies(session):
+    mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))
+    copies = [mapping.write_async(bytes(4096), offset=4096 * number) for number in range(20)]
+    mapping.close()
+    assert mapping.closed and all(copy.done for copy in copies)
+
+
+def test_forgotten_copies_are_finished(session, mapping):
+    data = bytearray(b"forgotten")
+    mapping.write_async(data)
+    gc.collect()
+    data.append(1)
+    assert mapping.read(9) == b"forgotten"
+
+
+def test_memory_of_the_host_is_copied_too(session, mapping):
+    host = session.reserve("4MiB").map(session.host().create("4MiB"))
+    host.write(b"from the host")
+    mapping.copy_from_async(host).wait()
+    assert mapping.read(13) == b"from the host"
+    host.write_async(b"direct").wait()
+    assert host.read(6) == b"direct"
+
+
+def test_callbacks_are_called_once_and_their_exceptions_are_reported(mapping, monkeypatch):
+    import sys
+
+    reported, called, event = [], [], threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", lambda information: reported.append(information.exc_type))
+
+    def wrong():
+        raise LookupError
+
+    copy = mapping.write_async(bytes(4 * MIB))
+    copy.add_done_callback(wrong)
+    copy.add_done_callback(lambda: called.append(1))
+    copy.add_done_callback(event.set)
+    assert event.wait(60)
+    copy.wait()
+    copy.add_done_callback(lambda: called.append(2))
+    assert called == [1, 2] and reported == [LookupError]
+
+
+def test_a_child_of_fork_does_not_wait_for_its_parents_copies(session, mapping):
+    copy = mapping.write_async(b"parent's")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pytest.raises(ascend_vmm.OtherProcess):
+                copy.wait()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    copy.wait()
