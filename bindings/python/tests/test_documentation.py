@@ -47,3 +47,70 @@ def test_every_public_thing_has_a_doc_string():
 def test_there_are_examples_of_every_noun():
     names = {name.split(".")[0] for name, _ in EXAMPLES}
     assert {"Session", "Device", "Host", "Reservation", "Mapping", "HostView", "Ticket", "probe"} <= names
+
+
+def stub_names():
+    """Class or function, and its members, as the stubs have them."""
+    tree = ast.parse((PACKAGE / "_ascend_vmm.pyi").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name, set()
+
+
+def test_the_stubs_name_what_there_is():
+    from ascend_vmm import _ascend_vmm
+
+    stubs = dict(stub_names())
+    there = {name for name in vars(_ascend_vmm) if not name.startswith("_")}
+    assert set(stubs) == there
+    for name, members in stubs.items():
+        thing = getattr(_ascend_vmm, name)
+        if inspect.isclass(thing):
+            public = {member for member in dir(thing) if not member.startswith("_")}
+            assert {member for member in members if not member.startswith("_")} == public, name
+
+
+def test_the_stubs_have_the_same_parameters():
+    """The text signatures, which `help` shows, against the stubs."""
+    from ascend_vmm import _ascend_vmm
+
+    def names(arguments):
+        listed = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
+        starred = [one for one in (arguments.vararg, arguments.kwarg) if one]
+        return sorted(one.arg for one in listed + starred if one.arg not in ("self", "cls"))
+
+    tree = ast.parse((PACKAGE / "_ascend_vmm.pyi").read_text())
+    functions = [(_ascend_vmm, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            owner = getattr(_ascend_vmm, node.name)
+            functions += [(owner, part) for part in node.body if isinstance(part, ast.FunctionDef)]
+    compared = 0
+    for owner, node in functions:
+        thing = getattr(owner, node.name)
+        if node.name.startswith("_") or not getattr(thing, "__text_signature__", None):
+            continue
+        parameters = inspect.signature(thing).parameters
+        there = sorted(name for name in parameters if name not in ("self", "cls"))
+        assert names(node.args) == there, f"{owner}.{node.name}"
+        compared += 1
+    assert compared > 60
+
+
+@pytest.mark.parametrize("readme", ["README.md", "../../README.md"])
+def test_the_programs_of_the_readme_run(tmp_path, readme):
+    path = pathlib.Path(__file__).parent.parent / readme
+    if not path.exists():
+        pytest.skip("these tests run without the project's files")
+    programs = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    assert programs
+    for program in programs:
+        if "def test_" in program:
+            continue
+        file = tmp_path / "program.py"
+        file.write_text(program)
+        command = [sys.executable, "-m", "ascend_vmm.emulate", "--", sys.executable, str(file)]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
+        assert result.returncode == 0, result.stdout
