@@ -127,7 +127,7 @@ impl Device {
                 inner.drain();
                 return Ok(Device { inner });
             }
-            Found::Slot(slot) => slot,
+            Found::Vacant(vacant) => vacant.take(),
         };
         let open = match session.take_left_device(number) {
             // It could not be closed when it was dropped, and still cannot: it is as good as new,
@@ -203,7 +203,8 @@ impl DeviceInner {
     pub(crate) fn host(session: &Arc<Live<Inner>>) -> Arc<Live<DeviceInner>> {
         match session.devices.find(HOST_ID) {
             Found::Object(host) => host,
-            Found::Slot(slot) => {
+            Found::Vacant(vacant) => {
+                let slot = vacant.take();
                 let inner = DeviceInner { id: HOST_ID, open: OpenDevice::host(), session: session.clone() };
                 let host = Arc::new(Live::new(inner));
                 slot.fill(&host);

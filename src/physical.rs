@@ -241,30 +241,40 @@ impl PhysicalMemory {
 }
 
 impl Block {
-    /// Memory that was just imported.
+    /// Memory that was just imported, with what the ticket says of it.
     #[inline(always)]
-    pub(crate) fn imported(device: &Arc<Live<DeviceInner>>, answer: &Imported, key: ImportKey) -> Arc<Live<Block>> {
-        // Without an answer, or with a newer one, HBM is assumed.
-        let memory = MemoryKind::from_code(answer.memory).unwrap_or_default();
+    pub(crate) fn imported(
+        device: &Arc<Live<DeviceInner>>,
+        answer: &Imported,
+        key: ImportKey,
+        ticket: Option<&Ticket>,
+    ) -> Block {
         device.session.counts.physical.fetch_add(answer.size, Ordering::Relaxed);
-        Arc::new(Live::new(Block {
+        let mut block = Block {
             device: device.clone(),
             size: answer.size,
             handle: answer.handle,
             giant: AtomicBool::new(Page::from_code(answer.page) == Some(Page::Giant)),
-            memory: AtomicU8::new(memory.code() as u8),
+            // A number that is too large stays unknown.
+            memory: AtomicU8::new(answer.memory.min(u8::MAX.into()) as u8),
             imported: true,
             half_released: false,
-            exporter: key.exporter as u8,
-            remote: key.sdid != 0,
-            origin: AtomicU32::new(key.sdid),
-            share: AtomicI32::new(key.share as i32),
-        }))
+            exporter: key.exporter() as u8,
+            remote: key.sdid() != 0,
+            origin: AtomicU32::new(key.sdid()),
+            share: AtomicI32::new(key.share() as i32),
+        };
+        if let Some(ticket) = ticket {
+            // Tickets are of this server only.
+            block.origin = AtomicU32::new(ticket.exporter as u32);
+            block.take_over(ticket);
+        }
+        block
     }
 
     /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
     #[inline(always)]
-    pub(crate) fn check_import(&self, answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
+    pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
         if Page::from_code(answer.page).is_none() {
             return Err(normal_pages());
         }
@@ -272,12 +282,13 @@ impl Block {
             return Err(no_pages());
         }
         match ticket {
-            Some(ticket) => self.agree(ticket),
-            None => Ok(()),
+            Some(ticket) if ticket.size != answer.size => Err(other_size(ticket.size, answer.size)),
+            _ => Ok(()),
         }
     }
 
-    /// What is known of its kind.
+    /// What is known of its kind. Without an answer of the driver, or with a newer one, HBM is
+    /// assumed.
     pub(crate) fn kind(&self) -> Kind {
         let memory = MemoryKind::from_code(self.memory.load(Ordering::Relaxed).into()).unwrap_or_default();
         Kind { page: self.page(), memory }
@@ -289,9 +300,7 @@ impl Block {
         if self.giant.load(Ordering::Relaxed) { Page::Giant } else { Page::Huge }
     }
 
-    /// Compares an import with what a ticket says of it, and takes over what the driver does not
-    /// say: that a device's 2 MiB pages are parts of 1 GiB ones, which can be mapped at whole GiBs
-    /// only, and before 9.0.0 which memory it is.
+    /// Compares an import with what another ticket says of it.
     #[inline(always)]
     pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
         if ticket.size != self.size {
@@ -305,13 +314,20 @@ impl Block {
                 return Err(other_exporter(ticket.exporter));
             }
         }
+        self.take_over(ticket);
+        Ok(())
+    }
+
+    /// Takes over from a ticket what the driver does not say: that a device's 2 MiB pages are parts
+    /// of 1 GiB ones, which can be mapped at whole GiBs only, and before 9.0.0 which memory it is.
+    #[inline(always)]
+    fn take_over(&self, ticket: &Ticket) {
         if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
             self.giant.store(true, Ordering::Relaxed);
         }
         if !self.device.session.generation().delta().import_tells_memory {
             self.memory.store(ticket.memory.code() as u8, Ordering::Relaxed);
         }
-        Ok(())
     }
 
     /// The share that the memory was exported as.
@@ -343,7 +359,7 @@ impl Block {
         }
         let share = self.share()?;
         let sdid = if self.remote { self.origin.load(Ordering::Relaxed) } else { 0 };
-        Some(ImportKey { device: self.device.id, exporter: self.exporter.into(), share, sdid })
+        Some(ImportKey::new(self.device.id, self.exporter.into(), share, sdid))
     }
 }
 

@@ -172,7 +172,7 @@ pub(crate) struct Inner {
     /// Held while a heap is enabled, so that no two threads enable the same.
     growing: Mutex<()>,
     pub(crate) mappings: MappingTable,
-    pub(crate) devices: Slots<u32, Live<DeviceInner>>,
+    pub(crate) devices: Slots<u32, Live<DeviceInner>, 1>,
     /// Pairs of devices that reach each other's memory.
     pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
     pub(crate) sharing: Sharing,
@@ -377,7 +377,7 @@ impl Inner {
             arena: Mutex::new(Arena::new()),
             growing: Mutex::default(),
             mappings: MappingTable::default(),
-            devices: Slots::new(1),
+            devices: Slots::default(),
             peers: Mutex::default(),
             sharing: Sharing::default(),
             left: Mutex::new(Vec::new()),

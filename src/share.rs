@@ -51,21 +51,22 @@ use crate::id::{LogicalId, PhysicalId};
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::Inner;
 use crate::session::undo::Live;
-use crate::slots::{Found, Key, Slots, lock};
+use crate::slots::{Found, Key, Slot, Slots, lock};
 use crate::trace::{self, quiet};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a session knows for sharing. All of it is looked up when it is first needed, once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// Held while a handle is exported, so that the kernel is called once.
     exporting: Mutex<()>,
     /// Imports of this process: importing device, exporting device, share.
-    pub(crate) imports: Slots<ImportKey, Live<Block>>,
+    // For a million shares; more than that have two to a place.
+    pub(crate) imports: Slots<ImportKey, Live<Block>, 2048>,
     /// Names that this process has opened.
-    names: Slots<Name, Live<named::Opened>>,
+    names: Slots<Name, Live<named::Opened>, 1>,
     bare_tgid: OnceLock<i32>,
     /// Whether this process lives in the initial pid namespace.
     initial: OnceLock<bool>,
@@ -75,23 +76,6 @@ pub(crate) struct Sharing {
     start: OnceLock<u64>,
     boot_id: OnceLock<[u8; 16]>,
     devices: OnceLock<Vec<Numbers>>,
-}
-
-impl Default for Sharing {
-    fn default() -> Self {
-        Sharing {
-            exporting: Mutex::default(),
-            // For a million shares; more than that have two to a place.
-            imports: Slots::new(2048),
-            names: Slots::new(1),
-            bare_tgid: OnceLock::new(),
-            initial: OnceLock::new(),
-            known: AtomicI32::new(0),
-            start: OnceLock::new(),
-            boot_id: OnceLock::new(),
-            devices: OnceLock::new(),
-        }
-    }
 }
 
 impl Sharing {
@@ -113,22 +97,42 @@ impl Sharing {
     }
 }
 
-/// What tells imports apart for the kernel.
+/// What tells imports apart for the kernel. Two words instead of four numbers: it is compared and
+/// copied often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ImportKey {
-    pub(crate) device: u32,
-    pub(crate) exporter: u32,
-    pub(crate) share: u32,
-    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on
-    /// this one.
-    pub(crate) sdid: u32,
+    /// The importing device, and the share in the lower half.
+    share: u64,
+    /// Super-pod id of an exporter on another server, whose numbers mean something else there, 0 on
+    /// this one; and the exporting device in the lower half.
+    exporter: u64,
+}
+
+impl ImportKey {
+    #[inline(always)]
+    pub(crate) fn new(device: u32, exporter: u32, share: u32, sdid: u32) -> ImportKey {
+        let pair = |upper: u32, lower: u32| u64::from(upper) << 32 | u64::from(lower);
+        ImportKey { share: pair(device, share), exporter: pair(sdid, exporter) }
+    }
+
+    pub(crate) fn share(self) -> u32 {
+        self.share as u32
+    }
+
+    pub(crate) fn exporter(self) -> u32 {
+        self.exporter as u32
+    }
+
+    pub(crate) fn sdid(self) -> u32 {
+        (self.exporter >> 32) as u32
+    }
 }
 
 impl Key for ImportKey {
     /// Shares of one exporter have numbers of their own; those of different exporters are few.
     #[inline]
     fn number(&self) -> u32 {
-        self.share
+        self.share()
     }
 }
 
@@ -444,51 +448,74 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let device = place.inner();
     let session = &device.session;
     session.svm.check_process()?;
-    let wanted = Wanted::new(session, device, source)?;
-    let svm::Export { share, exporter, sdid, .. } = wanted.export;
-    let sdid = if wanted.remote { sdid } else { 0 };
-    let key = ImportKey { device: device.id, exporter, share, sdid };
-    let slot = match session.sharing.imports.find(key) {
+    let numbers = session.numbers()?;
+    let wanted = Wanted::new(session, numbers, device, source)?;
+    let key = wanted.key(device.id);
+    let vacant = match session.sharing.imports.find(key) {
         Found::Object(block) => {
             if let Some(ticket) = wanted.ticket {
                 block.agree(ticket)?;
             }
             return Ok(PhysicalMemory { block });
         }
-        Found::Slot(slot) => slot,
+        Found::Vacant(vacant) => vacant,
     };
-    let answer = match session.svm.mem_import(device.id, &wanted.export, wanted.size()) {
-        Ok(answer) => answer,
-        Err(refused) => return Err(wanted.refused(device, refused)),
-    };
-    // From here on the block owns the import and its slot: both go if the rest is not as it should
-    // be.
-    let block = Block::imported(device, &answer, key);
-    if let Err(error) = block.check_import(&answer, wanted.ticket) {
-        // Nothing is reported before the slot is vacant: a subscriber that imports the same would
-        // wait for it.
-        let _quiet = quiet();
+    let mut made = Ok(());
+    let block = vacant.make(|slot| {
+        let export = wanted.export(numbers, device.id);
+        let answer = match session.svm.mem_import(device.id, &export, wanted.size()) {
+            Ok(answer) => answer,
+            Err(refused) => {
+                drop(slot.take());
+                made = Err(wanted.refused(device, refused));
+                return nothing(device, key);
+            }
+        };
+        let block = Live::new(Block::imported(device, &answer, key, wanted.ticket));
+        if let Err(error) = Block::check_import(&answer, wanted.ticket) {
+            release(block, slot.take());
+            made = Err(error);
+            return nothing(device, key);
+        }
+        block
+    });
+    made.map(|()| PhysicalMemory { block })
+}
+
+/// What stands for an import that failed.
+#[cold]
+fn nothing(device: &Arc<Live<DeviceInner>>, key: ImportKey) -> Live<Block> {
+    Live::new_if(false, Block::imported(device, &svm::Imported::default(), key, None))
+}
+
+/// Releases an import that is not what it should be, and vacates its slot. Nothing is reported
+/// before that: a subscriber that imports the same would wait for it.
+#[cold]
+fn release(block: Live<Block>, slot: Option<Slot<'_, ImportKey, Live<Block>>>) {
+    let _quiet = quiet();
+    if let Some(slot) = slot {
         slot.keep();
-        drop(block);
-        return Err(error);
     }
-    slot.fill(&block);
-    Ok(PhysicalMemory { block })
+    drop(block);
 }
 
 /// An import whose facts were checked.
+#[derive(Clone, Copy)]
 struct Wanted<'a> {
-    export: svm::Export,
+    share: u32,
+    /// The exporting device in this process's numbering, or [`HOST_ID`].
+    exporter: u32,
+    ticket: Option<&'a Ticket>,
+    /// Of the vendor's long form: super-pod id and physical id of the exporting device.
+    fabric: Option<(u32, u32)>,
     /// Whether the exporter is on another server.
     remote: bool,
-    ticket: Option<&'a Ticket>,
 }
 
 impl<'a> Wanted<'a> {
     // This and what it uses is inlined by force: only one caller has each source.
     #[inline(always)]
-    fn new(session: &Inner, device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
-        let numbers = session.numbers()?;
+    fn new(session: &Inner, numbers: &[Numbers], device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
         match source {
             Source::Ticket(ticket) => {
                 let exporter = ticket_device(numbers, ticket, session.sharing.boot_id() == ticket.boot_id)?;
@@ -496,37 +523,26 @@ impl<'a> Wanted<'a> {
                 if own && exporter == device.id {
                     return Err(own_export(device));
                 }
-                Ok(Wanted::plain(numbers, device, ticket.handle.share_id(), exporter, Some(ticket)))
+                Ok(Wanted::plain(ticket.handle.share_id(), exporter, Some(ticket)))
             }
-            Source::Handle(handle) => Ok(Wanted::plain(numbers, device, handle.share_id(), handle.device(), None)),
-            Source::Fabric(fabric) => Wanted::fabric(numbers, device, fabric),
+            Source::Handle(handle) => Ok(Wanted::plain(handle.share_id(), handle.device(), None)),
+            Source::Fabric(fabric) => Wanted::fabric(numbers, fabric),
         }
     }
 
     #[inline(always)]
-    fn plain(
-        numbers: &[Numbers],
-        device: &DeviceInner,
-        share: u32,
-        exporter: u32,
-        ticket: Option<&'a Ticket>,
-    ) -> Wanted<'a> {
-        // Where a plain import wants a super-pod id it is that of the importing device, of the
-        // first for the host.
-        let importer = if device.is_host() { 0 } else { device.id };
-        let sdid = Numbers::of(numbers, importer).and_then(|numbers| numbers.sdid).unwrap_or(0);
-        let export = svm::Export { share, exporter, physical: 0, sdid, fabric: false };
-        Wanted { export, remote: false, ticket }
+    fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
+        Wanted { share, exporter, ticket, fabric: None, remote: false }
     }
 
     #[cold]
-    fn fabric(numbers: &[Numbers], device: &DeviceInner, fabric: &FabricHandle) -> Result<Wanted<'a>> {
-        let mut wanted = Wanted::plain(numbers, device, fabric.handle.share_id(), fabric.handle.device(), None);
+    fn fabric(numbers: &[Numbers], fabric: &FabricHandle) -> Result<Wanted<'a>> {
+        let mut wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
         // Where the exporting device has no super-pod id, the long form is no more than the short
         // one.
         if fabric.kind == HandleKind::Fabric && fabric.sdid != u32::MAX {
             let FabricHandle { sdid, physical, .. } = *fabric;
-            wanted.export = svm::Export { fabric: true, sdid, physical, ..wanted.export };
+            wanted.fabric = Some((sdid, physical));
             // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
             let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
             let of_this_server = |own: &Numbers| own.sdid.is_some_and(|own| server(own) == server(sdid));
@@ -536,21 +552,42 @@ impl<'a> Wanted<'a> {
             return Ok(wanted);
         }
         match numbers.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
-            Some(numbers) => wanted.export.exporter = numbers.logical.0,
+            Some(numbers) => wanted.exporter = numbers.logical.0,
             None => return Err(not_visible(fabric.physical)),
         }
         Ok(wanted)
     }
 
+    /// Its key among the imports on a device.
+    #[inline(always)]
+    fn key(self, device: u32) -> ImportKey {
+        let sdid = self.fabric.filter(|_| self.remote).map_or(0, |(sdid, _)| sdid);
+        ImportKey::new(device, self.exporter, self.share, sdid)
+    }
+
+    /// As the kernel takes it, for an import on a device.
+    #[inline(always)]
+    fn export(self, numbers: &[Numbers], device: u32) -> svm::Export {
+        let Wanted { share, exporter, .. } = self;
+        if let Some((sdid, physical)) = self.fabric {
+            return svm::Export { share, exporter, physical, sdid, fabric: true };
+        }
+        // Where a plain import wants a super-pod id it is that of the importing device, of the
+        // first for the host.
+        let importer = if device == HOST_ID { 0 } else { device };
+        let sdid = Numbers::of(numbers, importer).and_then(|numbers| numbers.sdid).unwrap_or(0);
+        svm::Export { share, exporter, physical: 0, sdid, fabric: false }
+    }
+
     /// The size as the ticket says, or 0.
     #[inline]
-    fn size(&self) -> u64 {
+    fn size(self) -> u64 {
         self.ticket.map_or(0, |ticket| ticket.size)
     }
 
     #[cold]
-    fn refused(&self, device: &DeviceInner, refused: Box<Refused>) -> Error {
-        let svm::Export { share, exporter, .. } = self.export;
+    fn refused(self, device: &DeviceInner, refused: Box<Refused>) -> Error {
+        let Wanted { share, exporter, .. } = self;
         let mut arguments = format!("share {share} of device {exporter}");
         if let Some(ticket) = self.ticket {
             arguments += &format!(", exported by process {}", ticket.exporter);
@@ -568,8 +605,8 @@ impl<'a> Wanted<'a> {
     /// answers an order to demand a trust list again differently to the exporter
     /// (`devmm_share_mem_set_attr_no_wlist_in_server`).
     #[cold]
-    fn is_own(&self, device: &DeviceInner) -> bool {
-        let svm::Export { share, exporter, .. } = self.export;
+    fn is_own(self, device: &DeviceInner) -> bool {
+        let Wanted { share, exporter, .. } = self;
         let demand = || device.session.svm.mem_set_attr(device.id, share, true);
         exporter == device.id && demand().is_err_and(|refused| refused.errno == Errno::EOPNOTSUPP)
     }

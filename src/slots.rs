@@ -10,7 +10,7 @@
 
 use crate::trace::{Quiet, quiet};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Locks a mutex. No user code runs under our locks, and every change is made in one step, so a
@@ -36,15 +36,20 @@ impl Key for u32 {
 /// Numbers of a page.
 const PAGE: usize = 512;
 
-/// A table of objects by key.
+/// A table of objects by key, with a power of two of pages.
 #[derive(Debug)]
-pub(crate) struct Slots<K, T> {
-    /// A power of two of pages, each made when its first number comes. Numbers beyond the last page
-    /// begin again at the first.
+pub(crate) struct Slots<K, T, const PAGES: usize> {
+    /// Each is made when its first number comes. Numbers beyond the last page begin again at the
+    /// first.
     pages: Box<[OnceLock<Page<K, T>>]>,
-    /// Threads that wait for a change of any place. Waking takes a system call, so it is done only
-    /// when a thread waits.
-    waiting: AtomicUsize,
+    waiters: Waiters,
+}
+
+/// Threads that wait for a change of any place. Waking takes a system call, so it is done only when
+/// a thread waits.
+#[derive(Debug, Default)]
+struct Waiters {
+    number: AtomicUsize,
     turn: Mutex<()>,
     changed: Condvar,
 }
@@ -108,7 +113,17 @@ pub(crate) enum Found<'a, K: Key, T> {
     /// The object.
     Object(Arc<T>),
     /// Nothing: the caller makes it.
-    Slot(Slot<'a, K, T>),
+    Vacant(Vacant<'a, K, T>),
+}
+
+/// A key that has no object. Its place is locked: the next step is to take its slot.
+#[derive(Debug)]
+#[must_use = "its place is locked"]
+pub(crate) struct Vacant<'a, K: Key, T> {
+    waiters: &'a Waiters,
+    place: &'a Place<K, T>,
+    entries: MutexGuard<'a, Entries<K, T>>,
+    key: K,
 }
 
 /// The right to make the object of a key. Dropped without an object, it vacates the key; until then
@@ -124,17 +139,53 @@ pub(crate) struct Slot<'a, K: Key, T> {
 /// A key that is taken. Vacates it when dropped.
 #[derive(Debug)]
 struct Claim<'a, K: Key, T> {
-    slots: &'a Slots<K, T>,
+    waiters: &'a Waiters,
     place: &'a Place<K, T>,
     key: K,
 }
 
+impl<'a, K: Key, T> Vacant<'a, K, T> {
+    /// Takes the slot.
+    #[inline(always)]
+    pub(crate) fn take(self) -> Slot<'a, K, T> {
+        self.enter(Weak::new())
+    }
+
+    /// Takes the slot and makes the object. If that fails, `make` takes the slot, drops or keeps
+    /// it, and returns something that stands for the object, which the caller drops.
+    // The table gets the object's weak reference at once, and finds the object when that has come
+    // to life: this takes the place's lock once instead of twice.
+    #[inline(always)]
+    pub(crate) fn make(self, make: impl FnOnce(&mut Option<Slot<'a, K, T>>) -> T) -> Arc<T> {
+        let waiters = self.waiters;
+        let mut slot = None;
+        let object = Arc::new_cyclic(|object: &Weak<T>| {
+            slot = Some(self.enter(object.clone()));
+            make(&mut slot)
+        });
+        if let Some(slot) = slot {
+            std::mem::forget(slot.claim);
+        }
+        // The other fence is in `Waiters::wait`: either we see that a thread waits, or that thread
+        // sees that the object lives.
+        fence(Ordering::SeqCst);
+        waiters.wake_if_any();
+        object
+    }
+
+    #[inline(always)]
+    fn enter(mut self, object: Weak<T>) -> Slot<'a, K, T> {
+        let Vacant { waiters, place, key, .. } = self;
+        self.entries.insert(key, object);
+        Slot { claim: Claim { waiters, place, key }, _quiet: quiet() }
+    }
+}
+
 impl<K: Key, T> Slot<'_, K, T> {
     /// Puts the object into its slot. From now on the object vacates it, when it is undone.
-    #[inline(always)]
     pub(crate) fn fill(self, object: &Arc<T>) {
         let claim = ManuallyDrop::new(self.claim);
-        claim.slots.change(claim.place, |entries| entries.fill(claim.key, object));
+        change(claim.waiters, claim.place, |entries| entries.fill(claim.key, object));
     }
 
     /// Leaves the slot taken: what was made vacates it when it is undone.
@@ -145,24 +196,25 @@ impl<K: Key, T> Slot<'_, K, T> {
 }
 
 impl<K: Key, T> Drop for Claim<'_, K, T> {
+    #[cold]
     fn drop(&mut self) {
-        self.slots.vacate(&self.key);
+        change(self.waiters, self.place, |entries| entries.remove(&self.key));
     }
 }
 
-impl<K: Key, T> Slots<K, T> {
-    /// A table for numbers up to 512 times `pages`, a power of two, without collisions.
-    pub(crate) fn new(pages: usize) -> Slots<K, T> {
-        let pages = (0..pages.next_power_of_two()).map(|_| OnceLock::new()).collect();
-        Slots { pages, waiting: AtomicUsize::new(0), turn: Mutex::default(), changed: Condvar::new() }
+impl<K: Key, T, const PAGES: usize> Default for Slots<K, T, PAGES> {
+    fn default() -> Self {
+        const { assert!(PAGES.is_power_of_two()) };
+        Slots { pages: (0..PAGES).map(|_| OnceLock::new()).collect(), waiters: Waiters::default() }
     }
+}
 
+impl<K: Key, T, const PAGES: usize> Slots<K, T, PAGES> {
     /// The place of a key.
     #[inline(always)]
     fn place(&self, key: &K) -> &Place<K, T> {
         let number = key.number() as usize;
-        let page = self.pages[(number / PAGE) & (self.pages.len() - 1)].get_or_init(new_page);
-        &page[number % PAGE]
+        &self.pages[number / PAGE % PAGES].get_or_init(new_page)[number % PAGE]
     }
 
     /// The object of a key, or its slot. Waits while another thread makes or undoes it.
@@ -172,11 +224,7 @@ impl<K: Key, T> Slots<K, T> {
         loop {
             let mut entries = lock(place);
             match entries.get(&key) {
-                None => {
-                    entries.insert(key, Weak::new());
-                    let claim = Claim { slots: self, place, key };
-                    return Found::Slot(Slot { claim, _quiet: quiet() });
-                }
+                None => return Found::Vacant(Vacant { waiters: &self.waiters, place, entries, key }),
                 Some(object) => {
                     if let Some(object) = object.upgrade() {
                         return Found::Object(object);
@@ -184,38 +232,57 @@ impl<K: Key, T> Slots<K, T> {
                 }
             }
             drop(entries);
-            self.wait(place, &key);
+            self.waiters.wait(place, &key);
         }
-    }
-
-    /// Waits while another thread makes or undoes an object.
-    #[cold]
-    fn wait(&self, place: &Place<K, T>, key: &K) {
-        let mut turn = lock(&self.turn);
-        // Counted before the place is looked at: a thread that changes it after that sees the
-        // number, as both look under the place's lock, and then waits for its turn to wake us.
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        while lock(place).is_slot(key) {
-            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
-        }
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Puts an object into a slot that the caller keeps taken.
     pub(crate) fn fill(&self, key: K, object: &Arc<T>) {
-        self.change(self.place(&key), |entries| entries.fill(key, object));
+        change(&self.waiters, self.place(&key), |entries| entries.fill(key, object));
     }
 
     /// Vacates a slot: the object is undone, or could not be made.
     #[inline(always)]
     pub(crate) fn vacate(&self, key: &K) {
-        self.change(self.place(key), |entries| entries.remove(key));
+        change(&self.waiters, self.place(key), |entries| entries.remove(key));
+    }
+
+    /// Whether a test holds for all keys, of objects and of slots.
+    pub(crate) fn all(&self, mut test: impl FnMut(&K) -> bool) -> bool {
+        self.pages.iter().filter_map(OnceLock::get).flat_map(|page| page.iter()).all(|place| {
+            let entries = lock(place);
+            entries.first.iter().chain(&entries.others).all(|(key, _)| test(key))
+        })
+    }
+}
+
+#[inline(always)]
+fn change<K: Key, T>(waiters: &Waiters, place: &Place<K, T>, change: impl FnOnce(&mut Entries<K, T>)) {
+    change(&mut lock(place));
+    waiters.wake_if_any();
+}
+
+impl Waiters {
+    /// Waits while another thread makes or undoes an object.
+    #[cold]
+    fn wait<K: Key, T>(&self, place: &Place<K, T>, key: &K) {
+        let mut turn = lock(&self.turn);
+        // Counted before the place is looked at: a thread that changes it after that sees the
+        // number, and then waits for its turn to wake us.
+        self.number.fetch_add(1, Ordering::Relaxed);
+        loop {
+            fence(Ordering::SeqCst);
+            if !lock(place).is_slot(key) {
+                break;
+            }
+            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.number.fetch_sub(1, Ordering::Relaxed);
     }
 
     #[inline(always)]
-    fn change(&self, place: &Place<K, T>, change: impl FnOnce(&mut Entries<K, T>)) {
-        change(&mut lock(place));
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+    fn wake_if_any(&self) {
+        if self.number.load(Ordering::Relaxed) > 0 {
             self.wake();
         }
     }
@@ -226,18 +293,11 @@ impl<K: Key, T> Slots<K, T> {
         drop(lock(&self.turn));
         self.changed.notify_all();
     }
-
-    /// Whether a test holds for all keys, of objects and of slots.
-    pub(crate) fn all(&self, mut test: impl FnMut(&K) -> bool) -> bool {
-        self.pages.iter().filter_map(OnceLock::get).flatten().all(|place| {
-            let entries = lock(place);
-            entries.first.iter().chain(&entries.others).all(|(key, _)| test(key))
-        })
-    }
 }
 
 #[cold]
 fn new_page<K, T>() -> Page<K, T> {
+    // Made on the heap: a thread may have a small stack.
     (0..PAGE).map(|_| Mutex::new(Entries { first: None, others: Vec::new() })).collect()
 }
 
@@ -245,17 +305,18 @@ fn new_page<K, T>() -> Page<K, T> {
 mod tests {
     use super::*;
 
-    fn found<K: Key, T>(slots: &Slots<K, T>, key: K) -> Option<Arc<T>> {
+    fn found<K: Key, T, const PAGES: usize>(slots: &Slots<K, T, PAGES>, key: K) -> Option<Arc<T>> {
         match slots.find(key) {
             Found::Object(object) => Some(object),
-            Found::Slot(_) => None,
+            Found::Vacant(_) => None,
         }
     }
 
     #[test]
     fn an_object_is_found_while_it_lives_and_its_slot_is_free_again_when_vacated() {
-        let slots = Slots::<u32, &str>::new(1);
-        let Found::Slot(slot) = slots.find(7) else { panic!("an object in an empty table") };
+        let slots = Slots::<u32, &str, 1>::default();
+        let Found::Vacant(vacant) = slots.find(7) else { panic!("an object in an empty table") };
+        let slot = vacant.take();
         let object = Arc::new("seven");
         slot.fill(&object);
         assert!(Arc::ptr_eq(&found(&slots, 7).unwrap(), &object));
@@ -267,36 +328,55 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_with_a_slot_vacates_it() {
-        let slots = Slots::<u32, u32>::new(1);
+        let slots = Slots::<u32, u32, 1>::default();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _slot = slots.find(1);
+            let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };
+            let _slot = vacant.take();
             panic!("while the object is made");
         }));
         assert!(panicked.is_err());
-        assert!(matches!(slots.find(1), Found::Slot(_)));
+        assert!(matches!(slots.find(1), Found::Vacant(_)));
     }
 
     #[test]
     fn a_thread_that_wants_what_is_being_made_waits_for_it() {
-        let slots = Slots::<u32, u32>::new(1);
+        let slots = Slots::<u32, u32, 1>::default();
         let objects: Vec<Arc<u32>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|number| {
                     let slots = &slots;
                     scope.spawn(move || match slots.find(1) {
                         Found::Object(object) => object,
-                        Found::Slot(slot) => {
+                        Found::Vacant(vacant) if number % 2 == 0 => {
+                            let slot = vacant.take();
                             let made = Arc::new(number);
                             std::thread::yield_now();
                             slot.fill(&made);
                             made
                         }
+                        Found::Vacant(vacant) => vacant.make(|_| {
+                            std::thread::yield_now();
+                            number
+                        }),
                     })
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert!(objects.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1])), "one made it, all have it");
+    }
+
+    #[test]
+    fn what_could_not_be_made_is_not_found() {
+        let slots = Slots::<u32, u32, 1>::default();
+        let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };
+        let nothing = vacant.make(|slot| {
+            drop(slot.take());
+            assert!(slots.all(|_| false), "vacant before anything is there");
+            0
+        });
+        assert_eq!(*nothing, 0);
+        assert!(matches!(slots.find(1), Found::Vacant(_)));
     }
 
     #[test]
@@ -308,13 +388,13 @@ mod tests {
                 self.0
             }
         }
-        let slots = Slots::<Pair, u32>::new(2);
+        let slots = Slots::<Pair, u32, 2>::default();
         // 5, 5 beyond the last page, and 5 of other devices have one place.
         let keys = [Pair(5, 0), Pair(5, 1), Pair(5 + 1024, 0), Pair(5 + 512, 0), Pair(5, 2)];
         let objects: Vec<Arc<u32>> = keys.iter().map(|key| Arc::new(key.1)).collect();
         for (key, object) in keys.iter().zip(&objects) {
-            let Found::Slot(slot) = slots.find(*key) else { panic!("{key:?} is taken") };
-            slot.fill(object);
+            let Found::Vacant(vacant) = slots.find(*key) else { panic!("{key:?} is taken") };
+            vacant.take().fill(object);
         }
         for (key, object) in keys.iter().zip(&objects) {
             assert!(Arc::ptr_eq(&found(&slots, *key).unwrap(), object));
@@ -330,20 +410,18 @@ mod tests {
     #[test]
     fn threads_that_make_and_undo_the_same_never_have_it_twice() {
         use std::sync::atomic::AtomicU32;
-        let slots = Slots::<u32, u32>::new(1);
+        let slots = Slots::<u32, u32, 1>::default();
         let alive = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..500 {
+                    for _ in 0..if cfg!(miri) { 50 } else { 500 } {
                         let object = match slots.find(3) {
                             Found::Object(object) => object,
-                            Found::Slot(slot) => {
+                            Found::Vacant(vacant) => vacant.make(|_| {
                                 assert_eq!(alive.fetch_add(1, Ordering::SeqCst), 0);
-                                let made = Arc::new(3);
-                                slot.fill(&made);
-                                made
-                            }
+                                3
+                            }),
                         };
                         if Arc::into_inner(object).is_some() {
                             assert_eq!(alive.fetch_sub(1, Ordering::SeqCst), 1);

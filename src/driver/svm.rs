@@ -97,7 +97,7 @@ pub(crate) struct Svm {
 
 /// Physical memory as the kernel names it: a number that means something only together with the
 /// rest, which must be repeated with every command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Handle {
     /// Logical id, or [`HOST_ID`]: for imports the importing one.
     pub(crate) device: u32,
@@ -163,7 +163,7 @@ pub(crate) struct Export {
 }
 
 /// What MEM_IMPORT answers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Imported {
     pub(crate) handle: Handle,
     /// In bytes; saturates for a count of pages that cannot be.
@@ -736,6 +736,17 @@ mod tests {
     fn the_buffer_has_room_for_more_than_any_known_argument() {
         assert!(std::mem::offset_of!(Buffer, room) + size_of::<[u64; (ROOM - svm::ARG_SIZE) / 8]>() == ROOM);
         const { assert!(ROOM > svm::ARG_SIZE) };
+    }
+
+    #[test]
+    fn a_buffer_is_zero_to_its_last_byte() {
+        let mut buffer = MaybeUninit::<Buffer>::uninit();
+        // SAFETY: the buffer is ours, and any bytes are valid for it.
+        unsafe { buffer.as_mut_ptr().write_bytes(0xFF, 1) };
+        let buffer: *const Buffer = Buffer::zeroed(&mut buffer);
+        // SAFETY: all of it was written, and has no padding.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), size_of::<Buffer>()) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
     }
 
     #[test]

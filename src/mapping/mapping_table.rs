@@ -1,10 +1,10 @@
 //! What is mapped where.
 //!
 //! The table knows where mappings start: a bit for every 2 MiB, in one [`Gib`] for each GiB of
-//! addresses that was ever mapped, with two levels of bits above that say which GiBs have a start.
-//! Where a mapping ends follows from its size. So entering a mapping, taking it out and finding it
-//! take a few steps, however many there are and however large they are, and listing takes a few
-//! steps for each mapping that is found.
+//! addresses that was ever mapped, and above a bit for every GiB that has a start. Where a mapping
+//! ends follows from its size, and none is larger than 128 GiB. So entering a mapping, taking it
+//! out and finding it take a few steps, however many there are and however large they are, and
+//! listing takes a few steps for each mapping that is found.
 //!
 //! A range is entered before MEM_MAP and taken out after MEM_UNMAP, so that no two threads ever
 //! call the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping
@@ -12,7 +12,7 @@
 //! MEM_UNMAP.
 
 use super::Mapped;
-use crate::driver::svm::HUGE_PAGE;
+use crate::driver::svm::{HUGE_PAGE, RESERVE_HEAP_MAX};
 use crate::physical::Block;
 use crate::reserve::ReserveOptions;
 use crate::session::undo::Live;
@@ -36,10 +36,8 @@ pub(crate) struct MappingTable(Mutex<Ranges>);
 pub(crate) struct Ranges {
     /// Made when the first mapping comes; a GiB when its first mapping comes.
     gibs: Vec<Option<Box<Gib>>>,
-    /// A bit for each GiB in which a mapping starts, and one for each word of these bits that is
-    /// not 0.
+    /// A bit for each GiB in which a mapping starts.
     started: [u64; GIBS.div_ceil(64)],
-    summary: [u64; GIBS.div_ceil(64 * 64)],
 }
 
 /// The mappings that start in one GiB.
@@ -140,7 +138,8 @@ impl MappingTable {
 
     /// The ranges that are mapped in `start..end`, in order. No mapping crosses `start` or `end`.
     pub(crate) fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let mut found = Vec::new();
+        // Room for what most reservations hold.
+        let mut found = Vec::with_capacity(64);
         self.lock().each(start, end, |first, entry| found.push((self::start(first), entry.size())));
         found
     }
@@ -148,7 +147,7 @@ impl MappingTable {
 
 impl Default for Ranges {
     fn default() -> Self {
-        Ranges { gibs: Vec::new(), started: [0; GIBS.div_ceil(64)], summary: [0; GIBS.div_ceil(64 * 64)] }
+        Ranges { gibs: Vec::new(), started: [0; GIBS.div_ceil(64)] }
     }
 }
 
@@ -198,10 +197,13 @@ impl Ranges {
         let entries = table.words[word].get_or_insert_with(Word::new);
         entries.indices[bit as usize % 64] = entries.entries.len() as u8;
         entries.entries.push(entry);
-        table.starts[word] |= 1 << bit;
+        let others = table.starts[word];
+        table.starts[word] = others | 1 << bit;
+        if others != 0 {
+            return;
+        }
         table.summary |= 1 << word;
         self.started[gib / 64] |= 1 << (gib % 64);
-        self.summary[gib / 4096] |= 1 << (gib / 64 % 64);
     }
 
     /// Takes a mapping out: the kernel does not have it any more.
@@ -222,9 +224,6 @@ impl Ranges {
         table.summary &= !(1 << word);
         if table.summary == 0 {
             self.started[gib / 64] &= !(1 << (gib % 64));
-            if self.started[gib / 64] == 0 {
-                self.summary[gib / 4096] &= !(1 << (gib / 64 % 64));
-            }
         }
     }
 
@@ -267,25 +266,23 @@ impl Ranges {
         self.gibs.get(gib)?.as_deref()?.last_before(gib, WORDS)
     }
 
-    /// The last GiB before this one in which a mapping starts.
+    /// The last GiB before this one in which a mapping starts. Not further away than four words of
+    /// GiBs: a mapping is no larger than two, as a reservation is, and so is a range of which the
+    /// last GiB is looked for.
+    #[inline]
     fn started_before(&self, gib: usize) -> Option<usize> {
-        let last = |bits: u64| 63 - bits.leading_zeros() as usize;
-        let (mut word, below) = (gib / 64, (1u64 << (gib % 64)) - 1);
-        let mut bits = self.started[word] & below;
-        if bits == 0 {
-            let (mut top, below) = (word / 64, (1u64 << (word % 64)) - 1);
-            let mut words = self.summary[top] & below;
-            while words == 0 && top > 0 {
-                top -= 1;
-                words = self.summary[top];
-            }
-            if words == 0 {
+        const { assert!(RESERVE_HEAP_MAX / HUGE_PAGE <= 2 * 64 * CHUNKS_OF_GIB as u64) };
+        let mut word = gib / 64;
+        let least = word.saturating_sub(4);
+        let mut bits = self.started[word] & ((1 << (gib % 64)) - 1);
+        while bits == 0 {
+            if word == least {
                 return None;
             }
-            word = top * 64 + last(words);
+            word -= 1;
             bits = self.started[word];
         }
-        Some(word * 64 + last(bits))
+        Some(word * 64 + 63 - bits.leading_zeros() as usize)
     }
 
     /// Calls with every mapping that starts in `start..end`, in order.
@@ -329,18 +326,18 @@ impl Gib {
     /// Calls with every mapping that starts from one chunk of the GiB to another, in order.
     #[inline]
     fn each(&self, first: u32, last: u32, mut call: impl FnMut(u32, &Entry)) {
-        let whole = first == 0 && last == CHUNKS_OF_GIB - 1;
+        let (first_word, last_word) = (first as usize / 64, last as usize / 64);
         let mut words = self.summary & (u8::MAX << (first / 64)) & (u8::MAX >> (7 - last / 64));
         while words != 0 {
             let word = words.trailing_zeros() as usize % WORDS;
             words &= words - 1;
             let base = word as u32 * 64;
             let mut starts = self.starts[word];
-            if !whole && base < first {
-                starts &= u64::MAX << (first - base);
+            if word == first_word {
+                starts &= u64::MAX << (first % 64);
             }
-            if !whole && base + 63 > last {
-                starts &= u64::MAX >> (base + 63 - last);
+            if word == last_word {
+                starts &= u64::MAX >> (63 - last % 64);
             }
             let Some(entries) = self.words[word].as_deref() else { continue };
             while starts != 0 {
@@ -474,7 +471,7 @@ mod tests {
                 table.lock().remove(*start);
             }
             let table = table.lock();
-            prop_assert!(table.started.iter().chain(&table.summary).all(|&bits| bits == 0), "no bit is left");
+            prop_assert!(table.started.iter().all(|&bits| bits == 0), "no bit is left");
         }
     }
 

@@ -258,10 +258,11 @@ impl Arena {
             Some(run) => run,
             None => self.search(chunks, step)?,
         };
-        let start = run.next_multiple_of(step);
+        // The step is a power of two.
+        let start = (run + (step - 1)) & !(step - 1);
         let [size, next, previous] = self.runs.record(run);
         let (size, rest) = (size >> 1, (size >> 1) - chunks);
-        if start == run && rest > 0 && class(rest) == class(size) {
+        if start == run && is_same_class(size, rest) {
             // What is left takes its place in the list.
             self.replace(run + chunks, rest, next, previous);
             self.runs.record_mut(run)[SIZE] = chunks << 1;
@@ -342,7 +343,7 @@ impl Arena {
             if more & FREE != 0 {
                 size += more >> 1;
                 self.runs.clear(end);
-                if class(more >> 1) == class(size) {
+                if is_same_class(size, more >> 1) {
                     // It takes its neighbour's place in the list.
                     return self.replace(run, size, next, previous);
                 }
@@ -549,6 +550,12 @@ fn class(chunks: u32) -> (usize, usize) {
     ((power - STEP_BITS + 1) as usize, (chunks >> (power - STEP_BITS)) as usize & (STEPS as usize - 1))
 }
 
+/// Whether a smaller size is of the same class.
+#[inline(always)]
+fn is_same_class(size: u32, smaller: u32) -> bool {
+    size >= STEPS && (size ^ smaller) >> (size.ilog2() - STEP_BITS) == 0
+}
+
 /// The place of the spare run of a size.
 #[inline(always)]
 fn place(chunks: u32) -> usize {
@@ -729,6 +736,15 @@ mod tests {
             }
             check(&arena, &BTreeMap::new());
             prop_assert!(arena.is_idle());
+        }
+    }
+
+    #[test]
+    fn sizes_are_of_the_same_class_if_their_classes_are() {
+        for size in 1..700 {
+            for smaller in 0..size {
+                assert_eq!(is_same_class(size, smaller), class(size) == class(smaller), "{size} {smaller}");
+            }
         }
     }
 

@@ -193,7 +193,7 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
                 "A process opens a name for one device: close it there first.",
             ));
         }
-        Found::Slot(slot) => slot,
+        Found::Vacant(vacant) => vacant.take(),
     };
     // A process opens a name once: an earlier open that could not be closed is in the way.
     session.retry();

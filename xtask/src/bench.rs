@@ -396,44 +396,44 @@ const TICKET: Setup = Setup::of(Work::ImportTicket);
 /// x86_64, counted without a kernel.
 #[rustfmt::skip]
 const OPERATIONS: &[Operation] = &[
-    Operation::new("create + release", "live handle", CREATE, 424.0).calls(2.0).aim(300.0).vendor(1933.0),
-    Operation::new("create + release", "live handle", CREATE.live(1_000), 424.0).aim(300.0),
-    Operation::new("create + release", "live handle", CREATE.live(100_000), 424.0).aim(300.0).vendor(2948.0),
-    Operation::new("create + free()", "live handle", CREATE.explicit(), 487.0).aim(300.0),
-    Operation::new("create + release of 64 GiB", "live handle", CREATE.size(64 * GIB), 424.0).aim(300.0),
-    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE, 569.3).calls(2.0).aim(450.0).vendor(3305.0),
-    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(1_000), 569.3).aim(450.0),
-    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(100_000), 569.3)
+    Operation::new("create + release", "live handle", CREATE, 403.0).calls(2.0).aim(300.0).vendor(1933.0),
+    Operation::new("create + release", "live handle", CREATE.live(1_000), 403.0).aim(300.0),
+    Operation::new("create + release", "live handle", CREATE.live(100_000), 403.0).aim(300.0).vendor(2948.0),
+    Operation::new("create + free()", "live handle", CREATE.explicit(), 466.0).aim(300.0),
+    Operation::new("create + release of 64 GiB", "live handle", CREATE.size(64 * GIB), 403.0).aim(300.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE, 517.1).calls(2.0).aim(450.0).vendor(3305.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(1_000), 517.1).aim(450.0),
+    Operation::new("reserve + free, 2-16 MiB", "live reservation", RESERVE.live(100_000), 517.1)
         .aim(450.0).vendor(50_457.0),
-    Operation::new("reserve + free()", "live reservation", RESERVE.explicit(), 643.3).aim(450.0),
-    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM, 1028.8).aim(600.0),
-    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM.live(5_000).sparse(), 1035.0).aim(600.0),
-    Operation::new("map + unmap", "live mapping", MAP, 747.0).calls(2.0).aim(560.0).vendor(2458.0),
-    Operation::new("map + unmap", "live mapping", MAP.live(1_000), 747.0).aim(560.0),
-    Operation::new("map + unmap", "live mapping", MAP.live(100_000), 747.0).aim(560.0).vendor(4108.0),
-    Operation::new("map + unmap()", "live mapping", MAP.explicit(), 836.0).aim(560.0),
-    Operation::new("map + unmap, one per GiB", "live mapping", MAP.live(5_000).sparse(), 808.0).aim(560.0),
-    Operation::new("map + unmap of 64 MiB", "live mapping", MAP.size(GIB / 16), 747.0).aim(560.0),
-    Operation::new("map + unmap of 1 GiB", "live mapping", MAP.size(GIB), 806.0).aim(560.0),
-    Operation::new("map + unmap of 16 GiB", "live mapping", MAP.size(16 * GIB), 789.0).aim(560.0),
-    Operation::new("map + unmap of 64 GiB", "live mapping", MAP.size(64 * GIB), 810.0).aim(560.0).vendor(2460.0),
-    Operation::new("map + unmap of 128 GiB", "live mapping", MAP.size(128 * GIB), 810.0).aim(560.0),
+    Operation::new("reserve + free()", "live reservation", RESERVE.explicit(), 594.1).aim(450.0),
+    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM, 928.5).aim(600.0),
+    Operation::new("reserve + free, to 1 GiB", "live reservation", RANDOM.live(5_000).sparse(), 934.1).aim(600.0),
+    Operation::new("map + unmap", "live mapping", MAP, 714.0).calls(2.0).aim(560.0).vendor(2458.0),
+    Operation::new("map + unmap", "live mapping", MAP.live(1_000), 714.0).aim(560.0),
+    Operation::new("map + unmap", "live mapping", MAP.live(100_000), 714.0).aim(560.0).vendor(4108.0),
+    Operation::new("map + unmap()", "live mapping", MAP.explicit(), 801.0).aim(560.0),
+    Operation::new("map + unmap, one per GiB", "live mapping", MAP.live(5_000).sparse(), 788.0).aim(560.0),
+    Operation::new("map + unmap of 64 MiB", "live mapping", MAP.size(GIB / 16), 714.0).aim(560.0),
+    Operation::new("map + unmap of 1 GiB", "live mapping", MAP.size(GIB), 788.0).aim(560.0),
+    Operation::new("map + unmap of 16 GiB", "live mapping", MAP.size(16 * GIB), 771.0).aim(560.0),
+    Operation::new("map + unmap of 64 GiB", "live mapping", MAP.size(64 * GIB), 781.0).aim(560.0).vendor(2460.0),
+    Operation::new("map + unmap of 128 GiB", "live mapping", MAP.size(128 * GIB), 793.0).aim(560.0),
     Operation::new("mapping_at", "lookup", LOOKUP, 132.0).aim(150.0),
     Operation::new("mapping_at of 1 GiB", "lookup", LOOKUP.size(GIB), 144.0).aim(150.0),
-    Operation::new("mapping_at of 128 GiB", "lookup", LOOKUP.size(128 * GIB), 175.0).aim(150.0),
-    Operation::new("mappings(), each of 1000", "lookup", Setup::of(Work::Mappings), 63.2).per(client::MANY).aim(60.0),
+    Operation::new("mapping_at of 128 GiB", "lookup", LOOKUP.size(128 * GIB), 169.0).aim(150.0),
+    Operation::new("mappings(), each of 1000", "lookup", Setup::of(Work::Mappings), 56.9).per(client::MANY).aim(60.0),
     Operation::new("slice of a reservation", "lookup", Setup::of(Work::Slice), 246.0),
-    Operation::new("write 4 KiB", "copy", Setup::of(Work::Write), 279.0).calls(1.0).aim(290.0).vendor(565.0),
-    Operation::new("read 4 KiB", "copy", Setup::of(Work::Read), 279.0).calls(1.0).aim(290.0).vendor(565.0),
-    Operation::new("write_batch, each of 1000", "copy", Setup::of(Work::WriteBatch), 89.6).per(client::MANY).aim(30.0),
-    Operation::new("read_batch, each of 1000", "copy", Setup::of(Work::ReadBatch), 95.6).per(client::MANY).aim(30.0),
-    Operation::new("export", "export", Setup::of(Work::Export), 208.0).calls(1.0).aim(195.0).vendor(218.0),
-    Operation::new("trust", "export", Setup::of(Work::Trust), 174.0).calls(1.0).aim(215.0).vendor(168.0),
-    Operation::new("import + release, by handle", "live import", HANDLE, 832.0).calls(2.0).aim(400.0).vendor(1968.0),
-    Operation::new("import + release, by ticket", "live import", TICKET, 969.0).calls(2.0).aim(500.0),
-    Operation::new("import + release, by ticket", "live import", TICKET.live(1_000), 969.0).aim(500.0),
-    Operation::new("import + release, by ticket", "live import", TICKET.live(100_000), 969.0).aim(500.0).vendor(3406.0),
-    Operation::new("import again", "live import", Setup::of(Work::ImportAgain), 276.0).aim(200.0),
+    Operation::new("write 4 KiB", "copy", Setup::of(Work::Write), 262.0).calls(1.0).aim(290.0).vendor(565.0),
+    Operation::new("read 4 KiB", "copy", Setup::of(Work::Read), 262.0).calls(1.0).aim(290.0).vendor(565.0),
+    Operation::new("write_batch, each of 1000", "copy", Setup::of(Work::WriteBatch), 37.4).per(client::MANY).aim(30.0),
+    Operation::new("read_batch, each of 1000", "copy", Setup::of(Work::ReadBatch), 37.4).per(client::MANY).aim(30.0),
+    Operation::new("export", "export", Setup::of(Work::Export), 169.0).calls(1.0).aim(195.0).vendor(218.0),
+    Operation::new("trust", "export", Setup::of(Work::Trust), 159.0).calls(1.0).aim(215.0).vendor(168.0),
+    Operation::new("import + release, by handle", "live import", HANDLE, 659.0).calls(2.0).aim(400.0).vendor(1968.0),
+    Operation::new("import + release, by ticket", "live import", TICKET, 767.0).calls(2.0).aim(500.0),
+    Operation::new("import + release, by ticket", "live import", TICKET.live(1_000), 767.0).aim(500.0),
+    Operation::new("import + release, by ticket", "live import", TICKET.live(100_000), 767.0).aim(500.0).vendor(3406.0),
+    Operation::new("import again", "live import", Setup::of(Work::ImportAgain), 212.0).aim(200.0),
 ];
 
 /// The result of a measurement, or why there is none.
@@ -585,10 +585,20 @@ fn own_figures(output: &[u8]) -> Result<OwnFigures, CountError> {
     serde_json::from_slice(output).map_err(|error| CountError::Spawn(error.into()))
 }
 
-/// The C library's version: its malloc is the largest single part of most figures.
+/// The C library's version, as its malloc is the largest single part of most figures, and the
+/// features of the CPU by which it chooses among its variants of memset and memcpy.
 fn c_library() -> Option<String> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok().filter(|output| output.status.success());
-    Some(String::from_utf8(output?.stdout).ok()?.trim().to_owned())
+    let version = String::from_utf8(output?.stdout).ok()?;
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let known = ["avx512vl", "avx2", "erms", "rtm"];
+    let memset: Vec<&str> = flags.split_whitespace().filter(|flag| known.contains(flag)).collect();
+    Some(format!(
+        "{} (memset: {})",
+        version.trim(),
+        if memset.is_empty() { "plain".to_owned() } else { memset.join(" ") }
+    ))
 }
 
 fn print(document: &Document) {

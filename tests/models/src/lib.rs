@@ -171,12 +171,12 @@ use shuttle::thread::spawn;
 
 /// An object of which the kernel allows one.
 struct Object {
-    slots: Arc<Slots<u32, Object>>,
+    slots: Arc<Slots<u32, Object, 1>>,
     kernel: Arc<AtomicUsize>,
 }
 
 impl Object {
-    fn new(slots: &Arc<Slots<u32, Object>>, kernel: &Arc<AtomicUsize>) -> Object {
+    fn new(slots: &Arc<Slots<u32, Object, 1>>, kernel: &Arc<AtomicUsize>) -> Object {
         assert_eq!(kernel.fetch_add(1, Ordering::SeqCst), 0, "a second one is made");
         Object { slots: slots.clone(), kernel: kernel.clone() }
     }
@@ -193,7 +193,7 @@ impl Drop for Object {
 /// is gone.
 pub fn slots_make_one_object() {
     model(|| {
-        let slots: Arc<Slots<u32, Object>> = Arc::new(Slots::new(1));
+        let slots: Arc<Slots<u32, Object, 1>> = Arc::new(Slots::default());
         let kernel = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..4)
             .map(|number| {
@@ -203,11 +203,13 @@ pub fn slots_make_one_object() {
                         let object = match slots.find(1) {
                             Found::Object(object) => object,
                             // The kernel refuses.
-                            Found::Slot(slot) if number == 3 && round == 0 => {
-                                drop(slot);
+                            Found::Vacant(vacant) if number == 3 && round == 0 => {
+                                drop(vacant.take());
                                 continue;
                             }
-                            Found::Slot(slot) => {
+                            Found::Vacant(vacant) if number == 2 => vacant.make(|_| Object::new(&slots, &kernel)),
+                            Found::Vacant(vacant) => {
+                                let slot = vacant.take();
                                 let object = Arc::new(Object::new(&slots, &kernel));
                                 slot.fill(&object);
                                 object
