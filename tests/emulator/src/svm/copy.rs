@@ -356,8 +356,10 @@ impl Call<'_, '_> {
     /// what lies in one mapping.
     fn reach(&self, address: u64, length: &mut u64) -> Answer<Option<(BlockId, u64)>> {
         if !self.process.is_svm(address) {
-            // The pages of a device mapping cannot be pinned.
+            // The pages of a device mapping cannot be pinned, and addresses do not wrap.
+            let wraps = address.checked_add(*length).is_none();
             return match heap::segment_of(self.machine, address) {
+                None if wraps => refuse(Errno::EFAULT, "the caller's memory cannot be accessed"),
                 Some(_) => refuse(Errno::EFAULT, "the caller's memory cannot be accessed"),
                 None => Ok(None),
             };

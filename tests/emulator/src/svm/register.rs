@@ -37,7 +37,8 @@ impl Process {
 
 /// Whether one of `ranges` overlaps a range.
 fn overlaps(ranges: impl Iterator<Item = (u64, u64)>, start: u64, size: u64) -> bool {
-    ranges.into_iter().any(|(other, length)| start < other + length && other < start + size)
+    let end = start.saturating_add(size);
+    ranges.into_iter().any(|(other, length)| start < other.saturating_add(length) && other < end)
 }
 
 impl Call<'_, '_> {
@@ -174,10 +175,10 @@ impl Call<'_, '_> {
         if para.proc_type != FIRST_PROCESS {
             return refuse(Errno::EOPNOTSUPP, "device memory is not mapped for this process of the device");
         }
-        let size = para.size.next_multiple_of(heap.chunk);
-        if !self.process.enabled || !heap.holds(para.src_va, size) || para.src_va % heap.chunk != 0 || read_only {
+        let size = para.size.checked_next_multiple_of(heap.chunk).filter(|size| heap.holds(para.src_va, *size));
+        let Some(size) = size.filter(|_| self.process.enabled && para.src_va % heap.chunk == 0 && !read_only) else {
             return refuse(Errno::EINVAL, "the range is not one of whole writable pages, or there are no segments");
-        }
+        };
         let ranges = self.process.remote.range((device, 0)..=(device, u64::MAX));
         if overlaps(ranges.map(|((_, start), remote)| (*start, remote.size)), para.src_va, size) {
             return refuse(Errno::EINVAL, "part of the range is mapped already");

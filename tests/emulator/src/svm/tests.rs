@@ -2,6 +2,7 @@
 //! these tests check what only the model can see, and the few answers that no rule covers.
 
 mod books;
+mod extremes;
 mod life;
 mod memory;
 mod sharing;
