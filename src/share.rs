@@ -29,6 +29,7 @@
 //! ```
 
 mod bare_tgid;
+mod broker;
 mod exchange;
 mod named;
 mod peer_process;
@@ -37,7 +38,8 @@ mod ticket;
 
 pub use crate::error::TicketError;
 pub use bare_tgid::BareTgid;
-pub use exchange::{receive, send};
+pub use broker::{Broker, BrokerOptions, Request, request};
+pub use exchange::{receive, receive_many, send, send_many};
 pub(crate) use named::OpenedAt;
 pub use named::{Name, NamedMemory, Published, open_named};
 pub use shareable_handle::{FabricHandle, HandleKind, ShareableHandle};

@@ -7,7 +7,7 @@ use ascend_vmm::Error;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::error::Errno;
 use support::random::Random;
-use support::{MIB2, contents, device, inject, mapped_on, mapped_on_host, open, plain};
+use support::{MIB2, contents, count, device, inject, mapped_on, mapped_on_host, open, plain, refused_here};
 
 /// Bytes that depend on a seed only.
 fn pattern(size: usize, seed: u64) -> Vec<u8> {
@@ -314,5 +314,101 @@ fn an_empty_slice_holds_no_mapping_and_copies_nothing() {
         // Neither the neighbour's mapping nor the one that an empty slice is in is held.
         mapping.unmap().unwrap();
         drop(slices);
+    });
+}
+
+#[test]
+fn copies_of_slices_run_across_mappings_and_keep_them_mapped() {
+    on_each_generation(plain(), |_, _| {
+        let (session, device) = open(0);
+        let reservation = session.reserve(2 * MIB2).unwrap();
+        let (first, second) = (device.create(MIB2).unwrap(), device.create(MIB2).unwrap());
+        let mut mappings = reservation.map_many([(0, &first), (MIB2, &second)]).unwrap();
+        let running = reservation.slice(MIB2 - 4, 8).unwrap().write_async(b"01234567".to_vec()).unwrap();
+        let failed = mappings.remove(1).unmap().unwrap_err();
+        refused_here(&failed.error, "copies");
+        assert_eq!(running.wait().unwrap(), b"01234567");
+        let part = reservation.slice(0, 2 * MIB2).unwrap();
+        let back = part.part(MIB2 - 2, 4).unwrap().read_async(vec![0; 4]).unwrap().wait().unwrap();
+        assert_eq!(back, b"2345");
+        refused_here(&part.part(1, 2 * MIB2).unwrap_err(), "not inside of");
+        refused_here(&part.write_async(vec![0; 3]).unwrap_err().error, "are not the same");
+        drop(part);
+        failed.object.unmap().unwrap();
+    });
+}
+
+#[test]
+fn copies_between_a_device_and_host_memory_of_the_driver_run_without_a_buffer() {
+    on_each_generation(plain(), |_, emulator| {
+        let (_, device) = open(0);
+        let (on_device, on_host, other) = (mapped_on(&device, MIB2), mapped_on_host(MIB2), mapped_on(&device, MIB2));
+        on_host.write(0, b"from the host").unwrap();
+        emulator.record();
+        let slices = [&on_device, &on_host, &other].map(|mapping| mapping.slice(0, MIB2).unwrap());
+        let [to, host, second] = &slices;
+        to.copy_from_async(host).unwrap().wait().unwrap();
+        assert_eq!(contents(&on_device, 0, 13), b"from the host");
+        on_device.write(0, b"from a device").unwrap();
+        host.copy_from_async(to).unwrap().wait().unwrap();
+        assert_eq!(contents(&on_host, 0, 13), b"from a device");
+        assert_eq!(count(emulator, "ASYNC_MEMCPY"), 2);
+        // The driver knows no others: they are done at once.
+        second.copy_from_async(to).unwrap().wait().unwrap();
+        assert_eq!(contents(&other, 0, 13), b"from a device");
+        assert_eq!(count(emulator, "ASYNC_MEMCPY"), 2);
+        refused_here(&to.copy_from_async(&on_host.slice(0, 5).unwrap()).unwrap_err(), "are not the same");
+    });
+}
+
+#[test]
+fn a_copy_can_be_polled_by_hand_and_by_any_runtime() {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Wake};
+
+    struct Thread(std::thread::Thread);
+    impl Wake for Thread {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    on_each_generation(plain(), |_, emulator| {
+        let mapping = mapped_on(&device(0), MIB2);
+        emulator.record();
+        let mut running = mapping.write_async(0, b"polled".to_vec()).unwrap();
+        let mut result = None;
+        support::wait_until("the copy is over", || {
+            result = running.try_wait();
+            result.is_some()
+        });
+        assert_eq!(result.unwrap().unwrap(), b"polled");
+        let error = running.try_wait().unwrap().unwrap_err();
+        refused_here(&error.error, "returned before");
+        drop(running);
+
+        let waker = Arc::new(Thread(std::thread::current())).into();
+        let mut future = pin!(mapping.read_async(0, vec![0; 6]).unwrap());
+        let back = loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(result) => break result.unwrap(),
+                Poll::Pending => std::thread::park(),
+            }
+        };
+        assert_eq!(back, b"polled");
+        // Dropped while a thread waits for it: it is waited for once.
+        let mut dropped = mapping.read_async(0, vec![0; 6]).unwrap();
+        let _ = dropped.try_wait();
+        drop(dropped);
+        assert_eq!(count(emulator, "ASYNC_MEMCPY"), count(emulator, "MEMCPY_RESULT_REFRESH"));
+        let mut failing = mapping.read_async(0, vec![0; 6]).unwrap();
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=EINVAL");
+        let mut result = None;
+        support::wait_until("the copy is over", || {
+            result = failing.try_wait();
+            result.is_some()
+        });
+        assert!(result.unwrap().unwrap_err().object.is_none(), "the device may still write to it");
     });
 }

@@ -77,12 +77,28 @@ fn list_names_the_devices() {
 
 #[test]
 fn a_segment_grows_and_shrinks_at_one_address() {
-    prints("grow_shrink", &["32 MiB", "256 MiB", "64 MiB", "512 MiB", "across the seam"]);
+    prints("expandable_segment", &["256 MiB", " 64 MiB", "512 MiB", "still here", "hits: ", "out of memory"]);
 }
 
 #[test]
 fn memory_sleeps_and_wakes_at_the_same_address() {
-    prints("sleep_wake", &["awake:", "asleep:", "awake again: same addresses, same weights"]);
+    prints("sleep_mode", &["awake:", "are unmapped", "bytes kept", "asleep:", "awake again", "same weights"]);
+}
+
+#[test]
+fn a_broker_serves_a_kv_cache() {
+    let texts = [
+        "2 pages, beginning with \"document\"",
+        "2 pages, beginning with \"system-prompt\"",
+        "no prefix nothing is cached",
+        "a client ended with exit status: 0",
+    ];
+    prints("kv_cache_broker", &texts);
+}
+
+#[test]
+fn a_safetensors_file_is_loaded_tensor_by_tensor() {
+    prints("load_safetensors", &["a: 16 bytes at 0x", "b: 16 bytes at 0x", "2 tensors, 1024 bytes"]);
 }
 
 #[test]

@@ -5,8 +5,9 @@ mod support;
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
+use ascend_vmm::share;
 use ascend_vmm::{Error, Kind, Location, MemoryKind, Page, ReserveOptions, Session};
-use support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, refused_here};
+use support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, plain, refused_here};
 
 /// How many calls the driver saw during an action.
 fn calls_during(emulator: &Emulator, action: impl FnOnce()) -> usize {
@@ -547,5 +548,67 @@ fn a_mapping_of_many_gib_is_found_at_its_end_and_listed_once() {
         assert!(reservation.map(95 * GIB, &small).is_err(), "occupied by the end of the large one");
         let after = reservation.map(96 * GIB, &small).unwrap();
         assert_eq!(reservation.mappings(), [range, (after.address(), MIB2)]);
+    });
+}
+
+#[test]
+fn many_pieces_are_mapped_or_none() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let reservation = session.reserve(8 * MIB2).unwrap();
+        let memories: Vec<_> = (0..4).map(|_| device.create(MIB2).unwrap()).collect();
+        let pieces = || memories.iter().enumerate().map(|(number, memory)| (number as u64 * 2 * MIB2, memory));
+        inject(emulator, "MEM_MAP#3=ENOMEM");
+        let error = reservation.map_many(pieces()).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        assert_eq!(reservation.mappings(), []);
+        let mappings = reservation.map_many(pieces()).unwrap();
+        let listed = reservation.memories();
+        assert_eq!(listed.len(), 4);
+        for ((address, memory), mapping) in listed.iter().zip(&mappings) {
+            assert!(*address == mapping.address() && memory.is_same(&mapping.memory()));
+        }
+        // An occupied place refuses all.
+        refused_here(&reservation.map_many([(MIB2, &memories[0]), (0, &memories[1])]).unwrap_err(), "overlaps");
+        assert_eq!(reservation.mappings().len(), 4);
+    });
+}
+
+#[test]
+fn a_session_counts_what_it_has() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let empty = session.statistics();
+        assert_eq!((empty.physical, empty.reserved, empty.mapped, empty.mappings, empty.left), (0, 0, 0, 0, 0));
+        let memory = device.create(3 * MIB2).unwrap();
+        let reservation = session.reserve(GIB).unwrap();
+        let one = reservation.map(0, &memory).unwrap();
+        let two = reservation.map(6 * MIB2, &memory).unwrap();
+        let full = session.statistics();
+        assert_eq!((full.physical, full.reserved, full.mapped, full.mappings), (3 * MIB2, GIB, 6 * MIB2, 2));
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        drop(one);
+        assert_eq!(session.statistics().left, 1);
+        drop((two, reservation, memory));
+        device.close().unwrap();
+        assert_eq!(session.statistics(), empty);
+    });
+}
+
+#[test]
+fn errors_say_whether_memory_ran_out_the_device_is_lost_or_the_process_is_not_trusted() {
+    on_each_generation(Config { hbm: 64 << 20, ..plain() }, |_, emulator| {
+        let (session, device) = open(0);
+        let error = device.create(GIB).unwrap_err();
+        assert!(error.is_out_of_memory() && !error.is_device_lost() && !error.is_not_trusted(), "{error}");
+        let export = support::device(1).create(MIB2).unwrap().export().unwrap();
+        let error = share::import(&device, &export.ticket().unwrap()).unwrap_err();
+        assert!(error.is_not_trusted() && !error.is_out_of_memory(), "{error}");
+        let error = session.reserve(0).unwrap_err();
+        assert!(!error.is_out_of_memory() && !error.is_device_lost() && !error.is_not_trusted(), "{error}");
+        support::end_device_process(emulator, 0);
+        let error = device.create(MIB2).unwrap_err();
+        assert!(error.is_device_lost(), "{error}");
+        drop(export);
     });
 }

@@ -7,6 +7,8 @@
 //!   result of the import           ──►
 //! ```
 //!
+//! For many at once the hello says so, and the number of tickets comes before them.
+//!
 //! Each message has a fixed length, so nothing that a hostile peer sends can make the other side
 //! read without end. When either side dies the kernel closes the socket, which ends the other with
 //! an error; a timeout ends a peer that lives but says nothing.
@@ -19,7 +21,7 @@ use super::bare_tgid::is_initial_namespace;
 use super::peer_process::{Credentials, PeerProcess};
 use super::{BareTgid, Place, Ticket, import};
 use crate::deadline::Deadline;
-use crate::error::{Errno, Error, Exchange, Result};
+use crate::error::{Errno, Error, Exchange, Invalid, Result};
 use crate::physical::PhysicalMemory;
 use crate::session::Session;
 use crate::trace;
@@ -30,7 +32,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use zerocopy::little_endian::{I32, U16};
+use zerocopy::little_endian::{I32, U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"AVMH";
@@ -44,9 +46,21 @@ const RECEIVE: &str = "receive memory from another process";
 struct Hello {
     magic: [u8; 4],
     version: U16,
-    reserved: [u8; 2],
+    /// 1 if any number of tickets is wanted, 0 for one.
+    many: u8,
+    reserved: u8,
     tgid: I32,
 }
+
+/// How many tickets come, where many are wanted.
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct Number {
+    tickets: U32,
+}
+
+/// More are not sent at once: a peer must not be able to make us wait for, and keep, any number.
+const MANY: usize = 65_536;
 
 /// What the importer says last: 0, or the errno of the import.
 #[repr(C)]
@@ -72,8 +86,26 @@ const NO_ERRNO: u16 = u16::MAX;
 /// [`Error::Exchange`] if the other side is late, dies, or is not what it says; those of
 /// [`PhysicalMemory::export`] and of [`Export::trust`](super::Export::trust).
 pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> Result<()> {
+    send_all(socket, std::slice::from_ref(memory), false, timeout)
+}
+
+/// Exports many at once to a process that calls [`receive_many`]: all of them or none, as [`send`]
+/// does one. At most 65 536.
+///
+/// # Errors
+///
+/// Those of [`send`]; [`Error::Invalid`] for more.
+pub fn send_many(socket: &UnixStream, memories: &[PhysicalMemory], timeout: Duration) -> Result<()> {
+    if memories.len() > MANY {
+        let problem = format!("{} memories are too many", memories.len());
+        return Err(Invalid::because(SEND, problem, "At most 65 536 are sent at once."));
+    }
+    send_all(socket, memories, true, timeout)
+}
+
+fn send_all(socket: &UnixStream, memories: &[PhysicalMemory], many: bool, timeout: Duration) -> Result<()> {
     // A child of the process that has the memory waits for no peer.
-    memory.block.device.session.svm.check_process()?;
+    memories.first().map_or(Ok(()), |memory| memory.block.device.session.svm.check_process())?;
     let wire = Wire::new(socket, timeout, SEND);
     let mut hello = Hello::new_zeroed();
     let sender = wire.read_signed(hello.as_mut_bytes(), "hello")?;
@@ -83,21 +115,26 @@ pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> 
             "Both sides must use this library, in versions that know each other.",
         ));
     }
-    let importer = trusted_peer(&wire, memory, hello.tgid.get(), &sender)?;
-    let export = memory.export()?;
-    // The list holds numbers. The number was the sender's all the time if the sender is still there
-    // after it was listed; otherwise it may be another process's by now, which gets no ticket.
-    if !sender.is_there(socket) {
-        return Err(wire.gone("ticket"));
-    }
-    export.trust(&[importer])?;
-    if !sender.is_there(socket) {
+    if hello.many != u8::from(many) {
         return Err(wire.wrong(
-            format!("process {importer} ended while it was being trusted"),
-            "If another process gets its number it is on the trust list: free this memory and export other memory.",
+            if many { "the other process wants one memory" } else { "the other process wants many at once" },
+            "send goes with receive, and send_many with receive_many.",
         ));
     }
-    wire.write_signed(&export.ticket()?.to_bytes(), "ticket")?;
+    let mut message = Vec::new();
+    if many {
+        message.extend_from_slice(Number { tickets: (memories.len() as u32).into() }.as_bytes());
+    }
+    let mut importer = None;
+    if let Some(first) = memories.first() {
+        importer = Some(trusted_peer(&wire, &first.session(), hello.tgid.get(), &sender)?);
+    }
+    for memory in memories {
+        if let Some(importer) = importer {
+            message.extend(trust(&wire, memory, importer, &sender)?.to_bytes());
+        }
+    }
+    wire.write_signed(&message, "ticket")?;
     let mut outcome = Outcome { errno: 0.into() };
     wire.read(outcome.as_mut_bytes(), "result of the import")?;
     let reason = match outcome.errno.get() {
@@ -105,7 +142,31 @@ pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> 
         NO_ERRNO => "it refused the ticket".to_owned(),
         errno => format!("the driver answered {}", Errno::from_raw(errno.into())),
     };
-    Err(wire.wrong(format!("process {importer} could not import it: {reason}"), "Its own error says more."))
+    let importer = importer.map_or_else(String::new, |importer| format!(" {importer}"));
+    Err(wire.wrong(format!("process{importer} could not import it: {reason}"), "Its own error says more."))
+}
+
+/// Puts the process at the other end on the trust list, and makes the ticket for it.
+pub(super) fn trust(
+    wire: &Wire<'_>,
+    memory: &PhysicalMemory,
+    importer: BareTgid,
+    sender: &PeerProcess,
+) -> Result<Ticket> {
+    let export = memory.export()?;
+    // The list holds numbers. The number was the sender's all the time if the sender is still there
+    // after it was listed; otherwise it may be another process's by now, which gets no ticket.
+    if !sender.is_there(wire.socket) {
+        return Err(wire.gone("ticket"));
+    }
+    export.trust(&[importer])?;
+    if !sender.is_there(wire.socket) {
+        return Err(wire.wrong(
+            format!("process {importer} ended while it was being trusted"),
+            "If another process gets its number it is on the trust list: free this memory and export other memory.",
+        ));
+    }
+    export.ticket()
 }
 
 /// Imports at `place` what the process at the other end of `socket` gives by [`send`]. `timeout`
@@ -115,17 +176,63 @@ pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> 
 ///
 /// [`Error::Exchange`] if the other side is late or dies; those of [`import`].
 pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Duration) -> Result<PhysicalMemory> {
-    let wire = Wire::new(socket, timeout, RECEIVE);
     let place = place.into();
+    let (wire, session) = greet(socket, &place, false, timeout)?;
+    let imported = receive_one(&wire, &session, place)?;
+    report(&wire, imported)
+}
+
+/// Imports at `place` all that the process at the other end of `socket` gives by [`send_many`], or
+/// nothing.
+///
+/// # Errors
+///
+/// Those of [`receive`].
+pub fn receive_many<'a>(
+    socket: &UnixStream,
+    place: impl Into<Place<'a>>,
+    timeout: Duration,
+) -> Result<Vec<PhysicalMemory>> {
+    let place = place.into();
+    let (wire, session) = greet(socket, &place, true, timeout)?;
+    let mut number = Number { tickets: 0.into() };
+    wire.read_signed(number.as_mut_bytes(), "number of tickets")?;
+    let number = number.tickets.get();
+    if number as usize > MANY {
+        return Err(wire.wrong(format!("{number} tickets are too many"), "At most 65 536 are sent at once."));
+    }
+    let mut memories = Vec::new();
+    for _ in 0..number {
+        match receive_one(&wire, &session, place)? {
+            Ok(memory) => memories.push(memory),
+            Err(error) => return report(&wire, Err(error)),
+        }
+    }
+    report(&wire, Ok(memories))
+}
+
+/// Says to the exporter who this is and what is wanted.
+fn greet<'s>(socket: &'s UnixStream, place: &Place<'_>, many: bool, timeout: Duration) -> Result<(Wire<'s>, Session)> {
+    let wire = Wire::new(socket, timeout, RECEIVE);
     let session = Session { inner: place.inner().session.clone() };
-    let tgid = BareTgid::of_this_process(&session)?;
-    let hello = Hello { magic: MAGIC, version: VERSION.into(), reserved: [0; 2], tgid: tgid.as_raw().into() };
+    let tgid = BareTgid::of_this_process(&session)?.as_raw().into();
+    let hello = Hello { magic: MAGIC, version: VERSION.into(), many: many.into(), reserved: 0, tgid };
     wire.write_signed(hello.as_bytes(), "hello")?;
+    Ok((wire, session))
+}
+
+/// The next memory, or why it is not imported, which the exporter is told. An error if no ticket
+/// came.
+fn receive_one(wire: &Wire<'_>, session: &Session, place: Place<'_>) -> Result<Result<PhysicalMemory>> {
     let mut bytes = [0; Ticket::LENGTH];
     let sender = wire.read_signed(&mut bytes, "ticket")?;
     let ticket = Ticket::from_bytes(&bytes).map_err(Error::from);
-    let ticket = ticket.and_then(|ticket| own_ticket(&wire, &session, ticket, &sender));
-    let imported = ticket.and_then(|ticket| import(place, &ticket));
+    let ticket = ticket.and_then(|ticket| own_ticket(wire, session, ticket, &sender));
+    Ok(ticket.and_then(|ticket| import(place, &ticket)))
+}
+
+/// Says to the exporter what became of the import.
+fn report<T>(wire: &Wire<'_>, imported: Result<T>) -> Result<T> {
     let errno = match &imported {
         Ok(_) => 0,
         Err(error) => error.errno().map_or(NO_ERRNO, |errno| errno.raw() as u16),
@@ -140,10 +247,9 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
 
 /// The process to trust: the one that the kernel saw sending, if we can know it by the number that
 /// counts; else the one that it says it is.
-fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: &PeerProcess) -> Result<BareTgid> {
-    let session = memory.session();
+pub(super) fn trusted_peer(wire: &Wire<'_>, session: &Session, claimed: i32, sender: &PeerProcess) -> Result<BareTgid> {
     let claimed = BareTgid::from_raw(claimed)?;
-    if !is_initial_namespace(&session)? {
+    if !is_initial_namespace(session)? {
         return Ok(claimed);
     }
     let Some(sender) = sender.pid else {
@@ -163,7 +269,7 @@ fn trusted_peer(wire: &Wire<'_>, memory: &PhysicalMemory, claimed: i32, sender: 
 
 /// A ticket of the process that sent it. One that names another exporter would make this process
 /// import, and perhaps write to, memory that was shared with it by somebody else.
-fn own_ticket(wire: &Wire<'_>, session: &Session, ticket: Ticket, sender: &PeerProcess) -> Result<Ticket> {
+pub(super) fn own_ticket(wire: &Wire<'_>, session: &Session, ticket: Ticket, sender: &PeerProcess) -> Result<Ticket> {
     // Outside of the initial pid namespace the two numbers are of different kinds; the times when
     // the processes started are not.
     let started = sender.start.is_none_or(|start| ticket.exporter_start == 0 || start == ticket.exporter_start);
@@ -179,14 +285,14 @@ fn own_ticket(wire: &Wire<'_>, session: &Session, ticket: Ticket, sender: &PeerP
 
 /// A socket with a deadline. Nothing of the socket's own settings is changed for longer than a
 /// call.
-struct Wire<'a> {
-    socket: &'a UnixStream,
+pub(super) struct Wire<'a> {
+    pub(super) socket: &'a UnixStream,
     deadline: Deadline,
     operation: &'static str,
 }
 
 impl<'a> Wire<'a> {
-    fn new(socket: &'a UnixStream, timeout: Duration, operation: &'static str) -> Self {
+    pub(super) fn new(socket: &'a UnixStream, timeout: Duration, operation: &'static str) -> Self {
         Wire { socket, deadline: Deadline::after(timeout), operation }
     }
 
@@ -225,7 +331,7 @@ impl<'a> Wire<'a> {
     }
 
     /// Receives some bytes, at least one, and the control data that there is room for.
-    fn receive(&self, bytes: &mut [u8], what: &str, mut room: Option<&mut [u8]>) -> Result<usize> {
+    pub(super) fn receive(&self, bytes: &mut [u8], what: &str, mut room: Option<&mut [u8]>) -> Result<usize> {
         loop {
             self.wait(PollFlags::POLLIN, what)?;
             let mut buffer = [IoSliceMut::new(bytes)];
@@ -245,13 +351,13 @@ impl<'a> Wire<'a> {
 
     /// Sends all of `bytes`. The kernel adds which process sends them, which also works where this
     /// process's user has no number, as in some containers.
-    fn write_signed(&self, bytes: &[u8], what: &str) -> Result<()> {
+    pub(super) fn write_signed(&self, bytes: &[u8], what: &str) -> Result<()> {
         let _credentials = Credentials::on(self.socket).map_err(|errno| self.failed(what, Errno::of(errno)))?;
         self.write(bytes, what)
     }
 
     /// Sends all of `bytes`.
-    fn write(&self, mut bytes: &[u8], what: &str) -> Result<()> {
+    pub(super) fn write(&self, mut bytes: &[u8], what: &str) -> Result<()> {
         while !bytes.is_empty() {
             self.wait(PollFlags::POLLOUT, what)?;
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
@@ -281,7 +387,7 @@ impl<'a> Wire<'a> {
     }
 
     #[cold]
-    fn failed(&self, what: &str, errno: Errno) -> Error {
+    pub(super) fn failed(&self, what: &str, errno: Errno) -> Error {
         match errno {
             Errno::EPIPE | Errno::ECONNRESET => self.gone(what),
             _ => self.wrong(format!("the socket failed at the {what}: {errno}"), "A connected Unix socket is needed."),
@@ -305,7 +411,7 @@ impl<'a> Wire<'a> {
     }
 
     #[cold]
-    fn wrong(&self, problem: impl Into<String>, remedy: &'static str) -> Error {
+    pub(super) fn wrong(&self, problem: impl Into<String>, remedy: &'static str) -> Error {
         Error::Exchange(Box::new(Exchange { operation: self.operation, problem: problem.into(), remedy }))
     }
 }

@@ -8,7 +8,7 @@
 use super::bare_tgid::start_time;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::PassCred;
+use nix::sys::socket::sockopt::{PassCred, PeerCredentials};
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
@@ -54,6 +54,13 @@ impl PeerProcess {
         }
         let start = pid.and_then(|pid| start_time(&pid.to_string()));
         PeerProcess { pid, pidfd, start }
+    }
+
+    /// The process that connected a socket, where messages do not say who sent them.
+    pub(super) fn connected(socket: &UnixStream) -> PeerProcess {
+        let credentials = getsockopt(socket, PeerCredentials).ok();
+        let pid = credentials.map(|credentials| credentials.pid()).filter(|&pid| pid > 0);
+        PeerProcess { pid, pidfd: None, start: pid.and_then(|pid| start_time(&pid.to_string())) }
     }
 
     /// Whether two messages came from one process.

@@ -56,6 +56,17 @@ pub fn on_each_generation<F: FnOnce(Generation, &Emulator)>(config: Config, body
     isolate(type_name::<F>(), configs.collect(), true, |config, emulator| body(config.generation, emulator));
 }
 
+/// Keeps malloc from giving memory back to Linux. For that it opens a file while it holds a lock,
+/// and the emulator, which must answer the open, runs in the same process and needs the same lock
+/// to free what the client allocated.
+fn keep_heaps() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number, before there are other threads that allocate much.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+}
+
 fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(&Config, &Emulator)) {
     let Ok(marker) = std::env::var(MARKER) else {
         for (index, config) in configs.iter().enumerate() {
@@ -69,6 +80,7 @@ fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(
     };
     // The parent may give up or be killed: do not outlive it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    keep_heaps();
     let emulator = Emulator::start(config.clone()).unwrap_or_else(|unavailable| panic!("{unavailable}"));
     emulator.attach().unwrap_or_else(|unavailable| panic!("{unavailable}"));
     body(config, &emulator);

@@ -1,0 +1,380 @@
+//! A server that hands out memory by name, to any number of processes.
+//!
+//! ```text
+//! client                                 broker
+//!   name own-bare-tgid\n           ──►
+//!                                  ◄──   ok 2\n      (the client is on the trust lists now)
+//!                                  ◄──   handle size ticket\n for each
+//!   imports, then closes           ──►
+//! ```
+//!
+//! Or `error` and a sentence. It is text, so that a process that runs the vendor's stack, and
+//! cannot load this library, can ask in any language: the handle is what
+//! `aclrtMemImportFromShareableHandle` takes, and the number that it sends is what
+//! `aclrtDeviceGetBareTgid` returns (docs/hosts.md has such a client).
+//!
+//! Each client has a thread and a time limit, so one that is stuck keeps no other waiting.
+
+use super::exchange::{Wire, own_ticket, trust, trusted_peer};
+use super::peer_process::{Credentials, PeerProcess};
+use super::{BareTgid, Place, Ticket, import};
+use crate::error::{Errno, Error, Result};
+use crate::fork::ForkGuard;
+use crate::physical::PhysicalMemory;
+use crate::session::Session;
+use crate::signals;
+use crate::slots::lock;
+use crate::trace;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How a broker treats its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct BrokerOptions {
+    timeout: Duration,
+    clients: usize,
+}
+
+impl Default for BrokerOptions {
+    fn default() -> Self {
+        BrokerOptions { timeout: Duration::from_secs(10), clients: 256 }
+    }
+}
+
+impl BrokerOptions {
+    /// Ten seconds for each of at most 256 clients at a time.
+    pub fn new() -> BrokerOptions {
+        BrokerOptions::default()
+    }
+
+    /// How long a client may take, from its connection to its last import. Then it is cut off.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How many clients are served at a time; others wait to be accepted. At least one.
+    pub fn clients(mut self, clients: usize) -> Self {
+        self.clients = clients.max(1);
+        self
+    }
+}
+
+/// What a client asks for, and who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Request {
+    /// The name that it asks for: any text without white space, of at most 1024 bytes.
+    pub name: String,
+    /// The process, as trust lists know it. It is the one that the kernel saw asking, unless this
+    /// process lives in a pid namespace of its own: see [`send`](super::send).
+    pub process: BareTgid,
+    /// The user that connected, as this process's user namespace numbers it.
+    pub user: u32,
+}
+
+/// Serves memory by name until it is dropped. Clients that are being served then are served to
+/// their end.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::share::{Broker, BrokerOptions, Request};
+/// use ascend_vmm::{LogicalId, Session};
+/// use std::os::unix::net::UnixListener;
+///
+/// let session = Session::open()?;
+/// let device = session.device(LogicalId(0))?;
+/// let pages = vec![device.create(2 << 20)?];
+/// let path = std::env::temp_dir().join(format!("ascend-vmm-broker-{}", std::process::id()));
+/// let listener = UnixListener::bind(&path)?;
+/// let answer = move |request: &Request| match &*request.name {
+///     "kv-cache" => Ok(pages.clone()),
+///     other => Err(format!("there is no {other}")),
+/// };
+/// let broker = Broker::start(&session, listener, BrokerOptions::new(), answer)?;
+/// // Others call share::request(&UnixStream::connect(path)?, "kv-cache", &device, timeout).
+/// # drop(broker);
+/// # std::fs::remove_file(path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Broker {
+    shared: Arc<Shared>,
+    /// The thread that accepts, and what wakes it.
+    acceptor: Option<(JoinHandle<()>, UnixStream)>,
+    guard: ForkGuard,
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Broker({:?})", self.shared.options)
+    }
+}
+
+/// What the program answers to a request.
+type Answer = Box<dyn Fn(&Request) -> Result<Vec<PhysicalMemory>, String> + Send + Sync>;
+
+struct Shared {
+    session: Session,
+    options: BrokerOptions,
+    answer: Answer,
+    state: Mutex<Serving>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Serving {
+    clients: usize,
+    stopped: bool,
+}
+
+const SERVE: &str = "serve memory to another process";
+const REQUEST: &str = "request memory from another process";
+/// Longest line of a request or an answer.
+const LINE: usize = 2048;
+const NAME: usize = 1024;
+/// As in [`super::send_many`].
+const MANY: usize = 65_536;
+
+impl Broker {
+    /// Serves the clients of a listening socket, and keeps the session open meanwhile. For each,
+    /// `answer` says what it gets, or a sentence why it gets nothing. It may be called by several
+    /// threads at once; if it panics, its client gets nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exchange`] if no thread can be started.
+    pub fn start(
+        session: &Session,
+        listener: UnixListener,
+        options: BrokerOptions,
+        answer: impl Fn(&Request) -> Result<Vec<PhysicalMemory>, String> + Send + Sync + 'static,
+    ) -> Result<Broker> {
+        let failed = |error: io::Error| {
+            Error::Exchange(Box::new(crate::error::Exchange {
+                operation: "start a broker",
+                problem: error.to_string(),
+                remedy: "It needs a thread and a few descriptors.",
+            }))
+        };
+        let (waker, woken) = UnixStream::pair().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let session = session.clone();
+        let shared = Arc::new(Shared { session, options, answer: Box::new(answer), state, changed });
+        let serving = shared.clone();
+        let thread = signals::spawn("ascend-vmm-broker", move || accept_all(&listener, &woken, &serving));
+        let acceptor = Some((thread.map_err(failed)?, waker));
+        Ok(Broker { shared, acceptor, guard: ForkGuard::new() })
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let Some((thread, waker)) = self.acceptor.take() else { return };
+        if self.guard.in_child() {
+            // The thread is the parent's.
+            return;
+        }
+        lock(&self.shared.state).stopped = true;
+        self.shared.changed.notify_all();
+        drop(waker);
+        let _ = thread.join();
+    }
+}
+
+/// Accepts clients until the other end of `woken` is closed.
+fn accept_all(listener: &UnixListener, woken: &UnixStream, shared: &Arc<Shared>) {
+    loop {
+        let mut serving = lock(&shared.state);
+        while serving.clients >= shared.options.clients && !serving.stopped {
+            serving = shared.changed.wait(serving).unwrap_or_else(PoisonError::into_inner);
+        }
+        if serving.stopped {
+            return;
+        }
+        drop(serving);
+        let mut polled =
+            [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(woken.as_fd(), PollFlags::POLLIN)];
+        // Without end: no signal is taken by this thread.
+        let _ = poll(&mut polled, PollTimeout::NONE);
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => {
+                // Most likely no descriptor is left: others may be closed soon.
+                trace::warn(error, "a client could not be accepted");
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+        };
+        lock(&shared.state).clients += 1;
+        let served = Served(shared.clone());
+        let _ = signals::spawn("ascend-vmm-client", move || serve(&socket, &served.0));
+    }
+}
+
+/// A client's place among those that are served, left when it is dropped.
+struct Served(Arc<Shared>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        lock(&self.0.state).clients -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Serves one client.
+fn serve(socket: &UnixStream, shared: &Shared) {
+    let wire = Wire::new(socket, shared.options.timeout, SERVE);
+    // Held until the client has imported it, and says so by closing.
+    let mut held = Vec::new();
+    let answered = answer(&wire, shared, &mut held);
+    let sent = match &answered {
+        Ok(text) => wire.write_signed(text.as_bytes(), "answer"),
+        Err(error) => wire.write_signed(format!("error {}\n", one_line(&error.to_string())).as_bytes(), "answer"),
+    };
+    if let Err(error) = answered.map(drop).and(sent) {
+        return trace::debug(error, "a client was not served");
+    }
+    let mut byte = [0];
+    while wire.receive(&mut byte, "end of the client", None).is_ok() {}
+    drop(held);
+}
+
+/// The answer for one client, who is trusted with the memory.
+fn answer(wire: &Wire<'_>, shared: &Shared, held: &mut Vec<PhysicalMemory>) -> Result<String> {
+    let mut lines = Lines::new(wire)?;
+    let line = lines.next("request")?;
+    let sender = lines.sender();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let wrong =
+        || wire.wrong("the request is not understood", "It is a name, a space and the asking process's number.");
+    let [name, process] = words[..] else { return Err(wrong()) };
+    if name.len() > NAME {
+        return Err(wrong());
+    }
+    let claimed: BareTgid = process.parse().map_err(|_| wrong())?;
+    let user = getsockopt(wire.socket, PeerCredentials).map_or(u32::MAX, |credentials| credentials.uid());
+    let request = Request { name: name.to_owned(), process: claimed, user };
+    // Before the program's own code runs: it may decide by who asks.
+    trusted_peer(wire, &shared.session, claimed.as_raw(), sender)?;
+    let refused = |problem: String| wire.wrong(problem, "Ask the process that serves it.");
+    let answered = catch_unwind(AssertUnwindSafe(|| (shared.answer)(&request)));
+    *held = answered.map_err(|_| refused("the server failed".to_owned()))?.map_err(refused)?;
+    if held.len() > MANY {
+        return Err(refused(format!("{} memories are too many for one request", held.len())));
+    }
+    let mut text = format!("ok {}\n", held.len());
+    for memory in held.iter() {
+        let ticket = trust(wire, memory, claimed, sender)?;
+        text += &format!("{} {} {ticket}\n", ticket.handle, memory.size());
+    }
+    Ok(text)
+}
+
+/// Requests memory by name from a [`Broker`] at the other end of a socket that was just connected,
+/// and imports it at `place`, all of it or nothing. Close the socket after that.
+///
+/// # Errors
+///
+/// [`Error::Exchange`] if the broker refuses, is late or dies; those of [`import`].
+pub fn request<'a>(
+    socket: &UnixStream,
+    name: &str,
+    place: impl Into<Place<'a>>,
+    timeout: Duration,
+) -> Result<Vec<PhysicalMemory>> {
+    let wire = Wire::new(socket, timeout, REQUEST);
+    let place = place.into();
+    let session = Session { inner: place.inner().session.clone() };
+    let tgid = BareTgid::of_this_process(&session)?;
+    if name.is_empty() || name.len() > NAME || name.contains(char::is_whitespace) {
+        return Err(
+            wire.wrong(format!("{name:?} is not a name"), "A name is text without white space, of at most 1024 bytes.")
+        );
+    }
+    wire.write_signed(format!("{name} {tgid}\n").as_bytes(), "request")?;
+    let mut lines = Lines::new(&wire)?;
+    let first = lines.next("answer")?;
+    let strange = || wire.wrong("the answer is not understood", "Is it a broker of this library's at the other end?");
+    if let Some(reason) = first.strip_prefix("error ") {
+        return Err(wire.wrong(format!("it answered: {reason}"), "Nothing was imported."));
+    }
+    let count: usize = first.strip_prefix("ok ").and_then(|count| count.parse().ok()).ok_or_else(strange)?;
+    if count > MANY {
+        return Err(strange());
+    }
+    let mut memories = Vec::new();
+    for _ in 0..count {
+        let line = lines.next("ticket")?;
+        let ticket: Ticket = line.split(' ').nth(2).ok_or_else(strange)?.parse()?;
+        let ticket = own_ticket(&wire, &session, ticket, lines.sender())?;
+        memories.push(import(place, &ticket)?);
+    }
+    Ok(memories)
+}
+
+/// Lines that come on a socket, and who sends them.
+struct Lines<'a> {
+    wire: &'a Wire<'a>,
+    _credentials: Credentials<'a>,
+    /// What came after the last line.
+    rest: Vec<u8>,
+    sender: Option<PeerProcess>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(wire: &'a Wire<'a>) -> Result<Lines<'a>> {
+        let credentials = Credentials::on(wire.socket).map_err(|errno| wire.failed("request", Errno::of(errno)))?;
+        Ok(Lines { wire, _credentials: credentials, rest: Vec::new(), sender: None })
+    }
+
+    /// The next line, without its end.
+    fn next(&mut self, what: &str) -> Result<String> {
+        let wire = self.wire;
+        let end = loop {
+            if let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
+                break end;
+            }
+            if self.rest.len() > LINE {
+                return Err(wire.wrong(format!("the {what} is too long"), "Is this the right socket?"));
+            }
+            let mut room = nix::cmsg_space!(UnixCredentials, [RawFd; 1]);
+            let mut bytes = [0; LINE];
+            let count = wire.receive(&mut bytes, what, Some(&mut room))?;
+            let mut sender = PeerProcess::of(&room);
+            if sender.pid.is_none() {
+                // Sent before this side asked for the sender, by a client that does not add it.
+                sender = PeerProcess::connected(wire.socket);
+            }
+            if self.sender.as_ref().is_some_and(|before| !before.is_same(&sender)) {
+                return Err(wire.wrong(format!("two processes sent the {what}"), "One process must ask for itself."));
+            }
+            self.sender.get_or_insert(sender);
+            self.rest.extend(&bytes[..count]);
+        };
+        let line: Vec<u8> = self.rest.drain(..=end).take(end).collect();
+        String::from_utf8(line).map_err(|_| wire.wrong(format!("the {what} is not text"), "Send UTF-8."))
+    }
+
+    /// Who sent the lines so far.
+    fn sender(&mut self) -> &PeerProcess {
+        self.sender.get_or_insert_with(|| PeerProcess::connected(self.wire.socket))
+    }
+}
+
+/// An error as one line, short enough to be read.
+fn one_line(text: &str) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= NAME).map(|(_, c)| c).collect()
+}

@@ -1,0 +1,355 @@
+//! Every command inside of growing, shrinking, sleeping and waking is refused once, and memory runs
+//! out at every step: nothing is lost, nothing is leaked, and the same works afterwards.
+
+mod support;
+
+use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
+use ascend_vmm::{Device, MemoryKind, Result, Session};
+use support::random::Random;
+use support::{Directory, MIB, MIB2, device, inject, plain};
+
+/// The commands of an action, each with its number among those of its name.
+fn positions(emulator: &Emulator, action: impl FnOnce()) -> Vec<(&'static str, usize)> {
+    emulator.record();
+    let before = emulator.records().len();
+    action();
+    let mut names: Vec<&'static str> = Vec::new();
+    let records = emulator.records();
+    let named = records[before..].iter().filter_map(|record| record.cmd).filter(|name| !name.is_empty());
+    named
+        .map(|name| {
+            names.push(name);
+            (name, names.iter().filter(|&&other| other == name).count())
+        })
+        .collect()
+}
+
+/// What the kernel may answer.
+fn errnos(name: &str) -> &'static [&'static str] {
+    match name {
+        "MEM_CREATE" => &["ENOMEM", "EBUSY"],
+        "MEM_UNMAP" | "MEM_RELEASE" | "FREE_PAGES" => &["EBUSY"],
+        "MEMCPY" | "ASYNC_MEMCPY" | "MEMSET8" => &["EFAULT"],
+        // The kernel keeps the memory busy after that: see the test of its own.
+        "MEMCPY_RESULT_REFRESH" => &[],
+        _ => &["EINVAL"],
+    }
+}
+
+/// Refuses each command of an action in turn. `state` must be the same before and after a refused
+/// action, and `undo` prepares for the next.
+fn refuse_each<S: PartialEq + std::fmt::Debug>(
+    emulator: &Emulator,
+    state: impl Fn() -> S,
+    action: impl Fn() -> Result<()>,
+    undo: impl Fn(),
+) {
+    let all = positions(emulator, || action().unwrap());
+    undo();
+    assert!(!all.is_empty());
+    for (name, nth) in all {
+        for errno in errnos(name) {
+            let before = state();
+            inject(emulator, &format!("{name}#{nth}={errno}"));
+            match action() {
+                Ok(()) => undo(),
+                Err(error) => {
+                    let reported = error.errno().map(|errno| format!("{errno:?}"));
+                    assert_eq!(reported.as_deref(), Some(*errno), "{name}#{nth}: {error}");
+                    assert_eq!(state(), before, "{name}#{nth}={errno}: {error}");
+                }
+            }
+            action().unwrap_or_else(|error| panic!("after {name}#{nth}={errno}: {error}"));
+            undo();
+        }
+    }
+}
+
+/// Memory that is neither free nor cached nor mapped is lost.
+fn accounted(device: &Device, cache: &PageCache, mapped: u64) -> u64 {
+    device.memory_info(MemoryKind::Hbm).unwrap().huge_free + cache.statistics().cached + mapped
+}
+
+#[test]
+fn a_segment_is_as_it_was_when_any_command_of_growing_or_shrinking_is_refused() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let options = SegmentOptions::new().handles(&[MIB2, 2 * MIB2]);
+        let segment = std::cell::RefCell::new(Segment::with(&cache, 64 * MIB, options).unwrap());
+        segment.borrow_mut().ensure(4 * MIB2..6 * MIB2).unwrap();
+        segment.borrow().slice(4 * MIB2, 4).unwrap().write(b"here").unwrap();
+        let total = accounted(&device, &cache, 2 * MIB2);
+        let state = || {
+            let segment = segment.borrow();
+            let mut text = [0; 4];
+            segment.slice(4 * MIB2, 4).unwrap().read(&mut text).unwrap();
+            assert_eq!(&text, b"here");
+            assert_eq!(accounted(&device, &cache, segment.mapped()), total);
+            segment.pieces().collect::<Vec<_>>()
+        };
+        let grow = || segment.borrow_mut().ensure(MIB2..11 * MIB2);
+        let shrink = || {
+            segment.borrow_mut().shrink(0..4 * MIB2)?;
+            segment.borrow_mut().shrink(6 * MIB2..32 * MIB2).map(drop)
+        };
+        let clean = || {
+            shrink().unwrap();
+            cache.trim(0).unwrap();
+        };
+        refuse_each(emulator, state, grow, clean);
+        let one = || segment.borrow_mut().shrink(6 * MIB2..32 * MIB2).map(drop);
+        grow().unwrap();
+        refuse_each(emulator, state, one, || grow().unwrap());
+    });
+}
+
+fn write(block: &Block, number: u64) {
+    block.write(0, &number.to_le_bytes()).unwrap();
+    block.write(block.size() - 8, &number.to_le_bytes()).unwrap();
+}
+
+#[track_caller]
+fn check(block: &Block, number: u64) {
+    for at in [0, block.size() - 8] {
+        let mut back = [0; 8];
+        block.read(at, &mut back).unwrap();
+        assert_eq!(u64::from_le_bytes(back), number, "{block:?}");
+    }
+}
+
+#[test]
+fn a_pool_is_as_it_was_when_any_command_of_growing_or_trimming_is_refused() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2, 2 * MIB2]));
+        let kept = pool.allocate(MIB2 / 2, 1, Tag(0)).unwrap();
+        write(&kept, 7);
+        let total = accounted(&device, &cache, pool.statistics().mapped);
+        let blocks = std::cell::RefCell::new(Vec::new());
+        let state = || {
+            check(&kept, 7);
+            let statistics = pool.statistics();
+            assert_eq!(accounted(&device, &cache, statistics.mapped), total);
+            (statistics.mapped, statistics.in_use, statistics.blocks)
+        };
+        let grow = || {
+            for (size, tag) in [(5 * MIB2, Tag(0)), (100, Tag(1)), (3 * MIB2, Tag(1))] {
+                match pool.allocate(size, 1, tag) {
+                    Ok(block) => blocks.borrow_mut().push(block),
+                    Err(error) => {
+                        blocks.borrow_mut().clear();
+                        pool.trim().unwrap();
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(())
+        };
+        let clean = || {
+            blocks.borrow_mut().clear();
+            pool.trim().unwrap();
+        };
+        refuse_each(emulator, state, grow, clean);
+        // Trimming goes as far as it can; the rest can be trimmed later.
+        let trims = {
+            grow().unwrap();
+            blocks.borrow_mut().clear();
+            positions(emulator, || assert!(pool.trim().unwrap() > 0))
+        };
+        for (name, nth) in trims {
+            grow().unwrap();
+            blocks.borrow_mut().clear();
+            inject(emulator, &format!("{name}#{nth}={}", errnos(name)[0]));
+            let _ = pool.trim();
+            check(&kept, 7);
+            grow().unwrap();
+            blocks.borrow_mut().clear();
+            pool.trim().unwrap();
+            assert_eq!(pool.statistics().mapped, MIB2);
+        }
+    });
+}
+
+#[test]
+fn a_tag_is_as_it_was_when_any_command_of_sleeping_or_waking_is_refused() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let (one, two) = (Tag(1), Tag(2));
+        let blocks: Vec<Block> =
+            [(100, one), (MIB2, one), (70_000, two)].map(|(size, tag)| pool.allocate(size, 1, tag).unwrap()).into();
+        blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
+        let total = accounted(&device, &cache, pool.statistics().mapped);
+        let free = || device.memory_info(MemoryKind::Hbm).unwrap().huge_free;
+        for keep in [Keep::Host, Keep::Pinned, Keep::File(directory.join("kept"))] {
+            let wake = || pool.wake(&[one, two], |_| ());
+            let awake = || {
+                assert_eq!(accounted(&device, &cache, pool.statistics().mapped), total);
+                blocks.iter().enumerate().for_each(|(number, block)| check(block, number as u64));
+                assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+                pool.statistics()
+            };
+            let sleep = || pool.sleep(one, keep.clone(), |_| ()).map(drop);
+            refuse_each(emulator, awake, sleep, || wake().unwrap());
+            awake();
+            let both = || {
+                sleep().unwrap();
+                pool.sleep(two, Keep::Host, |_| ()).unwrap();
+            };
+            both();
+            // Memory whose release was refused is tried again when the device is closed.
+            refuse_each(emulator, || (pool.statistics(), free()), wake, both);
+            wake().unwrap();
+            awake();
+        }
+    });
+}
+
+#[test]
+fn memory_runs_out_at_every_step_of_growing_and_waking_and_nothing_is_lost() {
+    isolated(Config { hbm: 64 * MIB, ..plain() }, |_| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let blocks: Vec<Block> = (0..4).map(|tag| pool.allocate(3 * MIB2, 1, Tag(tag)).unwrap()).collect();
+        blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
+        let tags = [Tag(0), Tag(1), Tag(2), Tag(3)];
+        let free = || device.memory_info(MemoryKind::Hbm).unwrap().huge_free;
+        for left in 0..12 {
+            for tag in tags {
+                pool.sleep(tag, Keep::Host, |_| ()).unwrap();
+            }
+            let hog = device.create(free() - left * MIB2).unwrap();
+            let error = pool.wake(&tags, |_| ()).unwrap_err();
+            assert!(error.is_out_of_memory(), "{error}");
+            assert_eq!(free(), left * MIB2, "{error}");
+            let error = pool.allocate((left + 1) * MIB2, 1, Tag(9)).unwrap_err();
+            assert!(error.is_out_of_memory(), "{error}");
+            assert_eq!(free() + cache.statistics().cached, left * MIB2);
+            drop(hog);
+            pool.wake(&tags, |_| ()).unwrap();
+            blocks.iter().enumerate().for_each(|(number, block)| check(block, number as u64));
+        }
+    });
+}
+
+#[test]
+fn a_copy_whose_end_is_unknown_keeps_its_tag_awake_with_its_contents() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let pool = Pool::new(&PageCache::new(&device(0)));
+        let block = pool.allocate(MIB2, 1, Tag(1)).unwrap();
+        write(&block, 1);
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=ETIMEDOUT");
+        let file = || Keep::File(directory.join("kept"));
+        let error = pool.sleep(Tag(1), file(), |_| ()).unwrap_err();
+        assert!(error.to_string().contains("ETIMEDOUT"), "{error}");
+        // The kernel does not unmap it any more, before the session is closed.
+        let error = pool.sleep(Tag(1), file(), |_| ()).unwrap_err();
+        assert!(error.to_string().contains("EBUSY"), "{error}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        check(&block, 1);
+    });
+}
+
+/// What a pool should contain.
+struct Model {
+    blocks: Vec<(Block, u64)>,
+    asleep: [bool; 3],
+}
+
+#[test]
+fn random_operations_agree_with_a_model() {
+    on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, emulator| {
+        for seed in 0..4 {
+            let directory = Directory::new();
+            let mut random = Random(seed);
+            let fault = ["MEM_CREATE", "MEM_MAP", "MEM_UNMAP", "MEMCPY"][seed as usize];
+            let cache = PageCache::new(&device(0));
+            let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2, 10 * MIB2]));
+            let mut model = Model { blocks: Vec::new(), asleep: [false; 3] };
+            for step in 0..400u64 {
+                let tag = random.below(3) as usize;
+                // A fault now and then: whatever it hits, the model stays right. Of one command for
+                // each seed: nothing helps when a rollback is refused too.
+                if random.below(6) == 0 {
+                    inject(emulator, &format!("{fault}#{}={}", 1 + random.below(3), errnos(fault)[0]));
+                }
+                match random.below(10) {
+                    0..5 => {
+                        let magnitude = 4 + random.below(20);
+                        let size = 1 + random.below(1 << magnitude);
+                        match pool.allocate(size, 1 << random.below(22), Tag(tag as u32)) {
+                            Ok(block) => {
+                                assert!(!model.asleep[tag]);
+                                let end = block.address() + block.size();
+                                let free = |(other, _): &(Block, u64)| {
+                                    end <= other.address() || other.address() + other.size() <= block.address()
+                                };
+                                assert!(model.blocks.iter().all(free), "seed {seed}, step {step}: {block:?} overlaps");
+                                if block.write(0, &step.to_le_bytes()).is_ok() {
+                                    model.blocks.push((block, step));
+                                }
+                            }
+                            Err(error) => assert!(model.asleep[tag] || error.errno().is_some(), "{error}"),
+                        }
+                    }
+                    5 | 6 if !model.blocks.is_empty() => {
+                        let (block, _) = model.blocks.swap_remove(random.below(model.blocks.len() as u64) as usize);
+                        match random.below(2) {
+                            0 => drop(block),
+                            _ => pool.free(block.into_address()).unwrap(),
+                        }
+                    }
+                    7 => {
+                        let keep = match random.below(3) {
+                            0 => Keep::Host,
+                            1 => Keep::Pinned,
+                            _ => Keep::File(directory.join(&format!("{step}"))),
+                        };
+                        if pool.sleep(Tag(tag as u32), keep, |_| ()).is_ok() {
+                            model.asleep[tag] = true;
+                        }
+                    }
+                    8 => {
+                        if pool.wake(&[Tag(tag as u32)], |_| ()).is_ok() {
+                            model.asleep[tag] = false;
+                        }
+                    }
+                    _ => drop(pool.trim()),
+                }
+                let statistics = pool.statistics();
+                assert_eq!(statistics.blocks, model.blocks.len() as u64, "seed {seed}, step {step}");
+                assert!(statistics.in_use <= statistics.mapped + statistics.asleep, "seed {seed}, step {step}");
+            }
+            // Faults that did not come to pass must not hit the end.
+            use_up_faults();
+            pool.wake(&[Tag(0), Tag(1), Tag(2)], |_| ()).unwrap();
+            for (block, step) in &model.blocks {
+                let mut back = [0; 8];
+                block.read(0, &mut back).unwrap();
+                assert_eq!(u64::from_le_bytes(back), *step, "seed {seed}: {block:?}");
+            }
+            model.blocks.clear();
+            pool.trim().unwrap();
+            assert_eq!(pool.statistics().mapped, 0);
+        }
+    });
+}
+
+/// Makes commands until none is refused any more.
+fn use_up_faults() {
+    let session = Session::current().unwrap();
+    for _ in 0..4 {
+        let Ok(memory) = device(0).create(MIB2) else { continue };
+        let reservation = session.reserve(MIB2).unwrap();
+        let Ok(mapping) = reservation.map(0, &memory) else { continue };
+        let _ = mapping.write(0, b"x");
+        let _ = mapping.unmap();
+    }
+}

@@ -1,0 +1,340 @@
+//! Many memories in one exchange, and a broker that serves many processes: its own clients, clients
+//! that only speak text, and hostile ones.
+
+mod support;
+
+use ascend_emulator::{fork, isolated, on_each_generation};
+use ascend_vmm::share::{self, Broker, BrokerOptions, Request, ShareableHandle, Ticket};
+use ascend_vmm::{Error, PhysicalMemory, Session};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use support::processes::{start, start_connected};
+use support::{Directory, MIB2, PATIENCE, device, own_pid, own_tgid, plain, read, write};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// The exchange failed, with these words.
+#[track_caller]
+fn fails<T: std::fmt::Debug>(result: ascend_vmm::Result<T>, words: &str) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Exchange(_)), "{error:?}");
+    assert!(error.to_string().contains(words), "{words:?} is not in {error}");
+}
+
+/// Memory with its number in it.
+fn numbered(count: u64) -> Vec<PhysicalMemory> {
+    (0..count)
+        .map(|number| {
+            let memory = device(0).create(MIB2).unwrap();
+            write(&memory, &number.to_le_bytes());
+            memory
+        })
+        .collect()
+}
+
+#[track_caller]
+fn check(memories: &[PhysicalMemory]) {
+    for (number, memory) in memories.iter().enumerate() {
+        assert_eq!(read(memory, 8), (number as u64).to_le_bytes());
+    }
+}
+
+#[test]
+fn many_memories_go_in_one_exchange_and_live_on_without_the_exporter() {
+    on_each_generation(plain(), |_, _| {
+        for count in [0, 1, 40] {
+            let (peer, socket) = start_connected(|channel, socket| {
+                let memories = share::receive_many(&socket, &device(0), PATIENCE).unwrap();
+                assert_eq!(memories.len(), count);
+                channel.pause();
+                check(&memories);
+            });
+            share::send_many(&socket, &numbered(count as u64), PATIENCE).unwrap();
+            peer.proceed();
+            peer.join();
+        }
+    });
+}
+
+#[test]
+fn one_does_not_go_with_many_and_too_many_do_not_go_at_all() {
+    on_each_generation(plain(), |_, _| {
+        let (peer, socket) = start_connected(|_, socket| {
+            assert!(share::receive(&socket, &device(0), PATIENCE).is_err());
+        });
+        fails(share::send_many(&socket, &numbered(2), PATIENCE), "wants one memory");
+        drop(socket);
+        peer.join();
+        let (peer, socket) = start_connected(|_, socket| {
+            assert!(share::receive_many(&socket, &device(0), PATIENCE).is_err());
+        });
+        fails(share::send(&socket, &numbered(1)[0], PATIENCE), "wants many at once");
+        drop(socket);
+        peer.join();
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let error = share::send_many(&socket, &vec![numbered(1).remove(0); 65_537], PATIENCE).unwrap_err();
+        assert!(error.to_string().contains("too many"), "{error}");
+        // A peer that announces more than it may.
+        let (socket, mut other) = UnixStream::pair().unwrap();
+        other.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        fails(share::receive_many(&socket, &device(0), PATIENCE), "too many");
+    });
+}
+
+#[test]
+fn an_exporter_that_dies_between_two_tickets_leaves_the_importer_nothing() {
+    isolated(plain(), |emulator| {
+        let (socket, mut other) = UnixStream::pair().unwrap();
+        let export = device(1).create(MIB2).unwrap().export().unwrap();
+        export.trust(&[own_tgid()]).unwrap();
+        other.write_all(&2u32.to_le_bytes()).unwrap();
+        other.write_all(&export.ticket().unwrap().to_bytes()).unwrap();
+        drop(other);
+        let before = emulator.state().memory.shares[0].holders;
+        fails(share::receive_many(&socket, &device(0), PATIENCE), "closed the socket or died");
+        assert_eq!(emulator.state().memory.shares[0].holders, before);
+    });
+}
+
+/// A broker on a socket, and where.
+fn broker(
+    directory: &Directory,
+    options: BrokerOptions,
+    answer: impl Fn(&Request) -> Result<Vec<PhysicalMemory>, String> + Send + Sync + 'static,
+) -> (Broker, PathBuf) {
+    let path = directory.join("broker");
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    (Broker::start(&Session::current().unwrap(), listener, options, answer).unwrap(), path)
+}
+
+/// Serves three memories as `pages`, and one of its own to each process as `own`.
+fn serve(request: &Request, pages: &[PhysicalMemory]) -> Result<Vec<PhysicalMemory>, String> {
+    match &*request.name {
+        "pages" => Ok(pages.to_vec()),
+        "own" => Ok(numbered(1)),
+        "none" => Ok(Vec::new()),
+        "panic" => panic!("as it was asked to"),
+        other => Err(format!("there is no\n{other}")),
+    }
+}
+
+fn request(path: &PathBuf, name: &str) -> ascend_vmm::Result<Vec<PhysicalMemory>> {
+    share::request(&UnixStream::connect(path).unwrap(), name, &device(0), PATIENCE)
+}
+
+#[test]
+fn a_broker_serves_many_processes_while_some_are_stuck_and_some_are_killed() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        // All are forked before there are other threads, which may hold locks of the C library's.
+        let path = directory.join("broker");
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                start(|channel| {
+                    channel.wait();
+                    check(&request(&path, "pages").unwrap());
+                    // Memory of which only this client has a reference in the end.
+                    check(&request(&path, "own").unwrap());
+                    assert!(request(&path, "none").unwrap().is_empty());
+                    fails(request(&path, "panic"), "the server failed");
+                    fails(request(&path, "nothing"), "there is no nothing");
+                })
+            })
+            .collect();
+        let killed = start(|channel| {
+            channel.wait();
+            let socket = UnixStream::connect(&path).unwrap();
+            (&socket).write_all(b"pages ").unwrap();
+            channel.pause();
+        });
+        let pages = numbered(3);
+        let options = BrokerOptions::new().timeout(PATIENCE);
+        let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
+        // These say nothing, or half of something, and stay.
+        let silent: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        silent.iter().step_by(2).for_each(|mut socket| socket.write_all(b"pag").unwrap());
+        killed.signal();
+        killed.wait();
+        killed.kill();
+        let begun = Instant::now();
+        clients.iter().for_each(|client| client.signal());
+        clients.into_iter().for_each(|client| client.join());
+        assert!(begun.elapsed() < PATIENCE, "no one waited for the silent ones");
+        drop(broker);
+        assert!(UnixStream::connect(&path).is_err(), "it does not listen any more");
+        drop(silent);
+        // The thread of the last client closes the session.
+        support::wait_until("the last clients are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_that_only_speaks_text_gets_the_vendors_handle() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let pages = numbered(3);
+        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+            assert!(request.process.as_raw() > 0 && request.user == std::fs::metadata("/proc/self").unwrap().uid());
+            serve(request, &pages)
+        });
+        start(|_| {
+            let mut socket = BufReader::new(UnixStream::connect(&path).unwrap());
+            // As a process of the vendor's stack would: its number, and the number of each handle.
+            let request = format!("pages {}\n", own_tgid());
+            socket.get_mut().write_all(request.as_bytes()).unwrap();
+            let mut line = String::new();
+            socket.read_line(&mut line).unwrap();
+            assert_eq!(line, "ok 3\n");
+            let mut memories = Vec::new();
+            for _ in 0..3 {
+                line.clear();
+                socket.read_line(&mut line).unwrap();
+                let words: Vec<&str> = line.split_whitespace().collect();
+                assert_eq!(words[1], MIB2.to_string());
+                let handle = ShareableHandle::from_u64(words[0].parse().unwrap()).unwrap();
+                assert_eq!(words[2].parse::<Ticket>().unwrap().handle, handle);
+                memories.push(share::import(&device(0), handle).unwrap());
+            }
+            check(&memories);
+        })
+        .join();
+        drop(broker);
+        support::wait_until("its thread is gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_cannot_ask_in_the_name_of_another_process() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            serve(request, &[])
+        });
+        for line in [
+            format!("pages {}\n", own_pid() + 1),
+            "pages 0\n".to_owned(),
+            "pages -5\n".to_owned(),
+            "pages\n".to_owned(),
+            "\n".to_owned(),
+            "pages 1 2\n".to_owned(),
+            "pages 99999999999999999999\n".to_owned(),
+            format!("{} {}\n", "n".repeat(1025), own_pid()),
+            format!("{}\n", "x".repeat(5000)),
+        ] {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            // It may be cut off before it has sent all of it.
+            let _ = socket.write_all(line.as_bytes());
+            let mut answer = String::new();
+            let _ = socket.read_to_string(&mut answer);
+            assert!(answer.starts_with("error cannot serve memory") || line.len() > 4000, "{line:?}: {answer:?}");
+        }
+        let mut socket = UnixStream::connect(&path).unwrap();
+        socket.write_all(b"\xff\xfe 5\n").unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("not text"), "{answer}");
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "the program was not asked");
+        drop((broker, socket));
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_broker_cuts_off_clients_that_are_late_and_serves_others_then() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let options = BrokerOptions::new().timeout(SHORT).clients(0);
+        let (broker, path) = broker(&directory, options, |request| serve(request, &numbered(1)));
+        // One place, and all of them want it.
+        let mut silent: Vec<UnixStream> = (0..5).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let mut served = None;
+        support::wait_until("a client is served within its time", || {
+            let socket = UnixStream::connect(&path).unwrap();
+            served = share::request(&socket, "pages", &device(1), PATIENCE).ok();
+            served.is_some()
+        });
+        check(&served.take().unwrap());
+        for socket in &mut silent {
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).unwrap();
+            assert!(answer.contains("did not come in time"), "{answer}");
+        }
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_takes_no_nonsense_from_a_broker() {
+    isolated(plain(), |emulator| {
+        let theirs = numbered(1);
+        let export = theirs[0].export().unwrap();
+        let ticket = export.ticket().unwrap();
+        let mut other = ticket;
+        (other.exporter, other.exporter_start) = (ticket.exporter + 1, 1);
+        for (answer, words) in [
+            ("ok\n".to_owned(), "not understood"),
+            ("ok -1\n".to_owned(), "not understood"),
+            ("ok 65537\n".to_owned(), "not understood"),
+            ("hello\n".to_owned(), "not understood"),
+            ("ok 1\n5\n".to_owned(), "not understood"),
+            ("ok 1\n".to_owned(), "closed the socket"),
+            (String::new(), "closed the socket"),
+            ("error because\n".to_owned(), "it answered: because"),
+            (format!("ok 1\n1 2 {other}\n"), "another process sent it"),
+            ("o".repeat(10_000), "too long"),
+        ] {
+            let (socket, mut peer) = UnixStream::pair().unwrap();
+            let server = std::thread::spawn(move || {
+                BufReader::new(&peer).read_line(&mut String::new()).unwrap();
+                // The client may hang up before it has read all.
+                let _ = peer.write_all(answer.as_bytes());
+            });
+            fails(share::request(&socket, "name", &device(0), PATIENCE), words);
+            server.join().unwrap();
+        }
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        for name in ["", "two words", "line\n", &"n".repeat(1025)] {
+            fails(share::request(&socket, name, &device(0), PATIENCE), "is not a name");
+        }
+        fails(share::request(&socket, "name", &device(0), SHORT), "in time");
+        assert_eq!(emulator.state().memory.shares[0].holders, 1);
+    });
+}
+
+#[test]
+fn a_child_of_fork_drops_its_parents_broker_and_the_parent_serves_on() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let pages = Mutex::new(numbered(1));
+        let answer = move |request: &Request| serve(request, &pages.lock().unwrap());
+        let (broker, path) = broker(&directory, BrokerOptions::new(), answer);
+        let mut broker = Some(broker);
+        fork(|| drop(broker.take())).join();
+        start(|_| check(&request(&path, "pages").unwrap())).join();
+        drop(broker);
+        support::wait_until("its thread is gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_broker_that_is_dropped_at_once_leaves_nothing() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        for _ in 0..20 {
+            let (broker, path) = broker(&directory, BrokerOptions::new(), |_| Ok(Vec::new()));
+            let _client = UnixStream::connect(&path).unwrap();
+            drop(broker);
+        }
+        support::wait_until("the clients' threads are gone", || emulator.state().is_empty());
+    });
+}
