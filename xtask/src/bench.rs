@@ -217,6 +217,11 @@ impl Bench {
             let calls = bench.calls_only(&Setup::of(work));
             bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
         }
+        for (name, c, own, calls) in C_FUNCTIONS {
+            let mut measure = |work| count(&bench.measure(&Setup::of(work), pairs, 0), |counts| counts.instructions);
+            let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
+            bench.add(name, None, Unit::Instructions, more, Target::must(80.0));
+        }
         if most >= 1_000_000 {
             self.worst(bench);
         }
@@ -434,6 +439,16 @@ const OPERATIONS: &[Operation] = &[
     Operation::new("import + release, by ticket", "live import", TICKET.live(1_000), 767.0).aim(500.0),
     Operation::new("import + release, by ticket", "live import", TICKET.live(100_000), 767.0).aim(500.0).vendor(3406.0),
     Operation::new("import again", "live import", Setup::of(Work::ImportAgain), 212.0).aim(200.0),
+];
+
+/// What a call of a C function costs more than the call that it makes: the two, and how many calls
+/// one repetition has.
+const C_FUNCTIONS: [(&str, Work, Work, f64); 5] = [
+    ("aclrtMallocPhysical, FreePhysical: more for each", Work::CCreateRelease, Work::OwnCreateRelease, 2.0),
+    ("aclrtReserve-, ReleaseMemAddress: more for each", Work::CReserveFree, Work::OwnReserveFree, 2.0),
+    ("aclrtMapMem, UnmapMem: more for each", Work::CMapUnmap, Work::OwnMapUnmap, 2.0),
+    ("aclrtMalloc, Free: more for each", Work::CMallocFree, Work::OwnMallocFree, 2.0),
+    ("aclrtMemcpy: more", Work::CWrite, Work::OwnWrite, 1.0),
 ];
 
 /// The result of a measurement, or why there is none.

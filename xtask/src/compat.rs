@@ -19,6 +19,8 @@ pub enum Compat {
 
 /// Options of `compat torch`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  cargo xtask compat torch\n  \
+                  cargo xtask compat torch --driver 9.0.0 --part expandable")]
 pub struct Torch {
     /// The virtual environment. It is made, and the packages are installed, if it is not there.
     #[arg(long, value_name = "DIR")]

@@ -258,6 +258,11 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T: Copy> In<T> {
+    /// A value of the caller's.
+    pub fn of(value: *const T) -> In<T> {
+        In(value)
+    }
+
     /// The same place with another type.
     pub fn cast<U>(self) -> In<U> {
         In(self.0.cast())

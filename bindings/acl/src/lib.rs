@@ -13,6 +13,7 @@
 pub mod absent;
 mod addresses;
 pub mod border;
+pub mod calls;
 mod context;
 mod copy;
 mod devices;

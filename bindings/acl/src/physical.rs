@@ -60,6 +60,12 @@ pub(crate) struct Physical {
 pub(crate) static PHYSICAL: Handles<Physical> = Handles::new(HandleKind::Memory);
 
 impl Properties {
+    /// HBM in 2 MiB pages, by the program's number of a device.
+    pub(crate) fn on_device(id: u32) -> Properties {
+        let location = Location { id, kind: Location::DEVICE };
+        Properties { handle_type: 0, allocation_type: 0, attribute: 4, location, reserve: 0 }
+    }
+
     /// The checks of the vendor's outer layer, in its order.
     fn check(&self) -> Outcome<Kind> {
         if self.allocation_type != 0 {

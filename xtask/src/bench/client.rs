@@ -14,8 +14,10 @@ use super::counter::{mark, trace_me};
 use ascend_conformance::session as raw;
 use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{read_batch, write_batch};
+use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::share::{self, BareTgid, Ticket};
-use ascend_vmm::{Device, PhysicalMemory, Reservation, Session};
+use ascend_vmm::{Device, PhysicalMemory, Reservation, ReserveOptions, Session};
+use ascendcl::calls;
 use nix::errno::Errno;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -74,6 +76,26 @@ pub enum Work {
     GrowMap,
     /// The same for imports.
     GrowImport,
+    /// Memory is created and released by the C functions.
+    CCreateRelease,
+    /// By the calls that these make.
+    OwnCreateRelease,
+    /// Addresses are reserved and freed by the C functions.
+    CReserveFree,
+    /// By the calls that these make.
+    OwnReserveFree,
+    /// Memory is mapped and unmapped by the C functions.
+    CMapUnmap,
+    /// By the calls that these make.
+    OwnMapUnmap,
+    /// A block of 4 KiB is allocated and freed by the C functions.
+    CMallocFree,
+    /// By the calls that these make.
+    OwnMallocFree,
+    /// 4 KiB are copied to a device by the C function.
+    CWrite,
+    /// By the call that it makes.
+    OwnWrite,
     /// Not measured: the process that exports what the other imports.
     ImportPeer,
     /// Memory is created and released by ioctls without the library.
@@ -305,6 +327,16 @@ impl Client {
             Work::Export => self.export(),
             Work::Trust => self.trust(),
             Work::ImportHandle | Work::ImportTicket | Work::ImportAgain | Work::GrowImport => self.import(),
+            Work::CCreateRelease
+            | Work::OwnCreateRelease
+            | Work::CReserveFree
+            | Work::OwnReserveFree
+            | Work::CMapUnmap
+            | Work::OwnMapUnmap
+            | Work::CMallocFree
+            | Work::OwnMallocFree
+            | Work::CWrite
+            | Work::OwnWrite => self.c_functions(),
             Work::ImportPeer => Err("the peer is not measured".into()),
             Work::RawCreateRelease | Work::RawReserveFree | Work::RawMapUnmap => self.raw(),
         }
@@ -362,6 +394,61 @@ impl Client {
     }
 
     /// Each export needs new memory: a second export of the same memory returns the first.
+    /// The C functions, and the calls that they make.
+    fn c_functions(&self) -> Result<OwnFigures, Failure> {
+        let device = open()?;
+        let session = device.session();
+        let size = SIZE as usize;
+        let code = |code: i32| -> Failure { format!("the C function returned {code}").into() };
+        calls::set_device(0).map_err(code)?;
+        let buffer = [7; 4096];
+        match self.work {
+            Work::CCreateRelease => self.repeat(
+                None,
+                |_| Ok(()),
+                || calls::malloc_physical(size, 0).and_then(calls::free_physical).map_err(code),
+            ),
+            Work::OwnCreateRelease => self.repeat(None, |_| Ok(()), || device.create(SIZE)?.free().map_err(error)),
+            Work::CReserveFree => {
+                self.repeat(None, |_| Ok(()), || calls::reserve(size).and_then(calls::release).map_err(code))
+            }
+            Work::OwnReserveFree => {
+                let options = ReserveOptions::new().alignment(SIZE);
+                self.repeat(None, |_| Ok(()), || session.reserve_with(SIZE, &options)?.free().map_err(error))
+            }
+            Work::CMapUnmap => {
+                let (area, memory) =
+                    (calls::reserve(size).map_err(code)?, calls::malloc_physical(size, 0).map_err(code)?);
+                self.repeat(
+                    None,
+                    |_| Ok(()),
+                    || calls::map(area, size, memory).and_then(|()| calls::unmap(area)).map_err(code),
+                )
+            }
+            Work::OwnMapUnmap => {
+                let (area, memory) = (session.reserve(SIZE)?, device.create(SIZE)?);
+                self.repeat(None, |_| Ok(()), || area.map(0, &memory)?.unmap().map_err(error))
+            }
+            Work::CMallocFree => {
+                let _other = calls::malloc(4096).map_err(code)?;
+                self.repeat(None, |_| Ok(()), || calls::malloc(4096).and_then(calls::free).map_err(code))
+            }
+            Work::OwnMallocFree => {
+                let pool = Pool::with(&PageCache::new(&device), PoolOptions::new().handles(&[SIZE]));
+                let _other = pool.allocate(4096, 512, Tag(0))?;
+                self.repeat(None, |_| Ok(()), || pool.free(pool.allocate(4096, 512, Tag(0))?.into_address()))
+            }
+            Work::CWrite => {
+                let block = calls::malloc(2 * size).map_err(code)?;
+                self.repeat(None, |_| Ok(()), || calls::write(block, &buffer).map_err(code))
+            }
+            _ => {
+                let mapping = session.reserve(SIZE)?.map(0, &device.create(SIZE)?)?;
+                self.repeat(None, |_| Ok(()), || session.slice_at(mapping.address(), 4096)?.write(&buffer))
+            }
+        }
+    }
+
     fn export(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let (new, next) = (RefCell::new(Vec::new()), Cell::new(0));
