@@ -104,10 +104,10 @@ fn last_concurrent(lines: &[Line], index: usize) -> Option<usize> {
     (index + 1..(index + NEAR).min(lines.len())).rev().find(other)
 }
 
-fn read(path: &Path) -> Result<Vec<Line>, String> {
+/// The calls of a file, each with its line.
+fn numbered(path: &Path) -> Result<Vec<(usize, Record)>, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
-    let mut modules = Modules::default();
-    let mut lines = Vec::new();
+    let mut records = Vec::new();
     for (index, text) in BufReader::new(file).lines().enumerate() {
         let text = text.map_err(|error| error.to_string())?;
         if text.trim().is_empty() {
@@ -117,10 +117,23 @@ fn read(path: &Path) -> Result<Vec<Line>, String> {
         if record.call.is_empty() {
             return Err(format!("line {}: it is not a call", index + 1));
         }
-        let module = modules.of(&record);
-        lines.push(Line { number: index + 1, record, module });
+        records.push((index + 1, record));
     }
-    Ok(lines)
+    Ok(records)
+}
+
+/// The calls of a file.
+pub fn records(path: &Path) -> Result<Vec<Record>, String> {
+    Ok(numbered(path)?.into_iter().map(|(_, record)| record).collect())
+}
+
+fn read(path: &Path) -> Result<Vec<Line>, String> {
+    let mut modules = Modules::default();
+    let line = |(number, record)| {
+        let module = modules.of(&record);
+        Line { number, record, module }
+    };
+    Ok(numbered(path)?.into_iter().map(line).collect())
 }
 
 /// The generation that the answers of a trace tell.

@@ -10,6 +10,7 @@ pub mod field;
 mod files;
 mod objects;
 mod overhead;
+mod page;
 pub mod recognise;
 mod served;
 mod summary;
@@ -26,13 +27,14 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 pub use overhead::Measured;
+use page::Page;
 use recognise::Recogniser;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 use summary::Summary;
@@ -58,6 +60,13 @@ pub struct Trace {
     /// Write the calls to this file as JSON lines, in the format of `emulate --record`.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write one page about the trace to this file: memory over time, what was alive when, the
+    /// slowest and the failed calls.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Read the calls from a file that `--json` or `emulate --record` wrote, and trace nothing.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "command"])]
+    read: Option<PathBuf>,
     /// Print count, failures and times of each command at the end, and what tracing costs.
     #[arg(long)]
     summary: bool,
@@ -72,7 +81,7 @@ pub struct Trace {
     #[arg(long, value_name = "GENERATION")]
     driver: Option<Generation>,
     /// The program and its arguments, after `--`.
-    #[arg(last = true, required_unless_present = "pid", value_name = "CMD ARG")]
+    #[arg(last = true, required_unless_present_any = ["pid", "read"], value_name = "CMD ARG")]
     command: Vec<OsString>,
 }
 
@@ -106,6 +115,7 @@ struct Output {
     text: Option<Box<dyn Write>>,
     json: Option<BufWriter<File>>,
     summary: Summary,
+    page: Option<Page>,
     anonymiser: Option<Anonymiser>,
     modules: Modules,
     /// Calls that wait for the name of an earlier one.
@@ -128,6 +138,7 @@ impl Output {
             text,
             json,
             anonymiser,
+            page: options.html.is_some().then(Page::new),
             summary: Summary::new(),
             modules: Modules::default(),
             waiting: VecDeque::new(),
@@ -162,6 +173,9 @@ impl Output {
 
     fn write(&mut self, record: &Record, module: &str, generation: Generation) {
         self.summary.add(record, module, generation);
+        if let Some(page) = self.page.as_mut().filter(|_| record.call != "end") {
+            page.add(record, module, generation);
+        }
         if let Some(text) = &mut self.text {
             if writeln!(text, "{}", decode::line(record, module, generation)).is_err() {
                 self.text = None;
@@ -198,6 +212,22 @@ impl Output {
         }
     }
 
+    /// Writes the page.
+    fn render(&self, options: &Trace, recogniser: &Recogniser) -> io::Result<()> {
+        let (Some(page), Some(path)) = (&self.page, &options.html) else { return Ok(()) };
+        let title = match (&options.read, options.pid) {
+            (Some(file), _) => file.display().to_string(),
+            (None, Some(pid)) => format!("process {pid}"),
+            (None, None) => {
+                let words: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
+                words.join(" ")
+            }
+        };
+        let driver = Summary::driver(recogniser, options.driver.is_some());
+        let objects = &self.summary.objects.all;
+        std::fs::write(path, page.render(&title, &driver, &self.summary.rows(), objects)?)
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         if let Some(text) = &mut self.text {
             text.flush()?;
@@ -213,6 +243,9 @@ impl Trace {
             Ok(output) => output,
             Err(error) => return impossible(format!("cannot write the trace: {error}")),
         };
+        if let Some(file) = &self.read {
+            return self.reread(file, output);
+        }
         let mut watch = Watch::new(Recogniser::new(self.driver));
         let tracer = match self.pid {
             Some(pid) => Tracer::of_running(pid, &mut watch).map_err(|error| refusal(pid, error)),
@@ -246,6 +279,10 @@ impl Trace {
         output.add(watch.take_records(), &watch.recogniser, true);
         let cost = self.summary.then(|| overhead::report(tracer.is_filtered(), output.summary.calls, took));
         output.conclude(&self, &watch.recogniser, cost);
+        if let Err(error) = output.render(&self, &watch.recogniser) {
+            eprintln!("error: the page could not be written: {error}");
+            return ExitCode::FAILURE;
+        }
         if let Err(error) = output.flush() {
             crate::errln!("error: the trace is not complete: {error}");
             return ExitCode::FAILURE;
@@ -254,6 +291,30 @@ impl Trace {
             Some(Ending::Killed(signal)) => crate::emulate::end_by(signal),
             Some(Ending::Exited(status)) if self.pid.is_none() => ExitCode::from(status as u8),
             _ => ExitCode::SUCCESS,
+        }
+    }
+}
+
+impl Trace {
+    /// Reads the calls from a file.
+    fn reread(&self, file: &Path, mut output: Output) -> ExitCode {
+        let records = match crate::replay::records(file) {
+            Ok(records) => records,
+            Err(reason) => return impossible(format!("cannot read {}: {reason}", file.display())),
+        };
+        let mut recogniser = Recogniser::new(self.driver);
+        let mut modules = Modules::default();
+        for record in &records {
+            let module = modules.of(record);
+            if record.call == "ioctl" {
+                recogniser.observe(&module, decode::request(record), record);
+            }
+        }
+        output.add(records, &recogniser, true);
+        output.conclude(self, &recogniser, None);
+        match output.render(self, &recogniser).and_then(|()| output.flush()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => impossible(format!("cannot write: {error}")),
         }
     }
 }

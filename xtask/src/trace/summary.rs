@@ -18,6 +18,9 @@ struct Commands {
     failed: usize,
 }
 
+/// Name, calls, failures, and least, median, most and total microseconds of a command.
+pub type Row = (String, usize, usize, u64, u64, u64, u64);
+
 /// Counts calls as they come.
 pub struct Summary {
     commands: BTreeMap<String, Commands>,
@@ -75,27 +78,30 @@ impl Summary {
         command.times.push(record.us);
     }
 
-    /// The table of all commands: the one that took longest first.
+    /// Each command with its calls, failures, and least, median, most and total time: the one that
+    /// took longest first.
+    pub fn rows(&self) -> Vec<Row> {
+        let row = |(name, command): (&String, &Commands)| {
+            let mut times = command.times.clone();
+            times.sort_unstable();
+            let [min, median, max] = [0, times.len() / 2, times.len() - 1].map(|at| times[at]);
+            (name.clone(), times.len(), command.failed, min, median, max, times.iter().sum::<u64>())
+        };
+        let mut rows: Vec<Row> = self.commands.iter().map(row).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.6));
+        rows
+    }
+
+    /// The table of all commands.
     pub fn table(&self) -> String {
-        let mut rows: Vec<(&String, Vec<u64>, usize)> = self
-            .commands
-            .iter()
-            .map(|(name, command)| {
-                let mut times = command.times.clone();
-                times.sort_unstable();
-                (name, times, command.failed)
-            })
-            .collect();
-        rows.sort_by_key(|(_, times, _)| std::cmp::Reverse(times.iter().sum::<u64>()));
         let mut text = format!(
             "{:<30}{:>8}{:>8}{:>8}{:>9}{:>8}{:>9}\n",
             "command", "calls", "failed", "min µs", "median", "max", "total ms"
         );
-        for (name, times, failed) in rows {
-            let [min, median, max] = [0, times.len() / 2, times.len() - 1].map(|at| times[at]);
-            let total = times.iter().sum::<u64>() as f64 / 1000.0;
+        for (name, calls, failed, min, median, max, total) in self.rows() {
+            let total = total as f64 / 1000.0;
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{name:<30}{:>8}{failed:>8}{min:>8}{median:>9}{max:>8}{total:>9.1}", times.len());
+            let _ = writeln!(text, "{name:<30}{calls:>8}{failed:>8}{min:>8}{median:>9}{max:>8}{total:>9.1}");
         }
         if self.unfinished != 0 {
             let _ = writeln!(text, "{} had not returned when the trace ended.", counted(self.unfinished, "call"));
