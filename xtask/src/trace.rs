@@ -280,7 +280,7 @@ impl Trace {
         let cost = self.summary.then(|| overhead::report(tracer.is_filtered(), output.summary.calls, took));
         output.conclude(&self, &watch.recogniser, cost);
         if let Err(error) = output.render(&self, &watch.recogniser) {
-            eprintln!("error: the page could not be written: {error}");
+            crate::errln!("error: the page could not be written: {error}");
             return ExitCode::FAILURE;
         }
         if let Err(error) = output.flush() {
