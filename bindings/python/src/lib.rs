@@ -5,6 +5,7 @@
 //! lock, and holds a reference of its own to what it uses (`node.rs`). Buffers of other objects are
 //! held while they are used (`buffer.rs`). A panic becomes a Python exception, by PyO3.
 
+mod acl;
 mod buffer;
 mod copy;
 mod device;
@@ -71,6 +72,7 @@ fn _ascend_vmm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<share::Export>()?;
     module.add_class::<share::Ticket>()?;
     module.add_class::<emulator::Emulator>()?;
+    module.add_function(wrap_pyfunction!(acl::acl_functions, module)?)?;
     module.add_function(wrap_pyfunction!(check_interpreter, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::probe, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::devices, module)?)?;

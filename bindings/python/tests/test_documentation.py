@@ -114,3 +114,14 @@ def test_the_programs_of_the_readme_run(tmp_path, readme):
         command = [sys.executable, "-m", "ascend_vmm.emulate", "--", sys.executable, str(file)]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
         assert result.returncode == 0, result.stdout
+
+
+def test_the_extra_is_the_same_module_in_the_same_version():
+    project = pathlib.Path(__file__).parent.parent
+    if not (project / "extra").exists():
+        pytest.skip("these tests run without the project's files")
+    installed = (PACKAGE / "_acl" / "acl" / "__init__.py").read_text()
+    assert (project / "extra" / "acl" / "__init__.py").read_text() == installed
+    text = (project / "extra" / "pyproject.toml").read_text() + (project / "pyproject.toml").read_text()
+    versions = re.findall(r'(?:^version = "|ascend-vmm(?:-acl)?==)([^"]+)"', text, re.MULTILINE)
+    assert len(versions) == 3 and set(versions) == {ascend_vmm.__version__}

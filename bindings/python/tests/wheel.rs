@@ -54,7 +54,8 @@ fn the_wheel_is_built_and_the_python_tests_pass_with_it() {
     let mut build = Command::new(&python);
     build.args(["-m", "maturin", "build", "--locked", "--out"]).arg(&wheels).current_dir(package());
     run(build.env("CARGO_TARGET_DIR", target().join("python-build")));
-    let built: Vec<_> = std::fs::read_dir(&wheels).expect("wheels").map(|entry| entry.expect("a wheel").path()).collect();
+    let built: Vec<_> =
+        std::fs::read_dir(&wheels).expect("wheels").map(|entry| entry.expect("a wheel").path()).collect();
     assert_eq!(built.len(), 1, "{built:?}");
     let name = built[0].file_name().expect("a name").to_string_lossy().into_owned();
     assert!(name.contains("-cp39-abi3-"), "{name} is not a wheel for every Python from 3.9 on");

@@ -1,0 +1,264 @@
+"""Functions of the vendor's Python interface, made from the lines of `_table`.
+
+They take positional arguments, check them as the vendor's do, and return their outputs with the
+code last. The interpreter's lock is not held during a call.
+"""
+
+import ctypes
+
+from .._ascend_vmm import acl_functions
+
+NOT_SUPPORTED = 207000
+"""The code for what the vendor has on other hardware only."""
+
+_addresses = acl_functions()
+
+
+class NotServed(NotImplementedError, AttributeError):
+    """A name of the vendor's that is not served here. `hasattr` is false for it."""
+
+
+def function(name, result, *parameters):
+    """A C function."""
+    return ctypes.CFUNCTYPE(result, *parameters)(_addresses[name])
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("type", ctypes.c_int32)]
+
+
+class Properties(ctypes.Structure):
+    _fields_ = [
+        ("handleType", ctypes.c_int32),
+        ("allocationType", ctypes.c_int32),
+        ("memAttr", ctypes.c_int32),
+        ("location", Location),
+        ("reserve", ctypes.c_uint64),
+    ]
+
+
+class Value(ctypes.Union):
+    _fields_ = [("moduleId", ctypes.c_uint16), ("deviceId", ctypes.c_uint32), ("rsv", ctypes.c_uint8 * 8)]
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("attr", ctypes.c_int32), ("value", Value)]
+
+
+class Config(ctypes.Structure):
+    _fields_ = [("attrs", ctypes.POINTER(Attribute)), ("numAttrs", ctypes.c_size_t)]
+
+
+class PointerAttributes(ctypes.Structure):
+    _fields_ = [("location", Location), ("page_size", ctypes.c_uint32), ("rsv", ctypes.c_uint32 * 4)]
+
+    def answer(self):
+        location = {"id": self.location.id, "type": self.location.type}
+        return {"location": location, "page_size": self.page_size, "rsv": list(self.rsv)}
+
+
+class Utilization(ctypes.Structure):
+    _fields_ = [
+        ("cube_utilization", ctypes.c_int32),
+        ("vector_utilization", ctypes.c_int32),
+        ("aicpu_utilization", ctypes.c_int32),
+        ("memory_utilization", ctypes.c_int32),
+        ("utilization_extend", ctypes.c_uint64),
+    ]
+
+    def answer(self):
+        return {name: getattr(self, name) for name, _ in self._fields_}
+
+
+class Version(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_char * 128),
+        ("major_version", ctypes.c_char * 64),
+        ("minor_version", ctypes.c_char * 64),
+        ("release_version", ctypes.c_char * 64),
+        ("patch_version", ctypes.c_char * 64),
+        ("reserved", ctypes.c_char * 128),
+    ]
+
+    def answer(self):
+        return {name: getattr(self, name).decode(errors="replace") for name, _ in self._fields_}
+
+
+class Uuid(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint8 * 16)]
+
+    def answer(self):
+        return {"bytes": list(self.bytes)}
+
+
+class Text(ctypes.Structure):
+    _fields_ = [("text", ctypes.c_char * 128)]
+
+    def answer(self):
+        return self.text.decode(errors="replace")
+
+
+_OUTPUTS = {
+    "i": ctypes.c_int32,
+    "u": ctypes.c_uint32,
+    "p": ctypes.c_uint64,
+    "q": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "A": PointerAttributes,
+    "D": Utilization,
+    "U": Uuid,
+    "V": Version,
+    "T": Text,
+}
+
+
+def integer(value):
+    """An int, or what has `__index__`; a TypeError otherwise."""
+    if isinstance(value, int):
+        return value
+    return value.__index__() if hasattr(value, "__index__") else _refuse("an int", value)
+
+
+def _refuse(wanted, value):
+    raise TypeError(f"must be {wanted}, not {type(value).__name__}")
+
+
+def _signed(value):
+    number = integer(value)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise OverflowError(f"{number} is no signed 32-bit number")
+    return number
+
+
+def _unsigned(value):
+    number = integer(value)
+    if not 0 <= number < 1 << 32:
+        raise OverflowError(f"{number} is no unsigned 32-bit number")
+    return number
+
+
+def _wide(value):
+    return integer(value) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _text(value):
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else _refuse("a str", value)
+
+
+def _dict(value):
+    return value if isinstance(value, dict) else _refuse("a dict", value)
+
+
+def _number(given, name):
+    """A key's number; 0 if it is missing or is no int."""
+    value = given.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _properties(given):
+    given = _dict(given)
+    location = _dict(given.get("location", {}))
+    made = Properties()
+    for name in ("handleType", "allocationType", "memAttr", "reserve"):
+        setattr(made, name, _number(given, name))
+    made.location = Location(_number(location, "id"), _number(location, "type"))
+    return ctypes.byref(made)
+
+
+def _config(given):
+    if not _dict(given):
+        return None
+    attributes = given.get("attrs", [])
+    if not isinstance(attributes, (list, tuple)):
+        _refuse("a list of dicts", attributes)
+    if _number(given, "numAttrs") != len(attributes):
+        raise KeyError("numAttrs is not the number of attrs")
+    array = (Attribute * max(len(attributes), 1))()
+    for place, attribute in zip(array, attributes):
+        place.attr = _number(_dict(attribute), "attr")
+        value = _dict(attribute.get("value", {}))
+        known = [name for name in ("moduleId", "deviceId", "rsv") if name in value]
+        if len(known) != 1:
+            raise KeyError("a value has one of moduleId, deviceId and rsv")
+        if known == ["rsv"]:
+            numbers = list(value["rsv"])
+            if len(numbers) > 8:
+                raise ValueError("rsv has at most 8 numbers")
+            place.value.rsv[: len(numbers)] = numbers
+        else:
+            setattr(place.value, known[0], _number(value, known[0]))
+    return ctypes.byref(Config(array, len(attributes)))
+
+
+def _processes(given):
+    if not isinstance(given, list):
+        _refuse("a list", given)
+    if not all(isinstance(pid, int) for pid in given):
+        raise ValueError("process ids are ints")
+    return (ctypes.c_int32 * max(len(given), 1))(*map(_signed, given)), len(given)
+
+
+_INPUTS = {
+    "i": (_signed, ctypes.c_int32),
+    "u": (_unsigned, ctypes.c_uint32),
+    "p": (_wide, ctypes.c_uint64),
+    "s": (_text, ctypes.c_char_p),
+    "P": (_properties, ctypes.c_void_p),
+    "C": (_config, ctypes.c_void_p),
+}
+
+
+def define(module, lines):
+    """Puts the functions of a table into a module's namespace."""
+    for line in lines.strip().splitlines():
+        name, c_name, *kinds = line.split()
+        module[name] = _made(module["__name__"].replace("ascend_vmm.", ""), name, c_name, kinds)
+
+
+def _made(owner, name, c_name, kinds):
+    types = []
+    for kind in kinds:
+        if kind[0] == ">":
+            types.append(ctypes.POINTER(_OUTPUTS[kind[1]]))
+        elif kind == "L":
+            types += [ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t]
+        else:
+            types.append(_INPUTS[kind][1])
+    wanted = sum(kind[0] != ">" for kind in kinds)
+    c_function = function(c_name, ctypes.c_int32, *types)
+
+    def call(*given):
+        if len(given) != wanted:
+            raise TypeError(f"{owner}.{name}() takes {wanted} arguments ({len(given)} given)")
+        given = iter(given)
+        arguments, outputs = [], []
+        for kind in kinds:
+            if kind[0] == ">":
+                outputs.append(_OUTPUTS[kind[1]]())
+                arguments.append(outputs[-1])
+            elif kind == "L":
+                arguments += _processes(next(given))
+            else:
+                arguments.append(_INPUTS[kind][0](next(given)))
+        code = c_function(*arguments)
+        if not outputs:
+            return code
+        return (*(output.answer() if hasattr(output, "answer") else output.value for output in outputs), code)
+
+    call.__name__ = name
+    call.__qualname__ = f"{owner}.{name}"
+    call.__doc__ = f"`{c_name}`: docs/cann.md says what it does."
+    return call
+
+
+def missing(owner):
+    """A module's `__getattr__` for names that are not served."""
+
+    def get(name):
+        if name.startswith("_"):
+            raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+        raise NotServed(f"{owner}.{name} is not served: ascend-vmm has the vendor's memory functions only")
+
+    return get
