@@ -218,7 +218,7 @@ impl Bench {
             bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
         }
         for (name, c, own, calls) in C_FUNCTIONS {
-            let mut measure = |work| count(&bench.measure(&Setup::of(work), pairs, 0), |counts| counts.instructions);
+            let measure = |work| count(&bench.measure(&Setup::of(work), pairs, 0), |counts| counts.instructions);
             let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
             bench.add(name, None, Unit::Instructions, more, Target::must(80.0));
         }

@@ -7,10 +7,8 @@ use std::collections::BTreeMap;
 fn the_page_has_a_row_for_every_function_with_its_class_and_no_other() {
     let page = include_str!("../../../docs/cann.md");
     let table = page.split("## Functions").nth(1).unwrap();
-    let rows: BTreeMap<&str, &str> = table
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | "))
-        .collect();
+    let rows: BTreeMap<&str, &str> =
+        table.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | ")).collect();
     let expected: BTreeMap<&str, &str> = FUNCTIONS
         .iter()
         .map(|function| {
