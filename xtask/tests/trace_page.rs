@@ -147,7 +147,8 @@ fn the_page_of_a_real_program_tells_what_is_under_the_pointer() {
     let script = "
         const point = (canvas, type, px, py) => {
             const box = canvas.getBoundingClientRect();
-            canvas.dispatchEvent(new MouseEvent(type, { clientX: box.left + px, clientY: box.top + py, bubbles: true }));
+            const at = { clientX: box.left + px, clientY: box.top + py, bubbles: true };
+            canvas.dispatchEvent(new MouseEvent(type, at));
             return document.getElementById('tip').textContent;
         };
         const root = document.documentElement.dataset, alive = document.getElementById('alive');

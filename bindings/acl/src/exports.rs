@@ -58,7 +58,9 @@ macro_rules! exports {
 
 /// Exports functions that do not return a code.
 macro_rules! exports_other {
-    ($list:ident { $($name:ident($($argument:ident: $kind:ty),*) -> $returns:ty = $otherwise:expr => $serves:expr;)* }) => {
+    ($list:ident {
+        $($name:ident($($argument:ident: $kind:ty),*) -> $returns:ty = $otherwise:expr => $serves:expr;)*
+    }) => {
         $(
             #[doc = concat!("`", stringify!($name), "`: docs/cann.md says what it does.")]
             ///

@@ -44,8 +44,9 @@ unset ascend_here
 
 /// What programs that come with a kernel in Ascend C include in their build. The kernel's files are
 /// not compiled: the two functions that the vendor's memory samples call copy one number instead.
-const KERNELS: &str = r#"# There is no compiler for kernels here. A library of kernels gets two functions that copy a number
-# to or from the device and print it, which is what the kernels of the vendor's memory samples do.
+const KERNELS: &str = r#"# There is no compiler for kernels here. A library of kernels gets two functions that copy
+# a number to or from the device and print it, which is what the kernels of the vendor's memory samples
+# do.
 set(ASCEND_ACL_KERNELS_DIR ${CMAKE_CURRENT_LIST_DIR})
 function(ascendc_library name)
     add_library(${name} STATIC ${ASCEND_ACL_KERNELS_DIR}/kernels.cpp)
@@ -112,7 +113,8 @@ pub fn write(tree: &Path, library: &Path, archive: Option<&Path>) -> io::Result<
     Ok(())
 }
 
-/// Copies a file over another: by renaming, so that a program which has the old one loaded keeps it.
+/// Copies a file over another: by renaming, so that a program which has the old one loaded keeps
+/// it.
 fn replace(from: &Path, to: &Path) -> io::Result<()> {
     let new = to.with_extension("new");
     fs::copy(from, &new)?;

@@ -46,8 +46,8 @@ pub enum Linked {
     Statically,
 }
 
-/// A source file of `tests/c`, compiled against the tree; `None` without a compiler for it, which is
-/// said.
+/// A source file of `tests/c`, compiled against the tree; `None` without a compiler for it, which
+/// is said.
 pub fn compile(source: &str, linked: Linked) -> Option<PathBuf> {
     compile_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source), linked)
 }
