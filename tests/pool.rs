@@ -3,7 +3,7 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_vmm::pool::{CacheOptions, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
+use ascend_vmm::pool::{CacheOptions, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 use ascend_vmm::share::Place;
 use ascend_vmm::{Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
@@ -503,5 +503,53 @@ fn a_child_of_fork_is_refused_and_drops_without_a_command() {
         // CLOSE of files is refused or does nothing in a child.
         let calls: Vec<_> = calls.filter(|&call| call != "CLOSE").collect();
         assert!(calls.is_empty(), "{calls:?}");
+    });
+}
+
+#[test]
+fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory() {
+    on_each_generation(plain(), |_, _| {
+        let slot: Arc<std::sync::Mutex<Option<(Pool, bool)>>> = Arc::default();
+        let inside = slot.clone();
+        let hook = move |_: &[std::ops::Range<u64>]| {
+            let wish = inside.lock().unwrap().take();
+            match wish {
+                Some((pool, true)) => pool.reset(Tag(0)).unwrap(),
+                // What is about to be unmapped lies between two blocks that are kept.
+                Some((pool, false)) => assert!(pool.sleep(Tag(0), Keep::Host, |_| ()).unwrap() > 0),
+                None => {}
+            }
+        };
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]).before_unmap(hook));
+        let mut blocks: Vec<_> = (0..6).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
+        blocks.iter().zip(0u8..).for_each(|(block, number)| block.fill(0, MIB2, number).unwrap());
+        blocks.drain(2..4);
+        *slot.lock().unwrap() = Some((pool.clone(), false));
+        pool.trim().unwrap();
+        pool.wake(&[Tag(0)], |_| ()).unwrap();
+        for (block, number) in blocks.iter().zip([0, 1, 4, 5]) {
+            let mut last = [9];
+            block.read(MIB2 - 1, &mut last).unwrap();
+            assert_eq!(last, [number]);
+        }
+        *slot.lock().unwrap() = Some((pool.clone(), true));
+        pool.trim().unwrap();
+        drop(blocks);
+        let all = pool.allocate(pool.statistics().mapped, 1, Tag(0)).unwrap();
+        all.fill(0, all.size(), 1).unwrap();
+        drop(all);
+        pool.trim().unwrap();
+        assert_eq!(pool.statistics().mapped, 0);
+    });
+}
+
+#[test]
+fn a_step_of_any_size_maps_no_more_than_there_is() {
+    on_each_generation(Config { hbm: 64 << 20, ..plain() }, |_, _| {
+        for step in [0, 1, MIB2 + 1, u64::MAX] {
+            let pool = Pool::with(&cache(), PoolOptions::new().step(step));
+            drop(pool.allocate(100, 1, Tag(0)).unwrap());
+            assert!(pool.statistics().mapped >= MIB2);
+        }
     });
 }

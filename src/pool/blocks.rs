@@ -531,27 +531,19 @@ impl Blocks {
         self.areas.retain(|area| area.start != page(start));
     }
 
-    /// What is in use, in order, among mapped memory; runs of small blocks as a whole.
-    pub(super) fn used_ranges(&self, mapped: &[Range<u64>]) -> Vec<Range<u64>> {
-        let mut used: Vec<Range<u64>> = Vec::new();
-        for range in mapped {
-            let (mut at, end) = (page(range.start), page(range.end));
-            while at < end {
-                let entry = self.entry(at);
-                let number =
-                    if entry & OF_RUN != 0 { self.small.block(entry & !OF_RUN) } else { entry.wrapping_sub(1) };
-                let record = self.records.get(number as usize).filter(|record| record.start == at);
-                let Some(record) = record else { break };
-                if !record.is_free() {
-                    let block = address(record.start)..address(record.end());
-                    match used.last_mut() {
-                        Some(last) if last.end == block.start => last.end = block.end,
-                        _ => used.push(block),
-                    }
-                }
-                at = record.end();
+    /// What is in use, in order; runs of small blocks as a whole.
+    pub(super) fn used_ranges(&self) -> Vec<Range<u64>> {
+        let is_used = |record: &&Record| matches!(record.previous, USED | OWNED | RUN);
+        let used = self.records.iter().filter(is_used);
+        let mut used: Vec<Range<u64>> = used.map(|record| address(record.start)..address(record.end())).collect();
+        used.sort_unstable_by_key(|range| range.start);
+        used.dedup_by(|next, before| {
+            let touches = before.end == next.start && self.is_inside(page(next.start));
+            if touches {
+                before.end = next.end;
             }
-        }
+            touches
+        });
         used
     }
 
@@ -652,8 +644,7 @@ mod tests {
                 assert_eq!(blocks.usage().blocks, live.len() as u64);
             }
             assert_eq!(blocks.usage().in_use, live.values().map(|(size, _)| size).sum::<u64>());
-            let mapped = vec![all(2)];
-            let used = blocks.used_ranges(&mapped);
+            let used = blocks.used_ranges();
             for (&address, &(size, _)) in &live {
                 assert!(used.iter().any(|range| range.start <= address && address + size <= range.end), "{address:#x}");
             }
@@ -663,7 +654,7 @@ mod tests {
             // One free block for each area: all that touches was joined.
             let free = blocks.free_ranges(1 << 20);
             assert_eq!(free, [BASE..BASE + AREA, BASE + AREA..BASE + 2 * AREA]);
-            assert!(blocks.used_ranges(&mapped).is_empty());
+            assert!(blocks.used_ranges().is_empty());
             assert_eq!(blocks.largest_free(), AREA);
         }
     }

@@ -384,7 +384,8 @@ impl Heap {
             return Ok(0);
         }
         let (taken, mut books) = self.take(books);
-        let victims = Victims { heap: self, ranges: victims(&taken.rooms, &mut books.blocks) };
+        let ranges = victims(&taken.rooms, &mut books.blocks);
+        let victims = Victims { heap: self, ranges, generation: books.generation };
         drop(books);
         // The segments are in their place while the hook runs, which may use the pool.
         drop(taken);
@@ -440,14 +441,17 @@ impl Heap {
 struct Victims<'a> {
     heap: &'a Heap,
     ranges: Vec<Range<u64>>,
+    /// A reset makes all that is mapped free, these ranges among it: then they are not victims any
+    /// more.
+    generation: u32,
 }
 
 impl Victims<'_> {
     fn unmap(mut self) -> Result<u64> {
         let _quiet = quiet();
         let (mut taken, books) = self.heap.take(self.heap.lock());
-        if !matches!(books.state, State::Awake) {
-            // It fell asleep meanwhile, and what was free is unmapped too.
+        if !matches!(books.state, State::Awake) || books.generation != self.generation {
+            // It fell asleep meanwhile, and what was free is unmapped too; or it was reset.
             return Ok(0);
         }
         drop(books);
@@ -489,6 +493,9 @@ impl Drop for Victims<'_> {
             return;
         }
         let mut books = self.heap.lock();
+        if books.generation != self.generation {
+            return;
+        }
         for range in &self.ranges {
             books.blocks.add_memory(range.start, range.end - range.start);
         }
@@ -527,7 +534,8 @@ fn plan(rooms: &[Room], blocks: &Blocks, request: Request, options: &PoolOptions
         let first = (address + hole - before).next_multiple_of(alignment) - address;
         let start = hole.max(first / granule * granule);
         let end = (first + needed).next_multiple_of(granule).min(hole + size).max(start + granule);
-        let further = end.max(start.saturating_add(options.step)).next_multiple_of(granule).min(hole + size);
+        let step = start.saturating_add(options.step).min(hole + size);
+        let further = end.max(step).next_multiple_of(granule).min(hole + size);
         Some(Growth { room: number, enough: start..end, wanted: start..further })
     })
 }

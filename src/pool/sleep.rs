@@ -9,7 +9,6 @@
 //! name, brought to the disk and renamed before anything is unmapped, and it says itself which
 //! addresses its parts are of ([`BackupFile`]).
 
-use super::blocks::Blocks;
 use super::file::{Progress, load, store};
 use super::heap::{Heap, Room, State, Taken};
 use super::page_cache::PageCache;
@@ -210,8 +209,7 @@ impl<'a> Falling<'a> {
             State::Changing => return Err(heap.asleep(&books.state, SLEEP)),
         }
         let (taken, books) = heap.take(books);
-        let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
-        let used = Blocks::used_ranges(&books.blocks, &mapped);
+        let used = books.blocks.used_ranges();
         drop(books);
         Ok(Some((Falling { heap, taken: Some(taken), unmapped: Vec::new() }, used)))
     }

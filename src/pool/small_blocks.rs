@@ -196,11 +196,6 @@ impl SmallBlocks {
         self.find(number, address).ok().map(|(_, _, size)| size)
     }
 
-    /// The large block that a run is cut from.
-    pub(super) fn block(&self, number: u32) -> u32 {
-        self.runs.get(number as usize).map_or(NONE, |run| run.block)
-    }
-
     /// Leaves a block without its handle: it is freed by its address from now on.
     pub(super) fn disown(&mut self, number: u32, address: u64) {
         if let Ok((word, bit, _)) = self.find(number, address) {
