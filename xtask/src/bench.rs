@@ -9,6 +9,7 @@ pub mod counter;
 mod emulator;
 pub mod figure;
 mod plot;
+mod pool;
 
 use crate::terminal::{self, Table, counted, steps};
 use ascend_emulator::config::DeviceProcess;
@@ -161,7 +162,7 @@ impl Bench {
     /// times, and of the emulated driver itself.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
-        self.wanted().count() as u64 + 3 + worst + 6 + 2
+        self.wanted().count() as u64 + 3 + worst + 6 + 2 + pool::steps(self.most())
     }
 
     fn operations(&self, bench: &mut Run) {
@@ -222,6 +223,7 @@ impl Bench {
             let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
             bench.add(name, None, Unit::Instructions, more, Target::must(80.0));
         }
+        pool::figures(bench, most, pairs);
         if most >= 1_000_000 {
             self.worst(bench);
         }

@@ -96,6 +96,12 @@ pub enum Work {
     CWrite,
     /// By the call that it makes.
     OwnWrite,
+    /// A block of a pool is allocated and freed.
+    PoolBlock,
+    /// A page of a segment is mapped from the cache and unmapped into it.
+    PoolSegment,
+    /// A tag of 64 GiB sleeps and wakes.
+    PoolSleep,
     /// Not measured: the process that exports what the other imports.
     ImportPeer,
     /// Memory is created and released by ioctls without the library.
@@ -110,13 +116,13 @@ pub enum Work {
 #[derive(clap::Args)]
 pub struct Client {
     /// What is repeated.
-    work: Work,
+    pub(super) work: Work,
     /// How many objects of the kind exist meanwhile.
     #[arg(long, default_value_t = 1)]
-    live: u64,
+    pub(super) live: u64,
     /// Size of each object in bytes.
     #[arg(long, default_value_t = SIZE)]
-    size: u64,
+    pub(super) size: u64,
     /// One live object in each GiB of addresses, instead of one beside the other.
     #[arg(long)]
     sparse: bool,
@@ -146,13 +152,13 @@ pub struct OwnFigures {
     pub nanoseconds: Option<f64>,
 }
 
-type Failure = Box<dyn std::error::Error>;
+pub(super) type Failure = Box<dyn std::error::Error>;
 
 /// Exit status: tracing is not allowed.
 pub const NOT_TRACED: u8 = 4;
 
 /// The smallest size of an object.
-const SIZE: u64 = 2 << 20;
+pub(super) const SIZE: u64 = 2 << 20;
 
 const GIB: u64 = 1 << 30;
 
@@ -337,6 +343,7 @@ impl Client {
             | Work::OwnMallocFree
             | Work::CWrite
             | Work::OwnWrite => self.c_functions(),
+            Work::PoolBlock | Work::PoolSegment | Work::PoolSleep => super::pool::work(self),
             Work::ImportPeer => Err("the peer is not measured".into()),
             Work::RawCreateRelease | Work::RawReserveFree | Work::RawMapUnmap => self.raw(),
         }
@@ -576,7 +583,10 @@ impl Client {
 
     /// Creates the objects that exist meanwhile. Returns them with their memory use in this
     /// process.
-    fn live<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<(Vec<T>, Option<f64>), Failure> {
+    pub(super) fn live<T>(
+        &self,
+        mut make: impl FnMut(u64) -> Result<T, Failure>,
+    ) -> Result<(Vec<T>, Option<f64>), Failure> {
         let mut live = Vec::with_capacity(self.live as usize);
         let before = own_memory()?;
         for index in 0..self.live {
@@ -629,7 +639,7 @@ impl Client {
     }
 
     /// The sections and the timed run. `ready` prepares for so many repetitions and is not counted.
-    fn repeat<E: Into<Failure>>(
+    pub(super) fn repeat<E: Into<Failure>>(
         &self,
         bytes_per_object: Option<f64>,
         mut ready: impl FnMut(u64) -> Result<(), Failure>,
@@ -685,7 +695,7 @@ fn cpu_time() -> Result<f64, Failure> {
 }
 
 /// A session and its first device.
-fn open() -> Result<Device, Failure> {
+pub(super) fn open() -> Result<Device, Failure> {
     Ok(Session::open()?.device(LogicalId(0))?)
 }
 
@@ -695,7 +705,7 @@ fn memories(device: &Device, number: u64) -> ascend_vmm::Result<Vec<PhysicalMemo
 }
 
 /// Drops an object without letting the compiler see what becomes of it.
-fn discard<T>(object: T) {
+pub(super) fn discard<T>(object: T) {
     drop(black_box(object));
 }
 
