@@ -67,7 +67,8 @@ impl ReserveOptions {
     }
 }
 
-/// Reserved addresses. Freed when this and everything mapped there is dropped.
+/// Reserved addresses. A counted reference: they are freed when the last clone and everything mapped
+/// there is dropped.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -82,6 +83,7 @@ impl ReserveOptions {
 /// assert_eq!(reservation.mappings(), [(mapping.address(), 2 << 20)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Clone)]
 #[must_use = "addresses are freed when their reservation is dropped"]
 pub struct Reservation {
     pub(crate) inner: Arc<Live<Reserved>>,
@@ -149,7 +151,7 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] if something is mapped there; [`Error::Refused`] if the kernel does not
+    /// [`Error::InUse`] if something is mapped there, or a clone is alive; [`Error::Refused`] if the kernel does not
     /// free them. The reservation comes back.
     #[doc(alias = "aclrtReleaseMemAddress")]
     #[doc(alias = "cuMemAddressFree")]

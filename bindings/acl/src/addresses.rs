@@ -1,40 +1,50 @@
 //! Reserved addresses, what is mapped there, and who may use it.
 //!
-//! One table has all reservations by their address, and in each the place of every mapping, so that
-//! an address is found without following it. The table's lock is never held over a system call.
+//! One set of books has all reservations by their address, in each the place of every mapping, and
+//! the handles of physical memory, so that an address is found without following it. The books' lock
+//! is never held over a system call.
 
 use crate::border::{Address, In, Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
-use crate::handles::Handle;
-use crate::physical::{self, Location};
+use crate::handles::{Handle, Kind, Table};
+use crate::physical::{self, Location, Physical};
 use crate::{devices, malloc, process};
 use ascend_vmm::{Error, Location as Place, Mapping, Page, Reservation, ReserveOptions};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// The size of a huge page: what addresses are multiples of.
 const PAGE: u64 = Page::Huge.size();
 
-static SPACE: Mutex<Space> = Mutex::new(Space { areas: Vec::new(), mappings: Vec::new(), free: Vec::new() });
+pub(crate) static BOOKS: Mutex<Books> =
+    Mutex::new(Books { areas: Vec::new(), mappings: Vec::new(), free: Vec::new(), physical: Table::new(Kind::Memory) });
 
-struct Space {
+/// What the process has of addresses and physical memory.
+pub(crate) struct Books {
     /// By their start.
     areas: Vec<Area>,
     /// The mappings, at places that the areas name.
     mappings: Vec<Option<Mapped>>,
     /// Places that are free.
     free: Vec<u32>,
+    pub(crate) physical: Table<Physical>,
 }
 
 struct Area {
     start: u64,
     end: u64,
-    reservation: Arc<Reservation>,
-    /// For each page of the reservation, the place of the mapping that begins there plus 1. Zeroed
-    /// memory that is not touched before something is mapped.
-    places: Vec<u32>,
+    reservation: Reservation,
+    places: Places,
     /// How many mappings there are.
     mapped: u32,
+}
+
+/// For each page of a reservation, the place of the mapping that begins there plus 1.
+enum Places {
+    /// Of the only page.
+    One(u32),
+    /// Of several: zeroed memory that is not touched before something is mapped.
+    Several(Vec<u32>),
 }
 
 struct Mapped {
@@ -45,39 +55,51 @@ struct Mapped {
     host: bool,
 }
 
-impl Space {
-    /// The area that contains an address.
+impl Area {
     #[inline]
-    fn area(&mut self, address: u64) -> Option<&mut Area> {
-        let after = self.areas.partition_point(|area| area.start <= address);
-        self.areas[..after].last_mut().filter(|area| address < area.end)
+    fn place(&mut self, address: u64) -> &mut u32 {
+        match &mut self.places {
+            Places::One(place) => place,
+            Places::Several(places) => &mut places[((address - self.start) / PAGE) as usize],
+        }
+    }
+}
+
+impl Books {
+    /// The index of the area that contains an address.
+    #[inline]
+    fn area(&self, address: u64) -> Option<usize> {
+        let index = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
+        (address < self.areas[index].end).then_some(index)
     }
 
     /// The mapping that begins at an address.
     #[inline]
     fn mapped(&mut self, address: u64) -> Option<&mut Mapped> {
-        if address % PAGE != 0 {
-            return None;
-        }
-        let area = self.area(address)?;
-        let place = area.places[((address - area.start) / PAGE) as usize].checked_sub(1)?;
+        let index = if address % PAGE == 0 { self.area(address)? } else { return None };
+        let place = self.areas[index].place(address).checked_sub(1)?;
         self.mappings.get_mut(place as usize)?.as_mut()
     }
 
-    /// Enters a mapping at its address; it comes back if that is not reserved any more.
+    /// Enters a mapping at its address; it comes back if that is not reserved any more. `index` is
+    /// where its area was a moment ago.
     #[inline]
-    fn insert(&mut self, address: u64, mapped: Mapped) -> Result<(), Mapped> {
-        let after = self.areas.partition_point(|area| area.start <= address);
-        let Some(area) = self.areas[..after].last_mut().filter(|area| address < area.end) else { return Err(mapped) };
+    fn insert(&mut self, index: usize, address: u64, mapped: Mapped) -> Result<(), Mapped> {
+        let around = |area: &Area| area.start <= address && address < area.end;
+        let index = if self.areas.get(index).is_some_and(around) { Some(index) } else { self.area(address) };
+        let Some(index) = index else { return Err(mapped) };
         let place = match self.free.pop() {
-            Some(place) => place,
+            Some(place) => {
+                self.mappings[place as usize] = Some(mapped);
+                place
+            }
             None => {
-                self.mappings.push(None);
+                self.mappings.push(Some(mapped));
                 self.mappings.len() as u32 - 1
             }
         };
-        self.mappings[place as usize] = Some(mapped);
-        area.places[((address - area.start) / PAGE) as usize] = place + 1;
+        let area = &mut self.areas[index];
+        *area.place(address) = place + 1;
         area.mapped += 1;
         Ok(())
     }
@@ -85,11 +107,9 @@ impl Space {
     /// Takes the mapping that begins at an address out.
     #[inline]
     fn remove(&mut self, address: u64) -> Option<Mapped> {
-        if address % PAGE != 0 {
-            return None;
-        }
-        let area = self.area(address)?;
-        let entry = &mut area.places[((address - area.start) / PAGE) as usize];
+        let index = if address % PAGE == 0 { self.area(address)? } else { return None };
+        let area = &mut self.areas[index];
+        let entry = area.place(address);
         let place = entry.checked_sub(1)?;
         *entry = 0;
         area.mapped -= 1;
@@ -165,11 +185,11 @@ fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
 #[inline]
 fn enter(reservation: Reservation) {
     let (start, size) = (reservation.address(), reservation.size());
-    let places = vec![0; (size / PAGE) as usize];
-    let area = Area { start, end: start + size, reservation: Arc::new(reservation), places, mapped: 0 };
-    let mut space = lock(&SPACE);
-    let place = space.areas.partition_point(|area| area.start < start);
-    space.areas.insert(place, area);
+    let places = if size == PAGE { Places::One(0) } else { Places::Several(vec![0; (size / PAGE) as usize]) };
+    let area = Area { start, end: start + size, reservation, places, mapped: 0 };
+    let mut books = lock(&BOOKS);
+    let place = books.areas.partition_point(|area| area.start < start);
+    books.areas.insert(place, area);
 }
 
 /// `aclrtReleaseMemAddress`.
@@ -177,29 +197,27 @@ fn enter(reservation: Reservation) {
 pub fn release(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
     using();
-    let mut space = lock(&SPACE);
-    let after = space.areas.partition_point(|area| area.start <= address);
-    let Some(place) = after.checked_sub(1).filter(|&place| space.areas[place].start == address) else {
+    let mut books = lock(&BOOKS);
+    let Some(place) = books.area(address).filter(|&place| books.areas[place].start == address) else {
         return Err(not_reserved_at(address));
     };
-    let mapped = space.areas[place].mapped;
+    let mapped = books.areas[place].mapped;
     if mapped > 0 {
         return Err(still_mapped(address, mapped));
     }
-    let area = space.areas.remove(place);
-    drop(space);
-    let failed = match Arc::try_unwrap(area.reservation) {
-        Ok(reservation) => match reservation.free() {
-            Ok(()) => return Ok(()),
-            Err(failed) => failed,
-        },
+    let area = books.areas.remove(place);
+    drop(books);
+    match area.reservation.free() {
+        Ok(()) => Ok(()),
         // Another thread is just mapping something there: it finds that the addresses are gone, and
         // they are free when it has finished.
-        Err(_) => return Ok(()),
-    };
-    let fault = Fault::driver(failed.error);
-    enter(failed.object);
-    Err(fault)
+        Err(failed) if matches!(failed.error, Error::InUse { .. }) => Ok(()),
+        Err(failed) => {
+            let fault = Fault::driver(failed.error);
+            enter(failed.object);
+            Err(fault)
+        }
+    }
 }
 
 #[cold]
@@ -222,10 +240,13 @@ pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: 
         return Err(wrong_mapping(size, handle, offset, flags));
     }
     using();
-    let area = lock(&SPACE).area(address).map(|area| (area.start, area.reservation.clone()));
-    let Some((start, reservation)) = area else { return Err(outside(address)) };
-    let memory = physical::begin_mapping(handle)?;
-    let rounded = (size as u64).checked_next_multiple_of(memory.page().size());
+    let mut books = lock(&BOOKS);
+    let Some(index) = books.area(address) else { return Err(outside(address)) };
+    let (start, reservation) = (books.areas[index].start, books.areas[index].reservation.clone());
+    let found = books.physical.get_mut(handle).and_then(Physical::begin_mapping);
+    drop(books);
+    let Some((memory, page)) = found else { return Err(physical::unknown()) };
+    let rounded = (size as u64).checked_next_multiple_of(page);
     let mapped = if rounded == Some(memory.size()) {
         reservation.map(address - start, &memory).map_err(Fault::driver)
     } else {
@@ -233,8 +254,7 @@ pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: 
     };
     match mapped {
         Ok(mapping) => {
-            let mapped = Mapped { mapping, handle, host: false };
-            let entered = lock(&SPACE).insert(address, mapped);
+            let entered = lock(&BOOKS).insert(index, address, Mapped { mapping, handle, host: false });
             entered.map_err(|mapped| released_meanwhile(address, mapped))
         }
         Err(fault) => {
@@ -279,14 +299,13 @@ fn other_size(size: usize, memory: &ascend_vmm::PhysicalMemory) -> Box<Fault> {
 pub fn unmap(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
     using();
-    let Some(Mapped { mapping, handle, host }) = lock(&SPACE).remove(address) else {
-        return Err(not_mapped(address));
-    };
+    let mapped = lock(&BOOKS).remove(address);
+    let Some(Mapped { mapping, handle, host }) = mapped else { return Err(not_mapped(address)) };
     match mapping.unmap() {
         Ok(()) => physical::end_mapping(handle),
         Err(failed) => {
             let mapped = Mapped { mapping: failed.object, handle, host };
-            let entered = lock(&SPACE).insert(address, mapped);
+            let entered = lock(&BOOKS).insert(0, address, mapped);
             match entered {
                 Ok(()) => Err(Fault::driver(failed.error)),
                 Err(mapped) => Err(released_meanwhile(address, mapped)),
@@ -303,29 +322,30 @@ fn not_mapped(address: u64) -> Box<Fault> {
 /// The handle of the mapping that begins at an address.
 pub(crate) fn handle_at(address: u64) -> Option<Handle> {
     using();
-    lock(&SPACE).mapped(address).map(|mapped| mapped.handle)
+    lock(&BOOKS).mapped(address).map(|mapped| mapped.handle)
 }
 
 /// The reservation that contains an address: its start and size.
 pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
     using();
-    lock(&SPACE).area(address).map(|area| (area.start, area.end - area.start))
+    let books = lock(&BOOKS);
+    books.area(address).map(|index| &books.areas[index]).map(|area| (area.start, area.end - area.start))
 }
 
 /// Unmaps whatever is mapped of these handles. What is in use goes when it is not any more.
 pub(crate) fn unmap_all(handles: &[Handle]) {
     let handles: BTreeSet<Handle> = handles.iter().copied().collect();
-    let mut space = lock(&SPACE);
+    let mut books = lock(&BOOKS);
     let of = |mapped: &Mapped| handles.contains(&mapped.handle).then(|| mapped.mapping.address());
-    let addresses: Vec<u64> = space.mappings.iter().flatten().filter_map(of).collect();
-    let mapped: Vec<Mapped> = addresses.into_iter().filter_map(|address| space.remove(address)).collect();
-    drop(space);
+    let addresses: Vec<u64> = books.mappings.iter().flatten().filter_map(of).collect();
+    let mapped: Vec<Mapped> = addresses.into_iter().filter_map(|address| books.remove(address)).collect();
+    drop(books);
     drop(mapped);
 }
 
 /// Whether anything is reserved.
 pub(crate) fn is_used() -> bool {
-    !lock(&SPACE).areas.is_empty()
+    !lock(&BOOKS).areas.is_empty()
 }
 
 /// Who gets access: `aclrtMemAccessDesc`.
@@ -389,7 +409,7 @@ fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
 fn grant(mapping: &Mapping, location: &Location) -> Outcome {
     if location.kind == Location::HOST {
         mapping.host_view().map_err(Fault::driver)?;
-        if let Some(mapped) = lock(&SPACE).mapped(mapping.address()) {
+        if let Some(mapped) = lock(&BOOKS).mapped(mapping.address()) {
             mapped.host = true;
         }
         return Ok(());
@@ -408,7 +428,7 @@ pub fn get_access(address: Address, location: In<Location>, flags: Out<u64>) -> 
     let granted = match location.kind {
         Location::HOST => {
             let seen = |mapped: &mut Mapped| mapped.host;
-            place == Place::Host || lock(&SPACE).mapped(mapping.address()).is_some_and(seen)
+            place == Place::Host || lock(&BOOKS).mapped(mapping.address()).is_some_and(seen)
         }
         Location::DEVICE => {
             let device = devices::by_logical_or_user(location.id)?;

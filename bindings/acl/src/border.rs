@@ -200,7 +200,7 @@ impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
     /// A place of the caller's.
-    pub fn to(place: *mut T) -> Out<T> {
+    pub(crate) fn to(place: *mut T) -> Out<T> {
         Out(place)
     }
 
@@ -259,7 +259,7 @@ impl<T> Copy for In<T> {}
 
 impl<T: Copy> In<T> {
     /// A value of the caller's.
-    pub fn of(value: *const T) -> In<T> {
+    pub(crate) fn of(value: *const T) -> In<T> {
         In(value)
     }
 

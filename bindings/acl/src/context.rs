@@ -12,6 +12,7 @@ use crate::{devices, process, stream};
 use ascend_vmm::LogicalId;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A context.
@@ -36,40 +37,65 @@ struct Primary {
     context: Handle,
 }
 
-thread_local! {
-    static CURRENT: Cell<Handle> = const { Cell::new(Handle::NULL) };
+/// How often a context ended: what a thread remembers of its own is good until the next time.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+/// What a thread remembers of its context.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Current {
+    pub(crate) handle: Handle,
+    /// The device, by the driver's number.
+    pub(crate) device: LogicalId,
+    /// The device, by the program's number.
+    pub(crate) user: u32,
+    /// [`ENDED`] when this was looked up.
+    ended: u64,
 }
 
-fn set_current(context: Handle) {
+thread_local! {
+    static CURRENT: Cell<Current> = const {
+        Cell::new(Current { handle: Handle::NULL, device: LogicalId(0), user: 0, ended: u64::MAX })
+    };
+}
+
+/// Makes a context current; `None` if it is none.
+fn set_current(handle: Handle) -> Option<Current> {
+    let ended = ENDED.load(Ordering::Acquire);
+    let (device, user) = CONTEXTS.with(handle, |context| (context.device, context.user))?;
+    let now = Current { handle, device, user, ended };
     // A thread that is ending has no place for it any more.
-    let _ = CURRENT.try_with(|current| current.set(context));
+    let _ = CURRENT.try_with(|current| current.set(now));
+    Some(now)
+}
+
+fn remove(context: Handle) -> Option<Arc<Context>> {
+    let removed = CONTEXTS.remove(context);
+    ENDED.fetch_add(1, Ordering::AcqRel);
+    removed
 }
 
 /// The calling thread's context.
 #[inline]
-pub(crate) fn current() -> Outcome<Arc<Context>> {
-    match CONTEXTS.get(CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL)) {
-        Some(context) => Ok(context),
-        None => default_context().and_then(|handle| CONTEXTS.get(handle).ok_or_else(none)),
+pub(crate) fn current() -> Outcome<Current> {
+    match CURRENT.try_with(Cell::get) {
+        Ok(current) if current.ended == ENDED.load(Ordering::Acquire) => Ok(current),
+        remembered => look_up(remembered.map_or(Handle::NULL, |current| current.handle)),
     }
 }
 
-/// The calling thread's context as a handle.
-pub(crate) fn current_handle() -> Outcome<Handle> {
-    let handle = CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL);
-    match CONTEXTS.with(handle, |_| ()) {
-        Some(()) => Ok(handle),
-        None => default_context(),
-    }
-}
-
-/// Makes the default device's context current, if `aclInit` was given a default device.
+/// The context that a thread remembers if it is still there, or the default device's.
 #[cold]
-fn default_context() -> Outcome<Handle> {
+fn look_up(handle: Handle) -> Outcome<Current> {
+    if let Some(current) = set_current(handle) {
+        return Ok(current);
+    }
     let Some(user) = process::default_device() else { return Err(none()) };
-    let context = primary(user, 0)?;
-    set_current(context);
-    Ok(context)
+    set_current(primary(user, 0)?).ok_or_else(none)
+}
+
+/// The calling thread's context itself.
+pub(crate) fn current_object() -> Outcome<Arc<Context>> {
+    CONTEXTS.get(current()?.handle).ok_or_else(none)
 }
 
 #[cold]
@@ -107,15 +133,17 @@ fn new(device: LogicalId, user: u32, primary: bool) -> Outcome<Handle> {
 
 /// `aclrtSetDevice`.
 pub fn set_device(device: i32) -> Outcome {
-    set_current(primary(device.into(), 1)?);
+    set_current(primary(device.into(), 1)?).ok_or_else(none)?;
     Ok(())
 }
 
 /// `aclrtGetDevice`.
 pub fn get_device(device: Out<i32>) -> Outcome {
     let device = device.check("deviceId")?;
-    match CONTEXTS.get(CURRENT.try_with(Cell::get).unwrap_or(Handle::NULL)) {
-        Some(context) => device.write(context.user as i32),
+    // The default device is named, not set up.
+    let remembered = CURRENT.try_with(|current| current.get().handle).unwrap_or(Handle::NULL);
+    match set_current(remembered) {
+        Some(current) => device.write(current.user as i32),
         None => device.write(process::default_device().ok_or_else(none)? as i32),
     }
     Ok(())
@@ -146,7 +174,7 @@ fn reset(user: i32, force: bool) -> Outcome {
     let context = primary.context;
     primaries.remove(&device.0);
     drop(primaries);
-    CONTEXTS.remove(context);
+    remove(context);
     stream::end_all(Some(context));
     close_if_unused(device);
     Ok(())
@@ -165,7 +193,7 @@ pub fn create(context: Out<Handle>, device: i32) -> Outcome {
     let npu = devices::by_user(device.into())?;
     process::device(npu.logical).map_err(|fault| fault.with_code(code::RT_DEVICE_SETUP))?;
     let handle = new(npu.logical, device as u32, false)?;
-    set_current(handle);
+    set_current(handle).ok_or_else(none)?;
     context.write(handle);
     Ok(())
 }
@@ -175,7 +203,9 @@ pub fn destroy(context: Handle) -> Outcome {
     if context.is_null() {
         return Err(invalid("context is NULL. Pass one that aclrtCreateContext made."));
     }
-    let removed = CONTEXTS.remove_if(context, |context| !context.primary).ok_or_else(|| {
+    let explicit = CONTEXTS.with(context, |context| !context.primary).unwrap_or(false);
+    let removed = if explicit { remove(context) } else { None };
+    let removed = removed.ok_or_else(|| {
         let text = "this is no context that aclrtCreateContext made, or it is destroyed. A device's own is ended by \
                     aclrtResetDevice.";
         Fault::new(code::RT_CONTEXT_NULL, text)
@@ -192,8 +222,7 @@ pub fn set(context: Handle) -> Outcome {
     if context.is_null() {
         return Err(invalid("context is NULL. Pass one that aclrtCreateContext or aclrtGetCurrentContext returned."));
     }
-    CONTEXTS.with(context, |_| ()).ok_or_else(|| refused("this is no context, or it is destroyed."))?;
-    set_current(context);
+    set_current(context).ok_or_else(|| refused("this is no context, or it is destroyed."))?;
     Ok(())
 }
 
@@ -202,7 +231,7 @@ pub fn set(context: Handle) -> Outcome {
 pub fn get(context: Out<Handle>) -> Outcome {
     let context = context.check("context")?;
     context.write(Handle::NULL);
-    context.write(current_handle()?);
+    context.write(current()?.handle);
     Ok(())
 }
 
@@ -219,6 +248,6 @@ pub fn primary_state(device: i32, flags: Out<u32>, active: Out<i32>) -> Outcome 
 pub(crate) fn end() {
     lock(&PRIMARIES).clear();
     for handle in CONTEXTS.collect(|handle, _| Some(handle)) {
-        CONTEXTS.remove(handle);
+        remove(handle);
     }
 }

@@ -24,6 +24,8 @@ static FOUND: AtomicPtr<Found> = AtomicPtr::new(null_mut());
 
 struct Found {
     survey: Survey,
+    /// The driver's numbers, by the program's.
+    logical: Vec<LogicalId>,
     /// How many devices the program sees: user ids are below this.
     visible: u32,
 }
@@ -37,7 +39,8 @@ fn found() -> Outcome<&'static Found> {
     }
     let survey = discovery::survey(&discovery::Options::default());
     // A list that names a device which is not there ends before it.
-    let visible = (0..).take_while(|&user| survey.user_device(UserId(user)).is_some()).count() as u32;
+    let logical: Vec<LogicalId> = (0..).map_while(|user| Some(survey.user_device(UserId(user))?.logical)).collect();
+    let visible = logical.len() as u32;
     if visible == 0 {
         let text = match survey.findings.first() {
             Some(finding) if survey.devices.is_empty() => format!("no NPU: {finding}. {}", finding.remedy()),
@@ -48,7 +51,7 @@ fn found() -> Outcome<&'static Found> {
         };
         return Err(Fault::new(code::RT_NO_DEVICE, text));
     }
-    let new = Box::into_raw(Box::new(Found { survey, visible }));
+    let new = Box::into_raw(Box::new(Found { survey, logical, visible }));
     match FOUND.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just made, and never freed.
         Ok(_) => Ok(unsafe { &*new }),
@@ -71,6 +74,17 @@ pub(crate) fn by_user(id: i64) -> Outcome<&'static Npu> {
             code::RT_INVALID_DEVICE,
             format!("there is no device {id}: this program sees {}, numbered from 0.", found.visible),
         )),
+    }
+}
+
+/// The driver's number of a device, by the number that the program uses.
+#[inline]
+pub(crate) fn logical(user: u32) -> Outcome<LogicalId> {
+    // SAFETY: NULL, or a box that is never freed.
+    let found = unsafe { FOUND.load(Ordering::Acquire).as_ref() };
+    match found.and_then(|found| found.logical.get(user as usize)) {
+        Some(&logical) => Ok(logical),
+        None => by_user(user.into()).map(|npu| npu.logical),
     }
 }
 

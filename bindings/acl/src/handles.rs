@@ -46,15 +46,14 @@ const GENERATION_SHIFT: u32 = 24;
 const GENERATIONS: u32 = 1 << 28;
 const PLACES: usize = 1 << 24;
 
+/// The objects of one kind, behind a lock.
+#[derive(Debug)]
+pub struct Handles<T>(Mutex<Table<T>>);
+
 /// The objects of one kind.
 #[derive(Debug)]
-pub struct Handles<T> {
+pub(crate) struct Table<T> {
     kind: Kind,
-    table: Mutex<Table<T>>,
-}
-
-#[derive(Debug)]
-struct Table<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
 }
@@ -65,86 +64,60 @@ struct Place<T> {
     object: Option<T>,
 }
 
-impl<T> Handles<T> {
+impl<T> Table<T> {
     /// None yet.
-    pub const fn new(kind: Kind) -> Handles<T> {
-        Handles { kind, table: Mutex::new(Table { places: Vec::new(), free: Vec::new() }) }
+    pub(crate) const fn new(kind: Kind) -> Table<T> {
+        Table { kind, places: Vec::new(), free: Vec::new() }
     }
 
     /// Takes an object in.
-    ///
-    /// # Errors
-    ///
-    /// 207005 when there are 16 million.
-    pub fn insert(&self, object: T) -> Outcome<Handle> {
-        using();
-        let mut table = lock(&self.table);
-        let place = match table.free.pop() {
+    #[inline]
+    pub(crate) fn insert(&mut self, object: T) -> Outcome<Handle> {
+        let place = match self.free.pop() {
             Some(place) => place as usize,
-            None if table.places.len() == PLACES => {
-                return Err(Fault::new(code::RT_RESOURCE, "there are 16 million objects of this kind. Free some."));
-            }
-            None => {
-                table.places.push(Place { generation: 0, object: None });
-                table.places.len() - 1
-            }
+            None => self.new_place()?,
         };
-        let entry = &mut table.places[place];
+        let entry = &mut self.places[place];
         entry.object = Some(object);
         let generation = entry.generation;
         Ok(self.join(place, generation))
     }
 
-    /// Looks at an object under the lock of its kind; `None` if there is no such object.
-    #[inline]
-    pub fn with<R>(&self, handle: Handle, look: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let (place, generation) = self.split(handle)?;
-        let mut table = lock(&self.table);
-        let entry = table.places.get_mut(place).filter(|entry| entry.generation == generation)?;
-        entry.object.as_mut().map(look)
+    #[cold]
+    fn new_place(&mut self) -> Outcome<usize> {
+        if self.places.len() == PLACES {
+            return Err(Fault::new(code::RT_RESOURCE, "there are 16 million objects of this kind. Free some."));
+        }
+        self.places.push(Place { generation: 0, object: None });
+        Ok(self.places.len() - 1)
     }
 
-    /// A copy of the reference to an object.
+    /// An object; `None` if there is none with this handle.
     #[inline]
-    pub fn get(&self, handle: Handle) -> Option<T>
-    where
-        T: Clone,
-    {
-        self.with(handle, |object| object.clone())
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let (place, generation) = self.split(handle)?;
+        self.places.get_mut(place).filter(|entry| entry.generation == generation)?.object.as_mut()
     }
 
     /// Takes an object out: its handle is stale from now on.
-    pub fn remove(&self, handle: Handle) -> Option<T> {
-        self.remove_if(handle, |_| true)
-    }
-
-    /// The same, if the object is as it should be.
-    pub fn remove_if(&self, handle: Handle, wanted: impl FnOnce(&mut T) -> bool) -> Option<T> {
+    #[inline]
+    pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
         let (place, generation) = self.split(handle)?;
-        let mut table = lock(&self.table);
-        let entry = table.places.get_mut(place).filter(|entry| entry.generation == generation)?;
-        if !entry.object.as_mut().is_some_and(wanted) {
-            return None;
-        }
-        let object = entry.object.take();
+        let entry = self.places.get_mut(place).filter(|entry| entry.generation == generation)?;
+        let object = entry.object.take()?;
         entry.generation += 1;
         // A place whose generations are used up is not used again.
         if entry.generation < GENERATIONS {
-            table.free.push(place as u32);
+            self.free.push(place as u32);
         }
-        object
+        Some(object)
     }
 
-    /// What `pick` takes of each object, under the lock of their kind.
-    pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
-        let table = lock(&self.table);
-        let mut picked = Vec::new();
-        for (place, entry) in table.places.iter().enumerate() {
-            if let Some(object) = &entry.object {
-                picked.extend(pick(self.join(place, entry.generation), object));
-            }
-        }
-        picked
+    /// All objects with their handles.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
+        let alive = |(place, entry): (usize, &'_ Place<T>)| (self.join(place, entry.generation), place);
+        let handles = self.places.iter().enumerate().map(alive);
+        handles.filter_map(|(handle, place)| Some((handle, self.places[place].object.as_ref()?)))
     }
 
     fn join(&self, place: usize, generation: u32) -> Handle {
@@ -160,6 +133,54 @@ impl<T> Handles<T> {
             return None;
         }
         Some((bits as usize & (PLACES - 1), (bits >> GENERATION_SHIFT) as u32 & (GENERATIONS - 1)))
+    }
+}
+
+impl<T> Handles<T> {
+    /// None yet.
+    pub const fn new(kind: Kind) -> Handles<T> {
+        Handles(Mutex::new(Table::new(kind)))
+    }
+
+    /// Takes an object in.
+    ///
+    /// # Errors
+    ///
+    /// 207005 when there are 16 million.
+    pub fn insert(&self, object: T) -> Outcome<Handle> {
+        using();
+        lock(&self.0).insert(object)
+    }
+
+    /// Looks at an object under the lock of its kind; `None` if there is no such object.
+    #[inline]
+    pub fn with<R>(&self, handle: Handle, look: impl FnOnce(&mut T) -> R) -> Option<R> {
+        lock(&self.0).get_mut(handle).map(look)
+    }
+
+    /// A copy of the reference to an object.
+    #[inline]
+    pub fn get(&self, handle: Handle) -> Option<T>
+    where
+        T: Clone,
+    {
+        lock(&self.0).get_mut(handle).cloned()
+    }
+
+    /// Takes an object out: its handle is stale from now on.
+    pub fn remove(&self, handle: Handle) -> Option<T> {
+        lock(&self.0).remove(handle)
+    }
+
+    /// The same, if the object is as it should be.
+    pub fn remove_if(&self, handle: Handle, wanted: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        let mut table = lock(&self.0);
+        if table.get_mut(handle).is_some_and(wanted) { table.remove(handle) } else { None }
+    }
+
+    /// What `pick` takes of each object, under the lock of their kind.
+    pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
+        lock(&self.0).iter().filter_map(|(handle, object)| pick(handle, object)).collect()
     }
 }
 
@@ -193,7 +214,7 @@ mod tests {
     fn a_place_whose_generations_are_used_up_is_left_alone() {
         let handles = Handles::new(Kind::Event);
         let first = handles.insert(0).unwrap();
-        lock(&handles.table).places[0].generation = GENERATIONS - 1;
+        lock(&handles.0).places[0].generation = GENERATIONS - 1;
         let last = Handle(first.0 | u64::from(GENERATIONS - 1) << GENERATION_SHIFT);
         assert_eq!(handles.remove(last), Some(0));
         assert_eq!(handles.insert(1).unwrap().0 & (PLACES as u64 - 1), 1, "another place");

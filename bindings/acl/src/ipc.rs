@@ -26,6 +26,8 @@ type Key = [u8; KEY];
 static EXPORTS: Mutex<BTreeMap<Key, Export>> = Mutex::new(BTreeMap::new());
 static IMPORTS: Mutex<BTreeMap<Key, Import>> = Mutex::new(BTreeMap::new());
 
+/// Whether anything was ever exported.
+static EXPORTED: AtomicBool = AtomicBool::new(false);
 /// Whether anything was ever imported.
 static IMPORTED: AtomicBool = AtomicBool::new(false);
 
@@ -65,6 +67,7 @@ pub fn export_key(address: Address, size: usize, key: Out<c_char>, length: usize
         published.trust_anyone()?;
     }
     let text = with_offset(published.name().to_bytes(), address - start)?;
+    EXPORTED.store(true, Ordering::Relaxed);
     lock(&EXPORTS).insert(text, Export { published: Arc::new(published), address, device });
     for (index, byte) in text.into_iter().enumerate() {
         key.write_at(index, byte as c_char);
@@ -206,6 +209,9 @@ pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
 
 /// A block is freed: its keys end.
 pub(crate) fn forget(address: u64) {
+    if !EXPORTED.load(Ordering::Relaxed) {
+        return;
+    }
     let mut exports = lock(&EXPORTS);
     if exports.is_empty() {
         return;

@@ -29,12 +29,14 @@ static SMALL: Mutex<Vec<Small>> = Mutex::new(Vec::new());
 struct Small {
     device: LogicalId,
     pool: Pool,
-    /// Bytes that were freed since empty pages were given back.
-    freed: u64,
+    /// Blocks that were freed since empty pages were given back.
+    freed: u32,
 }
 
 /// Blocks above this size have memory of their own.
 const SMALL_SIZE: u64 = 1 << 20;
+/// Empty pages are given back when so many smaller blocks were freed.
+const FREED: u32 = 32;
 /// All smaller blocks of a device are of one kind.
 const TAG: Tag = Tag(0);
 /// Blocks begin at multiples of this, as in the vendor's library; it promises 64.
@@ -198,29 +200,26 @@ pub fn free(address: Address) -> Outcome {
 
 /// Frees a block of a pool; whether there is one.
 fn free_small(address: u64) -> bool {
+    ipc::forget(address);
     let mut small = lock(&SMALL);
-    let Some((place, size)) = find_small(&small, address) else { return false };
-    let Small { pool, freed, .. } = &mut small[place];
+    let Some(Small { pool, freed, .. }) = small.iter_mut().find(|small| small.pool.free(address).is_ok()) else {
+        return false;
+    };
+    *freed += 1;
     // A program that frees all its blocks keeps little; one that frees and allocates all the time
     // does not pay for it each time.
-    *freed += size;
-    let enough = *freed >= Page::Huge.size();
-    if enough {
+    if *freed >= FREED {
         *freed = 0;
-    }
-    let pool = pool.clone();
-    drop(small);
-    ipc::forget(address);
-    let found = pool.free(address).is_ok();
-    if enough {
+        let pool = pool.clone();
+        drop(small);
         let _ = pool.trim();
     }
-    found
+    true
 }
 
-/// The place of the pool in which a block begins, and the block's size.
-fn find_small(small: &[Small], address: u64) -> Option<(usize, u64)> {
-    small.iter().enumerate().find_map(|(place, small)| small.pool.find(address).map(|(size, _)| (place, size)))
+/// The size of the block that begins at an address in one of the pools.
+fn find_small(small: &[Small], address: u64) -> Option<u64> {
+    small.iter().find_map(|small| small.pool.find(address).map(|(size, _)| size))
 }
 
 #[cold]
@@ -243,7 +242,7 @@ pub(crate) fn block_around(address: u64) -> Option<(u64, u64)> {
             return Some((start, large.size));
         }
     }
-    find_small(&lock(&SMALL), address).map(|(_, size)| (address, size))
+    find_small(&lock(&SMALL), address).map(|size| (address, size))
 }
 
 /// `aclrtMemP2PMap`: lets another device reach a block.

@@ -5,9 +5,10 @@
 //! mappings, which keep the memory too. The handle itself lives as long as either does, so that a
 //! mapping can be asked for the handle that it was made from.
 
-use crate::border::{In, Out};
+use crate::addresses::BOOKS;
+use crate::border::{In, Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
-use crate::handles::{Handle, Handles, Kind as HandleKind};
+use crate::handles::Handle;
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
 use ascend_vmm::{Error, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
@@ -48,6 +49,8 @@ pub struct Properties {
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) memory: PhysicalMemory,
+    /// Size of its pages.
+    page: u64,
     properties: Properties,
     /// How often the program may free it.
     users: u32,
@@ -57,7 +60,26 @@ pub(crate) struct Physical {
     export: Option<Export>,
 }
 
-pub(crate) static PHYSICAL: Handles<Physical> = Handles::new(HandleKind::Memory);
+impl Physical {
+    fn new(memory: PhysicalMemory, page: Page, properties: Properties) -> Physical {
+        Physical { memory, page: page.size(), properties, users: 1, mappings: 0, export: None }
+    }
+
+    /// The memory, which is about to be mapped once more, and the size of its pages; `None` if the
+    /// program has freed it.
+    #[inline]
+    pub(crate) fn begin_mapping(&mut self) -> Option<(PhysicalMemory, u64)> {
+        if self.users == 0 {
+            return None;
+        }
+        self.mappings += 1;
+        Some((self.memory.clone(), self.page))
+    }
+
+    fn is_unused(&self) -> bool {
+        self.users == 0 && self.mappings == 0
+    }
+}
 
 impl Properties {
     /// HBM in 2 MiB pages, by the program's number of a device.
@@ -108,7 +130,7 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
-    handle.write(PHYSICAL.insert(Physical { memory, properties, users: 1, mappings: 0, export: None })?);
+    handle.write(lock(&BOOKS).physical.insert(Physical::new(memory, kind.page, properties))?);
     Ok(())
 }
 
@@ -129,7 +151,7 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
     let rounded = size.checked_next_multiple_of(page).filter(|size| size / page <= u32::MAX.into());
     let too_much = || Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device or host has."));
     if place == Location::DEVICE {
-        let device = devices::by_user(id.into())?.logical;
+        let device = devices::logical(id)?;
         reserved(properties)?;
         let device = process::device(device)?;
         let size = rounded.ok_or_else(too_much)?;
@@ -174,28 +196,35 @@ pub fn free(handle: Handle) -> Outcome {
     if handle.is_null() {
         return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
     }
-    let found = PHYSICAL.with(handle, |physical| {
-        let users = physical.users.checked_sub(1)?;
-        physical.users = users;
-        Some(users == 0 && physical.mappings == 0)
-    });
-    match found {
-        Some(Some(true)) => release(handle),
-        Some(Some(false)) => Ok(()),
-        Some(None) | None => Err(unknown()),
-    }
+    using();
+    let mut books = lock(&BOOKS);
+    let Some(physical) = books.physical.get_mut(handle).filter(|physical| physical.users > 0) else {
+        return Err(unknown());
+    };
+    physical.users -= 1;
+    let unused = if physical.is_unused() { books.physical.remove(handle) } else { None };
+    drop(books);
+    unused.map_or(Ok(()), release)
 }
 
 #[cold]
-fn unknown() -> Box<Fault> {
+pub(crate) fn unknown() -> Box<Fault> {
     refused("this is no handle of physical memory, or it was freed as often as it was allocated, imported or retained.")
 }
 
-/// Releases memory that nothing uses any more. If the driver refuses, the handle is good again.
-fn release(handle: Handle) -> Outcome {
-    let Some(physical) = PHYSICAL.remove_if(handle, |physical| physical.users == 0 && physical.mappings == 0) else {
-        return Ok(());
-    };
+/// Looks at memory under the books' lock; `None` if there is no such handle.
+fn with<R>(handle: Handle, look: impl FnOnce(&mut Physical) -> R) -> Option<R> {
+    using();
+    lock(&BOOKS).physical.get_mut(handle).map(look)
+}
+
+/// What `pick` takes of all memory.
+fn collect<R>(mut pick: impl FnMut(Handle, &Physical) -> Option<R>) -> Vec<R> {
+    lock(&BOOKS).physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
+}
+
+/// Releases memory that nothing uses any more.
+fn release(physical: Physical) -> Outcome {
     let Physical { memory, export, .. } = physical;
     drop(export);
     match memory.free() {
@@ -207,27 +236,15 @@ fn release(handle: Handle) -> Outcome {
     }
 }
 
-/// The memory behind a handle, which is about to be mapped once more.
-#[inline]
-pub(crate) fn begin_mapping(handle: Handle) -> Outcome<PhysicalMemory> {
-    let found = PHYSICAL.with(handle, |physical| {
-        if physical.users == 0 {
-            return None;
-        }
-        physical.mappings += 1;
-        Some(physical.memory.clone())
-    });
-    found.flatten().ok_or_else(unknown)
-}
-
 /// A mapping of it is gone, or was not made.
 #[inline]
 pub(crate) fn end_mapping(handle: Handle) -> Outcome {
-    let unused = PHYSICAL.with(handle, |physical| {
-        physical.mappings -= 1;
-        physical.mappings == 0 && physical.users == 0
-    });
-    if unused == Some(true) { release(handle) } else { Ok(()) }
+    let mut books = lock(&BOOKS);
+    let Some(physical) = books.physical.get_mut(handle) else { return Ok(()) };
+    physical.mappings -= 1;
+    let unused = if physical.is_unused() { books.physical.remove(handle) } else { None };
+    drop(books);
+    unused.map_or(Ok(()), release)
 }
 
 /// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
@@ -235,7 +252,7 @@ pub fn retain(address: crate::border::Address, handle: Out<Handle>) -> Outcome {
     let address = address.check("virPtr")?;
     let handle = handle.check("handle")?;
     let found = addresses::handle_at(address)
-        .filter(|&found| PHYSICAL.with(found, |physical| physical.users += 1).is_some())
+        .filter(|&found| with(found, |physical| physical.users += 1).is_some())
         .ok_or_else(|| refused(format!("{address:#x} is not where aclrtMapMem mapped memory.")))?;
     handle.write(found);
     Ok(())
@@ -247,7 +264,7 @@ pub fn properties(handle: Handle, properties: Out<Properties>) -> Outcome {
     if handle.is_null() {
         return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
     }
-    properties.write(PHYSICAL.with(handle, |physical| physical.properties).ok_or_else(unknown)?);
+    properties.write(with(handle, |physical| physical.properties).ok_or_else(unknown)?);
     Ok(())
 }
 
@@ -264,14 +281,15 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
 
 /// The handle of memory that the program has already, counted once more.
 pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
-    let same = PHYSICAL.collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
-    same.into_iter().find(|&handle| PHYSICAL.with(handle, |physical| physical.users += 1).is_some())
+    let same = collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
+    same.into_iter().find(|&handle| with(handle, |physical| physical.users += 1).is_some())
 }
 
 /// Takes imported memory in.
 pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handle> {
     // The kind that the vendor's library reports for memory it knows nothing more of.
-    let attribute = match memory.page() {
+    let page = memory.page();
+    let attribute = match page {
         Page::Huge => 4,
         Page::Giant => 10,
     };
@@ -280,13 +298,13 @@ pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handl
         Place::Host => Location { id: 0, kind: Location::HOST },
     };
     let properties = Properties { handle_type: 0, allocation_type: 0, attribute, location, reserve: 0 };
-    PHYSICAL.insert(Physical { memory, properties, users: 1, mappings: 0, export: None })
+    lock(&BOOKS).physical.insert(Physical::new(memory, page, properties))
 }
 
 /// Exports the memory behind a handle, once.
 pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
-    let memory = PHYSICAL
-        .with(handle, |physical| (physical.users > 0).then(|| (physical.memory.clone(), physical.export.is_some())));
+    let memory =
+        with(handle, |physical| (physical.users > 0).then(|| (physical.memory.clone(), physical.export.is_some())));
     let (memory, exported) = memory.flatten().ok_or_else(unknown)?;
     if exported {
         let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
@@ -296,27 +314,28 @@ pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
     if anyone {
         export.trust_anyone()?;
     }
-    PHYSICAL.with(handle, |physical| physical.export = Some(export.clone()));
+    with(handle, |physical| physical.export = Some(export.clone()));
     Ok(export)
 }
 
 /// The export of this process with a shareable handle.
 pub(crate) fn export_of(shareable: u64) -> Option<Export> {
-    let all = PHYSICAL.collect(|_, physical| physical.export.clone());
+    let all = collect(|_, physical| physical.export.clone());
     all.into_iter().find(|export| export.handle().to_u64() == shareable)
 }
 
 /// Whether there is any.
 pub(crate) fn is_used() -> bool {
-    !PHYSICAL.collect(|_, _| Some(())).is_empty()
+    lock(&BOOKS).physical.iter().next().is_some()
 }
 
 /// Ends all memory of a device, mapped or not.
 pub(crate) fn end(device: LogicalId) {
     let of = |physical: &Physical| physical.memory.location() == Place::Device(device);
-    let handles = PHYSICAL.collect(|handle, physical| of(physical).then_some(handle));
+    let handles = collect(|handle, physical| of(physical).then_some(handle));
     addresses::unmap_all(&handles);
     for handle in handles {
-        drop(PHYSICAL.remove(handle));
+        let ended = lock(&BOOKS).physical.remove(handle);
+        drop(ended);
     }
 }

@@ -301,9 +301,9 @@ fn unknown() -> Box<Fault> {
 
 /// A stream of the calling thread's context; the default stream for NULL.
 pub(crate) fn find(stream: Handle) -> Outcome<Arc<Stream>> {
-    let current = context::current_handle()?;
+    let current = context::current()?.handle;
     if stream.is_null() {
-        return default_stream(current, &*context::current()?);
+        return default_stream(current, &*context::current_object()?);
     }
     let found = STREAMS.get(stream).ok_or_else(unknown)?;
     if found.context != current {
@@ -316,8 +316,8 @@ pub(crate) fn find(stream: Handle) -> Outcome<Arc<Stream>> {
 /// A stream by its handle, whatever the context.
 pub(crate) fn by_handle(stream: Handle) -> Outcome<Arc<Stream>> {
     if stream.is_null() {
-        let current = context::current_handle()?;
-        return default_stream(current, &*context::current()?);
+        let current = context::current()?.handle;
+        return default_stream(current, &*context::current_object()?);
     }
     STREAMS.get(stream).ok_or_else(unknown)
 }
@@ -342,8 +342,8 @@ pub fn create(stream: Out<Handle>) -> Outcome {
 /// `aclrtCreateStreamWithConfig`.
 pub fn create_with(stream: Out<Handle>, priority: u32, flags: u32) -> Outcome {
     let stream = stream.check("stream")?;
-    let (handle, context) = (context::current_handle()?, context::current()?);
-    stream.write(STREAMS.insert(Stream::new(handle, context.device, priority, flags))?);
+    let current = context::current()?;
+    stream.write(STREAMS.insert(Stream::new(current.handle, current.device, priority, flags))?);
     Ok(())
 }
 
@@ -449,8 +449,8 @@ pub fn flags(stream: Handle, flags: Out<u32>) -> Outcome {
 /// `aclrtCtxGetCurrentDefaultStream`.
 pub fn current_default(stream: Out<Handle>) -> Outcome {
     let stream = stream.check("stream")?;
-    let handle = context::current_handle()?;
-    stream.write(default_handle(handle, &*context::current()?)?);
+    let handle = context::current()?.handle;
+    stream.write(default_handle(handle, &*context::current_object()?)?);
     Ok(())
 }
 
