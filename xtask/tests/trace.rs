@@ -183,6 +183,31 @@ fn a_running_process_can_be_traced_and_left_again() {
 }
 
 #[test]
+fn a_hundred_thousand_calls_are_all_there_in_order() {
+    let Some(program) = compile("opens", &[]) else { return };
+    let seen = file("seen.jsonl");
+    let output = xtask(&["trace", "-q", "--json", seen.to_str().unwrap(), "--", &program, "100000"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let calls = read(&seen);
+    assert_eq!(calls.iter().filter(|it| it.call == "open" && it.errno.as_deref() == Some("ENOENT")).count(), 100_000);
+    assert!(calls.windows(2).all(|pair| pair[0].at <= pair[1].at));
+}
+
+#[test]
+fn a_summary_fits_a_terminal_and_says_what_tracing_costs() {
+    let script = "exec 3<>/dev/davinci_manager; exec sleep 0";
+    let output =
+        xtask(&["emulate", "--", XTASK, "trace", "-q", "--summary", "--unsupported", "--", "sh", "-c", script]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    // The shell's open, and the close by the end of what it became.
+    assert!(text.contains("2 calls on the driver"), "{text}");
+    assert!(text.contains("Tracing adds ") && text.contains(" times) and "), "{text}");
+    assert!(text.contains("every command of this trace"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_exit_2() {
     for (arguments, reason) in [
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation"),

@@ -161,6 +161,9 @@ pub fn message(tid: i32) -> Result<i32, Errno> {
     Errno::result(result).map(|_| message as i32)
 }
 
+/// PTRACE_GET_SYSCALL_INFO, which not every C library has.
+const GET_SYSCALL_INFO: c_uint = 0x420e;
+
 /// The kernel's `ptrace_syscall_info`, whose union is eight words at most.
 #[repr(C)]
 #[derive(Default)]
@@ -185,7 +188,7 @@ pub fn call(tid: i32) -> Result<Option<Call>, Errno> {
     // SAFETY: the kernel writes at most as many bytes as are passed, which is the struct's size.
     let result = unsafe {
         libc::ptrace(
-            libc::PTRACE_GET_SYSCALL_INFO as _,
+            GET_SYSCALL_INFO as _,
             tid,
             ptr::without_provenance_mut::<c_void>(size_of::<Info>()),
             (&raw mut info).cast::<c_void>(),
