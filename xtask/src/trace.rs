@@ -17,7 +17,7 @@ mod summary;
 mod tracer;
 pub mod watch;
 
-use crate::impossible;
+use crate::{impossible, second_process};
 use anonymise::Anonymiser;
 use ascend_emulator::record::Record;
 use ascend_ioctl::Generation;
@@ -321,9 +321,10 @@ impl Trace {
 
 /// Starts the process that becomes the program, and waits until it has stopped itself.
 fn start(name: &str, command: &[OsString]) -> Result<i32, String> {
-    let own = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    let own = second_process::this_program();
+    let mut own = own.map_err(|error| format!("this program cannot be found: {error}"))?;
     // Signals are blocked afterwards, so the program starts with those that were blocked before.
-    let child = Command::new(own).args([name, "--"]).args(command).spawn();
+    let child = own.args([name, "--"]).args(command).spawn();
     let child = child.map_err(|error| format!("the program cannot be started: {error}"))?;
     let pid = Pid::from_raw(child.id() as i32);
     loop {

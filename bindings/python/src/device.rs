@@ -135,7 +135,7 @@ impl Device {
 
     /// Closes the memory that was made from it, and the device if nothing else uses it.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -190,7 +190,7 @@ impl Host {
 
     /// Closes the memory that was made from it.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

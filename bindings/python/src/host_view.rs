@@ -158,8 +158,8 @@ impl HostView {
     }
 
     /// Closes the view. Refused while one of its buffers is in use.
-    fn close(&self) -> Outcome<()> {
-        self.node.close()
+    fn close(&self, py: Python<'_>) -> Outcome<()> {
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -167,8 +167,8 @@ impl HostView {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close())
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        crate::leave(self.close(py))
     }
 
     fn __len__(&self) -> Outcome<usize> {

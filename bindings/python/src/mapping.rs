@@ -90,7 +90,7 @@ methods_with_copies! { Mapping {
 
     /// Unmaps it. Refused while a buffer of one of its views is in use.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

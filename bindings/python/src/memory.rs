@@ -101,7 +101,7 @@ impl PhysicalMemory {
 
     /// Unmaps it and frees it. Processes that imported it keep it.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

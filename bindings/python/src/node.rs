@@ -8,9 +8,13 @@
 //!
 //! A call that works without the interpreter's lock holds a reference of its own. Closing the
 //! object meanwhile is refused, as it is for everything that is in use.
+//!
+//! The locks in here are taken with the interpreter's lock only. So is a fork by Python, and a child
+//! finds none of them held by a thread that it does not have.
 
 use crate::error::{Fault, Outcome};
 use ascend_vmm::Error;
+use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What can be closed explicitly.
@@ -35,7 +39,7 @@ pub(crate) struct Node<T> {
 /// A node of any type.
 pub(crate) trait Close: Send + Sync {
     /// Closes its children, then itself. Nothing happens if it is closed.
-    fn close(&self) -> Outcome<()>;
+    fn close(&self, py: Python<'_>) -> Outcome<()>;
     /// Enters a child.
     fn adopt(&self, child: Weak<dyn Close>);
 }
@@ -83,10 +87,10 @@ impl<T: Ends> Close for Node<T> {
         children.push(child);
     }
 
-    fn close(&self) -> Outcome<()> {
+    fn close(&self, py: Python<'_>) -> Outcome<()> {
         let mut children = std::mem::take(&mut *lock(&self.children));
         while let Some(child) = children.pop() {
-            let closed = child.upgrade().map_or(Ok(()), |child| child.close());
+            let closed = child.upgrade().map_or(Ok(()), |child| child.close(py));
             if let Err(fault) = closed {
                 children.push(child);
                 lock(&self.children).append(&mut children);
@@ -96,7 +100,7 @@ impl<T: Ends> Close for Node<T> {
         let Some(object) = lock(&self.object).take() else { return Ok(()) };
         match Arc::try_unwrap(object) {
             Ok(object) => {
-                let ended = object.end();
+                let ended = py.detach(|| object.end());
                 if let Err((fault, Some(object))) = ended {
                     *lock(&self.object) = Some(Arc::new(object));
                     return Err(fault);

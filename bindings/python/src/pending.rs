@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
 use crate::node::{Close, Ends, Node, lock};
-use ascend_vmm::Failed;
+use ascend_vmm::{Error, Failed};
 use ascend_vmm::copy::Pending;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,6 +19,8 @@ const ASKING: Duration = Duration::from_millis(50);
 pub(crate) struct Running {
     state: Mutex<State>,
     over: Arc<Over>,
+    /// The process that began it. In a child of fork the locks may be held for ever.
+    process: u32,
 }
 
 enum State {
@@ -89,7 +91,13 @@ fn call(callback: &Bound<'_, PyAny>) {
 impl Running {
     pub(crate) fn new(pending: Pending<()>, buffer: Option<Buffer>) -> Running {
         let state = Mutex::new(State::Running(Held { pending: Some(pending), buffer }));
-        Running { state, over: Arc::default() }
+        Running { state, over: Arc::default(), process: std::process::id() }
+    }
+
+    /// Refuses a child of the process that began it.
+    fn check_process(&self) -> Outcome<()> {
+        let process = std::process::id();
+        if process == self.process { Ok(()) } else { Err(Error::OtherProcess { process }.into()) }
     }
 
     /// Whether the copy is over.
@@ -106,6 +114,7 @@ impl Running {
 
     /// Waits, without the interpreter's lock, until it is over or a signal's handler raises.
     fn wait(&self) -> Outcome<()> {
+        self.check_process()?;
         while !self.poll() {
             let state = lock(&self.over.callbacks);
             if !state.0 {
@@ -128,6 +137,9 @@ impl Ends for Running {
     const CLOSING: &'static str = "wait for a copy";
 
     fn end(self) -> Result<(), (Fault, Option<Self>)> {
+        if let Err(fault) = self.check_process() {
+            return Err((fault, Some(self)));
+        }
         if matches!(&*lock(&self.state), State::Done | State::Failed(None)) {
             return Ok(());
         }
@@ -167,14 +179,17 @@ impl PendingCopy {
 
     /// Whether it is over. The first call starts a thread that waits for it.
     #[getter]
-    fn done(&self, py: Python<'_>) -> bool {
-        self.node.try_get().is_none_or(|running| py.detach(|| running.poll()))
+    fn done(&self, py: Python<'_>) -> Outcome<bool> {
+        let Some(running) = self.node.try_get() else { return Ok(true) };
+        running.check_process()?;
+        Ok(py.detach(|| running.poll()))
     }
 
     /// Calls `callback` when the copy is over, from any thread. An exception that it raises is
     /// reported as one that no caller can catch.
     fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> Outcome<()> {
         let running = self.node.get()?;
+        running.check_process()?;
         lock(&running.over.callbacks).1.push(callback);
         if py.detach(|| running.poll()) {
             // Nothing wakes us any more, or has already.
@@ -193,7 +208,7 @@ impl PendingCopy {
 
     /// Waits until the copy is over.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -206,8 +221,9 @@ impl PendingCopy {
     }
 
     fn __repr__(&self) -> &'static str {
-        match self.node.try_get().map(|running| matches!(&*lock(&running.state), State::Running(_))) {
-            Some(true) => "<PendingCopy, running>",
+        match self.node.try_get() {
+            Some(running) if running.check_process().is_err() => "<PendingCopy of the parent process>",
+            Some(running) if matches!(&*lock(&running.state), State::Running(_)) => "<PendingCopy, running>",
             _ => "<PendingCopy, over>",
         }
     }

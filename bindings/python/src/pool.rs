@@ -202,7 +202,7 @@ impl Pool {
 
     /// Frees all blocks and releases all memory.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -279,7 +279,7 @@ methods_with_copies! { Block {
 
     /// Frees it.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

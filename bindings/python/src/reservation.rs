@@ -74,7 +74,7 @@ methods_with_copies! { Reservation {
 
     /// Unmaps what is mapped here, and frees the addresses.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

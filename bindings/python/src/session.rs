@@ -195,7 +195,7 @@ impl Session {
     /// Closes everything that was made through the session, then the session. Nothing happens if it
     /// is closed.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.node.close())
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -174,8 +174,8 @@ impl Export {
     }
 
     /// Drops this reference to the memory.
-    fn close(&self) -> Outcome<()> {
-        self.node.close()
+    fn close(&self, py: Python<'_>) -> Outcome<()> {
+        self.node.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -183,8 +183,8 @@ impl Export {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close())
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        crate::leave(self.close(py))
     }
 
     fn __repr__(&self) -> String {

@@ -220,3 +220,31 @@ def test_many_threads_share_a_session(session):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_mapping_is_not_closed_under_a_copy_of_another_thread(session):
+    data, memory = bytes(64 * MIB), session.device(0).create("64MiB")
+    for _ in range(1000):
+        mapping, begun = session.reserve("64MiB").map(memory), threading.Event()
+
+        def work():
+            begun.set()
+            try:
+                mapping.write(data)
+            except ascend_vmm.Closed:
+                pass  # it was closed before the copy began
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait()
+        try:
+            mapping.close()
+            refused = None
+        except ascend_vmm.InUse as error:
+            refused = error
+        thread.join()
+        mapping.close()
+        if refused:
+            assert "another thread is using it" in str(refused)
+            return
+    pytest.fail("no close met a copy")

@@ -148,3 +148,9 @@ def test_the_plugin_works_with_one_test_selected(pytester):
     pytester.makepyfile(PLUGIN)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-k", "each and 9.0.0")
     result.assert_outcomes(passed=1, deselected=15)
+
+
+def test_trace_shows_the_commands_of_a_python_program():
+    program = "import ascend_vmm; ascend_vmm.Session().reserve('2MiB')"
+    result = emulate("--", sys.executable, "-m", "ascend_vmm", "trace", "--", sys.executable, "-c", program)
+    assert result.returncode == 0 and "INIT_PROCESS" in result.stdout, result.stdout

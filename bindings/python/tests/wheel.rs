@@ -53,7 +53,7 @@ fn the_wheel_is_built_and_the_python_tests_pass_with_it() {
     let (wheels, site) = (place.join("wheels"), place.join("site"));
     let mut build = Command::new(&python);
     build.args(["-m", "maturin", "build", "--locked", "--out"]).arg(&wheels).current_dir(package());
-    run(build.env("CARGO_TARGET_DIR", target().join("python-build")));
+    run(build.env("CARGO_TARGET_DIR", target()));
     let built: Vec<_> =
         std::fs::read_dir(&wheels).expect("wheels").map(|entry| entry.expect("a wheel").path()).collect();
     assert_eq!(built.len(), 1, "{built:?}");

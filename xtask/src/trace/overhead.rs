@@ -9,7 +9,7 @@ use super::tracer::{self, Tracer};
 use super::watch::Watch;
 use nix::unistd::getppid;
 use std::fs::File;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Calls of each kind that are measured.
@@ -95,8 +95,8 @@ fn measure(filtered: bool) -> Result<(Times, Times), String> {
 }
 
 fn measure_to(file: &std::path::Path, filtered: bool) -> Result<(Times, Times), String> {
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    let status = Command::new(own).args(["trace-measured", "--"]).arg(file).arg("plain").status();
+    let mut own = crate::second_process::this_program().map_err(|error| error.to_string())?;
+    let status = own.args(["trace-measured", "--"]).arg(file).arg("plain").status();
     if !status.map_err(|error| error.to_string())?.success() {
         return Err("the measured process failed".into());
     }
