@@ -42,12 +42,12 @@ pub struct Emulate {
     /// copies=link-error. Can be given several times.
     #[arg(long = "fault", value_name = "SPEC")]
     faults: Vec<Fault>,
+    /// Play a recorded trace against the emulated driver, and report each answer that differs. The
+    /// host is by default that of the trace.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "faults", "like", "command"])]
+    replay: Option<PathBuf>,
     #[command(flatten)]
     description: host::Host,
-    /// Play a recorded trace against the emulated driver, and report each answer that differs. The
-    /// driver's generation is by default that of the trace.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "faults", "command"])]
-    replay: Option<PathBuf>,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required_unless_present = "replay", value_name = "CMD ARG")]
     command: Vec<OsString>,
@@ -68,23 +68,23 @@ pub fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "the size does not fit into 64 bits".to_owned())
 }
 
-/// The host that the options describe.
-fn configured(like: Option<host::Like>, file: Option<&Path>, options: host::Host) -> Result<Config, String> {
+/// The host that the options describe, beginning with `base`.
+fn configured(base: Config, file: Option<&Path>, options: &host::Host) -> Result<Config, String> {
     let file = file.map(host::Host::read).transpose()?;
-    let descriptions: Vec<host::Host> = file.into_iter().chain([options]).collect();
-    host::Host::config(like, &descriptions)
+    let descriptions: Vec<&host::Host> = file.iter().chain([options]).collect();
+    host::Host::config(base, &descriptions)
 }
 
 /// Runs the command and returns its exit status.
 pub fn run(options: Emulate) -> ExitCode {
-    let driver = options.description.driver;
-    let config = match configured(options.like, options.host.as_deref(), options.description) {
+    let describe = |base: Config| configured(base, options.host.as_deref(), &options.description);
+    if let Some(trace) = &options.replay {
+        return crate::replay::run(trace, describe);
+    }
+    let config = match describe(options.like.map(host::Like::config).unwrap_or_default()) {
         Ok(config) => config,
         Err(reason) => return impossible(reason),
     };
-    if let Some(trace) = &options.replay {
-        return crate::replay::run(trace, config, driver);
-    }
     for fault in &options.faults {
         if let Err(reason) = fault.check(&config) {
             return impossible(reason);

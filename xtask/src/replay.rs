@@ -48,15 +48,20 @@ pub struct Line {
     module: String,
 }
 
-/// Plays a trace and prints the report. `config` is the host as the user described it; what is
-/// still as by default is taken from the trace.
-pub fn run(path: &Path, config: Config, driver: Option<Generation>) -> ExitCode {
+/// Plays a trace and prints the report. `describe` changes the host that the trace tells of as the
+/// user wants it.
+pub fn run(path: &Path, describe: impl FnOnce(Config) -> Result<Config, String>) -> ExitCode {
     let lines = match read(path) {
         Ok(lines) => lines,
         Err(reason) => return impossible(format!("cannot replay {}: {reason}", path.display())),
     };
-    let generation = driver.unwrap_or_else(|| generation(&lines));
-    let config = host::from_trace(Config { generation, ..config }, &lines);
+    let told = host::from_trace(generation(&lines), &lines);
+    let generation = told.generation;
+    let config = match describe(told) {
+        Ok(config) => config,
+        Err(reason) => return impossible(reason),
+    };
+    let given = config.generation != generation;
     let mut player = Player::new(config, &lines);
     let mut doubtful: Vec<Doubt> = Vec::new();
     for (index, line) in lines.iter().enumerate() {
@@ -77,7 +82,7 @@ pub fn run(path: &Path, config: Config, driver: Option<Generation>) -> ExitCode 
             !settled && doubt.last > index
         });
     }
-    player.report.print(&player.driver.machine.config, driver.is_some());
+    player.report.print(&player.driver.machine.config, given);
     if player.report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Host {
     /// Generation of the driver: 8.5.0, 9.0.0 or 26.1.
     #[arg(long, value_name = "GENERATION")]
     #[serde(default, deserialize_with = "from_text")]
-    pub(super) driver: Option<Generation>,
+    driver: Option<Generation>,
     /// Number of NPUs, 0 to 64.
     #[arg(long, value_name = "N")]
     devices: Option<u32>,
@@ -179,7 +179,7 @@ pub(super) enum Like {
 }
 
 impl Like {
-    fn config(self) -> Config {
+    pub(super) fn config(self) -> Config {
         let gib = 1 << 30;
         let a2 = Config {
             devices: 8,
@@ -227,9 +227,9 @@ impl Host {
         }
     }
 
-    /// The host that these descriptions make together; later ones win.
-    pub(super) fn config(like: Option<Like>, descriptions: &[Host]) -> Result<Config, String> {
-        let mut config = like.map(Like::config).unwrap_or_default();
+    /// The host that these descriptions make of another together; later ones win.
+    pub(super) fn config(base: Config, descriptions: &[&Host]) -> Result<Config, String> {
+        let mut config = base;
         for description in descriptions {
             description.apply(&mut config)?;
         }
@@ -545,7 +545,7 @@ mod tests {
     #[test]
     fn every_preset_is_a_host_that_the_emulator_has() {
         for like in Like::value_variants() {
-            Host::config(Some(*like), &[]).unwrap();
+            Host::config(like.config(), &[]).unwrap();
         }
     }
 
@@ -553,7 +553,7 @@ mod tests {
     fn options_win_over_the_file_and_the_file_over_the_preset() {
         let file: Host = toml::from_str("devices = 4\nhbm = \"32G\"\nremoved = [1]\n").unwrap();
         let options = Host { devices: Some(3), ..Host::default() };
-        let config = Host::config(Some(Like::Atlas800A3), &[file, options]).unwrap();
+        let config = Host::config(Like::Atlas800A3.config(), &[&file, &options]).unwrap();
         assert_eq!((config.devices, config.hbm, config.phases), (3, 32 << 30, vec![(1, Phase::Removed)]));
         assert_eq!(config.chip, "Ascend910_9392");
     }

@@ -34,15 +34,13 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// The host of a trace. What the user chose otherwise than by default stays.
-pub fn from_trace(mut config: Config, lines: &[Line]) -> Config {
-    let (default, generation) = (Config::default(), config.generation);
+/// The host of a trace, whose driver is of this generation.
+pub fn from_trace(generation: Generation, lines: &[Line]) -> Config {
+    let mut config = Config { generation, ..Config::default() };
     let of = |command: &'static str| lines.iter().filter(move |line| line.record.cmd == Some(command));
     let devices = of("GET_DEV_LIST").find_map(|line| physical_ids(&filled(&line.record, "array")?));
-    if config.devices == default.devices {
-        if let Some(ids) = &devices {
-            config.devices = ids.iter().max().map_or(0, |id| id + 1).min(64);
-        }
+    if let Some(ids) = &devices {
+        config.devices = ids.iter().max().map_or(0, |id| id + 1).min(64);
     }
     let in_container = of("GET_USER_INFO").any(|line| answered(line, generation, "admin") == Some(0));
     if let (Some(ids), true) = (&devices, in_container) {
@@ -53,14 +51,12 @@ pub fn from_trace(mut config: Config, lines: &[Line]) -> Config {
     if starts.into_iter().any(|start| start == svm::HOST_PIN_START_HCCS.to_le_bytes()) {
         config.attachment = Attachment::Hccs;
     }
-    if config.hbm == default.hbm {
-        // The firmware publishes three blocks of 64 bytes; the last starts with KiB.
-        let published = of("URD").filter_map(|line| filled(&line.record, "input.data"));
-        let published = published.filter_map(|block| Some(u64::from(half(&block, 128)?) << 10));
-        let totals = of("QUERY_MEM_USEDINFO").filter_map(|line| answered(line, generation, "huge_total_size"));
-        let totals = totals.chain(published);
-        config.hbm = totals.max().filter(|total| *total != 0).unwrap_or(config.hbm);
-    }
+    // The firmware publishes three blocks of 64 bytes; the last starts with KiB.
+    let published = of("URD").filter_map(|line| filled(&line.record, "input.data"));
+    let published = published.filter_map(|block| Some(u64::from(half(&block, 128)?) << 10));
+    let totals = of("QUERY_MEM_USEDINFO").filter_map(|line| answered(line, generation, "huge_total_size"));
+    let totals = totals.chain(published);
+    config.hbm = totals.max().filter(|total| *total != 0).unwrap_or(config.hbm);
     let flags = of("GET_HOST_PHY_MACH_FLAG").filter_map(|line| answered(line, generation, "flag"));
     config.virtual_machine = flags.into_iter().any(|flag| flag == u64::from(devmng::MACHINE_VIRTUAL));
     let spods = of("URD").filter(|line| {
@@ -70,10 +66,28 @@ pub fn from_trace(mut config: Config, lines: &[Line]) -> Config {
     if let Some(server) = spods.filter_map(|line| half(&filled(&line.record, "input.buffer")?, 12)).next() {
         config.server = server;
     }
+    let flag = |command, field| of(command).find_map(|line| answered(line, generation, field)).map(|flag| flag != 0);
+    config.giant_pages = flag("SETUP_DEVICE", "giant_page").unwrap_or(config.giant_pages);
+    config.host_giant_pages = flag("INIT_PROCESS", "host_giant_page").unwrap_or(config.host_giant_pages);
+    let by_name = flag("SETUP_DEVICE", "support_shmem_map_exbus");
+    config.share_over_external_bus = by_name.unwrap_or(config.share_over_external_bus);
+    if let Some(chip) = of("GET_DEVINFO").find_map(|line| chip(line, generation)) {
+        config.chip = chip;
+    }
     if starts_by_itself(lines) {
         config.device_process = DeviceProcess::Automatic;
     }
     config
+}
+
+/// The name of the chip in the answer of GET_DEVINFO.
+fn chip(line: &Line, generation: Generation) -> Option<String> {
+    answered(line, generation, "device")?;
+    let (_, after) = decode::argument(&line.record, &line.module, generation);
+    let fields = fields(generation, &line.module, decode::request(&line.record));
+    let name = fields.iter().find(|field| field.name == "soc_version")?.bytes(&after);
+    let name = String::from_utf8_lossy(name.split(|byte| *byte == 0).next()?).into_owned();
+    name.starts_with("Ascend").then_some(name)
 }
 
 /// The physical ids in the answer of GET_DEV_LIST.
