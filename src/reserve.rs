@@ -67,8 +67,8 @@ impl ReserveOptions {
     }
 }
 
-/// Reserved addresses. A counted reference: they are freed when the last clone and everything mapped
-/// there is dropped.
+/// Reserved addresses. A counted reference: they are freed when the last clone and everything
+/// mapped there is dropped.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -151,8 +151,8 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] if something is mapped there, or a clone is alive; [`Error::Refused`] if the kernel does not
-    /// free them. The reservation comes back.
+    /// [`Error::InUse`] if something is mapped there, or a clone is alive; [`Error::Refused`] if
+    /// the kernel does not free them. The reservation comes back.
     #[doc(alias = "aclrtReleaseMemAddress")]
     #[doc(alias = "cuMemAddressFree")]
     #[inline]

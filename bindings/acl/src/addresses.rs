@@ -1,8 +1,8 @@
 //! Reserved addresses, what is mapped there, and who may use it.
 //!
 //! One set of books has all reservations by their address, in each the place of every mapping, and
-//! the handles of physical memory, so that an address is found without following it. The books' lock
-//! is never held over a system call.
+//! the handles of physical memory, so that an address is found without following it. The books'
+//! lock is never held over a system call.
 
 use crate::border::{Address, In, Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};

@@ -9,8 +9,8 @@
 //! A call that works without the interpreter's lock holds a reference of its own. Closing the
 //! object meanwhile is refused, as it is for everything that is in use.
 //!
-//! The locks in here are taken with the interpreter's lock only. So is a fork by Python, and a child
-//! finds none of them held by a thread that it does not have.
+//! The locks in here are taken with the interpreter's lock only. So is a fork by Python, and a
+//! child finds none of them held by a thread that it does not have.
 
 use crate::error::{Fault, Outcome};
 use ascend_vmm::Error;
