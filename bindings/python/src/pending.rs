@@ -3,8 +3,8 @@
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
 use crate::node::{Close, Ends, Node, lock};
-use ascend_vmm::{Error, Failed};
 use ascend_vmm::copy::Pending;
+use ascend_vmm::{Error, Failed};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use std::pin::Pin;
