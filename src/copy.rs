@@ -94,6 +94,7 @@ impl Mapping {
     /// # Errors
     ///
     /// [`Error::Invalid`] for what lies outside of the mapping.
+    #[inline]
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a mapping", offset, size, self.size())?;
         Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self) })
@@ -263,6 +264,7 @@ impl Slice<'_> {
         &self.device().session.svm
     }
 
+    #[inline]
     fn is_host(&self) -> bool {
         self.device().is_host()
     }
@@ -278,6 +280,7 @@ impl Slice<'_> {
     /// # Errors
     ///
     /// Those of [`Mapping::write`].
+    #[inline]
     pub fn write(&self, from: &[u8]) -> Result<()> {
         self.same_size("copy to mapped memory", from.len() as u64)?;
         if self.is_host() {
@@ -298,6 +301,7 @@ impl Slice<'_> {
     /// # Errors
     ///
     /// Those of [`Mapping::write`].
+    #[inline]
     pub fn read(&self, to: &mut [u8]) -> Result<()> {
         self.same_size("copy from mapped memory", to.len() as u64)?;
         if self.is_host() {
@@ -439,6 +443,7 @@ impl Slice<'_> {
     /// # Safety
     ///
     /// As for [`Svm::memcpy`](crate::driver::svm::Svm::memcpy).
+    #[inline(always)]
     unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64) -> Result<Option<Direction>> {
         if self.size == 0 {
             return Ok(None);
@@ -686,12 +691,15 @@ fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
     Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
 }
 
+#[inline]
 fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {
-    if offset <= whole && size <= whole - offset {
-        return Ok(());
-    }
+    if offset <= whole && size <= whole - offset { Ok(()) } else { Err(outside(operation, offset, size, whole)) }
+}
+
+#[cold]
+fn outside(operation: &'static str, offset: u64, size: u64, whole: u64) -> Error {
     let problem = format!("{} at offset {offset:#x} are not inside of {}", bytes(size), bytes(whole));
-    Err(Invalid::because(operation, problem, "Stay inside."))
+    Invalid::because(operation, problem, "Stay inside.")
 }
 
 #[cold]
