@@ -197,21 +197,29 @@ pub(crate) fn device_of(memory: &Arc<NamedMemory>) -> LogicalId {
 }
 
 /// The imported memory that contains an address, and the offset in it.
+#[inline]
 pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
     // Asked by every copy, and most programs import nothing.
-    if !IMPORTED.load(Ordering::Relaxed) {
-        return None;
-    }
+    if IMPORTED.load(Ordering::Relaxed) { find_import(address) } else { None }
+}
+
+#[cold]
+fn find_import(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
     let around = |memory: &NamedMemory| address.checked_sub(memory.address()).filter(|&at| at < memory.size());
     let found = |import: &Import| around(&import.memory).map(|offset| (import.memory.clone(), offset));
     lock(&IMPORTS).values().find_map(found)
 }
 
 /// A block is freed: its keys end.
+#[inline]
 pub(crate) fn forget(address: u64) {
-    if !EXPORTED.load(Ordering::Relaxed) {
-        return;
+    if EXPORTED.load(Ordering::Relaxed) {
+        forget_exports(address);
     }
+}
+
+#[cold]
+fn forget_exports(address: u64) {
     let mut exports = lock(&EXPORTS);
     if exports.is_empty() {
         return;

@@ -35,8 +35,8 @@ struct Small {
 
 /// Blocks above this size have memory of their own.
 const SMALL_SIZE: u64 = 1 << 20;
-/// Empty pages are given back when so many smaller blocks were freed.
-const FREED: u32 = 32;
+/// Empty pages are given back when so many smaller blocks were freed, and before memory is used up.
+const FREED: u32 = 512;
 /// All smaller blocks of a device are of one kind.
 const TAG: Tag = Tag(0);
 /// Blocks begin at multiples of this, as in the vendor's library; it promises 64.

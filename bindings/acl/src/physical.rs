@@ -49,20 +49,27 @@ pub struct Properties {
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) memory: PhysicalMemory,
-    /// Size of its pages.
-    page: u64,
-    properties: Properties,
+    /// The kind and place that were asked for.
+    attribute: i32,
+    location: Location,
     /// How often the program may free it.
     users: u32,
     /// How often it is mapped.
     mappings: u32,
-    /// The share that it was exported as, in the 64-bit form.
-    export: Option<Export>,
+    /// The share that it was exported as.
+    export: Option<Box<Export>>,
 }
 
 impl Physical {
-    fn new(memory: PhysicalMemory, page: Page, properties: Properties) -> Physical {
-        Physical { memory, page: page.size(), properties, users: 1, mappings: 0, export: None }
+    #[inline]
+    fn new(memory: PhysicalMemory, attribute: i32, location: Location) -> Physical {
+        Physical { memory, attribute, location, users: 1, mappings: 0, export: None }
+    }
+
+    /// Size of its pages.
+    #[inline]
+    fn page(&self) -> u64 {
+        if matches!(self.attribute, 10 | 14 | 17) { Page::Giant.size() } else { Page::Huge.size() }
     }
 
     /// The memory, which is about to be mapped once more, and the size of its pages; `None` if the
@@ -73,7 +80,7 @@ impl Physical {
             return None;
         }
         self.mappings += 1;
-        Some((self.memory.clone(), self.page))
+        Some((self.memory.clone(), self.page()))
     }
 
     fn is_unused(&self) -> bool {
@@ -89,7 +96,17 @@ impl Properties {
     }
 
     /// The checks of the vendor's outer layer, in its order.
+    #[inline]
     fn check(&self) -> Outcome<Kind> {
+        // What almost all programs ask for.
+        if (self.allocation_type, self.attribute, self.location.kind) == (0, 4, Location::DEVICE) {
+            return Ok(Kind { page: Page::Huge, memory: MemoryKind::Hbm });
+        }
+        self.check_all()
+    }
+
+    #[cold]
+    fn check_all(&self) -> Outcome<Kind> {
         if self.allocation_type != 0 {
             return Err(invalid("allocationType is not ACL_MEM_ALLOCATION_TYPE_PINNED, the only one there is."));
         }
@@ -130,7 +147,7 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
-    handle.write(lock(&BOOKS).physical.insert(Physical::new(memory, kind.page, properties))?);
+    handle.write(lock(&BOOKS).physical.insert(Physical::new(memory, properties.attribute, properties.location))?);
     Ok(())
 }
 
@@ -264,7 +281,9 @@ pub fn properties(handle: Handle, properties: Out<Properties>) -> Outcome {
     if handle.is_null() {
         return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
     }
-    properties.write(with(handle, |physical| physical.properties).ok_or_else(unknown)?);
+    let asked = |physical: &mut Physical| (physical.attribute, physical.location);
+    let (attribute, location) = with(handle, asked).ok_or_else(unknown)?;
+    properties.write(Properties { handle_type: 0, allocation_type: 0, attribute, location, reserve: 0 });
     Ok(())
 }
 
@@ -288,8 +307,7 @@ pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
 /// Takes imported memory in.
 pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handle> {
     // The kind that the vendor's library reports for memory it knows nothing more of.
-    let page = memory.page();
-    let attribute = match page {
+    let attribute = match memory.page() {
         Page::Huge => 4,
         Page::Giant => 10,
     };
@@ -297,8 +315,7 @@ pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handl
         Place::Device(_) => Location { id: devices::user_of(device), kind: Location::DEVICE },
         Place::Host => Location { id: 0, kind: Location::HOST },
     };
-    let properties = Properties { handle_type: 0, allocation_type: 0, attribute, location, reserve: 0 };
-    lock(&BOOKS).physical.insert(Physical::new(memory, page, properties))
+    lock(&BOOKS).physical.insert(Physical::new(memory, attribute, location))
 }
 
 /// Exports the memory behind a handle, once.
@@ -314,14 +331,14 @@ pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
     if anyone {
         export.trust_anyone()?;
     }
-    with(handle, |physical| physical.export = Some(export.clone()));
+    with(handle, |physical| physical.export = Some(Box::new(export.clone())));
     Ok(export)
 }
 
 /// The export of this process with a shareable handle.
 pub(crate) fn export_of(shareable: u64) -> Option<Export> {
-    let all = collect(|_, physical| physical.export.clone());
-    all.into_iter().find(|export| export.handle().to_u64() == shareable)
+    let of = |physical: &Physical| physical.export.clone().filter(|export| export.handle().to_u64() == shareable);
+    collect(|_, physical| of(physical)).pop().map(|export| *export)
 }
 
 /// Whether there is any.
