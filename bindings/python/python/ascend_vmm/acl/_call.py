@@ -201,12 +201,12 @@ def _processes(given):
 
 
 _INPUTS = {
-    "i": (_signed, ctypes.c_int32),
-    "u": (_unsigned, ctypes.c_uint32),
-    "p": (_wide, ctypes.c_uint64),
-    "s": (_text, ctypes.c_char_p),
-    "P": (_properties, ctypes.c_void_p),
-    "C": (_config, ctypes.c_void_p),
+    "i": ctypes.c_int32,
+    "u": ctypes.c_uint32,
+    "p": ctypes.c_uint64,
+    "s": ctypes.c_char_p,
+    "P": ctypes.c_void_p,
+    "C": ctypes.c_void_p,
 }
 
 
@@ -225,32 +225,51 @@ def _made(owner, name, c_name, kinds):
         elif kind == "L":
             types += [ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t]
         else:
-            types.append(_INPUTS[kind][1])
-    wanted = sum(kind[0] != ">" for kind in kinds)
+            types.append(_INPUTS[kind])
     c_function = function(c_name, ctypes.c_int32, *types)
+    # Written out for each function: a loop over the kinds takes ten times as long as the call.
+    inputs, outputs, arguments = [], [], []
+    for number, kind in enumerate(kinds):
+        if kind[0] == ">":
+            outputs.append((f"output{number}", kind[1]))
+            arguments.append(f"output{number}")
+        else:
+            inputs.append(f"input{number}")
+            arguments.append(_CONVERSIONS[kind].format(f"input{number}"))
+    lines = [f"def {name}({', '.join([*inputs, '/'] if inputs else [])}):"]
+    lines += [f"    {output} = OUTPUTS[{kind!r}]()" for output, kind in outputs]
+    lines.append(f"    code = c_function({', '.join(arguments)})")
+    answers = [f"{output}.{'answer()' if kind in 'ADUVT' else 'value'}" for output, kind in outputs]
+    lines.append(f"    return {', '.join([*answers, 'code'])}")
+    scope = {"c_function": c_function, "OUTPUTS": _OUTPUTS, **_CONVERTERS}
+    exec("\n".join(lines), scope)
+    made = scope[name]
+    made.__module__ = owner
+    made.__qualname__ = f"{owner}.{name}"
+    made.__doc__ = f"`{c_name}`: docs/cann.md says what it does."
+    return made
 
-    def call(*given):
-        if len(given) != wanted:
-            raise TypeError(f"{owner}.{name}() takes {wanted} arguments ({len(given)} given)")
-        given = iter(given)
-        arguments, outputs = [], []
-        for kind in kinds:
-            if kind[0] == ">":
-                outputs.append(_OUTPUTS[kind[1]]())
-                arguments.append(outputs[-1])
-            elif kind == "L":
-                arguments += _processes(next(given))
-            else:
-                arguments.append(_INPUTS[kind][0](next(given)))
-        code = c_function(*arguments)
-        if not outputs:
-            return code
-        return (*(output.answer() if hasattr(output, "answer") else output.value for output in outputs), code)
 
-    call.__name__ = name
-    call.__qualname__ = f"{owner}.{name}"
-    call.__doc__ = f"`{c_name}`: docs/cann.md says what it does."
-    return call
+_CONVERTERS = {
+    "signed": _signed,
+    "unsigned": _unsigned,
+    "wide": _wide,
+    "text": _text,
+    "properties": _properties,
+    "config": _config,
+    "processes": _processes,
+}
+
+# What an int of the right size needs no function for.
+_CONVERSIONS = {
+    "i": "{0} if {0}.__class__ is int and -0x80000000 <= {0} < 0x80000000 else signed({0})",
+    "u": "{0} if {0}.__class__ is int and 0 <= {0} < 0x100000000 else unsigned({0})",
+    "p": "{0} & 0xffffffffffffffff if {0}.__class__ is int else wide({0})",
+    "s": "text({0})",
+    "P": "properties({0})",
+    "C": "config({0})",
+    "L": "*processes({0})",
+}
 
 
 def missing(owner):
