@@ -14,7 +14,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use crate::impossible;
 use crate::terminal;
-use ascend_emulator::fault::Fault;
+use ascend_emulator::fault::{self, Fault};
 use ascend_emulator::{Config, Emulator};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::unistd::Pid;
@@ -38,9 +38,11 @@ pub struct Emulate {
     /// Record every call of the driver in this file, as JSON lines.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Inject a fault: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, device1=dead, device0=silent:2s or
-    /// copies=link-error. Can be given several times.
-    #[arg(long = "fault", value_name = "SPEC")]
+    #[arg(
+        long = "fault",
+        value_name = "SPEC",
+        help = format!("Inject a fault, such as {}. Can be given several times", fault::EXAMPLES)
+    )]
     faults: Vec<Fault>,
     /// Play a recorded trace against the emulated driver, and report each answer that differs. The
     /// host is by default that of the trace.

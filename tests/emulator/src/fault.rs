@@ -65,12 +65,13 @@ pub enum DeviceFault {
     Silent(Duration),
 }
 
+/// An example of each kind as text, for messages and help.
+pub const EXAMPLES: &str = "MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, MEM_CREATE#1[8]=ffffffff, device1=dead, \
+                            device0=silent:2s, copies=link-error";
+
 /// Text that is not a fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{spec}` is not a fault: {reason}; examples: MEM_MAP#3=ENOMEM, MEM_CREATE=ENOMEM, \
-     MEM_CREATE#1[8]=ffffffff, device1=dead, device0=silent:2s, copies=link-error"
-)]
+#[error("`{spec}` is not a fault: {reason}; examples: {EXAMPLES}", EXAMPLES = EXAMPLES)]
 pub struct BadFault {
     spec: String,
     reason: String,
