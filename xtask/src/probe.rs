@@ -2,7 +2,7 @@
 //!
 //! Without `--open` only queries without side effects are made: there is no memory session and no
 //! device process. So it can say that something does not work, and not that it works: for that each
-//! device must be opened and tried ([`trial`]).
+//! device must be opened and tried (`probe/trial.rs`).
 
 mod document;
 mod holders;
