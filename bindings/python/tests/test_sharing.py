@@ -256,11 +256,13 @@ def test_a_killed_process_leaves_nothing(ascend_npu):
     program = """if True:
         import ascend_vmm, time
         session = ascend_vmm.Session()
+        # Open before it is killed: the driver keeps a session of the daemon that has no owner yet.
+        other = session.device(1)
         held = [session.reserve("2MiB").map(session.device(0).create("2MiB")) for _ in range(20)]
         exports = [mapping.memory.export() for mapping in held]
         print("ready", flush=True)
         while True:
-            with session.reserve("2MiB") as reservation, session.device(1).create("2MiB") as memory:
+            with session.reserve("2MiB") as reservation, other.create("2MiB") as memory:
                 reservation.map(memory).fill(1)
     """
     victim = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
