@@ -142,12 +142,12 @@ def child(queue, answers):
     import torch_npu  # noqa: F401
 
     torch.npu.set_device(0)
-    there = queue.get(timeout=300)
+    there = queue.get(timeout=900)
     seen = there.cpu()
     there.copy_(seen.flip(0))
     torch.npu.synchronize()
     answers.put(int(seen.sum()))
-    queue.get(timeout=300)
+    queue.get(timeout=900)
     del there
 
 
@@ -164,10 +164,10 @@ def processes():
     there = host.to("npu:0")
     torch.npu.synchronize()
     queue.put(there)
-    step("another process reads a tensor", answers.get(timeout=300) == int(host.sum()))
+    step("another process reads a tensor", answers.get(timeout=900) == int(host.sum()))
     step("and what it writes is seen here", torch.equal(there.cpu(), host.flip(0)))
     queue.put(None)
-    other.join(300)
+    other.join(900)
     step("it ends well", other.exitcode == 0)
 
 
