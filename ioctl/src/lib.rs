@@ -52,3 +52,8 @@ pub mod urd;
 
 pub use command::{Command, Typed};
 pub use generation::{Delta, Generation, UnknownGeneration};
+
+/// The program of the README is run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
