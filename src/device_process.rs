@@ -72,7 +72,7 @@ pub enum Order {
 }
 
 /// How device processes are started, and how long each step may take.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// When.
     pub policy: Policy,
@@ -93,6 +93,9 @@ pub struct Settings {
     pub start: Duration,
     /// The answer to CLOSE.
     pub close: Duration,
+    /// Asked every second while a process is being started: whether to give up, for example because
+    /// a signal came. It must not open a device.
+    pub give_up: fn() -> bool,
 }
 
 impl Default for Settings {
@@ -108,6 +111,7 @@ impl Default for Settings {
             preparation: Duration::from_secs(10),
             start: Duration::from_secs(150),
             close: Duration::from_secs(10),
+            give_up: || false,
         }
     }
 }
@@ -234,7 +238,7 @@ impl DeviceProcess {
         // Taken out: it is ended once. Dropping the connection closes the session.
         let Some(connection) = self.connection.take().filter(|_| !self.owner.in_child()) else { return Ok(()) };
         let signals = Blocked::handled();
-        let dialogue = Dialogue { connection: &connection, signals: &signals };
+        let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: || false };
         let deadline = Deadline::after(self.patience);
         let close = Message::about(kind::CLOSE, self.tgid, self.device);
         let answered = dialogue
@@ -304,7 +308,8 @@ pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<G
     let sign = register(&devmng)?;
     let signals = Blocked::handled();
     let connection = connect(device, settings, &signals)?;
-    let version = Dialogue { connection: &connection, signals: &signals }.handshake(sign.tgid, settings)?;
+    let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: settings.give_up };
+    let version = dialogue.handshake(sign.tgid, settings)?;
     Ok(Greeting { version })
 }
 
@@ -330,7 +335,7 @@ fn attempt(
     let signals = Blocked::handled();
     let sign = register(devmng)?;
     let connection = connect(device, settings, &signals)?;
-    let dialogue = Dialogue { connection: &connection, signals: &signals };
+    let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: settings.give_up };
     match dialogue.handshake(sign.tgid, settings)? {
         tsd_message::VERSION => {}
         theirs => return Err(ProcessFailure::Version { theirs, ours: tsd_message::VERSION }),
@@ -387,6 +392,9 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
             (code::NOBODY_LISTENS, Some(file)) if patience.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
                 signals.breathe();
+                if (settings.give_up)() {
+                    return Err(ProcessFailure::GivenUp { step: Step::Connect });
+                }
                 file
             }
             _ => return Err(transport(Step::Connect, refused)),
@@ -394,11 +402,12 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
     }
 }
 
-/// A connection, and the signals that are kept from its waits.
+/// A connection, the signals that are kept from its waits, and whether to go on waiting.
 #[derive(Clone, Copy)]
 struct Dialogue<'a> {
     connection: &'a Connection,
     signals: &'a Blocked,
+    give_up: fn() -> bool,
 }
 
 impl Dialogue<'_> {
@@ -448,13 +457,13 @@ impl Dialogue<'_> {
         }
     }
 
-    /// After a wait without result: whether there is time left.
+    /// After a wait without result: whether there is time left, and the caller wants to go on.
     fn go_on(&self, step: Step, deadline: Deadline) -> Result<(), ProcessFailure> {
         if deadline.is_over() {
             return Err(ProcessFailure::TimedOut { step });
         }
         self.signals.breathe();
-        Ok(())
+        if (self.give_up)() { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
     }
 
     /// Greets the daemon and returns its version. The features that it names are not needed.

@@ -4,9 +4,9 @@ mod support;
 
 use ascend_emulator::config::Daemon;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
-use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings};
+use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings, Step};
 use ascend_vmm::discovery::{self, Options};
-use ascend_vmm::{LogicalId, Session, share};
+use ascend_vmm::{Error, LogicalId, Session, share};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::time::{TimeVal, TimeValLike};
 use std::os::unix::net::UnixStream;
@@ -124,6 +124,22 @@ fn a_daemon_that_is_silent_is_not_waited_for_longer_because_of_signals() {
             assert!(SIGNALS.swap(0, Ordering::Relaxed) > 0, "signals are let through while it waits");
         }
         storm(Duration::ZERO, SaFlags::empty());
+    });
+}
+
+#[test]
+fn a_caller_can_give_up_while_a_device_is_silent() {
+    isolated(with_daemon(Daemon::Silent), |emulator| {
+        static ASKED: AtomicUsize = AtomicUsize::new(0);
+        let give_up = || ASKED.fetch_add(1, Ordering::Relaxed) == 1;
+        let settings = Settings { give_up, ..limits(Duration::MAX) };
+        let session = Session::builder().device_process(settings).open().unwrap();
+        let error = session.device(LogicalId(0)).unwrap_err();
+        let given_up = ProcessFailure::GivenUp { step: Step::Handshake };
+        assert!(matches!(&error, Error::DeviceProcess { failure, .. } if **failure == given_up), "{error}");
+        assert_eq!(ASKED.load(Ordering::Relaxed), 2);
+        session.close().unwrap();
+        assert_nothing_left(emulator);
     });
 }
 

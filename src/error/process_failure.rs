@@ -72,6 +72,11 @@ pub enum ProcessFailure {
         /// At which step.
         step: Step,
     },
+    /// The caller did not want to wait any longer.
+    GivenUp {
+        /// At which step.
+        step: Step,
+    },
     /// The answer makes no sense.
     Garbage {
         /// At which step.
@@ -144,6 +149,10 @@ impl ProcessFailure {
                     }
                     _ => "Check the device's health; allow more time in device_process::Settings.",
                 },
+            ),
+            ProcessFailure::GivenUp { step } => (
+                format!("{step}: the caller gave up before an answer came"),
+                "Try again, or look for the reason of the delay: check the device's health.",
             ),
             ProcessFailure::Garbage { step, what } => {
                 (format!("{step}: an answer that makes no sense: {what}"), UNKNOWN_FIRMWARE)
