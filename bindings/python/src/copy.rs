@@ -88,6 +88,12 @@ pub(crate) fn length(size: u64) -> Outcome<usize> {
 
 /// Copies buffers into mapped memory, with one system call for many copies where that is possible:
 /// `(memory, offset, buffer)` each.
+///
+/// >>> with Session() as session:
+/// ...     mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))
+/// ...     write_batch([(mapping, 0, b"key"), (mapping, "1MiB", b"value")])
+/// ...     mapping.read(5, offset="1MiB")
+/// b'value'
 #[pyfunction]
 pub(crate) fn write_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_, PyAny>)>) -> Outcome<()> {
     let buffers = copies.iter().map(|(_, _, data)| Buffer::readable(data)).collect::<PyResult<Vec<_>>>()?;
@@ -102,10 +108,20 @@ pub(crate) fn write_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_
     Ok(copied?)
 }
 
-/// Copies mapped memory into buffers: `(memory, offset, buffer)` each.
+/// Copies mapped memory into buffers: `(memory, offset, buffer)` each. No two buffers may have bytes
+/// in common.
+///
+/// >>> with Session() as session:
+/// ...     mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))
+/// ...     write_batch([(mapping, 0, b"key"), (mapping, "1MiB", b"value")])
+/// ...     key, value = bytearray(3), bytearray(5)
+/// ...     read_batch([(mapping, 0, key), (mapping, "1MiB", value)])
+/// ...     bytes(key), bytes(value)
+/// (b'key', b'value')
 #[pyfunction]
 pub(crate) fn read_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_, PyAny>)>) -> Outcome<()> {
     let mut buffers = copies.iter().map(|(_, _, data)| Buffer::writable(data)).collect::<PyResult<Vec<_>>>()?;
+    check_apart(&buffers)?;
     let places: Vec<_> = copies.iter().map(|(memory, offset, _)| (memory.0.clone(), offset.0)).collect();
     let copied = py.detach(|| {
         let parts = places
@@ -115,6 +131,21 @@ pub(crate) fn read_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_,
         copy::read_batch(&mut parts.collect::<ascend_vmm::Result<Vec<_>>>()?)
     });
     Ok(copied?)
+}
+
+/// Refuses buffers that have bytes in common: which copy would be the last?
+fn check_apart(buffers: &[Buffer]) -> Outcome<()> {
+    let mut places: Vec<_> = buffers.iter().map(|buffer| (buffer.pointer().addr(), buffer.len())).collect();
+    places.retain(|(_, length)| *length > 0);
+    places.sort_unstable();
+    if places.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0) {
+        return Ok(());
+    }
+    Err(Fault::Argument {
+        operation: "copy memory into buffers",
+        problem: "two of the buffers have bytes in common".to_owned(),
+        rule: "Each copy needs bytes of its own.",
+    })
 }
 
 /// Rows in mapped memory and in a buffer of this length.

@@ -1,11 +1,11 @@
 //! `probe` and `devices`: which NPUs there are, as data classes.
 
 use crate::error::{Outcome, data, fields, optional};
+use crate::wait::{abandonable, limit};
 use ascend_vmm::discovery::{self, Environment, MemoryDriver, Npu, Options, Split, Survey};
 use ascend_vmm::error::Finding;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::time::Duration;
 
 /// Finds out all that can be found out about the NPUs of this host, without a session. Never
 /// raises for what is wrong with the host: that is in `findings`.
@@ -16,8 +16,8 @@ use std::time::Duration;
 #[pyfunction]
 #[pyo3(signature = (*, timeout=10.0))]
 pub(crate) fn probe(py: Python<'_>, timeout: f64) -> Outcome<Bound<'_, PyAny>> {
-    let options = options(timeout);
-    let survey = py.detach(|| discovery::survey(&options));
+    let options = options(timeout)?;
+    let survey = abandonable(py, move || discovery::survey(&options))?;
     Ok(survey_data(py, &survey)?)
 }
 
@@ -28,13 +28,13 @@ pub(crate) fn probe(py: Python<'_>, timeout: f64) -> Outcome<Bound<'_, PyAny>> {
 #[pyfunction]
 #[pyo3(signature = (*, timeout=10.0))]
 pub(crate) fn devices(py: Python<'_>, timeout: f64) -> Outcome<Vec<Bound<'_, PyAny>>> {
-    let options = options(timeout);
-    let devices = py.detach(|| discovery::list_with(&options))?;
+    let options = options(timeout)?;
+    let devices = abandonable(py, move || discovery::list_with(&options))??;
     Ok(devices.iter().map(|npu| npu_data(py, npu)).collect::<PyResult<_>>()?)
 }
 
-fn options(timeout: f64) -> Options {
-    Options { timeout: Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX), ..Options::default() }
+fn options(timeout: f64) -> Outcome<Options> {
+    Ok(Options { timeout: limit(timeout)?, ..Options::default() })
 }
 
 fn survey_data<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyAny>> {

@@ -53,13 +53,10 @@ pub(crate) fn with_progress<T: Send>(
 ) -> Outcome<T> {
     interrupting(py, || {
         work(&mut |now| {
-            let told = Python::attach(|py| {
+            call_back(|py| {
                 py.check_signals()?;
                 progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (now.done, now.total)).map(drop))
             });
-            if let Err(error) = told {
-                interrupt(error);
-            }
         })
     })
 }
@@ -69,7 +66,7 @@ thread_local! {
     static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `work` without the interpreter's lock. Callbacks in it can end it by [`interrupt`].
+/// Runs `work` without the interpreter's lock. An exception in [`call_back`] ends it.
 pub(crate) fn interrupting<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_vmm::Result<T> + Send) -> Outcome<T> {
     let ended = py.detach(|| {
         let before = CATCHES.replace(true);
@@ -88,11 +85,21 @@ pub(crate) fn interrupting<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascen
     }
 }
 
-/// Ends the call of the library that runs this callback with an exception. Where no call is there
-/// to return it, because an object is being dropped, the interpreter reports it.
-pub(crate) fn interrupt(error: PyErr) {
-    if CATCHES.get() {
+/// Calls Python from a call of the library. An exception ends that call; where there is none that
+/// could return it, because an object is being dropped, the interpreter reports it. At the end of
+/// the interpreter nothing is called.
+pub(crate) fn call_back(function: impl FnOnce(Python<'_>) -> PyResult<()>) {
+    // What the function drops is not the call's business.
+    let catches = CATCHES.replace(false);
+    let answer = Python::try_attach(|py| {
+        let answer = function(py);
+        if let (Err(error), false) = (&answer, catches) {
+            error.clone_ref(py).write_unraisable(py, None);
+        }
+        answer
+    });
+    CATCHES.set(catches);
+    if let (Some(Err(error)), true) = (answer, catches) {
         resume_unwind(Box::new(error));
     }
-    Python::attach(|py| error.write_unraisable(py, None));
 }

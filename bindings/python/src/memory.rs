@@ -19,6 +19,10 @@ impl Ends for ascend_vmm::PhysicalMemory {
 }
 
 /// Physical memory, which a `Reservation` maps to addresses. Closing it unmaps it and frees it.
+///
+/// >>> with Session() as session, session.device(0).create("64MiB") as memory:
+/// ...     memory.size, memory.page, memory.memory_kind, memory.location
+/// (67108864, 2097152, 'HBM', 0)
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct PhysicalMemory {
     pub(crate) node: Arc<Node<ascend_vmm::PhysicalMemory>>,

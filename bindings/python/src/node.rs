@@ -29,7 +29,7 @@ pub(crate) trait Ends: Sized + Send + Sync + 'static {
 }
 
 /// An object, and what it was made from and what was made from it.
-pub(crate) struct Node<T> {
+pub(crate) struct Node<T: Ends> {
     // Dropped in this order: the object before its parents.
     object: Mutex<Option<Arc<T>>>,
     children: Mutex<Vec<Weak<dyn Close>>>,
@@ -72,6 +72,16 @@ impl<T: Ends> Node<T> {
     /// The object, unless it is closed.
     pub(crate) fn try_get(&self) -> Option<Arc<T>> {
         lock(&self.object).clone()
+    }
+}
+
+impl<T: Ends> Drop for Node<T> {
+    /// Undoing may wait, for a copy or for a device, and other threads run meanwhile. It may also
+    /// call a function of Python's.
+    fn drop(&mut self) {
+        let mut object = self.object.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // What is left when the interpreter ends is dropped as it is.
+        Python::try_attach(|py| py.detach(|| drop(object.take())));
     }
 }
 

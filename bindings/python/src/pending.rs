@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
 use crate::node::{Close, Ends, Node, lock};
+use crate::wait::{ASKING, check_signals};
 use ascend_vmm::copy::Pending;
 use ascend_vmm::{Error, Failed};
 use pyo3::prelude::*;
@@ -10,10 +11,6 @@ use pyo3::sync::PyOnceLock;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
-
-/// How long a signal may wait.
-const ASKING: Duration = Duration::from_millis(50);
 
 /// A copy and its end.
 pub(crate) struct Running {
@@ -121,7 +118,7 @@ impl Running {
                 let waited = self.over.arrived.wait_timeout(state, ASKING).unwrap_or_else(PoisonError::into_inner);
                 drop(waited);
             }
-            Python::attach(|py| py.check_signals())?;
+            check_signals()?;
         }
         let State::Failed(fault) = &mut *lock(&self.state) else { return Ok(()) };
         Err(fault.take().unwrap_or_else(|| Fault::Argument {

@@ -4,7 +4,7 @@ use crate::buffer::{Buffer, new_bytes};
 use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
 use crate::device::{Device, Host};
 use crate::error::{Fault, Outcome, data, fields};
-use crate::file::{Purpose, interrupt, interrupting, open, with_progress};
+use crate::file::{Purpose, call_back, interrupting, open, with_progress};
 use crate::node::{Close, Ends, Node, lock};
 use crate::pending::{PendingCopy, Running};
 use crate::size::{Size, bytes, kind};
@@ -110,14 +110,11 @@ impl Pool {
         let hook = Arc::new(Mutex::new(before_unmap));
         let called = hook.clone();
         options = options.before_unmap(move |ranges| {
-            let answer = Python::try_attach(|py| {
+            call_back(|py| {
                 let hook = lock(&called).as_ref().map(|hook| hook.clone_ref(py));
                 let ranges: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start, range.end)).collect();
                 hook.map_or(Ok(()), |hook| hook.call1(py, (ranges,)).map(drop))
             });
-            if let Some(Err(error)) = answer {
-                interrupt(error);
-            }
         });
         Ok(Pool { node: Node::new(pool::Pool::with(&cache, options), [parent]), hook })
     }
@@ -226,9 +223,9 @@ impl Pool {
         drop(hook);
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let Some(pool) = self.node.try_get() else { return "<Pool, closed>".to_owned() };
-        let statistics = pool.statistics();
+        let statistics = py.detach(|| pool.statistics());
         format!("<Pool, {} blocks, {} mapped>", statistics.blocks, bytes(statistics.mapped))
     }
 }

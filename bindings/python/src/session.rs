@@ -6,6 +6,7 @@ use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node, lock};
 use crate::reservation::Reservation;
 use crate::size::Size;
+use crate::wait::{give_up, giving_up};
 use ascend_vmm::device_process::{Policy, Settings};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{LogicalId, ReserveOptions};
@@ -80,7 +81,7 @@ impl Session {
         let builder = ascend_vmm::Session::builder()
             .segments(segments)
             .allow_unknown_generation(allow_unknown_generation)
-            .device_process(Settings { policy, ..Settings::default() });
+            .device_process(Settings { policy, give_up, ..Settings::default() });
         Ok(Session::new(py.detach(|| builder.open())?))
     }
 
@@ -89,7 +90,17 @@ impl Session {
     fn current(_class: &Bound<'_, PyType>, py: Python<'_>) -> Outcome<Session> {
         match Session::open_now() {
             Some(session) => Ok(session),
-            None => Ok(Session::new(py.detach(ascend_vmm::Session::current)?)),
+            None => {
+                let settings = Settings { give_up, ..Settings::default() };
+                let session = py.detach(|| {
+                    match ascend_vmm::Session::builder().device_process(settings).open() {
+                        // The C library's, or another thread's.
+                        Err(ascend_vmm::Error::SessionOpen) => ascend_vmm::Session::current(),
+                        session => session,
+                    }
+                })?;
+                Ok(Session::open_now().unwrap_or_else(|| Session::new(session)))
+            }
         }
     }
 
@@ -101,7 +112,7 @@ impl Session {
     #[pyo3(signature = (id=0))]
     fn device(&self, py: Python<'_>, id: u32) -> Outcome<Device> {
         let session = self.node.get()?;
-        let device = py.detach(|| session.device(LogicalId(id)))?;
+        let device = giving_up(py, || session.device(LogicalId(id)))?;
         Ok(Device { node: Node::new(device, [self.node.clone()]) })
     }
 

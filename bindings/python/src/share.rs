@@ -5,7 +5,7 @@ use crate::error::{Fault, Outcome};
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
 use crate::size::bytes;
-use crate::wait::interruptible;
+use crate::wait::{interruptible, limit};
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, Place, ShareableHandle};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -15,7 +15,6 @@ use std::hash::{Hash, Hasher};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What another process needs to import memory. Not a secret: the trust list decides which process
 /// can use it. It can be pickled, compared, and written as text.
@@ -117,6 +116,13 @@ impl Ends for share::Export {
 
 /// Memory that other processes can import, once they are trusted. Closing it takes nothing back: an
 /// export ends with its memory.
+///
+/// >>> import os
+/// >>> with Session() as session:
+/// ...     export = session.device(0).create("2MiB").export()
+/// ...     export.trust(os.getppid())
+/// ...     export.trusts_anyone, export.ticket().size
+/// (False, 2097152)
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct Export {
     pub(crate) node: Arc<Node<share::Export>>,
@@ -287,16 +293,24 @@ fn socket(given: &Bound<'_, PyAny>) -> Outcome<UnixStream> {
     }
 }
 
-/// A time limit in seconds.
-fn limit(seconds: f64) -> Outcome<Duration> {
-    if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("a timeout is a number of seconds, and not negative").into());
-    }
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
-}
-
 /// Gives memory to the process at the other end of a connected Unix socket, which calls `receive`.
 /// Returns when it has imported the memory, which may then be closed here and lives on there.
+///
+/// >>> import multiprocessing, socket
+/// >>> ours, theirs = socket.socketpair()
+/// >>> def child():
+/// ...     with Session() as session:
+/// ...         memory = receive(theirs, session.device(0))
+/// ...         assert session.reserve(memory.size).map(memory).read(5) == b"hello"
+/// >>> process = multiprocessing.get_context("fork").Process(target=child)
+/// >>> process.start()
+/// >>> with Session() as session:
+/// ...     memory = session.device(0).create("2MiB")
+/// ...     session.reserve(memory.size).map(memory).write(b"hello")
+/// ...     send(ours, memory)
+/// >>> process.join()
+/// >>> process.exitcode
+/// 0
 #[pyfunction]
 #[pyo3(signature = (socket, memory, timeout=60.0))]
 pub(crate) fn send(py: Python<'_>, socket: &Bound<'_, PyAny>, memory: &PhysicalMemory, timeout: f64) -> Outcome<()> {
@@ -304,7 +318,8 @@ pub(crate) fn send(py: Python<'_>, socket: &Bound<'_, PyAny>, memory: &PhysicalM
     exchange(py, socket, |socket| share::send(socket, &memory, timeout))
 }
 
-/// Imports on a device, or on the host, what the process at the other end gives by `send`.
+/// Imports on a device, or on the host, what the process at the other end gives by `send`, which
+/// has an example.
 #[pyfunction]
 #[pyo3(signature = (socket, place, timeout=60.0))]
 pub(crate) fn receive(

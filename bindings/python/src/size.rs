@@ -15,7 +15,15 @@ impl<'py> FromPyObject<'_, 'py> for Size {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(text) = object.cast::<PyString>() {
-            let parsed = xtask::emulate::size(&text.to_cow()?.replace(' ', ""));
+            let text = text.to_cow()?;
+            let text = text.trim();
+            // "64 MiB" as people write it; what is no unit after the blank stays, and is refused.
+            let parsed = match text.split_once(' ').map(|(number, unit)| (number, unit.trim_start())) {
+                Some((number, unit)) if unit.starts_with(char::is_alphabetic) => {
+                    xtask::emulate::size(&format!("{number}{unit}"))
+                }
+                _ => xtask::emulate::size(text),
+            };
             return parsed.map(Size).map_err(|problem| bad(problem, "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
         }
         object.extract::<u64>().map(Size).map_err(|error| {

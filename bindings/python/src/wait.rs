@@ -4,12 +4,51 @@
 //! waits through signals, so what may last is done on a thread of its own, and this one asks from
 //! time to time whether a handler has raised.
 
+use crate::error::Outcome;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// How long a signal may wait.
-const ASKING: Duration = Duration::from_millis(50);
+pub(crate) const ASKING: Duration = Duration::from_millis(50);
+
+/// A time limit in seconds.
+pub(crate) fn limit(seconds: f64) -> Outcome<Duration> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(PyValueError::new_err("a timeout is a number of seconds, and not negative").into());
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// Runs what signals' handlers have to do on the main thread, and returns what they raise. Not at
+/// the interpreter's end.
+pub(crate) fn check_signals() -> PyResult<()> {
+    Python::try_attach(|py| py.check_signals()).unwrap_or(Ok(()))
+}
+
+/// Waits for a message, or until a signal's handler raises; `None` if no message can come.
+fn next<T>(messages: &Receiver<T>) -> PyResult<Option<T>> {
+    loop {
+        match messages.recv_timeout(ASKING) {
+            Ok(message) => return Ok(Some(message)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => check_signals()?,
+        }
+    }
+}
+
+/// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, that is
+/// returned at once, and the work goes on without anyone to use its result: for questions only.
+pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (done, over) = channel();
+    std::thread::Builder::new().name("ascend_vmm".to_owned()).spawn(move || {
+        let _ = done.send(work());
+    })?;
+    let result = py.detach(move || next(&over))?;
+    result.ok_or_else(|| PyRuntimeError::new_err("a thread of ascend_vmm panicked"))
+}
 
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, `cancel` is
 /// called, which must make `work` return soon, and the exception is returned.
@@ -26,15 +65,44 @@ pub(crate) fn interruptible<T: Send>(
                 let _ = done.send(());
                 result
             });
-            let mut raised = None;
-            while let (Err(RecvTimeoutError::Timeout), None) = (over.recv_timeout(ASKING), &raised) {
-                if let Err(error) = Python::attach(|py| py.check_signals()) {
-                    cancel();
-                    raised = Some(error);
-                }
+            let waited = next(&over);
+            if waited.is_err() {
+                cancel();
             }
             let result = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            raised.map_or(Ok(result), Err)
+            waited.map(|_| result)
         })
     })
+}
+
+thread_local! {
+    /// Whether this thread waits for a device, and what a signal's handler has raised meanwhile.
+    static WAITING: RefCell<Option<PyResult<()>>> = const { RefCell::new(None) };
+}
+
+/// Opens a device without the interpreter's lock, until it is there or a signal's handler raises:
+/// the library asks [`give_up`]. On this thread: the driver knows which thread registers a process.
+pub(crate) fn giving_up<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_vmm::Result<T> + Send) -> Outcome<T> {
+    if WAITING.with_borrow(Option::is_some) {
+        // It would wait for itself.
+        let text = "a signal's handler cannot open a device while its thread waits for one";
+        return Err(PyRuntimeError::new_err(text).into());
+    }
+    WAITING.set(Some(Ok(())));
+    let result = py.detach(work);
+    match WAITING.take() {
+        Some(Err(raised)) => Err(raised.into()),
+        _ => Ok(result?),
+    }
+}
+
+/// Whether a signal's handler has raised.
+pub(crate) fn give_up() -> bool {
+    if WAITING.with_borrow(Option::is_none) {
+        return false;
+    }
+    let checked = check_signals();
+    let raised = checked.is_err();
+    WAITING.set(Some(checked));
+    raised
 }

@@ -7,6 +7,7 @@ import threading
 
 import ascend_vmm
 import pytest
+from ascend_vmm._asyncio import completed
 from conftest import MIB
 
 pytestmark = pytest.mark.ascend_npu(generation="all")
@@ -96,6 +97,40 @@ def test_a_copy_that_fails_raises_where_it_is_waited_for(session, mapping, ascen
     asyncio.run(main())
 
 
+def test_a_copy_that_ends_after_its_loop_was_closed_tells_no_one():
+    """The loop of the wait is gone: the copy's thread has no one to wake."""
+
+    class Copy:
+        def add_done_callback(self, callback):
+            self.over = callback
+
+        def wait(self):
+            raise AssertionError("no one waits any more")
+
+    slow = Copy()
+
+    async def main():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(completed(slow), 0.01)
+
+    asyncio.run(main())
+    slow.over()
+
+
+def test_a_copy_can_be_awaited_by_several_and_with_a_time_limit(session, mapping, ascend_npu):
+    async def wait(copy):
+        await copy
+
+    async def main():
+        copy = mapping.write_async(bytes(4 * MIB))
+        await asyncio.gather(*(asyncio.wait_for(wait(copy), 100) for _ in range(5)))
+        ascend_npu.inject("copies=link-error")
+        failed = await asyncio.gather(*(wait(mapping.write_async(bytes(16))) for _ in range(3)), return_exceptions=True)
+        assert [type(error) for error in failed] == [ascend_vmm.Refused] * 3
+
+    asyncio.run(main())
+
+
 def test_a_copy_that_cannot_begin_gives_its_buffer_back(mapping):
     data = bytearray(16)
     with pytest.raises(ascend_vmm.Invalid):
@@ -149,13 +184,17 @@ def test_callbacks_are_called_once_and_their_exceptions_are_reported(mapping, mo
 
 
 def test_a_child_of_fork_does_not_wait_for_its_parents_copies(session, mapping):
-    copy = mapping.write_async(b"parent's")
+    copy, other = mapping.write_async(b"parent's"), mapping.write_async(bytes(MIB), offset=MIB)
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            with pytest.raises(ascend_vmm.OtherProcess):
-                copy.wait()
+            for call in [copy.wait, copy.close, lambda: copy.done, lambda: copy.add_done_callback(print)]:
+                with pytest.raises(ascend_vmm.OtherProcess):
+                    call()
+            assert repr(copy) == "<PendingCopy of the parent process>"
+            del copy, other
+            gc.collect()
             status = 0
         finally:
             os._exit(status)

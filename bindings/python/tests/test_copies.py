@@ -52,6 +52,20 @@ def test_buffers_in_pieces_are_refused(mapping):
         mapping.read_into(numpy.zeros(16, "u1")[::2])
 
 
+def test_two_copies_of_a_batch_cannot_have_the_same_destination(mapping):
+    buffer = bytearray(64)
+    view = memoryview(buffer)
+    mapping.write(bytes(range(64)))
+    for one, other in [(buffer, buffer), (view[:33], view[32:]), (view[8:16], view), (view[10:11], view[10:11])]:
+        for pair in [(one, other), (other, one)]:
+            with pytest.raises(ascend_vmm.Invalid, match="bytes in common"):
+                ascend_vmm.read_batch([(mapping, 0, part) for part in pair])
+    ascend_vmm.read_batch([(mapping, 32, view[32:]), (mapping, 0, view[:32]), (mapping, 5, view[5:5])])
+    assert buffer == bytes(range(64))
+    ascend_vmm.write_batch([(mapping, 0, buffer), (mapping, 64, buffer)])
+    assert mapping.read(128) == bytes(range(64)) * 2
+
+
 def test_what_lies_outside_is_refused_before_anything_is_allocated(mapping):
     for call in [
         lambda: mapping.read(1 << 62),

@@ -101,6 +101,17 @@ def test_each(ascend_npu, wide):
 def test_parameters(ascend_npu):
     assert (len(ascend_vmm.devices()), ascend_vmm.probe().generation) in [(3, "26.1"), (2, "8.5.0")]
 
+@pytest.mark.parametrize("ascend_npu", [{"faults": ["MEM_CREATE#1=ENOMEM"], "devices": 1}], indirect=True)
+def test_faults(ascend_npu):
+    with ascend_vmm.Session() as session, session.device(0) as device:
+        with pytest.raises(MemoryError):
+            device.create("2MiB")
+        device.create("2MiB")
+        ascend_npu.inject("device0=dead")
+        with pytest.raises(ascend_vmm.Error) as raised:
+            device.create("2MiB")
+        assert raised.value.is_device_lost
+
 def test_fails(ascend_npu):
     assert ascend_npu.devices == 77
 
@@ -135,7 +146,7 @@ def test_expected(ascend_npu):
 def test_the_plugin_reports_every_end_of_a_test(pytester):
     pytester.makepyfile(PLUGIN)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA")
-    result.assert_outcomes(passed=10, failed=3, errors=2, skipped=1, xfailed=1)
+    result.assert_outcomes(passed=11, failed=3, errors=2, skipped=1, xfailed=1)
     text = result.stdout.str()
     assert "the test left this behind in the driver" in text
     assert "the process of the test was ended by SIGSEGV" in text
@@ -147,7 +158,7 @@ def test_the_plugin_reports_every_end_of_a_test(pytester):
 def test_the_plugin_works_with_one_test_selected(pytester):
     pytester.makepyfile(PLUGIN)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-k", "each and 9.0.0")
-    result.assert_outcomes(passed=1, deselected=15)
+    result.assert_outcomes(passed=1, deselected=16)
 
 
 def test_trace_shows_the_commands_of_a_python_program():

@@ -1,6 +1,8 @@
 """Errors are exceptions that explain."""
 
+import copy
 import errno
+import multiprocessing
 import os
 import pickle
 
@@ -47,18 +49,91 @@ def test_the_kernels_own_sentence_is_quoted(session):
 def test_errors_can_be_pickled(session):
     with pytest.raises(ascend_vmm.Invalid) as raised:
         session.reserve(3)
-    copy = pickle.loads(pickle.dumps(raised.value))
-    assert type(copy) is ascend_vmm.Invalid and str(copy) == str(raised.value)
-    assert copy.__dict__ == raised.value.__dict__ and copy.vendor_code == raised.value.vendor_code
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert type(again) is ascend_vmm.Invalid and str(again) == str(raised.value)
+    assert again.__dict__ == raised.value.__dict__ and again.vendor_code == raised.value.vendor_code
 
 
-@pytest.mark.parametrize("size", [-1, 0, 1, 3 << 20, 1 << 63, 1 << 64, 1 << 200, "", "x", "64 MB", "-2MiB", "9e9", "99999999TiB"])
+def raise_in_a_worker(kind, place):
+    """In another process: an error of a kind, as a program gets it."""
+    with ascend_vmm.Session() as session:
+        device = session.device(0)
+        mapping = session.reserve("2MiB").map(device.create("2MiB"))
+        {
+            "OutOfMemory": lambda: device.create("1TiB"),
+            "Invalid": lambda: session.reserve(3),
+            "Refused": lambda: session.device(63),
+            "FileFailed": lambda: mapping.load(place / "nowhere"),
+            "TicketError": lambda: ascend_vmm.Ticket("avm1-00"),
+            "SessionOpen": lambda: ascend_vmm.Session(),
+            "Closed": lambda: (device.close(), device.create("2MiB")),
+        }[kind]()
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+def test_errors_come_back_from_the_workers_of_multiprocessing(ascend_npu, tmp_path):
+    bases = {"OutOfMemory": MemoryError, "FileFailed": OSError, "Invalid": ValueError}
+    for method in ["fork", "spawn"]:
+        with multiprocessing.get_context(method).Pool(1) as workers:
+            for kind in ["OutOfMemory", "Invalid", "Refused", "FileFailed", "TicketError", "SessionOpen", "Closed"]:
+                with pytest.raises(getattr(ascend_vmm, kind)) as raised:
+                    workers.apply(raise_in_a_worker, (kind, tmp_path))
+                error = raised.value
+                assert str(error) and (error.operation or error.cause)
+                assert isinstance(error, bases.get(kind, ascend_vmm.Error))
+                if kind == "OutOfMemory":
+                    assert (error.asked, error.errno_name, error.vendor_code.driver_name) == (
+                        1 << 40,
+                        "ENOMEM",
+                        "OUT_OF_MEMORY",
+                    )
+                if kind == "FileFailed":
+                    assert error.errno == errno.ENOENT and error.filename == str(tmp_path / "nowhere")
+                if kind == "Refused":
+                    assert error.command and error.kernel_log
+            workers.close()
+            workers.join()
+
+
+@pytest.mark.parametrize("kind", [ascend_vmm.Error, *ascend_vmm.Error.__subclasses__()])
+def test_every_kind_of_error_can_be_pickled_and_copied(kind):
+    error = kind("cannot do it")
+    names = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
+    for number, name in enumerate(sorted(names)):
+        setattr(error, name, ascend_vmm.VendorCode(1, "name", 2) if name == "vendor_code" else number)
+    for again in [pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)]:
+        assert type(again) is kind and str(again) == "cannot do it"
+        for name in names:
+            assert getattr(again, name) == getattr(error, name), name
+
+
+SIZES = [-1, 0, 1, 3 << 20, 1 << 63, 1 << 64, 1 << 200, True, False]
+SIZES += ["", "x", "64 MB", "-2MiB", "9e9", "1e3", "2 0MiB", "2.5MiB", "2MiB MiB", "0x200000", "99999999TiB"]
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+@pytest.mark.parametrize("size", SIZES)
 def test_sizes_that_cannot_be_are_value_errors(session, size):
     device = session.device(0)
     for call in [device.create, session.reserve, session.host().create]:
         with pytest.raises(ValueError) as raised:
             call(size)
         assert isinstance(raised.value, ascend_vmm.Error), raised.value
+
+
+def test_sizes_are_written_as_people_write_them(session):
+    for size in ["64MiB", "64 MiB", " 64 MiB ", "64M", "65536K", str(64 * MIB), 64 * MIB]:
+        with session.reserve(size) as reservation:
+            assert reservation.size == 64 * MIB
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+def test_times_that_cannot_be_are_value_errors(ascend_npu):
+    for timeout in [-1, float("nan"), float("-inf")]:
+        for call in [ascend_vmm.probe, ascend_vmm.devices]:
+            with pytest.raises(ValueError, match="not negative"):
+                call(timeout=timeout)
+    assert len(ascend_vmm.devices(timeout=float("inf"))) == 2
 
 
 def test_things_that_are_no_size_are_type_errors(session):

@@ -141,6 +141,28 @@ def test_a_multiprocessing_connection_is_a_socket(session):
     assert process.exitcode == 0
 
 
+@pytest.mark.ascend_npu(generation="26.1")
+def test_sockets_that_do_not_block_are_waited_for_too(session):
+    """Those of asyncio, and those with a time limit of their own."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(0.001)
+
+    def child():
+        with ascend_vmm.Session() as session:
+            time.sleep(0.2)
+            mapping = mapped(session, ascend_vmm.receive(theirs, session.device(0)))
+            assert mapping.read(5) == b"async"
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    memory = session.device(0).create("2MiB")
+    mapped(session, memory).write(b"async")
+    ascend_vmm.send(ours, memory)
+    process.join()
+    assert process.exitcode == 0 and not ours.getblocking()
+
+
 def test_what_is_no_socket_of_this_host_is_refused(session):
     memory = session.device(0).create("2MiB")
     with socket.socket(socket.AF_INET) as internet, pytest.raises(ascend_vmm.Invalid, match="no Unix socket"):

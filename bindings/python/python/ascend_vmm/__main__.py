@@ -1,5 +1,6 @@
 """`python -m ascend_vmm probe|selftest|…`: the commands of the project's tool."""
 
+import signal
 import sys
 
 from ._ascend_vmm import tool
@@ -10,5 +11,13 @@ def main(arguments):
     return tool([sys.executable, "-m", "ascend_vmm"], arguments)
 
 
+def run(arguments):
+    """The same, as all that this process is for."""
+    # No Python runs meanwhile that could raise KeyboardInterrupt: Ctrl-C ends the tool as it ends
+    # other programs, or the program that the tool runs.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main(arguments))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(sys.argv[1:])

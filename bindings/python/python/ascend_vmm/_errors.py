@@ -13,7 +13,15 @@ class VendorCode(NamedTuple):
 
 class Error(Exception):
     """What went wrong, in one text: what was tried, on what, what the kernel answered, what that
-    means and what to do. The same as fields, None where there is nothing to say."""
+    means and what to do. The same as fields, None where there is nothing to say.
+
+    >>> with Session() as session:
+    ...     try:
+    ...         session.device(0).create("3MiB")
+    ...     except Error as error:
+    ...         error.operation, error.remedy
+    ('create physical memory', 'Sizes are multiples of 2 MiB, and not 0.')
+    """
 
     operation: Optional[str] = None
     """What was tried, as a verb phrase."""
@@ -44,7 +52,15 @@ class Refused(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """A device, or the host, has not so much memory."""
+    """A device, or the host, has not so much memory.
+
+    >>> with Session() as session:
+    ...     try:
+    ...         session.device(0).create("1TiB")
+    ...     except MemoryError as error:
+    ...         error.errno_name, error.asked >> 40, error.free_huge < error.asked
+    ('ENOMEM', 1, True)
+    """
 
     place: str = ""
     asked: int = 0

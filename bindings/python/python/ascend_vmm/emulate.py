@@ -7,10 +7,10 @@ processes.
 
 import sys
 
-from .__main__ import main
+from .__main__ import run
 from ._ascend_vmm import Emulator
 
 __all__ = ["Emulator"]
 
 if __name__ == "__main__":
-    sys.exit(main(["emulate", *sys.argv[1:]]))
+    run(["emulate", *sys.argv[1:]])

@@ -13,6 +13,12 @@ The mark says what host it is; `generation="all"` runs the test once for each dr
     def test_my_cache(ascend_npu):
         ascend_npu.inject("device1=dead")
 
+Parameters of the fixture are options too, and come on top of the mark's:
+
+    @pytest.mark.parametrize("ascend_npu", [{"devices": 1}, {"devices": 8}], indirect=True)
+    def test_my_cache(ascend_npu):
+        ...
+
 The fixture is an `ascend_vmm.emulate.Emulator`. Options of the mark are those of its constructor,
 and `leaky=True` for a test that may leave something behind.
 
@@ -26,14 +32,18 @@ import pickle
 import signal
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from .emulate import Emulator
 
 GENERATIONS = ("8.5.0", "9.0.0", "26.1")
 """The driver generations that can be emulated."""
 
 _FIXTURE = "ascend_npu"
-_emulator = pytest.StashKey()
+_emulator: "pytest.StashKey[Emulator]" = pytest.StashKey()
 
 
 def pytest_configure(config):
@@ -138,6 +148,7 @@ def _run(item, file):
 def _reports(item):
     from _pytest.runner import runtestprotocol
 
+    # Not before: most test runs need no NPU.
     from .emulate import Emulator
 
     options = _options(item)

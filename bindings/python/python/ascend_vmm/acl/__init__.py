@@ -63,7 +63,7 @@ def get_cann_attribute_list():
     return [first[index] for index in range(number.value)], number.value, code
 
 
-def app_log(level, text):
+def app_log(level, text, /):
     """A line in the log."""
     # The text is no format.
     _log(_call._signed(level), b"", b"", 0, _call._text(text).replace(b"%", b"%%"))

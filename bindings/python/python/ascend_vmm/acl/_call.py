@@ -201,47 +201,43 @@ def _processes(given):
 
 
 _INPUTS = {
-    "i": ctypes.c_int32,
-    "u": ctypes.c_uint32,
-    "p": ctypes.c_uint64,
-    "s": ctypes.c_char_p,
-    "P": ctypes.c_void_p,
-    "C": ctypes.c_void_p,
+    "": [ctypes.c_uint64],
+    "i": [ctypes.c_int32],
+    "u": [ctypes.c_uint32],
+    "s": [ctypes.c_char_p],
+    "P": [ctypes.c_void_p],
+    "C": [ctypes.c_void_p],
+    "L": [ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t],
 }
 
 
 def define(module, lines):
     """Puts the functions of a table into a module's namespace."""
     for line in lines.strip().splitlines():
-        name, c_name, *kinds = line.split()
-        module[name] = _made(module["__name__"].replace("ascend_vmm.", ""), name, c_name, kinds)
+        name, c_name, *arguments = line.split()
+        module[name] = _made(module["__name__"].replace("ascend_vmm.", ""), name, c_name, arguments)
 
 
-def _made(owner, name, c_name, kinds):
-    types = []
-    for kind in kinds:
-        if kind[0] == ">":
-            types.append(ctypes.POINTER(_OUTPUTS[kind[1]]))
-        elif kind == "L":
-            types += [ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t]
-        else:
-            types.append(_INPUTS[kind])
-    c_function = function(c_name, ctypes.c_int32, *types)
+def _made(owner, name, c_name, parameters):
     # Written out for each function: a loop over the kinds takes ten times as long as the call.
-    inputs, outputs, arguments = [], [], []
-    for number, kind in enumerate(kinds):
-        if kind[0] == ">":
-            outputs.append((f"output{number}", kind[1]))
+    types, inputs, outputs, arguments = [], [], [], []
+    for number, parameter in enumerate(parameters):
+        if parameter[0] == ">":
+            types.append(ctypes.POINTER(_OUTPUTS[parameter[1]]))
+            outputs.append((f"output{number}", parameter[1]))
             arguments.append(f"output{number}")
         else:
-            inputs.append(f"input{number}")
-            arguments.append(_CONVERSIONS[kind].format(f"input{number}"))
+            own_name, _, kind = parameter.partition(":")
+            types += _INPUTS[kind]
+            inputs.append(own_name)
+            arguments.append(_CONVERSIONS[kind].format(own_name))
+    c_function = function(c_name, ctypes.c_int32, *types)
     lines = [f"def {name}({', '.join([*inputs, '/'] if inputs else [])}):"]
-    lines += [f"    {output} = OUTPUTS[{kind!r}]()" for output, kind in outputs]
-    lines.append(f"    code = c_function({', '.join(arguments)})")
+    lines += [f"    {output} = _OUTPUTS[{kind!r}]()" for output, kind in outputs]
+    lines.append(f"    code = _c_function({', '.join(arguments)})")
     answers = [f"{output}.{'answer()' if kind in 'ADUVT' else 'value'}" for output, kind in outputs]
     lines.append(f"    return {', '.join([*answers, 'code'])}")
-    scope = {"c_function": c_function, "OUTPUTS": _OUTPUTS, **_CONVERTERS}
+    scope = {"_c_function": c_function, "_OUTPUTS": _OUTPUTS, **_CONVERTERS}
     exec("\n".join(lines), scope)
     made = scope[name]
     made.__module__ = owner
@@ -250,25 +246,17 @@ def _made(owner, name, c_name, kinds):
     return made
 
 
-_CONVERTERS = {
-    "signed": _signed,
-    "unsigned": _unsigned,
-    "wide": _wide,
-    "text": _text,
-    "properties": _properties,
-    "config": _config,
-    "processes": _processes,
-}
+_CONVERTERS = {made.__name__: made for made in [_signed, _unsigned, _wide, _text, _properties, _config, _processes]}
 
 # What an int of the right size needs no function for.
 _CONVERSIONS = {
-    "i": "{0} if {0}.__class__ is int and -0x80000000 <= {0} < 0x80000000 else signed({0})",
-    "u": "{0} if {0}.__class__ is int and 0 <= {0} < 0x100000000 else unsigned({0})",
-    "p": "{0} & 0xffffffffffffffff if {0}.__class__ is int else wide({0})",
-    "s": "text({0})",
-    "P": "properties({0})",
-    "C": "config({0})",
-    "L": "*processes({0})",
+    "": "{0} & 0xffffffffffffffff if {0}.__class__ is int else _wide({0})",
+    "i": "{0} if {0}.__class__ is int and -0x80000000 <= {0} < 0x80000000 else _signed({0})",
+    "u": "{0} if {0}.__class__ is int and 0 <= {0} < 0x100000000 else _unsigned({0})",
+    "s": "_text({0})",
+    "P": "_properties({0})",
+    "C": "_config({0})",
+    "L": "*_processes({0})",
 }
 
 

@@ -41,20 +41,20 @@ _launch = _call.function(
 _launched = {}
 
 
-def get_primary_ctx_state(device_id):
+def get_primary_ctx_state(device_id, /):
     """(active, flags, code)."""
     flags, active = _ctypes.c_uint32(), _ctypes.c_int32()
     code = _context_state(_call._signed(device_id), flags, active)
     return active.value, flags.value, code
 
 
-def query_event(event):
+def query_event(event, /):
     """(status, code): 0 if the event is complete, 1 if it is not."""
     status, code = query_event_status(event)  # noqa: F821, from the table
     return int(code == 0 and status == 0), code
 
 
-def ipc_mem_get_export_key(ptr, size, length, flag):
+def ipc_mem_get_export_key(ptr, size, length, flag, /):
     """(key, code); 65 is the length of a key."""
     length = _call.integer(length)
     if not 0 <= length < 1024:
@@ -64,7 +64,7 @@ def ipc_mem_get_export_key(ptr, size, length, flag):
     return room.value.decode(errors="replace"), code
 
 
-def get_mem_uce_info(device_id, number):
+def get_mem_uce_info(device_id, number, /):
     """(list, code): memory errors of a device."""
     number = _call.integer(number)
     if not 0 <= number <= 1 << 16:
@@ -78,7 +78,7 @@ def get_mem_uce_info(device_id, number):
     return entries, code
 
 
-def mem_uce_repair(device_id, entries):
+def mem_uce_repair(device_id, entries, /):
     """Not supported: needs the vendor's firmware interface."""
     _call._signed(device_id)
     if not isinstance(entries, list):
@@ -86,28 +86,28 @@ def mem_uce_repair(device_id, entries):
     return _call.NOT_SUPPORTED
 
 
-def mem_flush(ptr, size):
+def mem_flush(ptr, size, /):
     """Not supported: for hardware on which the CPU's cache does not see the device."""
     _call._wide(ptr), _call._wide(size)
     return _call.NOT_SUPPORTED
 
 
-def mem_invalidate(ptr, size):
+def mem_invalidate(ptr, size, /):
     """Not supported: see `mem_flush`."""
     return mem_flush(ptr, size)
 
 
-def peek_at_last_error(level):
+def peek_at_last_error(level, /):
     """The code of this thread's latest call that failed."""
     return _peek(_call._signed(level))
 
 
-def get_last_error(level):
+def get_last_error(level, /):
     """The same, and forgets it."""
     return _last(_call._signed(level))
 
 
-def launch_callback(function, arguments, block_type, stream):
+def launch_callback(function, arguments, block_type, stream, /):
     """Calls `function(arguments)` when the stream gets there, in the thread that processes reports."""
     if not callable(function):
         raise TypeError("must be callable")

@@ -10,16 +10,30 @@ from . import _call
 _threads = {}
 
 
-def bytes_to_ptr(data):
+def bytes_to_ptr(data, /):
     """The address of a bytes object's own data, which copies may write to: keep the object."""
     if not isinstance(data, bytes):
         raise TypeError(f"must be bytes, not {type(data).__name__}")
     return _ctypes.cast(_ctypes.c_char_p(data), _ctypes.c_void_p).value
 
 
-def ptr_to_bytes(ptr, size):
+def ptr_to_bytes(ptr, size, /):
     """New bytes with a copy of what is at an address that the CPU can read."""
-    return _ctypes.string_at(_call._wide(ptr), _call.integer(size))
+    return _ctypes.string_at(_address(ptr), _size(size))
+
+
+def _address(ptr):
+    address = _call._wide(ptr)
+    if address == 0:
+        raise ValueError("there is nothing at the address 0")
+    return address
+
+
+def _size(size):
+    size = _call.integer(size)
+    if not 0 <= size < 1 << 63:
+        raise ValueError(f"{size} is no number of bytes")
+    return size
 
 
 def _array(array):
@@ -31,7 +45,7 @@ def _array(array):
     return numpy
 
 
-def numpy_to_ptr(array):
+def numpy_to_ptr(array, /):
     """The address of an array's data."""
     _array(array)
     if not array.flags.c_contiguous:
@@ -39,13 +53,13 @@ def numpy_to_ptr(array):
     return array.ctypes.data
 
 
-def numpy_contiguous_to_ptr(array):
+def numpy_contiguous_to_ptr(array, /):
     """(address, array): of a contiguous copy, if the array is not contiguous."""
     array = _array(array).ascontiguousarray(array)
     return array.ctypes.data, array
 
 
-def ptr_to_numpy(ptr, shape, type_number):
+def ptr_to_numpy(ptr, shape, type_number, /):
     """An array over memory that the CPU can see, without a copy; it does not own the memory."""
     import numpy
 
@@ -56,12 +70,12 @@ def ptr_to_numpy(ptr, shape, type_number):
     if not 0 <= number < len(names):
         raise ValueError(f"{number} is no number of a type of numpy's")
     kind = numpy.dtype(names[number])
-    size = kind.itemsize * int(numpy.prod(shape, dtype=object))
-    memory = (_ctypes.c_ubyte * size).from_address(_call._wide(ptr))
+    size = _size(kind.itemsize * int(numpy.prod(shape, dtype=object)))
+    memory = (_ctypes.c_ubyte * size).from_address(_address(ptr))
     return numpy.frombuffer(memory, dtype=kind).reshape(shape)
 
 
-def start_thread(function, arguments):
+def start_thread(function, arguments, /):
     """(number, code): a thread that calls `function(arguments)`."""
     if not callable(function) or not isinstance(arguments, list):
         raise TypeError("must be a function and a list")
@@ -71,7 +85,7 @@ def start_thread(function, arguments):
     return thread.ident, 0
 
 
-def stop_thread(number):
+def stop_thread(number, /):
     """Waits until the thread has ended, which is up to its function."""
     thread = _threads.pop(_call._wide(number), None)
     if thread is None:

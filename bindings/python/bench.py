@@ -1,0 +1,170 @@
+"""What Python adds to the library's calls: `python -m ascend_vmm.emulate -- python bench.py`.
+
+Rates are of copies of 64 MiB by Python's methods and, in turn with them, by the C library's function,
+which makes the Rust call: the best of many rounds of each. Instructions are counted by single steps
+of a process of its own, after the call was made some times; a step over a system call is one, so
+what the kernel does is not counted. `docs/bench.md` has the figures, of a wheel that was built with
+`maturin build --release`. The exit status is 1 if a limit is missed.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import signal
+import sys
+import time
+
+import ascend_vmm
+from ascend_vmm import _ascend_vmm, acl
+
+MIB = 1 << 20
+
+RATE = 0.9
+"""The least part of the Rust call's rate."""
+INSTRUCTIONS = 3000
+"""The most of a call: 1 µs at 3 GHz and one instruction in a cycle."""
+
+
+def rates():
+    """Prints the rates; the methods that are too slow."""
+    size = 64 * MIB
+    session = ascend_vmm.Session.current()
+    mapping = session.reserve(size).map(session.device(0).create(size))
+    buffer = bytearray(size)
+    memory, address = ctypes.addressof(ctypes.c_char.from_buffer(buffer)), mapping.address
+    acl.init()
+    acl.rt.set_device(0)
+    pairs = {
+        "write": (lambda: mapping.write(buffer), lambda: acl.rt.memcpy(address, size, memory, size, 1)),
+        "read_into": (lambda: mapping.read_into(buffer), lambda: acl.rt.memcpy(memory, size, address, size, 2)),
+    }
+    missed = []
+    print(f"{'64 MiB':12}{'Python GB/s':>14}{'Rust GB/s':>12}{'part':>8}")
+    for name, calls in pairs.items():
+        best = [1e9, 1e9]
+        for number in range(60):
+            which = number % 2
+            begun = time.perf_counter()
+            calls[which]()
+            best[which] = min(best[which], time.perf_counter() - begun)
+        python, rust = (size / seconds / 1e9 for seconds in best)
+        print(f"{name:12}{python:14.2f}{rust:12.2f}{python / rust:8.2f}")
+        if python / rust < RATE:
+            missed.append(f"{name}: {python / rust:.2f} of the Rust call's rate, at least {RATE}")
+    mapping.memory.close()
+    return missed
+
+
+CALLS = [
+    "None",
+    "mapping.size",
+    "mapping.write(buffer)",
+    "mapping.read_into(buffer)",
+    "mapping.fill(0, 0, 4096)",
+    "mapping.write_async(buffer).wait()",
+    "session.reserve(2 << 20).close()",
+    "device.create(2 << 20).close()",
+    "reservation.map(memory).close()",
+    "pool.allocate(4096).close()",
+    "acl.rt.memcpy(mapping.address, 4096, address, 4096, 1)",
+]
+"""What is counted; `buffer` has 4 KiB. The first is nothing, which is subtracted from the others."""
+
+TRACEME, PEEK_REGISTER, CONTINUE, STEP = 0, 3, 7, 9
+PROGRAM_COUNTER = 16 * 8
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+libc.ptrace.restype = ctypes.c_long
+stop_self = getattr(libc, "raise")
+
+
+def traced():
+    """Makes each call between two stops."""
+    session = ascend_vmm.Session.current()
+    device = session.device(0)
+    mapping = session.reserve("2MiB").map(device.create("2MiB"))
+    reservation, memory, pool = session.reserve("2MiB"), device.create("2MiB"), ascend_vmm.Pool(device)
+    kept = pool.allocate(64)
+    buffer = bytearray(4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    acl.init()
+    acl.rt.set_device(0)
+    for expression in CALLS:
+        call = eval(f"lambda: {expression}", {**globals(), **locals()})
+        for _ in range(50):
+            call()
+        stop_self(signal.SIGSTOP)
+        call()
+        stop_self(signal.SIGSTOP)
+    del kept
+    os._exit(0)
+
+
+def wait(pid):
+    _, status = os.waitpid(pid, 0)
+    if not os.WIFSTOPPED(status):
+        sys.exit(f"the traced process ended: {status}")
+    return os.WSTOPSIG(status)
+
+
+def go_on_to_a_stop(pid):
+    while True:
+        libc.ptrace(CONTINUE, pid, None, None)
+        if wait(pid) == signal.SIGSTOP:
+            return
+
+
+def own_code(pid):
+    """The addresses of the compiled module's code."""
+    with open(f"/proc/{pid}/maps") as maps:
+        lines = [line for line in maps if _ascend_vmm.__file__ in line and " r-xp " in line]
+    start, end = re.match(r"(\w+)-(\w+)", lines[0]).groups()
+    return range(int(start, 16), int(end, 16))
+
+
+def steps_to_a_stop(pid, own):
+    """Instructions, and those of the compiled module."""
+    steps, ours = 0, 0
+    while True:
+        libc.ptrace(STEP, pid, None, None)
+        if wait(pid) == signal.SIGSTOP:
+            return steps, ours
+        steps += 1
+        ours += libc.ptrace(PEEK_REGISTER, pid, PROGRAM_COUNTER, None) in own
+
+
+def instructions():
+    """Prints the counts; the calls that take too many."""
+    if platform.machine() != "x86_64":
+        print("instructions: not counted on this machine")
+        return []
+    pid = os.fork()
+    if pid == 0:
+        libc.ptrace(TRACEME, 0, None, None)
+        traced()
+    wait(pid)
+    own = own_code(pid)
+    nothing, missed = None, []
+    print(f"\n{'instructions':56}{'all':>8}{'compiled':>10}")
+    for number, name in enumerate(CALLS):
+        if number > 0:
+            go_on_to_a_stop(pid)
+        steps, ours = steps_to_a_stop(pid, own)
+        if nothing is None:
+            nothing = steps
+            continue
+        print(f"{name:56}{steps - nothing:8}{ours:10}")
+        if steps - nothing > INSTRUCTIONS:
+            missed.append(f"{name}: {steps - nothing} instructions, at most {INSTRUCTIONS}")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return missed
+
+
+if __name__ == "__main__":
+    # The process that is counted comes first: a child of fork has no session of its parent's.
+    problems = instructions() + rates()
+    for problem in problems:
+        print(f"missed: {problem}")
+    sys.exit(bool(problems))
