@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -422,6 +424,30 @@ def test_it_is_the_module_acl_only_where_it_is_asked_for(ascend_npu, tmp_path):
         cwd=tmp_path,
     )
     assert asked.stdout == "0 (2, 0)\n"
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+def test_the_extra_makes_it_the_module_acl(ascend_npu, tmp_path):
+    """What `pip install ascend-vmm[acl]` installs besides the package itself."""
+    pytest.importorskip("setuptools", minversion="70.1", reason="no setuptools that makes wheels")
+    extra = pathlib.Path(__file__).parents[1] / "extra"
+    if not extra.exists():
+        pytest.skip("these tests run without the project's files")
+    shutil.copytree(extra, tmp_path / "extra")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    install = [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path / "site")]
+    subprocess.run([*install, str(tmp_path / "extra")], check=True)
+    paths = [str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    program = "from acl.rt import memcpy; import acl; print(memcpy is acl.rt.memcpy, acl.init(), acl.rt.get_device_count())"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+    )
+    assert result.stdout == "True 0 (2, 0)\n"
 
 
 def test_both_spellings_live_in_one_process(device):

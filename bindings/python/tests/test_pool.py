@@ -163,6 +163,7 @@ def test_a_pool_in_a_cycle_with_its_hook_is_garbage(session):
     assert ghost() is None and session.statistics.mapped == 0
 
 
+@pytest.mark.ascend_npu(generation="26.1")
 @pytest.mark.parametrize("by", ["path", "text", "file", "descriptor"])
 def test_files_are_loaded_and_stored(session, tmp_path, by):
     mapping = session.reserve("32MiB").map(session.device(0).create("32MiB"))

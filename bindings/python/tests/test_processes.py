@@ -104,6 +104,7 @@ LIVE = """if True:
 """
 
 
+@pytest.mark.ascend_npu(generation="26.1")
 @pytest.mark.parametrize(
     "end",
     [
@@ -124,6 +125,7 @@ def test_the_interpreter_ends_with_live_objects(ascend_npu, end):
     assert ascend_npu.held() == ""
 
 
+@pytest.mark.ascend_npu(generation="26.1")
 def test_the_interpreter_ends_while_threads_copy(ascend_npu):
     program = LIVE + """
     big = session.reserve("64MiB").map(device.create("64MiB"))
@@ -222,7 +224,7 @@ def test_ten_thousand_rounds_leak_nothing(session, ascend_npu):
                     pass
                 reservation.close()
 
-    rounds(1000)
+    rounds(300)
     gc.collect()
     objects, resident, held = len(gc.get_objects()), memory_of_this_process(), ascend_npu.held()
     rounds(10_000)
@@ -231,3 +233,48 @@ def test_ten_thousand_rounds_leak_nothing(session, ascend_npu):
     assert ascend_npu.held() == held
     # A leak of 50 bytes in each round would be more.
     assert memory_of_this_process() < resident + 512 * 1024
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+def test_a_thousand_of_everything_else_leak_nothing(session, mapping, ascend_npu):
+    import gc
+    import pickle
+
+    from ascend_vmm import acl
+
+    host = session.reserve("2MiB").map(session.host().create("2MiB"))
+    pool, export = ascend_vmm.Pool(session.device(0)), mapping.memory.export()
+    kept, buffer = pool.allocate(64), bytearray(4096)
+
+    def one():
+        with host.host_view() as view, memoryview(view) as bytes_of_view:
+            bytes_of_view[0] = 1
+        mapping.write_async(buffer).wait()
+        mapping.read_into_async(buffer)
+        pool.allocate(1000, tag=1).write(b"block")
+        pickle.loads(pickle.dumps(export.ticket()))
+        ascend_vmm.write_batch([(mapping, 0, buffer), (mapping, 4096, b"x")])
+        session.statistics, pool.statistics(), repr(mapping), session.memory_at(mapping.address)
+        pointer, _ = acl.rt.malloc(64, 0)
+        acl.rt.free(pointer)
+        acl.rt.pointer_get_attributes(mapping.address)
+        assert not hasattr(acl.rt, "launch_kernel")
+        for wrong in [lambda: mapping.read(1, offset=mapping.size), lambda: session.reserve("3MiB")]:
+            with pytest.raises(ascend_vmm.Invalid):
+                wrong()
+
+    acl.init()
+    acl.rt.set_device(0)
+    for _ in range(50):
+        one()
+    gc.collect()
+    objects, references = len(gc.get_objects()), sys.getrefcount(buffer)
+    for _ in range(1000):
+        one()
+    gc.collect()
+    assert len(gc.get_objects()) <= objects + 5 and sys.getrefcount(buffer) == references
+    buffer.append(1)  # no copy has kept it
+    acl.rt.reset_device_force(0)
+    acl.finalize()
+    kept.close()
+    pool.close()
