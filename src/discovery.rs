@@ -40,6 +40,7 @@ use crate::driver::davinci::{DavinciFile, MANAGER, module};
 use crate::driver::devmng::Devmng;
 use crate::driver::hdc::{self, HdcFile};
 use crate::driver::recognise;
+use crate::driver::segments;
 use crate::driver::uda::{Listed, Uda};
 use crate::driver::urd::Urd;
 use crate::error::{Errno, Error, Result};
@@ -304,7 +305,10 @@ impl Survey {
         };
         self.memory_driver = Some(driver);
         match driver {
-            MemoryDriver::V2 => {}
+            MemoryDriver::V2 => {
+                let bits = segments::too_few_address_bits();
+                self.findings.extend(bits.map(|bits| Finding::SmallAddressSpace { bits }));
+            }
             MemoryDriver::V3 => self.findings.push(Finding::MemoryDriverV3),
             MemoryDriver::Missing => self.findings.push(Finding::MemoryDriverMissing),
         }

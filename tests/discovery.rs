@@ -610,6 +610,7 @@ fn every_finding_has_a_message_and_a_remedy() {
         Finding::Unhealthy(device, Health::Major),
         Finding::MemoryDriverV3,
         Finding::UnknownGeneration("x".into()),
+        Finding::SmallAddressSpace { bits: 39 },
     ];
     let mut codes: Vec<_> = findings.iter().map(Finding::code).collect();
     for finding in &findings {

@@ -54,11 +54,12 @@ impl Segments {
 
     fn map_one(&mut self, fd: &OwnedFd, segment: &Segment) -> Result<(), Box<Refused>> {
         let failed = |call, errno| {
-            Refused::new(call, errno).operation("map the driver's address segments").object(format!(
-                "{:#x}..{:#x}",
-                segment.start,
-                segment.start.saturating_add(segment.size)
-            ))
+            let range = format!("{:#x}..{:#x}", segment.start, segment.start.saturating_add(segment.size));
+            let beyond = too_few_address_bits().map(|bits| {
+                format!(", where addresses of this process have {bits} bits (CONFIG_ARM64_VA_BITS_{bits})")
+            });
+            let object = range + &beyond.unwrap_or_default();
+            Refused::new(call, errno).operation("map the driver's address segments").object(object)
         };
         let (Some(start), Some(size)) =
             (NonZeroUsize::new(segment.start as usize), NonZeroUsize::new(segment.size as usize))
@@ -142,6 +143,44 @@ impl Segments {
     }
 }
 
+/// The bits of an address of this process, if they are too few for the segments. Kernels for aarch64
+/// can be built so.
+pub(crate) fn too_few_address_bits() -> Option<u32> {
+    too_few_bits(is_address)
+}
+
+/// As [`too_few_address_bits`], for a process that has the addresses of which `is_address` says so.
+fn too_few_bits(is_address: impl Fn(u64) -> bool) -> Option<u32> {
+    // The last page of each size that kernels are built for: it is in no segment. The segments end
+    // at 45 bits, and the next larger size has 47.
+    let last = |bits: u32| (1 << bits) - LARGEST_PAGE;
+    if is_address(last(46)) {
+        return None;
+    }
+    [42, 39, 36].into_iter().find(|bits| is_address(last(*bits)))
+}
+
+/// The largest page that Linux has on aarch64.
+const LARGEST_PAGE: u64 = 64 << 10;
+
+/// Whether a process can have something at this address, be it there already.
+fn is_address(address: u64) -> bool {
+    let (Some(start), Some(size)) = (NonZeroUsize::new(address as usize), NonZeroUsize::new(LARGEST_PAGE as usize))
+    else {
+        return false;
+    };
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
+    // SAFETY: these flags never replace what is mapped; old kernels return another address instead.
+    match unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) } {
+        Ok(mapped) => {
+            // SAFETY: this mapping was just made, and no other code knows of it.
+            let _ = unsafe { munmap(mapped, size.get()) };
+            true
+        }
+        Err(errno) => errno != nix::Error::ENOMEM,
+    }
+}
+
 /// Ends a session that has no segments mapped. The kernel gives it up only when exactly the SVM
 /// range is unmapped, whatever was there, so map something inaccessible there and unmap it. Where
 /// the addresses are taken the session lasts as long as the process.
@@ -174,4 +213,29 @@ fn call(command: &'static str, segment: &Segment) -> Call {
 
 fn is_host_pin(segment: &Segment) -> bool {
     segment.size == HOST_PIN_SIZE && segment.start != SVM_START
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_small_address_space_is_found() {
+        for bits in [36, 39, 42] {
+            assert_eq!(too_few_bits(|address| address < 1 << bits), Some(bits));
+        }
+        for bits in [47, 48, 52] {
+            assert_eq!(too_few_bits(|address| address < 1 << bits), None);
+        }
+        // A limit of the process, which says nothing about the kernel.
+        assert_eq!(too_few_bits(|_| false), None);
+    }
+
+    #[test]
+    fn an_address_that_is_taken_is_an_address_and_one_of_the_kernel_is_none() {
+        let page = LARGEST_PAGE as usize;
+        let here = (&raw const page).addr() as u64 & !(LARGEST_PAGE - 1);
+        assert!(is_address(here));
+        assert!(!is_address(1 << 60));
+    }
 }

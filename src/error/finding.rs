@@ -161,6 +161,11 @@ pub enum Finding {
     MemoryDriverMissing,
     /// `unknown-generation`: a driver that fits no known generation.
     UnknownGeneration(String),
+    /// `small-address-space`: the kernel gives processes fewer addresses than the memory driver needs.
+    SmallAddressSpace {
+        /// How many bits an address has.
+        bits: u32,
+    },
     /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
     NoDaemonNode(PathBuf, Errno),
     /// `driver-used-here`: other code in this process has the driver open, so the questions that
@@ -509,6 +514,15 @@ impl Finding {
                 Fatal,
                 format!("the driver fits no generation that ascend-vmm knows ({what})"),
                 "Use a newer ascend-vmm, and please report the driver's version.",
+            ),
+            Finding::SmallAddressSpace { bits } => row(
+                "small-address-space",
+                Fatal,
+                format!(
+                    "this kernel gives a process addresses of {bits} bits (CONFIG_ARM64_VA_BITS_{bits}), and the memory \
+                     driver uses some of 45 bits"
+                ),
+                "Boot a kernel that was built with CONFIG_ARM64_VA_BITS_48.",
             ),
             Finding::NoDaemonNode(path, errno) => row(
                 "no-daemon-node",

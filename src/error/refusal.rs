@@ -67,9 +67,11 @@ fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str
              device memory and the session cannot be reopened).",
         ),
         (SystemCall::Mmap, Errno::ENOMEM) => (
-            "this process may not have so much address space (RLIMIT_AS), or the machine's is too small",
-            "Raise the limit, or open the session without address segments (then the CPU cannot \
-             see device memory and the session cannot be reopened).",
+            "this process may not have so much address space (RLIMIT_AS), or the kernel was built for a \
+             smaller one (CONFIG_ARM64_VA_BITS_39 or _42)",
+            "Raise the limit, boot a kernel that was built with CONFIG_ARM64_VA_BITS_48, or open the \
+             session without address segments (then the CPU cannot see device memory and the session \
+             cannot be reopened).",
         ),
         (SystemCall::Mmap, Errno::ESRCH) => {
             ("the session was already initialised when the segment was mapped", "Open a new session.")

@@ -331,6 +331,10 @@ impl Features {
 
 /// Why memory of no device can be used with this driver.
 fn driver_obstacle(survey: &Survey) -> Option<String> {
+    let small = |finding: &Finding| matches!(finding, Finding::SmallAddressSpace { .. });
+    if let Some(finding) = survey.findings.iter().find(|finding| small(finding)) {
+        return Some(finding.to_string());
+    }
     match survey.memory_driver {
         Some(MemoryDriver::V2) if survey.generation.is_none() => Some("the driver's generation is unknown".into()),
         Some(MemoryDriver::V2) => None,
@@ -443,5 +447,23 @@ impl Holder {
             lines.push(format!("process {}{name}{container}: has {memory}", self.pid));
         }
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_device_has_memory_for_a_process_with_too_few_addresses() {
+        let options = discovery::Options { manager: "/nonexistent".into(), ..Default::default() };
+        let mut survey = discovery::survey(&options);
+        survey.memory_driver = Some(MemoryDriver::V2);
+        survey.generation = Some(ascend_ioctl::Generation::V26_1);
+        survey.findings.clear();
+        assert_eq!(driver_obstacle(&survey), None);
+        survey.findings.push(Finding::SmallAddressSpace { bits: 39 });
+        let obstacle = driver_obstacle(&survey).unwrap();
+        assert!(obstacle.contains("CONFIG_ARM64_VA_BITS_39"), "{obstacle}");
     }
 }
