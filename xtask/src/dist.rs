@@ -2,7 +2,10 @@
 //! nothing else on the host.
 //!
 //! The C library is linked statically: glibc of the GNU targets, so no other target needs to be
-//! installed. Each file is checked afterwards: it must not need a dynamic linker.
+//! installed. Each file is checked afterwards: it must not need a dynamic linker. Beside them is the
+//! list of all crates that are in them.
+
+mod bill_of_materials;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,7 +128,32 @@ pub fn run(options: Dist) -> ExitCode {
             }
         }
     }
-    if built == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if built == 0 {
+        return ExitCode::FAILURE;
+    }
+    match write_bill_of_materials(&target.join("dist")) {
+        Ok(line) => {
+            xtask::outln!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            xtask::errln!("error: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the list of crates, and returns a line for the user.
+fn write_bill_of_materials(place: &Path) -> Result<String, String> {
+    let metadata = metadata(&["--locked", "--filter-platform", "aarch64-unknown-linux-gnu"])?;
+    let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.lock");
+    let lock = fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
+    let bill = bill_of_materials::document(&metadata, &lock, env!("CARGO_PKG_NAME"))?;
+    let crates = bill["components"].as_array().map_or(0, Vec::len);
+    let file = place.join("ascend-vmm-tool.cdx.json");
+    let text = serde_json::to_string_pretty(&bill).map_err(|error| error.to_string())?;
+    fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(format!("{}  the {crates} crates in it, as CycloneDX", file.display()))
 }
 
 /// Builds the file for one architecture and returns a line for the user; `None` if tools are
@@ -203,19 +231,25 @@ fn check_static(program: &[u8], arch: Arch) -> Result<(), String> {
 
 /// The target directory of this clone.
 pub(crate) fn target_directory() -> Result<PathBuf, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cargo cannot be started: {error}"))?;
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("the output of `cargo metadata` cannot be parsed: {error}"))?;
+    let metadata = metadata(&["--no-deps"])?;
     metadata["target_directory"]
         .as_str()
         .map(PathBuf::from)
         .ok_or_else(|| "`cargo metadata` names no target directory".to_owned())
+}
+
+/// What `cargo metadata` prints with these options.
+fn metadata(options: &[&str]) -> Result<serde_json::Value, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .args(options)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo cannot be started: {error}"))?;
+    serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("the output of `cargo metadata` cannot be parsed: {error}"))
 }
 
 #[cfg(test)]
