@@ -44,7 +44,10 @@ impl Drop for Directory {
 /// Starts this program with these arguments and the path of a socket, and waits until it connects.
 pub(crate) fn start(arguments: &[&str]) -> io::Result<(Child, UnixStream)> {
     let directory = Directory(std::env::temp_dir().join(format!("ascend-vmm-{}", std::process::id())));
-    std::fs::create_dir(&directory.0)?;
+    std::fs::create_dir(&directory.0).map_err(|error| {
+        let place = directory.0.display();
+        io::Error::new(error.kind(), format!("{place} cannot be made: {error}; TMPDIR can name another directory"))
+    })?;
     let path = directory.0.join("socket");
     let listener = UnixListener::bind(&path)?;
     let mut child = this_program()?.args(arguments).arg(&path).spawn()?;
