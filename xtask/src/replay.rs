@@ -48,6 +48,38 @@ pub struct Line {
     module: String,
 }
 
+impl Line {
+    /// Whether it is a call that changes nothing that an answer tells of.
+    fn changes_nothing(&self) -> bool {
+        let command = self.record.cmd.unwrap_or_default();
+        let asks = ["MEM_GET_", "MEM_QUERY_", "QUERY_", "GET_"].iter().any(|prefix| command.starts_with(prefix));
+        let others = ["MEMCPY", "MEMCPY2D", "MEMCPY_BATCH", "MEMSET8", "RESERVE_ADDR_INFO_QUERY"];
+        (asks || others.contains(&command)) && unplayable(&self.record).is_none()
+    }
+}
+
+/// Why a call cannot be played.
+fn unplayable(record: &Record) -> Option<&'static str> {
+    let copies = matches!(record.cmd, Some("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY"));
+    if record.unfinished {
+        Some("it had not returned when the trace ended")
+    } else if was_interrupted(record) {
+        Some("a signal interrupted it")
+    } else if copies && record.errno.as_deref() == Some("EFAULT") {
+        Some("a trace does not tell which memory of the program is accessible")
+    } else {
+        None
+    }
+}
+
+/// A call whose answer differs although it changed nothing.
+struct Doubt {
+    index: usize,
+    /// The last call that it overlapped with.
+    last: usize,
+    differences: Vec<String>,
+}
+
 /// Plays a trace and prints the report. `describe` changes the host that the trace tells of as the
 /// user wants it.
 pub fn run(path: &Path, describe: impl FnOnce(Config) -> Result<Config, String>) -> ExitCode {
@@ -62,51 +94,79 @@ pub fn run(path: &Path, describe: impl FnOnce(Config) -> Result<Config, String>)
         Err(reason) => return impossible(reason),
     };
     let given = config.generation != generation;
-    let mut player = Player::new(config, &lines);
-    let mut doubtful: Vec<Doubt> = Vec::new();
-    for (index, line) in lines.iter().enumerate() {
-        let before = player.report.found();
-        player.play(line);
-        let differences = player.report.take_from(before);
-        match last_concurrent(&lines, index) {
-            Some(last) if !differences.is_empty() && player.may_repeat => {
-                doubtful.push(Doubt { line, last, differences });
-            }
-            _ => player.report.put_back(differences),
+    let mut order = Order::new(&lines);
+    let player = loop {
+        let mut player = Player::new(config.clone(), &lines);
+        match player.play_all(&lines, &order) {
+            Some(index) => order.move_on(&lines, index),
+            None => break player,
         }
-        doubtful.retain_mut(|doubt| {
-            let settled = doubt.line.number != line.number && player.repeat(doubt.line);
-            if !settled && doubt.last <= index {
-                player.report.put_back(std::mem::take(&mut doubt.differences));
-            }
-            !settled && doubt.last > index
-        });
-    }
+    };
     player.report.print(&player.driver.machine.config, given);
     if player.report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// A call whose answer differs, and that others overlapped with. A trace does not tell in which
-/// order the driver carried them out, so it is repeated after each of them.
-struct Doubt<'a> {
-    line: &'a Line,
-    /// The last of the others.
-    last: usize,
-    differences: Vec<String>,
+/// The order in which the calls are played. A trace has them in the order in which they returned.
+/// Of calls of several threads that overlapped, it does not tell which one the driver carried out
+/// first, so a call whose answer differs is tried in each place among the others.
+struct Order {
+    /// Indices of lines.
+    calls: Vec<usize>,
+    /// How many places were tried of the calls that were moved.
+    tried: HashMap<usize, usize>,
+    moves: usize,
 }
 
-/// The last of the next calls, by index, that another thread made at the same time as one.
-fn last_concurrent(lines: &[Line], index: usize) -> Option<usize> {
+impl Order {
+    /// The trace is played again from its beginning for each move.
+    const MOST_MOVES: usize = 100;
+
+    fn new(lines: &[Line]) -> Self {
+        Order { calls: (0..lines.len()).collect(), tried: HashMap::new(), moves: 0 }
+    }
+
+    fn can_move(&self, lines: &[Line], index: usize) -> bool {
+        let tried = self.tried.get(&index).copied().unwrap_or(0);
+        let (earlier, later) = concurrent(lines, index);
+        let places = earlier.len() + later.len();
+        places > 0 && tried <= places && self.moves < Order::MOST_MOVES
+    }
+
+    /// Moves a call before the next earlier or behind the next later one that it overlapped with,
+    /// and at last to where it was.
+    fn move_on(&mut self, lines: &[Line], index: usize) {
+        let tried = self.tried.entry(index).or_default();
+        let (earlier, later) = concurrent(lines, index);
+        self.calls.retain(|call| *call != index);
+        let position = |wanted: &dyn Fn(usize) -> bool| self.calls.iter().position(|call| wanted(*call));
+        let place = if let Some(before) = earlier.get(*tried) {
+            position(&|call| call == *before)
+        } else if let Some(after) = later.get(*tried - earlier.len()) {
+            position(&|call| call == *after).map(|place| place + 1)
+        } else {
+            position(&|call| call > index)
+        };
+        self.calls.insert(place.unwrap_or(self.calls.len()), index);
+        *tried += 1;
+        self.moves += 1;
+    }
+}
+
+/// The calls that other threads made at the same time as one: those that returned earlier and those
+/// that returned later, the nearest first.
+fn concurrent(lines: &[Line], index: usize) -> (Vec<usize>, Vec<usize>) {
     const NEAR: usize = 100;
     let span = |record: &Record| record.at.map(|at| (at, at.saturating_add(record.us)));
     let own = &lines[index].record;
-    let (start, end) = span(own)?;
-    let other = |later: &usize| {
-        let record = &lines[*later].record;
-        let overlaps = span(record).is_some_and(|(from, to)| from <= end && start <= to);
-        record.tid != own.tid && record.call != "found" && overlaps
+    let Some((start, end)) = span(own) else { return Default::default() };
+    let overlaps = |other: &usize| {
+        let record = &lines[*other].record;
+        let same_time = span(record).is_some_and(|(from, to)| from <= end && start <= to);
+        same_time && record.tid != own.tid && record.call != "found"
     };
-    (index + 1..(index + NEAR).min(lines.len())).rev().find(other)
+    let earlier = (index.saturating_sub(NEAR)..index).rev().filter(overlaps);
+    let later = (index + 1..(index + NEAR).min(lines.len())).filter(overlaps);
+    (earlier.collect(), later.collect())
 }
 
 /// The calls of a file, each with its line.
@@ -170,7 +230,7 @@ struct Player {
     chosen: HashMap<Chosen, Vec<u8>>,
     mapped: Vec<Range>,
     /// The last call changed nothing in the model.
-    may_repeat: bool,
+    changed_nothing: bool,
 }
 
 struct Open {
@@ -223,12 +283,62 @@ impl Player {
             ended: HashSet::new(),
             chosen: HashMap::new(),
             mapped: Vec::new(),
-            may_repeat: false,
+            changed_nothing: false,
         }
     }
 
-    /// Plays an ioctl again that changed nothing; true if its answer is now that of the trace.
+    /// Plays all calls. Stops at one that changed the model, whose answer differs, and that can be
+    /// tried elsewhere.
+    fn play_all(&mut self, lines: &[Line], order: &Order) -> Option<usize> {
+        let mut begins: HashMap<usize, Vec<usize>> = HashMap::new();
+        for index in (0..lines.len()).filter(|index| lines[*index].changes_nothing()) {
+            if let Some(first) = concurrent(lines, index).0.last() {
+                begins.entry(*first).or_default().push(index);
+            }
+        }
+        // Calls that change nothing are tried from the first call that they overlapped with, and
+        // those that changed nothing, but whose answers differ, until the last one.
+        let (mut early, mut settled, mut late) = (Vec::new(), HashSet::new(), Vec::<Doubt>::new());
+        for &index in &order.calls {
+            early.extend(begins.remove(&index).into_iter().flatten());
+            early.retain(|call| {
+                let fits = *call != index && self.repeat(&lines[*call]);
+                if fits {
+                    settled.insert(*call);
+                }
+                !fits && *call != index
+            });
+            let before = self.report.found();
+            if settled.remove(&index) {
+                self.report.played += 1;
+            } else {
+                self.play(&lines[index]);
+            }
+            let differences = self.report.take_from(before);
+            if !differences.is_empty() {
+                match concurrent(lines, index).1.last() {
+                    Some(last) if self.changed_nothing => late.push(Doubt { index, last: *last, differences }),
+                    _ if !self.changed_nothing && order.can_move(lines, index) => return Some(index),
+                    _ => self.report.put_back(differences),
+                }
+            }
+            late.retain_mut(|doubt| {
+                let settled = doubt.index != index && self.repeat(&lines[doubt.index]);
+                if !settled && doubt.last == index {
+                    self.report.put_back(std::mem::take(&mut doubt.differences));
+                }
+                !settled && doubt.last != index
+            });
+        }
+        late.into_iter().for_each(|doubt| self.report.put_back(doubt.differences));
+        None
+    }
+
+    /// Plays an ioctl that changes nothing; true if its answer is that of the trace.
     fn repeat(&mut self, line: &Line) -> bool {
+        if !line.record.file.is_some_and(|file| self.files.contains_key(&file)) {
+            return false;
+        }
         let (before, played) = (self.report.found(), self.report.played);
         self.ioctl(line);
         self.report.played = played;
@@ -247,12 +357,9 @@ impl Player {
 
     fn play(&mut self, line: &Line) {
         let record = &line.record;
-        self.may_repeat = false;
-        if record.unfinished {
-            return self.report.skip(line.number, "it had not returned when the trace ended");
-        }
-        if was_interrupted(record) {
-            return self.report.skip(line.number, "a signal interrupted it");
+        self.changed_nothing = false;
+        if let Some(reason) = unplayable(record) {
+            return self.report.skip(line.number, reason);
         }
         match record.call {
             "open" => self.open(line),
@@ -333,10 +440,6 @@ impl Player {
     fn ioctl(&mut self, line: &Line) {
         let Some(file) = self.file(line) else { return };
         let (record, module) = (&line.record, line.module.as_str());
-        let copies = matches!(record.cmd, Some("MEMCPY" | "MEMCPY2D" | "MEMCPY_BATCH" | "ASYNC_MEMCPY"));
-        if copies && record.errno.as_deref() == Some("EFAULT") {
-            return self.report.skip(line.number, "a trace does not tell which memory of the program is accessible");
-        }
         self.ended.remove(&record.pid);
         let request = decode::request(record);
         let generation = self.driver.machine.config.generation;
@@ -376,7 +479,7 @@ impl Player {
             return self.report.behaviour(line.number, name(line), &recorded, "it does not return");
         };
         let answer = Answer::of(result);
-        self.may_repeat = matches!(answer, Answer::Error(_)) || copies || only_asks(record.cmd.unwrap_or_default());
+        self.changed_nothing = matches!(answer, Answer::Error(_)) || line.changes_nothing();
         if !self.compare(line, &answer) {
             return;
         }
@@ -594,12 +697,6 @@ impl Place {
             _ => None,
         }
     }
-}
-
-/// Whether a command changes nothing in the driver.
-fn only_asks(command: &str) -> bool {
-    ["MEM_GET_", "MEM_QUERY_", "QUERY_", "GET_"].iter().any(|prefix| command.starts_with(prefix))
-        || matches!(command, "MEMSET8" | "RESERVE_ADDR_INFO_QUERY")
 }
 
 /// Whether the driver chooses the value of a field, so that it is a new name.
