@@ -200,7 +200,7 @@ impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
     /// A place of the caller's.
-    pub(crate) fn to(place: *mut T) -> Out<T> {
+    pub fn to(place: *mut T) -> Out<T> {
         Out(place)
     }
 

@@ -108,8 +108,8 @@ pub(crate) fn write_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_
     Ok(copied?)
 }
 
-/// Copies mapped memory into buffers: `(memory, offset, buffer)` each. No two buffers may have bytes
-/// in common.
+/// Copies mapped memory into buffers: `(memory, offset, buffer)` each. No two buffers may have
+/// bytes in common.
 ///
 /// >>> with Session() as session:
 /// ...     mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))

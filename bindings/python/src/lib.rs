@@ -73,6 +73,7 @@ fn _ascend_vmm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<share::Ticket>()?;
     module.add_class::<emulator::Emulator>()?;
     module.add_function(wrap_pyfunction!(acl::acl_functions, module)?)?;
+    module.add_function(wrap_pyfunction!(acl::acl_call, module)?)?;
     module.add_function(wrap_pyfunction!(check_interpreter, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::probe, module)?)?;
     module.add_function(wrap_pyfunction!(discovery::devices, module)?)?;

@@ -438,7 +438,7 @@ def test_the_extra_makes_it_the_module_acl(ascend_npu, tmp_path):
     install = [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path / "site")]
     subprocess.run([*install, str(tmp_path / "extra")], check=True)
     paths = [str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    program = "from acl.rt import memcpy; import acl; print(memcpy is acl.rt.memcpy, acl.init(), acl.rt.get_device_count())"
+    program = "from acl.rt import memcpy; import acl; print(memcpy is acl.rt.memcpy, acl.rt.get_device_count())"
     result = subprocess.run(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -447,7 +447,7 @@ def test_the_extra_makes_it_the_module_acl(ascend_npu, tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         cwd=tmp_path,
     )
-    assert result.stdout == "True 0 (2, 0)\n"
+    assert result.stdout == "True (2, 0)\n"
 
 
 def test_both_spellings_live_in_one_process(device):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import weakref
 
 import ascend_vmm
@@ -138,6 +139,19 @@ def test_objects_that_are_dropped_in_any_order_leave_nothing(ascend_npu):
     assert mapping.read(10) == b"still here"
     del mapping
     assert ascend_npu.held() == ""
+
+
+@pytest.mark.ascend_npu(generation="26.1")
+def test_objects_are_dropped_in_every_order(ascend_npu):
+    for order in itertools.permutations(range(5)):
+        session = ascend_vmm.Session()
+        device, reservation = session.device(0), session.reserve("2MiB")
+        memory = device.create("2MiB")
+        objects = [session, device, memory, reservation, reservation.map(memory)]
+        del session, device, memory, reservation
+        for number in order:
+            objects[number] = None
+        assert ascend_npu.held() == "", order
 
 
 def test_garbage_in_cycles_is_released(ascend_npu):

@@ -83,9 +83,8 @@ def test_a_child_that_drops_what_it_inherited_makes_no_call_to_the_driver(sessio
 
 def run(program, *arguments, expect=0):
     """Runs a Python program on this test's emulated host."""
-    result = subprocess.run(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
-    )
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
     assert result.returncode == expect, result.stdout
     return result.stdout
 
