@@ -28,6 +28,7 @@ mod blocks;
 mod file;
 mod heap;
 mod page_cache;
+mod pieces;
 mod segment;
 mod sleep;
 mod small_blocks;
@@ -40,11 +41,11 @@ pub use sleep::{BackupFile, BackupPart, Keep};
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
-use blocks::Request;
+use blocks::{Claim, Request};
 use heap::{Heap, Shared, State, impossible, no_block};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// What blocks are for. Blocks of different tags have different pages, so one tag can sleep while
 /// another is in use. A number of the caller's choice.
@@ -151,7 +152,12 @@ struct Inner {
     shared: Arc<Shared>,
     /// In order of tags.
     heaps: RwLock<Vec<Arc<Heap>>>,
+    /// Some of them by the last digits of their tag, each the first with these: those are found
+    /// without a lock.
+    near: [OnceLock<Arc<Heap>>; NEAR],
 }
+
+const NEAR: usize = 16;
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,7 +174,7 @@ impl Pool {
     /// A pool with options.
     pub fn with(cache: &PageCache, options: PoolOptions) -> Pool {
         let shared = Arc::new(Shared::new(cache.clone(), options));
-        Pool { inner: Arc::new(Inner { shared, heaps: RwLock::default() }) }
+        Pool { inner: Arc::new(Inner { shared, heaps: RwLock::default(), near: Default::default() }) }
     }
 
     /// Takes a block of `size` bytes, at a multiple of `alignment`: a power of two of at most 1
@@ -185,15 +191,16 @@ impl Pool {
         self.inner.shared.check_process()?;
         let Some(request) = Request::new(size, alignment) else { return Err(impossible(size, alignment)) };
         let heap = self.heap(tag);
-        let (address, generation) = match heap.allocate(request) {
+        let (claim, generation) = match heap.allocate(request) {
             Ok(taken) => taken,
             Err(error) => self.allocate_again(&heap, request, error)?,
         };
-        Ok(Block { heap, address, size: request.size(), generation })
+        let Claim { address, number } = claim;
+        Ok(Block { heap, address, size: request.size, number, generation })
     }
 
     #[cold]
-    fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(u64, u32)> {
+    fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u32)> {
         if !error.is_out_of_memory() || self.unmap_free()? == 0 {
             return Err(error);
         }
@@ -211,6 +218,19 @@ impl Pool {
 
     #[inline]
     fn known(&self, tag: Tag) -> Option<Arc<Heap>> {
+        match self.near(tag).get() {
+            Some(heap) if heap.tag == tag => Some(heap.clone()),
+            _ => self.far(tag),
+        }
+    }
+
+    #[inline]
+    fn near(&self, tag: Tag) -> &OnceLock<Arc<Heap>> {
+        &self.inner.near[tag.0 as usize % NEAR]
+    }
+
+    #[cold]
+    fn far(&self, tag: Tag) -> Option<Arc<Heap>> {
         let heaps = self.inner.heaps.read().unwrap_or_else(PoisonError::into_inner);
         let at = heaps.binary_search_by_key(&tag, |heap| heap.tag).ok()?;
         heaps.get(at).cloned()
@@ -224,6 +244,7 @@ impl Pool {
             Err(at) => {
                 let heap = Arc::new(Heap::new(tag, &self.inner.shared));
                 heaps.insert(at, heap.clone());
+                let _ = self.near(tag).set(heap.clone());
                 heap
             }
         }
@@ -253,7 +274,7 @@ impl Pool {
     pub fn free(&self, address: u64) -> Result<()> {
         self.inner.shared.check_process()?;
         match self.owner(address) {
-            Some(heap) => heap.free(address),
+            Some(heap) => heap.free_at(address),
             None => Err(no_block(address)),
         }
     }
@@ -363,8 +384,12 @@ pub struct Block {
     heap: Arc<Heap>,
     address: u64,
     size: u64,
+    /// Of the claim; [`DISOWNED`] if the block is freed by its address.
+    number: u32,
     generation: u32,
 }
+
+const DISOWNED: u32 = u32::MAX;
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -448,14 +473,15 @@ impl Block {
     /// The address, without the handle: the block lives until [`Pool::free`].
     pub fn into_address(mut self) -> u64 {
         if !self.heap.shared.in_child() {
-            let mut books = self.heap.lock();
-            if books.generation == self.generation {
-                books.blocks.disown(self.address);
-            }
+            self.heap.disown(self.claim(), self.generation);
         }
-        // As after a reset: dropping the handle frees nothing.
-        self.generation = self.generation.wrapping_sub(1);
+        self.number = DISOWNED;
         self.address
+    }
+
+    #[inline]
+    fn claim(&self) -> Claim {
+        Claim { address: self.address, number: self.number }
     }
 }
 
@@ -463,8 +489,8 @@ impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
         // In a child of fork the lock may be held for ever, and the block is the parent's.
-        if !self.heap.shared.in_child() {
-            self.heap.free_owned(self.address, self.generation);
+        if self.number != DISOWNED && !self.heap.shared.in_child() {
+            self.heap.free(self.claim(), self.size, self.generation);
         }
     }
 }

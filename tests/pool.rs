@@ -225,6 +225,34 @@ fn a_segment_larger_than_a_heap_is_contiguous_or_an_error() {
 }
 
 #[test]
+fn a_segment_that_grows_and_shrinks_here_and_there_has_the_pieces_that_it_should() {
+    on_each_generation(plain(), |_, _| {
+        // Far apart: in several rows of the table, with many rows between them that are empty.
+        let places = [0, 1, 63, 64, 65, 127, 4095, 4096, 20_000, 65_534].map(|chunk| chunk * MIB2);
+        let size = 128 * GIB;
+        let mut segment = Segment::with(&cache(), size, SegmentOptions::new().handles(&[MIB2])).unwrap();
+        let mut model = std::collections::BTreeSet::new();
+        let mut random = support::random::Random(7);
+        for step in 0..300 {
+            let (one, other) = (places[random.below(10) as usize], places[random.below(10) as usize]);
+            let (start, end) = (one.min(other), one.max(other) + MIB2);
+            if random.below(3) == 0 {
+                let removed: Vec<u64> = model.range(start..end).copied().collect();
+                assert_eq!(segment.shrink(start..end).unwrap(), removed.len() as u64 * MIB2, "step {step}");
+                model.retain(|offset| !removed.contains(offset));
+            } else {
+                segment.ensure(one + random.below(MIB2)..one + MIB2).unwrap();
+                model.insert(one);
+            }
+            let pieces: Vec<u64> = segment.pieces().map(|(offset, _)| offset).collect();
+            assert_eq!(pieces, model.iter().copied().collect::<Vec<_>>(), "step {step}");
+            assert_eq!(segment.memory_at(other + 5).is_some(), model.contains(&other), "step {step}");
+            assert_eq!(segment.mapped(), model.len() as u64 * MIB2);
+        }
+    });
+}
+
+#[test]
 fn ranges_and_handles_that_cannot_be_are_refused_before_anything_is_done() {
     isolated(plain(), |emulator| {
         let mut segment = Segment::new(&cache(), GIB).unwrap();

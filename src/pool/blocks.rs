@@ -7,6 +7,10 @@
 //! found at once. So taking and freeing take a constant number of steps. Blocks of up to 32 KiB are
 //! cut from larger ones (`small_blocks.rs`).
 //!
+//! A block that is freed is often wanted again at once, by a request of the same size. So the last
+//! one of each of 64 groups of sizes is *kept* whole, and joined with its neighbours when the next
+//! of its group is freed, or when a request would otherwise need new memory.
+//!
 //! What that costs: a size is rounded up to 64 bytes, by at most a fifth, up to 32 KiB, and to 4
 //! KiB beyond. A request goes without new memory whenever a free block is at least a sixteenth
 //! larger than it and its alignment together. Free blocks are never moved, so, as for every
@@ -14,12 +18,12 @@
 //! the memory in use (Robson 1974); the tags, each with memory of its own, multiply that by
 //! nothing, but each may have a last handle that is nearly empty.
 
-use super::small_blocks::{self, Freed, Misuse, SmallBlocks};
+use super::small_blocks::{self, SmallBlocks};
 use crate::driver::svm::GIANT_PAGE;
 use crate::reserve::ReserveOptions;
 use std::ops::Range;
 
-pub(super) const PAGE: u64 = 4096;
+const PAGE: u64 = 4096;
 /// Pages are counted from here, which is a multiple of every possible alignment.
 const BASE: u64 = ReserveOptions::ADDRESSES.start;
 const _: () = assert!(BASE % GIANT_PAGE == 0);
@@ -36,8 +40,13 @@ const USED: u32 = u32::MAX - 1;
 const OWNED: u32 = u32::MAX - 2;
 /// Cut into small blocks.
 const RUN: u32 = u32::MAX - 3;
+/// Not in use, and not joined with its neighbours.
+const KEPT: u32 = u32::MAX - 4;
 /// No block has this number now.
-const DEAD: u32 = u32::MAX - 4;
+const DEAD: u32 = u32::MAX - 5;
+
+/// Groups of sizes of which a block is kept.
+const GROUPS: usize = 64;
 
 /// In the table: the page belongs to a run of small blocks.
 const OF_RUN: u32 = 1 << 31;
@@ -76,12 +85,17 @@ struct Area {
 /// What is wanted: sizes that can be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
-    /// The class of a small one.
-    class: Option<u8>,
-    /// Pages that are taken at once.
-    pub(super) pages: u32,
-    /// Alignment in pages.
-    pub(super) alignment: u32,
+    /// Bytes that the block will have.
+    pub(super) size: u64,
+    shape: Shape,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// A block of a class of small ones.
+    Small(u8),
+    /// So many pages at a multiple of so many.
+    Large { pages: u32, alignment: u32 },
 }
 
 impl Request {
@@ -94,28 +108,58 @@ impl Request {
             return None;
         }
         if size <= small_blocks::LARGEST && alignment <= PAGE {
-            let mut size = size.next_multiple_of(alignment);
+            // Up to a multiple of a power of two.
+            let size = (size + alignment - 1) & !(alignment - 1);
             if size <= small_blocks::LARGEST {
-                let mut class = small_blocks::class_of(size);
-                if small_blocks::size_of_class(class) % alignment != 0 {
-                    size = size.next_power_of_two();
-                    class = small_blocks::class_of(size);
+                let class = small_blocks::class_of(size);
+                if small_blocks::size_of_class(class) & (alignment - 1) == 0 {
+                    return Some(Request::small(class));
                 }
-                let pages = (small_blocks::run_size(class) / PAGE) as u32;
-                return Some(Request { class: Some(class as u8), pages, alignment: 1 });
+                return Some(Request::small(small_blocks::class_of(size.next_power_of_two())));
             }
         }
-        Some(Request { class: None, pages: size.div_ceil(PAGE) as u32, alignment: alignment.div_ceil(PAGE) as u32 })
+        let (pages, alignment) = (size.div_ceil(PAGE), alignment.div_ceil(PAGE));
+        let shape = Shape::Large { pages: pages as u32, alignment: alignment as u32 };
+        Some(Request { size: pages * PAGE, shape })
     }
 
-    /// Bytes that the block will have.
     #[inline]
-    pub(super) fn size(self) -> u64 {
-        match self.class {
-            Some(class) => small_blocks::size_of_class(class.into()),
-            None => u64::from(self.pages) * PAGE,
+    fn small(class: usize) -> Request {
+        Request { size: small_blocks::size_of_class(class), shape: Shape::Small(class as u8) }
+    }
+
+    /// Bytes that are taken at once: of a small block those of its run.
+    pub(super) fn taken(self) -> u64 {
+        match self.shape {
+            Shape::Small(class) => small_blocks::run_size(class.into()),
+            Shape::Large { .. } => self.size,
         }
     }
+
+    /// What the address of that is a multiple of.
+    pub(super) fn alignment(self) -> u64 {
+        match self.shape {
+            Shape::Small(_) => PAGE,
+            Shape::Large { alignment, .. } => u64::from(alignment) * PAGE,
+        }
+    }
+}
+
+/// A block that is in use: its address, and the number by which it is freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) address: u64,
+    /// Of its record; or of its run, with [`OF_RUN`].
+    pub(super) number: u32,
+}
+
+/// Why a block cannot be freed by its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Misuse {
+    /// No block begins there.
+    NoBlock,
+    /// It belongs to a handle, and is freed with it.
+    Owned,
 }
 
 /// How much is in use.
@@ -136,6 +180,8 @@ pub(super) struct Blocks {
     powers: u32,
     steps: [u16; POWERS],
     first: [[u32; STEPS as usize]; POWERS],
+    /// The block that is kept of each group of sizes.
+    kept: [u32; GROUPS],
     small: SmallBlocks,
     usage: Usage,
 }
@@ -148,6 +194,13 @@ fn class(pages: u32) -> (usize, usize) {
     }
     let power = pages.ilog2();
     ((power - STEP_BITS + 1) as usize, (pages >> (power - STEP_BITS)) as usize - STEPS as usize)
+}
+
+/// The group of a size.
+#[inline]
+fn group(pages: u32) -> usize {
+    // The top bits of a product in which all bits of the size count.
+    (pages.wrapping_mul(0x9E37_79B1) >> (u32::BITS - GROUPS.trailing_zeros())) as usize
 }
 
 #[inline]
@@ -169,6 +222,7 @@ impl Blocks {
             powers: 0,
             steps: [0; POWERS],
             first: [[NONE; STEPS as usize]; POWERS],
+            kept: [NONE; GROUPS],
             small: SmallBlocks::new(),
             usage: Usage::default(),
         }
@@ -325,9 +379,50 @@ impl Blocks {
         self.release(number);
     }
 
-    /// A free block into which the request fits, and the page where it would begin.
+    /// Keeps a block that was in use, and makes the one free that was kept of its group.
     #[inline]
-    fn find(&self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
+    fn keep(&mut self, number: u32) {
+        let record = &mut self.records[number as usize];
+        record.previous = KEPT;
+        let before = std::mem::replace(&mut self.kept[group(record.pages)], number);
+        if before != NONE {
+            self.release(before);
+        }
+    }
+
+    /// Takes the block that is kept of a size, if it is aligned.
+    #[inline]
+    fn take_kept(&mut self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
+        let kept = &mut self.kept[group(pages)];
+        let record = self.records.get_mut(*kept as usize)?;
+        if record.pages != pages || record.start & (alignment - 1) != 0 {
+            return None;
+        }
+        record.previous = OWNED;
+        Some((std::mem::replace(kept, NONE), record.start))
+    }
+
+    /// Makes all blocks free that are kept.
+    fn release_kept(&mut self) {
+        for number in std::mem::replace(&mut self.kept, [NONE; GROUPS]) {
+            if number != NONE {
+                self.release(number);
+            }
+        }
+    }
+
+    /// A free block into which the request fits, and the page where it would begin.
+    fn find(&mut self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
+        if let Some(found) = self.find_joined(pages, alignment) {
+            return Some(found);
+        }
+        self.release_kept();
+        self.find_joined(pages, alignment)
+    }
+
+    /// The same, of the blocks that are not kept.
+    #[inline]
+    fn find_joined(&self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
         let fit = |number: u32| {
             let record = self.records.get(number as usize)?;
             let start = record.start.next_multiple_of(alignment);
@@ -388,95 +483,102 @@ impl Blocks {
         taken
     }
 
-    /// A block for a request, if there is room in what is mapped.
+    /// A block for a request, if there is room in what is mapped. It belongs to the claim.
     #[inline]
-    pub(super) fn allocate(&mut self, request: Request, owned: bool) -> Option<u64> {
-        let taken = match request.class {
-            Some(class) => match self.small.take(class.into(), owned) {
-                Some(address) => address,
-                None => {
-                    let (number, start) = self.find(request.pages, 1)?;
-                    self.add_run(class, number, start);
-                    self.small.take(class.into(), owned)?
-                }
-            },
-            None => {
-                let (number, start) = self.find(request.pages, request.alignment)?;
-                self.carve(number, start, request.pages, if owned { OWNED } else { USED });
-                address(start)
+    pub(super) fn allocate(&mut self, request: Request) -> Option<Claim> {
+        let claim = match request.shape {
+            Shape::Small(class) => {
+                let (run, address) = match self.small.take(class.into()) {
+                    Some(taken) => taken,
+                    None => self.take_of_new_run(class)?,
+                };
+                Claim { address, number: run | OF_RUN }
+            }
+            Shape::Large { pages, alignment } => {
+                let (number, start) = match self.take_kept(pages, alignment) {
+                    Some(taken) => taken,
+                    None => self.cut(pages, alignment)?,
+                };
+                Claim { address: address(start), number }
             }
         };
-        self.usage.in_use += request.size();
+        self.usage.in_use += request.size;
         self.usage.blocks += 1;
         self.usage.peak = self.usage.peak.max(self.usage.in_use);
-        Some(taken)
+        Some(claim)
+    }
+
+    fn cut(&mut self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
+        let (number, start) = self.find(pages, alignment)?;
+        Some((self.carve(number, start, pages, OWNED), start))
     }
 
     #[cold]
-    fn add_run(&mut self, class: u8, number: u32, start: u32) {
+    fn take_of_new_run(&mut self, class: u8) -> Option<(u32, u64)> {
         let pages = (small_blocks::run_size(class.into()) / PAGE) as u32;
+        let (number, start) = self.find(pages, 1)?;
         let block = self.carve(number, start, pages, RUN);
         let run = self.small.add(class.into(), address(start), block);
         if let Some((area, place)) = self.area(start) {
             self.areas[area].table[place..place + pages as usize].fill(run | OF_RUN);
         }
+        self.small.take(class.into())
     }
 
-    /// Frees the block that begins at an address. Only its handle frees one that it owns.
+    /// Frees the block of a claim, of a size. No other call has freed it.
     #[inline]
-    pub(super) fn free(&mut self, at: u64, owned: bool) -> Result<u64, Misuse> {
-        if at < BASE {
-            return Err(Misuse::NoBlock);
+    pub(super) fn free(&mut self, claim: Claim, size: u64) {
+        let Claim { address, number } = claim;
+        if number & OF_RUN == 0 {
+            self.keep(number);
+        } else if let Some(block) = self.small.free(number & !OF_RUN, address) {
+            self.release(block);
         }
-        let first = page(at);
-        let entry = self.entry(first);
-        let freed = if entry & OF_RUN != 0 {
-            match self.small.free(entry & !OF_RUN, at, owned)? {
-                Freed::Block(size) => size,
-                Freed::Run(size, block) => {
-                    self.release(block);
-                    size
-                }
-            }
-        } else {
-            let number = self.starting_at(first).filter(|_| at % PAGE == 0).ok_or(Misuse::NoBlock)?;
-            let record = &self.records[number as usize];
-            let size = u64::from(record.pages) * PAGE;
-            match (record.previous, owned) {
-                (OWNED, true) | (USED, false) => self.release(number),
-                (OWNED | USED, _) => return Err(Misuse::Owned),
-                _ => return Err(Misuse::NoBlock),
-            };
-            size
-        };
-        self.usage.in_use -= freed;
+        self.usage.in_use -= size;
         self.usage.blocks -= 1;
-        Ok(freed)
     }
 
-    /// The size of the block that begins at an address.
-    pub(super) fn size(&self, at: u64) -> Option<u64> {
+    /// Frees the block that begins at an address and belongs to no claim. Returns its size.
+    pub(super) fn free_at(&mut self, at: u64) -> Result<u64, Misuse> {
+        let (number, size) = self.used_at(at).ok_or(Misuse::NoBlock)?;
+        let is_loose = match number & OF_RUN {
+            0 => self.records[number as usize].previous == USED,
+            _ => self.small.remove_loose(number & !OF_RUN, at),
+        };
+        if !is_loose {
+            return Err(Misuse::Owned);
+        }
+        self.free(Claim { address: at, number }, size);
+        Ok(size)
+    }
+
+    /// The number and the size of the block in use that begins at an address.
+    #[inline]
+    fn used_at(&self, at: u64) -> Option<(u32, u64)> {
         if at < BASE {
             return None;
         }
         let entry = self.entry(page(at));
         if entry & OF_RUN != 0 {
-            return self.small.size(entry & !OF_RUN, at);
+            return Some((entry, self.small.size(entry & !OF_RUN, at)?));
         }
-        let record = self.records[self.starting_at(page(at))? as usize];
-        (at % PAGE == 0 && matches!(record.previous, USED | OWNED)).then_some(u64::from(record.pages) * PAGE)
+        let number = self.starting_at(page(at)).filter(|_| at % PAGE == 0)?;
+        let record = &self.records[number as usize];
+        matches!(record.previous, USED | OWNED).then_some((number, u64::from(record.pages) * PAGE))
     }
 
-    /// Leaves the block at an address without its handle: it is freed by its address from now on.
-    pub(super) fn disown(&mut self, at: u64) {
-        let entry = self.entry(page(at));
-        if entry & OF_RUN != 0 {
-            self.small.disown(entry & !OF_RUN, at);
-        } else if let Some(number) = self.starting_at(page(at)) {
-            let record = &mut self.records[number as usize];
-            if record.previous == OWNED {
-                record.previous = USED;
-            }
+    /// The size of the block that begins at an address.
+    pub(super) fn size(&self, at: u64) -> Option<u64> {
+        self.used_at(at).map(|(_, size)| size)
+    }
+
+    /// Ends a claim without freeing its block: that is freed by its address from now on.
+    #[inline]
+    pub(super) fn disown(&mut self, claim: Claim) {
+        let Claim { address, number } = claim;
+        match number & OF_RUN {
+            0 => self.records[number as usize].previous = USED,
+            _ => self.small.add_loose(number & !OF_RUN, address),
         }
     }
 
@@ -488,7 +590,8 @@ impl Blocks {
     }
 
     /// The size of a free block that is at most a sixteenth smaller than the largest.
-    pub(super) fn largest_free(&self) -> u64 {
+    pub(super) fn largest_free(&mut self) -> u64 {
+        self.release_kept();
         let Some(power) = self.powers.checked_ilog2() else { return 0 };
         let Some(step) = self.steps[power as usize].checked_ilog2() else { return 0 };
         let number = self.first[power as usize][step as usize];
@@ -498,6 +601,7 @@ impl Blocks {
     /// Free memory, in order of addresses, in blocks of at least `smallest` bytes. Empty runs of
     /// small blocks become free first.
     pub(super) fn free_ranges(&mut self, smallest: u64) -> Vec<Range<u64>> {
+        self.release_kept();
         for block in self.small.remove_empty() {
             self.release(block);
         }
@@ -601,9 +705,9 @@ mod tests {
             for size in [(1 << shift) - 1, 1 << shift, (1 << shift) + 1].map(|size: u64| size.clamp(1, 128 << 30)) {
                 for alignment in (0..=30).map(|shift| 1 << shift) {
                     let request = request(size, alignment);
-                    assert!(request.size() >= size, "{size} {alignment}");
+                    assert!(request.size >= size, "{size} {alignment}");
                     let rounded = size.next_multiple_of(alignment.min(4096));
-                    assert!(request.size() <= (rounded * 2).max(64).next_multiple_of(4096), "{size} {alignment}");
+                    assert!(request.size <= (rounded * 2).max(64).next_multiple_of(4096), "{size} {alignment}");
                 }
             }
         }
@@ -614,31 +718,35 @@ mod tests {
         for seed in 0..if cfg!(miri) { 1 } else { 20 } {
             let mut numbers = Numbers(seed);
             let mut blocks = blocks(2);
-            let mut live: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
+            // Each block with its size, and its claim if it has one.
+            let mut live: BTreeMap<u64, (u64, Option<Claim>)> = BTreeMap::new();
             for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
                 if numbers.below(100) < 55 {
                     let (magnitude, coarse) = (numbers.below(23), numbers.below(8) == 0);
                     let size = 1 + numbers.below(1 << magnitude);
                     let alignment = 1 << numbers.below(if coarse { 22 } else { 13 });
                     let (request, owned) = (request(size, alignment), numbers.below(2) == 0);
-                    let Some(address) = blocks.allocate(request, owned) else { continue };
-                    let end = address + request.size();
+                    let Some(claim) = blocks.allocate(request) else { continue };
+                    let (address, end) = (claim.address, claim.address + request.size);
+                    if !owned {
+                        blocks.disown(claim);
+                    }
                     assert!(address % alignment == 0 && address % 64 == 0, "{address:#x} {alignment:#x}");
                     assert!(address >= BASE && end <= BASE + 2 * AREA, "{address:#x}");
                     let before = live.range(..end).next_back();
                     assert!(before.is_none_or(|(start, (size, _))| start + size <= address), "seed {seed}");
-                    assert_eq!(blocks.size(address), Some(request.size()));
-                    live.insert(address, (request.size(), owned));
-                } else if let Some((&address, &(size, owned))) = live.range(BASE + numbers.below(2 * AREA)..).next() {
-                    assert_eq!(blocks.free(address, !owned), Err(Misuse::Owned));
-                    assert_eq!(blocks.free(address + 1, owned), Err(Misuse::NoBlock));
-                    if owned && numbers.below(4) == 0 {
-                        blocks.disown(address);
-                        assert_eq!(blocks.free(address, false), Ok(size));
+                    assert_eq!(blocks.size(address), Some(request.size));
+                    live.insert(address, (request.size, owned.then_some(claim)));
+                } else if let Some((&address, &(size, claim))) = live.range(BASE + numbers.below(2 * AREA)..).next() {
+                    assert_eq!(blocks.free_at(address + 1), Err(Misuse::NoBlock));
+                    if let Some(claim) = claim {
+                        assert_eq!(blocks.free_at(address), Err(Misuse::Owned));
+                        blocks.free(claim, size);
                     } else {
-                        assert_eq!(blocks.free(address, owned), Ok(size));
+                        assert_eq!(blocks.free_at(address), Ok(size));
                     }
-                    assert_eq!(blocks.free(address, owned), Err(Misuse::NoBlock));
+                    assert_eq!(blocks.free_at(address), Err(Misuse::NoBlock));
+                    assert_eq!(blocks.size(address), None);
                     live.remove(&address);
                 }
                 assert_eq!(blocks.usage().blocks, live.len() as u64);
@@ -648,8 +756,11 @@ mod tests {
             for (&address, &(size, _)) in &live {
                 assert!(used.iter().any(|range| range.start <= address && address + size <= range.end), "{address:#x}");
             }
-            for (address, (_, owned)) in live {
-                blocks.free(address, owned).unwrap();
+            for (address, (size, claim)) in live {
+                match claim {
+                    Some(claim) => blocks.free(claim, size),
+                    None => assert_eq!(blocks.free_at(address), Ok(size)),
+                }
             }
             // One free block for each area: all that touches was joined.
             let free = blocks.free_ranges(1 << 20);
@@ -664,17 +775,17 @@ mod tests {
         let mut blocks = blocks(1);
         let part = BASE + (8 << 20)..BASE + (16 << 20);
         blocks.remove_memory(BASE, &part);
-        let taken: Vec<u64> = std::iter::from_fn(|| blocks.allocate(request(1 << 20, 1), false)).collect();
+        let taken: Vec<Claim> = std::iter::from_fn(|| blocks.allocate(request(1 << 20, 1))).collect();
         assert_eq!(taken.len(), 56);
-        assert!(taken.iter().all(|address| !part.contains(address)));
+        assert!(taken.iter().all(|claim| !part.contains(&claim.address)));
         assert_eq!(blocks.free_before(part.end), 0);
         blocks.add_memory(part.start, part.end - part.start);
         assert_eq!(blocks.free_before(part.end), 8 << 20);
-        for address in taken {
-            blocks.free(address, false).unwrap();
+        for claim in taken {
+            blocks.free(claim, 1 << 20);
         }
         assert_eq!(blocks.free_ranges(1), vec![all(1)]);
-        blocks.allocate(request(100, 1), true).unwrap();
+        blocks.allocate(request(100, 1)).unwrap();
         blocks.reset(&[all(1)]);
         assert_eq!(blocks.free_ranges(1), vec![all(1)]);
     }
@@ -682,11 +793,38 @@ mod tests {
     #[test]
     fn an_aligned_block_that_was_freed_is_found_again() {
         let mut blocks = blocks(1);
-        let first = blocks.allocate(request(2 << 20, 2 << 20), false).unwrap();
-        let rest: Vec<u64> = std::iter::from_fn(|| blocks.allocate(request(2 << 20, 2 << 20), false)).collect();
+        let aligned = request(2 << 20, 2 << 20);
+        let first = blocks.allocate(aligned).unwrap();
+        let rest: Vec<Claim> = std::iter::from_fn(|| blocks.allocate(aligned)).collect();
         assert_eq!(rest.len(), 31);
-        blocks.free(first, false).unwrap();
-        assert_eq!(blocks.allocate(request(2 << 20, 2 << 20), false), Some(first));
+        blocks.free(first, 2 << 20);
+        assert_eq!(blocks.allocate(aligned), Some(first));
+    }
+
+    #[test]
+    fn blocks_that_are_kept_are_joined_before_a_request_is_refused() {
+        let mut blocks = blocks(1);
+        // One of each size, so that each is kept, but for those that share a group.
+        let sizes = (9..=160).map(|pages| pages * PAGE);
+        let taken: Vec<(Claim, u64)> = sizes.map(|size| (blocks.allocate(request(size, 1)).unwrap(), size)).collect();
+        for &(claim, size) in &taken {
+            blocks.free(claim, size);
+        }
+        assert!(blocks.kept.iter().filter(|&&number| number != NONE).count() > GROUPS / 2);
+        let whole = blocks.allocate(request(AREA, 1)).unwrap();
+        assert_eq!((whole.address, blocks.usage().blocks), (BASE, 1));
+    }
+
+    #[test]
+    fn a_kept_block_is_not_handed_out_for_an_alignment_that_it_does_not_have() {
+        let mut blocks = blocks(1);
+        let first = blocks.allocate(request(10 * PAGE, 1)).unwrap();
+        let second = blocks.allocate(request(16 * PAGE, 1)).unwrap();
+        assert_ne!(second.address % (16 * PAGE), 0);
+        blocks.free(second, 16 * PAGE);
+        let aligned = blocks.allocate(request(16 * PAGE, 16 * PAGE)).unwrap();
+        assert_eq!(aligned.address % (16 * PAGE), 0);
+        blocks.free(first, 10 * PAGE);
     }
 
     #[test]

@@ -6,14 +6,14 @@
 //! user's runs while they are out, except when a tag falls asleep or wakes: then others do not wait
 //! but get an error.
 
-use super::blocks::{Blocks, Request, Usage};
+use super::blocks::{Blocks, Claim, Misuse, Request, Usage};
 use super::page_cache::PageCache;
 use super::segment::{BeforeUnmap, Segment, SegmentOptions, joined};
 use super::sleep::Asleep;
-use super::small_blocks::Misuse;
 use super::{PoolOptions, Statistics, Tag};
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
+use crate::fork::ForkGuard;
 use crate::reserve::ReserveOptions;
 use crate::slots::lock;
 use crate::trace::{self, quiet};
@@ -26,6 +26,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 pub(super) struct Shared {
     pub(super) cache: PageCache,
     pub(super) options: PoolOptions,
+    /// The session's, within reach.
+    guard: ForkGuard,
     /// Whose addresses are whose: end and tag of each segment, by its start.
     pub(super) owners: RwLock<BTreeMap<u64, (u64, Weak<Heap>)>>,
     in_use: AtomicU64,
@@ -34,16 +36,19 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(cache: PageCache, options: PoolOptions) -> Shared {
+        let guard = cache.place().session.svm.guard;
         let owners = RwLock::default();
-        Shared { cache, options, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
+        Shared { cache, options, guard, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
+    #[inline]
     pub(super) fn check_process(&self) -> Result<()> {
-        self.cache.place().session.svm.check_process()
+        if self.in_child() { self.cache.place().session.svm.check_process() } else { Ok(()) }
     }
 
+    #[inline]
     pub(super) fn in_child(&self) -> bool {
-        self.cache.place().session.svm.guard.in_child()
+        self.guard.in_child()
     }
 
     pub(super) fn peak(&self) -> u64 {
@@ -206,6 +211,7 @@ impl Heap {
         Heap { tag, shared: shared.clone(), books: Mutex::new(books), changed: Condvar::new() }
     }
 
+    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
         lock(&self.books)
     }
@@ -220,33 +226,37 @@ impl Heap {
         }
     }
 
-    /// A block for a request: its address, and the generation that it belongs to.
+    /// A block for a request, and the generation that it belongs to.
     #[inline]
-    pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(u64, u32)> {
+    pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(Claim, u32)> {
         let mut books = self.lock();
         if let State::Awake = books.state {
-            if let Some(address) = books.blocks.allocate(request, true) {
+            if let Some(claim) = books.blocks.allocate(request) {
                 let generation = books.generation;
                 drop(books);
-                self.shared.count(request.size());
-                return Ok((address, generation));
+                self.shared.count(request.size);
+                return Ok((claim, generation));
             }
         }
         self.allocate_new(books, request)
     }
 
     #[cold]
-    fn allocate_new<'a>(self: &'a Arc<Self>, mut books: MutexGuard<'a, Books>, request: Request) -> Result<(u64, u32)> {
+    fn allocate_new<'a>(
+        self: &'a Arc<Self>,
+        mut books: MutexGuard<'a, Books>,
+        request: Request,
+    ) -> Result<(Claim, u32)> {
         let _quiet = quiet();
         loop {
             if !matches!(books.state, State::Awake) {
                 return Err(self.asleep(&books.state, ALLOCATE));
             }
-            if let Some(address) = books.blocks.allocate(request, true) {
+            if let Some(claim) = books.blocks.allocate(request) {
                 let generation = books.generation;
                 drop(books);
-                self.shared.count(request.size());
-                return Ok((address, generation));
+                self.shared.count(request.size);
+                return Ok((claim, generation));
             }
             if books.segments.is_none() {
                 // Another thread maps or unmaps; there may be room after that.
@@ -278,13 +288,13 @@ impl Heap {
             books = self.lock();
             books.blocks.add_memory(start + range.start, range.end - range.start);
             // Before other threads see it, which would leave this one with nothing.
-            let address = books.blocks.allocate(request, true);
+            let claim = books.blocks.allocate(request);
             let generation = books.generation;
             drop(books);
             drop(taken);
-            if let Some(address) = address {
-                self.shared.count(request.size());
-                return Ok((address, generation));
+            if let Some(claim) = claim {
+                self.shared.count(request.size);
+                return Ok((claim, generation));
             }
             books = self.lock();
         }
@@ -295,7 +305,7 @@ impl Heap {
     fn add_room(self: &Arc<Self>, taken: &mut Taken<'_>, request: Request) -> Result<()> {
         let shared = &self.shared;
         let granule = shared.options.granule(&shared.cache);
-        let needed = (u64::from(request.pages) * super::blocks::PAGE).next_multiple_of(granule);
+        let needed = request.taken().next_multiple_of(granule);
         let largest = ReserveOptions::MAX_SIZE / granule * granule;
         if needed > largest {
             return Err(Invalid::because(
@@ -304,7 +314,7 @@ impl Heap {
                 "Allow smaller handles, or ask for less.",
             ));
         }
-        let alignment = (u64::from(request.alignment) * super::blocks::PAGE).max(HUGE_PAGE);
+        let alignment = request.alignment().max(HUGE_PAGE);
         let reserved: u64 = taken.rooms.iter().map(|room| room.segment.size()).sum();
         let roomy = reserved.max(GIANT_PAGE).next_multiple_of(granule).min(largest).max(needed);
         let make = |size: u64| {
@@ -333,20 +343,27 @@ impl Heap {
 
     /// Frees the block of a handle. The block may have gone by a reset.
     #[inline]
-    pub(super) fn free_owned(&self, address: u64, generation: u32) {
+    pub(super) fn free(&self, claim: Claim, size: u64, generation: u32) {
         let mut books = self.lock();
-        if books.generation != generation {
-            return;
-        }
-        if let Ok(freed) = books.blocks.free(address, true) {
+        if books.generation == generation {
+            books.blocks.free(claim, size);
             drop(books);
-            self.shared.uncount(freed);
+            self.shared.uncount(size);
+        }
+    }
+
+    /// Leaves the block of a handle without it.
+    #[inline]
+    pub(super) fn disown(&self, claim: Claim, generation: u32) {
+        let mut books = self.lock();
+        if books.generation == generation {
+            books.blocks.disown(claim);
         }
     }
 
     /// Frees the block that begins at an address.
-    pub(super) fn free(&self, address: u64) -> Result<()> {
-        let freed = self.lock().blocks.free(address, false);
+    pub(super) fn free_at(&self, address: u64) -> Result<()> {
+        let freed = self.lock().blocks.free_at(address);
         let freed = freed.map_err(|misuse| match misuse {
             Misuse::NoBlock => no_block(address),
             Misuse::Owned => Invalid::because(
@@ -409,7 +426,7 @@ impl Heap {
     }
 
     pub(super) fn statistics(&self) -> Statistics {
-        let books = self.lock();
+        let mut books = self.lock();
         let Usage { in_use, peak, blocks } = books.blocks.usage();
         Statistics {
             in_use,
@@ -521,8 +538,7 @@ fn victims(rooms: &[Room], blocks: &mut Blocks) -> Vec<Range<u64>> {
 
 /// Where memory is mapped for a request; `None` if there are not enough addresses in one piece.
 fn plan(rooms: &[Room], blocks: &Blocks, request: Request, options: &PoolOptions) -> Option<Growth> {
-    let needed = u64::from(request.pages) * super::blocks::PAGE;
-    let alignment = u64::from(request.alignment) * super::blocks::PAGE;
+    let (needed, alignment) = (request.taken(), request.alignment());
     // A hole begins at a multiple of 2 MiB.
     let slack = alignment.saturating_sub(HUGE_PAGE);
     rooms.iter().enumerate().find_map(|(number, room)| {

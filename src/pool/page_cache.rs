@@ -15,7 +15,6 @@ use crate::session::undo::Live;
 use crate::share::Place;
 use crate::slots::lock;
 use crate::trace;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -120,30 +119,57 @@ struct Inner {
 
 #[derive(Default)]
 struct Kept {
-    by_size: BTreeMap<u64, Vec<PhysicalMemory>>,
+    /// In order of sizes. Some are empty.
+    shelves: Vec<Shelf>,
     statistics: CacheStatistics,
 }
 
+/// Memory of one size.
+struct Shelf {
+    size: u64,
+    memories: Vec<PhysicalMemory>,
+}
+
+/// So many sizes have a shelf also while there is nothing of them.
+const SHELVES: usize = 16;
+
 impl Kept {
+    /// Where the shelf of a size is, or should be.
+    #[inline]
+    fn find(&self, size: u64) -> std::result::Result<usize, usize> {
+        self.shelves.binary_search_by_key(&size, |shelf| shelf.size)
+    }
+
+    #[inline]
+    fn push(&mut self, size: u64, memory: PhysicalMemory) {
+        let at = self.find(size).unwrap_or_else(|at| {
+            self.shelves.insert(at, Shelf { size, memories: Vec::new() });
+            at
+        });
+        self.shelves[at].memories.push(memory);
+        self.statistics.cached += size;
+        self.statistics.handles += 1;
+    }
+
+    #[inline(always)]
     fn pop(&mut self, size: u64) -> Option<PhysicalMemory> {
-        let shelf = self.by_size.get_mut(&size)?;
-        let memory = shelf.pop();
-        if shelf.is_empty() {
-            self.by_size.remove(&size);
+        let at = self.find(size).ok()?;
+        let memories = &mut self.shelves[at].memories;
+        let memory = memories.pop()?;
+        if memories.is_empty() && self.shelves.len() > SHELVES {
+            self.shelves.remove(at);
         }
-        if memory.is_some() {
-            self.statistics.cached -= size;
-            self.statistics.handles -= 1;
-        }
-        memory
+        self.statistics.cached -= size;
+        self.statistics.handles -= 1;
+        Some(memory)
     }
 
     /// Takes the largest handles out until at most `keep` bytes are left.
     fn pop_beyond(&mut self, keep: u64) -> Vec<PhysicalMemory> {
         let mut popped = Vec::new();
         while self.statistics.cached > keep {
-            let Some((&size, _)) = self.by_size.last_key_value() else { break };
-            popped.extend(self.pop(size));
+            let Some(shelf) = self.shelves.iter().rfind(|shelf| !shelf.memories.is_empty()) else { break };
+            popped.extend(self.pop(shelf.size));
         }
         popped
     }
@@ -209,9 +235,7 @@ impl PageCache {
         if inner.is_fit(&mut memory) {
             let mut kept = lock(&inner.kept);
             if kept.statistics.cached.checked_add(size).is_some_and(|cached| cached <= inner.options.limit) {
-                kept.by_size.entry(size).or_default().push(memory);
-                kept.statistics.cached += size;
-                kept.statistics.handles += 1;
+                kept.push(size, memory);
                 return;
             }
         }
@@ -294,6 +318,7 @@ impl Inner {
 
     /// Whether memory may be handed out again: it is of this place and kind, and nothing else has
     /// it.
+    #[inline]
     fn is_fit(&self, memory: &mut PhysicalMemory) -> bool {
         let block = &memory.block;
         let kind = block.kind();

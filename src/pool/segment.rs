@@ -9,6 +9,7 @@
 //! whole handles are unmapped: to give memory back in small steps, allow small handles only.
 
 use super::page_cache::PageCache;
+use super::pieces::Pieces;
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
@@ -16,7 +17,6 @@ use crate::mapping::Mapping;
 use crate::physical::PhysicalMemory;
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::trace;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -107,11 +107,16 @@ pub struct Segment {
     /// One after the other, without a gap: one reservation is at most 128 GiB.
     parts: Vec<Reservation>,
     /// What is mapped, by its offset.
-    pieces: BTreeMap<u64, Mapping>,
+    pieces: Pieces,
     address: u64,
     size: u64,
     mapped: u64,
+    /// What a call has unmapped so far, with its offsets. Empty between calls, with its room.
+    unmapped: Vec<(u64, PhysicalMemory)>,
 }
+
+/// Room for so many is kept.
+const ROOM: usize = 64;
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,7 +166,8 @@ impl Segment {
         };
         let parts = reserve(cache, size, &options.reserve)?;
         let address = parts[0].address();
-        Ok(Segment { cache: cache.clone(), options, parts, pieces: BTreeMap::new(), address, size, mapped: 0 })
+        let (pieces, unmapped) = (Pieces::default(), Vec::new());
+        Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, unmapped })
     }
 
     /// First address.
@@ -181,12 +187,12 @@ impl Segment {
 
     /// What is mapped: offset and size of each handle, in order.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.pieces.iter().map(|(&offset, mapping)| (offset, mapping.size()))
+        self.pieces.range(0, self.size).map(|(offset, mapping)| (offset, mapping.size()))
     }
 
     /// The memory behind an offset, to export it or to map it at a second place.
     pub fn memory_at(&self, offset: u64) -> Option<PhysicalMemory> {
-        let (&start, mapping) = self.pieces.range(..=offset).next_back()?;
+        let (start, mapping) = self.pieces.last_before(offset.checked_add(1)?)?;
         (offset - start < mapping.size()).then(|| mapping.memory())
     }
 
@@ -213,10 +219,15 @@ impl Segment {
     /// [`Reservation::map`]. Nothing has changed then. (A mapping that the kernel refuses to take
     /// back after such an error stays, and the next call uses it.)
     pub fn ensure(&mut self, range: Range<u64>) -> Result<()> {
-        let plan = self.plan(range)?;
-        let mut done: Vec<u64> = Vec::with_capacity(plan.len());
-        for (offset, size) in plan {
-            if let Err(error) = self.map_new(offset, size) {
+        self.check(ENSURE, &range)?;
+        let step = self.step();
+        let (mut at, end) = match range.is_empty() {
+            true => return Ok(()),
+            false => (range.start / step * step, range.end.next_multiple_of(step).min(self.size)),
+        };
+        let mut done: Vec<u64> = Vec::new();
+        while let Some((offset, size)) = self.missing(at, end) {
+            if let Err(error) = self.map_missing(offset, size) {
                 // Newest first, as the cache hands out what came last.
                 for offset in done.into_iter().rev() {
                     if let Err(error) = self.unmap_again(offset) {
@@ -224,6 +235,10 @@ impl Segment {
                     }
                 }
                 return Err(error);
+            }
+            at = offset + size;
+            if at == end {
+                break;
             }
             done.push(offset);
         }
@@ -254,25 +269,32 @@ impl Segment {
     /// before, with its contents.
     pub fn shrink(&mut self, range: Range<u64>) -> Result<u64> {
         self.check(SHRINK, &range)?;
-        self.cache.session().inner.svm.check_process()?;
-        self.announce(&self.inside(&range));
-        let memories = self.unmap(range)?;
-        let unmapped = memories.iter().map(|(_, memory)| memory.size()).sum();
-        memories.into_iter().rev().for_each(|(_, memory)| self.cache.put(memory));
-        Ok(unmapped)
+        self.cache.place().session.svm.check_process()?;
+        if self.options.before_unmap.is_some() {
+            self.announce(&self.inside(&range));
+        }
+        let before = self.mapped;
+        self.unmap_inside(range)?;
+        while let Some((_, memory)) = self.unmapped.pop() {
+            self.cache.put(memory);
+        }
+        if self.unmapped.capacity() > ROOM {
+            self.unmapped = Vec::new();
+        }
+        Ok(before - self.mapped)
     }
 
     /// The offsets of the handles that lie inside of a range.
     pub(super) fn inside(&self, range: &Range<u64>) -> Vec<u64> {
-        let inside = |(&offset, mapping): (&u64, &Mapping)| (mapping.size() <= range.end - offset).then_some(offset);
-        self.pieces.range(range.clone()).filter_map(inside).collect()
+        let inside = |(offset, mapping): (u64, &Mapping)| (mapping.size() <= range.end - offset).then_some(offset);
+        self.pieces.range(range.start, range.end).filter_map(inside).collect()
     }
 
     /// The part of a range that whole handles cover, in a range that is mapped from end to end.
     pub(super) fn span(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let offsets = self.inside(range);
         let (first, last) = (offsets.first()?, offsets.last()?);
-        Some(*first..last + self.pieces.get(last)?.size())
+        Some(*first..last + self.pieces.get(*last)?.size())
     }
 
     /// The step in which it grows.
@@ -282,18 +304,30 @@ impl Segment {
 
     /// Unmaps without a call of the hook, and returns the memory with its offsets.
     pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<Vec<(u64, PhysicalMemory)>> {
-        let offsets = self.inside(&range);
-        let mut unmapped = Vec::with_capacity(offsets.len());
-        for offset in offsets {
+        self.unmap_inside(range)?;
+        Ok(std::mem::take(&mut self.unmapped))
+    }
+
+    /// The same, with the memory in [`Segment::unmapped`].
+    #[inline(always)]
+    fn unmap_inside(&mut self, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some((offset, mapping)) = self.pieces.first_from(at) else { break };
+            at = offset + mapping.size();
+            if at > range.end {
+                break;
+            }
             match self.unmap_piece(offset) {
-                Ok(memory) => unmapped.push((offset, memory)),
+                Ok(memory) => self.unmapped.push((offset, memory)),
                 Err(error) => {
+                    let unmapped = std::mem::take(&mut self.unmapped);
                     self.restore(unmapped);
                     return Err(error);
                 }
             }
         }
-        Ok(unmapped)
+        Ok(())
     }
 
     /// Maps memory again where it was unmapped.
@@ -310,11 +344,17 @@ impl Segment {
         }
     }
 
-    /// Maps new memory of a size at an offset where there is none.
+    /// Maps new memory of a size at an offset, if it is not there yet.
     pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
-        if self.pieces.get(&offset).is_some_and(|mapping| mapping.size() == size) {
+        if self.pieces.get(offset).is_some_and(|mapping| mapping.size() == size) {
             return Ok(());
         }
+        self.map_missing(offset, size)
+    }
+
+    /// Maps new memory of a size at an offset where there is none.
+    #[inline(always)]
+    fn map_missing(&mut self, offset: u64, size: u64) -> Result<()> {
         let memory = self.cache.take(size)?;
         match self.map_piece(offset, &memory) {
             Ok(mapping) => {
@@ -330,7 +370,7 @@ impl Segment {
 
     /// Unmaps one handle again, into the cache, if there is one.
     pub(super) fn unmap_again(&mut self, offset: u64) -> Result<()> {
-        if self.pieces.contains_key(&offset) {
+        if self.pieces.get(offset).is_some() {
             let memory = self.unmap_piece(offset)?;
             self.cache.put(memory);
         }
@@ -338,19 +378,23 @@ impl Segment {
     }
 
     /// Maps memory at a place that is known to be inside.
+    #[inline]
     fn map_piece(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
         self.parts[part].map(offset % ReserveOptions::MAX_SIZE, memory)
     }
 
+    #[inline(always)]
     fn insert(&mut self, offset: u64, mapping: Mapping) {
         self.mapped += mapping.size();
         self.pieces.insert(offset, mapping);
     }
 
     /// Unmaps one piece. If that is refused it stays.
+    // Inlined by force, as `map_missing`: most calls map or unmap one handle.
+    #[inline(always)]
     fn unmap_piece(&mut self, offset: u64) -> Result<PhysicalMemory> {
-        let Some(mapping) = self.pieces.remove(&offset) else {
+        let Some(mapping) = self.pieces.remove(offset) else {
             return Err(outside(SHRINK, &(offset..offset), self.size));
         };
         let memory = mapping.memory();
@@ -366,35 +410,33 @@ impl Segment {
         }
     }
 
-    /// The handles that are missing in a range.
-    fn plan(&self, range: Range<u64>) -> Result<Vec<(u64, u64)>> {
-        self.check(ENSURE, &range)?;
-        let step = self.options.handles[0];
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (mut at, end) = (range.start / step * step, range.end.next_multiple_of(step).min(self.size));
-        let mut plan = Vec::new();
-        let before = self.pieces.range(..=at).next_back().map(|(&offset, mapping)| offset + mapping.size());
-        at = at.max(before.unwrap_or(0));
-        let mut after = self.pieces.range(at..).map(|(&offset, mapping)| offset..offset + mapping.size()).peekable();
-        while at < end {
-            if let Some(mapped) = after.next_if(|mapped| mapped.start == at) {
-                at = mapped.end;
-                continue;
+    /// Where the first handle is missing from an offset on, and its size; `None` if none is before
+    /// `end`.
+    #[inline]
+    fn missing(&self, mut at: u64, end: u64) -> Option<(u64, u64)> {
+        let end_of = |(offset, mapping): (u64, &Mapping)| offset + mapping.size();
+        // The next mapping, if the last one that begins before the end is not over before all this.
+        let mut next = None;
+        if self.pieces.last_before(end).map(end_of).is_some_and(|last| last > at) {
+            at = at.max(self.pieces.last_before(at + 1).map_or(0, end_of));
+            next = self.pieces.first_from(at);
+            while let Some(mapped) = next.take_if(|(offset, _)| *offset == at) {
+                at = end_of(mapped);
+                next = self.pieces.first_from(at);
             }
-            // A hole, up to the next mapping, the end, or the border of a reservation.
-            let border = (at / ReserveOptions::MAX_SIZE + 1) * ReserveOptions::MAX_SIZE;
-            let hole = after.peek().map_or(end, |mapped| mapped.start.min(end)).min(border) - at;
-            let size = self.options.handles.iter().rev().copied().find(|&size| size <= hole);
-            // Memory of the caller's, which may have any size, can leave a smaller hole.
-            let size = size.unwrap_or(hole);
-            plan.push((at, size));
-            at += size;
         }
-        Ok(plan)
+        if at >= end {
+            return None;
+        }
+        // A hole, up to the next mapping, the end, or the border of a reservation.
+        let border = (at / ReserveOptions::MAX_SIZE + 1) * ReserveOptions::MAX_SIZE;
+        let hole = next.map_or(end, |(offset, _)| offset.min(end)).min(border) - at;
+        let size = self.options.handles.iter().rev().copied().find(|&size| size <= hole);
+        // Memory of the caller's, which may have any size, can leave a smaller hole.
+        Some((at, size.unwrap_or(hole)))
     }
 
+    #[inline]
     fn check(&self, operation: &'static str, range: &Range<u64>) -> Result<()> {
         if range.start <= range.end && range.end <= self.size {
             return Ok(());
@@ -405,7 +447,7 @@ impl Segment {
     /// Calls the hook before these pieces are unmapped.
     fn announce(&self, offsets: &[u64]) {
         let Some(hook) = &self.options.before_unmap else { return };
-        let pieces = offsets.iter().filter_map(|&offset| Some((offset, self.pieces.get(&offset)?.size())));
+        let pieces = offsets.iter().filter_map(|&offset| Some((offset, self.pieces.get(offset)?.size())));
         let ranges = joined(pieces.map(|(offset, size)| self.address + offset..self.address + offset + size));
         if !ranges.is_empty() {
             hook(&ranges);
@@ -418,7 +460,7 @@ impl Drop for Segment {
         if self.cache.place().session.svm.guard.in_child() {
             return;
         }
-        let offsets: Vec<u64> = self.pieces.keys().copied().collect();
+        let offsets: Vec<u64> = self.pieces().map(|(offset, _)| offset).collect();
         // A destructor cannot refuse: a hook that panics has had its chance to wait.
         if catch_unwind(AssertUnwindSafe(|| self.announce(&offsets))).is_err() {
             trace::error(

@@ -66,7 +66,7 @@ enum Store {
     Nothing,
     /// In pieces that are not larger than this.
     Host(Vec<Vec<u8>>),
-    Pinned(Segment),
+    Pinned(Box<Segment>),
     File(KeptFile),
 }
 
@@ -391,7 +391,7 @@ impl Backup {
                     segment.slice(offset, size)?.copy_from(&session.slice_at(device.start, size)?)?;
                     progress(Progress { done: offset + size, total });
                 }
-                Store::Pinned(segment)
+                Store::Pinned(Box::new(segment))
             }
             Keep::File(path) => Store::File(KeptFile::write(&path, tag, &backup.used, &session, progress)?),
         };

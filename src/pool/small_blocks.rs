@@ -18,24 +18,44 @@ const NONE: u32 = u32::MAX;
 /// The class of a size from 1 to [`LARGEST`].
 #[inline]
 pub(super) fn class_of(size: u64) -> usize {
-    if size <= 512 {
-        return (size.div_ceil(STEP).max(1) - 1) as usize;
-    }
-    // Four steps from one power of two to the next.
-    let power = (size - 1).ilog2();
-    let step = ((size - 1) >> (power - 2)) & 3;
-    8 + (power as usize - 9) * 4 + step as usize
+    CLASS_OF[((size - 1) / STEP) as usize].into()
 }
 
 /// The size of a class's blocks.
 #[inline]
 pub(super) const fn size_of_class(class: usize) -> u64 {
-    if class < 8 {
-        return STEP * (class as u64 + 1);
-    }
-    let (power, step) = ((class - 8) / 4, (class - 8) % 4);
-    (512 + 128 * (step as u64 + 1)) << power
+    SIZES[class] as u64
 }
+
+/// The sizes of the classes' blocks: up to 512 bytes in steps of 64, then in four steps from one
+/// power of two to the next.
+const SIZES: [u32; CLASSES] = {
+    let mut sizes = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        sizes[class] = if class < 8 {
+            STEP as u32 * (class as u32 + 1)
+        } else {
+            (512 + 128 * ((class as u32 - 8) % 4 + 1)) << ((class - 8) / 4)
+        };
+        class += 1;
+    }
+    sizes
+};
+
+/// The class of each size, in steps.
+const CLASS_OF: [u8; (LARGEST / STEP) as usize] = {
+    let mut classes = [0; (LARGEST / STEP) as usize];
+    let (mut step, mut class) = (0, 0);
+    while step < classes.len() {
+        if SIZES[class] < (step as u32 + 1) * STEP as u32 {
+            class += 1;
+        }
+        classes[step] = class as u8;
+        step += 1;
+    }
+    classes
+};
 
 /// Bytes of a class's runs: at least sixteen blocks.
 pub(super) const fn run_size(class: usize) -> u64 {
@@ -49,6 +69,8 @@ const _: () = assert!(run_size(0) / size_of_class(0) == 64 * WORDS as u64);
 #[derive(Debug, Clone)]
 struct Run {
     start: u64,
+    /// Of each block.
+    size: u32,
     /// The large block that it is cut from.
     block: u32,
     class: u8,
@@ -60,25 +82,17 @@ struct Run {
     next: u32,
     previous: u32,
     taken: [u64; WORDS],
-    /// Blocks that a handle owns.
-    owned: [u64; WORDS],
+    /// Blocks in use that belong to no handle.
+    loose: [u64; WORDS],
 }
 
-/// Why a block cannot be freed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Misuse {
-    /// No block begins there.
-    NoBlock,
-    /// It belongs to a handle, and is freed with it.
-    Owned,
-}
-
-/// What became of a run when a block in it was freed.
-pub(super) enum Freed {
-    /// It stays; the block had this size.
-    Block(u64),
-    /// It is empty and not needed: the large block that it was cut from is to be freed too.
-    Run(u64, u32),
+impl Run {
+    /// The word and the bit of a block. The address is inside.
+    #[inline]
+    fn place(&self, address: u64) -> (usize, u64) {
+        let index = (address - self.start) as u32 / self.size;
+        (index as usize / 64 % WORDS, 1 << (index % 64))
+    }
 }
 
 #[derive(Debug)]
@@ -95,26 +109,24 @@ impl SmallBlocks {
         SmallBlocks { runs: Vec::new(), spare: Vec::new(), first: [NONE; CLASSES] }
     }
 
-    /// A free block of a class, if a run has one.
+    /// A free block of a class, if a run has one: the run's number, and the address.
     #[inline]
-    pub(super) fn take(&mut self, class: usize, owned: bool) -> Option<u64> {
+    pub(super) fn take(&mut self, class: usize) -> Option<(u32, u64)> {
         let number = *self.first.get(class)?;
         let run = self.runs.get_mut(number as usize)?;
-        let word = run.room.trailing_zeros() as usize;
-        let taken = run.taken.get_mut(word)?;
+        let word = run.room.trailing_zeros();
+        let taken = run.taken.get_mut(word as usize)?;
         let bit = taken.trailing_ones();
         *taken |= 1 << bit;
-        run.owned[word] |= u64::from(owned) << bit;
-        let full = *taken == u64::MAX;
         run.used += 1;
-        let address = run.start + (word as u64 * 64 + u64::from(bit)) * size_of_class(class);
-        if full {
+        let address = run.start + u64::from(word * 64 + bit) * u64::from(run.size);
+        if *taken == u64::MAX {
             run.room &= !(1 << word);
             if run.room == 0 {
                 self.unlink(number);
             }
         }
-        Some(address)
+        Some((number, address))
     }
 
     /// Cuts a new run out of a large block; returns its number.
@@ -122,6 +134,7 @@ impl SmallBlocks {
         let total = run_size(class) / size_of_class(class);
         let mut run = Run {
             start,
+            size: size_of_class(class) as u32,
             block,
             class: class as u8,
             used: 0,
@@ -131,7 +144,7 @@ impl SmallBlocks {
             previous: NONE,
             // What lies beyond the end is taken for ever.
             taken: [u64::MAX; WORDS],
-            owned: [0; WORDS],
+            loose: [0; WORDS],
         };
         for (word, taken) in run.taken.iter_mut().enumerate() {
             let before = word as u64 * 64;
@@ -154,53 +167,54 @@ impl SmallBlocks {
         number
     }
 
-    /// Frees a block in a run.
+    /// Frees a block in use. Returns the large block that its run was cut from if the run is empty
+    /// and not needed: that is to be freed too.
     #[inline]
-    pub(super) fn free(&mut self, number: u32, address: u64, owned: bool) -> Result<Freed, Misuse> {
-        let (word, bit, size) = self.find(number, address)?;
-        let run = &mut self.runs[number as usize];
-        if (run.owned[word] >> bit & 1 != 0) != owned {
-            return Err(Misuse::Owned);
-        }
+    pub(super) fn free(&mut self, number: u32, address: u64) -> Option<u32> {
+        let run = self.runs.get_mut(number as usize)?;
+        let (word, bit) = run.place(address);
         let was_full = run.room == 0;
-        run.taken[word] &= !(1 << bit);
-        run.owned[word] &= !(1 << bit);
+        run.taken[word] &= !bit;
         run.room |= 1 << word;
         run.used -= 1;
         let (empty, class) = (run.used == 0, run.class as usize);
         if was_full {
             self.link(number);
-        } else if empty && (self.first[class] != number || self.runs[number as usize].next != NONE) {
+        } else if empty && (self.first[class] != number || run.next != NONE) {
             // Another run has room. The last one is kept: the next block is likely to come soon.
-            return Ok(Freed::Run(size, self.remove(number)));
+            return Some(self.remove(number));
         }
-        Ok(Freed::Block(size))
+        None
     }
 
-    /// The word and bit of a block that is taken, and its size.
+    /// The size of the block in use that begins at an address.
     #[inline]
-    fn find(&self, number: u32, address: u64) -> Result<(usize, u32, u64), Misuse> {
-        let run = self.runs.get(number as usize).ok_or(Misuse::NoBlock)?;
-        let size = size_of_class(run.class as usize);
-        let offset = address.wrapping_sub(run.start);
-        let index = offset / size;
-        if index >= u64::from(run.total) || offset % size != 0 {
-            return Err(Misuse::NoBlock);
-        }
-        let (word, bit) = (index as usize / 64, index as u32 % 64);
-        if run.taken[word] >> bit & 1 == 0 { Err(Misuse::NoBlock) } else { Ok((word, bit, size)) }
-    }
-
-    /// The size of a block that is taken.
     pub(super) fn size(&self, number: u32, address: u64) -> Option<u64> {
-        self.find(number, address).ok().map(|(_, _, size)| size)
+        let run = self.runs.get(number as usize)?;
+        let (offset, size) = (address.wrapping_sub(run.start), u64::from(run.size));
+        if offset >= u64::from(run.total) * size || offset % size != 0 {
+            return None;
+        }
+        let (word, bit) = run.place(address);
+        (run.taken[word] & bit != 0).then_some(size)
     }
 
-    /// Leaves a block without its handle: it is freed by its address from now on.
-    pub(super) fn disown(&mut self, number: u32, address: u64) {
-        if let Ok((word, bit, _)) = self.find(number, address) {
-            self.runs[number as usize].owned[word] &= !(1 << bit);
-        }
+    /// Notes that a block in use belongs to no handle.
+    #[inline]
+    pub(super) fn add_loose(&mut self, number: u32, address: u64) {
+        let run = &mut self.runs[number as usize];
+        let (word, bit) = run.place(address);
+        run.loose[word] |= bit;
+    }
+
+    /// Whether a block in use belonged to no handle. It does not count as such any more.
+    #[inline]
+    pub(super) fn remove_loose(&mut self, number: u32, address: u64) -> bool {
+        let run = &mut self.runs[number as usize];
+        let (word, bit) = run.place(address);
+        let was_loose = run.loose[word] & bit != 0;
+        run.loose[word] &= !bit;
+        was_loose
     }
 
     /// Removes the runs that are empty, and returns the large blocks that they were cut from.
@@ -269,22 +283,29 @@ mod tests {
     fn a_run_hands_out_each_block_once_and_takes_it_back_once() {
         for class in 0..CLASSES {
             let mut blocks = SmallBlocks::new();
-            assert_eq!(blocks.take(class, false), None);
+            assert_eq!(blocks.take(class), None);
             let run = blocks.add(class, 1 << 30, 7);
             let mut all = std::collections::BTreeSet::new();
-            while let Some(address) = blocks.take(class, false) {
+            while let Some((number, address)) = blocks.take(class) {
+                assert_eq!(number, run);
                 assert!(address >= 1 << 30 && address + size_of_class(class) <= (1 << 30) + run_size(class));
                 assert!(all.insert(address), "{address:#x} was handed out twice");
             }
             assert_eq!(all.len() as u64, run_size(class) / size_of_class(class));
             for &address in &all {
-                assert_eq!(blocks.free(run, address + 1, false).err(), Some(Misuse::NoBlock));
-                assert_eq!(blocks.free(run, address, true).err(), Some(Misuse::Owned));
-                assert!(matches!(blocks.free(run, address, false), Ok(Freed::Block(_))));
-                assert_eq!(blocks.free(run, address, false).err(), Some(Misuse::NoBlock));
+                assert_eq!(blocks.size(run, address + 1), None);
+                assert_eq!(blocks.size(run, address), Some(size_of_class(class)));
+                assert!(!blocks.remove_loose(run, address));
+                blocks.add_loose(run, address);
+                assert!(blocks.remove_loose(run, address));
+                assert_eq!(blocks.free(run, address), None);
+                assert_eq!(blocks.size(run, address), None);
+            }
+            for outside in [0, (1 << 30) - size_of_class(class), (1 << 30) + run_size(class), u64::MAX] {
+                assert_eq!(blocks.size(run, outside), None, "{outside:#x}");
             }
             assert_eq!(blocks.remove_empty(), [7]);
-            assert_eq!(blocks.take(class, false), None);
+            assert_eq!((blocks.take(class), blocks.size(run, 1 << 30)), (None, None));
         }
     }
 
@@ -292,13 +313,12 @@ mod tests {
     fn the_last_empty_run_of_a_class_stays_and_others_go() {
         let mut blocks = SmallBlocks::new();
         let one = blocks.add(31, 0, 1);
-        let first: Vec<u64> = std::iter::from_fn(|| blocks.take(31, false)).collect();
+        let first: Vec<u64> = std::iter::from_fn(|| blocks.take(31)).map(|(_, address)| address).collect();
         let other = blocks.add(31, 1 << 20, 2);
-        let last = blocks.take(31, false).unwrap();
-        assert!(matches!(blocks.free(other, last, false), Ok(Freed::Block(_))), "no other run has room");
+        let (number, last) = blocks.take(31).unwrap();
+        assert_eq!((number, blocks.free(other, last)), (other, None), "no other run has room");
         for (number, address) in first.iter().enumerate() {
-            let freed = blocks.free(one, *address, false).unwrap();
-            assert_eq!(matches!(freed, Freed::Run(_, 1)), number == first.len() - 1);
+            assert_eq!(blocks.free(one, *address), (number == first.len() - 1).then_some(1));
         }
     }
 }
