@@ -143,8 +143,8 @@ impl Segments {
     }
 }
 
-/// The bits of an address of this process, if they are too few for the segments. Kernels for aarch64
-/// can be built so.
+/// The bits of an address of this process, if they are too few for the segments. Kernels for
+/// aarch64 can be built so.
 pub(crate) fn too_few_address_bits() -> Option<u32> {
     too_few_bits(is_address)
 }

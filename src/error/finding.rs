@@ -161,7 +161,8 @@ pub enum Finding {
     MemoryDriverMissing,
     /// `unknown-generation`: a driver that fits no known generation.
     UnknownGeneration(String),
-    /// `small-address-space`: the kernel gives processes fewer addresses than the memory driver needs.
+    /// `small-address-space`: the kernel gives processes fewer addresses than the memory driver
+    /// needs.
     SmallAddressSpace {
         /// How many bits an address has.
         bits: u32,
@@ -519,8 +520,8 @@ impl Finding {
                 "small-address-space",
                 Fatal,
                 format!(
-                    "this kernel gives a process addresses of {bits} bits (CONFIG_ARM64_VA_BITS_{bits}), and the memory \
-                     driver uses some of 45 bits"
+                    "this kernel gives a process addresses of {bits} bits (CONFIG_ARM64_VA_BITS_{bits}), \
+                     and the memory driver uses some of 45 bits"
                 ),
                 "Boot a kernel that was built with CONFIG_ARM64_VA_BITS_48.",
             ),

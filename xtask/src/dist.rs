@@ -2,8 +2,8 @@
 //! nothing else on the host.
 //!
 //! The C library is linked statically: glibc of the GNU targets, so no other target needs to be
-//! installed. Each file is checked afterwards: it must not need a dynamic linker. Beside them is the
-//! list of all crates that are in them.
+//! installed. Each file is checked afterwards: it must not need a dynamic linker. Beside them is
+//! the list of all crates that are in them.
 
 mod bill_of_materials;
 

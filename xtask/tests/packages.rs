@@ -87,7 +87,7 @@ fn an_outside_crate_builds_tests_and_runs_with_the_packaged_crates() {
     let packaged = successful(packaged);
     assert!(!stderr(&packaged).contains("warning: manifest has no"), "{}", stderr(&packaged));
 
-    // The time of unpacking, not that of the archive: cargo builds again what is newer than its output.
+    // Times of unpacking, not of the archive: cargo builds again what is newer than its output.
     let outside = emptied(target().join("tmp/outside"));
     let unpacked = emptied(outside.join("packages"));
     let version = env!("CARGO_PKG_VERSION");
@@ -116,7 +116,8 @@ fn an_outside_crate_builds_tests_and_runs_with_the_packaged_crates() {
     let patches = PUBLISHED.map(|name| format!("{name} = {{ path = \"packages/{name}-{version}\" }}\n"));
     let manifest = format!(
         "[package]\nname = \"outside\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n{dependencies}\n\
-         [workspace]\nmembers = [\"packages/*\"]\n\n[patch.crates-io]\n{}\n[profile.dev]\ndebug = \"line-tables-only\"\n",
+         [workspace]\nmembers = [\"packages/*\"]\n\n[patch.crates-io]\n{}\n\
+         [profile.dev]\ndebug = \"line-tables-only\"\n",
         patches.concat()
     );
     fs::write(outside.join("Cargo.toml"), manifest).unwrap();

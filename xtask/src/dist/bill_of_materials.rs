@@ -83,7 +83,10 @@ mod tests {
 
     /// A package on a crate from a registry, which needs another to be built; a third is for tests.
     fn metadata() -> Value {
-        let package = |name: &str, license: &str| json!({ "id": format!("id-{name}"), "name": name, "version": "1.2.3", "license": license });
+        let package = |name: &str, license: &str| {
+            let id = format!("id-{name}");
+            json!({ "id": id, "name": name, "version": "1.2.3", "license": license })
+        };
         let needs = |name: &str, kind: Value| json!({ "pkg": format!("id-{name}"), "dep_kinds": [{ "kind": kind }] });
         json!({
             "packages": [package("tool", "MIT"), package("used", "MIT/Apache-2.0"), package("builds", "MIT"),

@@ -378,7 +378,7 @@ impl Server {
             Order::Control(action) => {
                 self.settle();
                 action(&mut self.driver);
-                // What they sleep for may have come with it; those that sleep on are put aside again.
+                // What they sleep for may have come with it; the others are put aside again.
                 let now = Instant::now();
                 self.parked.iter_mut().for_each(|parked| parked.wake = now);
             }
