@@ -269,6 +269,12 @@ impl Slice<'_> {
         self.device().is_host()
     }
 
+    /// Whether a copy into it is the device's work. What is host memory, the CPU copies, and named
+    /// memory is copied at once.
+    pub(crate) fn is_copied_by_device(&self) -> bool {
+        !self.is_host() && !self.is_named()
+    }
+
     /// The memory as the CPU sees it; only for host memory, which is mapped for the CPU from the
     /// start.
     fn pointer(&self) -> *mut u8 {

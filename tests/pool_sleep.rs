@@ -522,6 +522,43 @@ fn any_part_of_a_file_is_loaded_and_stored_while_copies_run() {
     });
 }
 
+/// Bytes that this process has read by read(2) and its kin.
+fn bytes_read() -> u64 {
+    let counters = fs::read_to_string("/proc/self/io").unwrap();
+    counters.strip_prefix("rchar: ").and_then(|rest| rest.lines().next()).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_file_goes_to_a_device_without_being_read_and_to_host_memory_by_reading() {
+    isolated(plain(), |_: &Emulator| {
+        let directory = Directory::new();
+        let file = file(&directory, 20 * MIB);
+        let mut wanted = vec![0; 20 * MIB as usize - 5];
+        file.read_exact_at(&mut wanted, 5).unwrap();
+        let session = Session::open().unwrap();
+        let host = session.host().unwrap().create(20 * MIB).unwrap();
+        let device = device(0).create(20 * MIB).unwrap();
+        for (memory, by_reading) in [(device, false), (host, true)] {
+            let reservation = session.reserve(20 * MIB).unwrap();
+            let mapping = reservation.map(0, &memory).unwrap();
+            let before = bytes_read();
+            pool::load(&file, 5, &mapping.slice(0, 20 * MIB - 5).unwrap(), |_| ()).unwrap();
+            assert_eq!(bytes_read() - before > MIB, by_reading);
+            let mut found = vec![0; wanted.len()];
+            mapping.read(0, &mut found).unwrap();
+            assert!(found == wanted);
+        }
+        // A device of characters cannot be mapped, and has no size.
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        block.fill(0, MIB2, 7).unwrap();
+        pool::load(&File::open("/dev/zero").unwrap(), 0, &block.slice(0, MIB2).unwrap(), |_| ()).unwrap();
+        let mut found = vec![1; MIB2 as usize];
+        block.read(0, &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == 0));
+    });
+}
+
 #[test]
 fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
     on_each_generation(plain(), |_, _| {
@@ -535,9 +572,13 @@ fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
             assert!(matches!(error, Error::File(_)), "{error}");
         }
         assert!(pool::load(&file, u64::MAX, &slice, |_| ()).is_err());
-        let error = pool::load(&file, 0, &slice, |_| file.set_len(20 * MIB).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("it ends at byte 20971520"), "{error}");
-        assert!(error.to_string().contains("/data)"), "{error}");
+        // Within a page, which then seems to go on with zeros, and with whole pages.
+        for left in [24 * MIB - 100, 20 * MIB, 4097] {
+            file.set_len(24 * MIB).unwrap();
+            let error = pool::load(&file, 0, &slice, |_| file.set_len(left).unwrap()).unwrap_err();
+            assert!(error.to_string().contains(&format!("it ends at byte {left}")), "{error}");
+            assert!(error.to_string().contains("/data)"), "{error}");
+        }
         let error = pool::load(&File::open(directory.path()).unwrap(), 0, &slice, |_| ()).unwrap_err();
         assert!(error.to_string().contains("EISDIR"), "{error}");
         let read_only = File::open(directory.join("data")).unwrap();

@@ -181,7 +181,8 @@ impl Slice<'_> {
     ///
     /// # Safety
     ///
-    /// The bytes must stay readable, and nothing may write to them, until the copy was waited for.
+    /// The bytes must stay readable until the copy was waited for, and nothing in this process may
+    /// write to them; what another process writes there may or may not be copied.
     /// If waiting returns an error without an object, the device may use them later still: they
     /// must stay for ever.
     ///

@@ -1,14 +1,18 @@
 //! Files into memory of an NPU, and back.
 //!
-//! The driver copies to and from ordinary memory of the process, so a file goes through buffers:
-//! one is read or written while the device works on another. They are filled by read(2), not by
-//! mapping the file: a page of a mapped file that another process cuts off ends this process with
-//! SIGBUS as soon as it is touched, also inside of a copy, and no check before it can prevent that.
-//! read(2) returns less instead, which becomes an error that says so; it costs one copy in the
-//! host's memory, which the overlap hides.
+//! The driver copies from any memory of the process, and pins its pages itself. So a file is mapped
+//! and the device reads it where Linux has it: nothing is copied on the host, and a chunk is read
+//! from the disk while the device works on the one before. No CPU touches the mapped bytes: a page
+//! that another process has cut off would be SIGBUS then, and is EFAULT for the driver. What a CPU
+//! has to copy, host memory, and files that cannot be mapped go through buffers of read(2).
+//!
+//! Storing always goes through buffers and write(2): the driver does not mark the pages that a
+//! device wrote to as changed (`devmm_unpin_user_pages`), so Linux could forget what a device wrote
+//! into a mapped file.
 
 use crate::copy::{Pending, Slice};
 use crate::error::{Error, Failed, FileFailed, Result, bytes};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -61,7 +65,66 @@ const STORE: &str = "store memory of a device in a file";
 /// assert_eq!(&magic, b"\x7fELF");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn load(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(Progress)) -> Result<()> {
+pub fn load(file: &File, offset: u64, to: &Slice<'_>, progress: impl FnMut(Progress)) -> Result<()> {
+    match map(file, offset, to) {
+        Some(mapped) => load_mapped(file, &mapped, offset, to, progress),
+        None => load_read(file, offset, to, progress),
+    }
+}
+
+/// The part of a file that is to be loaded, if the device can read it where Linux has it. A file
+/// that is too short is read instead, which tells where it ends.
+fn map(file: &File, offset: u64, to: &Slice<'_>) -> Option<MmapRaw> {
+    let end = offset.checked_add(to.size())?;
+    if to.size() == 0 || !to.is_copied_by_device() || length(file)? < end {
+        return None;
+    }
+    let mapped = MmapOptions::new().offset(offset).len(to.size() as usize).map_raw_read_only(file).ok()?;
+    // A hint: it is as right without it.
+    let _ = mapped.advise(Advice::Sequential);
+    Some(mapped)
+}
+
+/// How long a file is now; `None` for what is no regular file.
+fn length(file: &File) -> Option<u64> {
+    let metadata = file.metadata().ok()?;
+    metadata.is_file().then_some(metadata.len())
+}
+
+fn load_mapped(
+    file: &File,
+    mapped: &MmapRaw,
+    offset: u64,
+    to: &Slice<'_>,
+    mut progress: impl FnMut(Progress),
+) -> Result<()> {
+    let total = to.size();
+    let mut running: VecDeque<(Pending<()>, u64)> = VecDeque::with_capacity(AHEAD);
+    // Cut off within a page, a file seems to go on with zeros, so a copy that was done may still be
+    // of bytes that the file did not have.
+    let whole = |done: u64| match length(file) {
+        Some(end) if end < offset + done => Err(cut_off(file, end, total, offset)),
+        _ => Ok(()),
+    };
+    let mut next = chunks(total);
+    loop {
+        while running.len() < AHEAD {
+            let Some(chunk) = next.next() else { break };
+            let part = to.part(chunk.start, chunk.end - chunk.start)?;
+            // SAFETY: the bytes are in the mapping, which outlives `running`; a `Pending` waits when
+            // it is dropped. They are pinned for the device, which reads what is there.
+            let begun = unsafe { part.write_async_from(mapped.as_ptr().add(chunk.start as usize)) };
+            let pending = begun.or_else(|error| whole(chunk.end).and(Err(error)))?;
+            running.push_back((pending, chunk.end));
+        }
+        let Some((pending, done)) = running.pop_front() else { return Ok(()) };
+        pending.wait().or_else(|failed| whole(done).and(Err(failed.error)))?;
+        whole(done)?;
+        progress(Progress { done, total });
+    }
+}
+
+fn load_read(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(Progress)) -> Result<()> {
     let total = to.size();
     let mut running: VecDeque<(Pending, u64)> = VecDeque::with_capacity(AHEAD);
     for chunk in chunks(total) {
@@ -144,14 +207,7 @@ fn read_exactly(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset.saturating_add(done as u64)) {
             Ok(0) => {
-                let end = offset.saturating_add(done as u64);
-                let wanted = bytes(buffer.len() as u64);
-                return Err(FileFailed::because(
-                    LOAD,
-                    &path(file),
-                    format!("it ends at byte {end}, and {wanted} from byte {offset} on are wanted"),
-                    "It is shorter than it should be, or was cut off while it was read.",
-                ));
+                return Err(cut_off(file, offset.saturating_add(done as u64), buffer.len() as u64, offset));
             }
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -159,6 +215,16 @@ fn read_exactly(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cold]
+fn cut_off(file: &File, end: u64, wanted: u64, offset: u64) -> Error {
+    FileFailed::because(
+        LOAD,
+        &path(file),
+        format!("it ends at byte {end}, and {} from byte {offset} on are wanted", bytes(wanted)),
+        "It is shorter than it should be, or was cut off while it was read.",
+    )
 }
 
 #[cold]
