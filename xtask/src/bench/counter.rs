@@ -57,6 +57,15 @@ fn instruction(pid: Pid) -> Option<u64> {
     address.ok()
 }
 
+/// Whether a program that is stepped through gets past its atomics. On aarch64 without LSE these are
+/// loops of `ldxr` and `stxr`, and each stop between the two clears the exclusive monitor.
+fn steps_end() -> bool {
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("lse");
+    #[cfg(not(target_arch = "aarch64"))]
+    true
+}
+
 /// Where the C library is in a process: its code, from /proc. Empty for a static program.
 fn c_library(pid: Pid) -> Range<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
@@ -84,6 +93,12 @@ pub enum CountError {
     /// Tracing is not allowed.
     #[error("this environment does not allow ptrace ({0}); in a container, add --cap-add SYS_PTRACE")]
     Trace(Errno),
+    /// Single steps would never end.
+    #[error(
+        "this CPU has no atomic instructions (LSE), and a single step takes away the exclusive access by which \
+         its programs do without, so they would try for ever"
+    )]
+    NoAtomics,
     /// The process ended before its next mark.
     #[error("the measured process ended too early: {0:?}")]
     Ended(WaitStatus),
@@ -120,6 +135,9 @@ impl Traced {
 
     /// Lets the process continue to the next mark and counts on the way.
     pub fn advance(&mut self, mode: Mode) -> Result<Count, CountError> {
+        if mode == Mode::Steps && !steps_end() {
+            return Err(CountError::NoAtomics);
+        }
         let mut count = Count::default();
         let (pid, c_library) = (self.pid, self.c_library.clone());
         let go = move |signal: Option<Signal>| match mode {
