@@ -111,8 +111,8 @@ fn load_mapped(
         while running.len() < AHEAD {
             let Some(chunk) = next.next() else { break };
             let part = to.part(chunk.start, chunk.end - chunk.start)?;
-            // SAFETY: the bytes are in the mapping, which outlives `running`; a `Pending` waits when
-            // it is dropped. They are pinned for the device, which reads what is there.
+            // SAFETY: the bytes are in the mapping, which outlives `running`; a `Pending` waits
+            // when it is dropped. They are pinned for the device, which reads what is there.
             let begun = unsafe { part.write_async_from(mapped.as_ptr().add(chunk.start as usize)) };
             let pending = begun.or_else(|error| whole(chunk.end).and(Err(error)))?;
             running.push_back((pending, chunk.end));
