@@ -476,7 +476,7 @@ impl Slice<'_> {
 
     /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
     /// the driver can copy such memory.
-    #[inline]
+    #[inline(always)]
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
         match self.block() {
@@ -486,7 +486,7 @@ impl Slice<'_> {
     }
 
     /// Before every copy: it is possible, and the sizes agree.
-    #[inline]
+    #[inline(always)]
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.check_copy(operation)?;
         if self.size == other { Ok(()) } else { Err(other_size(operation, self.size, other)) }

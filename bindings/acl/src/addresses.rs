@@ -6,10 +6,10 @@
 
 use crate::border::{Address, In, Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
-use crate::handles::{Handle, Kind, Table};
-use crate::physical::{self, Location, Physical};
+use crate::handles::{Handle, Table};
+use crate::physical::{self, Location, Memories, Physical};
 use crate::{devices, malloc, process};
-use ascend_vmm::{Error, Location as Place, Mapping, Page, Reservation, ReserveOptions};
+use ascend_vmm::{Error, Failed, Location as Place, Mapping, Page, Reservation, ReserveOptions};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
@@ -17,7 +17,7 @@ use std::sync::Mutex;
 const PAGE: u64 = Page::Huge.size();
 
 pub(crate) static BOOKS: Mutex<Books> =
-    Mutex::new(Books { areas: Vec::new(), mappings: Vec::new(), free: Vec::new(), physical: Table::new(Kind::Memory) });
+    Mutex::new(Books { areas: Vec::new(), mappings: Vec::new(), free: Vec::new(), physical: Table::new() });
 
 /// What the process has of addresses and physical memory.
 pub(crate) struct Books {
@@ -27,7 +27,7 @@ pub(crate) struct Books {
     mappings: Vec<Option<Mapped>>,
     /// Places that are free.
     free: Vec<u32>,
-    pub(crate) physical: Table<Physical>,
+    pub(crate) physical: Memories,
 }
 
 struct Area {
@@ -132,7 +132,7 @@ pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Add
         wanted if wanted % alignment == 0 => ReserveOptions::new().address(wanted),
         wanted => return Err(not_aligned(wanted, alignment)),
     };
-    let reserved = process::session()?.reserve_with(size, &options);
+    let reserved = process::with_session(|session| Ok(session.reserve_with(size, &options)))?;
     let reservation = reserved.map_err(|error| not_reserved(error, size, wanted))?;
     address.write(Address(reservation.address()));
     enter(reservation);
@@ -188,8 +188,12 @@ fn enter(reservation: Reservation) {
     let places = if size == PAGE { Places::One(0) } else { Places::Several(vec![0; (size / PAGE) as usize]) };
     let area = Area { start, end: start + size, reservation, places, mapped: 0 };
     let mut books = lock(&BOOKS);
-    let place = books.areas.partition_point(|area| area.start < start);
-    books.areas.insert(place, area);
+    if books.areas.last().is_none_or(|last| last.start < start) {
+        books.areas.push(area);
+    } else {
+        let place = books.areas.partition_point(|area| area.start < start);
+        books.areas.insert(place, area);
+    }
 }
 
 /// `aclrtReleaseMemAddress`.
@@ -205,17 +209,26 @@ pub fn release(address: Address) -> Outcome {
     if mapped > 0 {
         return Err(still_mapped(address, mapped));
     }
-    let area = books.areas.remove(place);
+    let last = place + 1 == books.areas.len();
+    let area = if last { books.areas.pop() } else { Some(books.areas.remove(place)) };
     drop(books);
-    match area.reservation.free() {
+    let Some(Area { reservation, places, .. }) = area else { return Ok(()) };
+    drop(places);
+    match reservation.free() {
         Ok(()) => Ok(()),
+        Err(failed) => not_released(failed),
+    }
+}
+
+#[cold]
+fn not_released(failed: Failed<Reservation>) -> Outcome {
+    match failed.error {
         // Another thread is just mapping something there: it finds that the addresses are gone, and
         // they are free when it has finished.
-        Err(failed) if matches!(failed.error, Error::InUse { .. }) => Ok(()),
-        Err(failed) => {
-            let fault = Fault::driver(failed.error);
+        Error::InUse { .. } => Ok(()),
+        error => {
             enter(failed.object);
-            Err(fault)
+            Err(Fault::driver(error))
         }
     }
 }
@@ -246,8 +259,8 @@ pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: 
     let found = books.physical.get_mut(handle).and_then(Physical::begin_mapping);
     drop(books);
     let Some((memory, page)) = found else { return Err(physical::unknown()) };
-    let rounded = (size as u64).checked_next_multiple_of(page);
-    let mapped = if rounded == Some(memory.size()) {
+    let whole = |size: u64| size == memory.size() || size.checked_next_multiple_of(page) == Some(memory.size());
+    let mapped = if whole(size as u64) {
         reservation.map(address - start, &memory).map_err(Fault::driver)
     } else {
         Err(other_size(size, &memory))
@@ -299,18 +312,31 @@ fn other_size(size: usize, memory: &ascend_vmm::PhysicalMemory) -> Box<Fault> {
 pub fn unmap(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
     using();
-    let mapped = lock(&BOOKS).remove(address);
-    let Some(Mapped { mapping, handle, host }) = mapped else { return Err(not_mapped(address)) };
+    let mut books = lock(&BOOKS);
+    let Some(Mapped { mapping, handle, host }) = books.remove(address) else { return Err(not_mapped(address)) };
+    let counted = books.physical.leave_mapping(handle);
+    drop(books);
     match mapping.unmap() {
+        Ok(()) if counted => Ok(()),
         Ok(()) => physical::end_mapping(handle),
-        Err(failed) => {
-            let mapped = Mapped { mapping: failed.object, handle, host };
-            let entered = lock(&BOOKS).insert(0, address, mapped);
-            match entered {
-                Ok(()) => Err(Fault::driver(failed.error)),
-                Err(mapped) => Err(released_meanwhile(address, mapped)),
-            }
+        Err(Failed { object: mapping, error }) => {
+            Err(not_unmapped(address, Mapped { mapping, handle, host }, counted, error))
         }
+    }
+}
+
+/// Enters a mapping again that the driver has not undone.
+#[cold]
+fn not_unmapped(address: u64, mapped: Mapped, counted: bool, error: Error) -> Box<Fault> {
+    let mut books = lock(&BOOKS);
+    if counted {
+        books.physical.return_mapping(mapped.handle);
+    }
+    let entered = books.insert(0, address, mapped);
+    drop(books);
+    match entered {
+        Ok(()) => Fault::driver(error),
+        Err(mapped) => released_meanwhile(address, mapped),
     }
 }
 

@@ -8,10 +8,9 @@
 use crate::fault::{Fault, Outcome, code};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The environment variable that asks for a log on the standard error: `errors` for a line for
 /// each call that fails, `calls` for a line for each call.
@@ -65,6 +64,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Locks for reading. A thread that has it must not ask for it again: another may wait to write.
+#[inline]
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for writing.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A call that answers with a code.
 #[inline(always)]
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
@@ -114,7 +124,7 @@ pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, 
     }
     let text = |text: Text| text.to_text().unwrap_or_default();
     let (function, file, format) = (text(function), text(file), text(format));
-    let _ = writeln!(std::io::stderr(), "level {level}: {function} ({file}:{line}): {format}");
+    log(&format!("level {level}: {function} ({file}:{line}): {format}\n"));
 }
 
 const IN_CHILD: &str = "this process is a child of fork(2) of one that used the library, and the driver does not \
@@ -125,7 +135,7 @@ const PANICKED: &str = "the library failed inside, and did not do all that it wa
 #[cold]
 fn succeeded(name: &'static str) -> i32 {
     if logged() == CALLS {
-        let _ = writeln!(std::io::stderr(), "{name}: 0");
+        log(&format!("{name}: 0\n"));
     }
     0
 }
@@ -134,7 +144,7 @@ fn succeeded(name: &'static str) -> i32 {
 #[cold]
 fn failed(name: &'static str, fault: &Fault) -> i32 {
     if logged() != SILENT {
-        let _ = writeln!(std::io::stderr(), "{name}: {}: {}", fault.code, fault.text);
+        log(&format!("{name}: {}: {}\n", fault.code, fault.text));
     }
     let _ = LAST.try_with(|last| last.set(fault.code));
     let _ = MESSAGE.try_with(|message| {
@@ -144,6 +154,13 @@ fn failed(name: &'static str, fault: &Fault) -> i32 {
         }
     });
     fault.code
+}
+
+/// Writes a line to the standard error, without the lock of `std::io::stderr`, which a child of fork
+/// could find held for ever.
+fn log(line: &str) {
+    // SAFETY: the bytes are there. A line that is not written, or not all of it, is not worth more.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 fn logged() -> u8 {

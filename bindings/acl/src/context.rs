@@ -7,7 +7,7 @@
 
 use crate::border::{Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::handles::{Handle, Handles, Kind};
+use crate::handles::{Handle, Handles, kind};
 use crate::{devices, process, stream};
 use ascend_vmm::LogicalId;
 use std::cell::Cell;
@@ -27,7 +27,7 @@ pub(crate) struct Context {
     pub(crate) default_stream: Mutex<Handle>,
 }
 
-static CONTEXTS: Handles<Arc<Context>> = Handles::new(Kind::Context);
+static CONTEXTS: Handles<Arc<Context>, { kind::CONTEXT }> = Handles::new();
 
 /// The primary contexts, by the driver's number of their device: how often each was set.
 static PRIMARIES: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());

@@ -66,8 +66,17 @@ unsafe fn bytes_mut<'a>(address: u64, size: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), size) }
 }
 
-/// Does something with the driver's memory in a range.
+/// Does something with the driver's memory in a range. `act` must not ask for another.
+#[inline]
 fn with_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcome<R>) -> Outcome<R> {
+    if let Some((memory, offset)) = ipc::imported_at(address) {
+        return act(&memory.slice(offset, size).map_err(Fault::driver)?);
+    }
+    process::with_session(|session| act(&session.slice_at(address, size).map_err(Fault::driver)?))
+}
+
+/// The same, for an `act` that asks for another.
+fn with_first_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcome<R>) -> Outcome<R> {
     if let Some((memory, offset)) = ipc::imported_at(address) {
         return act(&memory.slice(offset, size).map_err(Fault::driver)?);
     }
@@ -75,6 +84,7 @@ fn with_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcom
 }
 
 /// Copies, whatever the two sides are.
+#[inline]
 pub(crate) fn copy(to: u64, from: u64, size: usize) -> Outcome {
     check_range(to, size)?;
     check_range(from, size)?;
@@ -93,17 +103,22 @@ pub(crate) fn copy(to: u64, from: u64, size: usize) -> Outcome {
         (true, false) => with_slice(to, size as u64, |slice| Ok(slice.write(unsafe { bytes(from, size) })?)),
         // SAFETY: the caller of the C function passes host memory of this size.
         (false, true) => with_slice(from, size as u64, |slice| Ok(slice.read(unsafe { bytes_mut(to, size) })?)),
-        (true, true) => with_slice(to, size as u64, |to| with_slice(from, size as u64, |from| between(to, from))),
+        (true, true) => {
+            with_first_slice(to, size as u64, |to| with_first_slice(from, size as u64, |from| between(to, from)))
+        }
     }
 }
 
 /// Host memory of the program's cannot be larger than half of the address space.
 #[inline]
 fn check_range(address: u64, size: usize) -> Outcome {
-    if size <= isize::MAX as usize && address.checked_add(size as u64).is_some() {
-        return Ok(());
-    }
-    Err(refused(format!("{size} bytes at {address:#x} are more than there are addresses.")))
+    let fits = size <= isize::MAX as usize && address.checked_add(size as u64).is_some();
+    if fits { Ok(()) } else { Err(beyond(address, size)) }
+}
+
+#[cold]
+fn beyond(address: u64, size: usize) -> Box<Fault> {
+    refused(format!("{size} bytes at {address:#x} are more than there are addresses."))
 }
 
 /// Copies between devices, by way of the host where the driver does not do it: between two places
@@ -165,12 +180,22 @@ fn begins(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Ou
     to.check("dst")?;
     from.check("src")?;
     if !(0..=5).contains(&kind) {
-        return Err(invalid(format!("{kind} is no kind of copy. They are 0 to 5.")));
+        return Err(no_kind(kind));
     }
     if size > room {
-        return Err(refused(format!("{size} bytes do not fit into destMax, {room}.")));
+        return Err(too_large(size, room));
     }
     Ok(to != from)
+}
+
+#[cold]
+fn no_kind(kind: i32) -> Box<Fault> {
+    invalid(format!("{kind} is no kind of copy. They are 0 to 5."))
+}
+
+#[cold]
+fn too_large(size: usize, room: usize) -> Box<Fault> {
+    refused(format!("{size} bytes do not fit into destMax, {room}."))
 }
 
 /// `aclrtMemcpy`.
@@ -247,6 +272,7 @@ pub fn memset_async(address: Address, room: usize, value: i32, size: usize, stre
     let address = address.check("devPtr")?;
     check_room(size, room)?;
     let stream = stream::find(stream)?;
+    check_range(address, size)?;
     let side = Side::of(address, size as u64);
     run(&stream, (side, Side::Device), move || fill(address, size, value as u8))
 }

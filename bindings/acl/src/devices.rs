@@ -77,15 +77,11 @@ pub(crate) fn by_user(id: i64) -> Outcome<&'static Npu> {
     }
 }
 
-/// The driver's number of a device, by the number that the program uses.
+/// The driver's number of a device, by the number that the program uses, if it was looked up.
 #[inline]
-pub(crate) fn logical(user: u32) -> Outcome<LogicalId> {
+pub(crate) fn known(user: u32) -> Option<&'static LogicalId> {
     // SAFETY: NULL, or a box that is never freed.
-    let found = unsafe { FOUND.load(Ordering::Acquire).as_ref() };
-    match found.and_then(|found| found.logical.get(user as usize)) {
-        Some(&logical) => Ok(logical),
-        None => by_user(user.into()).map(|npu| npu.logical),
-    }
+    unsafe { FOUND.load(Ordering::Acquire).as_ref() }?.logical.get(user as usize)
 }
 
 /// The number that the program uses for a device, or 0 for one that it does not see.

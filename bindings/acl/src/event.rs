@@ -5,7 +5,7 @@
 
 use crate::border::{Out, lock};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
-use crate::handles::{Handle, Handles, Kind};
+use crate::handles::{Handle, Handles, kind};
 use crate::stream::{self, Task};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -31,7 +31,7 @@ struct State {
     time: u64,
 }
 
-static EVENTS: Handles<Arc<Event>> = Handles::new(Kind::Event);
+static EVENTS: Handles<Arc<Event>, { kind::EVENT }> = Handles::new();
 
 impl Event {
     /// It was reached.

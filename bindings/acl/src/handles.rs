@@ -26,61 +26,57 @@ impl Handle {
 }
 
 /// What a handle stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
+pub mod kind {
     /// A context.
-    Context = 1,
+    pub const CONTEXT: u8 = 1;
     /// A stream.
-    Stream = 2,
+    pub const STREAM: u8 = 2;
     /// An event.
-    Event = 3,
+    pub const EVENT: u8 = 3;
     /// Physical memory.
-    Memory = 4,
+    pub const MEMORY: u8 = 4;
 }
 
 const MARK: u64 = 0x5A << 56;
-const MARK_MASK: u64 = 0xFF << 56;
 const KIND_SHIFT: u32 = 52;
 const GENERATION_SHIFT: u32 = 24;
 const GENERATIONS: u32 = 1 << 28;
 const PLACES: usize = 1 << 24;
 
-/// The objects of one kind, behind a lock.
-#[derive(Debug)]
-pub struct Handles<T>(Mutex<Table<T>>);
-
 /// The objects of one kind.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
-    kind: Kind,
+pub(crate) struct Table<T, const KIND: u8> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct Place<T> {
+    /// Odd while there is an object, so that no handle of a free place was ever given.
     generation: u32,
-    object: Option<T>,
+    object: T,
 }
 
-impl<T> Table<T> {
+impl<T: Default, const KIND: u8> Table<T, KIND> {
     /// None yet.
-    pub(crate) const fn new(kind: Kind) -> Table<T> {
-        Table { kind, places: Vec::new(), free: Vec::new() }
+    pub(crate) const fn new() -> Self {
+        Table { places: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes an object in.
+    /// A handle for a new object, which is to be written to its place.
+    ///
+    /// # Errors
+    ///
+    /// 207005 when there are 16 million.
     #[inline]
-    pub(crate) fn insert(&mut self, object: T) -> Outcome<Handle> {
+    pub(crate) fn insert(&mut self) -> Outcome<(Handle, &mut T)> {
         let place = match self.free.pop() {
             Some(place) => place as usize,
             None => self.new_place()?,
         };
         let entry = &mut self.places[place];
-        entry.object = Some(object);
-        let generation = entry.generation;
-        Ok(self.join(place, generation))
+        entry.generation += 1;
+        Ok((Self::join(place, entry.generation), &mut entry.object))
     }
 
     #[cold]
@@ -88,58 +84,69 @@ impl<T> Table<T> {
         if self.places.len() == PLACES {
             return Err(Fault::new(code::RT_RESOURCE, "there are 16 million objects of this kind. Free some."));
         }
-        self.places.push(Place { generation: 0, object: None });
+        self.places.push(Place { generation: 0, object: T::default() });
         Ok(self.places.len() - 1)
+    }
+
+    /// The place of an object; `None` if there is none with this handle.
+    #[inline]
+    pub(crate) fn find(&self, handle: Handle) -> Option<usize> {
+        let Handle(bits) = handle;
+        if bits >> KIND_SHIFT != Self::join(0, 0).0 >> KIND_SHIFT {
+            return None;
+        }
+        let place = bits as usize & (PLACES - 1);
+        let generation = (bits >> GENERATION_SHIFT) as u32 & (GENERATIONS - 1);
+        let same = self.places.get(place).is_some_and(|entry| entry.generation == generation);
+        (same && generation % 2 == 1).then_some(place)
+    }
+
+    /// The object at a place that was found.
+    #[inline]
+    pub(crate) fn at(&mut self, place: usize) -> &mut T {
+        &mut self.places[place].object
     }
 
     /// An object; `None` if there is none with this handle.
     #[inline]
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
-        let (place, generation) = self.split(handle)?;
-        self.places.get_mut(place).filter(|entry| entry.generation == generation)?.object.as_mut()
+        self.find(handle).map(|place| self.at(place))
     }
 
-    /// Takes an object out: its handle is stale from now on.
+    /// Gives a place up that was found: its handle is stale from now on. What is left of the object
+    /// is to be taken out.
     #[inline]
-    pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
-        let (place, generation) = self.split(handle)?;
-        let entry = self.places.get_mut(place).filter(|entry| entry.generation == generation)?;
-        let object = entry.object.take()?;
+    pub(crate) fn vacate(&mut self, place: usize) -> &mut T {
+        let entry = &mut self.places[place];
         entry.generation += 1;
         // A place whose generations are used up is not used again.
         if entry.generation < GENERATIONS {
             self.free.push(place as u32);
         }
-        Some(object)
+        &mut self.places[place].object
     }
 
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
-        let alive = |(place, entry): (usize, &'_ Place<T>)| (self.join(place, entry.generation), place);
-        let handles = self.places.iter().enumerate().map(alive);
-        handles.filter_map(|(handle, place)| Some((handle, self.places[place].object.as_ref()?)))
+        let used = |(_, entry): &(usize, &Place<T>)| entry.generation % 2 == 1;
+        let object = |(place, entry): (usize, &'_ Place<T>)| (Self::join(place, entry.generation), place);
+        let handles = self.places.iter().enumerate().filter(used).map(object);
+        handles.map(|(handle, place)| (handle, &self.places[place].object))
     }
 
-    fn join(&self, place: usize, generation: u32) -> Handle {
-        let bits = u64::from(generation) << GENERATION_SHIFT | place as u64;
-        Handle(MARK | (self.kind as u64) << KIND_SHIFT | bits)
-    }
-
-    #[inline]
-    fn split(&self, handle: Handle) -> Option<(usize, u32)> {
-        let Handle(bits) = handle;
-        let wanted = MARK | (self.kind as u64) << KIND_SHIFT;
-        if bits & (MARK_MASK | 0xF << KIND_SHIFT) != wanted {
-            return None;
-        }
-        Some((bits as usize & (PLACES - 1), (bits >> GENERATION_SHIFT) as u32 & (GENERATIONS - 1)))
+    const fn join(place: usize, generation: u32) -> Handle {
+        Handle(MARK | (KIND as u64) << KIND_SHIFT | (generation as u64) << GENERATION_SHIFT | place as u64)
     }
 }
 
-impl<T> Handles<T> {
+/// The objects of one kind, behind a lock.
+#[derive(Debug)]
+pub struct Handles<T, const KIND: u8>(Mutex<Table<Option<T>, KIND>>);
+
+impl<T, const KIND: u8> Handles<T, KIND> {
     /// None yet.
-    pub const fn new(kind: Kind) -> Handles<T> {
-        Handles(Mutex::new(Table::new(kind)))
+    pub const fn new() -> Self {
+        Handles(Mutex::new(Table::new()))
     }
 
     /// Takes an object in.
@@ -149,13 +156,16 @@ impl<T> Handles<T> {
     /// 207005 when there are 16 million.
     pub fn insert(&self, object: T) -> Outcome<Handle> {
         using();
-        lock(&self.0).insert(object)
+        let mut table = lock(&self.0);
+        let (handle, place) = table.insert()?;
+        *place = Some(object);
+        Ok(handle)
     }
 
     /// Looks at an object under the lock of its kind; `None` if there is no such object.
     #[inline]
     pub fn with<R>(&self, handle: Handle, look: impl FnOnce(&mut T) -> R) -> Option<R> {
-        lock(&self.0).get_mut(handle).map(look)
+        lock(&self.0).get_mut(handle)?.as_mut().map(look)
     }
 
     /// A copy of the reference to an object.
@@ -164,23 +174,25 @@ impl<T> Handles<T> {
     where
         T: Clone,
     {
-        lock(&self.0).get_mut(handle).cloned()
+        lock(&self.0).get_mut(handle)?.clone()
     }
 
     /// Takes an object out: its handle is stale from now on.
     pub fn remove(&self, handle: Handle) -> Option<T> {
-        lock(&self.0).remove(handle)
-    }
-
-    /// The same, if the object is as it should be.
-    pub fn remove_if(&self, handle: Handle, wanted: impl FnOnce(&mut T) -> bool) -> Option<T> {
         let mut table = lock(&self.0);
-        if table.get_mut(handle).is_some_and(wanted) { table.remove(handle) } else { None }
+        let place = table.find(handle)?;
+        table.vacate(place).take()
     }
 
     /// What `pick` takes of each object, under the lock of their kind.
     pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
-        lock(&self.0).iter().filter_map(|(handle, object)| pick(handle, object)).collect()
+        lock(&self.0).iter().filter_map(|(handle, object)| pick(handle, object.as_ref()?)).collect()
+    }
+}
+
+impl<T, const KIND: u8> Default for Handles<T, KIND> {
+    fn default() -> Self {
+        Handles::new()
     }
 }
 
@@ -190,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_good_until_its_object_is_removed_and_never_again() {
-        let handles = Handles::new(Kind::Stream);
+        let handles = Handles::<_, { kind::STREAM }>::new();
         let first = handles.insert("first").unwrap();
         assert_eq!(handles.get(first), Some("first"));
         assert_eq!(handles.remove(first), Some("first"));
@@ -202,17 +214,17 @@ mod tests {
 
     #[test]
     fn handles_of_other_kinds_addresses_and_forged_numbers_are_not_found() {
-        let (streams, events) = (Handles::new(Kind::Stream), Handles::new(Kind::Event));
+        let (streams, events) = (Handles::<_, { kind::STREAM }>::new(), Handles::<_, { kind::EVENT }>::new());
         let (stream, event) = (streams.insert(1).unwrap(), events.insert(2).unwrap());
         assert_eq!((streams.get(event), events.get(stream)), (None, None));
-        for forged in [0, 1, u64::MAX, 0x7FFF_1234_5678, stream.0 + 1, stream.0 | 1 << 24, stream.0 ^ 1 << 63] {
+        for forged in [0, 1, u64::MAX, 0x7FFF_1234_5678, stream.0 + 1, stream.0 ^ 1 << 24, stream.0 ^ 1 << 63] {
             assert_eq!(streams.get(Handle(forged)), None, "{forged:#x}");
         }
     }
 
     #[test]
     fn a_place_whose_generations_are_used_up_is_left_alone() {
-        let handles = Handles::new(Kind::Event);
+        let handles = Handles::<_, { kind::EVENT }>::new();
         let first = handles.insert(0).unwrap();
         lock(&handles.0).places[0].generation = GENERATIONS - 1;
         let last = Handle(first.0 | u64::from(GENERATIONS - 1) << GENERATION_SHIFT);

@@ -5,13 +5,14 @@
 //! they do not cost a page of 2 MiB each; pages that are empty are given back from time to time,
 //! and before the program is told that memory is used up.
 
-use crate::border::{Address, In, Out, lock, using};
+use crate::border::{Address, In, Out, lock, read, using, write};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::{context, devices, ipc, process, stream};
 use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, RwLock};
 
 /// The blocks with memory of their own, by their address.
 static LARGE: Mutex<BTreeMap<u64, Large>> = Mutex::new(BTreeMap::new());
@@ -24,13 +25,13 @@ struct Large {
 }
 
 /// The pools of smaller blocks, one for each device.
-static SMALL: Mutex<Vec<Small>> = Mutex::new(Vec::new());
+static SMALL: RwLock<Vec<Small>> = RwLock::new(Vec::new());
 
 struct Small {
     device: LogicalId,
     pool: Pool,
     /// Blocks that were freed since empty pages were given back.
-    freed: u32,
+    freed: AtomicU32,
 }
 
 /// Blocks above this size have memory of their own.
@@ -133,24 +134,29 @@ fn is_giant(policy: i32) -> bool {
     (6..=7).contains(&policy)
 }
 
+#[inline]
 fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
-    let pool = pool(device)?;
-    Ok(pool.allocate(size, ALIGNMENT, TAG).map_err(no_memory)?.into_address())
+    let known = read(&SMALL);
+    let block = match known.iter().find(|small| small.device == device) {
+        Some(small) => small.pool.allocate(size, ALIGNMENT, TAG),
+        None => {
+            drop(known);
+            new_pool(device)?.allocate(size, ALIGNMENT, TAG)
+        }
+    };
+    Ok(block.map_err(no_memory)?.into_address())
 }
 
 /// The pool of a device, made when it is first needed.
-fn pool(device: LogicalId) -> Outcome<Pool> {
-    let known = |small: &[Small]| small.iter().find(|small| small.device == device).map(|small| small.pool.clone());
-    if let Some(pool) = known(&lock(&SMALL)) {
-        return Ok(pool);
-    }
+#[cold]
+fn new_pool(device: LogicalId) -> Outcome<Pool> {
     let target = process::device(device)?;
-    let mut small = lock(&SMALL);
-    if let Some(pool) = known(&small) {
-        return Ok(pool);
+    let mut small = write(&SMALL);
+    if let Some(small) = small.iter().find(|small| small.device == device) {
+        return Ok(small.pool.clone());
     }
     let pool = Pool::with(&PageCache::new(&target), PoolOptions::new().handles(&[Page::Huge.size()]));
-    small.push(Small { device, pool: pool.clone(), freed: 0 });
+    small.push(Small { device, pool: pool.clone(), freed: AtomicU32::new(0) });
     Ok(pool)
 }
 
@@ -178,43 +184,37 @@ fn no_memory(error: Error) -> Box<Fault> {
 
 /// Gives empty pages of all pools back; whether there were any.
 pub(crate) fn trim() -> bool {
-    let pools: Vec<Pool> = lock(&SMALL).iter().map(|small| small.pool.clone()).collect();
+    let pools: Vec<Pool> = read(&SMALL).iter().map(|small| small.pool.clone()).collect();
     pools.iter().any(|pool| pool.trim().is_ok_and(|bytes| bytes > 0))
 }
 
 /// `aclrtFree`: works without a context, and waits for no stream.
+#[inline]
 pub fn free(address: Address) -> Outcome {
     let address = address.check("devPtr")?;
     using();
-    let large = lock(&LARGE).remove(&address);
-    let found = match large {
-        Some(large) => {
-            ipc::forget(address);
-            drop(large);
-            true
-        }
-        None => free_small(address),
-    };
-    if found { Ok(()) } else { Err(unknown(address)) }
-}
-
-/// Frees a block of a pool; whether there is one.
-fn free_small(address: u64) -> bool {
     ipc::forget(address);
-    let mut small = lock(&SMALL);
-    let Some(Small { pool, freed, .. }) = small.iter_mut().find(|small| small.pool.free(address).is_ok()) else {
-        return false;
+    // Large blocks begin where pages do.
+    if address % Page::Huge.size() == 0 && free_large(address) {
+        return Ok(());
+    }
+    let small = read(&SMALL);
+    let Some(Small { pool, freed, .. }) = small.iter().find(|small| small.pool.free(address).is_ok()) else {
+        return Err(unknown(address));
     };
-    *freed += 1;
     // A program that frees all its blocks keeps little; one that frees and allocates all the time
     // does not pay for it each time.
-    if *freed >= FREED {
-        *freed = 0;
-        let pool = pool.clone();
-        drop(small);
+    if freed.fetch_add(1, Ordering::Relaxed) >= FREED {
+        freed.store(0, Ordering::Relaxed);
         let _ = pool.trim();
     }
-    true
+    Ok(())
+}
+
+/// Frees a block with memory of its own; whether there is one.
+fn free_large(address: u64) -> bool {
+    let large = lock(&LARGE).remove(&address);
+    large.is_some()
 }
 
 /// The size of the block that begins at an address in one of the pools.
@@ -242,7 +242,7 @@ pub(crate) fn block_around(address: u64) -> Option<(u64, u64)> {
             return Some((start, large.size));
         }
     }
-    find_small(&lock(&SMALL), address).map(|size| (address, size))
+    find_small(&read(&SMALL), address).map(|size| (address, size))
 }
 
 /// `aclrtMemP2PMap`: lets another device reach a block.
@@ -269,7 +269,7 @@ pub fn grant(address: Address, size: usize, device: i32, flags: u64) -> Outcome 
 /// Whether there is a block.
 pub(crate) fn is_used() -> bool {
     let small = |small: &Small| small.pool.statistics().blocks > 0;
-    !lock(&LARGE).is_empty() || lock(&SMALL).iter().any(small)
+    !lock(&LARGE).is_empty() || read(&SMALL).iter().any(small)
 }
 
 /// Frees all blocks, or those of one device.
@@ -281,7 +281,7 @@ pub(crate) fn end(device: Option<LogicalId>) {
     *large = kept;
     drop(large);
     drop(ended);
-    let mut small = lock(&SMALL);
+    let mut small = write(&SMALL);
     let (kept, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut *small).into_iter().partition(|small| keep(small.device));
     *small = kept;
     drop(small);

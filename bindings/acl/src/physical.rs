@@ -8,14 +8,14 @@
 use crate::addresses::BOOKS;
 use crate::border::{In, Out, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
-use crate::handles::Handle;
+use crate::handles::{Handle, Table, kind};
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
-use ascend_vmm::{Error, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
+use ascend_vmm::{Device, Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
 
 /// Where memory is: `aclrtMemLocation`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// Number of the device, or of the NUMA node.
     pub id: u32,
@@ -45,10 +45,14 @@ pub struct Properties {
     reserve: u64,
 }
 
+/// The physical memory of the process, by its handles.
+pub(crate) type Memories = Table<Physical, { kind::MEMORY }>;
+
 /// Physical memory that the program has a handle of.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Physical {
-    pub(crate) memory: PhysicalMemory,
+    /// `None` only where there is no handle.
+    memory: Option<PhysicalMemory>,
     /// The kind and place that were asked for.
     attribute: i32,
     location: Location,
@@ -60,12 +64,14 @@ pub(crate) struct Physical {
     export: Option<Box<Export>>,
 }
 
-impl Physical {
-    #[inline]
-    fn new(memory: PhysicalMemory, attribute: i32, location: Location) -> Physical {
-        Physical { memory, attribute, location, users: 1, mappings: 0, export: None }
-    }
+/// Memory that nothing uses any more, to be released when no lock is held.
+#[derive(Debug)]
+pub(crate) struct Unused {
+    memory: Option<PhysicalMemory>,
+    export: Option<Box<Export>>,
+}
 
+impl Physical {
     /// Size of its pages.
     #[inline]
     fn page(&self) -> u64 {
@@ -79,12 +85,49 @@ impl Physical {
         if self.users == 0 {
             return None;
         }
+        let memory = self.memory.clone()?;
         self.mappings += 1;
-        Some((self.memory.clone(), self.page()))
+        Some((memory, self.page()))
     }
 
     fn is_unused(&self) -> bool {
         self.users == 0 && self.mappings == 0
+    }
+}
+
+impl Memories {
+    /// Takes memory in.
+    #[inline]
+    fn enter(&mut self, memory: PhysicalMemory, attribute: i32, location: Location) -> Outcome<Handle> {
+        let (handle, place) = self.insert()?;
+        *place = Physical { memory: Some(memory), attribute, location, users: 1, mappings: 0, export: None };
+        Ok(handle)
+    }
+
+    /// Gives the place of memory up, and what is there.
+    #[inline]
+    fn take(&mut self, place: usize) -> Unused {
+        let physical = self.vacate(place);
+        Unused { memory: physical.memory.take(), export: physical.export.take() }
+    }
+
+    /// A mapping of it is going. Whether it is counted already: what nothing else uses is kept until
+    /// the mapping is gone.
+    #[inline]
+    pub(crate) fn leave_mapping(&mut self, handle: Handle) -> bool {
+        let Some(physical) = self.get_mut(handle) else { return true };
+        let used = physical.users > 0 || physical.mappings > 1;
+        if used {
+            physical.mappings -= 1;
+        }
+        used
+    }
+
+    /// A mapping that was counted stays after all.
+    pub(crate) fn return_mapping(&mut self, handle: Handle) {
+        if let Some(physical) = self.get_mut(handle) {
+            physical.mappings += 1;
+        }
     }
 }
 
@@ -96,17 +139,7 @@ impl Properties {
     }
 
     /// The checks of the vendor's outer layer, in its order.
-    #[inline]
     fn check(&self) -> Outcome<Kind> {
-        // What almost all programs ask for.
-        if (self.allocation_type, self.attribute, self.location.kind) == (0, 4, Location::DEVICE) {
-            return Ok(Kind { page: Page::Huge, memory: MemoryKind::Hbm });
-        }
-        self.check_all()
-    }
-
-    #[cold]
-    fn check_all(&self) -> Outcome<Kind> {
         if self.allocation_type != 0 {
             return Err(invalid("allocationType is not ACL_MEM_ALLOCATION_TYPE_PINNED, the only one there is."));
         }
@@ -140,14 +173,41 @@ impl Properties {
 /// `aclrtMallocPhysical`.
 #[inline]
 pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
-    let handle = handle.check("handle")?;
+    let place = handle.check("handle")?;
+    let asked = properties.read("prop")?;
+    // What almost all programs ask for.
+    if asked == Properties::on_device(asked.location.id) && flags == 0 && is_whole(size as u64) {
+        if let Some(&device) = devices::known(asked.location.id) {
+            let create = |device: &Device| device.create_with(size as u64, USUAL);
+            if let Some(created) = process::with_open_device(device, create) {
+                let memory = created.or_else(|error| create_again(error, device, size as u64, USUAL))?;
+                place.write(lock(&BOOKS).physical.enter(memory, asked.attribute, asked.location)?);
+                return Ok(());
+            }
+        }
+    }
+    allocate_any(place, size, properties, flags)
+}
+
+/// HBM in 2 MiB pages.
+const USUAL: Kind = Kind { page: Page::Huge, memory: MemoryKind::Hbm };
+
+/// Whether a size is one of whole pages, of which the driver can count so many.
+#[inline]
+fn is_whole(size: u64) -> bool {
+    size != 0 && size % USUAL.page.size() == 0 && size / USUAL.page.size() <= u32::MAX.into()
+}
+
+/// All of the checks, and what a program asks for once: the rest of [`allocate`].
+#[cold]
+fn allocate_any(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
     let properties = properties.read("prop")?;
     if size == 0 || flags != 0 || properties.handle_type != 0 {
         return Err(wrong_arguments(size, flags));
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
-    handle.write(lock(&BOOKS).physical.insert(Physical::new(memory, properties.attribute, properties.location))?);
+    handle.write(lock(&BOOKS).physical.enter(memory, properties.attribute, properties.location)?);
     Ok(())
 }
 
@@ -160,7 +220,6 @@ fn wrong_arguments(size: usize, flags: u64) -> Box<Fault> {
     }
 }
 
-#[inline]
 fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMemory> {
     let Location { id, kind: place } = properties.location;
     // The driver counts pages up.
@@ -168,15 +227,11 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
     let rounded = size.checked_next_multiple_of(page).filter(|size| size / page <= u32::MAX.into());
     let too_much = || Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device or host has."));
     if place == Location::DEVICE {
-        let device = devices::logical(id)?;
+        let device = devices::by_user(id.into())?.logical;
         reserved(properties)?;
-        let device = process::device(device)?;
-        let size = rounded.ok_or_else(too_much)?;
-        let created = match device.create_with(size, kind) {
-            Err(Error::OutOfMemory(_)) if malloc::trim() => device.create_with(size, kind),
-            created => created,
-        };
-        return created.map_err(|error| not_created(error, kind));
+        let (device, size, id) = (process::device(device)?, rounded.ok_or_else(too_much)?, device);
+        let created = device.create_with(size, kind);
+        return created.or_else(|error| create_again(error, id, size, kind));
     }
     if place == Location::HOST_NUMA {
         context::current()?;
@@ -192,9 +247,18 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
     memory.map_err(|error| not_created(error, kind))
 }
 
-#[inline]
 fn reserved(properties: &Properties) -> Outcome {
     if properties.reserve == 0 { Ok(()) } else { Err(refused("prop.reserve is not 0. It is reserved.")) }
+}
+
+/// Tries again if memory is used up and the pools had some to give back.
+#[cold]
+fn create_again(error: Error, device: LogicalId, size: u64, kind: Kind) -> Outcome<PhysicalMemory> {
+    let created = match error {
+        Error::OutOfMemory(_) if malloc::trim() => process::device(device)?.create_with(size, kind),
+        error => Err(error),
+    };
+    created.map_err(|error| not_created(error, kind))
 }
 
 #[cold]
@@ -215,13 +279,19 @@ pub fn free(handle: Handle) -> Outcome {
     }
     using();
     let mut books = lock(&BOOKS);
-    let Some(physical) = books.physical.get_mut(handle).filter(|physical| physical.users > 0) else {
-        return Err(unknown());
-    };
-    physical.users -= 1;
-    let unused = if physical.is_unused() { books.physical.remove(handle) } else { None };
+    let Some(place) = books.physical.find(handle) else { return Err(unknown()) };
+    let physical = books.physical.at(place);
+    match physical.users {
+        0 => return Err(unknown()),
+        1 if physical.mappings == 0 => {}
+        _ => {
+            physical.users -= 1;
+            return Ok(());
+        }
+    }
+    let unused = books.physical.take(place);
     drop(books);
-    unused.map_or(Ok(()), release)
+    release(unused)
 }
 
 #[cold]
@@ -241,25 +311,34 @@ fn collect<R>(mut pick: impl FnMut(Handle, &Physical) -> Option<R>) -> Vec<R> {
 }
 
 /// Releases memory that nothing uses any more.
-fn release(physical: Physical) -> Outcome {
-    let Physical { memory, export, .. } = physical;
-    drop(export);
+#[inline]
+fn release(unused: Unused) -> Outcome {
+    drop(unused.export);
+    let Some(memory) = unused.memory else { return Ok(()) };
     match memory.free() {
         Ok(()) => Ok(()),
+        Err(failed) => not_released(failed),
+    }
+}
+
+#[cold]
+fn not_released(failed: Failed<PhysicalMemory>) -> Outcome {
+    match failed.error {
         // Another thread is just using it, and will be the last.
-        Err(failed) if matches!(failed.error, Error::InUse { .. }) => Ok(()),
+        Error::InUse { .. } => Ok(()),
         // Dropping it makes the library keep it, and try again when the device is closed.
-        Err(failed) => Err(failed.into()),
+        _ => Err(failed.into()),
     }
 }
 
 /// A mapping of it is gone, or was not made.
-#[inline]
+#[cold]
 pub(crate) fn end_mapping(handle: Handle) -> Outcome {
     let mut books = lock(&BOOKS);
-    let Some(physical) = books.physical.get_mut(handle) else { return Ok(()) };
+    let Some(place) = books.physical.find(handle) else { return Ok(()) };
+    let physical = books.physical.at(place);
     physical.mappings -= 1;
-    let unused = if physical.is_unused() { books.physical.remove(handle) } else { None };
+    let unused = physical.is_unused().then(|| books.physical.take(place));
     drop(books);
     unused.map_or(Ok(()), release)
 }
@@ -300,7 +379,8 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
 
 /// The handle of memory that the program has already, counted once more.
 pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
-    let same = collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
+    let same =
+        collect(|handle, physical| physical.memory.as_ref().is_some_and(|own| own.is_same(memory)).then_some(handle));
     same.into_iter().find(|&handle| with(handle, |physical| physical.users += 1).is_some())
 }
 
@@ -315,14 +395,16 @@ pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handl
         Place::Device(_) => Location { id: devices::user_of(device), kind: Location::DEVICE },
         Place::Host => Location { id: 0, kind: Location::HOST },
     };
-    lock(&BOOKS).physical.insert(Physical::new(memory, attribute, location))
+    lock(&BOOKS).physical.enter(memory, attribute, location)
 }
 
 /// Exports the memory behind a handle, once.
 pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
-    let memory =
-        with(handle, |physical| (physical.users > 0).then(|| (physical.memory.clone(), physical.export.is_some())));
-    let (memory, exported) = memory.flatten().ok_or_else(unknown)?;
+    let exportable = |physical: &mut Physical| {
+        let memory = physical.memory.clone().filter(|_| physical.users > 0)?;
+        Some((memory, physical.export.is_some()))
+    };
+    let (memory, exported) = with(handle, exportable).flatten().ok_or_else(unknown)?;
     if exported {
         let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
         return Err(Fault::new(code::RT_DRIVER, text));
@@ -348,11 +430,14 @@ pub(crate) fn is_used() -> bool {
 
 /// Ends all memory of a device, mapped or not.
 pub(crate) fn end(device: LogicalId) {
-    let of = |physical: &Physical| physical.memory.location() == Place::Device(device);
+    let on_device = |memory: &PhysicalMemory| memory.location() == Place::Device(device);
+    let of = |physical: &Physical| physical.memory.as_ref().is_some_and(on_device);
     let handles = collect(|handle, physical| of(physical).then_some(handle));
     addresses::unmap_all(&handles);
     for handle in handles {
-        let ended = lock(&BOOKS).physical.remove(handle);
+        let mut books = lock(&BOOKS);
+        let ended = books.physical.find(handle).map(|place| books.physical.take(place));
+        drop(books);
         drop(ended);
     }
 }

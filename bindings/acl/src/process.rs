@@ -4,17 +4,17 @@
 //! programs rely on that. The session is opened by the first call that needs it and closed by
 //! `aclFinalize` if no memory is left, or with the process.
 
-use crate::border::{Out, Text, lock, using};
+use crate::border::{Out, Text, lock, read, using, write};
 use crate::fault::{Fault, Outcome, code};
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, RwLock};
 
-static SESSION: Mutex<Option<Session>> = Mutex::new(None);
+static SESSION: RwLock<Option<Session>> = RwLock::new(None);
 
 /// The open devices, by the driver's number.
-static DEVICES: Mutex<Vec<Option<Device>>> = Mutex::new(Vec::new());
+static DEVICES: RwLock<Vec<Option<Device>>> = RwLock::new(Vec::new());
 
 /// Whether `aclInit` was called, how often, and whether `aclFinalize` ended it.
 static INITIALISED: Mutex<Initialised> = Mutex::new(Initialised { count: 0, ended: false });
@@ -27,11 +27,23 @@ struct Initialised {
 /// The device of threads that have set none, by the program's number; negative if there is none.
 static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
 
-/// This process's session, opened when it is first needed.
+/// Does something with this process's session, which is opened when it is first needed. Meanwhile
+/// it is not closed, and `act` must not ask for it again.
 #[inline]
-pub(crate) fn session() -> Outcome<Session> {
+pub(crate) fn with_session<R>(act: impl FnOnce(&Session) -> Outcome<R>) -> Outcome<R> {
     using();
-    let mut session = lock(&SESSION);
+    if let Some(session) = &*read(&SESSION) {
+        return act(session);
+    }
+    act(&session()?)
+}
+
+/// This process's session.
+pub(crate) fn session() -> Outcome<Session> {
+    if let Some(session) = open_session() {
+        return Ok(session);
+    }
+    let mut session = write(&SESSION);
     match &*session {
         Some(session) => Ok(session.clone()),
         None => Ok(session.insert(Session::current()?).clone()),
@@ -41,25 +53,31 @@ pub(crate) fn session() -> Outcome<Session> {
 /// The session, if there is one.
 pub(crate) fn open_session() -> Option<Session> {
     using();
-    lock(&SESSION).clone()
+    read(&SESSION).clone()
 }
 
 /// A device of this process's, set up when it is first needed.
 #[inline]
 pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
-    using();
-    let known = lock(&DEVICES).get(id.0 as usize).cloned().flatten();
-    match known {
+    match with_open_device(id, Device::clone) {
         Some(device) => Ok(device),
         None => open_device(id),
     }
+}
+
+/// Does something with a device that is open, and is not closed meanwhile; `act` must not ask for a
+/// device itself.
+#[inline]
+pub(crate) fn with_open_device<R>(id: LogicalId, act: impl FnOnce(&Device) -> R) -> Option<R> {
+    using();
+    read(&DEVICES).get(id.0 as usize)?.as_ref().map(act)
 }
 
 #[cold]
 fn open_device(id: LogicalId) -> Outcome<Device> {
     // Not under the lock: starting the process on the device can take seconds.
     let device = session()?.device(id)?;
-    let mut devices = lock(&DEVICES);
+    let mut devices = write(&DEVICES);
     let place = id.0 as usize;
     if devices.len() <= place {
         devices.resize_with(place + 1, || None);
@@ -74,7 +92,7 @@ pub(crate) fn close_device(id: LogicalId) {
     malloc::end(Some(id));
     physical::end(id);
     devices::forget_peers(Some(id));
-    let device = lock(&DEVICES).get_mut(id.0 as usize).and_then(Option::take);
+    let device = write(&DEVICES).get_mut(id.0 as usize).and_then(Option::take);
     drop(device);
 }
 
@@ -175,8 +193,8 @@ fn end() {
     }
     malloc::end(None);
     devices::forget_peers(None);
-    let devices = std::mem::take(&mut *lock(&DEVICES));
+    let devices = std::mem::take(&mut *write(&DEVICES));
     drop(devices);
-    let session = lock(&SESSION).take();
+    let session = write(&SESSION).take();
     drop(session);
 }

@@ -9,7 +9,7 @@ use crate::border::{Out, lock};
 use crate::context::{self, Context};
 use crate::event::Event;
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::handles::{Handle, Handles, Kind};
+use crate::handles::{Handle, Handles, kind};
 use crate::report::{Callback, Reports};
 use ascend_vmm::LogicalId;
 use std::cell::Cell;
@@ -82,7 +82,7 @@ struct Queue {
     fault: Option<Box<Fault>>,
 }
 
-static STREAMS: Handles<Arc<Stream>> = Handles::new(Kind::Stream);
+static STREAMS: Handles<Arc<Stream>, { kind::STREAM }> = Handles::new();
 
 thread_local! {
     /// The stream whose thread this is.
