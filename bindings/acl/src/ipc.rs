@@ -7,7 +7,7 @@
 
 use crate::border::{Address, In, Out, Text, lock, using};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::{context, process, share};
+use crate::{context, malloc, process, share};
 use ascend_vmm::share::{Name, NamedMemory, Published, open_named};
 use ascend_vmm::{LogicalId, Page};
 use std::collections::BTreeMap;
@@ -210,7 +210,7 @@ fn find_import(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
     lock(&IMPORTS).values().find_map(found)
 }
 
-/// A block is freed: its keys end.
+/// A block is about to be freed: its keys end.
 #[inline]
 pub(crate) fn forget(address: u64) {
     if EXPORTED.load(Ordering::Relaxed) {
@@ -220,10 +220,11 @@ pub(crate) fn forget(address: u64) {
 
 #[cold]
 fn forget_exports(address: u64) {
-    let mut exports = lock(&EXPORTS);
-    if exports.is_empty() {
+    // What is no block is not freed, and its keys stay.
+    if malloc::block_around(address).is_none_or(|(start, _)| start != address) {
         return;
     }
+    let mut exports = lock(&EXPORTS);
     let of = |(key, export): (&Key, &Export)| (export.address == address).then_some(*key);
     let keys: Vec<Key> = exports.iter().filter_map(of).collect();
     let ended: Vec<Export> = keys.iter().filter_map(|key| exports.remove(key)).collect();

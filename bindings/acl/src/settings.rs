@@ -46,6 +46,8 @@ pub fn package_version(package: i32, version: Out<PackageVersion>) -> Outcome {
     const DRIVER: i32 = 7;
     let version = version.check("version")?;
     if !(0..=DRIVER).contains(&package) {
+        // Programs read it whatever the answer is.
+        version.write(PackageVersion { version: [0; 128], parts: [[0; 64]; 4], reserved: [0; 128] });
         return Err(invalid(format!("{package} is no package. They are 0 to {DRIVER}.")));
     }
     let text = if package == DRIVER { devices::driver_version() } else { VERSION.to_owned() };

@@ -3,7 +3,8 @@
 
 mod support;
 
-use ascend_emulator::Emulator;
+use ascend_emulator::config::{Daemon, DeviceProcess, Door};
+use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -53,6 +54,27 @@ fn the_programs_device_numbers_are_those_of_the_environment() {
 }
 
 #[test]
+fn a_host_on_which_something_is_missing_is_answered_with_the_vendors_code() {
+    let program = compile("hosts.c", Linked::Dynamically).unwrap();
+    let hidden = ("ASCEND_RT_VISIBLE_DEVICES", "7");
+    let named = ("ASCEND_ACL_SOC_NAME", "Ascend910_9392");
+    let usual = || plain(Generation::NEWEST);
+    for (way, config, variable) in [
+        ("no-driver", Config { door: Door::Missing, ..usual() }, None),
+        ("hidden", usual(), Some(hidden)),
+        ("no-process", Config { device_process: DeviceProcess::Required, daemon: Daemon::Absent, ..usual() }, None),
+        ("named", usual(), Some(named)),
+        ("giant", usual(), None),
+        ("no-giant", Config { giant_pages: false, ..usual() }, None),
+        ("nodes", Config { numa_nodes: 2, ..usual() }, None),
+    ] {
+        let emulator = Emulator::start(config).unwrap();
+        run(&emulator, Command::new(&program).arg(way).envs(variable));
+        assert_nothing_left(&emulator);
+    }
+}
+
+#[test]
 fn a_program_that_is_linked_statically_behaves_the_same() {
     for source in ["state.c", "sharing.c"] {
         let program = compile(source, Linked::Statically).unwrap();
@@ -73,6 +95,33 @@ fn a_process_that_ends_in_any_way_leaves_nothing() {
     let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
     let mut killed = emulator.spawn(Command::new(&program).arg("kill")).unwrap();
     assert!(!killed.wait().unwrap().success());
+    assert_nothing_left(&emulator);
+}
+
+#[test]
+fn mistakes_and_spite_are_answered_and_leave_nothing() {
+    let program = compile("attacks.c", Linked::Dynamically).unwrap();
+    for way in [
+        "callbacks",
+        "callback-destroys",
+        "exit-in-callback",
+        "threads",
+        "races",
+        "stale-handles",
+        "fork-busy",
+        "signals",
+    ] {
+        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+        run(&emulator, Command::new(&program).arg(way));
+        assert_nothing_left(&emulator);
+    }
+}
+
+#[test]
+fn a_program_that_unloads_the_library_and_loads_it_again_finds_its_objects() {
+    let program = compile("loaded.c", Linked::Not).unwrap();
+    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+    run(&emulator, Command::new(&program).arg(support::library()));
     assert_nothing_left(&emulator);
 }
 

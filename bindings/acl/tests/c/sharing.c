@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-enum way { LISTED, ANYONE, FABRIC, KEY_LISTED, KEY_ANYONE, KEY_SMALL, UNLISTED, WAYS };
+enum way { LISTED, ANYONE, FABRIC, KEY_LISTED, KEY_ANYONE, KEY_SMALL, KEY_CLOSED, UNLISTED, WAYS };
 
 struct message {
     int32_t process;
@@ -63,11 +63,16 @@ static int importer(enum way way)
     CHECK(message.process == (int32_t)getpid());
     give(1, &message);
     message = take(0);
-    if (way >= KEY_LISTED && way <= KEY_SMALL) {
+    if (way >= KEY_LISTED && way <= KEY_CLOSED) {
         void *memory = NULL, *same = NULL;
         OK(aclrtIpcMemImportByKey(&memory, message.key, 1));
         OK(aclrtIpcMemImportByKey(&same, message.key, 0));
         CHECK(memory == same);
+        if (way == KEY_CLOSED) {
+            /* The exporter closes first. */
+            give(1, &message);
+            take(0);
+        }
         use(memory, way == KEY_SMALL ? 100 : SIZE);
         OK(aclrtIpcMemClose(message.key));
         OK(aclrtIpcMemClose(message.key));
@@ -125,7 +130,7 @@ static void exporter(const char *program, enum way way)
     size_t size = SIZE;
     aclrtDrvMemHandle handle = NULL;
     unsigned char *host = (unsigned char *)malloc(SIZE);
-    if (way >= KEY_LISTED && way <= KEY_SMALL) {
+    if (way >= KEY_LISTED && way <= KEY_CLOSED) {
         void *before = NULL;
         size = way == KEY_SMALL ? 100 : SIZE;
         OK(aclrtMalloc(&before, size, ACL_MEM_MALLOC_HUGE_FIRST));
@@ -161,6 +166,11 @@ static void exporter(const char *program, enum way way)
     fill_pattern(host, size, 1);
     OK(aclrtMemcpy(memory, size, host, size, ACL_MEMCPY_HOST_TO_DEVICE));
     give(to[1], &message);
+    if (way == KEY_CLOSED) {
+        take(from[0]);
+        OK(aclrtIpcMemClose(message.key));
+        give(to[1], &message);
+    }
     CHECK(take(from[0]).done == 1);
     if (way != UNLISTED) {
         OK(aclrtMemcpy(host, size, memory, size, ACL_MEMCPY_DEVICE_TO_HOST));

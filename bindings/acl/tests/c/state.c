@@ -35,6 +35,8 @@ int main(void)
     int32_t device = -1;
     IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
     IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
+    /* A call that succeeds leaves the latest failure as it is. */
+    OK(aclrtGetRunMode(&mode));
     IS(aclrtGetLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
     IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), 0);
     const char *said = aclGetRecentErrMsg();
@@ -76,6 +78,25 @@ int main(void)
     OK(aclrtDestroyContext(other));
     IS(aclrtDestroyContext(other), ACL_ERROR_RT_CONTEXT_NULL);
     IS(aclrtSetCurrentContext(other), ACL_ERROR_RT_PARAM_INVALID);
+
+    /* Setting a device takes the place of a context that was set, and counts. */
+    OK(aclrtCreateContext(&other, 1));
+    OK(aclrtSetDevice(0));
+    aclrtContext current = NULL;
+    OK(aclrtGetCurrentContext(&current));
+    CHECK(current == primary);
+    OK(aclrtDestroyContext(other));
+    OK(aclrtResetDevice(0));
+    OK(aclrtGetDevice(&device));
+    OK(aclrtGetCurrentContext(&current));
+    CHECK(device == 0 && current == primary);
+    /* A context that is destroyed while it is current leaves none. */
+    OK(aclrtCreateContext(&other, 1));
+    OK(aclrtDestroyContext(other));
+    IS(aclrtGetCurrentContext(&current), ACL_ERROR_RT_CONTEXT_NULL);
+    CHECK(current == NULL);
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    OK(aclrtSetCurrentContext(primary));
 
     int32_t can = -1;
     OK(aclrtDeviceCanAccessPeer(&can, 0, 1));
@@ -125,6 +146,10 @@ int main(void)
     CHECK(strcmp(version.version, "8.5.0") == 0 && strcmp(version.majorVersion, "8") == 0);
     OK(aclsysGetCANNVersion(ACL_PKG_NAME_DRIVER, &version));
     CHECK(version.version[0] != 0);
+    /* Programs read it whatever the answer is. */
+    memset(&version, 'x', sizeof(version));
+    IS(aclsysGetCANNVersion((aclCANNPackageName)99, &version), ACL_ERROR_INVALID_PARAM);
+    CHECK(version.version[0] == 0 && version.majorVersion[0] == 0);
 
     CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);
     said = aclGetRecentErrMsg();

@@ -66,6 +66,17 @@ int main(void)
     OK(aclrtMemGetAccess(base, &access.location, &flags));
     CHECK(flags == 3);
     IS(aclrtMemSetAccess(base, piece / 2, &access, 1), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    /* The CPU, at the same addresses. */
+    memset(&access.location, 0, sizeof(access.location));
+    access.location.type = ACL_MEM_LOCATION_TYPE_HOST;
+    OK(aclrtMemGetAccess((char *)base + 2 * piece, &access.location, &flags));
+    CHECK(flags == 0);
+    OK(aclrtMemSetAccess((char *)base + 2 * piece, piece, &access, 1));
+    OK(aclrtMemGetAccess((char *)base + 2 * piece, &access.location, &flags));
+    CHECK(flags == 3);
+    CHECK(memcmp((char *)base + 2 * piece, host + 2 * piece, piece) == 0);
+    access.location.type = ACL_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = 1;
     access.flags = ACL_RT_MEM_ACCESS_FLAGS_READ;
     IS(aclrtMemSetAccess(base, piece, &access, 1), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
 

@@ -82,6 +82,8 @@ static int32_t pids[2];
 static unsigned char plain[8192];
 static aclrtMallocAttribute attribute;
 static aclrtMallocConfig config = {&attribute, 1}, no_attributes = {NULL, 1}, many_attributes = {&attribute, 1000};
+static aclrtMallocAttribute one_address;
+static aclrtMallocConfig one_address_config = {&one_address, 1};
 static aclrtMemAccessDesc access_desc;
 static aclrtMemLocation location;
 static aclrtMemcpyBatchAttr batch, bad_batch;
@@ -182,6 +184,8 @@ static void prepare(void)
     }
     attribute.attr = ACL_RT_MEM_ATTR_DEVICE_ID;
     attribute.value.deviceId = 1;
+    one_address.attr = ACL_RT_MEM_ATTR_VA_FLAG;
+    one_address.value.vaFlag = 1;
     memset(&attribute_value, 0xff, sizeof(attribute_value));
     while (aclGetRecentErrMsg() != NULL) {
     }

@@ -44,6 +44,8 @@ pub fn tree() -> &'static Path {
 pub enum Linked {
     Dynamically,
     Statically,
+    /// Loads the library itself.
+    Not,
 }
 
 /// A source file of `tests/c`, compiled against the tree; `None` without a compiler for it, which
@@ -76,6 +78,7 @@ pub fn compile_file(source: &Path, linked: Linked) -> Option<PathBuf> {
         "-Wall",
         "-Wextra",
         "-Werror",
+        "-pedantic",
         "-pthread",
         if plus { "-std=c++17" } else { "-std=c11" },
     ]);
@@ -84,6 +87,9 @@ pub fn compile_file(source: &Path, linked: Linked) -> Option<PathBuf> {
     match linked {
         Linked::Dynamically => {
             command.arg("-L").arg(&libraries).arg("-lascendcl").arg(format!("-Wl,-rpath,{}", libraries.display()));
+        }
+        Linked::Not => {
+            command.arg("-ldl");
         }
         Linked::Statically => {
             command.arg(libraries.join(ascendcl::toolkit::ARCHIVE)).args(["-ldl", "-lm", "-lutil", "-lrt"]);

@@ -1,0 +1,429 @@
+/* What programs do by mistake or out of spite, one way for each run. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static size_t free_memory(void)
+{
+    size_t available = 0, total = 0;
+    OK(aclrtGetMemInfo(ACL_HBM_MEM_HUGE, &available, &total));
+    return available;
+}
+
+/* --- Functions on a stream that call the library --------------------------------------------- */
+
+static aclrtStream first, second;
+static aclrtEvent event;
+static void *block, *host;
+static atomic_int called;
+
+static void call_back(void *unused)
+{
+    (void)unused;
+    /* The thread is the stream's own, and has no device of its own at first. */
+    int32_t device = -1;
+    if (atomic_load(&called) == 0) {
+        IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    }
+    OK(aclrtSetDevice(0));
+    void *memory = NULL;
+    OK(aclrtMalloc(&memory, 5000, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMemset(memory, 5000, 1, 5000));
+    OK(aclrtFree(memory));
+    OK(aclrtMemcpyAsync(block, MIB, host, MIB, ACL_MEMCPY_HOST_TO_DEVICE, first));
+    OK(aclrtRecordEvent(event, second));
+    OK(aclrtSynchronizeEvent(event));
+    /* Waiting for itself would be for ever. */
+    IS(aclrtSynchronizeStream(first), ACL_ERROR_RT_PARAM_INVALID);
+    IS(aclrtSynchronizeDevice(), ACL_ERROR_RT_PARAM_INVALID);
+    atomic_fetch_add(&called, 1);
+}
+
+static void destroy_own_stream(void *stream)
+{
+    OK(aclrtDestroyStream(*(aclrtStream *)stream));
+    IS(aclrtDestroyStream(*(aclrtStream *)stream), ACL_ERROR_RT_PARAM_INVALID);
+    atomic_fetch_add(&called, 1);
+}
+
+static void end_the_library(void *unused)
+{
+    (void)unused;
+    OK(aclFinalize());
+    atomic_fetch_add(&called, 1);
+}
+
+static void wait_until_called(int times)
+{
+    while (atomic_load(&called) < times) {
+        usleep(1000);
+    }
+}
+
+static void callbacks(void)
+{
+    OK(aclInit(NULL));
+    OK(aclrtSetDevice(0));
+    OK(aclrtCreateStream(&first));
+    OK(aclrtCreateStream(&second));
+    OK(aclrtCreateEvent(&event));
+    OK(aclrtMalloc(&block, MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMallocHost(&host, MIB));
+    for (int i = 0; i < 10; i++) {
+        OK(aclrtLaunchHostFunc(first, call_back, NULL));
+    }
+    OK(aclrtSynchronizeStream(first));
+    OK(aclrtSynchronizeStream(first));
+    CHECK(atomic_load(&called) == 10);
+    /* What stands behind it is dropped, and blocks nobody. */
+    OK(aclrtLaunchHostFunc(second, destroy_own_stream, &second));
+    for (int i = 0; i < 10; i++) {
+        aclrtMemcpyAsync(block, MIB, host, MIB, ACL_MEMCPY_HOST_TO_DEVICE, second);
+    }
+    wait_until_called(11);
+    IS(aclrtSynchronizeStream(second), ACL_ERROR_RT_PARAM_INVALID);
+    OK(aclrtLaunchHostFunc(first, end_the_library, NULL));
+    wait_until_called(12);
+    IS(aclrtSynchronizeStream(first), ACL_ERROR_RT_PARAM_INVALID);
+    OK(aclrtFree(block));
+    OK(aclrtFreeHost(host));
+}
+
+static atomic_int serving;
+static aclrtStream reported;
+
+static void destroy_reported(void *unused)
+{
+    (void)unused;
+    OK(aclrtDestroyStreamForce(reported));
+    atomic_fetch_add(&called, 1);
+}
+
+static void *serve(void *unused)
+{
+    while (atomic_load(&serving)) {
+        aclrtProcessReport(20);
+    }
+    return unused;
+}
+
+/* A callback destroys the stream that waits for it. */
+static void callback_destroys(void)
+{
+    OK(aclrtSetDevice(0));
+    pthread_t server;
+    atomic_store(&serving, 1);
+    CHECK(pthread_create(&server, NULL, serve, NULL) == 0);
+    for (int i = 0; i < 5; i++) {
+        OK(aclrtCreateStream(&reported));
+        OK(aclrtSubscribeReport((uint64_t)server, reported));
+        OK(aclrtLaunchCallback(destroy_reported, NULL, ACL_CALLBACK_BLOCK, reported));
+        wait_until_called(i + 1);
+        IS(aclrtUnSubscribeReport((uint64_t)server, reported), ACL_ERROR_RT_PARAM_INVALID);
+    }
+    atomic_store(&serving, 0);
+    CHECK(pthread_join(server, NULL) == 0);
+    OK(aclrtResetDevice(0));
+}
+
+static void late_calls(void)
+{
+    aclrtSynchronizeDeviceWithTimeout(1000);
+    aclrtFree(block);
+    aclFinalize();
+}
+
+static void leave(void *unused)
+{
+    (void)unused;
+    exit(0);
+}
+
+/* The thread of a stream ends the process. */
+static void exit_in_callback(void)
+{
+    OK(aclrtSetDevice(0));
+    OK(aclrtMalloc(&block, 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtCreateStream(&first));
+    atexit(late_calls);
+    OK(aclrtLaunchHostFunc(first, leave, NULL));
+    aclrtSynchronizeStream(first);
+    pause();
+}
+
+/* --- Threads ---------------------------------------------------------------------------------- */
+
+static void *passing_thread(void *number)
+{
+    OK(aclrtSetDevice(0));
+    void *memory = NULL;
+    aclrtStream stream = NULL;
+    aclrtEvent done = NULL;
+    OK(aclrtMalloc(&memory, 1000, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtCreateStream(&stream));
+    OK(aclrtCreateEvent(&done));
+    OK(aclrtMemsetAsync(memory, 1000, (int)(size_t)number, 1000, stream));
+    OK(aclrtRecordEvent(done, stream));
+    OK(aclrtSynchronizeEvent(done));
+    unsigned char byte = 0;
+    OK(aclrtMemcpy(&byte, 1, (char *)memory + 999, 1, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(byte == (unsigned char)(size_t)number);
+    IS(aclrtFree(number), number == NULL ? ACL_ERROR_INVALID_PARAM : ACL_ERROR_RT_PARAM_INVALID);
+    CHECK(aclGetRecentErrMsg() != NULL);
+    OK(aclrtDestroyEvent(done));
+    OK(aclrtDestroyStream(stream));
+    OK(aclrtFree(memory));
+    OK(aclrtResetDevice(0));
+    return NULL;
+}
+
+/* A thousand threads, some tens at a time: the last reset closes the device. */
+static void threads(void)
+{
+    enum { AT_ONCE = 40, ROUNDS = 25 };
+    OK(aclrtSetDevice(0));
+    const size_t before = free_memory();
+    for (int round = 0; round < ROUNDS; round++) {
+        pthread_t all[AT_ONCE];
+        for (int i = 0; i < AT_ONCE; i++) {
+            CHECK(pthread_create(&all[i], NULL, passing_thread, (void *)(size_t)(round * AT_ONCE + i)) == 0);
+        }
+        for (int i = 0; i < AT_ONCE; i++) {
+            CHECK(pthread_join(all[i], NULL) == 0);
+        }
+    }
+    CHECK(before - free_memory() <= 2 * MIB);
+    OK(aclrtResetDevice(0));
+    IS(aclrtResetDevice(0), ACL_ERROR_RT_CONTEXT_RELEASE_ERROR);
+}
+
+enum { ROUNDS = 60, RACERS = 4 };
+static pthread_barrier_t barrier;
+static void *shared_block, *shared_host, *area;
+static aclrtDrvMemHandle handle;
+static aclrtStream stream;
+static aclrtEvent shared_event;
+static atomic_int freed, host_freed, destroyed, unmapped, physical_freed, released, event_destroyed;
+
+static void *racer(void *unused)
+{
+    OK(aclrtSetDevice(0));
+    for (int i = 0; i < ROUNDS; i++) {
+        pthread_barrier_wait(&barrier);
+        /* Each object is ended by exactly one of the threads. */
+        atomic_fetch_add(&freed, aclrtFree(shared_block) == 0);
+        atomic_fetch_add(&unmapped, aclrtUnmapMem(area) == 0);
+        atomic_fetch_add(&physical_freed, aclrtFreePhysical(handle) == 0);
+        atomic_fetch_add(&released, aclrtReleaseMemAddress(area) == 0);
+        aclrtMapMem(area, 2 * MIB, 0, handle, 0);
+        atomic_fetch_add(&host_freed, aclrtFreeHost(shared_host) == 0);
+        /* It may return that a fill met freed memory. */
+        atomic_fetch_add(&destroyed, aclrtDestroyStream(stream) != ACL_ERROR_RT_PARAM_INVALID);
+        atomic_fetch_add(&event_destroyed, aclrtDestroyEvent(shared_event) == 0);
+        pthread_barrier_wait(&barrier);
+    }
+    return unused;
+}
+
+static void races(void)
+{
+    OK(aclrtSetDevice(0));
+    const size_t before = free_memory();
+    CHECK(pthread_barrier_init(&barrier, NULL, RACERS + 1) == 0);
+    pthread_t all[RACERS];
+    for (int i = 0; i < RACERS; i++) {
+        CHECK(pthread_create(&all[i], NULL, racer, NULL) == 0);
+    }
+    aclrtPhysicalMemProp prop = on_device(0);
+    int ended = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        OK(aclrtMalloc(&shared_block, i % 2 ? 100 : 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+        OK(aclrtMallocHost(&shared_host, 4096));
+        OK(aclrtReserveMemAddress(&area, 2 * MIB, 0, NULL, 0));
+        OK(aclrtMallocPhysical(&handle, 2 * MIB, &prop, 0));
+        OK(aclrtMapMem(area, 2 * MIB, 0, handle, 0));
+        OK(aclrtCreateStream(&stream));
+        OK(aclrtCreateEvent(&shared_event));
+        OK(aclrtMemsetAsync(shared_block, 100, 1, 100, stream));
+        pthread_barrier_wait(&barrier);
+        pthread_barrier_wait(&barrier);
+        /* A map that came between unmap and release is the only thing that may be left. */
+        ended += aclrtUnmapMem(area) == 0;
+        atomic_fetch_add(&released, aclrtReleaseMemAddress(area) == 0);
+    }
+    for (int i = 0; i < RACERS; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+    CHECK(freed == ROUNDS && host_freed == ROUNDS);
+    CHECK(destroyed == ROUNDS && event_destroyed == ROUNDS);
+    CHECK(physical_freed == ROUNDS && released == ROUNDS);
+    CHECK(unmapped + ended >= ROUNDS);
+    CHECK(before - free_memory() <= 2 * MIB);
+    OK(aclrtResetDeviceForce(0));
+}
+
+/* --- Handles of objects that are gone --------------------------------------------------------- */
+
+static void stale_handles(void)
+{
+    enum { MANY = 300 };
+    OK(aclrtSetDevice(0));
+    static aclrtStream streams[MANY];
+    static aclrtEvent events[MANY];
+    static aclrtContext contexts[MANY];
+    static aclrtDrvMemHandle handles[MANY];
+    static void *blocks[MANY];
+    aclrtPhysicalMemProp prop = on_device(0);
+    for (int i = 0; i < MANY; i++) {
+        OK(aclrtCreateContext(&contexts[i], 0));
+        OK(aclrtDestroyContext(contexts[i]));
+        OK(aclrtSetDevice(0));
+        OK(aclrtCreateStream(&streams[i]));
+        OK(aclrtDestroyStream(streams[i]));
+        OK(aclrtCreateEvent(&events[i]));
+        OK(aclrtDestroyEvent(events[i]));
+        OK(aclrtMallocPhysical(&handles[i], 2 * MIB, &prop, 0));
+        OK(aclrtFreePhysical(handles[i]));
+    }
+    /* New objects are where the old ones were, and none of the old handles finds them. */
+    aclrtContext new_context = NULL;
+    aclrtStream new_stream = NULL;
+    aclrtEvent new_event = NULL;
+    aclrtDrvMemHandle new_handle = NULL;
+    OK(aclrtCreateContext(&new_context, 0));
+    OK(aclrtCreateStream(&new_stream));
+    OK(aclrtCreateEvent(&new_event));
+    OK(aclrtMallocPhysical(&new_handle, 2 * MIB, &prop, 0));
+    for (int i = 0; i < MANY; i++) {
+        CHECK(contexts[i] != new_context && streams[i] != new_stream);
+        CHECK(events[i] != new_event && handles[i] != new_handle);
+        IS(aclrtSetCurrentContext(contexts[i]), ACL_ERROR_RT_PARAM_INVALID);
+        IS(aclrtDestroyContext(contexts[i]), ACL_ERROR_RT_CONTEXT_NULL);
+        IS(aclrtSynchronizeStream(streams[i]), ACL_ERROR_RT_PARAM_INVALID);
+        IS(aclrtDestroyStreamForce(streams[i]), ACL_ERROR_RT_PARAM_INVALID);
+        IS(aclrtDestroyEvent(events[i]), ACL_ERROR_RT_PARAM_INVALID);
+        IS(aclrtFreePhysical(handles[i]), ACL_ERROR_RT_PARAM_INVALID);
+    }
+    OK(aclrtSynchronizeStream(new_stream));
+    OK(aclrtDestroyEvent(new_event));
+    OK(aclrtFreePhysical(new_handle));
+    OK(aclrtDestroyContext(new_context));
+    /* Addresses do come back: then they are the new block's. */
+    OK(aclrtSetDevice(0));
+    for (int i = 0; i < MANY; i++) {
+        OK(aclrtMalloc(&blocks[i], 700, ACL_MEM_MALLOC_HUGE_FIRST));
+        OK(aclrtFree(blocks[i]));
+        IS(aclrtFree(blocks[i]), ACL_ERROR_RT_PARAM_INVALID);
+    }
+    OK(aclrtResetDeviceForce(0));
+}
+
+/* --- Fork and signals ------------------------------------------------------------------------- */
+
+/* Children of a process whose streams are working: refused, whatever the threads held. */
+static void fork_busy(void)
+{
+    OK(aclrtSetDevice(0));
+    OK(aclrtCreateStream(&first));
+    OK(aclrtMalloc(&block, 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMallocHost(&host, 4 * MIB));
+    fill_pattern(host, 4 * MIB, 5);
+    for (int i = 0; i < 30; i++) {
+        for (int j = 0; j < 5; j++) {
+            OK(aclrtMemcpyAsync(block, 4 * MIB, host, 4 * MIB, ACL_MEMCPY_HOST_TO_DEVICE, first));
+        }
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            void *memory = NULL;
+            IS(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_CONTEXT_NULL);
+            IS(aclrtMemcpy(host, 10, block, 10, ACL_MEMCPY_DEVICE_TO_HOST), ACL_ERROR_RT_CONTEXT_NULL);
+            IS(aclrtSynchronizeStream(first), ACL_ERROR_RT_CONTEXT_NULL);
+            IS(aclrtDestroyStreamForce(first), ACL_ERROR_RT_CONTEXT_NULL);
+            IS(aclFinalize(), ACL_ERROR_RT_CONTEXT_NULL);
+            CHECK(strstr(aclGetRecentErrMsg(), "fork") != NULL);
+            exit(0);
+        }
+        int status = 1;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    OK(aclrtSynchronizeStream(first));
+    memset(host, 0, 4 * MIB);
+    OK(aclrtMemcpy(host, 4 * MIB, block, 4 * MIB, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(has_pattern(host, 4 * MIB, 5));
+    OK(aclFinalize());
+}
+
+static atomic_int alarms;
+static pthread_t main_thread;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    /* The threads of streams take no signals. */
+    if (!pthread_equal(pthread_self(), main_thread)) {
+        _exit(3);
+    }
+    atomic_fetch_add(&alarms, 1);
+}
+
+/* A timer that interrupts everything. */
+static void signals(void)
+{
+    main_thread = pthread_self();
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = on_alarm;
+    /* The emulated driver has a moment before it takes a command in which a signal ends it with EINTR
+     * unless the kernel repeats it. The real one has none. */
+    action.sa_flags = SA_RESTART;
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    OK(aclrtSetDevice(0));
+    OK(aclrtCreateStream(&first));
+    OK(aclrtMallocHost(&host, MIB));
+    struct itimerval timer = {{0, 500}, {0, 500}};
+    CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    aclrtPhysicalMemProp prop = on_device(0);
+    for (int i = 0; i < 200 || atomic_load(&alarms) < 20; i++) {
+        OK(aclrtMalloc(&block, i % 2 ? 100 : 2 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+        OK(aclrtMemcpyAsync(block, 100, host, 100, ACL_MEMCPY_HOST_TO_DEVICE, first));
+        OK(aclrtSynchronizeStreamWithTimeout(first, 60000));
+        OK(aclrtMemcpy(host, 100, block, 100, ACL_MEMCPY_DEVICE_TO_HOST));
+        OK(aclrtFree(block));
+        OK(aclrtReserveMemAddress(&area, 4 * MIB, 0, NULL, 0));
+        OK(aclrtMallocPhysical(&handle, 4 * MIB, &prop, 0));
+        OK(aclrtMapMem(area, 4 * MIB, 0, handle, 0));
+        OK(aclrtUnmapMem(area));
+        OK(aclrtFreePhysical(handle));
+        OK(aclrtReleaseMemAddress(area));
+    }
+    memset(&timer, 0, sizeof(timer));
+    CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    OK(aclFinalize());
+}
+
+int main(int count, char **arguments)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } ways[] = {
+        {"callbacks", callbacks},         {"callback-destroys", callback_destroys},
+        {"exit-in-callback", exit_in_callback}, {"threads", threads},
+        {"races", races},                 {"stale-handles", stale_handles},
+        {"fork-busy", fork_busy},         {"signals", signals},
+    };
+    for (size_t i = 0; count > 1 && i < sizeof(ways) / sizeof(ways[0]); i++) {
+        if (strcmp(arguments[1], ways[i].name) == 0) {
+            ways[i].run();
+            return 0;
+        }
+    }
+    fprintf(stderr, "no such way\n");
+    return 2;
+}
