@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
 use pyo3::types::{PyBytes, PyTuple};
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 
 /// Python's `Py_buffer`.
 #[repr(C)]
 pub(crate) struct PyBuffer {
     buf: *mut c_void,
-    obj: *mut PyObject,
+    obj: ManuallyDrop<Option<Py<PyAny>>>,
     len: Py_ssize_t,
     itemsize: Py_ssize_t,
     readonly: c_int,
@@ -91,6 +91,11 @@ impl Buffer {
         self.view.buf.cast()
     }
 
+    /// The object that keeps the bytes, for the interpreter's search for garbage.
+    pub(crate) fn owner(&self) -> Option<&Py<PyAny>> {
+        self.view.obj.as_ref()
+    }
+
     /// The bytes.
     ///
     /// Other threads of the program may write to them while they are read without the interpreter's
@@ -129,7 +134,7 @@ pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
     let object = PyBytes::new(py, b"buffer");
     let Buffer { view } = &Buffer::readable(&object)?;
     let alike = view.buf.cast_const().cast() == object.as_bytes().as_ptr()
-        && view.obj == object.as_ptr()
+        && view.obj.as_ref().is_some_and(|owner| owner.is(&object))
         && (view.len, view.itemsize, view.readonly, view.ndim) == (6, 1, 1, 1)
         && view.suboffsets.is_null();
     if alike { Ok(()) } else { Err(PyImportError::new_err("this interpreter's buffers are unknown to ascend_vmm")) }

@@ -235,7 +235,7 @@ macro_rules! methods_with_copies {
                     // SAFETY: the copy keeps the buffer until it is over, or for ever.
                     unsafe { slice.write_async_from(buffer.pointer()) }
                 })?;
-                Ok(PendingCopy::new(Running::new(pending, Some(buffer)), self.node.clone()))
+                Ok(PendingCopy::new(pending, Some(buffer), self.node.clone()))
             }
 
             /// Begins to copy memory into a writable buffer: as many bytes as it has.
@@ -252,7 +252,7 @@ macro_rules! methods_with_copies {
                     // SAFETY: as above.
                     unsafe { slice.read_async_into(buffer.pointer()) }
                 })?;
-                Ok(PendingCopy::new(Running::new(pending, Some(buffer)), self.node.clone()))
+                Ok(PendingCopy::new(pending, Some(buffer), self.node.clone()))
             }
 
             /// Begins to copy other mapped memory into this: see `copy_from`.
@@ -273,7 +273,7 @@ macro_rules! methods_with_copies {
                 let pending = py.detach(|| {
                     memory.slice(offset.0, size)?.copy_from_async(&source.0.slice(source_offset.0, size)?)
                 })?;
-                Ok(PendingCopy::new(Running::new(pending, None), self.node.clone()))
+                Ok(PendingCopy::new(pending, None, self.node.clone()))
             }
 
             /// Loads a file into the memory, by chunks: all that the file has from `file_offset`

@@ -10,6 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
 use pyo3::{IntoPyObjectExt, intern};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What goes wrong in a call.
 pub(crate) enum Fault {
@@ -37,6 +38,8 @@ pub(crate) enum Fault {
     },
     /// An exception of Python's own.
     Python(PyErr),
+    /// What went wrong in a copy, for everyone who waits for it.
+    Shared(Arc<Fault>),
 }
 
 pub(crate) type Outcome<T> = Result<T, Fault>;
@@ -99,6 +102,7 @@ fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
             ("FileFailed", format!("cannot {operation} ({}): {errno}", path.display()))
         }
         Fault::Python(error) => return Ok(error.clone_ref(py)),
+        Fault::Shared(fault) => return raised(py, fault),
     };
     let exception = classes(py)?.getattr(class)?.call1((message,))?;
     for (name, value) in fields {

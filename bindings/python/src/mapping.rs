@@ -8,7 +8,7 @@ use crate::file::{Purpose, open, with_progress};
 use crate::host_view;
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
-use crate::pending::{PendingCopy, Running};
+use crate::pending::PendingCopy;
 use crate::size::{Size, bytes};
 use ascend_vmm::pool;
 use pyo3::prelude::*;

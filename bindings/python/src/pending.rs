@@ -1,75 +1,57 @@
 //! `PendingCopy`: a copy that runs while the program goes on, and can be awaited.
+//!
+//! The locks in here are also taken without the interpreter's lock, by threads that wait. None of
+//! them waits for the interpreter's lock meanwhile: a thread that has it may be waiting for these.
 
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
-use crate::node::{Close, Ends, Node, lock};
+use crate::node::{Close, lock};
 use crate::wait::{ASKING, check_signals};
 use ascend_vmm::copy::Pending;
 use ascend_vmm::{Error, Failed};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::{PyTraverseError, PyVisit};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// A copy and its end.
-pub(crate) struct Running {
-    state: Mutex<State>,
-    over: Arc<Over>,
+/// The library's copy, and what it uses.
+struct Running {
+    /// `None` once it is over.
+    pending: Mutex<Option<Pending<()>>>,
+    /// `None` if it uses no buffer of Python's, and once it is over.
+    buffer: Mutex<Option<Buffer>>,
+    end: Arc<End>,
+    /// What was copied to, which is closed after the copy.
+    _memory: Arc<dyn Close>,
     /// The process that began it. In a child of fork the locks may be held for ever.
     process: u32,
 }
 
-enum State {
-    /// The copy, and the buffer that it uses.
-    Running(Held),
-    /// It was done.
-    Done,
-    /// It failed. The error, until it is raised.
-    Failed(Option<Fault>),
-}
-
-/// The library's copy, and the buffer of Python's that it uses, if any.
-struct Held {
-    pending: Option<Pending<()>>,
-    buffer: Option<Buffer>,
-}
-
-/// What is told when the copy is over.
+/// How a copy ended, and who wants to know.
 #[derive(Default)]
-struct Over {
-    callbacks: Mutex<(bool, Vec<Py<PyAny>>)>,
+struct End {
+    state: Mutex<EndState>,
     arrived: Condvar,
 }
 
-impl Held {
-    /// What the library said of the copy. The buffer is given back, unless the device may still use
-    /// it: then it stays for ever.
-    fn end(&mut self, ended: Result<(), Failed<Option<()>>>) -> Outcome<()> {
-        self.pending = None;
-        let buffer = self.buffer.take();
-        if let Err(Failed { object: None, .. }) = ended {
-            std::mem::forget(buffer);
-        }
-        Ok(ended?)
-    }
+#[derive(Default)]
+struct EndState {
+    /// Whether the library has said that the copy is over.
+    told: bool,
+    /// What went wrong, and whether someone got to know it.
+    failure: Option<Arc<Fault>>,
+    raised: bool,
+    callbacks: Vec<Py<PyAny>>,
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            // The error has no one to go to; the library's own drop would only log it.
-            let _ = self.end(pending.wait());
-        }
-    }
-}
-
-impl Wake for Over {
+impl Wake for End {
     fn wake(self: Arc<Self>) {
         let callbacks = {
-            let mut state = lock(&self.callbacks);
-            state.0 = true;
-            std::mem::take(&mut state.1)
+            let mut state = lock(&self.state);
+            state.told = true;
+            std::mem::take(&mut state.callbacks)
         };
         self.arrived.notify_all();
         if !callbacks.is_empty() {
@@ -86,63 +68,93 @@ fn call(callback: &Bound<'_, PyAny>) {
 }
 
 impl Running {
-    pub(crate) fn new(pending: Pending<()>, buffer: Option<Buffer>) -> Running {
-        let state = Mutex::new(State::Running(Held { pending: Some(pending), buffer }));
-        Running { state, over: Arc::default(), process: std::process::id() }
-    }
-
     /// Refuses a child of the process that began it.
     fn check_process(&self) -> Outcome<()> {
         let process = std::process::id();
         if process == self.process { Ok(()) } else { Err(Error::OtherProcess { process }.into()) }
     }
 
-    /// Whether the copy is over.
+    /// Whether the copy is over. Then the buffer is given back.
     fn poll(&self) -> bool {
-        let mut state = lock(&self.state);
-        let State::Running(held) = &mut *state else { return true };
-        let Some(pending) = &mut held.pending else { return true };
-        let waker = Waker::from(self.over.clone());
-        let Poll::Ready(ended) = Pin::new(pending).poll(&mut Context::from_waker(&waker)) else { return false };
-        let ended = held.end(ended);
-        *state = ended.map_or_else(|fault| State::Failed(Some(fault)), |()| State::Done);
+        let mut pending = lock(&self.pending);
+        if let Some(running) = &mut *pending {
+            let waker = Waker::from(self.end.clone());
+            let Poll::Ready(ended) = Pin::new(running).poll(&mut Context::from_waker(&waker)) else { return false };
+            *pending = None;
+            if let Err(failed) = ended {
+                if failed.object.is_none() {
+                    // The device may still use the buffer: it stays for ever.
+                    std::mem::forget(lock(&self.buffer).take());
+                }
+                lock(&self.end.state).failure = Some(Arc::new(failed.into()));
+            }
+        }
+        drop(pending);
+        self.release();
         true
     }
 
-    /// Waits, without the interpreter's lock, until it is over or a signal's handler raises.
-    fn wait(&self) -> Outcome<()> {
-        self.check_process()?;
-        while !self.poll() {
-            let state = lock(&self.over.callbacks);
-            if !state.0 {
-                let waited = self.over.arrived.wait_timeout(state, ASKING).unwrap_or_else(PoisonError::into_inner);
-                drop(waited);
-            }
-            check_signals()?;
+    /// Gives the buffer back. A thread that finds it taken returns to Python after it was given
+    /// back: that is done in one turn of the interpreter's lock.
+    fn release(&self) {
+        if lock(&self.buffer).is_some() {
+            Python::try_attach(|_| {
+                let buffer = lock(&self.buffer).take();
+                drop(buffer);
+            });
         }
-        let State::Failed(fault) = &mut *lock(&self.state) else { return Ok(()) };
-        Err(fault.take().unwrap_or_else(|| Fault::Argument {
-            operation: "wait for a copy",
-            problem: "it failed, and that was raised before".to_owned(),
-            rule: "Wait once.",
-        }))
+    }
+
+    /// Waits, without the interpreter's lock, until it is over or `check` fails.
+    fn finish(&self, check: fn() -> PyResult<()>) -> PyResult<()> {
+        while !self.poll() {
+            let state = lock(&self.end.state);
+            let waited = self.end.arrived.wait_timeout_while(state, ASKING, |state| !state.told);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            check()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until it is over or a signal's handler raises. Whoever waits gets to know what went
+    /// wrong; `once` is for those who want to know only if no one does.
+    fn wait(&self, once: bool) -> Outcome<()> {
+        self.check_process()?;
+        self.finish(check_signals)?;
+        let mut state = lock(&self.end.state);
+        match state.failure.clone() {
+            Some(failure) if !(once && state.raised) => {
+                state.raised = true;
+                Err(Fault::Shared(failure))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-impl Ends for Running {
-    const CLASS: &'static str = "PendingCopy";
-    const CLOSING: &'static str = "wait for a copy";
+impl Drop for Running {
+    /// Waits, while other threads run. What went wrong has no one to go to.
+    fn drop(&mut self) {
+        let pending = self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = pending.map(|pending| {
+            // At the interpreter's end there is no lock to give up.
+            let mut pending = Some(pending);
+            let mut wait = || pending.take().map(Pending::wait);
+            Python::try_attach(|py| py.detach(&mut wait)).unwrap_or_else(wait)
+        });
+        if let Some(Some(Err(Failed { object: None, .. }))) = ended {
+            std::mem::forget(self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
 
-    fn end(self) -> Result<(), (Fault, Option<Self>)> {
-        if let Err(fault) = self.check_process() {
-            return Err((fault, Some(self)));
-        }
-        if matches!(&*lock(&self.state), State::Done | State::Failed(None)) {
-            return Ok(());
-        }
-        let waited = self.wait();
-        let interrupted = matches!(*lock(&self.state), State::Running(_));
-        waited.map_err(|fault| (fault, interrupted.then_some(self)))
+impl Close for Running {
+    fn close(&self, py: Python<'_>) -> Outcome<()> {
+        py.detach(|| self.wait(true))
+    }
+
+    fn adopt(&self, _child: Weak<dyn Close>) {
+        unreachable!("nothing is made from a copy")
     }
 }
 
@@ -157,12 +169,21 @@ impl Ends for Running {
 /// b'in the background'
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct PendingCopy {
-    node: Arc<Node<Running>>,
+    running: Arc<Running>,
 }
 
 impl PendingCopy {
-    pub(crate) fn new(running: Running, memory: Arc<dyn Close>) -> PendingCopy {
-        PendingCopy { node: Node::new(running, [memory]) }
+    pub(crate) fn new(pending: Pending<()>, buffer: Option<Buffer>, memory: Arc<dyn Close>) -> PendingCopy {
+        let running = Arc::new(Running {
+            pending: Mutex::new(Some(pending)),
+            buffer: Mutex::new(buffer),
+            end: Arc::default(),
+            _memory: memory,
+            process: std::process::id(),
+        });
+        let copy: Weak<Running> = Arc::downgrade(&running);
+        running._memory.adopt(copy);
+        PendingCopy { running }
     }
 }
 
@@ -170,27 +191,24 @@ impl PendingCopy {
 impl PendingCopy {
     /// Waits until the copy is done, and raises what went wrong.
     fn wait(&self, py: Python<'_>) -> Outcome<()> {
-        let running = self.node.get()?;
-        py.detach(|| running.wait())
+        py.detach(|| self.running.wait(false))
     }
 
     /// Whether it is over. The first call starts a thread that waits for it.
     #[getter]
     fn done(&self, py: Python<'_>) -> Outcome<bool> {
-        let Some(running) = self.node.try_get() else { return Ok(true) };
-        running.check_process()?;
-        Ok(py.detach(|| running.poll()))
+        self.running.check_process()?;
+        Ok(py.detach(|| self.running.poll()))
     }
 
     /// Calls `callback` when the copy is over, from any thread. An exception that it raises is
     /// reported as one that no caller can catch.
     fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> Outcome<()> {
-        let running = self.node.get()?;
-        running.check_process()?;
-        lock(&running.over.callbacks).1.push(callback);
-        if py.detach(|| running.poll()) {
+        self.running.check_process()?;
+        lock(&self.running.end.state).callbacks.push(callback);
+        if py.detach(|| self.running.poll()) {
             // Nothing wakes us any more, or has already.
-            running.over.clone().wake();
+            self.running.end.clone().wake();
         }
         Ok(())
     }
@@ -203,9 +221,9 @@ impl PendingCopy {
         completed.bind(py).call1((slf,))?.call_method0("__await__")
     }
 
-    /// Waits until the copy is over.
+    /// Waits until the copy is over, and raises what went wrong if no one got to know it yet.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
+        self.running.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -217,11 +235,27 @@ impl PendingCopy {
         crate::leave(self.close(py))
     }
 
-    fn __repr__(&self) -> &'static str {
-        match self.node.try_get() {
-            Some(running) if running.check_process().is_err() => "<PendingCopy of the parent process>",
-            Some(running) if matches!(&*lock(&running.state), State::Running(_)) => "<PendingCopy, running>",
-            _ => "<PendingCopy, over>",
+    /// A buffer may have its copy as an attribute.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.running.buffer.try_lock() {
+            Ok(buffer) => visit.call(buffer.as_ref().and_then(Buffer::owner)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        if self.running.check_process().is_ok() {
+            let _ = py.detach(|| self.running.finish(|| Ok(())));
+        }
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> &'static str {
+        if self.running.check_process().is_err() {
+            "<PendingCopy of the parent process>"
+        } else if py.detach(|| lock(&self.running.pending).is_some()) {
+            "<PendingCopy, running>"
+        } else {
+            "<PendingCopy, over>"
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::device::{Device, Host};
 use crate::error::{Fault, Outcome, data, fields};
 use crate::file::{Purpose, call_back, interrupting, open, with_progress};
 use crate::node::{Close, Ends, Node, lock};
-use crate::pending::{PendingCopy, Running};
+use crate::pending::PendingCopy;
 use crate::size::{Size, bytes, kind};
 use ascend_vmm::pool::{self, CacheOptions, Keep, PageCache, PoolOptions, Statistics, Tag};
 use pyo3::exceptions::PyTypeError;
