@@ -4,7 +4,7 @@ use crate::error::Fault;
 use ascend_vmm::{Kind, MemoryKind, Page};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBool, PyString};
 
 /// A number of bytes, or an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,11 +26,17 @@ impl<'py> FromPyObject<'_, 'py> for Size {
             };
             return parsed.map(Size).map_err(|problem| bad(problem, "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
         }
-        object.extract::<u64>().map(Size).map_err(|error| {
+        // Python takes True for 1, and no one means that as a number of bytes.
+        let number = if object.is_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { object.extract() };
+        number.map(Size).map_err(|error: PyErr| {
             let py = object.py();
             if error.is_instance_of::<PyOverflowError>(py) {
                 let problem = format!("{} is not between 0 and 2^64", shown(&object));
                 return bad(problem, "Sizes, offsets and addresses are unsigned 64-bit numbers.");
+            }
+            if !error.is_instance_of::<PyTypeError>(py) {
+                // Of its `__index__`.
+                return error;
             }
             let class = object.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
             PyTypeError::new_err(format!("a size is an int or a text such as \"64MiB\", not {class}"))
