@@ -68,14 +68,16 @@ thread_local! {
 
 /// Runs `work` without the interpreter's lock. An exception in [`call_back`] ends it.
 pub(crate) fn interrupting<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_vmm::Result<T> + Send) -> Outcome<T> {
-    let ended = py.detach(|| {
-        let before = CATCHES.replace(true);
-        // What the closure shares with others is the library's, which is as it was after a panic of
-        // a callback: its documentation says so of each.
-        let ended = catch_unwind(AssertUnwindSafe(work));
-        CATCHES.set(before);
-        ended
-    });
+    py.detach(|| catching(work))
+}
+
+/// The same, for a thread that does not have the interpreter's lock.
+pub(crate) fn catching<T>(work: impl FnOnce() -> ascend_vmm::Result<T>) -> Outcome<T> {
+    let before = CATCHES.replace(true);
+    // What the closure shares with others is the library's, which is as it was after a panic of a
+    // callback: its documentation says so of each.
+    let ended = catch_unwind(AssertUnwindSafe(work));
+    CATCHES.set(before);
     match ended {
         Ok(ended) => Ok(ended?),
         Err(payload) => match payload.downcast::<PyErr>() {

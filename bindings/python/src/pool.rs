@@ -4,7 +4,7 @@ use crate::buffer::{Buffer, new_bytes};
 use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
 use crate::device::{Device, Host};
 use crate::error::{Fault, Outcome, data, fields};
-use crate::file::{Purpose, call_back, interrupting, open, with_progress};
+use crate::file::{Purpose, call_back, catching, interrupting, open, with_progress};
 use crate::node::{Close, Ends, Node, lock};
 use crate::pending::PendingCopy;
 use crate::size::{Size, bytes, kind};
@@ -21,8 +21,12 @@ impl Ends for pool::Pool {
     const CLOSING: &'static str = "close a pool";
 
     fn end(self) -> Result<(), (Fault, Option<Self>)> {
-        // Its blocks are closed, so nothing is in use. What the kernel does not unmap is logged.
-        Ok(())
+        // Its blocks are closed, so this is everything. What the kernel does not unmap is logged when
+        // the pool is dropped, which asks `before_unmap` for the rest but cannot refuse.
+        match catching(|| self.trim()) {
+            Err(fault @ Fault::Python(_)) => Err((fault, Some(self))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -52,7 +56,8 @@ impl Ends for pool::Block {
 /// `page` and `memory` say what memory it is made of; `cache_limit` how much is kept when it is not
 /// mapped; `handles` the sizes that are allocated at once; `step` how much is mapped at least.
 /// `before_unmap` is called before memory is unmapped, with a list of `(start, end)`: the place to
-/// wait for work on the NPU. If it raises, nothing is unmapped.
+/// wait for work on the NPU. If it raises, nothing is unmapped; only a pool that is dropped cannot
+/// be kept.
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct Pool {
     node: Arc<Node<pool::Pool>>,
