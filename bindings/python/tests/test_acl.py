@@ -345,6 +345,11 @@ def test_helpers_know_numpy(device):
         view = acl.util.ptr_to_numpy(array.ctypes.data, (3, 4), 11)
     view[0, 0] = 99
     assert array[0, 0] == 99 and view.dtype == numpy.float32
+    kinds = [numpy.dtype(letter) for letter in "?bBhHiIlLqQfdgFDGe"]
+    room = numpy.zeros(64, "u1")
+    with pytest.warns(Warning):
+        for kind in kinds:
+            assert acl.util.ptr_to_numpy(room.ctypes.data, (2,), kind.num).dtype.num == kind.num
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError):

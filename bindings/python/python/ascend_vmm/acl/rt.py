@@ -1,6 +1,7 @@
 """`acl.rt`: devices, contexts, streams, events and memory."""
 
 import ctypes as _ctypes
+import itertools as _itertools
 
 from . import _call, _table
 
@@ -37,8 +38,16 @@ _launch = _call.function(
     "aclrtLaunchCallback", _ctypes.c_int32, _Callback, _ctypes.c_void_p, _ctypes.c_int32, _ctypes.c_uint64
 )
 
-# Callbacks that were launched and not called yet, by their numbers.
+# Functions that were launched and not called yet, and their arguments, by their numbers.
 _launched = {}
+_numbers = _itertools.count(1)
+
+
+# One for all functions: it must not go away while it is running.
+@_Callback
+def _called(number):
+    function, arguments = _launched.pop(number)
+    function(arguments)
 
 
 def get_primary_ctx_state(device_id, /):
@@ -113,15 +122,10 @@ def launch_callback(function, arguments, block_type, stream, /):
         raise TypeError("must be callable")
     if not isinstance(arguments, list):
         raise TypeError("must be a list")
-
-    def called(_):
-        _launched.pop(number, None)
-        function(arguments)
-
-    callback = _Callback(called)
-    number = id(callback)
-    _launched[number] = callback
-    code = _launch(callback, None, _call._signed(block_type), _call._wide(stream))
+    block_type, stream = _call._signed(block_type), _call._wide(stream)
+    number = next(_numbers)
+    _launched[number] = function, arguments
+    code = _launch(_called, number, block_type, stream)
     if code:
         del _launched[number]
     return code

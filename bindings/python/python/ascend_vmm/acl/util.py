@@ -6,6 +6,9 @@ import warnings as _warnings
 
 from . import _call
 
+# The numbers that numpy's C interface gives to types, and its letters for them; 23 is float16.
+_TYPES = {**dict(enumerate("?bBhHiIlLqQfdgFDG")), 23: "e"}
+
 # Threads that were started and not stopped, by their numbers.
 _threads = {}
 
@@ -64,12 +67,10 @@ def ptr_to_numpy(ptr, shape, type_number, /):
     import numpy
 
     _warnings.warn("the array does not own its memory", Warning, stacklevel=2)
-    # numpy's numbers of types, which its C interface defines.
-    names = "?bBhHiIlLqQfdgFDG"
     number = _call.integer(type_number)
-    if not 0 <= number < len(names):
-        raise ValueError(f"{number} is no number of a type of numpy's")
-    kind = numpy.dtype(names[number])
+    if number not in _TYPES:
+        raise ValueError(f"{number} is no number of a type of numbers in numpy")
+    kind = numpy.dtype(_TYPES[number])
     size = _size(kind.itemsize * int(numpy.prod(shape, dtype=object)))
     memory = (_ctypes.c_ubyte * size).from_address(_address(ptr))
     return numpy.frombuffer(memory, dtype=kind).reshape(shape)
