@@ -179,6 +179,12 @@ impl Export {
         Ok(py.detach(|| export.trusts_anyone())?)
     }
 
+    /// Whether it is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.node.try_get().is_none()
+    }
+
     /// Drops this reference to the memory.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
         self.node.close(py)
