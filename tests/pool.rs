@@ -7,7 +7,7 @@ use ascend_vmm::pool::{CacheOptions, Keep, PageCache, Pool, PoolOptions, Segment
 use ascend_vmm::share::Place;
 use ascend_vmm::{Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::{GIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
 fn cache() -> PageCache {
@@ -482,6 +482,34 @@ fn eight_threads_share_a_pool() {
         assert!(count(emulator, "MEM_MAP") == count(emulator, "MEM_UNMAP"));
         drop(pool);
         assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn blocks_that_are_reset_as_they_are_taken_are_counted_once() {
+    isolated(plain(), |_| {
+        let pool = Pool::new(&cache());
+        let kept = pool.allocate(64, 1, Tag(0)).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    // Each maps memory, and lets others go on before it returns.
+                    for _ in 0..200 {
+                        drop(pool.allocate(MIB2, 1, Tag(1)).unwrap());
+                        pool.trim().unwrap();
+                    }
+                    over.store(true, Ordering::Relaxed);
+                });
+            }
+            while !over.load(Ordering::Relaxed) {
+                pool.reset(Tag(1)).unwrap();
+            }
+        });
+        pool.reset(Tag(1)).unwrap();
+        let now = pool.statistics();
+        assert_eq!((now.blocks, now.in_use), (1, kept.size()));
+        assert!(now.peak <= GIB, "{now:?}");
     });
 }
 

@@ -55,6 +55,7 @@ impl Shared {
         self.peak.load(Ordering::Relaxed)
     }
 
+    /// Called before other threads can free what was taken, by a reset of its tag.
     #[inline]
     fn count(&self, taken: u64) {
         let in_use = self.in_use.fetch_add(taken, Ordering::Relaxed) + taken;
@@ -232,10 +233,8 @@ impl Heap {
         let mut books = self.lock();
         if let State::Awake = books.state {
             if let Some(claim) = books.blocks.allocate(request) {
-                let generation = books.generation;
-                drop(books);
                 self.shared.count(request.size);
-                return Ok((claim, generation));
+                return Ok((claim, books.generation));
             }
         }
         self.allocate_new(books, request)
@@ -253,10 +252,8 @@ impl Heap {
                 return Err(self.asleep(&books.state, ALLOCATE));
             }
             if let Some(claim) = books.blocks.allocate(request) {
-                let generation = books.generation;
-                drop(books);
                 self.shared.count(request.size);
-                return Ok((claim, generation));
+                return Ok((claim, books.generation));
             }
             if books.segments.is_none() {
                 // Another thread maps or unmaps; there may be room after that.
@@ -290,10 +287,12 @@ impl Heap {
             // Before other threads see it, which would leave this one with nothing.
             let claim = books.blocks.allocate(request);
             let generation = books.generation;
+            if claim.is_some() {
+                self.shared.count(request.size);
+            }
             drop(books);
             drop(taken);
             if let Some(claim) = claim {
-                self.shared.count(request.size);
                 return Ok((claim, generation));
             }
             books = self.lock();
