@@ -73,8 +73,8 @@ pub(crate) struct Block {
     exporter: u8,
     /// Whether it was imported from another server.
     remote: bool,
-    /// Of an import: the super-pod id of an exporter on another server; on this one, the exporting
-    /// process as the first ticket named it, 0 if none did.
+    /// Of an import: the super-pod id of an exporter on another server; on this one, the number of
+    /// the exporting process as the first ticket named it, 0 if none did.
     origin: AtomicU32,
     /// The share that it was exported as, or imported from; negative if neither.
     share: AtomicI32,
@@ -266,7 +266,7 @@ impl Block {
         };
         if let Some(ticket) = ticket {
             // Tickets are of this server only.
-            block.origin = AtomicU32::new(ticket.exporter as u32);
+            block.origin = AtomicU32::new(ticket.exporter_number());
             block.take_over(ticket);
         }
         block
@@ -307,7 +307,7 @@ impl Block {
             return Err(other_size(ticket.size, self.size));
         }
         // One share has one exporter: of two tickets that name different ones, one lies.
-        let exporter = ticket.exporter as u32;
+        let exporter = ticket.exporter_number();
         if self.origin.load(Ordering::Relaxed) != exporter && !self.remote {
             let first = self.origin.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
             if first.is_err_and(|known| known != exporter) {

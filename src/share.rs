@@ -301,6 +301,11 @@ impl Export {
     /// share's life; more than one call adds to the list, and no process can be taken off it
     /// (`docs/driver.md`). A process must have started before it is trusted.
     ///
+    /// The list holds numbers. A process that gets the number of one that ended *after* it was
+    /// trusted is kept out by the kernel, which compares start times. One that ended *before*
+    /// cannot be told apart: whoever has its number by then is trusted. [`send`] and [`Broker`]
+    /// watch the process meanwhile; for a child of your own, trust it before you wait for its end.
+    ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for a process that does not exist; [`Error::Refused`] if the list is full

@@ -8,12 +8,15 @@ use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::device_process;
 use ascend_vmm::discovery::{self, Options};
-use ascend_vmm::share::{self, BareTgid, HandleKind, Ticket};
+use ascend_vmm::share::{self, BareTgid, Broker, BrokerOptions, HandleKind, Name, Ticket};
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Reservation, ReserveOptions, Session};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{MIB2, PATIENCE, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options};
+use support::processes::{Peer, start};
+use support::{
+    Directory, MIB2, PATIENCE, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options,
+};
 
 /// What a parent has when it forks.
 struct Inherited {
@@ -79,10 +82,16 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
         let name = published.name();
         let waiting = all.mapping.write_async(8, b"later".to_vec()).unwrap();
         let (here, _there) = UnixStream::pair().unwrap();
+        let directory = Directory::new();
+        let mut listener = Some(UnixListener::bind(directory.join("broker")).unwrap());
         let ticket = export.ticket().unwrap();
-        let mut all = Some((all, peer, host, export, named, published, waiting));
+        let (owner, name_of_another) = published_by_another();
+        let opened = share::open_named(&all.device, &name_of_another).unwrap();
+        let mut polled = all.mapping.write_async(16, b"later".to_vec()).unwrap();
+        let _ = polled.try_wait();
+        let mut all = Some((all, peer, host, export, named, published, waiting, opened, polled));
         let child = fork(|| {
-            let (inherited, peer, host, export, named, published, waiting) = all.take().unwrap();
+            let (inherited, peer, host, export, named, published, waiting, opened, mut polled) = all.take().unwrap();
             let Inherited { session, device, reservation, mapping } = inherited;
             let memory = mapping.memory();
             let rows = Rows { width: 2, height: 2, pitch: 4, buffer_pitch: 2 };
@@ -116,6 +125,20 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
                 share::import(&host, &ticket).unwrap_err(),
                 share::send(&here, &memory, PATIENCE).unwrap_err(),
                 share::receive(&here, &device, PATIENCE).unwrap_err(),
+                share::send_many(&here, std::slice::from_ref(&memory), PATIENCE).unwrap_err(),
+                share::receive_many(&here, &device, PATIENCE).unwrap_err(),
+                share::request(&here, "name", &device, PATIENCE).unwrap_err(),
+                Broker::start(&session, listener.take().unwrap(), BrokerOptions::new(), |_| Ok(Vec::new()))
+                    .unwrap_err(),
+                reservation.map_many([(MIB2, &memory)]).unwrap_err(),
+                session.slice_at(mapping.address(), 8).unwrap_err(),
+                mapping.slice(0, 8).and_then(|to| to.copy_from_async(&to)).unwrap_err(),
+                opened.read(0, &mut [0; 8]).unwrap_err(),
+                opened.write(0, b"child").unwrap_err(),
+                opened.slice(0, 8).and_then(|slice| slice.fill(0)).unwrap_err(),
+                opened.close().unwrap_err().error,
+                device.device_process().unwrap().pid().unwrap_err(),
+                polled.try_wait().unwrap().unwrap_err().error,
                 share::open_named(&device, &name).unwrap_err(),
                 BareTgid::of_this_process(&session).unwrap_err(),
                 BareTgid::of_process(&session, own).unwrap_err(),
@@ -127,6 +150,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
             ] {
                 refused_in_child(&error);
             }
+            assert!(!device.device_process().unwrap().connected());
             // Objects of an own session do not mix with the parent's.
             let own = Session::open().unwrap().device(LogicalId(1)).unwrap();
             let mapped = mapped_on(&own, MIB2);
@@ -140,7 +164,23 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
         });
         child.join();
         assert_eq!(contents(&all.unwrap().0.mapping, 0, 6), b"parent");
+        owner.signal();
+        owner.join();
     });
+}
+
+/// Another process with memory under a name, which this one may open, until it is signalled.
+fn published_by_another() -> (Peer, Name) {
+    let owner = start(|channel| {
+        let mapping = mapped_on(&device(0), MIB2);
+        let published = mapping.publish().unwrap();
+        published.trust(&[channel.receive_tgid()]).unwrap();
+        channel.send_bytes(&published.name().to_bytes());
+        channel.wait();
+    });
+    owner.send_tgid();
+    let name = Name::from_bytes(owner.receive_bytes::<65>()).unwrap();
+    (owner, name)
 }
 
 #[test]

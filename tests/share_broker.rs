@@ -338,3 +338,56 @@ fn a_broker_that_is_dropped_at_once_leaves_nothing() {
         support::wait_until("the clients' threads are gone", || emulator.state().is_empty());
     });
 }
+
+#[test]
+fn a_broker_ends_while_a_child_of_fork_lives_on_with_all_that_it_has() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let (broker, _) = broker(&directory, BrokerOptions::new(), |_| Ok(Vec::new()));
+        let child = start(|channel| channel.pause());
+        child.wait();
+        drop(broker);
+        child.signal();
+        child.join();
+        support::wait_until("its thread is gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_that_never_stops_sending_is_cut_off_and_gives_up_its_place() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        // The first is within its time, however slow this machine is.
+        let options = BrokerOptions::new().timeout(Duration::from_secs(2)).clients(1);
+        let (broker, path) = broker(&directory, options, |_| Ok(Vec::new()));
+        let mut socket = UnixStream::connect(&path).unwrap();
+        // It may be cut off at any time: its next bytes are then refused.
+        while socket.write_all(format!("none {}\n", own_pid()).as_bytes()).is_ok() {}
+        support::wait_until("another is served", || request(&path, "none").is_ok());
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn limits_that_no_clock_can_hold_are_no_limits_of_a_broker() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let pages = numbered(2);
+        let options = BrokerOptions::new().timeout(Duration::MAX).clients(usize::MAX);
+        let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
+        start(|_| {
+            let socket = UnixStream::connect(&path).unwrap();
+            assert_eq!(share::request(&socket, "own", &device(0), Duration::MAX).unwrap().len(), 1);
+        })
+        .join();
+        drop(broker);
+        let (peer, socket) = start_connected(|_, socket| {
+            assert_eq!(share::receive_many(&socket, &device(0), Duration::MAX).unwrap().len(), 2);
+        });
+        share::send_many(&socket, &numbered(2), Duration::MAX).unwrap();
+        peer.join();
+        drop(socket);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}

@@ -498,3 +498,51 @@ fn a_process_that_got_the_number_of_one_that_died_is_not_trusted() {
         drop((end_of_friend, export));
     });
 }
+
+/// Answers a request by a ticket that this process made up.
+fn send_ticket(socket: &UnixStream, ticket: &Ticket) {
+    (&*socket).read_exact(&mut [0; HELLO]).unwrap();
+    send_as_self(socket, &ticket.to_bytes(), &[]);
+    (&*socket).read_exact(&mut [0; 2]).unwrap();
+}
+
+#[test]
+fn the_kernel_does_not_say_who_exported_so_a_first_ticket_is_believed_and_a_second_is_not() {
+    isolated(plain(), |_| {
+        let victim = hello_memory();
+        let export = victim.export().unwrap();
+        let share = export.handle();
+        let (importer, socket) = start_with_socket(|channel, socket| {
+            let device = device(1);
+            channel.send_tgid();
+            let honest = channel.receive_ticket();
+            // It names the sender as the exporter, and a share that this process may import. All
+            // that the kernel says of a share is its size, its pages and its device.
+            let received = share::receive(&socket, &device, PATIENCE).unwrap();
+            // The exporter's own ticket does not agree with that, so it is noticed now.
+            let error = share::import(&device, &honest).unwrap_err();
+            assert!(error.to_string().contains("named another process"), "{error}");
+            drop(received);
+            // The other way round it is never believed.
+            let received = share::import(&device, &honest).unwrap();
+            let error = share::receive(&socket, &device, PATIENCE).unwrap_err();
+            assert!(error.to_string().contains("named another process"), "{error}");
+            drop(received);
+            // A share of which the ticket tells the wrong size is not believed either.
+            let error = share::receive(&socket, &device, PATIENCE).unwrap_err();
+            assert!(error.to_string().contains("the ticket says 2097152 bytes"), "{error}");
+        });
+        export.trust(&[importer.receive_tgid()]).unwrap();
+        importer.send_ticket(&export.ticket().unwrap());
+        let attacker = fork(|| {
+            let mut ticket = device(0).create(4 * MIB).unwrap().export().unwrap().ticket().unwrap();
+            ticket.handle = share;
+            send_ticket(&socket, &ticket);
+            send_ticket(&socket, &ticket);
+            ticket.size = MIB2;
+            send_ticket(&socket, &ticket);
+        });
+        attacker.join();
+        importer.join();
+    });
+}

@@ -312,3 +312,19 @@ fn an_import_that_is_there_is_compared_with_the_next_ticket() {
         }
     });
 }
+
+#[test]
+fn a_process_with_the_pid_of_an_exporter_that_died_is_not_taken_for_it() {
+    isolated(plain(), |_| {
+        let (_export, there, ticket) = good();
+        let imported = share::import(&there, &ticket).unwrap();
+        assert!(share::import(&there, &ticket).unwrap().is_same(&imported));
+        // The same number, of a process that started later.
+        let mut later = ticket;
+        later.exporter_start += 1;
+        refused_here(&share::import(&there, &later).unwrap_err(), "named another process");
+        let mut other = ticket;
+        other.exporter += 1;
+        refused_here(&share::import(&there, &other).unwrap_err(), "named another process");
+    });
+}

@@ -29,6 +29,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
 use std::fmt;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -152,13 +153,14 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// [`Error::Exchange`] if no thread can be started.
+    /// [`Error::Exchange`] if no thread can be started; [`Error::OtherProcess`] in a child of fork.
     pub fn start(
         session: &Session,
         listener: UnixListener,
         options: BrokerOptions,
         answer: impl Fn(&Request) -> Result<Vec<PhysicalMemory>, String> + Send + Sync + 'static,
     ) -> Result<Broker> {
+        session.inner.svm.check_process()?;
         let failed = |error: io::Error| {
             Error::Exchange(Box::new(crate::error::Exchange {
                 operation: "start a broker",
@@ -187,12 +189,13 @@ impl Drop for Broker {
         }
         lock(&self.shared.state).stopped = true;
         self.shared.changed.notify_all();
-        drop(waker);
+        // Closing it would not do: a child of fork may have it too.
+        let _ = waker.shutdown(Shutdown::Both);
         let _ = thread.join();
     }
 }
 
-/// Accepts clients until the other end of `woken` is closed.
+/// Accepts clients until the other end of `woken` is shut down.
 fn accept_all(listener: &UnixListener, woken: &UnixStream, shared: &Arc<Shared>) {
     loop {
         let mut serving = lock(&shared.state);
@@ -246,8 +249,8 @@ fn serve(socket: &UnixStream, shared: &Shared) {
     if let Err(error) = answered.map(drop).and(sent) {
         return trace::debug(error, "a client was not served");
     }
-    let mut byte = [0];
-    while wire.receive(&mut byte, "end of the client", None).is_ok() {}
+    let mut nothing = [0; LINE];
+    while !wire.is_over() && wire.receive(&mut nothing, "end of the client", None).is_ok() {}
     drop(held);
 }
 

@@ -172,6 +172,12 @@ pub(super) fn trust(
 /// Imports at `place` what the process at the other end of `socket` gives by [`send`]. `timeout`
 /// bounds the whole exchange.
 ///
+/// The ticket must name the process that sent it as its exporter, by number and start time. The
+/// number of the share is the sender's word: the kernel tells a share's size, pages and device, not
+/// who exported it. So a hostile sender can name a share that somebody else trusts this process
+/// with. That is an error if the share was imported here before and is still held, or if the sizes
+/// differ; otherwise this process gets that other memory.
+///
 /// # Errors
 ///
 /// [`Error::Exchange`] if the other side is late or dies; those of [`import`].
@@ -270,17 +276,22 @@ pub(super) fn trusted_peer(wire: &Wire<'_>, session: &Session, claimed: i32, sen
 /// A ticket of the process that sent it. One that names another exporter would make this process
 /// import, and perhaps write to, memory that was shared with it by somebody else.
 pub(super) fn own_ticket(wire: &Wire<'_>, session: &Session, ticket: Ticket, sender: &PeerProcess) -> Result<Ticket> {
-    // Outside of the initial pid namespace the two numbers are of different kinds; the times when
-    // the processes started are not.
-    let started = sender.start.is_none_or(|start| ticket.exporter_start == 0 || start == ticket.exporter_start);
-    let numbered = !is_initial_namespace(session)? || sender.pid == Some(ticket.exporter);
-    if started && numbered {
+    if is_exporter(sender, &ticket, is_initial_namespace(session)?) {
         return Ok(ticket);
     }
     Err(wire.wrong(
         format!("the ticket names process {} as the exporter, and another process sent it", ticket.exporter),
         "The exporter must send its memory itself; for a ticket that was passed on, use share::import.",
     ))
+}
+
+/// Whether a process is the exporter that a ticket names, as far as this one can tell.
+fn is_exporter(sender: &PeerProcess, ticket: &Ticket, initial: bool) -> bool {
+    // Outside of the initial pid namespace the two numbers are of different kinds; the times when
+    // the processes started are not, and there a ticket must say its exporter's.
+    let unknown = initial && ticket.exporter_start == 0;
+    let started = sender.start.is_none_or(|start| unknown || start == ticket.exporter_start);
+    started && (!initial || sender.pid == Some(ticket.exporter))
 }
 
 /// A socket with a deadline. Nothing of the socket's own settings is changed for longer than a
@@ -294,6 +305,11 @@ pub(super) struct Wire<'a> {
 impl<'a> Wire<'a> {
     pub(super) fn new(socket: &'a UnixStream, timeout: Duration, operation: &'static str) -> Self {
         Wire { socket, deadline: Deadline::after(timeout), operation }
+    }
+
+    /// Whether the time is over. What has arrived by then can still be received.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline.is_over()
     }
 
     /// Fills `bytes`, and says which process sent them.
@@ -413,5 +429,37 @@ impl<'a> Wire<'a> {
     #[cold]
     pub(super) fn wrong(&self, problem: impl Into<String>, remedy: &'static str) -> Error {
         Error::Exchange(Box::new(Exchange { operation: self.operation, problem: problem.into(), remedy }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::{MemoryKind, Page};
+    use crate::share::ShareableHandle;
+
+    #[test]
+    fn an_exporter_is_known_by_its_number_and_start_or_in_a_container_by_its_start_alone() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let own = PeerProcess::connected(&socket);
+        let ticket = Ticket {
+            handle: ShareableHandle::new(0, 1),
+            size: 2 << 20,
+            page: Page::Huge,
+            memory: MemoryKind::Hbm,
+            device: None,
+            generation: ascend_ioctl::Generation::V26_1,
+            exporter: own.pid.unwrap(),
+            exporter_start: own.start.unwrap(),
+            boot_id: [0; 16],
+        };
+        let number = Ticket { exporter: ticket.exporter + 1, ..ticket };
+        let start = Ticket { exporter_start: ticket.exporter_start + 1, ..ticket };
+        let silent = Ticket { exporter_start: 0, ..ticket };
+        assert!(is_exporter(&own, &ticket, true) && is_exporter(&own, &silent, true));
+        assert!(!is_exporter(&own, &number, true) && !is_exporter(&own, &start, true));
+        // The number is one of another namespace there.
+        assert!(is_exporter(&own, &ticket, false) && is_exporter(&own, &number, false));
+        assert!(!is_exporter(&own, &start, false) && !is_exporter(&own, &silent, false));
     }
 }

@@ -353,6 +353,10 @@ impl Undo for Opened {
         format!("{others} other reference(s) to {} are alive. Drop them first.", self.describe())
     }
 
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
     fn restore(opened: &Arc<Live<Opened>>) {
         opened.device.session.sharing.names.fill(opened.name, opened);
     }

@@ -112,6 +112,14 @@ impl Ticket {
         bytes
     }
 
+    /// A number of the exporting process, never 0. It is of the pid and the start time, so another
+    /// process that gets the same pid later has another one.
+    #[inline]
+    pub(crate) fn exporter_number(&self) -> u32 {
+        // An odd factor spreads start times, which are near each other, over all bits.
+        (self.exporter as u32 ^ (self.exporter_start as u32).wrapping_mul(0x9E37_79B1)).max(1)
+    }
+
     /// Reads the byte form.
     ///
     /// # Errors
