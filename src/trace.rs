@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use tracing::Level;
+use tracing::level_filters::LevelFilter;
 
 /// A system call, as it is reported.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +45,14 @@ pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Resu
 /// Whether system calls are reported.
 #[inline(always)]
 pub(crate) fn is_wanted() -> bool {
-    tracing::enabled!(Level::TRACE)
+    LevelFilter::current() >= Level::TRACE && is_enabled()
+}
+
+/// Asks the subscriber whether it wants them, which is its code too: not while this thread holds a
+/// lock. What is kept back then is handed to it if it wants it.
+#[cold]
+fn is_enabled() -> bool {
+    REASONS.get() > 0 || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
 }
 
 /// Makes a system call and reports it.
@@ -72,7 +80,7 @@ pub(crate) fn error(detail: impl Display, message: &'static str) {
 /// As [`warn`], for those who look for the cause of something else.
 #[cold]
 pub(crate) fn debug(detail: impl Display, message: &'static str) {
-    if tracing::enabled!(Level::DEBUG) {
+    if LevelFilter::current() >= Level::DEBUG {
         report(Event::Note { level: Level::DEBUG, detail: detail.to_string(), message });
     }
 }

@@ -4,13 +4,15 @@ mod support;
 
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::discovery;
-use ascend_vmm::{LogicalId, Session, share};
+use ascend_vmm::pool::{Keep, PageCache, Pool, PoolOptions, Tag};
+use ascend_vmm::{Device, LogicalId, Session, share};
 use std::cell::Cell;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::events::{AtEvent, Fields};
-use support::{MIB2, PATIENCE, assert_nothing_left, inject, survey_options};
+use support::processes::{Peer, start};
+use support::{MIB2, PATIENCE, assert_nothing_left, inject, mapped_on, survey_options};
 
 thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
@@ -66,7 +68,59 @@ fn scenario(emulator: &ascend_emulator::Emulator) {
     session.close().unwrap();
     // Sessions that are dropped, not closed.
     let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
+    pools(emulator, &device);
+    names(&device);
     drop(device);
+}
+
+/// A pool that grows, sleeps, wakes and shrinks, with a refusal in each.
+fn pools(emulator: &ascend_emulator::Emulator, device: &Device) {
+    let pool = Pool::with(&PageCache::new(device), PoolOptions::new().handles(&[MIB2]).before_unmap(|_| ()));
+    inject(emulator, "MEM_MAP#1=EBUSY");
+    assert!(pool.allocate(MIB2, 1, Tag(0)).is_err());
+    let block = pool.allocate(2 * MIB2, 1, Tag(0)).unwrap();
+    inject(emulator, "MEM_UNMAP#2=EBUSY");
+    assert!(pool.sleep(Tag(0), Keep::Host, |_| ()).is_err());
+    assert_eq!(pool.sleep(Tag(0), Keep::Pinned, |_| ()).unwrap(), 2 * MIB2);
+    inject(emulator, "MEM_MAP#2=EBUSY");
+    assert!(pool.wake(&[Tag(0)], |_| ()).is_err());
+    pool.wake(&[Tag(0)], |_| ()).unwrap();
+    block.write(0, b"awake").unwrap();
+    drop(block);
+    inject(emulator, "MEM_UNMAP#1=EBUSY");
+    assert!(pool.trim().is_err());
+    assert_eq!(pool.trim().unwrap(), 2 * MIB2);
+}
+
+/// The name that is being opened and closed.
+static NAME: Mutex<Option<share::Name>> = Mutex::new(None);
+
+/// Memory of another process that is opened by its name and closed, and once not.
+fn names(device: &Device) {
+    let (peer, name) = published();
+    *NAME.lock().unwrap() = Some(name);
+    for _ in 0..3 {
+        let memory = share::open_named(device, &name).unwrap();
+        memory.write(0, b"named").unwrap();
+        drop(memory);
+    }
+    *NAME.lock().unwrap() = None;
+    peer.signal();
+    peer.join();
+}
+
+/// Another process with memory under a name, which this one may open, until it is signalled.
+fn published() -> (Peer, share::Name) {
+    let peer = start(|channel| {
+        let mapping = mapped_on(&Session::current().unwrap().device(LogicalId(0)).unwrap(), MIB2);
+        let published = mapping.publish().unwrap();
+        published.trust(&[channel.receive_tgid()]).unwrap();
+        channel.send_bytes(&published.name().to_bytes());
+        channel.wait();
+    });
+    peer.send_tgid();
+    let name = share::Name::from_bytes(peer.receive_bytes::<65>()).unwrap();
+    (peer, name)
 }
 
 #[test]
@@ -80,6 +134,13 @@ fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothin
             let _ = session.device(LogicalId(1));
             let _ = session.host().and_then(|host| host.create(MIB2));
             session.memory_at(0x12c0_0000_0000);
+            let name = *NAME.lock().unwrap();
+            if let (Some(name), Ok(device)) = (name, session.device(LogicalId(0))) {
+                let _ = share::open_named(&device, &name);
+                let pool = Pool::new(&PageCache::new(&device));
+                let _ = pool.allocate(100, 1, Tag(0)).map(|block| block.into_address());
+                let _ = pool.sleep(Tag(0), Keep::Nothing, |_| ());
+            }
         });
         // A close may find the subscriber's references: dropping is what must work here.
         let session = Session::current().unwrap();
@@ -89,6 +150,13 @@ fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothin
         mapping.write(0, b"traced").unwrap();
         inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(mapping);
+        names(&device);
+        let pool = Pool::new(&PageCache::new(&device));
+        drop(pool.allocate(3 * MIB2, 1, Tag(0)).unwrap());
+        pool.sleep(Tag(0), Keep::Host, |_| ()).unwrap();
+        pool.wake(&[Tag(0)], |_| ()).unwrap();
+        pool.trim().unwrap();
+        drop(pool);
         inject(emulator, "CLOSE_DEVICE#1=EBUSY");
         drop((reservation, device));
         drop(session);

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
 /// The fields of an event, as text.
 pub type Fields = BTreeMap<String, String>;
 
-/// Calls a function with every event of the library.
+/// Calls a function with every event of the library, and without fields when it is asked whether it
+/// wants one.
 pub struct AtEvent<F>(pub F);
 
 struct Texts(Fields);
@@ -21,8 +23,18 @@ impl Visit for Texts {
 }
 
 impl<F: Fn(Fields) + 'static> Subscriber for AtEvent<F> {
+    /// Asked at every event.
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
+    /// The function is called here, too, as filters are the user's code: without fields.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("ascend_vmm")
+        let wanted = metadata.target().starts_with("ascend_vmm");
+        if wanted {
+            (self.0)(Fields::new());
+        }
+        wanted
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
