@@ -122,6 +122,13 @@ impl Device {
                 "64 and 65 stand for the host; use Session::host for its memory.",
             ));
         }
+        if device_process::is_asked() {
+            return Err(Invalid::because(
+                "open a device",
+                "this thread is opening one, and was asked whether to give that up",
+                "Settings::give_up only says whether to go on waiting: open devices elsewhere.",
+            ));
+        }
         let slot = match session.devices.find(number) {
             Found::Object(inner) => {
                 inner.drain();

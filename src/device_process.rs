@@ -40,6 +40,7 @@ use crate::fork::ForkGuard;
 use crate::id::LogicalId;
 use crate::signals::Blocked;
 use crate::trace;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tsd_message::{Message, kind};
@@ -94,7 +95,7 @@ pub struct Settings {
     /// The answer to CLOSE.
     pub close: Duration,
     /// Asked every second while a process is being started: whether to give up, for example because
-    /// a signal came. It must not open a device.
+    /// a signal came. It cannot open a device: that is an error. If it panics, nothing is started.
     pub give_up: fn() -> bool,
 }
 
@@ -202,7 +203,7 @@ impl DeviceProcess {
     /// seconds to notice.
     pub fn connected(&self) -> bool {
         self.drain();
-        self.connection.as_ref().is_some_and(Connection::is_connected)
+        !self.owner.in_child() && self.connection.as_ref().is_some_and(Connection::is_connected)
     }
 
     /// Ends it and waits until the device says so. Dropping does the same and logs what this
@@ -392,7 +393,7 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
             (code::NOBODY_LISTENS, Some(file)) if patience.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
                 signals.breathe();
-                if (settings.give_up)() {
+                if gives_up(settings.give_up) {
                     return Err(ProcessFailure::GivenUp { step: Step::Connect });
                 }
                 file
@@ -463,7 +464,7 @@ impl Dialogue<'_> {
             return Err(ProcessFailure::TimedOut { step });
         }
         self.signals.breathe();
-        if (self.give_up)() { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
+        if gives_up(self.give_up) { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
     }
 
     /// Greets the daemon and returns its version. The features that it names are not needed.
@@ -526,6 +527,30 @@ impl Dialogue<'_> {
             }
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread is in a caller's [`Settings::give_up`].
+    static ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller of this is asked by this thread whether to give up. The thread is opening a
+/// device, and would wait for itself if it opened one now.
+pub(crate) fn is_asked() -> bool {
+    ASKED.get()
+}
+
+/// Asks the caller whether to give up.
+fn gives_up(give_up: fn() -> bool) -> bool {
+    /// What was before, also after a panic.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ASKED.set(self.0);
+        }
+    }
+    let _before = Before(ASKED.replace(true));
+    give_up()
 }
 
 /// A private code that a command gave, with those that mean "closed" and "too late" told apart.

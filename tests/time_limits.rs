@@ -6,15 +6,20 @@ use ascend_emulator::config::Daemon;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings, Step};
 use ascend_vmm::discovery::{self, Options};
+use ascend_vmm::pool::{Keep, PageCache, Pool, Tag};
+use ascend_vmm::share::{Broker, BrokerOptions};
 use ascend_vmm::{Error, LogicalId, Session, share};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::time::{TimeVal, TimeValLike};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use support::processes::start;
 use support::{
-    MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on, patient, plain, survey_options, with_daemon,
+    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on, patient, plain, refused_here,
+    survey_options, wait_until, with_daemon,
 };
 
 /// All limits the same.
@@ -140,6 +145,84 @@ fn a_caller_can_give_up_while_a_device_is_silent() {
         assert_eq!(ASKED.load(Ordering::Relaxed), 2);
         session.close().unwrap();
         assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_caller_that_panics_when_asked_to_give_up_leaves_nothing_and_one_that_opens_a_device_gets_an_error() {
+    isolated(with_daemon(Daemon::Silent), |emulator| {
+        let settings = Settings { give_up: || panic!("of the caller"), ..limits(Duration::MAX) };
+        let session = Session::builder().device_process(settings).open().unwrap();
+        let mask = || SigSet::thread_get_mask().unwrap();
+        let before = mask();
+        for _ in 0..2 {
+            let opened = catch_unwind(AssertUnwindSafe(|| session.device(LogicalId(0))));
+            assert_eq!(*opened.unwrap_err().downcast_ref::<&str>().unwrap(), "of the caller");
+            assert_eq!(mask(), before, "signals are as they were");
+        }
+        session.close().unwrap();
+        assert_nothing_left(emulator);
+        let give_up = || {
+            let session = Session::current().unwrap();
+            for device in [0, 1] {
+                refused_here(&session.device(LogicalId(device)).unwrap_err(), "this thread is opening one");
+            }
+            drop(session.reserve(MIB2).unwrap());
+            session.host().unwrap().create(MIB2).unwrap();
+            true
+        };
+        let settings = Settings { give_up, ..limits(Duration::MAX) };
+        let session = Session::builder().device_process(settings).open().unwrap();
+        let error = session.device(LogicalId(0)).unwrap_err();
+        assert!(matches!(error, Error::DeviceProcess { .. }), "{error}");
+        session.close().unwrap();
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_storm_of_signals_disturbs_no_sleep_no_waking_and_no_broker() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let path = directory.join("broker");
+        let client = start(|channel| {
+            channel.wait();
+            storm(Duration::from_millis(1), SaFlags::SA_RESTART);
+            while channel.receive() != 0 {
+                let socket = UnixStream::connect(&path).unwrap();
+                assert_eq!(share::request(&socket, "pages", &device(0), PATIENCE).unwrap().len(), 2);
+                channel.signal();
+            }
+        });
+        let (session, device) = (Session::current().unwrap(), device(0));
+        let pages: Vec<_> = (0..2).map(|_| device.create(MIB2).unwrap()).collect();
+        let options = BrokerOptions::new().timeout(PATIENCE);
+        let listener = UnixListener::bind(&path).unwrap();
+        let broker = Broker::start(&session, listener, options, move |_| Ok(pages.clone())).unwrap();
+        client.signal();
+        let pool = Pool::new(&PageCache::new(&device));
+        let block = pool.allocate(3 * MIB2, 1, Tag(0)).unwrap();
+        block.write(MIB2, b"storm").unwrap();
+        for interval in [1, 20, 100].map(Duration::from_millis) {
+            SIGNALS.store(0, Ordering::Relaxed);
+            storm(interval, SaFlags::SA_RESTART);
+            while SIGNALS.load(Ordering::Relaxed) == 0 {
+                for keep in [Keep::Host, Keep::Pinned, Keep::File(directory.join("kept"))] {
+                    pool.sleep(Tag(0), keep, |_| ()).unwrap();
+                    pool.wake(&[Tag(0)], |_| ()).unwrap();
+                }
+                let mut word = [0; 5];
+                block.read(MIB2, &mut word).unwrap();
+                assert_eq!(&word, b"storm");
+                client.send(1);
+                client.wait();
+            }
+            storm(Duration::ZERO, SaFlags::SA_RESTART);
+        }
+        client.signal();
+        client.join();
+        drop((broker, block, pool, device, session));
+        wait_until("the broker's threads are gone", || emulator.state().is_empty());
     });
 }
 
