@@ -12,6 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::Scope;
 use support::processes::start;
 use support::{Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
@@ -481,6 +483,105 @@ fn a_child_of_fork_neither_sleeps_nor_wakes_nor_removes_its_parents_file() {
         pool.wake(&[WEIGHTS], |_| ()).unwrap();
         check(&block, 1);
     });
+}
+
+#[test]
+fn a_child_that_a_callback_forks_and_that_returns_gets_an_error_and_the_parent_goes_on() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let parent = std::process::id();
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        write(&block, 1);
+        let forked = |result: ascend_vmm::Result<()>| {
+            if std::process::id() != parent {
+                let refused = matches!(result, Err(Error::OtherProcess { .. }));
+                // SAFETY: ends the child, which has no destructors to run.
+                unsafe { libc::_exit(i32::from(!refused)) }
+            }
+            result.unwrap();
+        };
+        let fork_once = || {
+            // SAFETY: the child returns errors and ends.
+            let child = unsafe { nix::unistd::fork() }.unwrap();
+            if let nix::unistd::ForkResult::Parent { child } = child {
+                let status = nix::sys::wait::waitpid(child, None).unwrap();
+                assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
+            }
+        };
+        for keep in all_kinds(&directory) {
+            forked(pool.sleep(WEIGHTS, keep.clone(), |_| fork_once()).map(drop));
+            assert_eq!(path.exists(), matches!(keep, Keep::File(_)));
+            forked(pool.wake(&[WEIGHTS], |_| fork_once()));
+            check(&block, 1);
+        }
+    });
+}
+
+#[test]
+fn a_tag_that_is_reset_while_it_falls_asleep_loses_no_memory() {
+    isolated(plain(), |emulator| {
+        // Which of those that wait comes first is the system's choice.
+        for _ in 0..20 {
+            let pool = pool();
+            drop(pool.allocate(MIB2, 1, WEIGHTS).unwrap());
+            let ((go, stopped), (at_rest, rests)) = (channel(), channel());
+            std::thread::scope(|scope| {
+                let grow = Worker::new(scope, || drop(pool.allocate(GIB, 1, WEIGHTS)));
+                let resets: Vec<_> = (0..8).map(|_| Worker::new(scope, || drop(pool.reset(WEIGHTS)))).collect();
+                let sleep = Worker::new(scope, || assert!(pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).is_ok()));
+                // The driver answers nothing until it may.
+                scope.spawn(|| {
+                    emulator.control(move |_| {
+                        at_rest.send(()).unwrap();
+                        stopped.recv().unwrap();
+                    });
+                });
+                rests.recv().unwrap();
+                // One has the segments, and waits for the driver; the others wait for them.
+                grow.work_until(libc::SYS_ioctl);
+                resets.iter().for_each(|reset| reset.work_until(libc::SYS_futex));
+                sleep.work_until(libc::SYS_futex);
+                go.send(()).unwrap();
+            });
+            pool.wake(&[WEIGHTS], |_| ()).unwrap();
+            // All of it is free, and known to be.
+            pool.trim().unwrap();
+            assert_eq!((pool.statistics().blocks, pool.statistics().mapped), (0, 0));
+        }
+    });
+}
+
+/// A thread that has not begun its work, and the file that says which system call it waits in. (A
+/// driver that stands still opens no file.)
+struct Worker {
+    begin: Sender<()>,
+    call: File,
+}
+
+impl Worker {
+    fn new<'a>(scope: &'a Scope<'a, '_>, work: impl FnOnce() + Send + 'a) -> Worker {
+        let ((begin, begun), (tell, told)) = (channel(), channel());
+        scope.spawn(move || {
+            tell.send(nix::unistd::gettid()).unwrap();
+            begun.recv().unwrap();
+            work();
+        });
+        let call = File::open(format!("/proc/self/task/{}/syscall", told.recv().unwrap())).unwrap();
+        Worker { begin, call }
+    }
+
+    /// Lets it work until it waits in a system call.
+    fn work_until(&self, call: i64) {
+        self.begin.send(()).unwrap();
+        let number = format!("{call} ");
+        support::wait_until("the thread waits", || {
+            let mut text = [0; 64];
+            let length = self.call.read_at(&mut text, 0).unwrap();
+            text[..length].starts_with(number.as_bytes())
+        });
+    }
 }
 
 /// A file with contents that tell where they are.

@@ -176,6 +176,10 @@ pub(super) struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
+        if self.heap.shared.in_child() {
+            // A callback forked, and its child returned: the lock may be held for ever.
+            return;
+        }
         let rooms = std::mem::take(&mut self.rooms);
         let mut books = lock(&self.heap.books);
         books.mapped = rooms.iter().map(|room| room.segment.mapped()).sum();
@@ -198,6 +202,7 @@ struct Growth {
 
 const ALLOCATE: &str = "allocate memory from a pool";
 const FREE: &str = "free memory of a pool";
+const RESET: &str = "reset a tag of a pool";
 
 impl Heap {
     pub(super) fn new(tag: Tag, shared: &Arc<Shared>) -> Heap {
@@ -379,9 +384,13 @@ impl Heap {
     pub(super) fn reset(&self) -> Result<()> {
         let books = self.lock();
         if !matches!(books.state, State::Awake) {
-            return Err(self.asleep(&books.state, "reset a tag of a pool"));
+            return Err(self.asleep(&books.state, RESET));
         }
         let (taken, mut books) = self.take(books);
+        // It may have fallen asleep while this waited: what is asleep is not mapped, but not free.
+        if !matches!(books.state, State::Awake) {
+            return Err(self.asleep(&books.state, RESET));
+        }
         let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
         let Usage { in_use, .. } = books.blocks.usage();
         books.blocks.reset(&mapped);
@@ -410,6 +419,7 @@ impl Heap {
         }
         if let Some(hook) = &self.shared.options.before_unmap {
             hook(&victims.ranges);
+            self.shared.check_process()?;
         }
         victims.unmap()
     }
@@ -505,7 +515,7 @@ impl Victims<'_> {
 
 impl Drop for Victims<'_> {
     fn drop(&mut self) {
-        if self.ranges.is_empty() {
+        if self.ranges.is_empty() || self.heap.shared.in_child() {
             return;
         }
         let mut books = self.heap.lock();

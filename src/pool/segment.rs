@@ -220,6 +220,7 @@ impl Segment {
     /// back after such an error stays, and the next call uses it.)
     pub fn ensure(&mut self, range: Range<u64>) -> Result<()> {
         self.check(ENSURE, &range)?;
+        self.cache.place().session.svm.check_process()?;
         let step = self.step();
         let (mut at, end) = match range.is_empty() {
             true => return Ok(()),

@@ -15,6 +15,7 @@ use super::page_cache::PageCache;
 use super::segment::Segment;
 use super::{Pool, Tag};
 use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result, bytes};
+use crate::fork::ForkGuard;
 use crate::kind::Page;
 use crate::physical::PhysicalMemory;
 use crate::reserve::ReserveOptions;
@@ -123,6 +124,8 @@ impl Pool {
             }
         }
         let backup = Backup::make(tag, &self.inner.shared.cache, used, keep, &mut progress)?;
+        // A callback may have forked, and its child returned.
+        self.inner.shared.check_process()?;
         let _quiet = quiet();
         match falling.unmap() {
             Ok(()) => Ok(falling.end(backup)),
@@ -176,6 +179,7 @@ impl Pool {
                 copied
             })
         });
+        self.inner.shared.check_process()?;
         match copied {
             Ok(()) => {
                 waking.into_iter().for_each(Waking::end);
@@ -255,7 +259,7 @@ impl<'a> Falling<'a> {
 
 impl Drop for Falling<'_> {
     fn drop(&mut self) {
-        let Some(mut taken) = self.taken.take() else { return };
+        let Some(mut taken) = self.taken.take().filter(|_| !self.heap.shared.in_child()) else { return };
         for (number, memories) in std::mem::take(&mut self.unmapped) {
             taken.rooms[number].segment.restore(memories);
         }
@@ -317,7 +321,7 @@ impl<'a> Waking<'a> {
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        let Some(mut taken) = self.taken.take() else { return };
+        let Some(mut taken) = self.taken.take().filter(|_| !self.heap.shared.in_child()) else { return };
         let _quiet = quiet();
         for (address, _) in self.asleep.handles.iter().rev() {
             let Some(room) = taken.rooms.iter_mut().find(|room| room.contains(*address)) else { continue };
@@ -619,7 +623,7 @@ impl KeptFile {
         })?;
         let mut partial = name.to_owned();
         partial.push(format!(".partial-{}", std::process::id()));
-        let partial = Partial { path: path.with_file_name(partial), renamed: false };
+        let partial = Partial { path: path.with_file_name(partial), renamed: false, process: ForkGuard::new() };
         // Weights may be secret: only the owner reads them.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
@@ -640,6 +644,8 @@ impl KeptFile {
             parts.push(BackupPart { address: range.start, size, offset });
             done += size;
         }
+        // The callback may have forked, and its child returned: the file is the parent's to name.
+        session.inner.svm.check_process()?;
         if done == 0 {
             file.set_len(start).map_err(failed)?;
         }
@@ -675,6 +681,8 @@ fn named(error: Error, path: &Path) -> Error {
 struct Partial {
     path: PathBuf,
     renamed: bool,
+    /// In a child of fork it is the parent's.
+    process: ForkGuard,
 }
 
 impl Partial {
@@ -693,7 +701,7 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if !self.renamed {
+        if !self.renamed && !self.process.in_child() {
             let _ = fs::remove_file(&self.path);
         }
     }
