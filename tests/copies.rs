@@ -412,3 +412,53 @@ fn a_copy_can_be_polled_by_hand_and_by_any_runtime() {
         assert!(result.unwrap().unwrap_err().object.is_none(), "the device may still write to it");
     });
 }
+
+#[test]
+fn a_waker_is_the_callers_code_and_runs_under_no_lock() {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Wake};
+
+    /// Lets the driver go on and waits until the other waker was called, when it is dropped.
+    struct Old(Sender<()>, Mutex<Receiver<()>>);
+    impl Wake for Old {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for Old {
+        fn drop(&mut self) {
+            self.0.send(()).unwrap();
+            self.1.lock().unwrap().recv().unwrap();
+        }
+    }
+    struct New(Sender<()>);
+    impl Wake for New {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+    isolated(plain(), |emulator| {
+        let mapping = mapped_on(&device(0), MIB2);
+        let mut future = pin!(mapping.write_async(0, b"woken".to_vec()).unwrap());
+        let ((go, stopped), (woken, was_woken)) = (channel(), channel());
+        let (at_rest, rests) = channel();
+        std::thread::scope(|scope| {
+            // The driver answers nothing until the old waker lets it.
+            scope.spawn(|| {
+                emulator.control(move |_| {
+                    at_rest.send(()).unwrap();
+                    stopped.recv().unwrap();
+                });
+            });
+            rests.recv().unwrap();
+            let old = Arc::new(Old(go, Mutex::new(was_woken))).into();
+            assert!(future.as_mut().poll(&mut Context::from_waker(&old)).is_pending());
+            drop(old);
+            // The last reference of the old waker goes when the new one takes its place.
+            let new = Arc::new(New(woken)).into();
+            assert!(future.as_mut().poll(&mut Context::from_waker(&new)).is_pending());
+            assert!(future.as_mut().poll(&mut Context::from_waker(&new)).is_ready());
+        });
+    });
+}

@@ -271,11 +271,14 @@ impl<T> Pending<T> {
             self.task = Task::Waited(task, waiter);
         }
         let Task::Waited(_, waiter) = &self.task else { return false };
+        // Wakers are the caller's code: cloned before the lock, and dropped after it.
+        let waker = waker.cloned();
         let mut answer = lock(&waiter.answer);
-        if answer.0.is_none() {
-            answer.1 = waker.cloned().or(answer.1.take());
-        }
-        answer.0.is_none()
+        let running = answer.0.is_none();
+        let unused = if running && waker.is_some() { std::mem::replace(&mut answer.1, waker) } else { waker };
+        drop(answer);
+        drop(unused);
+        running
     }
 
     fn start_waiter(&self, task: i32) -> Option<Arc<Waiter>> {
