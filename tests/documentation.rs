@@ -161,3 +161,31 @@ fn the_page_about_the_library_has_a_line_for_every_file() {
         assert!(root().join("src").join(file).exists(), "src/{file} is not there");
     }
 }
+
+#[test]
+fn every_guarantee_names_tests_that_exist() {
+    let page = include_str!("../docs/library.md");
+    let table = page.split("\n## Guarantees\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap();
+    let mut seen = 0;
+    for row in rows(table) {
+        let [guarantee, tests] = row[..] else { panic!("{row:?}") };
+        if guarantee == "guarantee" {
+            continue;
+        }
+        // Files and the tests in them, in this order; commands have spaces or signs in them.
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        let mut source = None;
+        for name in names {
+            if name.ends_with(".rs") {
+                let path = root().join(if name.starts_with("src/") { "" } else { "tests" }).join(name);
+                source = Some(fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())));
+            } else if name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') {
+                let source = source.as_ref().unwrap_or_else(|| panic!("no file before {name}"));
+                assert!(source.contains(&format!("fn {name}(")), "{name} is not in its file");
+            }
+        }
+        assert!(source.is_some(), "{guarantee:?} names no test");
+        seen += 1;
+    }
+    assert!(seen > 30, "only {seen} guarantees were found");
+}
