@@ -78,8 +78,10 @@ fn write_all(text: &mut String) {
     }
     for enumeration in ENUMS {
         line(format_args!("\ntypedef enum {} {{", enumeration.name));
-        for (name, value) in enumeration.values {
-            line(format_args!("    {name} = {value},"));
+        for (index, (name, value)) in enumeration.values.iter().enumerate() {
+            // The oldest standards take no comma behind the last.
+            let comma = if index + 1 == enumeration.values.len() { "" } else { "," };
+            line(format_args!("    {name} = {value}{comma}"));
         }
         line(format_args!("}} {};", enumeration.name));
     }

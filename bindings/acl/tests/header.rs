@@ -6,7 +6,8 @@ mod support;
 use ascendcl::header;
 use serde_json::Value;
 use std::fmt::Write;
-use support::{Linked, compile_file, tree};
+use std::process::Command;
+use support::{Linked, compile_file, has_compiler, tree};
 
 /// A program that does not compile if the header says something else than the facts.
 fn assertions() -> String {
@@ -48,4 +49,24 @@ fn a_cpp_compiler_finds_the_numbers_and_layouts_of_the_facts() {
     let source = tree().join("assertions.cpp");
     std::fs::write(&source, assertions()).unwrap();
     compile_file(&source, Linked::Dynamically);
+}
+
+#[test]
+fn every_standard_of_c_and_cpp_takes_the_header_without_a_warning() {
+    let compile = |compiler: &str, standard: &str, source: &str| {
+        let source = tree().join(source);
+        std::fs::write(&source, "#include <acl/acl.h>\n#include <acl/acl_rt.h>\n").unwrap();
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", standard, "-I"]);
+        let output = command.arg(tree().join("include")).arg(&source).output().unwrap();
+        assert!(output.status.success(), "{standard}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    for standard in ["-std=c89", "-std=c99", "-std=c11", "-std=c17"] {
+        compile("cc", standard, "standards.c");
+    }
+    if has_compiler("c++") {
+        for standard in ["-std=c++98", "-std=c++11", "-std=c++17", "-std=c++20"] {
+            compile("c++", standard, "standards.cpp");
+        }
+    }
 }

@@ -400,7 +400,6 @@ impl Client {
         }
     }
 
-    /// Each export needs new memory: a second export of the same memory returns the first.
     /// The C functions, and the calls that they make.
     fn c_functions(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
@@ -456,6 +455,7 @@ impl Client {
         }
     }
 
+    /// Each export needs new memory: a second export of the same memory returns the first.
     fn export(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let (new, next) = (RefCell::new(Vec::new()), Cell::new(0));

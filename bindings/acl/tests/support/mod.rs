@@ -48,6 +48,11 @@ pub enum Linked {
     Not,
 }
 
+/// Whether there is a compiler.
+pub fn has_compiler(name: &str) -> bool {
+    Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
 /// A source file of `tests/c`, compiled against the tree; `None` without a compiler for it, which
 /// is said.
 pub fn compile(source: &str, linked: Linked) -> Option<PathBuf> {
@@ -58,7 +63,7 @@ pub fn compile(source: &str, linked: Linked) -> Option<PathBuf> {
 pub fn compile_file(source: &Path, linked: Linked) -> Option<PathBuf> {
     let plus = source.extension() == Some(OsStr::new("cpp"));
     let compiler = if plus { "c++" } else { "cc" };
-    if Command::new(compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if !has_compiler(compiler) {
         assert!(plus, "there is no C compiler");
         eprintln!("SKIPPED: there is no C++ compiler here, so {} was not built", source.display());
         return None;
