@@ -7,7 +7,9 @@ use ascendcl::exports::{ANYWHERE, ERRORS, MEMORY, OTHER, Signature, THIN};
 use ascendcl::table::{Class, FUNCTIONS, LINKED};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::process::Command;
+use support::{Linked, compile_file, tree};
 
 #[test]
 fn the_shared_library_exports_the_names_of_the_table_and_no_others() {
@@ -96,4 +98,35 @@ fn absent_functions_answer_in_the_type_of_their_prototype() {
     assert_eq!(seen, lists.iter().map(|list| list.len()).sum::<usize>());
     let linked: BTreeSet<&str> = absent::LINKED.iter().chain(absent::LOADED).copied().collect();
     assert_eq!(linked, LINKED.iter().copied().collect());
+}
+
+#[test]
+fn every_absent_function_returns_nothing_to_use_and_is_named_by_its_message() {
+    // Declared without arguments, which they do not read.
+    let mut declarations = String::from("extern const char *aclGetRecentErrMsg(void);\n");
+    let mut calls = String::new();
+    for (names, returns, good) in [
+        (absent::CODES, "int", "== 207000"),
+        (absent::LINKED, "int", "== 207000"),
+        (absent::POINTERS, "void *", "== NULL"),
+        (absent::COUNTS, "size_t", "== 0"),
+        (absent::UNDEFINED, "int", "== -1"),
+        (absent::NOTHING, "void", ", 1"),
+    ] {
+        for name in names {
+            writeln!(declarations, "extern {returns} {name}(void);").unwrap();
+            writeln!(calls, "    check(\"{name}\", ({name}() {good}));").unwrap();
+        }
+    }
+    let text = format!(
+        "#include <stdio.h>\n#include <string.h>\n\n{declarations}\nstatic int wrong;\n\n\
+         static void check(const char *name, int good)\n{{\n    const char *said = aclGetRecentErrMsg();\n    \
+         if (!good || said == NULL || strncmp(said, name, strlen(name)) != 0) {{\n        \
+         printf(\"%s: %s\\n\", name, said != NULL ? said : \"(nothing)\");\n        wrong = 1;\n    }}\n}}\n\n\
+         int main(void)\n{{\n{calls}    return wrong;\n}}\n"
+    );
+    let source = tree().join("absent.c");
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new(compile_file(&source, Linked::Dynamically).unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

@@ -151,6 +151,10 @@ int main(void)
     IS(aclsysGetCANNVersion((aclCANNPackageName)99, &version), ACL_ERROR_INVALID_PARAM);
     CHECK(version.version[0] == 0 && version.majorVersion[0] == 0);
 
+    int32_t newer = -1;
+    OK(aclGetCannAttribute(ACL_CANN_ATTR_INF_NAN, &newer));
+    CHECK(newer == 1);
+
     CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);
     said = aclGetRecentErrMsg();
     CHECK(said != NULL && strstr(said, "aclCreateTensorDesc") != NULL && strstr(said, "not supported") != NULL);

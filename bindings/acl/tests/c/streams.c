@@ -1,4 +1,5 @@
 /* Streams, events, callbacks, host functions, and what is done in their order. */
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -34,6 +35,44 @@ static void *serve(void *unused)
     return NULL;
 }
 
+/* How many threads the process has. */
+static int threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    int count = 0;
+    while (readdir(tasks) != NULL) {
+        count++;
+    }
+    closedir(tasks);
+    return count - 2;
+}
+
+/* A stream has a thread from the first work that cannot be done at once. */
+static void threads_of_streams(void *memory)
+{
+    enum { STREAMS = 32 };
+    aclrtStream streams[STREAMS];
+    aclrtEvent event = NULL;
+    OK(aclrtCreateEvent(&event));
+    const int before = threads();
+    for (int i = 0; i < STREAMS; i++) {
+        OK(aclrtCreateStreamWithConfig(&streams[i], 0, 3));
+        OK(aclrtRecordEvent(event, streams[i]));
+        OK(aclrtSynchronizeStream(streams[i]));
+    }
+    CHECK(threads() == before);
+    for (int i = 0; i < 5; i++) {
+        OK(aclrtMemsetAsync(memory, 8, 1, 8, streams[0]));
+        OK(aclrtMemsetAsync(memory, 8, 1, 8, streams[1]));
+    }
+    CHECK(threads() == before + 2);
+    for (int i = 0; i < STREAMS; i++) {
+        OK(aclrtDestroyStream(streams[i]));
+    }
+    OK(aclrtDestroyEvent(event));
+}
+
 int main(void)
 {
     aclrtStream stream = NULL, second = NULL;
@@ -60,6 +99,7 @@ int main(void)
     void *device = NULL;
     unsigned char *host = NULL, *back = NULL;
     OK(aclrtMalloc(&device, 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    threads_of_streams(device);
     OK(aclrtMallocHost((void **)&host, 4 * MIB));
     OK(aclrtMallocHost((void **)&back, 4 * MIB));
     fill_pattern(host, 4 * MIB, 1);
@@ -151,6 +191,10 @@ int main(void)
     /* Callbacks run in the thread that processes reports. */
     int called = 0;
     IS(aclrtLaunchCallback(note, &called, ACL_CALLBACK_BLOCK, stream), ACL_ERROR_RT_STREAM_NO_CB_REG);
+    IS(aclrtProcessReport(10), ACL_ERROR_RT_THREAD_SUBSCRIBE);
+    OK(aclrtSubscribeReport((uint64_t)pthread_self(), stream));
+    IS(aclrtProcessReport(10), ACL_ERROR_RT_REPORT_TIMEOUT);
+    OK(aclrtUnSubscribeReport((uint64_t)pthread_self(), stream));
     IS(aclrtProcessReport(10), ACL_ERROR_RT_THREAD_SUBSCRIBE);
     atomic_store(&serving, 1);
     CHECK(pthread_create(&server, NULL, serve, NULL) == 0);

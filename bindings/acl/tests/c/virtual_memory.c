@@ -1,4 +1,6 @@
 /* Physical memory, reservations, mappings, access, granularity, handles and ranges. */
+#include <unistd.h>
+
 #include "check.h"
 
 static size_t free_memory(void)
@@ -86,6 +88,7 @@ int main(void)
     CHECK(attributes.pageSize == 2 * MIB);
     OK(aclrtPointerGetAttributes(host, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_UNREGISTERED);
+    CHECK(attributes.pageSize == (uint32_t)sysconf(_SC_PAGESIZE));
     IS(aclrtPointerGetAttributes((char *)base + 4 * piece, &attributes), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
     void *start = NULL;
     size_t size = 0;
