@@ -364,3 +364,37 @@ impl Address {
 fn null(name: &str) -> Box<Fault> {
     Fault::new(code::INVALID_PARAM, format!("{name} is NULL. Pass a pointer."))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said() -> String {
+        let text = recent_error_message();
+        assert!(!text.is_null());
+        // SAFETY: a string of this thread's, until it asks for the next.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_ends_at_the_border_with_a_code_and_a_sentence() {
+        assert_eq!(call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
+        assert_eq!(peek_at_last_error(0), code::INTERNAL);
+        assert_eq!(said(), format!("aclrtMalloc: {PANICKED}"));
+        assert_eq!(call_or("aclrtGetSocName", 7, || panic!("a bug")), 7);
+        assert_eq!(get_last_error(0), code::INTERNAL);
+        assert_eq!(call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
+    }
+
+    #[test]
+    fn a_lock_that_a_panic_left_is_taken_again() {
+        static LOCK: Mutex<u32> = Mutex::new(1);
+        static SHARED: RwLock<u32> = RwLock::new(2);
+        let panics = || {
+            let (_first, _second) = (lock(&LOCK), write(&SHARED));
+            panic!("a bug");
+        };
+        assert_eq!(call("aclrtMalloc", panics), code::INTERNAL);
+        assert_eq!((*lock(&LOCK), *read(&SHARED)), (1, 2));
+    }
+}

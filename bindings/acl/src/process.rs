@@ -8,6 +8,9 @@ use crate::border::{Out, Text, lock, read, using, write};
 use crate::fault::{Fault, Outcome, code};
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, RwLock};
 
@@ -125,7 +128,7 @@ pub fn init(path: Text) -> Outcome {
 /// The default device that a configuration file names. Other settings are for parts of the vendor's
 /// stack that do not exist here.
 fn configured(path: &str) -> Outcome<Option<i64>> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = read_some(path).map_err(|error| {
         Fault::new(code::INVALID_FILE, format!("the configuration {path} cannot be read: {error}."))
     })?;
     let text = text.trim();
@@ -145,6 +148,16 @@ fn configured(path: &str) -> Outcome<Option<i64>> {
     let value = rest.trim_start().strip_prefix(':').ok_or_else(malformed)?.trim_start().trim_start_matches('"');
     let end = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
     value[..end].parse().map(Some).map_err(|_| malformed())
+}
+
+/// The text of a file, but no more than any configuration has, and without waiting for a writer:
+/// programs pass paths of anything.
+fn read_some(path: &str) -> io::Result<String> {
+    const MOST: u64 = 1 << 20;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut text = String::new();
+    file.take(MOST).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// `aclFinalize`: ends all but memory, however often `aclInit` was called.

@@ -509,3 +509,26 @@ pub(crate) fn end_all(context: Option<Handle>) {
         stream.end();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_panics_fails_and_the_stream_goes_on() {
+        let stream = Stream::new(Handle::NULL, LogicalId(0), 0, 0);
+        stream.push(Task::Work(Box::new(|| panic!("a bug")))).unwrap();
+        assert_eq!(stream.wait(None).unwrap_err().code, code::INTERNAL);
+        let done = Arc::new(AtomicBool::new(false));
+        let other = done.clone();
+        let work = move || {
+            other.store(true, Ordering::Release);
+            Ok(())
+        };
+        stream.push(Task::Work(Box::new(work))).unwrap();
+        assert_eq!(stream.wait(None), Ok(true));
+        assert!(done.load(Ordering::Acquire));
+        stream.end();
+        assert!(stream.push(Task::Work(Box::new(|| Ok(())))).is_err());
+    }
+}
