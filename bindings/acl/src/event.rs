@@ -94,7 +94,12 @@ fn find(event: Handle) -> Outcome<Arc<Event>> {
     if event.is_null() {
         return Err(invalid("event is NULL. Pass one that aclrtCreateEvent made."));
     }
-    EVENTS.get(event).ok_or_else(|| refused("this is no event, or it is destroyed."))
+    EVENTS.get(event).ok_or_else(unknown)
+}
+
+#[cold]
+fn unknown() -> Box<Fault> {
+    refused("this is no event, or it is destroyed.")
 }
 
 fn new(event: Out<Handle>, newer: bool) -> Outcome {
@@ -142,7 +147,7 @@ pub fn create_newer_with(event: Out<Handle>, flags: u32) -> Outcome {
 /// `aclrtDestroyEvent`: what waits for it goes on waiting.
 pub fn destroy(event: Handle) -> Outcome {
     find(event)?;
-    EVENTS.remove(event);
+    EVENTS.remove(event).ok_or_else(unknown)?;
     Ok(())
 }
 
