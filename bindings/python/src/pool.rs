@@ -8,6 +8,7 @@ use crate::file::{Purpose, call_back, catching, interrupting, open, with_progres
 use crate::node::{Close, Ends, Node, lock};
 use crate::pending::PendingCopy;
 use crate::size::{Size, bytes, kind};
+use ascend_vmm::Error;
 use ascend_vmm::pool::{self, CacheOptions, Keep, PageCache, PoolOptions, Statistics, Tag};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -24,7 +25,7 @@ impl Ends for pool::Pool {
         // Its blocks are closed, so this is everything. What the kernel does not unmap is logged when
         // the pool is dropped, which asks `before_unmap` for the rest but cannot refuse.
         match catching(|| self.trim()) {
-            Err(fault @ Fault::Python(_)) => Err((fault, Some(self))),
+            Err(fault @ (Fault::Python(_) | Fault::Library(Error::OtherProcess { .. }))) => Err((fault, Some(self))),
             _ => Ok(()),
         }
     }

@@ -34,6 +34,8 @@ def test_a_child_is_refused_its_parents_objects_and_can_have_its_own(session, ma
     view = view_of.host_view()
     memory = mapping.memory
     export = memory.export()
+    pool = ascend_vmm.Pool(session.device(0))
+    block = pool.allocate(64, tag=1)
 
     def body():
         for call in [
@@ -46,6 +48,12 @@ def test_a_child_is_refused_its_parents_objects_and_can_have_its_own(session, ma
             lambda: export.trust_anyone(),
             lambda: view.load_u8(0),
             lambda: memoryview(view),
+            lambda: pool.allocate(64),
+            lambda: pool.sleep(1),
+            lambda: pool.trim(),
+            lambda: block.read(1),
+            lambda: block.write_async(b"x"),
+            lambda: pool.close(),
             lambda: mapping.close(),
             lambda: session.close(),
         ]:

@@ -74,7 +74,7 @@ from . import rt, util  # noqa: E402, they need what is above
 media = _types.ModuleType("acl.media", "Memory for media functions: the same as any other.")
 
 
-def _dvpp_malloc(size):
+def _dvpp_malloc(size, /):
     """(address, code)."""
     return rt.malloc(size, 0)
 
