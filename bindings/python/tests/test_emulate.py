@@ -161,6 +161,35 @@ def test_the_plugin_works_with_one_test_selected(pytester):
     result.assert_outcomes(passed=1, deselected=16)
 
 
+def test_the_time_limit_of_another_plugin_fails_one_test(pytester):
+    pytester.makeconftest("""
+        import pytest, signal, threading
+
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+        def late(*_):
+            pytest.fail("it takes too long")
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(item, nextitem):
+            signal.signal(signal.SIGALRM, late)
+            signal.setitimer(signal.ITIMER_REAL, 1 if "slow" in item.name else 0)
+            return (yield)
+    """)
+    pytester.makepyfile("""
+        import time
+
+        def test_slow(ascend_npu):
+            time.sleep(600)
+
+        def test_beside_a_thread(ascend_npu):
+            assert ascend_npu.devices == 2
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error:This process:DeprecationWarning")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "it takes too long" in result.stdout.str()
+
+
 def test_trace_shows_the_commands_of_a_python_program():
     program = "import ascend_vmm; ascend_vmm.Session().reserve('2MiB')"
     result = emulate("--", sys.executable, "-m", "ascend_vmm", "trace", "--", sys.executable, "-c", program)

@@ -32,6 +32,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,15 +109,17 @@ def _in_a_process(item):
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
-        child = os.fork()
+        child = _fork()
         if child == 0:
             _run(item, file)
         try:
             _, status = os.waitpid(child, 0)
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C, or a time limit: the test does not go on without this process.
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            if isinstance(error, pytest.fail.Exception):
+                return [_failed(item, "call", str(error))]
             raise
         file.seek(0)
         text = file.read()
@@ -126,6 +129,13 @@ def _in_a_process(item):
         return [_crashed(item, status)]
     hook = item.config.hook
     return [hook.pytest_report_from_serializable(config=item.config, data=report) for report in reports]
+
+
+def _fork():
+    with warnings.catch_warnings():
+        # Of other threads, such as pytest-xdist's: the child uses nothing that they may have locked.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _run(item, file):
