@@ -108,7 +108,8 @@ def test_every_kind_of_error_can_be_pickled_and_copied(kind):
 
 
 SIZES = [-1, 0, 1, 3 << 20, 1 << 63, 1 << 64, 1 << 200, pytest.param(-(1 << 99999), id="long")]
-SIZES += ["", "x", "64 MB", "-2MiB", "9e9", "1e3", "2 0MiB", "2.5MiB", "2MiB MiB", "0x200000", "99999999TiB", "2 mib", "2MiBs", "-1", " ", "２MiB"]
+SIZES += ["", "x", "64 MB", "-2MiB", "9e9", "1e3", "2 0MiB", "2.5MiB", "2MiB MiB", "0x200000", "99999999TiB"]
+SIZES += ["2 mib", "2MiBs", "-1", " ", "２MiB"]
 
 
 @pytest.mark.ascend_npu(generation="26.1")
