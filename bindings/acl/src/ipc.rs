@@ -33,7 +33,7 @@ static IMPORTED: AtomicBool = AtomicBool::new(false);
 
 struct Export {
     published: Arc<Published>,
-    /// The block that it was made for.
+    /// What it was made for: a block, or a place in one.
     address: u64,
     device: LogicalId,
 }
@@ -221,11 +221,9 @@ pub(crate) fn forget(address: u64) {
 #[cold]
 fn forget_exports(address: u64) {
     // What is no block is not freed, and its keys stay.
-    if malloc::block_around(address).is_none_or(|(start, _)| start != address) {
-        return;
-    }
+    let Some((start, size)) = malloc::block_around(address).filter(|(start, _)| *start == address) else { return };
     let mut exports = lock(&EXPORTS);
-    let of = |(key, export): (&Key, &Export)| (export.address == address).then_some(*key);
+    let of = |(key, export): (&Key, &Export)| (export.address.wrapping_sub(start) < size).then_some(*key);
     let keys: Vec<Key> = exports.iter().filter_map(of).collect();
     let ended: Vec<Export> = keys.iter().filter_map(|key| exports.remove(key)).collect();
     drop(exports);

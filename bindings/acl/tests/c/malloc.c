@@ -177,6 +177,15 @@ int main(void)
     IS(aclrtFreeHost(p), ACL_ERROR_RT_PARAM_INVALID);
     OK(aclrtFree(p));
     OK(aclrtFree(q));
+    /* The keys of a block, or of a part, end with it, and with nothing else. */
+    char key[65];
+    OK(aclrtMalloc(&p, 4 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtIpcMemGetExportKey((char *)p + 2 * MIB, MIB, key, sizeof(key), 1));
+    IS(aclrtFree((char *)p + 2 * MIB), ACL_ERROR_RT_PARAM_INVALID);
+    OK(aclrtIpcMemClose(key));
+    OK(aclrtIpcMemGetExportKey((char *)p + 2 * MIB, MIB, key, sizeof(key), 1));
+    OK(aclrtFree(p));
+    IS(aclrtIpcMemClose(key), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
     /* The last reset takes what was not freed. */
     OK(aclrtMalloc(&p, 100, ACL_MEM_MALLOC_HUGE_FIRST));
     OK(aclrtMalloc(&q, 100 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
