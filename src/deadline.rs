@@ -42,6 +42,8 @@ mod tests {
         let hour = Deadline::after(Duration::from_secs(3600));
         assert_eq!(never.or_earlier(hour), hour);
         assert_eq!(hour.or_earlier(never), hour);
+        let minute = Deadline::after(Duration::from_secs(60));
+        assert_eq!((hour.or_earlier(minute), minute.or_earlier(hour)), (minute, minute));
         assert!(!hour.is_over());
     }
 }

@@ -92,6 +92,9 @@ mod tests {
         assert!(handled().is_some());
         let signals = caught("SigIgn:\t0000000000001000\nSigCgt:\t0000000000000200\n").unwrap();
         assert!(signals.contains(Signal::SIGUSR1) && !signals.contains(Signal::SIGSEGV));
+        // Real-time signals have no names: with a handler for one, all are blocked.
+        let signals = caught("SigCgt:\t0000000100000000\n").unwrap();
+        assert!(signals.contains(Signal::SIGSEGV));
         assert!(caught("SigCgt:\t00000000000002").is_none());
         assert!(caught("SigIgn:\t0000000000001000\nSigCg").is_none());
     }

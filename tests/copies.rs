@@ -329,6 +329,12 @@ fn copies_of_slices_run_across_mappings_and_keep_them_mapped() {
         refused_here(&failed.error, "copies");
         assert_eq!(running.wait().unwrap(), b"01234567");
         let part = reservation.slice(0, 2 * MIB2).unwrap();
+        let running = part.part(MIB2 - 4, 8).unwrap().write_async(b"01234567".to_vec()).unwrap();
+        drop(part);
+        let failed = failed.object.unmap().unwrap_err();
+        refused_here(&failed.error, "copies");
+        drop(running);
+        let part = reservation.slice(0, 2 * MIB2).unwrap();
         let back = part.part(MIB2 - 2, 4).unwrap().read_async(vec![0; 4]).unwrap().wait().unwrap();
         assert_eq!(back, b"2345");
         refused_here(&part.part(1, 2 * MIB2).unwrap_err(), "not inside of");
@@ -384,6 +390,10 @@ fn a_copy_can_be_polled_by_hand_and_by_any_runtime() {
             result.is_some()
         });
         assert_eq!(result.unwrap().unwrap(), b"polled");
+        // What is over holds nothing, although it is not dropped yet.
+        mapping.unmap().unwrap();
+        let mapping = mapped_on(&device(0), MIB2);
+        mapping.write(0, b"polled").unwrap();
         let error = running.try_wait().unwrap().unwrap_err();
         refused_here(&error.error, "returned before");
         drop(running);
@@ -460,5 +470,30 @@ fn a_waker_is_the_callers_code_and_runs_under_no_lock() {
             assert!(future.as_mut().poll(&mut Context::from_waker(&new)).is_pending());
             assert!(future.as_mut().poll(&mut Context::from_waker(&new)).is_ready());
         });
+    });
+}
+
+#[test]
+fn imported_memory_is_part_of_a_batch_and_slices_stay_in_one_reservation() {
+    on_each_generation(plain(), |_, _| {
+        let (session, here) = open(0);
+        let export = device(1).create(MIB2).unwrap().export().unwrap();
+        export.trust(&[support::own_tgid()]).unwrap();
+        let imported = support::mapped(&ascend_vmm::share::import(&here, &export.ticket().unwrap()).unwrap());
+        let own = mapped_on(&here, MIB2);
+        let slices = || [imported.slice(0, 4).unwrap(), own.slice(0, 4).unwrap()];
+        let [theirs, ours] = slices();
+        copy::write_batch(&[(theirs, b"them"), (ours, b"ours")]).unwrap();
+        let ([theirs, ours], mut back) = (slices(), [[0; 4]; 2]);
+        let [one, two] = &mut back;
+        copy::read_batch(&mut [(theirs, one), (ours, two)]).unwrap();
+        assert_eq!(back, [*b"them", *b"ours"]);
+        // Two reservations side by side.
+        let (first, second) = (session.reserve(MIB2).unwrap(), session.reserve(MIB2).unwrap());
+        assert_eq!(first.address() + MIB2, second.address());
+        let _first = first.map(0, &here.create(MIB2).unwrap()).unwrap();
+        let _second = second.map(0, &here.create(MIB2).unwrap()).unwrap();
+        refused_here(&session.slice_at(second.address() - 4, 8).unwrap_err(), "more than one reservation");
+        session.slice_at(second.address() - 4, 4).unwrap().write(b"last").unwrap();
     });
 }

@@ -15,7 +15,8 @@ use std::path::Path;
 use std::time::Duration;
 use support::processes::start;
 use support::{
-    MIB, MIB2, assert_nothing_left, count, device, end_device_process, patient, plain, survey_options, with_daemon,
+    MIB, MIB2, assert_nothing_left, count, device, end_device_process, inject, patient, plain, survey_options,
+    with_daemon,
 };
 
 fn session_with(settings: Settings) -> Session {
@@ -261,6 +262,30 @@ fn packets_that_nobody_reads_do_not_hold_up_the_daemon_for_others() {
         assert!(matches!(blocked, ProcessFailure::TimedOut { .. }), "{blocked:?}");
         device.memory_info(MemoryKind::Hbm).unwrap();
         greet(patient().handshake).unwrap();
+    });
+}
+
+#[test]
+fn opening_a_device_that_is_open_reads_the_packets_of_its_daemon() {
+    isolated(with_daemon(Daemon::Chatty(7)), |_| {
+        let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
+        device.session().device(LogicalId(0)).unwrap();
+        device_process::greet(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();
+    });
+}
+
+#[test]
+fn a_device_that_fails_beside_its_process_is_not_given_another_process() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let process = DeviceProcess::start(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();
+        emulator.record();
+        inject(emulator, "SETUP_DEVICE#1=EFAULT");
+        let session = session(Policy::Auto);
+        let error = session.device(LogicalId(0)).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::EFAULT), "{error}");
+        assert_eq!(count(emulator, "CONNECT"), 0);
+        session.device(LogicalId(0)).unwrap();
+        drop(process);
     });
 }
 

@@ -118,3 +118,71 @@ fn a_close_by_the_only_owner_is_not_refused_because_another_thread_looked() {
         });
     });
 }
+
+#[test]
+fn what_comes_back_from_a_refused_call_is_found_where_it_was() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        let reservation = session.reserve(2 * MIB2).unwrap();
+        let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        let mapping = mapping.unmap().unwrap_err().object;
+        assert_eq!(session.mapping_at(mapping.address()), Some((mapping.address(), MIB2)));
+        reservation.slice(0, 8).unwrap().write(b"unharmed").unwrap();
+        mapping.unmap().unwrap();
+        // The reservation has had memory of the device, so it is that device's, also after a
+        // mapping that was refused.
+        inject(emulator, "MEM_MAP#1=ENOMEM");
+        reservation.map(0, &device.create(MIB2).unwrap()).unwrap_err();
+        let other = support::device(1).create(MIB2).unwrap();
+        support::refused_here(&reservation.map(0, &other).unwrap_err(), "memory of one device only");
+        drop((reservation, other));
+        inject(emulator, "PREPARE_CLOSE_DEVICE#1=EBUSY");
+        let device = device.close().unwrap_err().object;
+        emulator.record();
+        drop(session.device(LogicalId(0)).unwrap());
+        assert_eq!(count(emulator, "SETUP_DEVICE"), 0, "it is the same device");
+        device.close().unwrap();
+    });
+}
+
+#[test]
+fn memory_that_a_closed_device_released_is_not_released_again_under_the_same_number() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        let memory = device.create(MIB2).unwrap();
+        for number in 1..=3 {
+            inject(emulator, &format!("MEM_RELEASE#{number}=EBUSY"));
+        }
+        inject(emulator, "CLOSE_DEVICE#1=EBUSY");
+        drop((memory, device));
+        assert_eq!(session.statistics().left, 2);
+        // Closed now, and opened anew: its first handle has the number of the old one.
+        let device = session.device(LogicalId(0)).unwrap();
+        assert_eq!((session.statistics().left, session.statistics().physical), (0, 0));
+        let memory = device.create(MIB2).unwrap();
+        let mapping = support::mapped(&memory);
+        drop(memory);
+        session.device(LogicalId(1)).unwrap().close().unwrap();
+        mapping.write(0, b"still there").unwrap();
+    });
+}
+
+#[test]
+fn peer_access_goes_with_a_device_that_is_closed() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        emulator.record();
+        for _ in 0..2 {
+            let peer = session.device(LogicalId(1)).unwrap();
+            let calls = || {
+                let before = emulator.records().len();
+                device.enable_peer_access(&peer).unwrap();
+                emulator.records().len() - before
+            };
+            assert!(calls() > 0, "the kernel is asked again");
+            assert_eq!(calls(), 0, "once is enough");
+            peer.close().unwrap();
+        }
+    });
+}

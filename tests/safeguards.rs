@@ -9,10 +9,12 @@ use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, HandleKind};
 use ascend_vmm::{Error, LogicalId, MemoryKind, Session};
+use nix::libc;
 use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{getsockopt, setsockopt};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -223,13 +225,36 @@ fn an_error_does_not_repeat_what_an_earlier_command_left_in_the_log_page() {
     });
 }
 
+/// Whether messages on a socket carry a pidfd of their sender, after that was set; `None` on kernels
+/// that cannot.
+fn pass_pidfd(socket: &UnixStream, wanted: Option<bool>) -> Option<bool> {
+    const SO_PASSPIDFD: i32 = 76;
+    let (level, file) = (libc::SOL_SOCKET, socket.as_raw_fd());
+    let (mut value, mut length) = (wanted.map_or(0, i32::from), size_of::<i32>() as u32);
+    // SAFETY: both get the address of a number, and its length.
+    let answer = unsafe {
+        match wanted {
+            Some(_) => libc::setsockopt(file, level, SO_PASSPIDFD, (&raw const value).cast(), length),
+            None => libc::getsockopt(file, level, SO_PASSPIDFD, (&raw mut value).cast(), &raw mut length),
+        }
+    };
+    (answer == 0).then_some(value != 0)
+}
+
 #[test]
 fn an_exchange_leaves_the_sockets_options_as_they_were() {
     isolated(plain(), |_| {
         for before in [false, true] {
             let (mine, theirs) = UnixStream::pair().unwrap();
-            let set = |socket: &UnixStream| setsockopt(socket, PassCred, &before).unwrap();
-            let get = |socket: &UnixStream| getsockopt(socket, PassCred).unwrap();
+            let set = |socket: &UnixStream| {
+                setsockopt(socket, PassCred, &before).unwrap();
+                pass_pidfd(socket, Some(before));
+            };
+            let get = |socket: &UnixStream| {
+                let credentials = getsockopt(socket, PassCred).unwrap();
+                assert_eq!(pass_pidfd(socket, None).unwrap_or(credentials), credentials);
+                credentials
+            };
             set(&mine);
             let other = start(|channel| {
                 set(&theirs);
@@ -285,7 +310,11 @@ fn a_copy_that_went_another_way_than_it_should_is_an_error() {
             let copied = two.slice(0, 64).unwrap().copy_from(&one.slice(0, 64).unwrap());
             let done = [svm::COPY_HOST_TO_DEVICE, svm::COPY_DEVICE_TO_HOST, svm::COPY_DEVICE_TO_DEVICE];
             assert_eq!(copied.is_ok(), done.contains(&direction), "{direction}: {copied:?}");
-            for error in [written.err(), read.err(), copied.err()].into_iter().flatten() {
+            let offset = svm::DATA + offset_of!(svm::Memset, host_mapped);
+            inject(emulator, &format!("MEMSET8#1[{offset}]=01000000"));
+            let filled = one.fill(0, 64, 1);
+            assert!(filled.is_err(), "the kernel leaves it to the caller");
+            for error in [written.err(), read.err(), copied.err(), filled.err()].into_iter().flatten() {
                 assert!(matches!(error, Error::Invalid(_)), "{error}");
                 assert!(error.to_string().contains("direction"), "{error}");
             }

@@ -391,3 +391,43 @@ fn limits_that_no_clock_can_hold_are_no_limits_of_a_broker() {
         support::wait_until("its threads are gone", || emulator.state().is_empty());
     });
 }
+
+#[test]
+fn no_more_clients_are_served_at_a_time_than_allowed() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let inside = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
+        let counts = inside.clone();
+        let (broker, path) = broker(&directory, BrokerOptions::new().clients(2).timeout(PATIENCE), move |_| {
+            let now = counts.0.fetch_add(1, Ordering::SeqCst) + 1;
+            counts.1.fetch_max(now, Ordering::SeqCst);
+            // Time for a third, if one could come.
+            std::thread::sleep(SHORT);
+            counts.0.fetch_sub(1, Ordering::SeqCst);
+            Ok(Vec::new())
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| assert!(request(&path, "none").unwrap().is_empty()));
+            }
+        });
+        assert!(inside.1.load(Ordering::SeqCst) <= 2);
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn answers_that_are_too_long_are_cut_and_too_many_memories_are_refused() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let page = numbered(1).remove(0);
+        let (broker, path) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |request| {
+            if request.name == "many" { Ok(vec![page.clone(); 65_537]) } else { Err("long\n".repeat(10_000)) }
+        });
+        fails(request(&path, "many"), "65537 memories are too many");
+        fails(request(&path, "long"), "long long long");
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}

@@ -310,7 +310,10 @@ fn what_the_kernel_gives_no_name_is_refused_with_the_reason() {
     isolated(plain(), |_| {
         let exported = mapped_on(&device(0), MIB2);
         exported.memory().export().unwrap();
-        for (mapping, reason) in [(exported, "exported"), (mapped_on_host(MIB2), "host")] {
+        let own = device(1).create(MIB2).unwrap().export().unwrap();
+        own.trust(&[support::own_tgid()]).unwrap();
+        let imported = support::mapped(&share::import(&device(0), &own.ticket().unwrap()).unwrap());
+        for (mapping, reason) in [(exported, "exported"), (imported, "imported"), (mapped_on_host(MIB2), "host")] {
             let error = mapping.publish().unwrap_err();
             assert!(matches!(error, Error::Invalid(_)), "{error}");
             assert!(error.to_string().contains(reason), "{error}");
@@ -375,5 +378,74 @@ fn a_failing_step_of_an_open_leaves_nothing() {
         }
         peer.signal();
         peer.join();
+    });
+}
+
+#[test]
+fn named_memory_ends_where_it_ends() {
+    isolated(plain(), |emulator| {
+        let (peer, name) = owner(Generation::NEWEST, |_, channel| channel.wait());
+        let memory = share::open_named(&device(0), &name).unwrap();
+        emulator.record();
+        for (offset, length) in [(2 * MIB2, 1), (2 * MIB2 - 1, 2), (u64::MAX, 1), (0, 2 * MIB2 as usize + 1)] {
+            support::refused_here(&memory.read(offset, &mut vec![0; length]).unwrap_err(), "lie outside of");
+            support::refused_here(&memory.write(offset, &vec![0; length]).unwrap_err(), "lie outside of");
+            support::refused_here(&memory.slice(offset, length as u64).unwrap_err(), "not inside of");
+        }
+        assert!(support::commands(emulator).is_empty(), "the kernel was not called");
+        memory.read(2 * MIB2 - 1, &mut [0]).unwrap();
+        memory.write(2 * MIB2, &[]).unwrap();
+        // A copy that went another way than it should is an error.
+        let offset = svm::DATA + std::mem::offset_of!(svm::Memcpy, direction);
+        support::inject(emulator, &format!("MEMCPY#1[{offset}]=00000000"));
+        support::refused_here(&memory.write(0, b"lost").unwrap_err(), "does not take it for device memory");
+        drop(memory);
+        peer.signal();
+        peer.join();
+    });
+}
+
+#[test]
+fn a_name_that_could_not_be_closed_is_found_again_and_goes_with_its_device() {
+    isolated(plain(), |emulator| {
+        let (peer, name) = owner(Generation::NEWEST, |_, channel| channel.wait());
+        let (session, device) = open(0);
+        let memory = share::open_named(&device, &name).unwrap();
+        let address = memory.address();
+        support::inject(emulator, "IPC_MEM_CLOSE#1=EBUSY");
+        let back = memory.close().unwrap_err().object;
+        let again = share::open_named(&device, &name).unwrap();
+        assert_eq!((back.address(), again.address()), (address, address));
+        // Refused when it is dropped, and when the device is closed, which closes the name.
+        support::inject(emulator, "IPC_MEM_CLOSE#1=EBUSY");
+        support::inject(emulator, "IPC_MEM_CLOSE#2=EBUSY");
+        drop((back, again));
+        assert_eq!(session.statistics().left, 1);
+        device.close().unwrap();
+        emulator.record();
+        session.close().unwrap();
+        let calls = support::commands(emulator);
+        assert!(!calls.contains(&"IPC_MEM_CLOSE") && calls.contains(&"FREE_PAGES"), "{calls:?}");
+        peer.signal();
+        peer.join();
+    });
+}
+
+#[test]
+fn any_number_of_processes_is_listed_for_a_name() {
+    isolated(plain(), |emulator| {
+        let mapping = mapped_on(&device(0), MIB2);
+        let published = mapping.publish().unwrap();
+        let peers: Vec<_> = (0..33).map(|_| start(|channel| channel.wait())).collect();
+        let session = Session::current().unwrap();
+        let of = |peer: &Peer| share::BareTgid::of_process(&session, peer.pid() as u32).unwrap();
+        let all: Vec<_> = peers.iter().map(of).collect();
+        emulator.record();
+        published.trust(&all).unwrap();
+        assert_eq!(support::count(emulator, "IPC_MEM_SET_PID"), 2, "the kernel takes 31 at once");
+        peers.into_iter().for_each(|peer| {
+            peer.signal();
+            peer.join();
+        });
     });
 }

@@ -7,15 +7,17 @@ use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::{SigHandler, Signal, kill, raise, signal};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixCredentials, sendmsg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use std::cell::Cell;
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
+use support::events::{AtEvent, Fields};
 use support::processes::{Channel, Peer, in_pid_namespace, start, start_connected};
 use support::{MIB, MIB2, PATIENCE, device, holders, own_pid, plain, read, write};
 
@@ -260,6 +262,9 @@ fn wait_until_stopped(pid: i32) {
 #[test]
 fn the_death_of_an_exporter_is_an_error_of_the_importer_at_every_step() {
     on_each_generation(plain(), |_, _| {
+        // As in a program that is not Rust's: writing to a closed socket must not end it.
+        // SAFETY: no handler is installed.
+        unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }.unwrap();
         // Before it read the hello.
         let (other, socket) = start_with_socket(|_, socket| drop(socket));
         other.join();
@@ -544,5 +549,46 @@ fn the_kernel_does_not_say_who_exported_so_a_first_ticket_is_believed_and_a_seco
         });
         attacker.join();
         importer.join();
+    });
+}
+
+#[test]
+fn a_process_that_hung_up_or_ended_while_it_was_being_trusted_gets_no_ticket() {
+    isolated(plain(), |emulator| {
+        let memory = hello_memory();
+        // It lives, but does not listen: nothing is listed for it.
+        let (other, socket) = start_with_socket(|channel, socket| {
+            send_as_self(&socket, &hello(own_pid()), &[]);
+            drop(socket);
+            channel.pause();
+        });
+        other.wait();
+        emulator.record();
+        fails(share::send(&socket, &memory, PATIENCE), "died before the ticket");
+        assert_eq!(support::count(emulator, "MEM_SET_PID"), 0);
+        other.signal();
+        other.join();
+        // It ends while the kernel is being told. This process keeps its end of the socket, so only
+        // the process itself can be missed.
+        let (here, there) = UnixStream::pair().unwrap();
+        let other = start(|channel| {
+            send_as_self(&there, &hello(own_pid()), &[]);
+            channel.pause();
+        });
+        other.wait();
+        static VICTIM: AtomicI32 = AtomicI32::new(0);
+        VICTIM.store(other.pid(), Ordering::Relaxed);
+        let end_it = |fields: Fields| {
+            if fields.get("command").is_some_and(|command| command == "MEM_SET_PID") {
+                let victim = Pid::from_raw(VICTIM.load(Ordering::Relaxed));
+                kill(victim, Signal::SIGKILL).unwrap();
+                waitid(Id::Pid(victim), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+            }
+        };
+        tracing::subscriber::set_global_default(AtEvent(end_it)).unwrap();
+        fails(share::send(&here, &memory, PATIENCE), "ended while it was being trusted");
+        other.kill();
+        assert_eq!(support::count(emulator, "MEM_SET_PID"), 1);
+        drop(there);
     });
 }

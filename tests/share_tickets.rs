@@ -4,6 +4,7 @@ mod support;
 
 use ascend_emulator::config::{Config, Place};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
+use ascend_ioctl::svm;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, Ticket, TicketDevice};
 use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, Session};
@@ -326,5 +327,32 @@ fn a_process_with_the_pid_of_an_exporter_that_died_is_not_taken_for_it() {
         let mut other = ticket;
         other.exporter += 1;
         refused_here(&share::import(&there, &other).unwrap_err(), "named another process");
+    });
+}
+
+#[test]
+fn an_import_that_has_no_pages_is_an_error_and_one_that_could_not_be_released_keeps_nobody_waiting() {
+    on_each_generation(plain(), |_, emulator| {
+        let (export, there, ticket) = good();
+        // A handle says no size that could be compared.
+        let offset = svm::DATA + std::mem::offset_of!(svm::MemImport, pages);
+        inject(emulator, &format!("MEM_IMPORT#1[{offset}]=0000000000000000"));
+        refused_here(&share::import(&there, export.handle()).unwrap_err(), "no pages");
+        let imported = share::import(&there, &ticket).unwrap();
+        inject(emulator, "MEM_RELEASE#1=EBUSY");
+        drop(imported);
+        // The kernel still has it: a second import is its to refuse, not to be waited for.
+        assert_eq!(share::import(&there, &ticket).unwrap_err().errno(), Some(Errno::EFAULT));
+    });
+}
+
+#[test]
+fn memory_whose_release_was_refused_is_not_exported() {
+    on_each_generation(plain(), |_, emulator| {
+        let memory = device(0).create(MIB2).unwrap();
+        inject(emulator, "MEM_RELEASE#1=EBUSY");
+        let memory = memory.free().unwrap_err().object;
+        refused_here(&memory.export().unwrap_err(), "may have begun");
+        memory.free().unwrap();
     });
 }

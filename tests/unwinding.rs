@@ -70,6 +70,7 @@ fn scenario(emulator: &ascend_emulator::Emulator) {
     let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
     pools(emulator, &device);
     names(&device);
+    imports(emulator, &device.session());
     drop(device);
 }
 
@@ -90,6 +91,24 @@ fn pools(emulator: &ascend_emulator::Emulator, device: &Device) {
     inject(emulator, "MEM_UNMAP#1=EBUSY");
     assert!(pool.trim().is_err());
     assert_eq!(pool.trim().unwrap(), 2 * MIB2);
+}
+
+/// The ticket that is being imported and released.
+static TICKET: Mutex<Option<share::Ticket>> = Mutex::new(None);
+
+/// Memory of this process that is imported on another device and released, and once not.
+fn imports(emulator: &ascend_emulator::Emulator, session: &Session) {
+    let (first, second) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+    let export = first.create(MIB2).unwrap().export().unwrap();
+    export.trust(&[share::BareTgid::of_this_process(session).unwrap()]).unwrap();
+    let ticket = export.ticket().unwrap();
+    *TICKET.lock().unwrap() = Some(ticket);
+    for _ in 0..3 {
+        drop(share::import(&second, &ticket).unwrap());
+    }
+    inject(emulator, "MEM_RELEASE#1=EBUSY");
+    drop(share::import(&second, &ticket).unwrap());
+    *TICKET.lock().unwrap() = None;
 }
 
 /// The name that is being opened and closed.
@@ -134,6 +153,10 @@ fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothin
             let _ = session.device(LogicalId(1));
             let _ = session.host().and_then(|host| host.create(MIB2));
             session.memory_at(0x12c0_0000_0000);
+            let ticket = *TICKET.lock().unwrap();
+            if let (Some(ticket), Ok(device)) = (ticket, session.device(LogicalId(1))) {
+                let _ = share::import(&device, &ticket);
+            }
             let name = *NAME.lock().unwrap();
             if let (Some(name), Ok(device)) = (name, session.device(LogicalId(0))) {
                 let _ = share::open_named(&device, &name);
@@ -151,6 +174,7 @@ fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothin
         inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(mapping);
         names(&device);
+        imports(emulator, &session);
         let pool = Pool::new(&PageCache::new(&device));
         drop(pool.allocate(3 * MIB2, 1, Tag(0)).unwrap());
         pool.sleep(Tag(0), Keep::Host, |_| ()).unwrap();
