@@ -553,12 +553,16 @@ pub fn poke(address: u64, value: u64) {
     unsafe { std::ptr::write_volatile(address as *mut u64, value) };
 }
 
-/// Waits until a condition is true: the driver releases in the background, within a few seconds.
+/// How long a rule waits for what the driver does in the background. It takes some seconds, and more
+/// on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Waits until a condition is true.
 pub fn eventually(what: &str, mut true_: impl FnMut() -> bool) -> Verdict {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !true_() {
         if Instant::now() > deadline {
-            return Err(Failure::broken(format!("not within 10 s: {what}")));
+            return Err(Failure::broken(format!("not within {PATIENCE:?}: {what}")));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
