@@ -8,7 +8,7 @@ use ascend_vmm::share::Place;
 use ascend_vmm::{Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::{GIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
+use support::{GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
 fn cache() -> PageCache {
     PageCache::new(&device(0))
@@ -381,7 +381,10 @@ fn a_reset_frees_all_blocks_of_a_tag_and_their_handles_are_worth_nothing() {
         let new = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
         new[2].write(0, b"new").unwrap();
         refused_here(&stale[2].write(0, b"old").unwrap_err(), "freed by a reset");
-        drop(stale);
+        let [_, _, last] = stale;
+        let address = last.into_address();
+        assert_eq!(address, new[2].address());
+        refused_here(&pool.free(address).unwrap_err(), "belongs to a handle");
         pool.free(loose).unwrap_err();
         assert_eq!(pool.statistics_of(Tag(1)).blocks, 3, "stale handles free nothing");
         kept.write(0, b"kept").unwrap();
@@ -591,8 +594,12 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
         *slot.lock().unwrap() = Some((pool.clone(), true));
         pool.trim().unwrap();
         drop(blocks);
-        let all = pool.allocate(pool.statistics().mapped, 1, Tag(0)).unwrap();
-        all.fill(0, all.size(), 1).unwrap();
+        // All that is mapped is free, once.
+        let mapped = pool.statistics().mapped;
+        let all: Vec<_> = (0..mapped / MIB2).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
+        let addresses: std::collections::BTreeSet<u64> = all.iter().map(|block| block.address()).collect();
+        assert_eq!((addresses.len(), pool.statistics().mapped), (all.len(), mapped));
+        all.iter().for_each(|block| block.fill(0, MIB2, 1).unwrap());
         drop(all);
         pool.trim().unwrap();
         assert_eq!(pool.statistics().mapped, 0);
@@ -607,5 +614,35 @@ fn a_step_of_any_size_maps_no_more_than_there_is() {
             drop(pool.allocate(100, 1, Tag(0)).unwrap());
             assert!(pool.statistics().mapped >= MIB2);
         }
+    });
+}
+
+#[test]
+fn addresses_that_were_given_back_are_used_again_and_the_peak_counts_what_was_in_use_at_once() {
+    on_each_generation(plain(), |_, _| {
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let mut blocks: Vec<_> = (0..3).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
+        let (reserved, middle) = (pool.statistics().reserved, blocks.remove(1).address());
+        assert_eq!(pool.trim().unwrap(), MIB2);
+        assert_eq!(pool.allocate(MIB2, 1, Tag(0)).unwrap().address(), middle);
+        assert_eq!(pool.statistics().reserved, reserved);
+        drop(blocks);
+        for _ in 0..5 {
+            pool.free(pool.allocate(2 * MIB2, 1, Tag(0)).unwrap().into_address()).unwrap();
+        }
+        assert_eq!((pool.statistics().in_use, pool.statistics().peak), (0, 3 * MIB2));
+    });
+}
+
+#[test]
+fn handles_do_not_cross_the_border_of_two_reservations_of_a_segment() {
+    isolated(plain(), |_| {
+        // 128 GiB are not a multiple of 20 MiB.
+        let mut segment = Segment::new(&cache(), 200 * GIB).unwrap();
+        let border = 128 * GIB;
+        segment.ensure(border - 24 * MIB..border + 24 * MIB).unwrap();
+        assert!(segment.pieces().any(|(offset, size)| offset + size == border));
+        segment.slice(border - 4, 4).unwrap().write(b"last").unwrap();
+        segment.slice(border, 5).unwrap().write(b"first").unwrap();
     });
 }

@@ -7,7 +7,7 @@ use ascend_vmm::pool::{self, BackupFile, Block, Keep, PageCache, Pool, PoolOptio
 use ascend_vmm::{Error, MemoryKind, Session};
 use nix::libc;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -513,6 +513,9 @@ fn a_child_that_a_callback_forks_and_that_returns_gets_an_error_and_the_parent_g
         for keep in all_kinds(&directory) {
             forked(pool.sleep(WEIGHTS, keep.clone(), |_| fork_once()).map(drop));
             assert_eq!(path.exists(), matches!(keep, Keep::File(_)));
+            if let Ok(file) = path.metadata() {
+                assert_eq!(file.mode() & 0o777, 0o600, "weights may be secret");
+            }
             forked(pool.wake(&[WEIGHTS], |_| fork_once()));
             check(&block, 1);
         }
@@ -582,6 +585,21 @@ impl Worker {
             text[..length].starts_with(number.as_bytes())
         });
     }
+}
+
+#[test]
+fn segments_that_were_unmapped_are_mapped_again_when_a_later_one_is_refused() {
+    isolated(plain(), |emulator| {
+        // Two handles fill a segment.
+        let size = 600 * MIB;
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[size]));
+        let blocks: Vec<_> = (0..3).map(|_| pool.allocate(size, 1, WEIGHTS).unwrap()).collect();
+        blocks.iter().enumerate().for_each(|(number, block)| write(block, number));
+        inject(emulator, "MEM_UNMAP#3=EBUSY");
+        assert!(pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).is_err());
+        blocks.iter().enumerate().for_each(|(number, block)| check(block, number));
+        assert_eq!(pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap(), 3 * size);
+    });
 }
 
 /// A file with contents that tell where they are.
