@@ -225,8 +225,8 @@ fn an_error_does_not_repeat_what_an_earlier_command_left_in_the_log_page() {
     });
 }
 
-/// Whether messages on a socket carry a pidfd of their sender, after that was set; `None` on kernels
-/// that cannot.
+/// Whether messages on a socket carry a pidfd of their sender, after that was set; `None` on
+/// kernels that cannot.
 fn pass_pidfd(socket: &UnixStream, wanted: Option<bool>) -> Option<bool> {
     const SO_PASSPIDFD: i32 = 76;
     let (level, file) = (libc::SOL_SOCKET, socket.as_raw_fd());

@@ -553,8 +553,8 @@ pub fn poke(address: u64, value: u64) {
     unsafe { std::ptr::write_volatile(address as *mut u64, value) };
 }
 
-/// How long a rule waits for what the driver does in the background. It takes some seconds, and more
-/// on a busy machine.
+/// How long a rule waits for what the driver does in the background. It takes some seconds, and
+/// more on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Waits until a condition is true.
