@@ -114,12 +114,11 @@ impl Reservation {
         if size == 0 || size % HUGE_PAGE != 0 || size > RESERVE_HEAP_MAX {
             return Err(bad_size(size));
         }
+        if options.alignment != HUGE_PAGE {
+            check_alignment(options.alignment)?;
+        }
         let start = match options.address {
-            None if options.alignment == HUGE_PAGE => take(session, size, HUGE_PAGE)?,
-            None => {
-                check_alignment(options.alignment)?;
-                take(session, size, options.alignment)?
-            }
+            None => take(session, size, options.alignment)?,
             Some(address) => take_at(session, address, size, options.alignment)?,
         };
         // No other code knows the address, so nothing can use it while ALLOC lays out its books.
@@ -239,7 +238,8 @@ pub(crate) struct Owner {
 }
 
 /// Addresses from the arena, with a new heap if it needs one.
-#[inline]
+// Inlined by force: it has one caller.
+#[inline(always)]
 fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
     let taken = lock(&session.arena).take(size, alignment);
     match taken {
@@ -261,7 +261,6 @@ fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64>
 /// The same at a fixed address.
 #[cold]
 fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u64> {
-    check_alignment(alignment)?;
     let end = address.checked_add(size);
     let Range { start: low, end: high } = ReserveOptions::ADDRESSES;
     if address % HUGE_PAGE != 0 || address % alignment != 0 {

@@ -24,8 +24,8 @@ const CHUNKS: usize = GIBS * GIB_CHUNKS as usize;
 /// Steps of a power of two.
 const STEPS: u32 = 8;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// Sizes 1 to 7 have a list each, then each power of two up to 65536 has eight.
-const POWERS: usize = (HEAP_CHUNKS.trailing_zeros() - STEP_BITS + 2) as usize;
+/// Sizes below 16 have a list each, then each power of two up to 65536 has eight.
+const CLASSES: usize = class(HEAP_CHUNKS) + 1;
 
 /// Sizes below this have a spare run each.
 const SMALL: usize = 64;
@@ -77,12 +77,10 @@ pub(crate) struct Arena {
     /// For each GiB the number of its heap plus one, or 0. Filled when the first heap comes.
     owners: Vec<u16>,
     runs: Runs,
-    /// Bit per power of two that has a free run.
-    powers: u32,
-    /// Bit per step of each power.
-    steps: [u8; POWERS],
+    /// Bit per class that has a free run.
+    filled: [u64; CLASSES.div_ceil(64)],
     /// First free run of each class.
-    first: [[u32; STEPS as usize]; POWERS],
+    first: [u32; CLASSES],
     /// Number of reservations.
     live: usize,
     /// Runs that were freed and are kept as they are, for a reservation of the same size: one of
@@ -101,6 +99,8 @@ struct Runs {
     /// Size of each run and whether it is free, and for free ones the next and previous run of its
     /// list. The first page is for chunks that have none, and stays zero.
     records: Vec<[u32; 3]>,
+    /// How many records belong to chunks.
+    used: u32,
     /// A bit for each chunk that starts a run.
     starts: Vec<u64>,
     /// A bit for each word of `starts` that is not zero.
@@ -121,8 +121,8 @@ impl Runs {
     fn make(&mut self) {
         if self.pages.is_empty() {
             self.pages = vec![0; CHUNKS / PAGE];
-            self.records = Vec::with_capacity(CHUNKS + PAGE);
-            self.records.resize(PAGE, [0; 3]);
+            self.records = vec![[0; 3]; CHUNKS + PAGE];
+            self.used = PAGE as u32;
             self.starts = vec![0; CHUNKS / 64];
             self.summary = vec![0; CHUNKS.div_ceil(64 * 64)];
         }
@@ -154,9 +154,9 @@ impl Runs {
         self.record(chunk)[SIZE] & FREE != 0
     }
 
-    /// Makes a run that starts at `chunk`.
+    /// Makes a run that starts at `chunk`, where none started before.
     #[inline(always)]
-    fn set(&mut self, chunk: u32, record: [u32; 3]) {
+    fn start(&mut self, chunk: u32, record: [u32; 3]) {
         let page = match self.pages[chunk as usize / PAGE] {
             0 => self.add_page(chunk),
             page => page,
@@ -169,16 +169,15 @@ impl Runs {
 
     #[cold]
     fn add_page(&mut self, chunk: u32) -> u32 {
-        let page = self.records.len() as u32;
+        let page = self.used;
+        self.used += PAGE as u32;
         self.pages[chunk as usize / PAGE] = page;
-        self.records.extend_from_slice(&[[0; 3]; PAGE]);
         page
     }
 
     /// No run starts at `chunk` any more: it was merged with the one before.
     #[inline(always)]
     fn clear(&mut self, chunk: u32) {
-        self.record_mut(chunk)[SIZE] = 0;
         let word = chunk as usize / 64;
         self.starts[word] &= !(1 << (chunk % 64));
         if self.starts[word] == 0 {
@@ -215,9 +214,8 @@ impl Arena {
             heaps: Vec::new(),
             owners: Vec::new(),
             runs: Runs::default(),
-            powers: 0,
-            steps: [0; POWERS],
-            first: [[NONE; STEPS as usize]; POWERS],
+            filled: [0; CLASSES.div_ceil(64)],
+            first: [NONE; CLASSES],
             live: 0,
             spares: [NONE; SMALL],
             large: 0,
@@ -260,12 +258,14 @@ impl Arena {
         };
         // The step is a power of two.
         let start = (run + (step - 1)) & !(step - 1);
-        let [size, next, previous] = self.runs.record(run);
+        let index = self.runs.index(run);
+        let [size, next, previous] = self.runs.records[index];
         let (size, rest) = (size >> 1, (size >> 1) - chunks);
         if start == run && is_same_class(size, rest) {
             // What is left takes its place in the list.
-            self.replace(run + chunks, rest, next, previous);
-            self.runs.record_mut(run)[SIZE] = chunks << 1;
+            self.runs.records[index] = taken(chunks);
+            let record = self.replace(run + chunks, rest, next, previous);
+            self.runs.start(run + chunks, record);
             self.live += 1;
         } else {
             self.unlink(size, next, previous);
@@ -345,12 +345,13 @@ impl Arena {
                 self.runs.clear(end);
                 if is_same_class(size, more >> 1) {
                     // It takes its neighbour's place in the list.
-                    return self.replace(run, size, next, previous);
+                    *self.runs.record_mut(run) = self.replace(run, size, next, previous);
+                    return;
                 }
                 self.unlink(more >> 1, next, previous);
             }
         }
-        self.link(run, size);
+        *self.runs.record_mut(run) = self.link(run, size);
     }
 
     /// Whether another heap, or none, is before a chunk.
@@ -397,7 +398,9 @@ impl Arena {
         for gib in gib(window.start)..=gib(window.start + window.size - 1) {
             self.owners[gib] = self.heaps.len() as u16;
         }
-        self.link(chunk(window.start), (window.size / HUGE_PAGE) as u32);
+        let run = chunk(window.start);
+        let record = self.link(run, (window.size / HUGE_PAGE) as u32);
+        self.runs.start(run, record);
     }
 
     /// Takes whole GiB for a heap that is not for reservations, at the upper end of the addresses,
@@ -436,24 +439,18 @@ impl Arena {
     #[inline]
     fn find(&self, chunks: u32) -> Option<u32> {
         // Round up to the next class, all of whose runs are long enough.
-        let power = chunks.ilog2();
-        let rounded = if power >= STEP_BITS { chunks + (1 << (power - STEP_BITS)) - 1 } else { chunks };
+        let rounded = chunks + (1 << step_bits(chunks)) - 1;
         if rounded > HEAP_CHUNKS {
             return None;
         }
-        let (mut power, mut step) = class(rounded);
-        let steps = self.steps[power] & (u8::MAX << step);
-        if steps != 0 {
-            step = steps.trailing_zeros() as usize;
-        } else {
-            let powers = self.powers & (u32::MAX << power << 1);
-            if powers == 0 {
-                return None;
-            }
-            power = powers.trailing_zeros() as usize;
-            step = self.steps[power].trailing_zeros() as usize;
+        let class = class(rounded);
+        let mut word = class / 64;
+        let mut filled = self.filled[word] & (u64::MAX << (class % 64));
+        while filled == 0 {
+            word += 1;
+            filled = *self.filled.get(word)?;
         }
-        Some(self.first[power][step])
+        Some(self.first[word * 64 + filled.trailing_zeros() as usize])
     }
 
     /// The same for one that [`Arena::find`] did not see: kept aside, or long enough but in a class
@@ -461,17 +458,14 @@ impl Arena {
     #[cold]
     fn search(&mut self, chunks: u32, alignment: u32) -> Option<u32> {
         self.merge_spares();
-        let (least, _) = class(chunks);
-        for power in least..POWERS {
-            for first in self.first[power] {
-                let mut run = first;
-                while run != NONE {
-                    let [size, next, _] = self.runs.record(run);
-                    if run.next_multiple_of(alignment) + chunks <= run + (size >> 1) {
-                        return Some(run);
-                    }
-                    run = next;
+        for &first in &self.first[class(chunks)..] {
+            let mut run = first;
+            while run != NONE {
+                let [size, next, _] = self.runs.record(run);
+                if run.next_multiple_of(alignment) + chunks <= run + (size >> 1) {
+                    return Some(run);
                 }
+                run = next;
             }
         }
         None
@@ -481,42 +475,44 @@ impl Arena {
     #[inline(always)]
     fn carve(&mut self, run: u32, size: u32, start: u32, chunks: u32) {
         let end = run + size;
-        if start > run {
-            self.link(run, start - run);
-        }
         if end > start + chunks {
-            self.link(start + chunks, end - (start + chunks));
+            let record = self.link(start + chunks, end - (start + chunks));
+            self.runs.start(start + chunks, record);
         }
-        self.runs.set(start, [chunks << 1, 0, 0]);
+        if start > run {
+            *self.runs.record_mut(run) = self.link(run, start - run);
+            self.runs.start(start, taken(chunks));
+        } else {
+            *self.runs.record_mut(start) = taken(chunks);
+        }
         self.live += 1;
     }
 
-    /// Makes a free run and puts it at the head of its list.
+    /// Puts a free run at the head of its list. Returns its record.
     #[inline(always)]
-    fn link(&mut self, run: u32, size: u32) {
-        let (power, step) = class(size);
-        let next = std::mem::replace(&mut self.first[power][step], run);
-        self.runs.set(run, [size << 1 | FREE, next, NONE]);
+    fn link(&mut self, run: u32, size: u32) -> [u32; 3] {
+        let class = class(size);
+        let next = std::mem::replace(&mut self.first[class], run);
         if next != NONE {
             self.runs.record_mut(next)[PREVIOUS] = run;
         }
-        self.steps[power] |= 1 << step;
-        self.powers |= 1 << power;
+        self.filled[class / 64] |= 1 << (class % 64);
+        [size << 1 | FREE, next, NONE]
     }
 
-    /// Makes a free run that takes the place of another of the same class in its list, between two.
+    /// Puts a free run into the place of another of the same class in its list, between two.
+    /// Returns its record.
     #[inline(always)]
-    fn replace(&mut self, run: u32, size: u32, next: u32, previous: u32) {
-        self.runs.set(run, [size << 1 | FREE, next, previous]);
+    fn replace(&mut self, run: u32, size: u32, next: u32, previous: u32) -> [u32; 3] {
         if next != NONE {
             self.runs.record_mut(next)[PREVIOUS] = run;
         }
         if previous != NONE {
             self.runs.record_mut(previous)[NEXT] = run;
         } else {
-            let (power, step) = class(size);
-            self.first[power][step] = run;
+            self.first[class(size)] = run;
         }
+        [size << 1 | FREE, next, previous]
     }
 
     /// Takes a free run of a size out of its list, from between two.
@@ -529,31 +525,38 @@ impl Arena {
             self.runs.record_mut(previous)[NEXT] = next;
             return;
         }
-        let (power, step) = class(size);
-        self.first[power][step] = next;
+        let class = class(size);
+        self.first[class] = next;
         if next == NONE {
-            self.steps[power] &= !(1 << step);
-            if self.steps[power] == 0 {
-                self.powers &= !(1 << power);
-            }
+            self.filled[class / 64] &= !(1 << (class % 64));
         }
     }
 }
 
-/// The class of a size: power of two and step, or 0 and the size itself for the smallest.
+/// The record of a run that is not free.
 #[inline(always)]
-fn class(chunks: u32) -> (usize, usize) {
-    if chunks < STEPS {
-        return (0, chunks as usize);
-    }
-    let power = chunks.ilog2();
-    ((power - STEP_BITS + 1) as usize, (chunks >> (power - STEP_BITS)) as usize & (STEPS as usize - 1))
+fn taken(chunks: u32) -> [u32; 3] {
+    [chunks << 1, 0, 0]
+}
+
+/// The class of a size. Each of the eight steps of a power of two is a class, but for the smallest
+/// sizes, where a step would be less than a chunk.
+#[inline(always)]
+const fn class(chunks: u32) -> usize {
+    let step = step_bits(chunks);
+    (step * STEPS + (chunks >> step)) as usize
+}
+
+/// The step of a size's power of two, as a power of two.
+#[inline(always)]
+const fn step_bits(chunks: u32) -> u32 {
+    (chunks | STEPS).ilog2() - STEP_BITS
 }
 
 /// Whether a smaller size is of the same class.
 #[inline(always)]
 fn is_same_class(size: u32, smaller: u32) -> bool {
-    size >= STEPS && (size ^ smaller) >> (size.ilog2() - STEP_BITS) == 0
+    (size ^ smaller) >> step_bits(size) == 0
 }
 
 /// The place of the spare run of a size.
@@ -620,21 +623,18 @@ mod tests {
     fn check(arena: &Arena, taken: &BTreeMap<u64, u64>) {
         let runs = &arena.runs;
         let mut linked = 0;
-        for power in 0..POWERS {
-            assert_eq!(arena.powers >> power & 1 == 1, arena.steps[power] != 0);
-            for step in 0..STEPS as usize {
-                let mut run = arena.first[power][step];
-                assert_eq!(arena.steps[power] >> step & 1 == 1, run != NONE);
-                let mut before = NONE;
-                while run != NONE {
-                    let [_, next, previous] = runs.record(run);
-                    assert!(runs.is_free(run));
-                    assert_eq!(class(runs.size(run)), (power, step));
-                    assert_eq!(previous, before);
-                    linked += 1;
-                    before = run;
-                    run = next;
-                }
+        for (of, &first) in arena.first.iter().enumerate() {
+            let mut run = first;
+            assert_eq!(arena.filled[of / 64] >> (of % 64) & 1 == 1, run != NONE);
+            let mut before = NONE;
+            while run != NONE {
+                let [_, next, previous] = runs.record(run);
+                assert!(runs.is_free(run));
+                assert_eq!(class(runs.size(run)), of);
+                assert_eq!(previous, before);
+                linked += 1;
+                before = run;
+                run = next;
             }
         }
         let mut found = BTreeMap::new();
@@ -664,7 +664,7 @@ mod tests {
             assert_eq!(run, end, "no run crosses the end of a heap");
         }
         assert_eq!(linked, 0, "every free run is in exactly one list");
-        assert_eq!(spares, [], "every spare run is in a heap");
+        assert!(spares.is_empty(), "every spare run is in a heap");
         assert_eq!(&found, taken);
         assert_eq!(arena.live, taken.len());
     }
@@ -737,6 +737,15 @@ mod tests {
             check(&arena, &BTreeMap::new());
             prop_assert!(arena.is_idle());
         }
+    }
+
+    #[test]
+    fn classes_follow_each_other_without_a_gap_and_grow_by_an_eighth() {
+        for size in 1..=HEAP_CHUNKS {
+            assert!((class(size - 1)..=class(size - 1) + 1).contains(&class(size)), "{size}");
+            assert!(class(size + size.div_ceil(8)) > class(size), "{size}");
+        }
+        assert_eq!(class(HEAP_CHUNKS), CLASSES - 1);
     }
 
     #[test]
