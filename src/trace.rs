@@ -52,7 +52,7 @@ pub(crate) fn is_wanted() -> bool {
 /// lock. What is kept back then is handed to it if it wants it.
 #[cold]
 fn is_enabled() -> bool {
-    REASONS.get() > 0 || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
+    STATE.get() >= HELD || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
 }
 
 /// Makes a system call and reports it.
@@ -91,12 +91,14 @@ enum Event {
 }
 
 thread_local! {
-    /// How many locks and slots this thread holds under which nothing is reported, and whether it
-    /// has kept something back. Plain numbers, which cost a thread nothing.
-    static REASONS: Cell<usize> = const { Cell::new(0) };
-    static KEPT_ANY: Cell<bool> = const { Cell::new(false) };
+    /// [`HELD`] for each lock and slot of this thread under which nothing is reported, and
+    /// [`KEPT_ANY`] if it has kept something back. One plain number, which costs a thread nothing.
+    static STATE: Cell<usize> = const { Cell::new(0) };
     static KEPT: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
+
+const KEPT_ANY: usize = 1;
+const HELD: usize = 2;
 
 /// While this lives, what this thread reports is kept back. Take it *before* a lock or a slot that
 /// is held over a system call, so that it is dropped after it.
@@ -114,15 +116,16 @@ impl Quiet {
 /// Keeps back what this thread reports.
 #[inline]
 pub(crate) fn quiet() -> Quiet {
-    REASONS.set(REASONS.get() + 1);
+    STATE.set(STATE.get() + HELD);
     Quiet(PhantomData)
 }
 
 impl Drop for Quiet {
     #[inline]
     fn drop(&mut self) {
-        REASONS.set(REASONS.get() - 1);
-        if REASONS.get() == 0 && KEPT_ANY.get() {
+        let state = STATE.get() - HELD;
+        STATE.set(state);
+        if state == KEPT_ANY {
             report_kept();
         }
     }
@@ -130,18 +133,19 @@ impl Drop for Quiet {
 
 #[cold]
 fn report_kept() {
-    KEPT_ANY.set(false);
+    STATE.set(0);
     let kept = KEPT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut()));
     kept.unwrap_or_default().iter().for_each(emit);
 }
 
 fn report(event: Event) {
-    if REASONS.get() == 0 {
+    if STATE.get() < HELD {
         return emit(&event);
     }
     // A thread that is ending has nothing left to keep it in; then it goes unreported.
-    let kept = KEPT.try_with(|kept| kept.borrow_mut().push(event));
-    KEPT_ANY.set(kept.is_ok());
+    if KEPT.try_with(|kept| kept.borrow_mut().push(event)).is_ok() {
+        STATE.set(STATE.get() | KEPT_ANY);
+    }
 }
 
 /// Hands an event to the subscriber. Its panic ends here: the panic hook has reported it, and the

@@ -58,11 +58,12 @@ impl Buffer {
     fn zeroed(buffer: &mut MaybeUninit<Buffer>) -> &mut Buffer {
         const { assert!(size_of::<Buffer>() % PIECE == 0) };
         let pieces = buffer.as_mut_ptr().cast::<[u8; PIECE]>();
-        for piece in 0..size_of::<Buffer>() / PIECE {
-            // SAFETY: the buffer is borrowed exclusively and has so many pieces.
-            unsafe { pieces.add(piece).write_bytes(0, 1) };
+        // The first piece last, as the argument begins there: zeroes of it are not stored twice.
+        for piece in (0..size_of::<Buffer>() / PIECE).rev() {
             // Keeps the compiler from joining the pieces.
             compiler_fence(Ordering::SeqCst);
+            // SAFETY: the buffer is borrowed exclusively and has so many pieces.
+            unsafe { pieces.add(piece).write_bytes(0, 1) };
         }
         // SAFETY: every byte was written, and all zeroes are valid, as for all bytes of a
         // `FromBytes`.
@@ -470,7 +471,8 @@ impl Svm {
             ..Default::default()
         };
         let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
-        let unit = if answer.page == svm::PAGE_GIANT && device == HOST_ID { GIANT_PAGE } else { HUGE_PAGE };
+        // A device counts 1 GiB pages in 2 MiB ones.
+        let unit = if device == HOST_ID { unit_of_host(answer.page) } else { HUGE_PAGE };
         Ok(Imported {
             handle: Handle {
                 device,
@@ -721,6 +723,12 @@ impl Svm {
     fn refused(&self, op: Op, errno: Errno) -> Box<Refused> {
         Refused::new(SystemCall::Svm(op), errno).kernel_log(self.log.take())
     }
+}
+
+/// In what the host counts memory of a page kind.
+#[cold]
+fn unit_of_host(page: u32) -> u64 {
+    if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }
 }
 
 #[cold]
