@@ -65,9 +65,17 @@ pub(crate) struct Mapped {
     reserved: Arc<Live<Reserved>>,
     /// The peers that were granted access. They stay open as long as the mapping: a peer that is
     /// closed forgets what it was granted.
-    granted: Mutex<Vec<Arc<Live<DeviceInner>>>>,
+    granted: Mutex<Option<Box<Granted>>>,
     /// Whether the CPU was granted access.
     seen: AtomicBool,
+}
+
+/// A device that was granted access to a mapping, and those before it. A list, because few mappings
+/// have any, and an empty one is a single word.
+#[derive(Debug)]
+struct Granted {
+    peer: Arc<Live<DeviceInner>>,
+    before: Option<Box<Granted>>,
 }
 
 const OPERATION: &str = "map physical memory";
@@ -122,21 +130,22 @@ impl Reservation {
                 },
             )
         });
-        made.map(|()| Mapping { inner })
+        made.map(|()| Mapping { inner }).map_err(|error| *error)
     }
 
     /// Enters a mapping into the table, and MEM_MAP. After an error it is not in the table.
+    // The error is in a box, so that what becomes of all this is one word.
     #[inline]
-    fn put(&self, address: u64, block: &Arc<Live<Block>>, mapped: &Weak<Live<Mapped>>) -> Result<()> {
+    fn put(&self, address: u64, block: &Arc<Live<Block>>, mapped: &Weak<Live<Mapped>>) -> Result<(), Box<Error>> {
         let reserved = &self.inner;
         let session = &reserved.session;
         // Entered before MEM_MAP, so that no two threads map the same.
         let mut table = session.mappings.lock();
         if table.is_occupied(address, block.size) {
-            return Err(occupied(address, block.size));
+            return Err(Box::new(occupied(address, block.size)));
         }
         if let Err(owner) = reserved.claim(block.device.id, block.imported) {
-            return Err(other_owner(reserved, block, &owner));
+            return Err(Box::new(other_owner(reserved, block, &owner)));
         }
         table.insert(address, mapped, block);
         drop(table);
@@ -153,7 +162,7 @@ impl Reservation {
         }
         drop(table);
         let arguments = format!("address {address:#x}, {}", block.describe());
-        Err(block.device.failed(refused, OPERATION, arguments))
+        Err(Box::new(block.device.failed(refused, OPERATION, arguments)))
     }
 
     /// Maps memory at many offsets, all of it or none: what [`Reservation::map`] does for each.

@@ -6,7 +6,7 @@
 //! before. The only type of access that is ever passed is read-write: the kernel maps nothing else,
 //! and type 0 leads it into a panic.
 
-use super::{HostView, Mapped, Mapping};
+use super::{Granted, HostView, Mapped, Mapping};
 use crate::device::Device;
 use crate::driver::svm::HOST_ID;
 use crate::error::{Errno, Invalid, Result};
@@ -45,7 +45,8 @@ impl Mapping {
         // Two threads that grant the same do it once.
         let _quiet = quiet();
         let mut granted = lock(&mapped.granted);
-        if id == mapped.block.device.id || granted.iter().any(|device| device.id == id) {
+        let mut peers = std::iter::successors(granted.as_deref(), |granted| granted.before.as_deref());
+        if id == mapped.block.device.id || peers.any(|granted| granted.peer.id == id) {
             return Ok(());
         }
         let block = &mapped.block;
@@ -56,7 +57,7 @@ impl Mapping {
             }
         }
         mapped.set_access(id)?;
-        granted.push(peer.inner.clone());
+        *granted = Some(Box::new(Granted { peer: peer.inner.clone(), before: granted.take() }));
         Ok(())
     }
 

@@ -139,7 +139,7 @@ impl MappingTable {
     /// The ranges that are mapped in `start..end`, in order. No mapping crosses `start` or `end`.
     pub(crate) fn ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         // Room for what most reservations hold.
-        let mut found = Vec::with_capacity(64);
+        let mut found = Vec::with_capacity(128);
         self.lock().each(start, end, |first, entry| found.push((self::start(first), entry.size())));
         found
     }
@@ -194,16 +194,15 @@ impl Ranges {
             self.gibs = vec![None; GIBS];
         }
         let table = self.gibs[gib].get_or_insert_default();
+        let others = table.starts[word];
+        table.starts[word] = others | 1 << bit;
+        if others == 0 {
+            table.summary |= 1 << word;
+            self.started[gib / 64] |= 1 << (gib % 64);
+        }
         let entries = table.words[word].get_or_insert_with(Word::new);
         entries.indices[bit as usize % 64] = entries.entries.len() as u8;
         entries.entries.push(entry);
-        let others = table.starts[word];
-        table.starts[word] = others | 1 << bit;
-        if others != 0 {
-            return;
-        }
-        table.summary |= 1 << word;
-        self.started[gib / 64] |= 1 << (gib % 64);
     }
 
     /// Takes a mapping out: the kernel does not have it any more.
@@ -211,19 +210,20 @@ impl Ranges {
     pub(crate) fn remove(&mut self, address: u64) {
         let (gib, word, bit) = split(chunk(address));
         let Some(table) = self.gibs.get_mut(gib).and_then(Option::as_mut) else { return };
-        if table.starts[word] >> bit & 1 == 0 {
+        let starts = table.starts[word];
+        if starts >> bit & 1 == 0 {
             return;
         }
-        table.starts[word] &= !(1 << bit);
+        let others = starts & !(1 << bit);
+        table.starts[word] = others;
+        if others == 0 {
+            table.summary &= !(1 << word);
+            if table.summary == 0 {
+                self.started[gib / 64] &= !(1 << (gib % 64));
+            }
+        }
         if let Some(entries) = &mut table.words[word] {
             entries.remove(bit);
-        }
-        if table.starts[word] != 0 {
-            return;
-        }
-        table.summary &= !(1 << word);
-        if table.summary == 0 {
-            self.started[gib / 64] &= !(1 << (gib % 64));
         }
     }
 
@@ -261,6 +261,7 @@ impl Ranges {
     }
 
     /// The last mapping that starts before a GiB.
+    #[inline(always)]
     fn last_before(&self, gib: usize) -> Option<Found<'_>> {
         let gib = self.started_before(gib)?;
         self.gibs.get(gib)?.as_deref()?.last_before(gib, WORDS)
@@ -269,20 +270,20 @@ impl Ranges {
     /// The last GiB before this one in which a mapping starts. Not further away than four words of
     /// GiBs: a mapping is no larger than two, as a reservation is, and so is a range of which the
     /// last GiB is looked for.
-    #[inline]
+    #[inline(always)]
     fn started_before(&self, gib: usize) -> Option<usize> {
         const { assert!(RESERVE_HEAP_MAX / HUGE_PAGE <= 2 * 64 * CHUNKS_OF_GIB as u64) };
-        let mut word = gib / 64;
-        let least = word.saturating_sub(4);
-        let mut bits = self.started[word] & ((1 << (gib % 64)) - 1);
+        let last = gib / 64;
+        let mut word = last;
+        let mut bits = self.started[last] & ((1 << (gib % 64)) - 1);
         while bits == 0 {
-            if word == least {
+            if word == 0 || word + 4 == last {
                 return None;
             }
             word -= 1;
             bits = self.started[word];
         }
-        Some(word * 64 + 63 - bits.leading_zeros() as usize)
+        Some(word * 64 + bits.ilog2() as usize)
     }
 
     /// Calls with every mapping that starts in `start..end`, in order.
@@ -319,7 +320,7 @@ impl Gib {
     /// The mapping of the last of some bits of a word.
     #[inline(always)]
     fn found(&self, gib: usize, word: usize, bits: u64) -> Option<Found<'_>> {
-        let bit = 63 - bits.leading_zeros();
+        let bit = bits.checked_ilog2()?;
         Some(((gib * WORDS + word) as u32 * 64 + bit, self.words[word].as_deref()?.get(bit)?))
     }
 
