@@ -19,7 +19,7 @@ use crate::slots::{Found, lock};
 use crate::trace::{self, quiet};
 use std::collections::btree_map::Entry;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A device that is set up for this process.
 ///
@@ -63,6 +63,8 @@ pub struct Host {
 pub(crate) struct DeviceInner {
     pub(crate) id: u32,
     open: OpenDevice,
+    /// The super-pod id for imports, when it was first needed.
+    pub(crate) sdid: OnceLock<u32>,
     pub(crate) session: Arc<Live<Inner>>,
 }
 
@@ -143,7 +145,8 @@ impl Device {
             Some(device) => return Err(half_closed(session, device)),
             None => set_up(session, id)?,
         };
-        let inner = Arc::new(Live::new(DeviceInner { id: number, open, session: session.clone() }));
+        let inner = DeviceInner { id: number, open, sdid: OnceLock::new(), session: session.clone() };
+        let inner = Arc::new(Live::new(inner));
         slot.fill(&inner);
         Ok(Device { inner })
     }
@@ -212,8 +215,8 @@ impl DeviceInner {
             Found::Object(host) => host,
             Found::Vacant(vacant) => {
                 let slot = vacant.take();
-                let inner = DeviceInner { id: HOST_ID, open: OpenDevice::host(), session: session.clone() };
-                let host = Arc::new(Live::new(inner));
+                let (open, session) = (OpenDevice::host(), session.clone());
+                let host = Arc::new(Live::new(DeviceInner { id: HOST_ID, open, sdid: OnceLock::new(), session }));
                 slot.fill(&host);
                 host
             }

@@ -274,15 +274,15 @@ impl Block {
 
     /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
     #[inline(always)]
-    pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
+    pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<(), Box<Error>> {
         if Page::from_code(answer.page).is_none() {
-            return Err(normal_pages());
+            return Err(Box::new(normal_pages()));
         }
         if answer.size == 0 {
-            return Err(no_pages());
+            return Err(Box::new(no_pages()));
         }
         match ticket {
-            Some(ticket) if ticket.size != answer.size => Err(other_size(ticket.size, answer.size)),
+            Some(ticket) if ticket.size != answer.size => Err(Box::new(other_size(ticket.size, answer.size))),
             _ => Ok(()),
         }
     }

@@ -53,7 +53,7 @@ use crate::id::{LogicalId, PhysicalId};
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::Inner;
 use crate::session::undo::Live;
-use crate::slots::{Found, Key, Slot, Slots, lock};
+use crate::slots::{Found, Key, Slots, lock};
 use crate::trace::{self, quiet};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -74,19 +74,21 @@ pub(crate) struct Sharing {
     initial: OnceLock<bool>,
     /// The process that was trusted last.
     known: AtomicI32,
-    /// When this process started, in clock ticks since boot; 0 if /proc does not say.
-    start: OnceLock<u64>,
-    boot_id: OnceLock<[u8; 16]>,
+    identity: OnceLock<Identity>,
     devices: OnceLock<Vec<Numbers>>,
 }
 
-impl Sharing {
-    /// The kernel's boot id.
-    #[inline]
-    fn boot_id(&self) -> [u8; 16] {
-        *self.boot_id.get_or_init(bare_tgid::boot_id)
-    }
+/// What a ticket says of the process that made it.
+#[derive(Debug)]
+struct Identity {
+    tgid: i32,
+    /// When the process started, in clock ticks since boot; 0 if /proc does not say.
+    start: u64,
+    /// The kernel's.
+    boot_id: [u8; 16],
+}
 
+impl Sharing {
     /// Refuses a process that has not started. One that had when it was trusted last is not looked
     /// up again: an exporter trusts the same importer for many memories.
     #[inline]
@@ -146,12 +148,23 @@ struct Numbers {
     sdid: Option<u32>,
 }
 
-impl Numbers {
-    /// The device with a logical id. They are listed in that order, most often without a gap.
+impl DeviceInner {
+    /// The super-pod id that a plain import on this device is made with: its own, for the host the
+    /// first device's; 0 if there is none.
     #[inline]
-    fn of(all: &[Numbers], id: u32) -> Option<&Numbers> {
-        let is_wanted = |numbers: &&Numbers| numbers.logical.0 == id;
-        all.get(id as usize).filter(is_wanted).or_else(|| all.iter().find(is_wanted))
+    fn sdid(&self) -> Result<u32> {
+        match self.sdid.get() {
+            Some(&sdid) => Ok(sdid),
+            None => self.ask_sdid(),
+        }
+    }
+
+    #[cold]
+    fn ask_sdid(&self) -> Result<u32> {
+        let id = if self.is_host() { 0 } else { self.id };
+        let found = self.session.numbers()?.iter().find(|numbers| numbers.logical.0 == id);
+        let sdid = found.and_then(|numbers| numbers.sdid).unwrap_or(0);
+        Ok(*self.sdid.get_or_init(|| sdid))
     }
 }
 
@@ -283,7 +296,8 @@ impl Export {
     /// Those of [`Export::fabric_handle`], and of looking up this process's id.
     pub fn ticket(&self) -> Result<Ticket> {
         let block = &self.memory.block;
-        let (tgid, kind) = (block.device.session.bare_tgid()?, block.kind());
+        block.device.session.svm.check_process()?;
+        let (identity, kind) = (block.device.session.identity()?, block.kind());
         Ok(Ticket {
             handle: self.handle,
             size: block.size,
@@ -291,9 +305,9 @@ impl Export {
             memory: kind.memory,
             device: self.numbers()?.map(|numbers| TicketDevice { physical: numbers.physical.0, sdid: numbers.sdid }),
             generation: self.memory.session().generation(),
-            exporter: tgid,
-            exporter_start: block.device.session.start_time(),
-            boot_id: block.device.session.sharing.boot_id(),
+            exporter: identity.tgid,
+            exporter_start: identity.start,
+            boot_id: identity.boot_id,
         })
     }
 
@@ -455,8 +469,8 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let device = place.inner();
     let session = &device.session;
     session.svm.check_process()?;
-    let numbers = session.numbers()?;
-    let wanted = Wanted::new(session, numbers, device, source)?;
+    let wanted = Wanted::new(device, source)?;
+    let sdid = device.sdid()?;
     let key = wanted.key(device.id);
     let vacant = match session.sharing.imports.find(key) {
         Found::Object(block) => {
@@ -467,43 +481,36 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
         }
         Found::Vacant(vacant) => vacant,
     };
+    // In a box, so that what becomes of all this is one word.
     let mut made = Ok(());
-    let block = vacant.make(|slot| {
-        let export = wanted.export(numbers, device.id);
-        let answer = match session.svm.mem_import(device.id, &export, wanted.size()) {
-            Ok(answer) => answer,
-            Err(refused) => {
-                drop(slot.take());
-                made = Err(wanted.refused(device, refused));
-                return nothing(device, key);
+    let block = vacant.make(|claim| {
+        let mut answer = svm::Imported::default();
+        match session.svm.mem_import(device.id, &wanted.export(sdid), wanted.size()) {
+            Ok(imported) => {
+                // An import vacates its key when it is released.
+                claim.keep();
+                match Block::check_import(&imported, wanted.ticket) {
+                    Ok(()) => answer = imported,
+                    Err(error) => {
+                        release(Block::imported(device, &imported, key, None));
+                        made = Err(error);
+                    }
+                }
             }
-        };
-        let block = Live::new(Block::imported(device, &answer, key, wanted.ticket));
-        if let Err(error) = Block::check_import(&answer, wanted.ticket) {
-            release(block, slot.take());
-            made = Err(error);
-            return nothing(device, key);
+            Err(refused) => {
+                drop(claim);
+                made = Err(Box::new(wanted.refused(device, refused)));
+            }
         }
-        block
+        Live::new_if(made.is_ok(), Block::imported(device, &answer, key, wanted.ticket))
     });
-    made.map(|()| PhysicalMemory { block })
+    made.map(|()| PhysicalMemory { block }).map_err(|error| *error)
 }
 
-/// What stands for an import that failed.
+/// Releases an import that is not what it should be.
 #[cold]
-fn nothing(device: &Arc<Live<DeviceInner>>, key: ImportKey) -> Live<Block> {
-    Live::new_if(false, Block::imported(device, &svm::Imported::default(), key, None))
-}
-
-/// Releases an import that is not what it should be, and vacates its slot. Nothing is reported
-/// before that: a subscriber that imports the same would wait for it.
-#[cold]
-fn release(block: Live<Block>, slot: Option<Slot<'_, ImportKey, Live<Block>>>) {
-    let _quiet = quiet();
-    if let Some(slot) = slot {
-        slot.keep();
-    }
-    drop(block);
+fn release(block: Block) {
+    drop(Live::new(block));
 }
 
 /// An import whose facts were checked.
@@ -515,31 +522,33 @@ struct Wanted<'a> {
     ticket: Option<&'a Ticket>,
     /// Of the vendor's long form: super-pod id and physical id of the exporting device.
     fabric: Option<(u32, u32)>,
-    /// Whether the exporter is on another server.
-    remote: bool,
+    /// The super-pod id of an exporter on another server, 0 on this one.
+    remote: u32,
 }
 
 impl<'a> Wanted<'a> {
     // This and what it uses is inlined by force: only one caller has each source.
     #[inline(always)]
-    fn new(session: &Inner, numbers: &[Numbers], device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
+    fn new(device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
+        let session = &device.session;
         match source {
             Source::Ticket(ticket) => {
-                let exporter = ticket_device(numbers, ticket, session.sharing.boot_id() == ticket.boot_id)?;
-                let own = ticket.exporter == session.bare_tgid()? && ticket.exporter_start == session.start_time();
+                let identity = session.identity()?;
+                let exporter = ticket_device(session.numbers()?, ticket, identity.boot_id == ticket.boot_id)?;
+                let own = ticket.exporter == identity.tgid && ticket.exporter_start == identity.start;
                 if own && exporter == device.id {
                     return Err(own_export(device));
                 }
                 Ok(Wanted::plain(ticket.handle.share_id(), exporter, Some(ticket)))
             }
             Source::Handle(handle) => Ok(Wanted::plain(handle.share_id(), handle.device(), None)),
-            Source::Fabric(fabric) => Wanted::fabric(numbers, fabric),
+            Source::Fabric(fabric) => Wanted::fabric(session.numbers()?, fabric),
         }
     }
 
     #[inline(always)]
     fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
-        Wanted { share, exporter, ticket, fabric: None, remote: false }
+        Wanted { share, exporter, ticket, fabric: None, remote: 0 }
     }
 
     #[cold]
@@ -553,9 +562,11 @@ impl<'a> Wanted<'a> {
             // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
             let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
             let of_this_server = |own: &Numbers| own.sdid.is_some_and(|own| server(own) == server(sdid));
-            wanted.remote = !numbers.iter().any(of_this_server);
+            if !numbers.iter().any(of_this_server) {
+                wanted.remote = sdid;
+            }
         }
-        if wanted.remote || fabric.handle.is_host() {
+        if wanted.remote != 0 || fabric.handle.is_host() {
             return Ok(wanted);
         }
         match numbers.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
@@ -568,22 +579,17 @@ impl<'a> Wanted<'a> {
     /// Its key among the imports on a device.
     #[inline(always)]
     fn key(self, device: u32) -> ImportKey {
-        let sdid = self.fabric.filter(|_| self.remote).map_or(0, |(sdid, _)| sdid);
-        ImportKey::new(device, self.exporter, self.share, sdid)
+        ImportKey::new(device, self.exporter, self.share, self.remote)
     }
 
-    /// As the kernel takes it, for an import on a device.
+    /// As the kernel takes it, for an import on a device with a super-pod id.
     #[inline(always)]
-    fn export(self, numbers: &[Numbers], device: u32) -> svm::Export {
+    fn export(self, sdid: u32) -> svm::Export {
         let Wanted { share, exporter, .. } = self;
-        if let Some((sdid, physical)) = self.fabric {
-            return svm::Export { share, exporter, physical, sdid, fabric: true };
+        match self.fabric {
+            Some((sdid, physical)) => svm::Export { share, exporter, physical, sdid, fabric: true },
+            None => svm::Export { share, exporter, physical: 0, sdid, fabric: false },
         }
-        // Where a plain import wants a super-pod id it is that of the importing device, of the
-        // first for the host.
-        let importer = if device == HOST_ID { 0 } else { device };
-        let sdid = Numbers::of(numbers, importer).and_then(|numbers| numbers.sdid).unwrap_or(0);
-        svm::Export { share, exporter, physical: 0, sdid, fabric: false }
     }
 
     /// The size as the ticket says, or 0.
@@ -720,9 +726,20 @@ impl Inner {
         Ok(*self.sharing.initial.get_or_init(|| initial))
     }
 
-    /// When this process started.
-    fn start_time(&self) -> u64 {
-        *self.sharing.start.get_or_init(|| bare_tgid::start_time("self").unwrap_or(0))
+    /// What this process's tickets say of it.
+    #[inline]
+    fn identity(&self) -> Result<&Identity> {
+        match self.sharing.identity.get() {
+            Some(identity) => Ok(identity),
+            None => self.ask_identity(),
+        }
+    }
+
+    #[cold]
+    fn ask_identity(&self) -> Result<&Identity> {
+        let tgid = self.bare_tgid()?;
+        let start = bare_tgid::start_time("self").unwrap_or(0);
+        Ok(self.sharing.identity.get_or_init(|| Identity { tgid, start, boot_id: bare_tgid::boot_id() }))
     }
 
     /// The devices of this process's namespace under all their numbers.

@@ -41,7 +41,7 @@ const PAGE: usize = 512;
 pub(crate) struct Slots<K, T, const PAGES: usize> {
     /// Each is made when its first number comes. Numbers beyond the last page begin again at the
     /// first.
-    pages: Box<[OnceLock<Page<K, T>>]>,
+    pages: Box<[OnceLock<Page<K, T>>; PAGES]>,
     waiters: Waiters,
 }
 
@@ -55,7 +55,7 @@ struct Waiters {
 }
 
 /// The places of [`PAGE`] numbers.
-type Page<K, T> = Box<[Place<K, T>]>;
+type Page<K, T> = Box<[Place<K, T>; PAGE]>;
 
 /// What has one number.
 type Place<K, T> = Mutex<Entries<K, T>>;
@@ -138,7 +138,8 @@ pub(crate) struct Slot<'a, K: Key, T> {
 
 /// A key that is taken. Vacates it when dropped.
 #[derive(Debug)]
-struct Claim<'a, K: Key, T> {
+#[must_use = "dropping it lets the next thread make the object"]
+pub(crate) struct Claim<'a, K: Key, T> {
     waiters: &'a Waiters,
     place: &'a Place<K, T>,
     key: K,
@@ -148,24 +149,18 @@ impl<'a, K: Key, T> Vacant<'a, K, T> {
     /// Takes the slot.
     #[inline(always)]
     pub(crate) fn take(self) -> Slot<'a, K, T> {
-        self.enter(Weak::new())
+        let _quiet = quiet();
+        Slot { claim: self.enter(Weak::new()), _quiet }
     }
 
-    /// Takes the slot and makes the object. If that fails, `make` takes the slot, drops or keeps
-    /// it, and returns something that stands for the object, which the caller drops.
+    /// Takes the key and makes the object. If that fails, `make` drops the claim and returns
+    /// something that stands for the object, which the caller drops; otherwise it keeps the claim.
     // The table gets the object's weak reference at once, and finds the object when that has come
     // to life: this takes the place's lock once instead of twice.
     #[inline(always)]
-    pub(crate) fn make(self, make: impl FnOnce(&mut Option<Slot<'a, K, T>>) -> T) -> Arc<T> {
-        let waiters = self.waiters;
-        let mut slot = None;
-        let object = Arc::new_cyclic(|object: &Weak<T>| {
-            slot = Some(self.enter(object.clone()));
-            make(&mut slot)
-        });
-        if let Some(slot) = slot {
-            std::mem::forget(slot.claim);
-        }
+    pub(crate) fn make(self, make: impl FnOnce(Claim<'a, K, T>) -> T) -> Arc<T> {
+        let (waiters, _quiet) = (self.waiters, quiet());
+        let object = Arc::new_cyclic(|object: &Weak<T>| make(self.enter(object.clone())));
         // The other fence is in `Waiters::wait`: either we see that a thread waits, or that thread
         // sees that the object lives.
         fence(Ordering::SeqCst);
@@ -174,10 +169,10 @@ impl<'a, K: Key, T> Vacant<'a, K, T> {
     }
 
     #[inline(always)]
-    fn enter(mut self, object: Weak<T>) -> Slot<'a, K, T> {
+    fn enter(mut self, object: Weak<T>) -> Claim<'a, K, T> {
         let Vacant { waiters, place, key, .. } = self;
         self.entries.insert(key, object);
-        Slot { claim: Claim { waiters, place, key }, _quiet: quiet() }
+        Claim { waiters, place, key }
     }
 }
 
@@ -187,25 +182,33 @@ impl<K: Key, T> Slot<'_, K, T> {
         let claim = ManuallyDrop::new(self.claim);
         change(claim.waiters, claim.place, |entries| entries.fill(claim.key, object));
     }
+}
 
-    /// Leaves the slot taken: what was made vacates it when it is undone.
-    #[cold]
+impl<K: Key, T> Claim<'_, K, T> {
+    /// Leaves the key taken: what was made vacates it when it is undone.
+    #[inline(always)]
     pub(crate) fn keep(self) {
-        std::mem::forget(self.claim);
+        std::mem::forget(self);
     }
 }
 
 impl<K: Key, T> Drop for Claim<'_, K, T> {
-    #[cold]
+    // Inlined, and the rest apart: so a claim need not be in memory where it is not dropped.
+    #[inline(always)]
     fn drop(&mut self) {
-        change(self.waiters, self.place, |entries| entries.remove(&self.key));
+        give_up(self.waiters, self.place, self.key);
     }
+}
+
+#[cold]
+fn give_up<K: Key, T>(waiters: &Waiters, place: &Place<K, T>, key: K) {
+    change(waiters, place, |entries| entries.remove(&key));
 }
 
 impl<K: Key, T, const PAGES: usize> Default for Slots<K, T, PAGES> {
     fn default() -> Self {
         const { assert!(PAGES.is_power_of_two()) };
-        Slots { pages: (0..PAGES).map(|_| OnceLock::new()).collect(), waiters: Waiters::default() }
+        Slots { pages: boxed(OnceLock::new), waiters: Waiters::default() }
     }
 }
 
@@ -221,18 +224,26 @@ impl<K: Key, T, const PAGES: usize> Slots<K, T, PAGES> {
     #[inline(always)]
     pub(crate) fn find(&self, key: K) -> Found<'_, K, T> {
         let place = self.place(&key);
+        // Apart from the loop, which is rarely needed: in a loop, what its next round needs is
+        // loaded before the first.
+        if let Some(found) = self.look(place, key) {
+            return found;
+        }
         loop {
-            let mut entries = lock(place);
-            match entries.get(&key) {
-                None => return Found::Vacant(Vacant { waiters: &self.waiters, place, entries, key }),
-                Some(object) => {
-                    if let Some(object) = object.upgrade() {
-                        return Found::Object(object);
-                    }
-                }
+            self.waiters.wait(place, key);
+            if let Some(found) = self.look(place, key) {
+                return found;
             }
-            drop(entries);
-            self.waiters.wait(place, &key);
+        }
+    }
+
+    /// The same now; `None` while another thread makes or undoes it.
+    #[inline(always)]
+    fn look<'a>(&'a self, place: &'a Place<K, T>, key: K) -> Option<Found<'a, K, T>> {
+        let mut entries = lock(place);
+        match entries.get(&key) {
+            None => Some(Found::Vacant(Vacant { waiters: &self.waiters, place, entries, key })),
+            Some(object) => object.upgrade().map(Found::Object),
         }
     }
 
@@ -265,14 +276,14 @@ fn change<K: Key, T>(waiters: &Waiters, place: &Place<K, T>, change: impl FnOnce
 impl Waiters {
     /// Waits while another thread makes or undoes an object.
     #[cold]
-    fn wait<K: Key, T>(&self, place: &Place<K, T>, key: &K) {
+    fn wait<K: Key, T>(&self, place: &Place<K, T>, key: K) {
         let mut turn = lock(&self.turn);
         // Counted before the place is looked at: a thread that changes it after that sees the
         // number, and then waits for its turn to wake us.
         self.number.fetch_add(1, Ordering::Relaxed);
         loop {
             fence(Ordering::SeqCst);
-            if !lock(place).is_slot(key) {
+            if !lock(place).is_slot(&key) {
                 break;
             }
             turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
@@ -297,8 +308,13 @@ impl Waiters {
 
 #[cold]
 fn new_page<K, T>() -> Page<K, T> {
-    // Made on the heap: a thread may have a small stack.
-    (0..PAGE).map(|_| Mutex::new(Entries { first: None, others: Vec::new() })).collect()
+    boxed(|| Mutex::new(Entries { first: None, others: Vec::new() }))
+}
+
+/// An array that is made on the heap: a thread may have a small stack.
+fn boxed<T, const N: usize>(make: impl Fn() -> T) -> Box<[T; N]> {
+    let values: Box<[T]> = (0..N).map(|_| make()).collect();
+    values.try_into().unwrap_or_else(|_| unreachable!("there are as many as in the array"))
 }
 
 #[cfg(test)]
@@ -335,6 +351,11 @@ mod tests {
             panic!("while the object is made");
         }));
         assert!(panicked.is_err());
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };
+            vacant.make(|_claim| panic!("while the object is made"))
+        }));
+        assert!(panicked.is_err());
         assert!(matches!(slots.find(1), Found::Vacant(_)));
     }
 
@@ -354,8 +375,9 @@ mod tests {
                             slot.fill(&made);
                             made
                         }
-                        Found::Vacant(vacant) => vacant.make(|_| {
+                        Found::Vacant(vacant) => vacant.make(|claim| {
                             std::thread::yield_now();
+                            claim.keep();
                             number
                         }),
                     })
@@ -370,8 +392,8 @@ mod tests {
     fn what_could_not_be_made_is_not_found() {
         let slots = Slots::<u32, u32, 1>::default();
         let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };
-        let nothing = vacant.make(|slot| {
-            drop(slot.take());
+        let nothing = vacant.make(|claim| {
+            drop(claim);
             assert!(slots.all(|_| false), "vacant before anything is there");
             0
         });
@@ -418,8 +440,9 @@ mod tests {
                     for _ in 0..if cfg!(miri) { 50 } else { 500 } {
                         let object = match slots.find(3) {
                             Found::Object(object) => object,
-                            Found::Vacant(vacant) => vacant.make(|_| {
+                            Found::Vacant(vacant) => vacant.make(|claim| {
                                 assert_eq!(alive.fetch_add(1, Ordering::SeqCst), 0);
+                                claim.keep();
                                 3
                             }),
                         };

@@ -207,7 +207,10 @@ pub fn slots_make_one_object() {
                                 drop(vacant.take());
                                 continue;
                             }
-                            Found::Vacant(vacant) if number == 2 => vacant.make(|_| Object::new(&slots, &kernel)),
+                            Found::Vacant(vacant) if number == 2 => vacant.make(|claim| {
+                                claim.keep();
+                                Object::new(&slots, &kernel)
+                            }),
                             Found::Vacant(vacant) => {
                                 let slot = vacant.take();
                                 let object = Arc::new(Object::new(&slots, &kernel));
