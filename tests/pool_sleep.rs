@@ -301,6 +301,55 @@ fn a_file_that_exists_is_never_overwritten_and_one_that_is_replaced_is_not_remov
 }
 
 #[test]
+fn a_file_is_written_under_a_name_that_nothing_has_and_takes_the_place_of_nothing() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let pool = pool();
+        let (one, other) = (pool.allocate(MIB2, 1, Tag(1)).unwrap(), pool.allocate(MIB2, 1, Tag(2)).unwrap());
+        write(&one, 1);
+        write(&other, 2);
+        // Where the temporary file would be there is a link to something of value.
+        let victim = directory.join("victim");
+        fs::write(&victim, b"precious").unwrap();
+        let partial = directory.join(&format!("kept.partial-{}-0", std::process::id()));
+        std::os::unix::fs::symlink(&victim, &partial).unwrap();
+        // Another tag falls asleep under the same name meanwhile, and is done before.
+        let mut second = None;
+        let error = pool
+            .sleep(Tag(1), Keep::File(path.clone()), |_| {
+                second.get_or_insert_with(|| pool.sleep(Tag(2), Keep::File(path.clone()), |_| ()).unwrap());
+            })
+            .unwrap_err();
+        assert!(error.to_string().contains("the file exists"), "{error}");
+        assert_eq!(second, Some(MIB2));
+        check(&one, 1);
+        assert_eq!(BackupFile::open(&path).unwrap().tag(), Tag(2));
+        pool.wake(&[Tag(2)], |_| ()).unwrap();
+        check(&other, 2);
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "the link and its file");
+    });
+}
+
+#[test]
+fn a_file_is_removed_also_if_the_program_went_to_another_directory() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        write(&block, 1);
+        std::env::set_current_dir(directory.path()).unwrap();
+        pool.sleep(WEIGHTS, Keep::File(PathBuf::from("kept")), |_| ()).unwrap();
+        assert!(directory.join("kept").exists());
+        std::env::set_current_dir("/").unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        check(&block, 1);
+        assert!(!directory.join("kept").exists());
+    });
+}
+
+#[test]
 fn a_file_that_is_cut_off_while_a_tag_sleeps_is_an_error_and_the_rest_of_it_stays() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();

@@ -21,6 +21,7 @@ use crate::physical::PhysicalMemory;
 use crate::reserve::ReserveOptions;
 use crate::session::Session;
 use crate::trace::{self, quiet};
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -374,15 +375,14 @@ impl Backup {
             Keep::Nothing => Store::Nothing,
             Keep::Host => {
                 let mut pieces: Vec<Vec<u8>> = Vec::new();
-                for (_, device) in backup.chunks() {
+                for (offset, device) in backup.chunks() {
                     let size = device.end - device.start;
                     let mut piece = Vec::new();
                     piece.try_reserve_exact(size as usize).map_err(|_| no_host_memory(total, "process"))?;
                     piece.resize(size as usize, 0);
                     session.slice_at(device.start, size)?.read(&mut piece)?;
                     pieces.push(piece);
-                    let done = pieces.iter().map(|piece| piece.len() as u64).sum();
-                    progress(Progress { done, total });
+                    progress(Progress { done: offset + size, total });
                 }
                 Store::Host(pieces)
             }
@@ -606,28 +606,22 @@ impl KeptFile {
         session: &Session,
         progress: &mut impl FnMut(Progress),
     ) -> Result<KeptFile> {
-        let failed = |error: io::Error| FileFailed::call(SLEEP, path, &error);
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::AlreadyExists => exists(path),
+            _ => FileFailed::call(SLEEP, path, &error),
+        };
         let Some(name) = path.file_name() else {
             return Err(FileFailed::because(SLEEP, path, "it is not the name of a file", "Give it a name."));
         };
         if path.symlink_metadata().is_ok() {
-            return Err(FileFailed::because(
-                SLEEP,
-                path,
-                "the file exists, and may be what an earlier process kept",
-                "Load it (BackupFile), or remove it, or choose another name.",
-            ));
+            return Err(exists(path));
         }
         let count = u32::try_from(used.len()).map_err(|_| {
             Invalid::because(SLEEP, format!("{} parts are too many for a file", used.len()), "Keep it in host memory.")
         })?;
-        let mut partial = name.to_owned();
-        partial.push(format!(".partial-{}", std::process::id()));
-        let partial = Partial { path: path.with_file_name(partial), renamed: false, process: ForkGuard::new() };
-        // Weights may be secret: only the owner reads them.
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = options.open(&partial.path).map_err(failed)?;
+        // The program may change its directory before the tag wakes.
+        let place = std::path::absolute(path).map_err(failed)?;
+        let (partial, file) = Partial::create(&place, name).map_err(failed)?;
         let header = Header { magic: MAGIC, tag: tag.0.into(), count: count.into() };
         file.write_all_at(header.as_bytes(), 0).map_err(failed)?;
         let total = used.iter().map(|range| range.end - range.start).sum();
@@ -650,8 +644,8 @@ impl KeptFile {
             file.set_len(start).map_err(failed)?;
         }
         file.sync_all().map_err(failed)?;
-        partial.rename(path).map_err(failed)?;
-        Ok(KeptFile { path: path.to_owned(), file, parts })
+        partial.rename(&place).map_err(failed)?;
+        Ok(KeptFile { path: place, file, parts })
     }
 
     /// Removes the file, if its name is still this file's.
@@ -666,6 +660,16 @@ impl KeptFile {
     }
 }
 
+#[cold]
+fn exists(path: &Path) -> Error {
+    FileFailed::because(
+        SLEEP,
+        path,
+        "the file exists, and may be what an earlier process kept",
+        "Load it (BackupFile), or remove it, or choose another name.",
+    )
+}
+
 /// An error of the file under its temporary name, told under the name that the caller knows.
 fn named(error: Error, path: &Path) -> Error {
     match error {
@@ -677,6 +681,9 @@ fn named(error: Error, path: &Path) -> Error {
     }
 }
 
+/// How many temporary names are tried.
+const PARTIALS: u32 = 1000;
+
 /// A file under its temporary name, which is removed if it does not get its own.
 struct Partial {
     path: PathBuf,
@@ -686,8 +693,35 @@ struct Partial {
 }
 
 impl Partial {
+    /// Creates it. Never opens what has its name already: that may be another thread's, what is
+    /// left of a process that had this one's number, or a link to a file of someone else's.
+    fn create(path: &Path, name: &OsStr) -> io::Result<(Partial, File)> {
+        // Weights may be secret: only the owner reads them.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let mut number = 0;
+        loop {
+            let mut partial = name.to_owned();
+            partial.push(format!(".partial-{}-{number}", std::process::id()));
+            let path = path.with_file_name(partial);
+            match options.open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < PARTIALS => number += 1,
+                opened => {
+                    return opened.map(|file| (Partial { path, renamed: false, process: ForkGuard::new() }, file));
+                }
+            }
+        }
+    }
+
+    /// Gives it its own name, which must not exist by now.
     fn rename(mut self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.path, path)?;
+        // A link does not take the place of what has the name, unlike a new name.
+        match fs::hard_link(&self.path, path) {
+            Ok(()) => fs::remove_file(&self.path)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+            // Not every file system has links.
+            Err(_) => fs::rename(&self.path, path)?,
+        }
         // The name is on the disk when its directory is.
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
