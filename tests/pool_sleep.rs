@@ -799,6 +799,15 @@ fn a_file_that_is_not_a_backup_is_not_opened_as_one() {
             let error = BackupFile::open(&path).unwrap_err();
             assert!(error.to_string().contains(words), "{words:?} is not in {error}");
         }
+        // A hole that says that it has more rows than there is memory for.
+        fs::write(&path, header(u32::MAX)).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        let error = BackupFile::open(&path).unwrap_err();
+        assert!(error.to_string().contains("not possible"), "{error}");
+        // A pipe that no one writes to.
+        nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = BackupFile::open(directory.join("pipe")).unwrap_err();
+        assert!(error.to_string().contains("not a file of this library's"), "{error}");
         let error = BackupFile::open(directory.join("none")).unwrap_err();
         assert!(error.to_string().contains("ENOENT"), "{error}");
     });

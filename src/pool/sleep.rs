@@ -21,6 +21,7 @@ use crate::physical::PhysicalMemory;
 use crate::reserve::ReserveOptions;
 use crate::session::Session;
 use crate::trace::{self, quiet};
+use nix::libc;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -522,10 +523,12 @@ impl BackupFile {
         let path = path.as_ref();
         let wrong = |problem: &str| FileFailed::because(OPEN, path, problem, "It cannot be used.");
         let failed = |error: io::Error| FileFailed::call(OPEN, path, &error);
-        let file = File::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
+        // The name may be that of a pipe by now, which would wait for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        let length = metadata.len();
         let mut header = Header::new_zeroed();
-        if length < size_of::<Header>() as u64 {
+        if !metadata.is_file() || length < size_of::<Header>() as u64 {
             return Err(wrong("it is not a file of this library's"));
         }
         file.read_exact_at(header.as_mut_bytes(), 0).map_err(failed)?;
@@ -537,14 +540,20 @@ impl BackupFile {
         if start > length {
             return Err(wrong("it is cut off"));
         }
-        let mut rows = vec![Row::new_zeroed(); count as usize];
-        file.read_exact_at(rows.as_mut_bytes(), size_of::<Header>() as u64).map_err(failed)?;
         let mut parts = Vec::new();
         let mut offset = start;
-        for row in &rows {
-            let (address, size) = (row.address.get(), row.size.get());
-            parts.push(BackupPart { address, size, offset });
-            offset = offset.checked_add(size).ok_or_else(|| wrong("its sizes are not possible"))?;
+        let mut rows = [const { Row { address: U64::ZERO, size: U64::ZERO } }; 256];
+        // Some at a time: a file that is nothing but a hole can say that it has any number.
+        for first in (0..count).step_by(rows.len()) {
+            let rows = &mut rows[..(count - first).min(256) as usize];
+            let at = size_of::<Header>() as u64 + first * size_of::<Row>() as u64;
+            file.read_exact_at(rows.as_mut_bytes(), at).map_err(failed)?;
+            for row in rows {
+                let (address, size) = (row.address.get(), row.size.get());
+                parts.push(BackupPart { address, size, offset });
+                let end = offset.checked_add(size).filter(|_| size > 0);
+                offset = end.ok_or_else(|| wrong("its sizes are not possible"))?;
+            }
         }
         if offset > length {
             return Err(wrong("it is cut off"));
@@ -580,7 +589,7 @@ struct Header {
 }
 
 #[repr(C)]
-#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 struct Row {
     address: U64,
     size: U64,
