@@ -110,6 +110,7 @@ fn mistakes_and_spite_are_answered_and_leave_nothing() {
         "stale-handles",
         "fork-busy",
         "signals",
+        "random",
     ] {
         let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
         run(&emulator, Command::new(&program).arg(way));

@@ -408,6 +408,158 @@ static void signals(void)
     OK(aclFinalize());
 }
 
+/* --- Anything ---------------------------------------------------------------------------------- */
+
+/* Addresses and handles that some thread was given, alive or not. */
+enum kind { BLOCK, AREA, MEMORY, STREAM, EVENT, CONTEXT, KINDS };
+enum { KNOWN = 6, CALLS = 3000, CALLERS = 3 };
+static _Atomic(void *) known[KINDS][KNOWN];
+static unsigned char buffers[CALLERS][1 << 16];
+static unsigned seed = 1;
+
+static unsigned next(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* Mostly what was asked for. */
+static void *any(unsigned *state, enum kind kind)
+{
+    kind = next(state) % 8 == 0 ? (enum kind)(next(state) % KINDS) : kind;
+    char *found = (char *)atomic_load(&known[kind][next(state) % KNOWN]);
+    switch (next(state) % 24) {
+    case 0:
+        return NULL;
+    case 1:
+        return found + 1;
+    case 2:
+        return found + 2 * MIB;
+    case 3:
+        return found + ((size_t)1 << 24);
+    case 4:
+        return (void *)(0x5A00000000000000ull | (unsigned long long)next(state) << 24);
+    case 5:
+        return (void *)(0x12C000000000ull + (unsigned long long)next(state) * 4096);
+    default:
+        return found;
+    }
+}
+
+/* Host memory that is written or read must be the program's own, so this is in the driver's range. */
+static void *any_of_the_driver(unsigned *state)
+{
+    size_t found = (size_t)any(state, next(state) % 2 ? BLOCK : AREA);
+    return (void *)(found >= 0x12C000000000 && found < 0x180000000000 ? found : 0x12C000000000);
+}
+
+static void keep(void *value, unsigned *state, enum kind kind)
+{
+    atomic_store(&known[kind][next(state) % KNOWN], value);
+}
+
+static void nothing(void *unused)
+{
+    (void)unused;
+}
+
+static size_t any_size(unsigned *state)
+{
+    static const size_t sizes[] = {0, 1, 100, 4096, 65536, 2 << 20, 3 << 20, 4 << 20, (size_t)1 << 40, (size_t)-1};
+    return next(state) % 2 ? 2 * MIB : sizes[next(state) % (sizeof(sizes) / sizeof(sizes[0]))];
+}
+
+static void *anything(void *number)
+{
+    unsigned state = (unsigned)(size_t)number * 7919 + seed;
+    unsigned char *buffer = buffers[(size_t)number];
+    aclrtSetDevice(0);
+    for (int i = 0; i < CALLS; i++) {
+        void *made = NULL;
+        uint64_t shareable = 0;
+        size_t size = any_size(&state), small_size = next(&state) % sizeof(buffers[0]);
+        aclrtPhysicalMemProp asked = on_device(next(&state) % 3);
+        aclrtMemAccessDesc access;
+        memset(&access, 0, sizeof(access));
+        access.flags = ACL_RT_MEM_ACCESS_FLAGS_READWRITE;
+        access.location.type = (aclrtMemLocationType)(next(&state) % 2);
+        access.location.id = next(&state) % 2;
+        aclrtPtrAttributes attributes;
+        char key[65];
+        switch (next(&state) % 26) {
+        case 0: if (aclrtMalloc(&made, size, ACL_MEM_MALLOC_HUGE_FIRST) == 0) keep(made, &state, BLOCK); break;
+        case 1: aclrtFree(any(&state, BLOCK)); break;
+        case 2: if (aclrtMallocPhysical(&made, size, &asked, 0) == 0) keep(made, &state, MEMORY); break;
+        case 3: aclrtFreePhysical(any(&state, MEMORY)); break;
+        case 4: if (aclrtReserveMemAddress(&made, size, 0, NULL, 1) == 0) keep(made, &state, AREA); break;
+        case 5: aclrtReleaseMemAddress(any(&state, AREA)); break;
+        case 6: aclrtMapMem(any(&state, AREA), size, 0, any(&state, MEMORY), 0); break;
+        case 7: aclrtUnmapMem(any(&state, AREA)); break;
+        case 8: aclrtMemSetAccess(any(&state, AREA), size, &access, 1); break;
+        case 9: if (aclrtMemRetainAllocationHandle(any(&state, AREA), &made) == 0) keep(made, &state, MEMORY); break;
+        case 10: if (aclrtCreateStream(&made) == 0) keep(made, &state, STREAM); break;
+        case 11: aclrtDestroyStream(any(&state, STREAM)); break;
+        case 12: aclrtDestroyStreamForce(any(&state, STREAM)); break;
+        case 13: if (aclrtCreateEvent(&made) == 0) keep(made, &state, EVENT); break;
+        case 14: aclrtDestroyEvent(any(&state, EVENT)); break;
+        case 15: aclrtRecordEvent(any(&state, EVENT), any(&state, STREAM)); break;
+        case 16: aclrtStreamWaitEvent(any(&state, STREAM), any(&state, EVENT)); break;
+        case 17:
+            aclrtMemsetAsync(any_of_the_driver(&state), size, 3, next(&state) % 2 ? 100 : size, any(&state, STREAM));
+            break;
+        case 18: aclrtLaunchHostFunc(any(&state, STREAM), nothing, NULL); break;
+        case 19: aclrtSynchronizeStreamWithTimeout(any(&state, STREAM), 100); break;
+        case 20: aclrtPointerGetAttributes(any(&state, AREA), &attributes); break;
+        case 21: aclrtMemExportToShareableHandle(any(&state, MEMORY), ACL_MEM_HANDLE_TYPE_NONE, 1, &shareable); break;
+        case 22:
+            if (aclrtIpcMemGetExportKey(any(&state, BLOCK), size, key, sizeof(key), 1) == 0) {
+                aclrtIpcMemClose(key);
+            }
+            break;
+        case 23:
+            aclrtMemcpy(any_of_the_driver(&state), size, buffer, small_size, ACL_MEMCPY_HOST_TO_DEVICE);
+            break;
+        case 24:
+            aclrtMemcpy(buffer, small_size, any_of_the_driver(&state), small_size, ACL_MEMCPY_DEVICE_TO_HOST);
+            break;
+        default:
+            switch (next(&state) % 8) {
+            case 0: aclrtResetDevice((int32_t)(next(&state) % 2)); break;
+            case 1: if (next(&state) % 20 == 0) aclrtResetDeviceForce(0); break;
+            case 2: if (aclrtCreateContext(&made, (int32_t)(next(&state) % 2)) == 0) keep(made, &state, CONTEXT); break;
+            case 3: aclrtDestroyContext(any(&state, CONTEXT)); break;
+            case 4: aclrtSetCurrentContext(any(&state, CONTEXT)); break;
+            default: aclrtSetDevice((int32_t)(next(&state) % 2)); break;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Calls in any order with anything, in several threads: none crashes, hangs, or loses memory. */
+static void random_calls(void)
+{
+    OK(aclInit(NULL));
+    OK(aclrtSetDevice(0));
+    const size_t before = free_memory();
+    pthread_t all[CALLERS];
+    for (size_t i = 0; i < CALLERS; i++) {
+        CHECK(pthread_create(&all[i], NULL, anything, (void *)i) == 0);
+    }
+    for (size_t i = 0; i < CALLERS; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+    OK(aclFinalize());
+    aclrtResetDeviceForce(0);
+    aclrtResetDeviceForce(1);
+    OK(aclrtSetDevice(0));
+    OK(aclrtSetDevice(1));
+    OK(aclrtResetDeviceForce(0));
+    OK(aclrtResetDeviceForce(1));
+    OK(aclrtSetDevice(0));
+    CHECK(free_memory() == before);
+}
+
 int main(int count, char **arguments)
 {
     static const struct {
@@ -418,7 +570,11 @@ int main(int count, char **arguments)
         {"exit-in-callback", exit_in_callback}, {"threads", threads},
         {"races", races},                 {"stale-handles", stale_handles},
         {"fork-busy", fork_busy},         {"signals", signals},
+        {"random", random_calls},
     };
+    if (count > 2) {
+        seed = (unsigned)atoi(arguments[2]);
+    }
     for (size_t i = 0; count > 1 && i < sizeof(ways) / sizeof(ways[0]); i++) {
         if (strcmp(arguments[1], ways[i].name) == 0) {
             ways[i].run();
