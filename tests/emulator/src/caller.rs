@@ -1,7 +1,6 @@
 //! The caller of a system call, and its memory.
 
 use nix::errno::Errno;
-use std::fs::File;
 use std::time::Instant;
 
 /// A range of the caller's memory could not be read or written.
@@ -14,12 +13,9 @@ pub trait Memory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault>;
     /// Writes all of `bytes` to `address`, or faults (possibly after a part was written).
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
-    /// Copies from `address` into a file, if the kernel can do this in one step.
-    fn read_into(&self, _address: u64, _length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
-        None
-    }
-    /// Copies from a file to `address`, if the kernel can do this in one step.
-    fn write_from(&self, _address: u64, _length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
+    /// Checks a range of which only the addresses are known: copies move nothing then. `None` if
+    /// its bytes are known, too.
+    fn without_bytes(&self, _address: u64, _length: u64) -> Option<Result<(), Fault>> {
         None
     }
 }

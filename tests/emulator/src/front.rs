@@ -5,10 +5,11 @@
 //! so the model needs no locks. It has its own descriptor table, so a fork elsewhere in the process
 //! never copies a descriptor that is meant for a client. The front keeps for the model what the
 //! kernel keeps for a real driver: files and their references (`files`), callers and their address
-//! spaces (`client_process`).
+//! spaces (`client_process`), and their memory (`client_memory`).
 //!
 //! What a program can still notice is listed in docs/emulator.md.
 
+mod client_memory;
 mod client_process;
 mod dev_listing;
 mod files;
@@ -19,7 +20,8 @@ mod module_list;
 mod node;
 mod server;
 
-pub use client_process::{ProcessKey, ProcessMemory, range_is_free};
+pub use client_memory::ProcessMemory;
+pub use client_process::{ProcessKey, range_is_free};
 pub(crate) use filter::DRIVER_AREA;
 pub(crate) use listener::{Answer, Listener, install};
 pub use node::driver_path;

@@ -2,7 +2,6 @@
 
 use ascend_emulator::caller::{Fault, Memory};
 use std::cell::RefCell;
-use std::fs::File;
 
 /// Below this nothing is mapped.
 const FIRST: u64 = 4096;
@@ -68,12 +67,8 @@ impl Memory for CallMemory {
         Ok(())
     }
 
-    /// Copies nothing: no trace has the contents of memory, and they take room.
-    fn read_into(&self, address: u64, length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
-        Some(self.check(address, length))
-    }
-
-    fn write_from(&self, address: u64, length: u64, _file: &File, _offset: u64) -> Option<Result<(), Fault>> {
+    /// No trace has the contents of memory, and they take room.
+    fn without_bytes(&self, address: u64, length: u64) -> Option<Result<(), Fault>> {
         Some(self.check(address, length))
     }
 }

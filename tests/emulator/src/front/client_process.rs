@@ -1,22 +1,16 @@
-//! Client processes: their identity, their memory, and the end of their address space.
+//! Client processes: their identity, and the end of their address space.
 //!
 //! The kernel identifies a caller by its thread id alone. Everything else comes from `/proc` and is
 //! looked up once per thread and process. A descriptor of the thread's `/proc` directory is kept:
 //! it goes stale with the thread, so a recycled id is never taken for the old thread.
 
-use crate::caller::{Fault, Memory};
 use nix::errno::Errno;
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::num::NonZero;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::ptr::NonNull;
 
 /// Identifies a process, also after its id was reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,185 +19,6 @@ pub struct ProcessKey {
     pub tgid: i32,
     /// Start time of its leader, in nanoseconds since boot.
     pub start_time: u64,
-}
-
-/// The memory of a thread's process.
-pub struct ProcessMemory(pub i32);
-
-impl Memory for ProcessMemory {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
-        let mut done = 0;
-        while done < buffer.len() {
-            match read_some(self.0, address + done as u64, &mut buffer[done..]) {
-                Ok(count) if count > 0 => done += count,
-                _ => return Err(Fault),
-            }
-        }
-        Ok(())
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        if !is_slow(bytes.as_ptr() as u64, address, bytes.len()) {
-            return self.write_plainly(address, bytes);
-        }
-        thread_local! {
-            static BUFFER: RefCell<Vec<u8>> = RefCell::default();
-        }
-        BUFFER.with_borrow_mut(|buffer| {
-            buffer.resize(STEP + PAGE, 0);
-            // The same place in a page as the target has.
-            let start = (address as usize).wrapping_sub(buffer.as_ptr() as usize) % PAGE;
-            for (index, step) in bytes.chunks(STEP).enumerate() {
-                let room = &mut buffer[start..start + step.len()];
-                copy_in_small_steps(room, step);
-                self.write_plainly(address + (index * STEP) as u64, room)?;
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Bytes that are copied by way of a buffer at a time, so few that they stay in the cache.
-const STEP: usize = 128 << 10;
-const PAGE: usize = 4096;
-
-/// Whether the kernel is slow to copy from one address to another. It uses `rep movsb`, which takes
-/// five times as long on some processors if only the target lies at an odd multiple of 16 bytes, as
-/// large blocks of malloc do.
-fn is_slow(from: u64, to: u64, length: usize) -> bool {
-    length > PAGE && from.wrapping_sub(to) % 32 != 0
-}
-
-/// Copies without `rep movsb`, which memcpy uses for long ranges.
-fn copy_in_small_steps(to: &mut [u8], from: &[u8]) {
-    for (to, from) in to.chunks_mut(1024).zip(from.chunks(1024)) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl ProcessMemory {
-    fn write_plainly(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let pid = nix::unistd::Pid::from_raw(self.0);
-        let mut done = 0;
-        while done < bytes.len() {
-            let rest = &bytes[done..];
-            let remote = nix::sys::uio::RemoteIoVec { base: (address + done as u64) as usize, len: rest.len() };
-            match nix::sys::uio::process_vm_writev(pid, &[IoSlice::new(rest)], &[remote]) {
-                Ok(count) if count > 0 => done += count,
-                _ => return Err(Fault),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The memory of the server's own process, in which a client thread runs. The kernel copies between
-/// it and a file, whose pages the server maps: this takes half the time of process_vm_readv, and
-/// fails in the same way where memory cannot be accessed.
-pub struct OwnMemory {
-    file: File,
-    pages: NonNull<u8>,
-}
-
-/// Size of the file.
-const ROOM: usize = STEP + PAGE;
-
-impl OwnMemory {
-    /// A new file and its mapping.
-    pub fn new() -> Result<Self, Errno> {
-        let file = File::from(memfd_create(c"ascend-arguments", MFdFlags::MFD_CLOEXEC)?);
-        nix::unistd::ftruncate(&file, ROOM as i64)?;
-        let room = NonZero::new(ROOM).ok_or(Errno::EINVAL)?;
-        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let pages = unsafe { mmap(None, room, prot, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE, &file, 0)? };
-        Ok(OwnMemory { file, pages: pages.cast() })
-    }
-}
-
-impl Drop for OwnMemory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing refers to it.
-        let _ = unsafe { munmap(self.pages.cast(), ROOM) };
-    }
-}
-
-impl Memory for OwnMemory {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
-        for (index, step) in buffer.chunks_mut(STEP).enumerate() {
-            copy_in(address + (index * STEP) as u64, step.len(), &self.file, 0)?;
-            // SAFETY: the mapping is ROOM bytes long, and only this thread uses it.
-            unsafe { self.pages.as_ptr().copy_to_nonoverlapping(step.as_mut_ptr(), step.len()) };
-        }
-        Ok(())
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let start = if bytes.len() > PAGE { address as usize % PAGE } else { 0 };
-        for (index, step) in bytes.chunks(STEP).enumerate() {
-            // SAFETY: the mapping is ROOM bytes long, and only this thread uses it.
-            let room = unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr().add(start), step.len()) };
-            copy_in_small_steps(room, step);
-            copy_out(address + (index * STEP) as u64, step.len(), &self.file, start as u64)?;
-        }
-        Ok(())
-    }
-
-    fn read_into(&self, address: u64, length: u64, file: &File, offset: u64) -> Option<Result<(), Fault>> {
-        Some(copy_in(address, length as usize, file, offset))
-    }
-
-    fn write_from(&self, address: u64, length: u64, file: &File, offset: u64) -> Option<Result<(), Fault>> {
-        (!is_slow(offset, address, length as usize)).then(|| copy_out(address, length as usize, file, offset))
-    }
-}
-
-/// Copies memory of this process into a file.
-fn copy_in(address: u64, length: usize, file: &File, offset: u64) -> Result<(), Fault> {
-    let source = address as *const c_void;
-    // SAFETY: the kernel checks the addresses, which need not be valid, and only reads there.
-    let count = unsafe { libc::pwrite(file.as_raw_fd(), source, length, offset as i64) };
-    if count == length as isize { Ok(()) } else { Err(Fault) }
-}
-
-/// Copies from a file into memory of this process.
-fn copy_out(address: u64, length: usize, file: &File, offset: u64) -> Result<(), Fault> {
-    let target = address as *mut c_void;
-    // SAFETY: the kernel checks the addresses, which need not be valid. The client passed them for
-    // the driver to write to, as it would to a real one.
-    let count = unsafe { libc::pread(file.as_raw_fd(), target, length, offset as i64) };
-    if count == length as isize { Ok(()) } else { Err(Fault) }
-}
-
-fn read_some(tid: i32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
-    let remote = nix::sys::uio::RemoteIoVec { base: address as usize, len: buffer.len() };
-    nix::sys::uio::process_vm_readv(nix::unistd::Pid::from_raw(tid), &mut [IoSliceMut::new(buffer)], &[remote])
-}
-
-impl ProcessMemory {
-    /// Reads a path of the caller. Reads no page beyond its end, since the string may end just
-    /// before an unmapped page.
-    pub fn path(&self, address: u64) -> Option<Vec<u8>> {
-        const STEP: u64 = 256;
-        let mut path = Vec::new();
-        while path.len() < libc::PATH_MAX as usize {
-            let at = address + path.len() as u64;
-            let mut buffer = [0u8; STEP as usize];
-            let room = (STEP - at % STEP) as usize;
-            let count = read_some(self.0, at, &mut buffer[..room]).ok()?;
-            if count == 0 {
-                return None;
-            }
-            match buffer[..count].iter().position(|byte| *byte == 0) {
-                Some(end) => {
-                    path.extend_from_slice(&buffer[..end]);
-                    return Some(path);
-                }
-                None => path.extend_from_slice(&buffer[..count]),
-            }
-        }
-        None
-    }
 }
 
 /// Identifies an address space by its stack and arguments, which exec moves.

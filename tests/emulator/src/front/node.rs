@@ -1,6 +1,6 @@
 //! Paths of the driver's nodes, and what stat reports for them.
 
-use super::client_process::ProcessMemory;
+use super::client_memory::ProcessMemory;
 use crate::caller::Memory;
 use libc::c_int;
 use std::fs;

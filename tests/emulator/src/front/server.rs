@@ -5,7 +5,8 @@
 //! or waitpid returns. So after one of these has returned, the driver no longer has that process or
 //! file, as with a real driver.
 
-use super::client_process::{self, Inode, OwnMemory, Process, ProcessKey, ProcessMemory, Processes};
+use super::client_memory::{OwnMemory, ProcessMemory};
+use super::client_process::{self, Inode, Process, ProcessKey, Processes};
 use super::files::{Blank, Files};
 use super::filter::DRIVER_AREA;
 use super::heirs::{self, Heirs};

@@ -324,22 +324,17 @@ impl Call<'_, '_> {
                         })
                     })?;
                 }
-                (Some((block, offset)), None) => {
-                    let place = store.place(block, offset, length);
-                    match place.and_then(|(file, at)| memory.write_from(to, length, file, at)) {
-                        Some(done) => done.or_else(unpinned)?,
-                        None => store.read_with(block, offset, length, |at, bytes| {
-                            memory.write(to + at, bytes).or_else(unpinned)
-                        })?,
-                    }
-                }
+                (Some((block, offset)), None) => match memory.without_bytes(to, length) {
+                    Some(checked) => checked.or_else(unpinned)?,
+                    None => store
+                        .read_with(block, offset, length, |at, bytes| memory.write(to + at, bytes).or_else(unpinned))?,
+                },
                 (None, Some((block, offset))) => {
                     // The driver pins the whole piece before it copies a byte of it. Only its end
                     // is checked here: before a hole in the middle, bytes are copied.
                     memory.read(from + length - 1, &mut [0]).or_else(unpinned)?;
-                    let place = store.place(block, offset, length);
-                    match place.and_then(|(file, at)| memory.read_into(from, length, file, at)) {
-                        Some(done) => done.or_else(unpinned)?,
+                    match memory.without_bytes(from, length) {
+                        Some(checked) => checked.or_else(unpinned)?,
                         None => store.write_with(block, offset, length, |at, bytes| {
                             memory.read(from + at, bytes).or_else(unpinned)
                         })?,

@@ -266,7 +266,7 @@ impl Store {
         let mut done = 0;
         while done < length {
             let at = offset + done;
-            if let Some((bytes, count)) = self.mapped(id, at, length - done, access) {
+            if let Some((bytes, count)) = self.mapped(id, at, length - done) {
                 each(done, NonNull::slice_from_raw_parts(bytes, count))?;
                 done += count as u64;
                 continue;
@@ -291,7 +291,7 @@ impl Store {
 
     /// The file that has the current bytes of a range, and the offset in it. `None` if several
     /// have them, or each a part.
-    pub fn place(&self, id: BlockId, offset: u64, length: u64) -> Option<(&Arc<File>, u64)> {
+    fn place(&self, id: BlockId, offset: u64, length: u64) -> Option<(&Arc<File>, u64)> {
         let (block, pool) = self.find(id).ok()?;
         match block.windows.as_slice() {
             [only] if offset + length <= only.length => Some((&only.file, only.offset + offset)),
@@ -302,11 +302,11 @@ impl Store {
     }
 
     /// The current bytes at an offset of a block, mapped. `None` if [`Store::place`] is, and for
-    /// holes that are only read: a read by mapping would fill them.
-    fn mapped(&self, id: BlockId, at: u64, length: u64, access: Access) -> Option<(NonNull<u8>, usize)> {
+    /// holes: a read by mapping would fill them, and a write would take a page fault for each page.
+    fn mapped(&self, id: BlockId, at: u64, length: u64) -> Option<(NonNull<u8>, usize)> {
         let (file, offset) = self.place(id, at, length)?;
         let block = self.blocks.get(&id)?;
-        if access == Access::Read && !block.solid.borrow().contains(&(at..at + length)) {
+        if !block.solid.borrow().contains(&(at..at + length)) {
             let hole = lseek64(&**file, offset as i64, Whence::SeekHole).map_or(u64::MAX, |hole| hole as u64);
             if hole < offset + length {
                 return None;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 const CHUNK: u64 = 4 << 20;
 
 /// How many parts stay mapped.
-const KEPT: usize = 64;
+const KEPT: usize = 256;
 
 struct Chunk {
     file: Arc<File>,
