@@ -133,7 +133,7 @@ impl Bench {
         let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
         bench.progress.inc(1);
         bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::default());
-        bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }));
+        bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }, self.most()));
         bench.progress.inc(1);
         bench.progress.finish_and_clear();
         Ok(bench)

@@ -16,8 +16,9 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, ProtFlags, munmap};
 use nix::sys::stat::Mode;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn emulator() -> Emulator {
     Emulator::start(Config::default()).unwrap()
@@ -261,6 +262,83 @@ fn hundreds_of_threads_use_one_file() {
             for thread in threads {
                 assert_eq!(thread.join().unwrap(), Ok(0));
             }
+        });
+    });
+}
+
+/// What the driver's module for device tables says about a descriptor.
+fn asked(number: RawFd) -> Result<i32, Errno> {
+    let mut info = uda::UserInfo::default();
+    // SAFETY: the argument is the command's own and writable.
+    let answer = unsafe { libc::ioctl(number, uda::GET_USER_INFO.request().into(), std::ptr::from_mut(&mut info)) };
+    Errno::result(answer)
+}
+
+#[test]
+fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
+    isolated(Config::default(), |_| {
+        let kept = client::open_module("uda").unwrap();
+        let other = open("/dev/null", OFlag::O_RDWR, Mode::empty()).unwrap();
+        // Numbers that the front remembers, and one that it does not.
+        for number in [20, 63, 64, 300] {
+            let duplicate = || {
+                // SAFETY: the number is free, or this test's own.
+                assert_eq!(unsafe { libc::dup3(kept.as_raw_fd(), number, libc::O_CLOEXEC) }, number);
+                for _ in 0..4 {
+                    assert_eq!(asked(number), Ok(0));
+                }
+            };
+            let ends: [&(dyn Fn() + Sync); 4] = [
+                // SAFETY: all of them close or replace the number, which is this test's own.
+                &|| assert_eq!(unsafe { libc::close(number) }, 0),
+                // SAFETY: as above.
+                &|| assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, number, number, 0) }, 0),
+                // SAFETY: as above.
+                &|| assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number),
+                // SAFETY: as above.
+                &|| assert_eq!(unsafe { libc::dup3(other.as_raw_fd(), number, libc::O_CLOEXEC) }, number),
+            ];
+            for (index, end) in ends.iter().enumerate() {
+                duplicate();
+                end();
+                let left = if index < 2 { Errno::EBADF } else { Errno::ENOTTY };
+                assert_eq!(asked(number), Err(left), "{number}, {index}");
+                // By another thread.
+                duplicate();
+                std::thread::scope(|scope| scope.spawn(end).join().unwrap());
+                assert_eq!(asked(number), Err(left), "{number}, {index}, by a thread");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_number_is_never_taken_for_what_it_was_while_threads_use_it() {
+    isolated(Config::default(), |_| {
+        let kept = client::open_module("uda").unwrap();
+        let other = open("/dev/null", OFlag::O_RDWR, Mode::empty()).unwrap();
+        const NUMBER: RawFd = 40;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        assert!(matches!(asked(NUMBER), Ok(0) | Err(Errno::EBADF | Errno::ENOTTY)));
+                    }
+                });
+            }
+            for _ in 0..300 {
+                // SAFETY: the number is this test's own.
+                assert_eq!(unsafe { libc::dup2(kept.as_raw_fd(), NUMBER) }, NUMBER);
+                assert_eq!(asked(NUMBER), Ok(0));
+                // SAFETY: as above.
+                assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), NUMBER) }, NUMBER);
+                assert_eq!(asked(NUMBER), Err(Errno::ENOTTY));
+                // SAFETY: as above.
+                assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+                assert_eq!(asked(NUMBER), Err(Errno::EBADF));
+            }
+            over.store(true, Ordering::Relaxed);
         });
     });
 }
