@@ -1,9 +1,9 @@
 /*
  * What the vendor's library does with the driver, by bare system calls: it looks at the node and at
  * the list of modules, allocates device memory by ALLOC and ADVISE, pins host memory, prepares copies
- * and does them, looks at device memory with the CPU, uses managed memory on both sides, and shares
- * the device memory with a child by name. An argument says that the driver is 8.5.0, whose numbers
- * of two commands differ.
+ * and does them, registers host memory for a device, looks at device memory with the CPU, in part and
+ * as a whole, uses managed memory on both sides, and shares the device memory with a child by name.
+ * An argument says that the driver is 8.5.0, whose numbers of two commands differ.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -189,6 +189,27 @@ static int window(int fd, uint64_t device, uint64_t size)
     return 0;
 }
 
+/* Ordinary host memory that a device sees, as the library's register of host memory does it. */
+static int host_register(int fd)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    void *bytes = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    union arg arg = { 0 };
+
+    MUST(bytes != MAP_FAILED);
+    arg.quad[0] = (uintptr_t)bytes;
+    arg.quad[2] = 2 * page;
+    arg.word[8] = 3;
+    CHECK(ioctl(fd, 0xc1584d2d, &arg)); /* MEM_REMOTE_MAP */
+    MUST(arg.quad[1] != 0);
+    MUST(ioctl(fd, 0xc1584d2d, &arg) < 0 && errno == EINVAL); /* once */
+    arg = (union arg){ 0 };
+    arg.quad[0] = (uintptr_t)bytes;
+    CHECK(ioctl(fd, 0xc1584d2e, &arg)); /* MEM_REMOTE_UNMAP */
+    MUST(ioctl(fd, 0xc1584d2e, &arg) < 0 && errno == ENOENT);
+    return munmap(bytes, 2 * page);
+}
+
 /* Managed memory: the CPU's page faults give it pages, PREFETCH moves them to the device. */
 static int both_sides(int fd, uint64_t address)
 {
@@ -266,6 +287,8 @@ int main(int argc, char **argv)
         command(fd, 0x41584d3c, (uintptr_t)text, sizeof text, 0) ||    /* REGISTER_DMA */
         command(fd, 0x41584d3d, (uintptr_t)text, 0, 0) ||              /* UNREGISTER_DMA */
         prepared_copy(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
+        host_register(fd) ||
+        window(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE, HUGE_PAGE) ||
         window(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE) ||
         copy(fd, ADDRESS(DEVICE_HEAP), ADDRESS(HOST_HEAP), sizeof text, 1) ||
         both_sides(fd, ADDRESS(MANAGED_HEAP)))

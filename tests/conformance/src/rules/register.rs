@@ -35,6 +35,8 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
     rule!(device_memory_is_mapped_for_the_cpu_once, Inferred)
         .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
+    rule!(parts_of_device_memory_are_mapped_for_the_cpu, Source)
+        .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c"),
     rule!(device_memory_that_the_cpu_sees_is_not_freed, Inferred)
         .decided_by("devmm_mem_remote_map_of_svm_mem, svm_master_remote_map.c"),
     rule!(device_memory_is_mapped_as_such_and_by_whole_pages, Source)
@@ -213,6 +215,29 @@ fn device_memory_is_mapped_for_the_cpu_once(host: &Host) -> Verdict {
     unmap(&session, address, DEVICE_MEMORY).granted()?;
     unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)?;
     map(&session, address, MIB2, DEVICE_MEMORY, 0).granted()
+}
+
+fn parts_of_device_memory_are_mapped_for_the_cpu(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = populated(&session, 4 * MIB2)?;
+    let second = address + MIB2;
+    match map(&session, second, MIB2, DEVICE_MEMORY, 0) {
+        Err(EOPNOTSUPP | EINVAL) => {
+            return Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"));
+        }
+        answer => answer.granted()?,
+    }
+    map(&session, address, 2 * MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, second + MIB2, 2 * MIB2, DEVICE_MEMORY, 0).granted()?;
+    for part in [second, second + MIB2, second + 2 * MIB2] {
+        session.write(part, &7u64.to_le_bytes()).granted()?;
+        equal("what the CPU reads", peek(part), 7)?;
+    }
+    unmap(&session, second, DEVICE_MEMORY).granted()?;
+    equal("what the CPU reads of the other part", peek(second + MIB2), 7)?;
+    session.free(address).refused(EBUSY)?;
+    unmap(&session, second + MIB2, DEVICE_MEMORY).granted()?;
+    session.free(address).granted()
 }
 
 fn device_memory_that_the_cpu_sees_is_not_freed(host: &Host) -> Verdict {

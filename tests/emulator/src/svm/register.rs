@@ -186,18 +186,21 @@ impl Call<'_, '_> {
         let Some(run) = heap.pages(para.src_va).filter(|run| run.end() >= para.src_va + size) else {
             return refuse(Errno::EINVAL, "part of the range has no pages of the device");
         };
-        if (run.start, run.size, run.offset) != (para.src_va, size, 0) {
-            return refuse(Errno::EOPNOTSUPP, "the emulated driver maps whole allocations this way");
+        if run.offset != 0 {
+            return refuse(Errno::EOPNOTSUPP, "the emulated driver maps memory only from the start of its block");
         }
-        let block = run.block;
-        match self.process.show(self.world, block, para.src_va, size) {
-            Some(Ok(view)) => {
-                let heap = self.process.heap_mut(para.src_va);
-                if let Some(run) = heap.and_then(|heap| heap.plain.get_mut(&para.src_va)) {
-                    run.view = Some(view);
+        // A part shows all of the memory, each byte at its own address.
+        let (start, whole, block, seen) = (run.start, run.size, run.block, run.view.is_some());
+        if !seen {
+            match self.process.show(self.world, block, start, whole) {
+                Some(Ok(view)) => {
+                    let heap = self.process.heap_mut(start);
+                    if let Some(run) = heap.and_then(|heap| heap.plain.get_mut(&start)) {
+                        run.view = Some(view);
+                    }
                 }
+                _ => return refuse(Errno::EINVAL, "the pages could not be mapped into the segment"),
             }
-            _ => return refuse(Errno::EINVAL, "the pages could not be mapped into the segment"),
         }
         self.process.remote.insert((device, para.src_va), Remote { size, kind: DEVICE_MEMORY });
         self.count(para.src_va, true);
@@ -223,10 +226,15 @@ impl Call<'_, '_> {
             };
         };
         if remote.kind == DEVICE_MEMORY {
-            let heap = self.process.heap_mut(para.src_va);
-            let view = heap.and_then(|heap| heap.plain.get_mut(&para.src_va)?.view.take());
-            if let Some(view) = view {
-                self.process.hide(self.world, view);
+            let run = self.process.heap(para.src_va).and_then(|heap| heap.pages(para.src_va));
+            let (start, end) = run.map_or((para.src_va, para.src_va), |run| (run.start, run.end()));
+            // Other parts of it may be mapped.
+            if self.process.remote.range((device, start)..(device, end)).next().is_none() {
+                let heap = self.process.heap_mut(start);
+                let view = heap.and_then(|heap| heap.plain.get_mut(&start)?.view.take());
+                if let Some(view) = view {
+                    self.process.hide(self.world, view);
+                }
             }
         }
         self.count(para.src_va, false);
