@@ -217,7 +217,7 @@ pub(crate) fn acl_call<'py>(
         // SAFETY: each answer has 8 bytes of its own.
         let code = py.detach(|| unsafe { function.call(&bits) });
         let code = code.into_pyobject(py)?.into_any();
-        let mut returned = Vec::with_capacity(MOST);
+        let mut returned = Vec::new();
         for (kind, answer) in kinds.iter().zip(answers) {
             let Kind::Answer(kind) = kind else { continue };
             returned.push(match kind {
