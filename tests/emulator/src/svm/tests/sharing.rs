@@ -18,6 +18,22 @@ fn a_process_that_was_listed_before_it_started_must_be_listed_again() {
 }
 
 #[test]
+fn a_process_with_the_id_of_a_listed_one_is_not_that_process() {
+    let mut bench = Bench::new();
+    let exporter = bench.session(10);
+    let made = bench.create(&exporter, 0, 2 * MIB).unwrap();
+    let share = bench.export(&exporter, 0, made.id).unwrap();
+    // A process that ended at once: its successor may have started in the same tick of the clock.
+    bench.machine.identity = |_| Some(1);
+    bench.trust(&exporter, 0, share, 11).unwrap();
+    let importer = bench.session(11);
+    assert_eq!(bench.import(&importer, 0, 0, share).map(drop), Err(Errno::EACCES));
+    bench.machine.identity = |_| Some(0);
+    bench.trust(&exporter, 0, share, 11).unwrap();
+    bench.import(&importer, 0, 0, share).unwrap();
+}
+
+#[test]
 fn an_importer_leaves_the_trust_list_when_it_exits() {
     let mut bench = Bench::new();
     let exporter = bench.session(10);
