@@ -275,6 +275,25 @@ fn opening_a_device_that_is_open_reads_the_packets_of_its_daemon() {
 }
 
 #[test]
+fn a_program_that_is_executed_inherits_no_file_of_the_driver() {
+    isolated(Config::default(), |_| {
+        let _device = session(Policy::Auto).device(LogicalId(0)).unwrap();
+        let mut seen = 0;
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            let name = std::fs::read_link(entry.path()).unwrap_or_default();
+            if !["davinci", "hisi_hdc"].iter().any(|part| name.to_string_lossy().contains(part)) {
+                continue;
+            }
+            let number = entry.file_name().to_str().unwrap().parse().unwrap();
+            // SAFETY: asks for the flags of a descriptor.
+            assert_eq!(unsafe { nix::libc::fcntl(number, nix::libc::F_GETFD) }, nix::libc::FD_CLOEXEC, "{name:?}");
+            seen += 1;
+        }
+        assert!(seen >= 3, "session, DEVMNG and daemon");
+    });
+}
+
+#[test]
 fn a_device_that_fails_beside_its_process_is_not_given_another_process() {
     on_each_generation(Config::default(), |_, emulator| {
         let process = DeviceProcess::start(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();

@@ -44,7 +44,7 @@ fn a_page_that_comes_back_is_handed_out_again_with_its_contents_and_costs_nothin
 
 #[test]
 fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
-    on_each_generation(plain(), |_, _| {
+    on_each_generation(plain(), |_, emulator| {
         let cache = cache();
         let memory = cache.take(MIB2).unwrap();
         let clone = memory.clone();
@@ -53,6 +53,10 @@ fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
         cache.put(Session::current().unwrap().host().unwrap().create(MIB2).unwrap());
         let p2p = Kind { memory: MemoryKind::P2pHbm, ..Kind::default() };
         cache.put(device(0).create_with(MIB2, p2p).unwrap());
+        // A release that was refused may have begun.
+        let begun = device(0).create(MIB2).unwrap();
+        inject(emulator, "MEM_RELEASE#1=EBUSY");
+        cache.put(begun.free().unwrap_err().object);
         assert_eq!(cache.statistics().cached, 0);
         cache.put(clone);
         assert_eq!(cache.statistics().cached, MIB2);

@@ -411,6 +411,25 @@ fn options_after_a_foreign_session_are_those_of_the_new_call() {
 }
 
 #[test]
+fn a_page_without_the_magic_word_says_nothing() {
+    use ascend_ioctl::klog::{PAGE_SIZE, Page, SVM_ERRORS};
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+    isolated(plain(), |_| {
+        let (start, size) = (std::num::NonZero::new(SVM_ERRORS as usize), std::num::NonZero::new(PAGE_SIZE).unwrap());
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
+        let page = unsafe { mmap_anonymous(start, size, protection, MapFlags::MAP_PRIVATE) }.unwrap().cast::<Page>();
+        let mut text = Page::empty(SVM_ERRORS);
+        (text.magic[0], text.write) = (0, 4);
+        text.text[..4].copy_from_slice(b"lies");
+        // SAFETY: a fresh mapping of the page's size.
+        unsafe { page.write(text) };
+        let error = device(0).create(1 << 50).unwrap_err();
+        assert_eq!(error.kernel_log(), None);
+    });
+}
+
+#[test]
 fn a_log_page_of_another_library_is_read_but_not_moved_and_may_go_away() {
     use ascend_ioctl::klog::{PAGE_SIZE, Page, SVM_ERRORS};
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};

@@ -345,14 +345,3 @@ fn an_import_that_has_no_pages_is_an_error_and_one_that_could_not_be_released_ke
         assert_eq!(share::import(&there, &ticket).unwrap_err().errno(), Some(Errno::EFAULT));
     });
 }
-
-#[test]
-fn memory_whose_release_was_refused_is_not_exported() {
-    on_each_generation(plain(), |_, emulator| {
-        let memory = device(0).create(MIB2).unwrap();
-        inject(emulator, "MEM_RELEASE#1=EBUSY");
-        let memory = memory.free().unwrap_err().object;
-        refused_here(&memory.export().unwrap_err(), "may have begun");
-        memory.free().unwrap();
-    });
-}
