@@ -89,9 +89,9 @@ impl Target {
     }
 
     /// A target whose limit is 5 % above what the figure was when the limit was set, so that a
-    /// regression shows.
-    pub fn today(figure: f64) -> Target {
-        Target::must((figure * 1.05).ceil())
+    /// regression shows, but never above `most`, which was promised.
+    pub fn today(figure: f64, most: Option<f64>) -> Target {
+        Target::must((figure * 1.05).ceil().min(most.unwrap_or(f64::INFINITY)))
     }
 
     /// Adds the aim.
@@ -167,6 +167,14 @@ mod tests {
         assert_eq!(verdict(Ok(600.1), target), Verdict::Missed);
         assert_eq!(verdict(Ok(1.0), Target::must(1.0)), Verdict::Good);
         assert_eq!(verdict(Ok(1e9), Target::default()), Verdict::Shown);
+    }
+
+    #[test]
+    fn a_limit_is_near_the_figure_of_today_and_not_above_the_promise() {
+        assert_eq!(Target::today(400.0, None).must, Some(420.0));
+        assert_eq!(Target::today(400.0, Some(600.0)).must, Some(420.0));
+        assert_eq!(Target::today(400.0, Some(410.0)).must, Some(410.0));
+        assert_eq!(verdict(Ok(411.0), Target::today(411.0, Some(410.0))), Verdict::Missed);
     }
 
     #[test]
