@@ -86,7 +86,7 @@ fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<
     let probe = host.create(BLOCK)?;
     let unmap = || {
         let mapping = room.map(0, &probe)?;
-        mapping.write(0, &[3; BLOCK as usize])?;
+        mapping.write(0, &vec![3; BLOCK as usize])?;
         timed(|| mapping.unmap().map_err(ascend_vmm::Error::from))
     };
     let best = || -> ascend_vmm::Result<Duration> {
@@ -103,7 +103,7 @@ fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<
         let memory = host.create(BLOCK)?;
         for place in [index, BLOCKS + index] {
             let mapping = twice.map(place * BLOCK, &memory)?;
-            mapping.write(0, &[index as u8 + 1; BLOCK as usize])?;
+            mapping.write(0, &vec![index as u8 + 1; BLOCK as usize])?;
             kept.push(mapping);
         }
     }
