@@ -111,8 +111,8 @@ impl Memories {
         Unused { memory: physical.memory.take(), export: physical.export.take() }
     }
 
-    /// A mapping of it is going. Whether it is counted already: what nothing else uses is kept until
-    /// the mapping is gone.
+    /// A mapping of it is going. Whether it is counted already: what nothing else uses is kept
+    /// until the mapping is gone.
     #[inline]
     pub(crate) fn leave_mapping(&mut self, handle: Handle) -> bool {
         let Some(physical) = self.get_mut(handle) else { return true };

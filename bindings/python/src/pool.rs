@@ -22,8 +22,8 @@ impl Ends for pool::Pool {
     const CLOSING: &'static str = "close a pool";
 
     fn end(self) -> Result<(), (Fault, Option<Self>)> {
-        // Its blocks are closed, so this is everything. What the kernel does not unmap is logged when
-        // the pool is dropped, which asks `before_unmap` for the rest but cannot refuse.
+        // Its blocks are closed, so this is everything. What the kernel does not unmap is logged
+        // when the pool is dropped, which asks `before_unmap` for the rest but cannot refuse.
         match catching(|| self.trim()) {
             Err(fault @ (Fault::Python(_) | Fault::Library(Error::OtherProcess { .. }))) => Err((fault, Some(self))),
             _ => Ok(()),

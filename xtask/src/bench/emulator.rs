@@ -77,8 +77,8 @@ fn copies(session: &Session, rounds: usize) -> ascend_vmm::Result<[f64; 2]> {
     Ok([ratio(written, plain), ratio(read, plain)])
 }
 
-/// The unmapping of host memory that the CPU wrote, beside blocks whose bytes the emulator must keep
-/// equal at two addresses, as a multiple of the same alone.
+/// The unmapping of host memory that the CPU wrote, beside blocks whose bytes the emulator must
+/// keep equal at two addresses, as a multiple of the same alone.
 fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<f64> {
     const BLOCKS: u64 = 64;
     let host = session.host()?;

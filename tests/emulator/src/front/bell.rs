@@ -1,8 +1,9 @@
 //! The bell, which wakes the server while it waits for the next call.
 //!
-//! To wait in poll for calls and for everything else takes a microsecond more for each call than to
-//! wait for calls alone. So the server does the latter, and this thread waits for the rest: reports,
-//! orders, time. It is under the filter of the clients, so its own system call wakes the server.
+//! To wait in poll for calls and for everything else takes a microsecond more for each call than
+//! to wait for calls alone. So the server does the latter, and this thread waits for the rest:
+//! reports, orders, time. It is under the filter of the clients, so its own system call wakes the
+//! server.
 
 use super::listener::{Answer, Listener};
 use nix::errno::Errno;

@@ -138,8 +138,8 @@ fn copy_in_small_steps(to: &mut [u8], from: &[u8]) {
 }
 
 /// The memory of the server's own process, in which a client thread runs. The kernel copies an
-/// argument between it and a file, whose pages the server maps, and much by way of a pipe. Both take
-/// less time than process_vm_readv, and fail in the same way where memory cannot be accessed.
+/// argument between it and a file, whose pages the server maps, and much by way of a pipe. Both
+/// take less time than process_vm_readv, and fail in the same way where memory cannot be accessed.
 pub struct OwnMemory {
     file: File,
     pages: NonNull<u8>,

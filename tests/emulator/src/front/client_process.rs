@@ -313,7 +313,7 @@ impl Processes {
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid, libc::PIDFD_THREAD) };
         // SAFETY: the call returned a new descriptor that this value owns.
         let pidfd = Errno::result(pidfd).ok().map(|pidfd| unsafe { OwnedFd::from_raw_fd(pidfd as i32) });
-        // What is known of a thread must not be taken for what is known of the next one with its id.
+        // What is known of a thread must not be taken for what is known of its id's next one.
         let end = EpollEvent::new(EpollFlags::EPOLLIN, THREAD | tid as u64);
         let pidfd = pidfd.filter(|pidfd| self.reports.add(pidfd, end).is_ok());
         self.threads.insert(tid, Thread { tgid, directory, pidfd, used: Vec::new() });

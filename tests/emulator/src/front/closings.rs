@@ -2,8 +2,8 @@
 //!
 //! The server remembers which file a descriptor is until somebody closes that number, in whatever
 //! process, since processes can share a table. It lets such a call continue, the kernel carries it
-//! out a little later, and nobody reports that. But a thread makes one call at a time: when it makes
-//! another one, this one is over.
+//! out a little later, and nobody reports that. But a thread makes one call at a time: when it
+//! makes another one, this one is over.
 
 use nix::errno::Errno;
 use std::fs;
