@@ -19,6 +19,7 @@ use ascend_ioctl::{davinci as ioctl, hdc};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::time::Instant;
 
 /// An open file description of one of the driver's character devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,7 +133,7 @@ impl Driver {
     /// open(2) of `path`; `None` if the path is not one of the driver. `backing` is the memfd that
     /// the client will hold; mappings show its pages.
     pub fn open(&mut self, caller: &Caller, path: &str, _flags: i32, backing: File) -> Option<Result<FileId, Errno>> {
-        self.machine.advance();
+        self.machine.advance(Instant::now());
         self.machine.inherit_place(caller.tgid);
         let kind = match path {
             ioctl::PATH => match self.machine.config.door.errno() {
@@ -180,7 +181,7 @@ impl Driver {
 
     /// ioctl(2).
     pub fn ioctl(&mut self, caller: &Caller, file: FileId, request: u32, arg: u64) -> Outcome {
-        self.machine.advance();
+        self.machine.advance(Instant::now());
         let Some(open) = self.files.get_mut(&file) else { return Errno::EBADF.into() };
         let manager = match &mut open.kind {
             Kind::Node => return Errno::ENOTTY.into(),

@@ -9,10 +9,8 @@
 //!
 //! What a program can still notice is listed in docs/emulator.md.
 
-mod bell;
 mod client_memory;
 mod client_process;
-mod closings;
 mod dev_listing;
 mod files;
 mod filter;
@@ -43,7 +41,6 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -73,8 +70,6 @@ pub enum Unavailable {
 pub(crate) enum Order {
     /// Listen to the filter whose descriptor came with the wake-up.
     Listen,
-    /// This thread is the bell.
-    Bell(i32),
     /// Report the state, after all earlier closes have been processed.
     State(Sender<State>),
     /// Inject a fault.
@@ -101,8 +96,6 @@ pub struct Emulator {
     /// Wakes the server and sends descriptors to it.
     wake: OwnedFd,
     server: Option<JoinHandle<()>>,
-    /// There is a bell, or somebody hangs it up.
-    has_bell: AtomicBool,
     pid: u32,
 }
 
@@ -130,13 +123,7 @@ impl Emulator {
             Err(_) => return Err(Unavailable::Server(Errno::ECHILD)),
         }
         drop(woken);
-        Ok(Emulator {
-            orders: Some(Mutex::new(orders)),
-            wake,
-            server: Some(server),
-            has_bell: AtomicBool::new(false),
-            pid: std::process::id(),
-        })
+        Ok(Emulator { orders: Some(Mutex::new(orders)), wake, server: Some(server), pid: std::process::id() })
     }
 
     /// Attaches the calling thread, and all threads and processes that it starts from now on, to
@@ -144,13 +131,6 @@ impl Emulator {
     pub fn attach(&self) -> Result<(), Unavailable> {
         let listener = listener::install()?;
         self.order(Order::Listen, Some(listener));
-        // The first filter is in most cases the only one.
-        if !self.has_bell.swap(true, Ordering::Relaxed) {
-            if let Some(bell) = bell::hang() {
-                self.order(Order::Bell(bell.tid), None);
-                bell.release();
-            }
-        }
         Ok(())
     }
 

@@ -139,8 +139,8 @@ impl Machine {
 
     /// Advances time: devices that finished booting are added to the driver and to the tables that
     /// list every device.
-    pub(crate) fn advance(&mut self) {
-        if self.boot_time().is_none_or(|at| Instant::now() < at) {
+    pub(crate) fn advance(&mut self, now: Instant) {
+        if self.boot_time().is_none_or(|at| now < at) {
             return;
         }
         let up: Vec<u32> = self

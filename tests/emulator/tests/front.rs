@@ -15,10 +15,11 @@ use client::{MANAGER, Session, ioctl, open_manager};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::mman::{MapFlags, ProtFlags, munmap};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::stat::Mode;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 fn emulator() -> Emulator {
     Emulator::start(Config::default()).unwrap()
@@ -279,7 +280,6 @@ fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
     isolated(Config::default(), |_| {
         let kept = client::open_module("uda").unwrap();
         let other = open("/dev/null", OFlag::O_RDWR, Mode::empty()).unwrap();
-        // Numbers that the front remembers, and one that it does not.
         for number in [20, 63, 64, 300] {
             let duplicate = || {
                 // SAFETY: the number is free, or this test's own.
@@ -309,6 +309,35 @@ fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
                 assert_eq!(asked(number), Err(left), "{number}, {index}, by a thread");
             }
         }
+    });
+}
+
+#[test]
+fn no_signal_interrupts_a_close() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    isolated(Config::default(), |_| {
+        // Without SA_RESTART: a call that the filter reports would end with EINTR.
+        let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+        // SAFETY: the handler does nothing.
+        unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+        // SAFETY: takes nothing.
+        let (this, over) = (unsafe { libc::pthread_self() } as usize, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    // SAFETY: that thread waits for this one.
+                    unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR1) };
+                }
+            });
+            let ends: Vec<i32> = (0..5000)
+                .map(|_| {
+                    // SAFETY: the number is this test's own.
+                    unsafe { libc::close(libc::dup(1)) }
+                })
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            assert!(ends.iter().all(|&end| end == 0));
+        });
     });
 }
 

@@ -4,16 +4,13 @@
 //! looked up once per thread and process. A descriptor of the thread's `/proc` directory is kept:
 //! it goes stale with the thread, so a recycled id is never taken for the old thread.
 
-use super::closings::{Closings, REPORTED};
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::rc::Rc;
 
 /// Identifies a process, also after its id was reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -160,11 +157,10 @@ struct Thread {
     tgid: i32,
     /// `/proc/TGID/task/TID`.
     directory: OwnedFd,
-    /// A pidfd of the thread itself, if the kernel has such (Linux 6.9). Its end is reported.
+    /// A pidfd of the thread itself, if the kernel has such (Linux 6.9).
     pidfd: Option<OwnedFd>,
-    /// Descriptors that were the driver's when they were used last, and which file each is until it
-    /// is closed.
-    used: Vec<(i32, Option<Inode>)>,
+    /// Descriptors that were the driver's when they were used last.
+    used: Vec<i32>,
 }
 
 impl Thread {
@@ -172,7 +168,7 @@ impl Thread {
     /// `/proc`. It is not done for a file that may be foreign, since closing the duplicate might
     /// be noticed there.
     fn fetch(&self, descriptor: i32) -> Option<Inode> {
-        let pidfd = self.pidfd.as_ref().filter(|_| self.used.iter().any(|used| used.0 == descriptor))?;
+        let pidfd = self.pidfd.as_ref().filter(|_| self.used.contains(&descriptor))?;
         // SAFETY: takes three integers.
         let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), descriptor, 0) };
         let fetched = Errno::result(fetched).ok()?;
@@ -184,16 +180,11 @@ impl Thread {
 }
 
 /// Clients by thread and by process.
+#[derive(Default)]
 pub struct Processes {
-    /// Reports the end of each thread and process by a token.
-    reports: Rc<Epoll>,
-    threads: BTreeMap<i32, Thread>,
-    processes: BTreeMap<i32, Process>,
-    closings: Closings,
+    threads: HashMap<i32, Thread>,
+    processes: HashMap<i32, Process>,
 }
-
-/// The bit that tells the token of a thread from that of a process.
-pub const THREAD: u64 = 1 << 32;
 
 /// Limit of remembered threads, each of which costs two descriptors. Beyond it all are forgotten
 /// and looked up again.
@@ -205,83 +196,40 @@ const REMEMBERED_DESCRIPTORS: usize = 16;
 /// Device and inode of an open file.
 pub type Inode = (u64, u64);
 
-/// Which file a descriptor is.
-#[derive(Clone, Copy)]
-pub struct Found {
-    /// The file.
-    pub inode: Inode,
-    /// It stays so until a call is made that closes the descriptor.
-    pub stays: bool,
-}
-
 impl Processes {
-    /// No clients yet. The token of a process is its id, and that of a thread has [`THREAD`].
-    pub fn new(reports: Rc<Epoll>) -> Self {
-        let (threads, processes) = (BTreeMap::new(), BTreeMap::new());
-        Processes { reports, threads, processes, closings: Closings::default() }
-    }
-
     /// The file of a descriptor of a known thread; `None` if the thread is unknown or gone, or the
     /// descriptor is closed.
-    pub fn file_of_known(&mut self, tid: i32, descriptor: i32) -> Option<Found> {
+    pub fn file_of_known(&self, tid: i32, descriptor: i32) -> Option<Inode> {
         let thread = self.threads.get(&tid)?;
-        let remembered = thread.used.iter().find(|used| used.0 == descriptor).and_then(|used| used.1);
-        if let Some(inode) = remembered {
-            return Some(Found { inode, stays: true });
-        }
-        // First, since a call may end between the two.
-        let stays = (0..REPORTED).contains(&descriptor) && !self.closings.may_close(descriptor);
         if let Some(inode) = thread.fetch(descriptor) {
-            return Some(Found { inode, stays });
+            return Some(inode);
         }
         let mut name = [0u8; 16];
         io::Write::write_fmt(&mut &mut name[..], format_args!("fd/{descriptor}\0")).ok()?;
         let name = CStr::from_bytes_until_nul(&name).ok()?;
         let stat = nix::sys::stat::fstatat(&thread.directory, name, nix::fcntl::AtFlags::empty()).ok()?;
-        Some(Found { inode: (stat.st_dev, stat.st_ino), stays: false })
+        Some((stat.st_dev, stat.st_ino))
     }
 
     /// Records that a descriptor of a thread is no longer a file of the driver.
     pub fn uses_no_longer(&mut self, tid: i32, descriptor: i32) {
         if let Some(thread) = self.threads.get_mut(&tid) {
-            thread.used.retain(|used| used.0 != descriptor);
+            thread.used.retain(|used| *used != descriptor);
         }
     }
 
     /// Records that a descriptor of a thread is a file of the driver.
-    pub fn uses(&mut self, tid: i32, descriptor: i32, found: Option<Found>) {
-        let Some(thread) = self.threads.get_mut(&tid) else { return };
-        let file = found.filter(|found| found.stays).map(|found| found.inode);
-        match thread.used.iter_mut().find(|used| used.0 == descriptor) {
-            Some(used) => used.1 = file,
-            None => {
-                if thread.used.len() == REMEMBERED_DESCRIPTORS {
-                    thread.used.clear();
-                }
-                thread.used.push((descriptor, None));
+    pub fn uses(&mut self, tid: i32, descriptor: i32) {
+        if let Some(thread) = self.threads.get_mut(&tid).filter(|thread| !thread.used.contains(&descriptor)) {
+            if thread.used.len() == REMEMBERED_DESCRIPTORS {
+                thread.used.clear();
             }
+            thread.used.push(descriptor);
         }
     }
 
-    /// A thread makes a call.
-    pub fn calls(&mut self, tid: i32) {
-        self.closings.end(tid);
-    }
-
-    /// A thread closes descriptors: what they are is unknown from now on.
-    pub fn closes(&mut self, tid: i32, first: u64, last: u64) {
-        let number = |number: u64| i32::try_from(number as u32).unwrap_or(i32::MAX);
-        let numbers = number(first)..=number(last);
-        for used in self.threads.values_mut().flat_map(|thread| &mut thread.used) {
-            if numbers.contains(&used.0) {
-                used.1 = None;
-            }
-        }
-        self.closings.begin(tid, numbers);
-    }
-
-    /// The process of a thread, looked up if needed.
-    pub fn of(&mut self, tid: i32) -> io::Result<&mut Process> {
+    /// The process of a thread, looked up if needed. The flag says whether it is new.
+    pub fn of(&mut self, tid: i32) -> io::Result<(&mut Process, bool)> {
         if let Some(thread) = self.threads.get(&tid) {
             // The directory of a dead thread cannot be read.
             let alive = nix::sys::stat::fstatat(&thread.directory, c"fd", nix::fcntl::AtFlags::empty()).is_ok();
@@ -294,12 +242,8 @@ impl Processes {
             None => self.remember(tid)?,
         };
         match self.processes.entry(tgid) {
-            std::collections::btree_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                let process = Process::look_up(tgid)?;
-                self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, tgid as u64))?;
-                Ok(entry.insert(process))
-            }
+            std::collections::hash_map::Entry::Occupied(entry) => Ok((entry.into_mut(), false)),
+            std::collections::hash_map::Entry::Vacant(entry) => Ok((entry.insert(Process::look_up(tgid)?), true)),
         }
     }
 
@@ -313,16 +257,8 @@ impl Processes {
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid, libc::PIDFD_THREAD) };
         // SAFETY: the call returned a new descriptor that this value owns.
         let pidfd = Errno::result(pidfd).ok().map(|pidfd| unsafe { OwnedFd::from_raw_fd(pidfd as i32) });
-        // What is known of a thread must not be taken for what is known of its id's next one.
-        let end = EpollEvent::new(EpollFlags::EPOLLIN, THREAD | tid as u64);
-        let pidfd = pidfd.filter(|pidfd| self.reports.add(pidfd, end).is_ok());
         self.threads.insert(tid, Thread { tgid, directory, pidfd, used: Vec::new() });
         Ok(tgid)
-    }
-
-    /// Forgets a thread that ended.
-    pub fn forget_thread(&mut self, tid: i32) {
-        self.threads.remove(&tid);
     }
 
     /// The process with this id, if it used the driver.
@@ -346,7 +282,6 @@ impl Processes {
 
     /// A thread calls exec.
     pub fn will_exec(&mut self, tid: i32) {
-        self.closes(tid, 0, u64::MAX);
         if !self.is_client(tid) {
             return;
         }

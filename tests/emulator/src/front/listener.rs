@@ -5,6 +5,7 @@ use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -52,6 +53,8 @@ pub enum Answer {
 /// The supervisor's end of one filter.
 pub struct Listener {
     descriptor: OwnedFd,
+    /// Id of the last call received.
+    last: Cell<Option<u64>>,
 }
 
 /// Checks whether the front can work here, on a thread that ends at once, since a filter cannot be
@@ -67,18 +70,16 @@ pub fn probe() -> Result<(), Unavailable> {
         return Err(Unavailable::Kernel(Errno::E2BIG));
     }
     let tried = std::thread::spawn(|| {
-        let listener = Listener::over(install()?);
+        let listener = install()?;
         // A kernel that can send a descriptor with the answer (Linux 5.14) looks for a call with
         // this id and finds none.
-        let found = listener.hand_over(0, None, false);
-        // Closed elsewhere: here close(2) would wait for an answer.
-        Ok((listener, found))
+        match Listener::over(listener).hand_over(0, None, false) {
+            Err(Errno::ENOENT) => Ok(()),
+            Err(error) => Err(Unavailable::Kernel(error)),
+            Ok(()) => Err(Unavailable::Kernel(Errno::EPROTO)),
+        }
     });
-    match tried.join().unwrap_or(Err(Unavailable::Server(Errno::ECHILD)))?.1 {
-        Err(Errno::ENOENT) => Ok(()),
-        Err(error) => Err(Unavailable::Kernel(error)),
-        Ok(()) => Err(Unavailable::Kernel(Errno::EPROTO)),
-    }
+    tried.join().unwrap_or(Err(Unavailable::Server(Errno::ECHILD)))
 }
 
 /// Installs the filter on the calling thread and everything that it will start. This cannot be
@@ -129,7 +130,12 @@ impl Listener {
     }
 
     fn over(descriptor: OwnedFd) -> Self {
-        Listener { descriptor }
+        Listener { descriptor, last: Cell::new(None) }
+    }
+
+    /// Id of the last call received. The kernel numbers the calls of a filter consecutively.
+    pub fn last(&self) -> Option<u64> {
+        self.last.get()
     }
 
     /// The next call; `None` if its caller died before it could be received.
@@ -143,6 +149,7 @@ impl Listener {
         match Errno::result(result) {
             Ok(_) => {
                 let notification = &buffer.notification;
+                self.last.set(Some(notification.id));
                 Ok(Some(Notification {
                     id: notification.id,
                     tid: notification.pid as i32,
