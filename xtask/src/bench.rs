@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use nix::sys::wait::WaitStatus;
 use plot::{Chart, Point};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -158,11 +159,11 @@ impl Bench {
         OPERATIONS.iter().filter(wanted)
     }
 
-    /// How many measurements there are: those of operations, of calls alone, of the worst case, of
-    /// times, and of the emulated driver itself.
+    /// How many measurements there are: those of operations, of calls alone, of C functions and what
+    /// they call, of the worst case, of times, and of the emulated driver itself.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
-        self.wanted().count() as u64 + 3 + worst + 6 + 2 + pool::steps(self.most())
+        self.wanted().count() as u64 + 3 + 2 * C_FUNCTIONS.len() as u64 + worst + 6 + 2 + pool::steps(self.most())
     }
 
     fn operations(&self, bench: &mut Run) {
@@ -175,14 +176,14 @@ impl Bench {
             let pairs = if operation.per > 1.0 { 2 } else { pairs };
             let figures = bench.measure(setup, pairs, 0);
             let per = operation.per;
-            let instructions = count(&figures, |counts| counts.instructions / per);
+            let instructions = steps_of(&figures, |steps| steps.instructions / per);
             if let Ok(measured) = instructions {
                 bench.point(Chart::Live, operation.name, setup.live, measured, !setup.is_special());
                 let by_size = matches!(setup.work, Work::MapUnmap | Work::MappingAt | Work::CreateRelease);
                 let plain = setup.live == 1 && !setup.explicit && !setup.sparse;
                 bench.point(Chart::Size, operation.short(), setup.size >> 20, measured, by_size && plain);
             }
-            if let Ok(c_library) = count(&figures, |counts| counts.c_library / per) {
+            if let Ok(c_library) = steps_of(&figures, |steps| steps.c_library / per) {
                 let stacked = setup.live == 1 && !setup.is_special() && operation.per == 1.0;
                 let own = instructions.clone().unwrap_or(c_library) - c_library;
                 bench.point(Chart::Parts, operation.name, 0, own, stacked);
@@ -223,7 +224,8 @@ impl Bench {
             bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
         }
         for (name, c, own, calls, today) in C_FUNCTIONS {
-            let measure = |work| count(&bench.measure(&Setup::of(work), pairs, 0), |counts| counts.instructions);
+            bench.progress.set_message(name);
+            let measure = |work| steps_of(&bench.measure(&Setup::of(work), pairs, 0), |steps| steps.instructions);
             let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
             bench.add(name, None, Unit::Instructions, more, Target::today(today, None).aim(80.0));
         }
@@ -474,12 +476,20 @@ const C_FUNCTIONS: [(&str, Work, Work, f64, f64); 5] = [
 /// The result of a measurement, or why there is none.
 type Measured = Result<Figures, String>;
 
+fn counts(figures: &Measured) -> Result<&Counts, String> {
+    let figures = figures.as_ref().map_err(String::clone)?;
+    figures.counts.as_ref().map_err(|errno| CountError::Trace(*errno).to_string())
+}
+
+/// System calls, or why they are not known.
 fn count(figures: &Measured, what: impl Fn(&Counts) -> f64) -> Result<f64, String> {
-    match figures {
-        Ok(Figures { counts: Ok(counts), .. }) => Ok(what(counts)),
-        Ok(Figures { counts: Err(errno), .. }) => Err(CountError::Trace(*errno).to_string()),
-        Err(reason) => Err(reason.clone()),
-    }
+    counts(figures).map(what)
+}
+
+/// Instructions, or why they are not known.
+fn steps_of(figures: &Measured, what: impl Fn(&Steps) -> f64) -> Result<f64, String> {
+    let steps = counts(figures)?.steps.as_ref();
+    steps.map(what).ok_or_else(|| CountError::NoAtomics.to_string())
 }
 
 /// The figures so far, and what is drawn of them.
@@ -533,13 +543,20 @@ pub struct Figures {
 /// The counts of one operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counts {
-    /// Instructions in user space.
-    pub instructions: f64,
+    /// None on a CPU where single steps do not end.
+    pub steps: Option<Steps>,
     /// System calls.
     pub calls: f64,
     /// The ioctls among them.
     pub ioctls: f64,
-    /// The instructions among them that are the C library's.
+}
+
+/// What was counted by single steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Steps {
+    /// Instructions in user space.
+    pub instructions: f64,
+    /// Those among them that are the C library's.
     pub c_library: f64,
 }
 
@@ -570,8 +587,12 @@ fn untraced(setup: &Setup, timed: u64) -> Result<f64, CountError> {
 fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, OwnFigures), CountError> {
     let mut traced = Traced::spawn(command)?;
     let part = |full: u64, empty: u64| full.saturating_sub(empty) as f64 / pairs as f64;
-    let (empty, full) = (section(&mut traced, Mode::Steps)?, section(&mut traced, Mode::Steps)?);
-    let (instructions, c_library) = (part(full.number, empty.number), part(full.c_library, empty.c_library));
+    let mode = if counter::steps_end() { Mode::Steps } else { Mode::Run };
+    let (empty, full) = (section(&mut traced, mode)?, section(&mut traced, mode)?);
+    let steps = (mode == Mode::Steps).then(|| Steps {
+        instructions: part(full.number, empty.number),
+        c_library: part(full.c_library, empty.c_library),
+    });
     let (empty, full) = (section(&mut traced, Mode::Calls)?, section(&mut traced, Mode::Calls)?);
     let (calls, ioctls) = (part(full.number, empty.number), part(full.ioctls, empty.ioctls));
     let mut output = traced.child().stdout.take();
@@ -580,7 +601,7 @@ fn trace(command: &mut Command, pairs: u64) -> Result<(Counts, OwnFigures), Coun
     if let Some(output) = &mut output {
         output.read_to_end(&mut text).map_err(CountError::Spawn)?;
     }
-    Ok((Counts { instructions, calls, ioctls, c_library }, own_figures(&text)?))
+    Ok((Counts { steps, calls, ioctls }, own_figures(&text)?))
 }
 
 /// Counts in the next section of a process.
@@ -665,10 +686,12 @@ fn print(document: &Document) {
         ]);
     }
     rows.print();
-    for figure in &document.figures {
-        if let Some(reason) = &figure.reason {
-            crate::outln!("not measured: {}: {reason}", figure.name);
-        }
+    // Most often the same reason holds for all of one kind.
+    let reasons: BTreeSet<&str> = document.figures.iter().filter_map(|figure| figure.reason.as_deref()).collect();
+    for reason in reasons {
+        let without = document.figures.iter().filter(|figure| figure.reason.as_deref() == Some(reason)).count();
+        let sentence = format!("{} not measured: {reason}", counted(without, "figure"));
+        terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| crate::outln!("{line}"));
     }
     match document.missed {
         0 => {}

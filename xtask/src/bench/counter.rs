@@ -59,7 +59,7 @@ fn instruction(pid: Pid) -> Option<u64> {
 
 /// Whether a program that is stepped through gets past its atomics. On aarch64 without LSE these
 /// are loops of `ldxr` and `stxr`, and each stop between the two clears the exclusive monitor.
-fn steps_end() -> bool {
+pub fn steps_end() -> bool {
     #[cfg(target_arch = "aarch64")]
     return std::arch::is_aarch64_feature_detected!("lse");
     #[cfg(not(target_arch = "aarch64"))]

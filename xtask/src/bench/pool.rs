@@ -2,7 +2,7 @@
 
 use super::client::{Client, Failure, OwnFigures, SIZE, Work, discard, open};
 use super::figure::{Target, Unit};
-use super::{Run, Setup, count};
+use super::{Run, Setup, count, steps_of};
 use ascend_vmm::pool::{Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 
 const TAG: Tag = Tag(0);
@@ -100,7 +100,7 @@ pub(super) fn figures(bench: &mut Run, most: u64, pairs: u64) {
 fn one(bench: &mut Run, name: &str, setup: Setup, pairs: u64, limits: Limits) -> Result<f64, String> {
     bench.progress.set_message(name.to_owned());
     let figures = bench.measure(&setup, pairs, 0);
-    let instructions = count(&figures, |counts| counts.instructions);
+    let instructions = steps_of(&figures, |steps| steps.instructions);
     let target = Target::today(limits.today, Some(limits.most));
     bench.add(name, Some(setup.live), Unit::Instructions, instructions.clone(), target);
     let calls = count(&figures, |counts| counts.calls);
