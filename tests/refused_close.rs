@@ -2,11 +2,11 @@
 
 mod support;
 
-use ascend_emulator::{Config, isolated, on_each_generation};
+use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::{Error, LogicalId, Session};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{MIB2, assert_nothing_left, count, device, inject, open, plain};
+use support::{MIB2, assert_nothing_left, count, device, inject, open, own_pid, plain, read, write};
 
 #[test]
 fn a_device_whose_close_was_refused_in_drop_can_be_opened_again() {
@@ -165,6 +165,49 @@ fn memory_that_a_closed_device_released_is_not_released_again_under_the_same_num
         drop(memory);
         session.device(LogicalId(1)).unwrap().close().unwrap();
         mapping.write(0, b"still there").unwrap();
+    });
+}
+
+#[test]
+fn memory_that_died_with_its_device_is_never_released_again_under_the_same_number() {
+    isolated_leaky(plain(), |emulator| {
+        emulator.record();
+        for (whole_device, faults) in [
+            (false, &[][..]),
+            (true, &[]),
+            (true, &["CLOSE_DEVICE#1=EBUSY"]),
+            (true, &["CLOSE_DEVICE#1=EBUSY", "CLOSE_DEVICE#2=EBUSY"]),
+            (false, &["PREPARE_CLOSE_DEVICE#1=EBUSY", "PREPARE_CLOSE_DEVICE#2=EBUSY"]),
+        ] {
+            let case = format!("{whole_device}, {faults:?}");
+            let (session, other) = open(0);
+            let device = session.device(LogicalId(1)).unwrap();
+            // A release that the device did not answer in time.
+            inject(emulator, "MEM_RELEASE#1=ETIMEDOUT");
+            drop(device.create(MIB2).unwrap());
+            assert_eq!(session.statistics().left, 1, "{case}");
+            let process = own_pid();
+            emulator.control(move |driver| match whole_device {
+                true => driver.machine.kill_device(1),
+                false => assert!(driver.machine.end_device_process(process, 1)),
+            });
+            for fault in faults {
+                inject(emulator, fault);
+            }
+            let _ = device.close().map_err(|failed| drop(failed.object));
+            emulator.control(|driver| driver.machine.restore_device(1));
+            let device = session.device(LogicalId(1)).unwrap();
+            // The handles of a device are numbered from 0 again.
+            let memory = device.create(MIB2).unwrap();
+            write(&memory, b"mine");
+            let before = count(emulator, "MEM_RELEASE");
+            other.close().unwrap();
+            assert_eq!(count(emulator, "MEM_RELEASE"), before, "{case}");
+            assert_eq!(read(&memory, 4), b"mine", "{case}");
+            memory.free().unwrap();
+            device.close().unwrap();
+            session.close().unwrap();
+        }
     });
 }
 
