@@ -389,6 +389,41 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_waits_is_woken_when_the_object_is_made() {
+        use std::time::Duration;
+        for by_slot in [true, false] {
+            let slots = Arc::new(Slots::<u32, u32, 1>::default());
+            let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };
+            let waits = || {
+                let (found, finds) = std::sync::mpsc::channel();
+                let looking = slots.clone();
+                std::thread::spawn(move || found.send(matches!(looking.find(1), Found::Object(_))));
+                while slots.waiters.number.load(Ordering::Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+                // It gave up its turn, so it waits.
+                drop(lock(&slots.waiters.turn));
+                finds
+            };
+            let (finds, _object) = if by_slot {
+                let (slot, object) = (vacant.take(), Arc::new(1));
+                let finds = waits();
+                slot.fill(&object);
+                (finds, object)
+            } else {
+                let mut finds = None;
+                let object = vacant.make(|claim| {
+                    finds = Some(waits());
+                    claim.keep();
+                    1
+                });
+                (finds.unwrap(), object)
+            };
+            assert_eq!(finds.recv_timeout(Duration::from_secs(60)), Ok(true), "it still waits");
+        }
+    }
+
+    #[test]
     fn what_could_not_be_made_is_not_found() {
         let slots = Slots::<u32, u32, 1>::default();
         let Found::Vacant(vacant) = slots.find(1) else { unreachable!() };

@@ -411,6 +411,25 @@ fn options_after_a_foreign_session_are_those_of_the_new_call() {
 }
 
 #[test]
+fn an_unknown_generation_that_an_earlier_call_allowed_is_refused_by_one_that_does_not() {
+    isolated(Config::default(), |emulator| {
+        // The first segment has a size that no known driver gives it.
+        inject(emulator, "GET_MMAP_INFO#1[8]=0000200000000000");
+        let allowing = || Session::builder().segments(false).allow_unknown_generation(true);
+        let unknown = |error: Error| assert!(matches!(error, Error::UnknownGeneration(_)), "{error}");
+        let other = foreign::session();
+        let error = allowing().open().unwrap_err();
+        assert!(matches!(error, Error::SessionTaken(_)), "{error}");
+        unknown(Session::open().unwrap_err());
+        drop(other);
+        unknown(Session::open().unwrap_err());
+        emulator.record();
+        allowing().open().unwrap().close().unwrap();
+        assert_eq!(count(emulator, "ALLOC_PROC_STRUCT"), 0, "the file of the first call is still there");
+    });
+}
+
+#[test]
 fn a_page_without_the_magic_word_says_nothing() {
     use ascend_ioctl::klog::{PAGE_SIZE, Page, SVM_ERRORS};
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};

@@ -74,9 +74,9 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
         },
         None => prepare(builder)?,
     };
-    let mut answer = init_process(&prepared.svm);
+    let mut answer = init_process(|| prepared.svm.init_process());
     if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container(&prepared.manager) {
-        answer = init_process(&prepared.svm);
+        answer = init_process(|| prepared.svm.init_process());
     }
     match answer {
         Ok(pages) => {
@@ -112,11 +112,12 @@ fn set_up_container(manager: &Path) -> bool {
     }
 }
 
-fn init_process(svm: &Svm) -> Result<HostPages, Box<Refused>> {
+/// INIT_PROCESS, again if a signal interrupted it.
+fn init_process(mut init: impl FnMut() -> Result<HostPages, Box<Refused>>) -> Result<HostPages, Box<Refused>> {
     let mut blocked = None;
     let mut attempt = 1;
     loop {
-        match svm.init_process() {
+        match init() {
             Err(refused) if refused.errno == Errno::EAGAIN && attempt < INIT_ATTEMPTS => {
                 // A signal came: from now on none does.
                 blocked.get_or_insert_with(Blocked::handled);
@@ -213,6 +214,8 @@ fn vendor_library() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::SystemCall;
+    use nix::sys::signal::{SigSet, Signal};
 
     #[test]
     fn an_unknown_generation_that_is_wanted_is_treated_as_the_newest_of_its_numbers() {
@@ -224,5 +227,26 @@ mod tests {
         assert_eq!(choose(Generation::V8_5_0, &[], true).unwrap(), Generation::V8_5_0);
         // What is known is not guessed.
         assert_eq!(choose(newest, Generation::V9_0_0.delta().segments, true).unwrap(), Generation::V9_0_0);
+    }
+
+    #[test]
+    fn an_init_that_a_signal_interrupted_is_repeated_without_signals_and_not_for_ever() {
+        // The standard library has a handler for this one.
+        let is_blocked = || SigSet::thread_get_mask().unwrap().contains(Signal::SIGSEGV);
+        let interrupted = || Refused::new(SystemCall::Svm(Op::InitProcess), Errno::EAGAIN);
+        let mut seen = Vec::new();
+        let answer = init_process(|| {
+            seen.push(is_blocked());
+            if seen.len() < 3 { Err(interrupted()) } else { Ok(HostPages { page_size: 4096, giant_pages: false }) }
+        });
+        assert!(answer.is_ok());
+        assert_eq!(seen, [false, true, true]);
+        assert!(!is_blocked(), "they come again");
+        let mut attempts = 0;
+        let answer = init_process(|| {
+            attempts += 1;
+            Err(interrupted())
+        });
+        assert_eq!((answer.unwrap_err().errno, attempts), (Errno::EAGAIN, INIT_ATTEMPTS));
     }
 }

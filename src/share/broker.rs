@@ -249,9 +249,14 @@ fn serve(socket: &UnixStream, shared: &Shared) {
     if let Err(error) = answered.map(drop).and(sent) {
         return trace::debug(error, "a client was not served");
     }
+    await_end(&wire);
+    drop(held);
+}
+
+/// Waits until a client closes its end or its time is over, also if it never stops sending.
+fn await_end(wire: &Wire<'_>) {
     let mut nothing = [0; LINE];
     while !wire.is_over() && wire.receive(&mut nothing, "end of the client", None).is_ok() {}
-    drop(held);
 }
 
 /// The answer for one client, who is trusted with the memory.
@@ -380,4 +385,30 @@ impl<'a> Lines<'a> {
 fn one_line(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= NAME).map(|(_, c)| c).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_client_whose_time_is_over_is_cut_off_however_much_it_has_sent() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let sent = [1; 2 * LINE];
+        client.write_all(&sent).unwrap();
+        await_end(&Wire::new(&server, Duration::ZERO, SERVE));
+        client.shutdown(Shutdown::Both).unwrap();
+        let mut unread = Vec::new();
+        (&server).read_to_end(&mut unread).unwrap();
+        assert_eq!(unread, sent);
+    }
+
+    #[test]
+    fn a_client_that_closes_its_end_is_waited_for_until_then() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        client.write_all(&[1; 2 * LINE]).unwrap();
+        drop(client);
+        await_end(&Wire::new(&server, Duration::MAX, SERVE));
+    }
 }

@@ -152,6 +152,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_process_is_there_until_it_ends_or_hangs_up_be_it_visible_or_not() {
+        let (socket, other) = UnixStream::pair().unwrap();
+        // Of another pid namespace, before Linux 6.5.
+        let unknown = PeerProcess { pid: None, pidfd: None, start: None };
+        let own = PeerProcess::connected(&socket);
+        let later = PeerProcess { start: own.start.map(|start| start + 1), ..PeerProcess::connected(&socket) };
+        assert!(unknown.is_there(&socket) && own.is_there(&socket));
+        assert!(!later.is_there(&socket), "another process has its number now");
+        drop(other);
+        assert!(!unknown.is_there(&socket) && !own.is_there(&socket));
+    }
+
+    #[test]
+    fn a_sender_that_this_process_cannot_see_has_no_number() {
+        for (pid, seen) in [(0, None), (-1, None), (7, Some(7))] {
+            let mut control = Vec::from(28usize.to_ne_bytes());
+            for word in [libc::SOL_SOCKET, libc::SCM_CREDENTIALS, pid, 65534, 65534] {
+                control.extend(word.to_ne_bytes());
+            }
+            assert_eq!(PeerProcess::of(&control).pid, seen);
+        }
+    }
+
+    #[test]
     fn control_data_of_any_shape_are_read_without_harm() {
         let mut control = Vec::new();
         for (kind, data) in [(libc::SCM_CREDENTIALS, &[7, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0][..]), (99, &[1, 2, 3, 4])] {
