@@ -203,7 +203,7 @@ impl DeviceProcess {
     /// seconds to notice.
     pub fn connected(&self) -> bool {
         self.drain();
-        !self.owner.in_child() && self.connection.as_ref().is_some_and(Connection::is_connected)
+        self.connection().is_some_and(Connection::is_connected)
     }
 
     /// Ends it and waits until the device says so. Dropping does the same and logs what this
@@ -223,7 +223,7 @@ impl DeviceProcess {
     pub(crate) fn drain(&self) {
         /// More than the driver queues.
         const MOST: usize = 16;
-        let Some(connection) = self.connection.as_ref().filter(|_| !self.owner.in_child()) else { return };
+        let Some(connection) = self.connection() else { return };
         for _ in 0..MOST {
             let length = match connection.recv_peek(Duration::ZERO).map(usize::try_from) {
                 Ok(Ok(length @ 1..=hdc::MAX_PACKET)) => length,
@@ -233,6 +233,11 @@ impl DeviceProcess {
                 return;
             }
         }
+    }
+
+    /// The life line, which a child of fork(2) does not have.
+    fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref().filter(|_| !self.owner.in_child())
     }
 
     fn end(&mut self) -> Result<(), ProcessFailure> {

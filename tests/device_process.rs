@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use support::processes::start as start_process;
 use support::raw::ModuleFile;
 use support::{
-    PATIENCE, assert_nothing_left, commands, count, end_device_process, inject, own_pid, patient, survey_options,
-    wait_until, with_daemon,
+    PATIENCE, assert_nothing_left, commands, count, end_device_process, inject, own_pid, patient, refused_in_child,
+    survey_options, wait_until, with_daemon,
 };
 
 /// How long to wait for an answer that never comes.
@@ -150,6 +150,65 @@ fn a_daemon_that_never_answers_is_waited_for_as_long_as_allowed() {
         let failure = start_on(0, &Settings { handshake: SHORT, ..patient() }).unwrap_err();
         assert_eq!(failure, ProcessFailure::TimedOut { step: Step::Handshake });
         assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_daemon_that_never_stops_sending_is_not_listened_to_for_longer_than_allowed() {
+    isolated(with_daemon(Daemon::Floods), |emulator| {
+        let begun = Instant::now();
+        let failure = start_on(0, &Settings { handshake: SHORT, ..patient() }).unwrap_err();
+        assert_eq!(failure, ProcessFailure::TimedOut { step: Step::Handshake });
+        assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn as_many_packets_are_read_unasked_as_the_driver_queues_but_not_without_end() {
+    isolated(Config::default(), |emulator| {
+        let process = start_on(0, &Settings { close: SHORT, ..patient() }).unwrap();
+        emulator.control(|driver| driver.machine.daemon = Daemon::Floods);
+        emulator.record();
+        for look in [(|process| process.pid().is_ok()) as fn(&DeviceProcess) -> bool, DeviceProcess::connected] {
+            let before = count(emulator, "RECV");
+            assert!(look(&process));
+            let read = count(emulator, "RECV") - before;
+            assert!((7..=70).contains(&read), "{read} packets");
+        }
+        assert_eq!(process.close().unwrap_err(), ProcessFailure::TimedOut { step: Step::Close });
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn an_answer_about_another_device_is_not_taken_for_this_ones() {
+    on_each_generation(with_daemon(Daemon::Confused), |_, emulator| {
+        for order in [Order::Short, Order::Vendor] {
+            for device in [0, 1] {
+                start_on(device, &Settings { order, ..patient() }).unwrap().close().unwrap();
+            }
+        }
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_the_preparation_starts_the_process_all_the_same() {
+    isolated(Config::default(), |emulator| {
+        // The capability query, and the package configuration.
+        for kind in [40, 69] {
+            emulator.control(move |driver| driver.machine.daemon = Daemon::Ignores(kind));
+            let settings = Settings { order: Order::Vendor, preparation: SHORT, ..patient() };
+            start_on(0, &settings).unwrap().close().unwrap();
+            assert_nothing_left(emulator);
+        }
+        // What it answers must be an answer.
+        emulator.control(|driver| driver.machine.daemon = Daemon::Works);
+        inject(emulator, "RECV#2[0]=ffffffff");
+        let failure = start_on(0, &Settings { order: Order::Vendor, ..patient() }).unwrap_err();
+        assert!(matches!(failure, ProcessFailure::Garbage { step: Step::Prepare, .. }), "{failure:?}");
         assert_nothing_left(emulator);
     });
 }
@@ -425,6 +484,23 @@ fn a_forked_child_cannot_end_its_parents_device_process() {
         assert!(process.pid().unwrap().is_some());
         assert!(!emulator.state().device_processes[0].orphaned);
         process.close().unwrap();
+    });
+}
+
+#[test]
+fn a_forked_child_asks_the_driver_nothing_about_its_parents_device_process() {
+    isolated(Config::default(), |emulator| {
+        let process = start().unwrap();
+        emulator.record();
+        let child = fork(|| {
+            assert!(!process.connected());
+            refused_in_child(&process.pid().unwrap_err());
+        });
+        let pid = child.pid();
+        child.join();
+        let calls: Vec<_> = emulator.records().into_iter().filter(|record| record.pid == pid).collect();
+        assert!(calls.is_empty(), "{calls:#?}");
+        assert!(process.connected());
     });
 }
 

@@ -144,6 +144,12 @@ pub enum Daemon {
     HangsUp,
     /// After its answer to START it sends this many packets that nobody requested.
     Chatty(usize),
+    /// It never answers, and as soon as a packet is read there is another that nobody requested.
+    Floods,
+    /// It does not answer messages of this type.
+    Ignores(i32),
+    /// Before each answer about a device it sends a refusal about the next device.
+    Confused,
 }
 
 /// The emulated host.

@@ -13,7 +13,7 @@ use crate::devmng::Devmng;
 use crate::driver::FileId;
 use crate::machine::{Machine, parent};
 use crate::state::SessionState;
-use crate::tsd::{Client, Dialogue, Said};
+use crate::tsd::{Client, Dialogue, Said, unasked};
 use ascend_ioctl::command::{magic, number};
 use ascend_ioctl::hdc::{
     ARG_SIZE, ATTR_STATUS, Arg, CLOSE, CONFIG, CONNECT, Close, Config, Connect, GET_PAGE_SIZE, GET_PEER_DEV_ID,
@@ -386,8 +386,11 @@ impl Hdc {
         if self.slots.get(&index).is_none_or(|it| it.alloc_index != view.alloc_index) {
             return Err(error::CLOSED);
         }
-        self.owned(machine, caller, view.session)?;
         let now = Instant::now();
+        let session = self.owned(machine, caller, view.session)?;
+        if machine.daemon == Daemon::Floods && session.inbox.is_empty() {
+            session.inbox.push_back((now, unasked()));
+        }
         let count = self.arrived(index, now);
         let session = self.owned(machine, caller, view.session)?;
         let arrived: Vec<i32> = session.inbox.iter().take(count).map(|(_, packet)| packet.len() as i32).collect();

@@ -137,8 +137,10 @@ impl Dialogue {
     pub fn hear(&mut self, machine: &mut Machine, client: &Client, bytes: &[u8]) -> Said {
         let Some(packet) = parse(bytes) else { return Said::HungUp };
         let daemon = machine.daemon.clone();
-        if daemon == Daemon::Silent {
-            return Said::Nothing;
+        match daemon {
+            Daemon::Silent | Daemon::Floods => return Said::Nothing,
+            Daemon::Ignores(kind) if packet.kind == kind => return Said::Nothing,
+            _ => {}
         }
         let mut reply = Packet { device: packet.device, real_device: packet.real_device, ..Default::default() };
         match packet.kind {
@@ -170,8 +172,13 @@ impl Dialogue {
             Daemon::Garbage => Said::Reply(Duration::ZERO, vec![0x99; 40]),
             Daemon::Late(after) => Said::Reply(after, framed(&reply)),
             Daemon::Chatty(more) if packet.kind == kind::START => {
-                let unasked = std::iter::repeat_n(framed(&Packet::default()), more);
+                let unasked = std::iter::repeat_n(unasked(), more);
                 Said::Replies(std::iter::once(framed(&reply)).chain(unasked).collect())
+            }
+            Daemon::Confused if reply.version.is_none() => {
+                let (device, real_device) = (reply.device + 1, reply.real_device + 1);
+                let other = Packet { device, real_device, result: 1, ..reply.clone() };
+                Said::Replies(vec![framed(&other), framed(&reply)])
             }
             _ => Said::Reply(Duration::ZERO, framed(&reply)),
         }
@@ -226,6 +233,11 @@ impl Dialogue {
             machine.end_device_process(tgid, device);
         }
     }
+}
+
+/// A packet that nobody requested.
+pub(crate) fn unasked() -> Vec<u8> {
+    framed(&Packet::default())
 }
 
 fn parse(bytes: &[u8]) -> Option<Packet> {
@@ -349,10 +361,16 @@ mod tests {
             (Daemon::Silent, Said::Nothing),
             (Daemon::Garbage, Said::Reply(Duration::ZERO, vec![0x99; 40])),
             (Daemon::HangsUp, Said::HungUp),
+            (Daemon::Floods, Said::Nothing),
+            (Daemon::Ignores(kind::START), Said::Nothing),
         ] {
             machine.daemon = daemon;
             assert_eq!(Dialogue { greeted: true, ..Default::default() }.hear(&mut machine, &CLIENT, &start()), said);
         }
+        machine.daemon = Daemon::Confused;
+        let Said::Replies(replies) = dialogue.hear(&mut machine, &CLIENT, &bytes(CAPABILITY)) else { panic!("one") };
+        let [other, own] = [0, 1].map(|at| parse(&replies[at]).unwrap());
+        assert_eq!([(other.real_device, other.result), (own.real_device, own.result)], [(1, 1), (0, 0)]);
         machine.daemon = Daemon::OtherVersion(1229);
         let reply = answer(dialogue.hear(&mut machine, &CLIENT, &bytes(GREETING)));
         assert_eq!(reply.version.unwrap().version, 1229);
