@@ -541,7 +541,8 @@ fn a_child_of_fork_is_refused_and_drops_without_a_command() {
         let pool = Pool::new(&cache());
         let block = pool.allocate(100, 1, Tag(0)).unwrap();
         let large = pool.allocate(MIB2, 1, Tag(0)).unwrap();
-        let segment = Segment::new(pool.cache(), GIB).unwrap();
+        let mut segment = Segment::new(pool.cache(), GIB).unwrap();
+        segment.ensure(MIB2..2 * MIB2).unwrap();
         emulator.record();
         let objects = std::cell::Cell::new(Some((pool, block, large, segment)));
         let child = ascend_emulator::fork(|| {
@@ -551,7 +552,10 @@ fn a_child_of_fork_is_refused_and_drops_without_a_command() {
             support::refused_in_child(&pool.trim().unwrap_err());
             support::refused_in_child(&pool.reset(Tag(0)).unwrap_err());
             support::refused_in_child(&block.write(0, b"x").unwrap_err());
-            support::refused_in_child(&segment.ensure(0..MIB2).unwrap_err());
+            // Missing memory, none, and such as the parent has.
+            for range in [0..MIB2, 0..0, MIB2..2 * MIB2] {
+                support::refused_in_child(&segment.ensure(range).unwrap_err());
+            }
             support::refused_in_child(&segment.shrink(0..MIB2).unwrap_err());
             support::refused_in_child(&pool.cache().take(MIB2).unwrap_err());
             support::refused_in_child(&pool.cache().trim(0).unwrap_err());

@@ -4,10 +4,11 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
+use ascend_vmm::error::Errno;
 use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
-use ascend_vmm::{Device, MemoryKind, Result, Session};
+use ascend_vmm::{Device, LogicalId, MemoryKind, Result, Session};
 use support::random::Random;
-use support::{Directory, MIB, MIB2, device, inject, plain};
+use support::{Directory, MIB, MIB2, count, device, inject, plain};
 
 /// The commands of an action, each with its number among those of its name.
 fn positions(emulator: &Emulator, action: impl FnOnce()) -> Vec<(&'static str, usize)> {
@@ -102,6 +103,55 @@ fn a_segment_is_as_it_was_when_any_command_of_growing_or_shrinking_is_refused() 
         let one = || segment.borrow_mut().shrink(6 * MIB2..32 * MIB2).map(drop);
         grow().unwrap();
         refuse_each(emulator, state, one, || grow().unwrap());
+    });
+}
+
+#[test]
+fn a_piece_that_could_not_be_unmapped_again_stays_and_the_next_call_uses_it() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let options = SegmentOptions::new().handles(&[MIB2]);
+        let mut segment = Segment::with(&cache, 64 * MIB, options).unwrap();
+        let total = accounted(&device, &cache, 0);
+        // The third is refused; of the first two, the second is not unmapped again.
+        inject(emulator, "MEM_MAP#3=ENOMEM");
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        let error = segment.ensure(0..4 * MIB2).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::ENOMEM), "{error}");
+        assert_eq!(segment.pieces().collect::<Vec<_>>(), [(MIB2, MIB2)]);
+        assert_eq!((segment.mapped(), accounted(&device, &cache, MIB2)), (MIB2, total));
+        segment.slice(MIB2, 4).unwrap().write(b"here").unwrap();
+        emulator.record();
+        segment.ensure(0..4 * MIB2).unwrap();
+        assert_eq!(count(emulator, "MEM_MAP"), 3);
+        assert_eq!(segment.mapped(), 4 * MIB2);
+        let mut text = [0; 4];
+        segment.slice(MIB2, 4).unwrap().read(&mut text).unwrap();
+        assert_eq!(&text, b"here");
+        // The same in shrink: nothing is unmapped then.
+        inject(emulator, "MEM_UNMAP#2=EBUSY");
+        segment.shrink(0..4 * MIB2).unwrap_err();
+        assert_eq!(segment.mapped(), 4 * MIB2);
+        assert_eq!(segment.shrink(0..4 * MIB2).unwrap(), 4 * MIB2);
+        assert_eq!(accounted(&device, &cache, 0), total);
+    });
+}
+
+#[test]
+fn a_piece_that_a_dropped_segment_could_not_unmap_is_unmapped_with_the_session() {
+    isolated(plain(), |emulator| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let mut segment = Segment::new(&cache, 64 * MIB).unwrap();
+        segment.ensure(0..MIB2).unwrap();
+        for nth in 1..=2 {
+            inject(emulator, &format!("MEM_UNMAP#{nth}=EBUSY"));
+        }
+        drop(segment);
+        assert!(device.session().statistics().left > 0);
+        device.session().device(LogicalId(1)).unwrap().close().unwrap();
+        assert_eq!(device.session().statistics().left, 0);
     });
 }
 

@@ -103,7 +103,7 @@ fn load_mapped(
     // Cut off within a page, a file seems to go on with zeros, so a copy that was done may still be
     // of bytes that the file did not have.
     let whole = |done: u64| match length(file) {
-        Some(end) if end < offset + done => Err(cut_off(file, end, total, offset)),
+        Some(end) if end < offset + done => Err(cut_off(file, Some(end), total, offset)),
         _ => Ok(()),
     };
     let mut next = chunks(total);
@@ -203,26 +203,19 @@ fn buffer(size: u64) -> io::Result<Vec<u8>> {
 }
 
 fn read_exactly(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset.saturating_add(done as u64)) {
-            Ok(0) => {
-                return Err(cut_off(file, offset.saturating_add(done as u64), buffer.len() as u64, offset));
-            }
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed(LOAD, file, &error)),
-        }
-    }
-    Ok(())
+    file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => cut_off(file, length(file), buffer.len() as u64, offset),
+        _ => failed(LOAD, file, &error),
+    })
 }
 
 #[cold]
-fn cut_off(file: &File, end: u64, wanted: u64, offset: u64) -> Error {
+fn cut_off(file: &File, end: Option<u64>, wanted: u64, offset: u64) -> Error {
+    let end = end.map_or_else(|| "too early".to_owned(), |end| format!("at byte {end}"));
     FileFailed::because(
         LOAD,
         &path(file),
-        format!("it ends at byte {end}, and {} from byte {offset} on are wanted", bytes(wanted)),
+        format!("it ends {end}, and {} from byte {offset} on are wanted", bytes(wanted)),
         "It is shorter than it should be, or was cut off while it was read.",
     )
 }
