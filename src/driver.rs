@@ -77,7 +77,7 @@ fn failed(answer: libc::c_long) -> Errno {
 }
 
 /// Repeats a system call that a signal interrupted before it did anything: open, mmap and their
-/// like. Not ioctl, which may have been executed.
+/// like. Not an ioctl of `/dev/hisi_hdc`, which would wait its whole time again.
 fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -4,13 +4,15 @@ mod support;
 
 use ascend_emulator::config::Daemon;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
+use ascend_vmm::copy::write_batch;
 use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings, Step};
 use ascend_vmm::discovery::{self, Options};
-use ascend_vmm::pool::{Keep, PageCache, Pool, Tag};
+use ascend_vmm::pool::{self, Keep, PageCache, Pool, Tag};
 use ascend_vmm::share::{Broker, BrokerOptions};
 use ascend_vmm::{Error, LogicalId, Session, share};
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -20,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::processes::start;
 use support::{
-    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on, patient, plain, refused_here,
+    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on_host, patient, plain, refused_here,
     survey_options, wait_until, with_daemon,
 };
 
@@ -115,26 +117,53 @@ impl Drop for Storm {
     }
 }
 
-#[test]
-fn a_storm_of_signals_makes_nothing_fail() {
-    on_each_generation(Config::default(), |_, emulator| {
-        // Without SA_RESTART a call that the emulated driver has not received yet is EINTR, which a
-        // real driver's is not.
-        let flags = SaFlags::SA_RESTART;
-        for interval in [1, 20, 100].map(Duration::from_millis) {
-            let _storm = Storm::begin(interval, flags);
-            // At least one signal, however quick the machine is.
-            while SIGNALS.load(Ordering::Relaxed) == 0 {
-                let session = Session::builder().device_process(patient()).open().unwrap();
-                let device = session.device(LogicalId(0)).unwrap();
-                let mapping = mapped_on(&device, MIB2);
-                mapping.write(0, b"storm").unwrap();
-                assert_eq!(contents(&mapping, 0, 5), b"storm");
-                drop((mapping, device));
-                session.close().unwrap();
-            }
-            assert_nothing_left(emulator);
+/// Handlers of both kinds, and how often signals come.
+fn storms() -> impl Iterator<Item = (SaFlags, Duration)> + Clone {
+    let flags = [SaFlags::SA_RESTART, SaFlags::empty()];
+    flags.into_iter().flat_map(|flags| [1, 20, 100].map(|interval| (flags, Duration::from_millis(interval))))
+}
+
+/// Works in every storm, until at least one signal came, however quick the machine is.
+fn in_every_storm(mut work: impl FnMut()) {
+    for (flags, interval) in storms() {
+        let _storm = Storm::begin(interval, flags);
+        while SIGNALS.load(Ordering::Relaxed) == 0 {
+            work();
         }
+    }
+}
+
+#[test]
+fn a_storm_of_signals_disturbs_no_survey_no_open_and_no_start_of_a_device_process() {
+    on_each_generation(Config::default(), |_, emulator| {
+        in_every_storm(|| {
+            assert_eq!(discovery::survey(&survey_options()).devices.len(), 2);
+            let session = Session::builder().device_process(patient()).open().unwrap();
+            let device = session.device(LogicalId(0)).unwrap();
+            assert!(device.device_process().unwrap().connected());
+            device.close().unwrap();
+            session.close().unwrap();
+            assert_nothing_left(emulator);
+        });
+    });
+}
+
+#[test]
+fn a_storm_of_signals_disturbs_no_mapping_and_no_copy() {
+    on_each_generation(plain(), |_, _| {
+        let (session, device, peer) = (Session::current().unwrap(), device(0), device(1));
+        let (reservation, host) = (session.reserve(2 * MIB2).unwrap(), mapped_on_host(MIB2));
+        in_every_storm(|| {
+            let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
+            mapping.grant(&peer).unwrap();
+            mapping.write(0, b"storm").unwrap();
+            mapping.write_async(5, vec![b'!'; 5]).unwrap().wait().unwrap();
+            host.slice(0, 10).unwrap().copy_from(&mapping.slice(0, 10).unwrap()).unwrap();
+            assert_eq!(contents(&host, 0, 10), b"storm!!!!!");
+            write_batch(&[(mapping.slice(0, 1).unwrap(), b"S")]).unwrap();
+            assert_eq!(contents(&mapping, 0, 5), b"Storm");
+            mapping.unmap().unwrap();
+        });
     });
 }
 
@@ -203,61 +232,65 @@ fn a_caller_that_panics_when_asked_to_give_up_leaves_nothing_and_one_that_opens_
 }
 
 #[test]
-fn a_storm_of_signals_disturbs_no_sleep_no_waking_and_no_broker() {
+fn a_storm_of_signals_disturbs_no_broker_and_no_exchange() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let path = directory.join("broker");
+        let (here, there) = UnixStream::pair().unwrap();
         let client = start(|channel| {
             channel.wait();
-            let _storm = Storm::begin(Duration::from_millis(1), SaFlags::SA_RESTART);
-            while channel.receive() != 0 {
+            in_every_storm(|| {
+                channel.send(1);
                 let socket = UnixStream::connect(&path).unwrap();
                 assert_eq!(share::request(&socket, "pages", &device(0), PATIENCE).unwrap().len(), 2);
-                channel.signal();
-            }
+                share::receive(&there, &device(1), PATIENCE).unwrap();
+                assert_eq!(share::receive_many(&there, &device(1), PATIENCE).unwrap().len(), 2);
+            });
+            channel.send(0);
         });
         let (session, device) = (Session::current().unwrap(), device(0));
         let pages: Vec<_> = (0..2).map(|_| device.create(MIB2).unwrap()).collect();
+        let served = pages.clone();
         let options = BrokerOptions::new().timeout(PATIENCE);
         let listener = UnixListener::bind(&path).unwrap();
-        let broker = Broker::start(&session, listener, options, move |_| Ok(pages.clone())).unwrap();
+        let broker = Broker::start(&session, listener, options, move |_| Ok(served.clone())).unwrap();
         client.signal();
-        let pool = Pool::new(&PageCache::new(&device));
-        let block = pool.allocate(3 * MIB2, 1, Tag(0)).unwrap();
-        block.write(MIB2, b"storm").unwrap();
-        for interval in [1, 20, 100].map(Duration::from_millis) {
-            let _storm = Storm::begin(interval, SaFlags::SA_RESTART);
-            while SIGNALS.load(Ordering::Relaxed) == 0 {
-                for keep in [Keep::Host, Keep::Pinned, Keep::File(directory.join("kept"))] {
-                    pool.sleep(Tag(0), keep, |_| ()).unwrap();
-                    pool.wake(&[Tag(0)], |_| ()).unwrap();
-                }
-                let mut word = [0; 5];
-                block.read(MIB2, &mut word).unwrap();
-                assert_eq!(&word, b"storm");
-                client.send(1);
-                client.wait();
-            }
+        // This side has storms of its own.
+        let mut storms = storms().cycle();
+        while client.receive() != 0 {
+            let (flags, interval) = storms.next().unwrap();
+            let _storm = Storm::begin(interval, flags);
+            share::send(&here, &pages[0], PATIENCE).unwrap();
+            share::send_many(&here, &pages, PATIENCE).unwrap();
         }
-        client.signal();
         client.join();
-        drop((broker, block, pool, device, session));
+        drop((broker, pages, device, session));
         wait_until("the broker's threads are gone", || emulator.state().is_empty());
     });
 }
 
 #[test]
-fn waits_for_other_processes_go_on_after_a_signal() {
+fn a_storm_of_signals_disturbs_no_sleep_no_waking_and_no_file() {
     isolated(plain(), |_| {
-        let memory = device(0).create(MIB2).unwrap();
-        let (here, there) = UnixStream::pair().unwrap();
-        let child = fork(|| {
-            let _storm = Storm::begin(Duration::from_millis(1), SaFlags::SA_RESTART);
-            let device = device(0);
-            share::receive(&there, &device, PATIENCE).unwrap();
+        let directory = Directory::new();
+        let device = device(0);
+        let pool = Pool::new(&PageCache::new(&device));
+        let block = pool.allocate(3 * MIB2, 1, Tag(0)).unwrap();
+        block.write(MIB2, b"storm").unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(directory.join("file")).unwrap();
+        let host = mapped_on_host(3 * MIB2);
+        in_every_storm(|| {
+            for keep in [Keep::Host, Keep::Pinned, Keep::File(directory.join("kept"))] {
+                pool.sleep(Tag(0), keep, |_| ()).unwrap();
+                pool.wake(&[Tag(0)], |_| ()).unwrap();
+            }
+            pool::store(&block.slice(0, 3 * MIB2).unwrap(), &file, 0, |_| ()).unwrap();
+            pool::load(&file, 0, &host.slice(0, 3 * MIB2).unwrap(), |_| ()).unwrap();
+            assert_eq!(contents(&host, MIB2, 5), b"storm");
+            pool::load(&file, 0, &block.slice(0, 3 * MIB2).unwrap(), |_| ()).unwrap();
+            let mut word = [0; 5];
+            block.read(MIB2, &mut word).unwrap();
+            assert_eq!(&word, b"storm");
         });
-        let _storm = Storm::begin(Duration::from_millis(1), SaFlags::SA_RESTART);
-        share::send(&here, &memory, PATIENCE).unwrap();
-        child.join();
     });
 }

@@ -60,6 +60,24 @@ impl Descriptor {
         own.push(fd.as_raw_fd());
         Ok(Descriptor { _listed: Listed(fd.as_raw_fd()), fd })
     }
+
+    /// ioctl(2), once more after a signal. The driver's modules do not answer EINTR: it comes from
+    /// a supervisor of this process (seccomp_unotify(2), as some containers have it) that had not
+    /// taken the call yet. With SA_RESTART the kernel repeats such a call by itself.
+    ///
+    /// # Safety
+    ///
+    /// `arg` must point to memory that the module may read and write as its command demands.
+    #[inline]
+    unsafe fn ioctl(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
+        loop {
+            // SAFETY: the caller vouches for the argument.
+            match unsafe { ioctl(&self.fd, request, arg) } {
+                Err(Errno::EINTR) => {}
+                answer => return answer,
+            }
+        }
+    }
 }
 
 impl Drop for Listed {
@@ -114,7 +132,7 @@ impl DavinciFile {
             || {
                 // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through
                 // the call.
-                unsafe { ioctl(&descriptor.fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
+                unsafe { descriptor.ioctl(davinci::OPEN.request(), (&raw mut arg).cast()) }
             },
         );
         match bound {
@@ -147,7 +165,7 @@ impl DavinciFile {
     #[inline]
     pub(super) unsafe fn raw(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
         // SAFETY: the caller vouches for the argument.
-        unsafe { ioctl(&self.descriptor.fd, request, arg) }
+        unsafe { self.descriptor.ioctl(request, arg) }
     }
 
     /// The descriptor, for mmap(2).

@@ -38,7 +38,7 @@ impl Uda {
         let mut user = uda::UserInfo::default();
         match file.command(&uda::GET_USER_INFO, &mut user) {
             Answer::Done => {
-                // They size what is listed.
+                // They size what is listed: more than any driver has is not believed.
                 user.max_devices = user.max_devices.min(MAX_PHYSICAL);
                 user.max_physical = user.max_physical.min(MAX_PHYSICAL);
                 Ok(Uda { file, user })
@@ -75,9 +75,7 @@ impl Uda {
 
     /// GET_DEV_LIST: the devices of the table.
     pub(crate) fn get_dev_list(&self) -> Result<Vec<Listed>, Answer> {
-        // More than any driver has is not believed: it sizes an array.
         let end = if self.is_admin() { self.user.max_physical } else { self.user.max_devices };
-        let end = end.min(MAX_PHYSICAL * 2);
         let mut devices = vec![uda::LogicalDevice::default(); end as usize];
         let mut arg = uda::DeviceList { start: 0, end, array: devices.as_mut_ptr().expose_provenance() as u64 };
         self.file.command(&uda::GET_DEV_LIST, &mut arg).with(())?;
