@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The modules of `src/`, from the lowest floor to the highest.
 const FLOORS: &[&[&str]] = &[
@@ -148,6 +149,19 @@ fn only_the_driver_floor_uses_structs_of_the_abi_and_calls_ioctl() {
 }
 
 #[test]
+fn threads_are_started_in_one_place_which_keeps_signals_from_them() {
+    let mut places = Vec::new();
+    each_line(|file, _, _, line| {
+        let code = line.split("//").next().unwrap_or_default();
+        if ["thread::spawn", "thread::Builder", "thread::scope", "scope.spawn"].iter().any(|start| code.contains(start))
+        {
+            places.push(file.to_owned());
+        }
+    });
+    assert_eq!(places, ["signals.rs"]);
+}
+
+#[test]
 fn every_file_has_a_name_of_its_own() {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
@@ -155,4 +169,42 @@ fn every_file_has_a_name_of_its_own() {
     names.sort();
     let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| &pair[0]).collect();
     assert!(twice.is_empty(), "{twice:?}");
+}
+
+#[test]
+fn targets_other_than_64_bit_linux_are_refused_in_a_sentence() {
+    let library = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let at = library.find("#[cfg(not(all(target_os").unwrap();
+    let rule = library[at..].split_inclusive(';').next().unwrap();
+    // Without a standard library: those of the other targets are rarely installed.
+    let program = format!(
+        "#![feature(no_core, rustc_attrs)]\n#![allow(internal_features, unused_macros)]\n#![no_core]\n\
+         #[rustc_builtin_macro]\nmacro_rules! compile_error {{ ($text:expr) => {{}}; }}\n{rule}"
+    );
+    let directory = std::env::temp_dir().join(format!("ascend-vmm-targets-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    let source = directory.join("rule.rs");
+    fs::write(&source, program).unwrap();
+    let mut answers = Vec::new();
+    for target in [
+        "x86_64-unknown-linux-gnu",
+        "aarch64-unknown-linux-musl",
+        "i686-unknown-linux-gnu",
+        "aarch64-apple-darwin",
+        "x86_64-pc-windows-msvc",
+    ] {
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        rustc.args(["--crate-type", "lib", "--emit", "metadata", "--target", target]).current_dir(&directory);
+        match rustc.arg(&source).env("RUSTC_BOOTSTRAP", "1").output() {
+            Ok(output) => {
+                let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert_eq!(output.status.success(), errors.is_empty(), "{target}: {errors}");
+                answers.push(errors.lines().next().unwrap_or("taken").to_owned());
+            }
+            Err(error) => println!("SKIPPED: {target}, as rustc cannot be started ({error})"),
+        }
+    }
+    fs::remove_dir_all(&directory).unwrap();
+    let refused = "error: the Ascend driver exists for 64-bit Linux only";
+    assert!(answers.is_empty() || answers == ["taken", "taken", refused, refused, refused], "{answers:#?}");
 }

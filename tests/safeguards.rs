@@ -6,22 +6,27 @@ mod support;
 use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{klog, svm};
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
+use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
-use ascend_vmm::share::{self, HandleKind};
+use ascend_vmm::share::{self, Broker, BrokerOptions, HandleKind};
 use ascend_vmm::{Error, LogicalId, MemoryKind, Session};
 use nix::libc;
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{getsockopt, setsockopt};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use support::events::AtEvent;
 use support::processes::start;
 use support::{
-    MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid, plain,
-    refused_here, refused_in_child,
+    Directory, MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid,
+    plain, refused_here, refused_in_child, survey_options, wait_until,
 };
 
 /// The system's allocator, which notes when one address is freed.
@@ -393,6 +398,58 @@ fn rows_that_do_not_fit_the_buffer_or_the_memory_are_never_copied() {
             assert_eq!(emulator.records().len(), before);
             slice.write_rows(&fitting, &[1; 28]).unwrap();
             slice.read_rows(&fitting, &mut [0; 28]).unwrap();
+        }
+    });
+}
+
+/// The name of this thread, and whether it leaves all signals to others.
+fn signals_here() -> (String, bool) {
+    let mask = SigSet::thread_get_mask().unwrap();
+    let blocked =
+        Signal::iterator().all(|signal| [Signal::SIGKILL, Signal::SIGSTOP].contains(&signal) || mask.contains(signal));
+    (std::thread::current().name().unwrap_or_default().to_owned(), blocked)
+}
+
+#[test]
+fn every_thread_of_the_library_leaves_all_signals_to_the_program() {
+    isolated(plain(), |emulator| {
+        let seen = Arc::new(Mutex::new(BTreeMap::new()));
+        let events = seen.clone();
+        // Each thread but the one that accepts clients makes calls to the driver, which are events.
+        let subscriber = AtEvent(move |_| {
+            let (name, blocked) = signals_here();
+            events.lock().unwrap().insert(name, blocked);
+        });
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        assert_eq!(discovery::survey(&survey_options()).devices.len(), 2);
+        let (session, device) = open(0);
+        let mapping = mapped_on(&device, MIB2);
+        let mut running = mapping.write_async(0, vec![1; 8]).unwrap();
+        wait_until("the copy is over", || running.try_wait().is_some());
+        let directory = Directory::new();
+        let path = directory.join("broker");
+        let listener = UnixListener::bind(&path).unwrap();
+        let page = device.create(MIB2).unwrap();
+        let options = BrokerOptions::new().timeout(PATIENCE);
+        let broker = Broker::start(&session, listener, options, move |_| Ok(vec![page.clone()])).unwrap();
+        start(|_| {
+            let socket = UnixStream::connect(&path).unwrap();
+            share::request(&socket, "page", &support::device(1), PATIENCE).unwrap();
+        })
+        .join();
+        // The kernel cuts names.
+        let accepting = std::fs::read_dir("/proc/self/task").unwrap().flatten().find(|task| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "ascend-vmm-brok")
+        });
+        let status = std::fs::read_to_string(accepting.unwrap().path().join("status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
+        // All but SIGKILL and SIGSTOP, which no thread can block, and the two of the C library.
+        assert_eq!(u64::from_str_radix(mask, 16).unwrap() | 0x1_8004_0100, u64::MAX);
+        drop((broker, running, mapping, device, session));
+        wait_until("the threads are gone", || emulator.state().is_empty());
+        let seen = seen.lock().unwrap();
+        for thread in ["ascend-vmm survey", "ascend-vmm setup", "ascend-vmm-copy", "ascend-vmm-client"] {
+            assert_eq!(seen.get(thread), Some(&true), "{thread} of {seen:?}");
         }
     });
 }
