@@ -694,8 +694,11 @@ mod tests {
     fn a_device_that_comes_back_has_forgotten_its_sessions() {
         let mut rig = Rig::new(Host::default());
         let (file, session, index) = connected(&mut rig);
+        let Outcome::Wait(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
         rig.driver.machine.remove_device(1);
+        assert_eq!(peek(&mut rig, file, session, index, 1000).0, code(error::CLOSED), "the wait ends");
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::CLOSED));
+        assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, code(17));
         rig.driver.machine.restore_device(1);
         assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
         assert_eq!(rig.driver.state().sessions, []);

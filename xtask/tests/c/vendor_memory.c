@@ -1,8 +1,9 @@
 /*
  * What the vendor's library does with the driver, by bare system calls: it looks at the node and at
- * the list of modules, allocates device memory by ALLOC and ADVISE, pins host memory, prepares copies
- * and does them, registers host memory for a device, looks at device memory with the CPU, in part and
- * as a whole, uses managed memory on both sides, and shares the device memory with a child by name.
+ * the list of modules, asks which device is a device's master, allocates device memory by ALLOC and
+ * ADVISE, pins host memory, prepares copies, does them and destroys them one by one and at once,
+ * registers host memory for a device, looks at device memory with the CPU, in part and as a whole,
+ * uses managed memory on both sides, and shares the device memory with a child by name.
  * An argument says that the driver is 8.5.0, whose numbers of two commands differ.
  */
 #include <errno.h>
@@ -66,6 +67,29 @@ static int look_around(void)
         return 1;
     CHECK(ioctl(fd, 0x4d9a, &level)); /* GET_CONSOLE_LOG_LEVEL */
     MUST(level >= 0 && level <= 7);
+    CHECK(ioctl(fd, 0x5a01, 0));
+    close(fd);
+    return 0;
+}
+
+/* The master of a device, which is itself unless several devices share one operating system. */
+static int master(uint32_t device)
+{
+    struct {
+        uint32_t device, pad, main, sub;
+        uint64_t filter, filter_length, input, input_length, output, output_length;
+    } call = { .main = 0x45, .sub = 0x25, .input_length = 4, .output_length = 4 };
+    uint32_t master = ~device, absent = 99;
+    int fd;
+
+    if (file_of("URD", &fd))
+        return 1;
+    call.input = (uintptr_t)&device;
+    call.output = (uintptr_t)&master;
+    CHECK(ioctl(fd, 0x5601, &call));
+    MUST(master == device);
+    call.input = (uintptr_t)&absent;
+    MUST(ioctl(fd, 0x5601, &call) < 0 && errno == EINVAL);
     CHECK(ioctl(fd, 0x5a01, 0));
     close(fd);
     return 0;
@@ -159,6 +183,32 @@ static int prepared_copy(int fd, uint64_t device)
     submit = (union arg){ 0 };
     memcpy(submit.quad + 7, arg.quad + 8, 40);
     CHECK(ioctl(fd, 0x41584d0c, &submit)); /* DESTROY_ADDR */
+    MUST(ioctl(fd, 0x41584d0c, &submit) < 0 && errno == EFAULT);
+    return 0;
+}
+
+/* Copies that are prepared and destroyed together. */
+static int prepared_copies(int fd, uint64_t device)
+{
+    static char bytes[2][4096];
+    uint64_t prepared[2][5], addresses[2];
+    union arg batch = { 0 };
+
+    for (int i = 0; i < 2; i++) {
+        union arg arg = { 0 };
+        arg.quad[0] = (uintptr_t)bytes[i];
+        arg.quad[1] = device + i * sizeof bytes[i];
+        arg.quad[2] = arg.quad[3] = arg.quad[4] = sizeof bytes[i];
+        arg.quad[5] = 1;
+        arg.word[14] = 1;
+        CHECK(ioctl(fd, 0xc1584d0b, &arg)); /* CONVERT_ADDR */
+        memcpy(prepared[i], arg.quad + 8, sizeof prepared[i]);
+        addresses[i] = (uintptr_t)prepared[i];
+    }
+    batch.quad[0] = (uintptr_t)addresses;
+    batch.word[2] = 2;
+    CHECK(ioctl(fd, 0x41584d10, &batch)); /* DESTROY_ADDR_BATCH */
+    MUST(ioctl(fd, 0x41584d10, &batch) < 0 && errno == EFAULT);
     return 0;
 }
 
@@ -277,9 +327,9 @@ int main(int argc, char **argv)
         close(line[1]);
         return open_by_name(line[0]);
     }
-    if (look_around() || session(&fd) || allocate(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE, 0x8c))
+    if (look_around() || master(0) || master(1) || session(&fd))
         return 1;
-    if (allocate(fd, ADDRESS(HOST_HEAP), HUGE_PAGE, 0x200))
+    if (allocate(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE, 0x8c) || allocate(fd, ADDRESS(HOST_HEAP), HUGE_PAGE, 0x200))
         return 1;
     memcpy((void *)(uintptr_t)ADDRESS(HOST_HEAP), text, sizeof text);
     if (copy(fd, ADDRESS(DEVICE_HEAP), ADDRESS(HOST_HEAP), sizeof text, 1) ||
@@ -287,6 +337,7 @@ int main(int argc, char **argv)
         command(fd, 0x41584d3c, (uintptr_t)text, sizeof text, 0) ||    /* REGISTER_DMA */
         command(fd, 0x41584d3d, (uintptr_t)text, 0, 0) ||              /* UNREGISTER_DMA */
         prepared_copy(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
+        prepared_copies(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
         host_register(fd) ||
         window(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE, HUGE_PAGE) ||
         window(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE) ||
