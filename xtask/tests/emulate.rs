@@ -2,12 +2,15 @@
 
 mod support;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 use support::{XTASK, refusal, run, stderr, stdout, xtask};
 
 fn emulate(arguments: &[&str]) -> Output {
@@ -41,6 +44,52 @@ fn a_sigterm_sent_to_the_runner_reaches_the_program() {
     runner.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
     kill(Pid::from_raw(runner.id() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(runner.wait().unwrap().code(), Some(7));
+}
+
+/// What the program wrote until all of its processes had ended; panics if that takes too long.
+#[track_caller]
+fn last_words(output: impl Read + AsFd) -> String {
+    let mut output = output;
+    let mut words = Vec::new();
+    let mut part = [0; 64];
+    loop {
+        let mut polled = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut polled, PollTimeout::from(60_000u16)), Ok(1), "the program waits for ever");
+        match output.read(&mut part).unwrap() {
+            0 => return String::from_utf8(words).unwrap(),
+            count => words.extend(&part[..count]),
+        }
+    }
+}
+
+#[test]
+fn a_program_whose_emulator_is_killed_finds_no_driver_and_goes_on() {
+    let script = "test -e /dev/davinci0 && echo there; read line; test -e /dev/davinci0 || echo gone";
+    let mut command = Command::new(XTASK);
+    command.args(["emulate", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut runner = command.spawn().unwrap();
+    let (mut input, mut output) = (runner.stdin.take().unwrap(), runner.stdout.take().unwrap());
+    let mut there = [0; 6];
+    output.read_exact(&mut there).unwrap();
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    input.write_all(b"\n").unwrap();
+    assert_eq!(last_words(output), "gone\n");
+}
+
+#[test]
+fn an_emulator_that_is_killed_while_it_starts_a_program_leaves_nobody_waiting() {
+    for microseconds in (0..20_000).step_by(500) {
+        let mut command = Command::new(XTASK);
+        command.args(["emulate", "--", "sh", "-c", "test -e /dev/davinci0"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut runner = command.spawn().unwrap();
+        let output = runner.stdout.take().unwrap();
+        std::thread::sleep(Duration::from_micros(microseconds));
+        runner.kill().unwrap();
+        runner.wait().unwrap();
+        assert_eq!(last_words(output), "");
+    }
 }
 
 #[test]

@@ -129,6 +129,9 @@ impl Emulator {
     /// Attaches the calling thread, and all threads and processes that it starts from now on, to
     /// the emulated driver. This cannot be undone.
     pub fn attach(&self) -> Result<(), Unavailable> {
+        self.assert_own();
+        // Until it has passed on the listener, this thread must make no call that is caught: if
+        // the server has ended, it would wait for itself.
         let listener = listener::install()?;
         self.order(Order::Listen, Some(listener));
         Ok(())
@@ -233,8 +236,12 @@ impl Emulator {
         }
     }
 
-    fn order(&self, order: Order, descriptor: Option<OwnedFd>) {
+    fn assert_own(&self) {
         assert_eq!(self.pid, std::process::id(), "an emulator can be used only by the process that started it");
+    }
+
+    fn order(&self, order: Order, descriptor: Option<OwnedFd>) {
+        self.assert_own();
         let orders = self.orders.as_ref().expect("orders end with the emulator");
         // The lock keeps orders, wake-ups and descriptors in the same order.
         let orders = orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -244,6 +251,7 @@ impl Emulator {
         let sent = orders.send(order).is_ok()
             && sendmsg::<()>(self.wake.as_raw_fd(), &[IoSlice::new(&[0])], &control, MsgFlags::MSG_NOSIGNAL, None)
                 .is_ok();
+        drop(descriptor);
         assert!(sent, "the emulator's server thread ended; its message is above");
     }
 }

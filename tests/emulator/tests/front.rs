@@ -313,6 +313,25 @@ fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
 }
 
 #[test]
+fn a_thread_that_attaches_to_an_emulator_that_ended_does_not_wait_for_itself() {
+    let emulator = emulator();
+    let server = emulator.control(|_| nix::unistd::gettid());
+    let ended = std::panic::AssertUnwindSafe(|| emulator.control(|_| panic!("the server ends here")));
+    assert!(std::panic::catch_unwind(ended).is_err());
+    while std::fs::exists(format!("/proc/self/task/{server}")).unwrap() {
+        std::thread::yield_now();
+    }
+    // As a panic with a backtrace does, which reads the program.
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let _ = std::fs::File::open("/dev/null");
+        before(panic);
+    }));
+    let attached = std::thread::scope(|scope| scope.spawn(|| emulator.attach()).join());
+    assert!(attached.is_err(), "the thread says that the server ended");
+}
+
+#[test]
 fn no_signal_interrupts_a_close() {
     extern "C" fn nothing(_: libc::c_int) {}
     isolated(Config::default(), |_| {
