@@ -1,14 +1,16 @@
 //! The front: passes the system calls of real, unmodified processes to the model.
 //!
 //! A seccomp filter with a listener (`listener`, `filter`) is installed on one thread and inherited
-//! by everything that the thread starts. One server thread (`server`) answers. It owns the model,
-//! so the model needs no locks. It has its own descriptor table, so a fork elsewhere in the process
-//! never copies a descriptor that is meant for a client. The front keeps for the model what the
-//! kernel keeps for a real driver: files and their references (`files`), callers and their address
-//! spaces (`client_process`), and their memory (`client_memory`).
+//! by everything that the thread starts. One server thread (`server`) answers, and another one
+//! (`bell`) wakes it for all that is not a call. The server owns the model, so the model needs no
+//! locks. It has its own descriptor table, so a fork elsewhere in the process never copies a
+//! descriptor that is meant for a client. The front keeps for the model what the kernel keeps for a
+//! real driver: files and their references (`files`), callers and their address spaces
+//! (`client_process`), and their memory (`client_memory`).
 //!
 //! What a program can still notice is listed in docs/emulator.md.
 
+mod bell;
 mod client_memory;
 mod client_process;
 mod dev_listing;
@@ -41,6 +43,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -70,6 +73,8 @@ pub enum Unavailable {
 pub(crate) enum Order {
     /// Listen to the filter whose descriptor came with the wake-up.
     Listen,
+    /// This thread is the bell.
+    Bell(i32),
     /// Report the state, after all earlier closes have been processed.
     State(Sender<State>),
     /// Inject a fault.
@@ -96,6 +101,8 @@ pub struct Emulator {
     /// Wakes the server and sends descriptors to it.
     wake: OwnedFd,
     server: Option<JoinHandle<()>>,
+    /// There is a bell, or somebody hangs it up.
+    has_bell: AtomicBool,
     pid: u32,
 }
 
@@ -123,7 +130,13 @@ impl Emulator {
             Err(_) => return Err(Unavailable::Server(Errno::ECHILD)),
         }
         drop(woken);
-        Ok(Emulator { orders: Some(Mutex::new(orders)), wake, server: Some(server), pid: std::process::id() })
+        Ok(Emulator {
+            orders: Some(Mutex::new(orders)),
+            wake,
+            server: Some(server),
+            has_bell: AtomicBool::new(false),
+            pid: std::process::id(),
+        })
     }
 
     /// Attaches the calling thread, and all threads and processes that it starts from now on, to
@@ -134,6 +147,13 @@ impl Emulator {
         // the server has ended, it would wait for itself.
         let listener = listener::install()?;
         self.order(Order::Listen, Some(listener));
+        // The first filter is in most cases the only one.
+        if !self.has_bell.swap(true, Ordering::Relaxed) {
+            if let Some(bell) = bell::hang() {
+                self.order(Order::Bell(bell.tid), None);
+                bell.release();
+            }
+        }
         Ok(())
     }
 

@@ -313,6 +313,41 @@ fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
 }
 
 #[test]
+fn the_file_that_was_used_last_is_closed_when_its_close_returns() {
+    isolated(Config::default(), |emulator| {
+        let (used, other) = (client::open_module("uda").unwrap(), client::open_module("uda").unwrap());
+        for _ in 0..4 {
+            assert_eq!(asked(used.as_raw_fd()), Ok(0));
+        }
+        drop(used);
+        // The end of a file that was not given back by CLOSE takes the others with it.
+        assert_eq!(asked(other.as_raw_fd()), Err(Errno::EBADFD));
+        let last = client::open_module("uda").unwrap();
+        for _ in 0..4 {
+            assert_eq!(asked(last.as_raw_fd()), Ok(0));
+        }
+        drop((last, other));
+        assert_eq!(open_files(emulator), 0);
+    });
+}
+
+#[test]
+fn a_file_in_place_of_the_drivers_is_not_kept_open() {
+    isolated(Config::default(), |_| {
+        let used = client::open_module("uda").unwrap();
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).unwrap();
+        for _ in 0..4 {
+            assert_eq!(asked(used.as_raw_fd()), Ok(0));
+        }
+        // SAFETY: both numbers are this test's own.
+        assert_eq!(unsafe { libc::dup2(writer.as_raw_fd(), used.as_raw_fd()) }, used.as_raw_fd());
+        assert_eq!(asked(used.as_raw_fd()), Err(Errno::ENOTTY));
+        drop((used, writer));
+        assert_eq!(nix::unistd::read(&reader, &mut [0]), Ok(0), "the pipe has no writer");
+    });
+}
+
+#[test]
 fn a_thread_that_attaches_to_an_emulator_that_ended_does_not_wait_for_itself() {
     let emulator = emulator();
     let server = emulator.control(|_| nix::unistd::gettid());

@@ -2,15 +2,18 @@
 //!
 //! The kernel identifies a caller by its thread id alone. Everything else comes from `/proc` and is
 //! looked up once per thread and process. A descriptor of the thread's `/proc` directory is kept:
-//! it goes stale with the thread, so a recycled id is never taken for the old thread.
+//! it goes stale with the thread, so a recycled id is never taken for the old thread. Where threads
+//! have pidfds, their end is reported, too.
 
 use nix::errno::Errno;
-use std::collections::HashMap;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::rc::Rc;
 
 /// Identifies a process, also after its id was reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -167,24 +170,51 @@ impl Thread {
     /// The file of a descriptor, by a duplicate of it. This takes half the time of a look-up in
     /// `/proc`. It is not done for a file that may be foreign, since closing the duplicate might
     /// be noticed there.
-    fn fetch(&self, descriptor: i32) -> Option<Inode> {
+    fn fetch(&self, tid: i32, descriptor: i32) -> Option<LastUsed> {
         let pidfd = self.pidfd.as_ref().filter(|_| self.used.contains(&descriptor))?;
         // SAFETY: takes three integers.
         let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), descriptor, 0) };
         let fetched = Errno::result(fetched).ok()?;
         // SAFETY: the call returned a new descriptor that this value owns.
-        let fetched = unsafe { OwnedFd::from_raw_fd(fetched as i32) };
-        let stat = nix::sys::stat::fstat(&fetched).ok()?;
-        Some((stat.st_dev, stat.st_ino))
+        let file = unsafe { OwnedFd::from_raw_fd(fetched as i32) };
+        let stat = nix::sys::stat::fstat(&file).ok()?;
+        Some(LastUsed { tid, descriptor, inode: (stat.st_dev, stat.st_ino), file })
+    }
+}
+
+/// The file that was used last, by a duplicate of the client's descriptor.
+///
+/// While the server has it, the kernel does not report the close of this one file. So it is given
+/// up before reports are read, unless a client has just been seen to have the file open itself.
+struct LastUsed {
+    tid: i32,
+    descriptor: i32,
+    inode: Inode,
+    file: OwnedFd,
+}
+
+impl LastUsed {
+    /// Whether the descriptor is this file in a thread. `own` is the calling thread.
+    fn is_file_of(&self, tid: i32, own: i32) -> bool {
+        const KCMP_FILE: i32 = 0;
+        // SAFETY: takes five integers.
+        unsafe { libc::syscall(libc::SYS_kcmp, tid, own, KCMP_FILE, self.descriptor, self.file.as_raw_fd()) == 0 }
     }
 }
 
 /// Clients by thread and by process.
-#[derive(Default)]
 pub struct Processes {
-    threads: HashMap<i32, Thread>,
-    processes: HashMap<i32, Process>,
+    /// Reports the end of threads and processes by their tokens.
+    reports: Rc<Epoll>,
+    threads: BTreeMap<i32, Thread>,
+    processes: BTreeMap<i32, Process>,
+    last_used: Option<LastUsed>,
+    /// The server's thread.
+    own: i32,
 }
+
+/// The bit that tells the token of a thread from that of a process.
+pub const THREAD: u64 = 1 << 32;
 
 /// Limit of remembered threads, each of which costs two descriptors. Beyond it all are forgotten
 /// and looked up again.
@@ -197,12 +227,21 @@ const REMEMBERED_DESCRIPTORS: usize = 16;
 pub type Inode = (u64, u64);
 
 impl Processes {
+    /// No clients yet. The token of a process is its id, and that of a thread has [`THREAD`].
+    pub fn new(reports: Rc<Epoll>) -> Self {
+        let own = nix::unistd::gettid().as_raw();
+        Processes { reports, threads: BTreeMap::new(), processes: BTreeMap::new(), last_used: None, own }
+    }
+
     /// The file of a descriptor of a known thread; `None` if the thread is unknown or gone, or the
     /// descriptor is closed.
-    pub fn file_of_known(&self, tid: i32, descriptor: i32) -> Option<Inode> {
+    pub fn file_of_known(&mut self, tid: i32, descriptor: i32) -> Option<Inode> {
         let thread = self.threads.get(&tid)?;
-        if let Some(inode) = thread.fetch(descriptor) {
-            return Some(inode);
+        if let Some(last) = self.last_used.as_ref().filter(|last| (last.tid, last.descriptor) == (tid, descriptor)) {
+            return Some(last.inode);
+        }
+        if let Some(last) = thread.fetch(tid, descriptor) {
+            return Some(self.last_used.insert(last).inode);
         }
         let mut name = [0u8; 16];
         io::Write::write_fmt(&mut &mut name[..], format_args!("fd/{descriptor}\0")).ok()?;
@@ -211,8 +250,29 @@ impl Processes {
         Some((stat.st_dev, stat.st_ino))
     }
 
+    /// Gives up the file that was used last, unless a thread is about to use it by the same number.
+    pub fn release_unless_used(&mut self, tid: i32, descriptor: Option<i32>) {
+        let own = self.own;
+        let is_used = |last: &LastUsed| descriptor == Some(last.descriptor) && last.is_file_of(tid, own);
+        match self.last_used.as_mut().filter(|last| is_used(last)) {
+            Some(last) => last.tid = tid,
+            None => self.release(),
+        }
+    }
+
+    /// Gives up the file that was used last.
+    pub fn release(&mut self) {
+        self.last_used = None;
+    }
+
+    /// Whether the server has a client's file open.
+    pub fn has_last_used(&self) -> bool {
+        self.last_used.is_some()
+    }
+
     /// Records that a descriptor of a thread is no longer a file of the driver.
     pub fn uses_no_longer(&mut self, tid: i32, descriptor: i32) {
+        self.release();
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.used.retain(|used| *used != descriptor);
         }
@@ -228,8 +288,8 @@ impl Processes {
         }
     }
 
-    /// The process of a thread, looked up if needed. The flag says whether it is new.
-    pub fn of(&mut self, tid: i32) -> io::Result<(&mut Process, bool)> {
+    /// The process of a thread, looked up if needed.
+    pub fn of(&mut self, tid: i32) -> io::Result<&mut Process> {
         if let Some(thread) = self.threads.get(&tid) {
             // The directory of a dead thread cannot be read.
             let alive = nix::sys::stat::fstatat(&thread.directory, c"fd", nix::fcntl::AtFlags::empty()).is_ok();
@@ -242,8 +302,12 @@ impl Processes {
             None => self.remember(tid)?,
         };
         match self.processes.entry(tgid) {
-            std::collections::hash_map::Entry::Occupied(entry) => Ok((entry.into_mut(), false)),
-            std::collections::hash_map::Entry::Vacant(entry) => Ok((entry.insert(Process::look_up(tgid)?), true)),
+            std::collections::btree_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                let process = Process::look_up(tgid)?;
+                self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, tgid as u64))?;
+                Ok(entry.insert(process))
+            }
         }
     }
 
@@ -257,6 +321,9 @@ impl Processes {
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, tid, libc::PIDFD_THREAD) };
         // SAFETY: the call returned a new descriptor that this value owns.
         let pidfd = Errno::result(pidfd).ok().map(|pidfd| unsafe { OwnedFd::from_raw_fd(pidfd as i32) });
+        // What is known of a thread must not be taken for what is known of its id's next one.
+        let end = EpollEvent::new(EpollFlags::EPOLLIN, THREAD | tid as u64);
+        let pidfd = pidfd.filter(|pidfd| self.reports.add(pidfd, end).is_ok());
         self.threads.insert(tid, Thread { tgid, directory, pidfd, used: Vec::new() });
         Ok(tgid)
     }
@@ -296,10 +363,15 @@ impl Processes {
         self.processes.values_mut().filter(|process| process.execing.is_some() && process.address_space.is_some())
     }
 
+    /// Forgets a thread that ended.
+    pub fn forget_thread(&mut self, tid: i32) {
+        self.threads.remove(&tid);
+    }
+
     /// Forgets a process that ended.
-    pub fn forget(&mut self, tgid: i32) -> Option<Process> {
+    pub fn forget(&mut self, tgid: i32) {
         self.threads.retain(|_, thread| thread.tgid != tgid);
-        self.processes.remove(&tgid)
+        self.processes.remove(&tgid);
     }
 }
 

@@ -17,7 +17,7 @@ use nix::fcntl::{FcntlArg, OFlag};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fstat};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ impl OpenFile {
 /// All open files.
 pub struct Files {
     inotify: Option<Inotify>,
-    files: HashMap<Inode, OpenFile>,
+    files: BTreeMap<Inode, OpenFile>,
     watches: HashMap<WatchDescriptor, Inode>,
     /// Files without a watch.
     unwatched: HashSet<Inode>,
@@ -115,7 +115,7 @@ impl Files {
     pub fn new() -> Self {
         Files {
             inotify: Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok(),
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             watches: HashMap::new(),
             unwatched: HashSet::new(),
             suspects: HashMap::new(),

@@ -5,7 +5,6 @@ use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -53,8 +52,6 @@ pub enum Answer {
 /// The supervisor's end of one filter.
 pub struct Listener {
     descriptor: OwnedFd,
-    /// Id of the last call received.
-    last: Cell<Option<u64>>,
 }
 
 /// Checks whether the front can work here, on a thread that ends at once, since a filter cannot be
@@ -130,12 +127,7 @@ impl Listener {
     }
 
     fn over(descriptor: OwnedFd) -> Self {
-        Listener { descriptor, last: Cell::new(None) }
-    }
-
-    /// Id of the last call received. The kernel numbers the calls of a filter consecutively.
-    pub fn last(&self) -> Option<u64> {
-        self.last.get()
+        Listener { descriptor }
     }
 
     /// The next call; `None` if its caller died before it could be received.
@@ -149,7 +141,6 @@ impl Listener {
         match Errno::result(result) {
             Ok(_) => {
                 let notification = &buffer.notification;
-                self.last.set(Some(notification.id));
                 Ok(Some(Notification {
                     id: notification.id,
                     tid: notification.pid as i32,

@@ -5,8 +5,9 @@
 //! or waitpid returns. So after one of these has returned, the driver no longer has that process or
 //! file, as with a real driver.
 
+use super::bell::Bell;
 use super::client_memory::{OwnMemory, ProcessMemory};
-use super::client_process::{self, Inode, Process, ProcessKey, Processes};
+use super::client_process::{self, Inode, Process, ProcessKey, Processes, THREAD};
 use super::files::{Blank, Files};
 use super::filter::DRIVER_AREA;
 use super::heirs::{self, Heirs};
@@ -24,6 +25,8 @@ use libc::c_int;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -36,6 +39,9 @@ const FILES: u64 = 0;
 
 /// The token of the wake-up for an order.
 const ORDER: u64 = u64::MAX;
+
+/// The token of the timer.
+const TIME: u64 = u64::MAX - 1;
 
 /// The body of the server thread. `wake` is a descriptor in the table of the process, not of this
 /// thread.
@@ -169,7 +175,7 @@ struct Server {
     orders: Receiver<Order>,
     listeners: Vec<Rc<Listener>>,
     /// Reports about files and processes.
-    reports: Epoll,
+    reports: Rc<Epoll>,
     files: Files,
     processes: Processes,
     parked: Vec<Parked>,
@@ -183,6 +189,12 @@ struct Server {
     own_tgid: i32,
     /// An order waits.
     ordered: bool,
+    bell: Bell,
+    timer: TimerFd,
+    /// When the timer expires.
+    armed: Option<Instant>,
+    /// The timer has expired, or what calls sleep for may have come.
+    due: bool,
     /// Children that inherited mappings of the driver.
     heirs: Heirs,
     /// When touches are looked for next.
@@ -194,11 +206,13 @@ struct Server {
 impl Server {
     fn new(config: Config, wake: OwnedFd, orders: Receiver<Order>) -> Result<Self, Errno> {
         let files = Files::new();
-        let reports = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let reports = Rc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         if let Some(events) = files.events() {
             reports.add(events, EpollEvent::new(EpollFlags::EPOLLIN, FILES))?;
         }
         reports.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, ORDER))?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        reports.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, TIME))?;
         let mut driver = Driver::new(config);
         driver.machine.identity = client_process::identity;
         Ok(Server {
@@ -206,9 +220,9 @@ impl Server {
             wake,
             orders,
             listeners: Vec::new(),
+            processes: Processes::new(reports.clone()),
             reports,
             files,
-            processes: Processes::default(),
             parked: Vec::new(),
             faults: CommandFaults::default(),
             recorder: Recorder::default(),
@@ -217,6 +231,10 @@ impl Server {
             own_memory: OwnMemory::new().ok().map(Rc::new),
             own_tgid: std::process::id() as i32,
             ordered: false,
+            bell: Bell::default(),
+            timer,
+            armed: None,
+            due: false,
             heirs: Heirs::default(),
             watch: Instant::now(),
             uncopied: Vec::new(),
@@ -224,33 +242,18 @@ impl Server {
     }
 
     fn serve(&mut self) {
-        let mut polled: Vec<libc::pollfd> = Vec::new();
         loop {
-            polled.clear();
-            // The reports are last: see `receive`.
-            let listeners = self.listeners.iter().map(|listener| listener.as_fd().as_raw_fd());
-            polled.extend(listeners.chain([self.reports.0.as_raw_fd()]).map(|fd| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            }));
-            // SAFETY: the pointer and the length are those of the vector.
-            let result = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, self.timeout()) };
-            if result < 0 && Errno::last() != Errno::EINTR {
-                return;
-            }
-            let reported = polled.pop().is_none_or(|reports| result < 0 || reports.revents != 0);
-            let mut received = false;
-            for index in (0..self.listeners.len().min(polled.len())).rev() {
-                let events = polled[index].revents;
-                if events & libc::POLLIN != 0 {
-                    self.receive(index, reported);
-                    received = true;
-                } else if events != 0 {
-                    // The last thread under this filter is gone.
-                    self.listeners.remove(index);
+            let received = match self.listeners.as_slice() {
+                [only] if self.bell.hangs_at(only) => {
+                    let only = only.clone();
+                    self.bell.rearm();
+                    self.receive(&only)
                 }
-            }
+                _ => match self.poll() {
+                    Some(received) => received,
+                    None => return,
+                },
+            };
             if !received {
                 self.settle();
             }
@@ -258,30 +261,60 @@ impl Server {
             // it.
             if std::mem::take(&mut self.ordered) && !self.obey() {
                 self.recorder.flush();
+                self.bell.dismiss();
                 return;
             }
-            self.resume();
-            self.watch();
-            // Keep memory that CPUs see at two addresses equal.
-            self.driver.svm.settle_windows();
+            if std::mem::take(&mut self.due) {
+                self.resume();
+                self.watch();
+                // Keep memory that CPUs see at two addresses equal.
+                self.driver.svm.settle_windows();
+            }
+            self.arm();
         }
     }
 
-    /// The timeout for poll, in milliseconds.
-    fn timeout(&self) -> c_int {
-        if self.files.is_suspicious() || self.driver.svm.is_aliased() {
-            return 1;
+    /// Waits for calls of several listeners and for reports. Returns whether there were calls;
+    /// `None` if it cannot wait.
+    fn poll(&mut self) -> Option<bool> {
+        let listeners = self.listeners.iter().map(|listener| listener.as_fd().as_raw_fd());
+        let descriptors = listeners.chain([self.reports.0.as_raw_fd()]);
+        let mut polled: Vec<libc::pollfd> =
+            descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+        // SAFETY: the pointer and the length are those of the vector.
+        let result = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
+        if result < 0 && Errno::last() != Errno::EINTR {
+            return None;
         }
-        let has_segments = self.driver.svm.has_segments();
-        if !has_segments && self.parked.is_empty() {
-            return -1;
+        let mut received = false;
+        for index in (0..self.listeners.len()).rev() {
+            let events = polled[index].revents;
+            if events & libc::POLLIN != 0 {
+                received |= self.receive(&self.listeners[index].clone());
+            } else if events != 0 {
+                // The last thread under this filter is gone.
+                self.listeners.remove(index);
+            }
         }
-        let now = Instant::now();
-        let watch = has_segments.then(|| self.watch.saturating_duration_since(now));
-        let parked = self.parked.iter().map(|parked| parked.wake.saturating_duration_since(now));
-        let next = parked.chain(watch).min();
-        // Rounded up, so that the loop does not wake too early and spin.
-        next.map_or(-1, |time| (time + Duration::from_micros(999)).as_millis().min(60_000) as c_int)
+        Some(received)
+    }
+
+    /// Sets the timer to what is due next.
+    fn arm(&mut self) {
+        let aliased = self.files.is_suspicious() || self.driver.svm.is_aliased();
+        let soon = aliased.then_some(Duration::from_millis(1));
+        // The close of a file that the server has open, too, is not reported.
+        let release = self.processes.has_last_used().then_some(WATCH);
+        let later = soon.or(release).filter(|_| soon.is_some() || self.armed.is_none());
+        let later = later.map(|time| Instant::now() + time);
+        let watch = self.driver.svm.has_segments().then_some(self.watch);
+        let next = self.parked.iter().map(|parked| parked.wake).chain(watch).chain(later).min();
+        let Some(next) = next.filter(|next| self.armed.is_none_or(|armed| *next < armed)) else { return };
+        let time = next.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let expiration = Expiration::OneShot(TimeSpec::from_duration(time));
+        if self.timer.set(expiration, TimerSetTimeFlags::empty()).is_ok() {
+            self.armed = Some(next);
+        }
     }
 
     /// Looks for CPUs that touch what they may not.
@@ -362,6 +395,7 @@ impl Server {
         // If the requester is gone, a reply that cannot be sent does not matter.
         match order {
             Order::Listen => self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor)))),
+            Order::Bell(tid) => self.bell.expect(tid),
             Order::State(reply) => {
                 self.settle();
                 let _ = reply.send(self.driver.state());
@@ -382,6 +416,7 @@ impl Server {
                 // What they sleep for may have come with it; the others are put aside again.
                 let now = Instant::now();
                 self.parked.iter_mut().for_each(|parked| parked.wake = now);
+                self.due = true;
             }
             Order::RecordTo(path, reply) => drop(reply.send(self.recorder.write_to(&path))),
             Order::Record(done) => {
@@ -417,6 +452,7 @@ impl Server {
 
     /// Processes everything that the kernel has reported so far.
     fn settle(&mut self) {
+        self.processes.release();
         self.read_reports();
         self.settle_known();
     }
@@ -434,14 +470,17 @@ impl Server {
                 match event.data() {
                     FILES => self.files.read_events(),
                     ORDER => self.ordered = true,
+                    TIME => {
+                        let _ = self.timer.wait();
+                        (self.armed, self.due) = (None, true);
+                    }
+                    thread if thread & THREAD != 0 => self.processes.forget_thread(thread as i32),
                     tgid => ended.push(tgid as i32),
                 }
             }
             for tgid in ended.drain(..) {
                 self.end_address_space(tgid);
-                if let Some(process) = self.processes.forget(tgid) {
-                    let _ = self.reports.delete(&process.pidfd);
-                }
+                self.processes.forget(tgid);
             }
             if count < events.len() {
                 break;
@@ -514,42 +553,44 @@ impl Server {
         }
     }
 
-    /// Receives the next call of a listener.
-    ///
-    /// `reported` says whether poll saw reports. It looks at the reports after the listeners, so
-    /// what was closed before a call that it saw was reported by then. The call received is the
-    /// one that it saw, or an earlier one, unless that caller was killed in between; ids are
-    /// consecutive and show this.
-    fn receive(&mut self, index: usize, reported: bool) {
-        let listener = self.listeners[index].clone();
-        let last = listener.last();
-        match listener.receive() {
-            Ok(Some(notification)) => {
-                let mut current = !reported && last.is_some_and(|last| last.wrapping_add(1) == notification.id);
-                let mut waiting = VecDeque::from([notification]);
-                while let Some(notification) = waiting.pop_front() {
-                    if !std::mem::take(&mut current) || !self.uncopied.is_empty() {
-                        self.read_reports();
-                    }
-                    self.settle_known();
-                    if is_alloc(&notification) {
-                        // ALLOC must not overlap with other calls: find those that wait with it.
-                        while let Some(next) = listener.receive_ready() {
-                            waiting.push_back(next);
-                        }
-                        for other in &waiting {
-                            self.overlap(&notification, other);
-                        }
-                    }
-                    self.present(listener.clone(), notification, Instant::now(), None);
-                }
-            }
-            Ok(None) => {}
+    /// Receives the next call of a listener. Returns false if there was none, but perhaps a ring of
+    /// the bell.
+    fn receive(&mut self, listener: &Rc<Listener>) -> bool {
+        let notification = match listener.receive() {
+            Ok(Some(notification)) => notification,
+            Ok(None) => return false,
             Err(error) => {
                 eprintln!("ascend-emulator: the kernel's listener failed: {error}");
-                self.listeners.remove(index);
+                self.listeners.retain(|other| !Rc::ptr_eq(other, listener));
+                return false;
             }
+        };
+        if self.bell.takes(listener, notification.tid, notification.id, &self.reports.0) {
+            return false;
         }
+        let mut waiting = VecDeque::new();
+        let mut next = Some(notification);
+        while let Some(notification) = next {
+            let ioctl = notification.number == libc::SYS_ioctl;
+            self.processes.release_unless_used(notification.tid, ioctl.then_some(notification.arguments[0] as c_int));
+            // Everything that was closed before this call has been reported by now.
+            self.read_reports();
+            self.settle_known();
+            if is_alloc(&notification) {
+                // ALLOC must not overlap with other calls: find those that wait with it.
+                while let Some(next) = listener.receive_ready() {
+                    if !self.bell.takes(listener, next.tid, next.id, &self.reports.0) {
+                        waiting.push_back(next);
+                    }
+                }
+                for other in &waiting {
+                    self.overlap(&notification, other);
+                }
+            }
+            self.present(listener.clone(), notification, Instant::now(), None);
+            next = waiting.pop_front();
+        }
+        true
     }
 
     /// Reports to the model that an ALLOC and another call of the same process on the same file
@@ -662,12 +703,7 @@ impl Server {
 
     /// Looks up the caller.
     fn who(&mut self, tid: i32, arrived: Instant) -> io::Result<Who> {
-        let (process, new) = self.processes.of(tid)?;
-        if new {
-            let token = process.key.tgid as u64;
-            self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
-        }
-        Ok(Who::new(process, tid, arrived))
+        self.processes.of(tid).map(|process| Who::new(process, tid, arrived))
     }
 
     fn open(
@@ -752,9 +788,20 @@ impl Server {
 
     /// The node that a descriptor of a task was opened at, if it is the driver's.
     fn node_of(&mut self, tid: i32, descriptor: c_int) -> Option<String> {
+        let (inode, _) = self.driver_file(tid, descriptor)?;
+        self.files.get_mut(inode).map(|file| file.path.clone())
+    }
+
+    /// The file of a descriptor of a task, if it is the driver's, and whether what is known of the
+    /// task led to it: a thread whose descriptors could be read is alive.
+    fn driver_file(&mut self, tid: i32, descriptor: c_int) -> Option<(Inode, bool)> {
         let known = self.processes.file_of_known(tid, descriptor);
         let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
-        self.files.get_mut(inode).map(|file| file.path.clone())
+        if self.files.get_mut(inode).is_none() {
+            self.processes.uses_no_longer(tid, descriptor);
+            return None;
+        }
+        Some((inode, known.is_some()))
     }
 
     /// A node is not a symbolic link. realpath(3) asks this of every component. The links in
@@ -799,16 +846,9 @@ impl Server {
 
     /// The caller and its file, if the descriptor is a file of the driver.
     fn file(&mut self, tid: i32, descriptor: c_int, arrived: Instant) -> Option<(Who, Inode)> {
-        let known = self.processes.file_of_known(tid, descriptor);
-        let inode = known.or_else(|| client_process::file_of(tid, descriptor))?;
-        if self.files.get_mut(inode).is_none() {
-            self.processes.uses_no_longer(tid, descriptor);
-            return None;
-        }
-        // A thread whose descriptors could be read is alive.
-        let proven = known.and_then(|_| self.processes.known(tid)).map(|process| Who::new(process, tid, arrived));
-        let who = match proven {
-            Some(who) => who,
+        let (inode, alive) = self.driver_file(tid, descriptor)?;
+        let who = match self.processes.known(tid).filter(|_| alive) {
+            Some(process) => Who::new(process, tid, arrived),
             None => self.who(tid, arrived).ok()?,
         };
         self.files.get_mut(inode)?.used_by(who.key);
