@@ -45,8 +45,13 @@ impl Urd {
 
     /// Whether the driver knows a key. Sends no input and no output: a known key is refused for
     /// that, an unknown one as unknown.
+    ///
+    /// The first refusal is a line or two in the kernel's log. A key of published values is asked
+    /// in full before, which most devices answer.
     pub(super) fn knows(&self, key: &Key) -> bool {
-        self.call(LogicalId(0), key, &[], &mut []) != Answer::Refused(Errno::EOPNOTSUPP)
+        let published = [urd::UDIS_GET, urd::UDIS_GET_85].contains(key);
+        let answered = published && self.memory_sizes(LogicalId(0), key).is_ok();
+        answered || self.call(LogicalId(0), key, &[], &mut []) != Answer::Refused(Errno::EOPNOTSUPP)
     }
 
     /// CHIP_INFO: the name of the chip, like `910B3`.
@@ -85,9 +90,17 @@ impl Urd {
     /// UDIS_GET of the memory's size: total and free bytes of a device's HBM, as its firmware
     /// publishes them; `None` if it does not.
     pub(crate) fn hbm(&self, device: LogicalId, generation: Generation) -> Option<(u64, u64)> {
+        let (length, blocks) = self.memory_sizes(device, &generation.delta().udis_get).ok()?;
+        let [total, free, ..] = blocks[2];
+        // A device that never measured says 0.
+        (length >= 144 && total != 0).then(|| (total.saturating_mul(1024), free.saturating_mul(1024)))
+    }
+
+    /// UDIS_GET of the memory's sizes: system, service and the whole medium, each of which begins
+    /// with total and free in KiB; and how many bytes were published.
+    fn memory_sizes(&self, device: LogicalId, key: &Key) -> Result<(u32, [[u64; 8]; 4]), Answer> {
         /// Longest value that can be published.
         const LONGEST: u32 = 208;
-        // System, service and the whole medium; each begins with total and free in KiB.
         let mut blocks = [[0u64; 8]; 4];
         let input = urd::UdisIn {
             name: *urd::HBM_MEM_INFO,
@@ -95,13 +108,10 @@ impl Urd {
             data: (&raw mut blocks).expose_provenance() as u64,
             ..Default::default()
         };
-        let output: urd::UdisOut = self.ask(device, &generation.delta().udis_get, &input).ok()?;
+        let output: urd::UdisOut = self.ask(device, key, &input)?;
         // SAFETY: `blocks` is a live local; the driver wrote it through the address in the input,
         // so it is read as memory that others write.
-        let blocks = unsafe { (&raw const blocks).read_volatile() };
-        let [total, free, ..] = blocks[2];
-        // A device that never measured says 0.
-        (output.length >= 144 && total != 0).then(|| (total.saturating_mul(1024), free.saturating_mul(1024)))
+        Ok((output.length, unsafe { (&raw const blocks).read_volatile() }))
     }
 
     /// SPOD_INFO: a device's place in a super pod; `None` where it has none.
