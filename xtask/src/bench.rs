@@ -159,8 +159,8 @@ impl Bench {
         OPERATIONS.iter().filter(wanted)
     }
 
-    /// How many measurements there are: those of operations, of calls alone, of C functions and what
-    /// they call, of the worst case, of times, and of the emulated driver itself.
+    /// How many measurements there are: those of operations, of calls alone, of C functions and
+    /// what they call, of the worst case, of times, and of the emulated driver itself.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
         self.wanted().count() as u64 + 3 + 2 * C_FUNCTIONS.len() as u64 + worst + 6 + 2 + pool::steps(self.most())
