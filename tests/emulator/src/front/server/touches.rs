@@ -1,0 +1,56 @@
+//! CPUs that touch what they may not, which is found later.
+
+use super::Server;
+use crate::front::client_process;
+use crate::front::heirs;
+use std::time::{Duration, Instant};
+
+/// How often touches are looked for.
+pub(super) const WATCH: Duration = Duration::from_millis(20);
+
+impl Server {
+    /// Looks for CPUs that touch what they may not.
+    pub(super) fn watch(&mut self) {
+        if !self.driver.svm.has_segments() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.watch {
+            return;
+        }
+        self.watch = now + WATCH;
+        self.driver.svm.report_floods(&mut self.driver.machine);
+        for client in self.driver.svm.with_segments() {
+            // The server's own process gives its children no mappings.
+            if client != self.own_tgid {
+                self.charge_heirs(client);
+            }
+        }
+        self.kill_trapped_clients();
+    }
+
+    /// Finds touches of children in the mappings that they inherited from a client.
+    fn charge_heirs(&mut self, client: i32) {
+        let heirs = self.heirs.refresh(client);
+        if heirs.is_empty() {
+            return;
+        }
+        while let Some((offset, address)) = self.driver.svm.touched(client) {
+            let own = heirs::has_page(client, address);
+            let touching = heirs.iter().copied().find(|pid| heirs::has_page(*pid, address) == Some(true));
+            let child = match (own, touching) {
+                // Of a page that both have, the client is responsible.
+                (Some(true), _) => None,
+                (_, Some(child)) => {
+                    client_process::kill_child(child);
+                    Some(child)
+                }
+                // The child has ended since the last look.
+                (Some(false), None) => heirs.last().copied(),
+                (None, None) => None,
+            };
+            let Some(child) = child else { return };
+            self.driver.svm.charge(&mut self.driver.machine, client, child, offset);
+        }
+    }
+}
