@@ -43,6 +43,8 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_svm_mem_map_para_check, svm_master_remote_map.c"),
     rule!(memory_without_pages_is_not_mapped_for_others, Source)
         .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
+    rule!(host_memory_of_a_handle_is_not_mapped_for_a_device, Source)
+        .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
     rule!(mapping_for_a_device_that_is_not_set_up_is_esrch, Inferred)
         .decided_by("devmm_shm_send_info_to_dev, svm_master_remote_map.c"),
 ];
@@ -262,6 +264,15 @@ fn memory_without_pages_is_not_mapped_for_others(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let address = managed(&session, MIB2)?;
     map(&session, address, MIB2, DEVICE_MEMORY, 0).refused(EOPNOTSUPP)
+}
+
+fn host_memory_of_a_handle_is_not_mapped_for_a_device(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (_, address) = session.host_mapping(MIB2)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, 0, PINNED_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, MIB2, PINNED_MEMORY, 0).refused(EOPNOTSUPP)?;
+    session.unmap(address).granted().map(drop)
 }
 
 fn mapping_for_a_device_that_is_not_set_up_is_esrch(host: &Host) -> Verdict {

@@ -148,6 +148,9 @@ impl Call<'_, '_> {
         if para.proc_type != FIRST_PROCESS {
             return refuse(Errno::EOPNOTSUPP, "host memory is not mapped for this process of the device");
         }
+        if self.process.is_svm(para.src_va) && self.process.heap(para.src_va).is_some_and(|heap| heap.is_reserve()) {
+            return refuse(Errno::EOPNOTSUPP, "host memory of a handle is not mapped for a device");
+        }
         let ranges = self.process.remote.range((physical, 0)..=(physical, u64::MAX));
         if overlaps(ranges.map(|((_, start), remote)| (*start, remote.size)), para.src_va, para.size) {
             return refuse(Errno::EINVAL, "part of the range is mapped for the device already");
