@@ -142,7 +142,7 @@ impl Store {
         let Some(gone) = self.blocks.remove(&block) else { return };
         self.aliased.remove(&block);
         for window in gone.windows {
-            self.chunks.forget(&window.file);
+            self.chunks.forget(&window.file, window.offset, window.length);
             punch(&window.file, window.offset, window.length);
         }
         if let Some(pool) = self.pools.get_mut(&gone.pool) {
@@ -190,7 +190,7 @@ impl Store {
         }
         block.solid.take();
         let window = block.windows.remove(index);
-        self.chunks.forget(&window.file);
+        self.chunks.forget(&window.file, window.offset, window.length);
         punch(&window.file, window.offset, window.length);
         // A single remaining window now has the current bytes; beyond its end the store does.
     }
@@ -419,7 +419,7 @@ impl Block {
             if offset >= end {
                 continue;
             }
-            for_each_data(&window.file, window.offset + offset, window.offset + end, |at, length| {
+            for_each_piece(&window.file, window.offset + offset, window.offset + end, |at, length| {
                 let inside = at - window.offset;
                 let (seen, known) = (&mut seen[..length], &mut known[..length]);
                 window.file.read_exact_at(seen, at).map_err(errno)?;
@@ -469,13 +469,20 @@ fn carry_range(from: &File, from_offset: u64, to: &File, to_offset: u64, length:
     carry_data(from, from_offset, to, to_offset, length)
 }
 
-/// Copies data only; where `from` has holes, `to` keeps its bytes.
+/// Copies to a range that is a hole. Pages of zeros stay holes.
 fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
+    const PAGE: usize = GRAIN as usize;
     let mut buffer = Vec::new();
-    for_each_data(from, from_offset, from_offset + length, |at, length| {
+    for_each_piece(from, from_offset, from_offset + length, |at, length| {
         buffer.resize(length, 0);
         from.read_exact_at(&mut buffer, at).map_err(errno)?;
-        to.write_all_at(&buffer, to_offset + (at - from_offset)).map_err(errno)
+        let target = to_offset + (at - from_offset);
+        let full = |page: &&[u8]| **page != [0; PAGE][..page.len()];
+        if buffer.chunks(PAGE).all(|page| full(&page)) {
+            return to.write_all_at(&buffer, target).map_err(errno);
+        }
+        let mut pages = buffer.chunks(PAGE).enumerate().filter(|(_, page)| full(page));
+        pages.try_for_each(|(index, page)| to.write_all_at(page, target + (index * PAGE) as u64)).map_err(errno)
     })
 }
 
@@ -484,6 +491,28 @@ fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: 
 enum Access {
     Read,
     Write,
+}
+
+/// Calls `each` for pieces that together have all data of a range, and may have holes in them. To
+/// say where data end, the kernel looks at each page until there, perhaps far beyond the range.
+fn for_each_piece(
+    file: &File,
+    start: u64,
+    end: u64,
+    mut each: impl FnMut(u64, usize) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut at = start;
+    while at < end {
+        // ENXIO: no data after this offset.
+        let Ok(data) = lseek64(file, at as i64, Whence::SeekData) else { return Ok(()) };
+        at = data as u64;
+        if at < end {
+            let length = (end - at).min(PIECE as u64);
+            each(at, length as usize)?;
+            at += length;
+        }
+    }
+    Ok(())
 }
 
 /// Calls `each` for every piece of a range that is not a hole.

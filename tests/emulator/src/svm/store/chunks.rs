@@ -53,7 +53,7 @@ pub struct Chunks(RefCell<VecDeque<Chunk>>);
 
 impl Chunks {
     /// The byte at an offset of a file, and how many bytes from there on are mapped; at most
-    /// `length`. It is valid until [`KEPT`] other parts have been used, or the file is forgotten.
+    /// `length`. It is valid until [`KEPT`] other parts have been used, or the part is forgotten.
     pub fn at(&self, file: &Arc<File>, offset: u64, length: u64) -> Option<(NonNull<u8>, usize)> {
         let mut kept = self.0.borrow_mut();
         let (start, inside) = (offset / CHUNK * CHUNK, offset % CHUNK);
@@ -69,8 +69,9 @@ impl Chunks {
         Some((at, length.min(CHUNK - inside) as usize))
     }
 
-    /// Unmaps all parts of a file.
-    pub fn forget(&mut self, file: &Arc<File>) {
-        self.0.borrow_mut().retain(|chunk| !Arc::ptr_eq(&chunk.file, file));
+    /// Unmaps the parts of a range of a file.
+    pub fn forget(&mut self, file: &Arc<File>, offset: u64, length: u64) {
+        let apart = |chunk: &Chunk| chunk.start >= offset + length || chunk.start + CHUNK <= offset;
+        self.0.borrow_mut().retain(|chunk| !Arc::ptr_eq(&chunk.file, file) || apart(chunk));
     }
 }
