@@ -102,3 +102,39 @@ fn threads_may_use_one_range_while_another_is_reserved() {
         .join();
     });
 }
+
+/// Maps the second of two pages of plain device memory for the CPU, and touches a page.
+fn touch_beside_a_mapped_part(page: u64) {
+    let session = Session::start(Config::default().generation).unwrap();
+    let index = ((svm::NORMAL_START - svm::SVM_START) / svm::HEAP_UNIT) as u32;
+    let (operation, kind, sub_kind) = (svm::HEAP_ENABLE, svm::HEAP_HUGE, svm::SUB_DEVICE);
+    let heap = svm::UpdateHeap { operation, kind, sub_kind, index, size: svm::HEAP_UNIT };
+    session.call(Op::UpdateHeap, 0, &heap).unwrap();
+    let (address, size) = (svm::NORMAL_START, 2 * svm::HUGE_PAGE);
+    session.call(Op::Alloc, 0, &svm::Alloc { address, size }).unwrap();
+    session.call(Op::Advise, 0, &svm::Advise { address, size, advice: 0x8c, ..Default::default() }).unwrap();
+    let part = svm::RemoteMap {
+        src_va: address + svm::HUGE_PAGE,
+        size: svm::HUGE_PAGE,
+        map_type: 2,
+        access: 3,
+        ..Default::default()
+    };
+    session.call(Op::MemRemoteMap, 0, &part).unwrap();
+    // SAFETY: the segment is mapped, and nothing else lives there.
+    unsafe { ((address + page * svm::HUGE_PAGE) as *mut u64).write_volatile(7) };
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `touch-of-unmapped-address`")]
+fn beside_a_part_that_is_mapped_for_the_cpu_it_sees_nothing() {
+    isolated(config(), |_| {
+        // It is found when the process ends, at the latest.
+        let _ = fork(|| touch_beside_a_mapped_part(0)).wait();
+    });
+}
+
+#[test]
+fn a_part_that_is_mapped_for_the_cpu_is_seen() {
+    isolated(config(), |_| fork(|| touch_beside_a_mapped_part(1)).join());
+}

@@ -191,7 +191,7 @@ impl Call<'_, '_> {
         }
         let mut view = None;
         if host {
-            view = match self.process.show(self.world, handle.block, para.address, para.size) {
+            view = match self.process.show(self.world, handle.block, 0, para.address, para.size) {
                 Some(Err(Errno::ELOOP)) => return self.cannot_show(para.address),
                 None => return refuse(Errno::EADDRNOTAVAIL, "the process has not mapped the segment"),
                 Some(Err(_)) => return refuse(Errno::ENOMEM, "the pages could not be mapped into the segment"),
@@ -351,7 +351,7 @@ impl Call<'_, '_> {
             self.machine.traps.push(Trap { name: "access-after-access-none", tgid: self.caller.tgid, detail });
             return Ok(());
         }
-        let view = match self.process.show(self.world, block, para.address, para.size) {
+        let view = match self.process.show(self.world, block, 0, para.address, para.size) {
             Some(Ok(view)) => view,
             Some(Err(Errno::ELOOP)) => return self.cannot_show(para.address),
             _ => return refuse(Errno::EINVAL, "the process has not mapped the segment"),

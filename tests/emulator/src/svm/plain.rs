@@ -92,7 +92,12 @@ impl Process {
         if owned {
             world.store.free(run.block);
         }
-        if let Some(view) = run.view {
+        self.hide_run(world, &run);
+    }
+
+    /// Hides what the CPU sees of a run of pages.
+    fn hide_run(&mut self, world: &mut World, run: &Pages) {
+        for view in run.view.into_iter().chain(self.take_parts(run.start..run.end())) {
             self.hide(world, view);
         }
     }
@@ -112,8 +117,8 @@ impl Process {
         for (_, run) in std::mem::take(&mut heap.plain) {
             if run.is_host() {
                 self.free_run(world, run);
-            } else if let Some(view) = run.view {
-                self.hide(world, view);
+            } else {
+                self.hide_run(world, &run);
             }
         }
     }
@@ -246,7 +251,7 @@ impl Call<'_, '_> {
         let Ok(block) = pool.and_then(|()| self.world.store.create(HOST, size)) else {
             return refuse(Errno::ENOMEM, "the host has no memory for the pages");
         };
-        let view = match self.process.show(self.world, block, range.start, size) {
+        let view = match self.process.show(self.world, block, 0, range.start, size) {
             Some(Ok(view)) => view,
             shown => {
                 self.world.store.free(block);
@@ -350,7 +355,7 @@ impl Call<'_, '_> {
         // then. Here it sees them where they are.
         let managed = |heap: &Heap| heap.sub_kind == svm::SUB_SVM && !heap.is_locked(start);
         let is_visible = self.process.enabled && self.process.heap(start).is_some_and(managed);
-        let view = if is_visible { self.process.show(self.world, block, start, size) } else { None };
+        let view = if is_visible { self.process.show(self.world, block, 0, start, size) } else { None };
         let view = view.and_then(Result::ok);
         let run = Pages { start, size, logical, physical, block, offset: 0, view, named: false };
         if let Some(heap) = self.process.heap_mut(start) {

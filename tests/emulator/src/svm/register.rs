@@ -4,10 +4,11 @@
 //! No engine is emulated, so a registration has no effect but its own rules: what can be
 //! registered, once, and until when. The addresses that the device answers are made up.
 
-use super::session::Process;
-use super::{Answer, Call, page_size, put, refuse};
+use super::session::{Process, View};
+use super::{Answer, Call, World, page_size, put, refuse};
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
+use std::ops::Range;
 
 /// Kinds of MEM_REMOTE_MAP: ordinary host memory, pinned host memory, device memory for the host,
 /// and how many kinds there are.
@@ -20,18 +21,30 @@ const FIRST_PROCESS: u32 = 0;
 /// Most bytes of one registration.
 const MAX_RANGE: u64 = 8 << 40;
 
-/// Host memory that is mapped for a device.
+/// Host memory that is mapped for a device, or device memory for the CPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Remote {
     size: u64,
-    kind: u32,
+    /// What the CPU sees of device memory.
+    view: Option<View>,
 }
 
 impl Process {
     /// Ends the registrations of a device that is closed. Counters stay raised.
-    pub fn end_registrations(&mut self, physical: u32) {
+    pub fn end_registrations(&mut self, world: &mut World, physical: u32) {
         self.registered.retain(|(device, _), _| *device != physical);
+        let ended = self.remote.iter_mut().filter(|((device, _), _)| *device == physical);
+        let views: Vec<View> = ended.filter_map(|(_, remote)| remote.view.take()).collect();
         self.remote.retain(|(device, _), _| *device != physical);
+        for view in views {
+            self.hide(world, view);
+        }
+    }
+
+    /// Takes the parts of device memory in a range that the CPU sees.
+    pub fn take_parts(&mut self, range: Range<u64>) -> Vec<View> {
+        let parts = self.remote.iter_mut().filter(|((_, start), _)| range.contains(start));
+        parts.filter_map(|(_, remote)| remote.view.take()).collect()
     }
 }
 
@@ -159,7 +172,7 @@ impl Call<'_, '_> {
             self.pin(para.src_va, para.size)?;
         }
         self.message(physical)?;
-        self.process.remote.insert((physical, para.src_va), Remote { size: para.size, kind: para.map_type });
+        self.process.remote.insert((physical, para.src_va), Remote { size: para.size, view: None });
         self.count(para.src_va, true);
         para.dst_va = para.src_va;
         put(arg, &para);
@@ -189,23 +202,15 @@ impl Call<'_, '_> {
         let Some(run) = heap.pages(para.src_va).filter(|run| run.end() >= para.src_va + size) else {
             return refuse(Errno::EINVAL, "part of the range has no pages of the device");
         };
-        if run.offset != 0 {
-            return refuse(Errno::EOPNOTSUPP, "the emulated driver maps memory only from the start of its block");
-        }
-        // A part shows all of the memory, each byte at its own address.
-        let (start, whole, block, seen) = (run.start, run.size, run.block, run.view.is_some());
+        let (block, inside, seen) = (run.block, run.offset + (para.src_va - run.start), run.view.is_some());
+        let mut view = None;
         if !seen {
-            match self.process.show(self.world, block, start, whole) {
-                Some(Ok(view)) => {
-                    let heap = self.process.heap_mut(start);
-                    if let Some(run) = heap.and_then(|heap| heap.plain.get_mut(&start)) {
-                        run.view = Some(view);
-                    }
-                }
+            view = match self.process.show(self.world, block, inside, para.src_va, size) {
+                Some(Ok(view)) => Some(view),
                 _ => return refuse(Errno::EINVAL, "the pages could not be mapped into the segment"),
-            }
+            };
         }
-        self.process.remote.insert((device, para.src_va), Remote { size, kind: DEVICE_MEMORY });
+        self.process.remote.insert((device, para.src_va), Remote { size, view });
         self.count(para.src_va, true);
         (para.dst_va, para.size) = (para.src_va, size);
         put(arg, para);
@@ -228,17 +233,8 @@ impl Call<'_, '_> {
                 false => refuse(Errno::ENOENT, "nothing is mapped for the device there"),
             };
         };
-        if remote.kind == DEVICE_MEMORY {
-            let run = self.process.heap(para.src_va).and_then(|heap| heap.pages(para.src_va));
-            let (start, end) = run.map_or((para.src_va, para.src_va), |run| (run.start, run.end()));
-            // Other parts of it may be mapped.
-            if self.process.remote.range((device, start)..(device, end)).next().is_none() {
-                let heap = self.process.heap_mut(start);
-                let view = heap.and_then(|heap| heap.plain.get_mut(&start)?.view.take());
-                if let Some(view) = view {
-                    self.process.hide(self.world, view);
-                }
-            }
+        if let Some(view) = remote.view {
+            self.process.hide(self.world, view);
         }
         self.count(para.src_va, false);
         if !managed {

@@ -188,8 +188,16 @@ impl Process {
         self.host_pin && self.segments.values().any(|vma| starts.contains(&vma.start) && vma.contains(address))
     }
 
-    /// Shows a block at an address of the client. `None` if the client has no mapping there.
-    pub fn show(&mut self, world: &mut World, block: BlockId, address: u64, size: u64) -> Option<Result<View, Errno>> {
+    /// Shows a block, from `start` on, at an address of the client. `None` if the client has no
+    /// mapping there.
+    pub fn show(
+        &mut self,
+        world: &mut World,
+        block: BlockId,
+        start: u64,
+        address: u64,
+        size: u64,
+    ) -> Option<Result<View, Errno>> {
         let vma = *self.vma(address)?;
         if vma.private {
             return Some(Err(Errno::ENOMEM));
@@ -199,7 +207,7 @@ impl Process {
         if self.windows.range(..offset + size).next_back().is_some_and(|(&start, &length)| start + length > offset) {
             return Some(Err(Errno::ELOOP));
         }
-        Some(world.store.show(block, self.backing.clone(), offset, size).map(|window| {
+        Some(world.store.show(block, start, self.backing.clone(), offset, size).map(|window| {
             self.windows.insert(offset, size);
             View { block, window, offset }
         }))
@@ -580,7 +588,7 @@ impl Call<'_, '_> {
                 self.world.shares.put(&mut self.world.store, node, physical, self.process.tgid, false);
             }
         }
-        self.process.end_registrations(physical);
+        self.process.end_registrations(self.world, physical);
         self.process.end_conversions(physical);
         self.world.names.forget(self.process.tgid, Some(physical));
         for heap in self.process.heaps.values_mut() {

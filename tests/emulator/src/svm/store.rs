@@ -24,6 +24,7 @@ use nix::unistd::{Whence, lseek64};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,6 +59,8 @@ struct Window {
     id: WindowId,
     file: Arc<File>,
     offset: u64,
+    /// What it shows of the block.
+    start: u64,
     length: u64,
 }
 
@@ -151,8 +154,15 @@ impl Store {
         }
     }
 
-    /// Shows the start of a block in a client's file.
-    pub fn show(&mut self, id: BlockId, file: Arc<File>, offset: u64, length: u64) -> Result<WindowId, Errno> {
+    /// Shows a block from `start` on in a client's file.
+    pub fn show(
+        &mut self,
+        id: BlockId,
+        start: u64,
+        file: Arc<File>,
+        offset: u64,
+        length: u64,
+    ) -> Result<WindowId, Errno> {
         self.last += 1;
         let window = WindowId(self.last);
         let block = self.blocks.get_mut(&id).ok_or(Errno::EINVAL)?;
@@ -160,13 +170,13 @@ impl Store {
         match block.windows.as_slice() {
             [] => {}
             // From now on the store has the current bytes.
-            [only] => carry_range(&only.file, only.offset, &pool.file, block.offset, only.length)?,
+            [only] => carry_range(&only.file, only.offset, &pool.file, block.offset + only.start, only.length)?,
             _ => block.settle(pool)?,
         }
         block.solid.take();
         punch(&file, offset, length);
-        carry_data(&pool.file, block.offset, &file, offset, length)?;
-        block.windows.push(Window { id: window, file, offset, length });
+        carry_data(&pool.file, block.offset + start, &file, offset, length)?;
+        block.windows.push(Window { id: window, file, offset, start, length });
         if block.windows.len() == 2 {
             self.aliased.insert(id);
         }
@@ -180,8 +190,9 @@ impl Store {
         let Some(index) = block.windows.iter().position(|it| it.id == window) else { return };
         if block.windows.len() == 1 {
             let only = &block.windows[0];
+            let length = only.length.min(block.length.saturating_sub(only.start));
             // This fails only if the real host is out of memory. The bytes are lost then.
-            let _ = carry_range(&only.file, only.offset, &pool.file, block.offset, only.length.min(block.length));
+            let _ = carry_range(&only.file, only.offset, &pool.file, block.offset + only.start, length);
         } else {
             let _ = block.settle(pool);
             if block.windows.len() == 2 {
@@ -192,7 +203,7 @@ impl Store {
         let window = block.windows.remove(index);
         self.chunks.forget(&window.file, window.offset, window.length);
         punch(&window.file, window.offset, window.length);
-        // A single remaining window now has the current bytes; beyond its end the store does.
+        // A single remaining window now has the current bytes of what it shows, the store the rest.
     }
 
     /// Whether some block has more than one window.
@@ -294,9 +305,12 @@ impl Store {
     fn place(&self, id: BlockId, offset: u64, length: u64) -> Option<(&Arc<File>, u64)> {
         let (block, pool) = self.find(id).ok()?;
         match block.windows.as_slice() {
-            [only] if offset + length <= only.length => Some((&only.file, only.offset + offset)),
-            [only] if offset < only.length => None,
-            [] | [_] => Some((&pool.file, block.offset + offset)),
+            [] => Some((&pool.file, block.offset + offset)),
+            [only] => match only.part(offset, length as usize).len() as u64 {
+                0 => Some((&pool.file, block.offset + offset)),
+                part if part == length => Some((&only.file, only.place(offset))),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -320,9 +334,12 @@ impl Store {
     pub fn read(&self, id: BlockId, offset: u64, buffer: &mut [u8]) -> Result<(), Errno> {
         let (block, pool) = self.find(id)?;
         if let [only] = block.windows.as_slice() {
-            let (inside, outside) = buffer.split_at_mut(only.reach(offset, buffer.len()));
-            only.file.read_exact_at(inside, only.offset + offset).map_err(errno)?;
-            return pool.file.read_exact_at(outside, block.offset + offset + inside.len() as u64).map_err(errno);
+            let part = only.part(offset, buffer.len());
+            if part.len() < buffer.len() {
+                pool.file.read_exact_at(buffer, block.offset + offset).map_err(errno)?;
+            }
+            let place = only.place(offset + part.start as u64);
+            return only.file.read_exact_at(&mut buffer[part], place).map_err(errno);
         }
         if block.windows.len() > 1 {
             block.settle_range(pool, offset, buffer.len() as u64)?;
@@ -334,21 +351,16 @@ impl Store {
     pub fn write(&self, id: BlockId, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (block, pool) = self.find(id)?;
         if let [only] = block.windows.as_slice() {
-            let (inside, outside) = bytes.split_at(only.reach(offset, bytes.len()));
-            only.file.write_all_at(inside, only.offset + offset).map_err(errno)?;
-            return pool.file.write_all_at(outside, block.offset + offset + inside.len() as u64).map_err(errno);
+            if only.part(offset, bytes.len()).len() < bytes.len() {
+                pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
+            }
+            return only.write(offset, bytes);
         }
         if block.windows.len() > 1 {
             block.settle_range(pool, offset, bytes.len() as u64)?;
         }
         pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
-        for window in &block.windows {
-            window
-                .file
-                .write_all_at(&bytes[..window.reach(offset, bytes.len())], window.offset + offset)
-                .map_err(errno)?;
-        }
-        Ok(())
+        block.windows.iter().try_for_each(|window| window.write(offset, bytes))
     }
 
     /// Sets all bytes of a range.
@@ -362,7 +374,8 @@ impl Store {
             block.solid.take();
             punch(&pool.file, block.offset + offset, length);
             for window in &block.windows {
-                punch(&window.file, window.offset + offset, length.min(window.length.saturating_sub(offset)));
+                let part = window.part(offset, length as usize);
+                punch(&window.file, window.place(offset + part.start as u64), part.len() as u64);
             }
             return Ok(());
         }
@@ -383,9 +396,22 @@ impl Store {
 }
 
 impl Window {
-    /// How many of `length` bytes from `offset` of the block this window shows.
-    fn reach(&self, offset: u64, length: usize) -> usize {
-        (length as u64).min(self.length.saturating_sub(offset)) as usize
+    /// Which of `length` bytes from `offset` of the block this window shows.
+    fn part(&self, offset: u64, length: usize) -> Range<usize> {
+        let within = |at: u64| at.saturating_sub(offset).min(length as u64) as usize;
+        within(self.start)..within(self.start + self.length)
+    }
+
+    /// Where a byte of the block is in the file, if this window shows it.
+    fn place(&self, inside: u64) -> u64 {
+        self.offset + inside.saturating_sub(self.start)
+    }
+
+    /// Writes what this window shows of the bytes at `offset` of the block.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let part = self.part(offset, bytes.len());
+        let place = self.place(offset + part.start as u64);
+        self.file.write_all_at(&bytes[part], place).map_err(errno)
     }
 }
 
@@ -415,12 +441,10 @@ impl Block {
         known: &mut [u8],
     ) -> Result<(), Errno> {
         for window in &self.windows {
-            let end = (offset + length).min(window.length);
-            if offset >= end {
-                continue;
-            }
-            for_each_piece(&window.file, window.offset + offset, window.offset + end, |at, length| {
-                let inside = at - window.offset;
+            let part = window.part(offset, length as usize);
+            let first = window.place(offset + part.start as u64);
+            for_each_piece(&window.file, first, first + part.len() as u64, |at, length| {
+                let inside = window.start + (at - window.offset);
                 let (seen, known) = (&mut seen[..length], &mut known[..length]);
                 window.file.read_exact_at(seen, at).map_err(errno)?;
                 pool.file.read_exact_at(known, self.offset + inside).map_err(errno)?;
@@ -431,10 +455,8 @@ impl Block {
                     let bytes = &seen[start..end];
                     let inside = inside + start as u64;
                     pool.file.write_all_at(bytes, self.offset + inside).map_err(errno)?;
-                    for other in self.windows.iter().filter(|other| other.id != window.id) {
-                        let bytes = &bytes[..other.reach(inside, bytes.len())];
-                        other.file.write_all_at(bytes, other.offset + inside).map_err(errno)?;
-                    }
+                    let mut others = self.windows.iter().filter(|other| other.id != window.id);
+                    others.try_for_each(|other| other.write(inside, bytes))?;
                 }
                 Ok(())
             })?;
@@ -609,7 +631,7 @@ mod tests {
         let block = store.create(0, 4 * MIB).unwrap();
         store.write(block, MIB, b"before").unwrap();
         store.write(block, 3 * MIB, b"beyond").unwrap();
-        let window = store.show(block, client.clone(), 64 * MIB, 2 * MIB).unwrap();
+        let window = store.show(block, 0, client.clone(), 64 * MIB, 2 * MIB).unwrap();
         assert_eq!(byte(&client, 65 * MIB), b'b');
         client.write_all_at(b"by CPU", 65 * MIB).unwrap();
         let mut bytes = [0; 6];
@@ -632,9 +654,9 @@ mod tests {
         let mut store = store();
         let (one, two) = (client(), client());
         let block = store.create(0, 2 * MIB).unwrap();
-        let first = store.show(block, one.clone(), 0, 2 * MIB).unwrap();
+        let first = store.show(block, 0, one.clone(), 0, 2 * MIB).unwrap();
         one.write_all_at(b"one", 100).unwrap();
-        let second = store.show(block, two.clone(), MIB, 2 * MIB).unwrap();
+        let second = store.show(block, 0, two.clone(), MIB, 2 * MIB).unwrap();
         assert_eq!(byte(&two, MIB + 100), b'o');
         two.write_all_at(b"two", MIB + 5000).unwrap();
         one.write_all_at(b"x", 200).unwrap();
@@ -663,8 +685,8 @@ mod tests {
         let (one, two) = (client(), client());
         let block = store.create(0, 2 * MIB).unwrap();
         store.write(block, 0, &[9; 8]).unwrap();
-        store.show(block, one.clone(), 0, 2 * MIB).unwrap();
-        store.show(block, two.clone(), 0, 2 * MIB).unwrap();
+        store.show(block, 0, one.clone(), 0, 2 * MIB).unwrap();
+        store.show(block, 0, two.clone(), 0, 2 * MIB).unwrap();
         one.write_all_at(&[0], 3).unwrap();
         store.settle(Instant::now() + Duration::from_secs(60));
         assert_eq!(byte(&two, 3), 0);
@@ -680,20 +702,21 @@ mod tests {
             const SIZE: u64 = 64 << 10;
             let block = store.create(0, SIZE).unwrap();
             let mut truth = vec![0u8; SIZE as usize];
-            // Windows by their id: file, place, length.
-            let mut windows: Vec<(WindowId, usize, u64, u64)> = Vec::new();
+            // Windows by their id: file, place, start in the block, length.
+            let mut windows: Vec<(WindowId, usize, u64, u64, u64)> = Vec::new();
             for step in 0..400 {
                 let at = random.below(SIZE);
                 let bytes = vec![random.below(256) as u8; 1 + random.below((SIZE - at).min(9000)) as usize];
                 match random.below(8) {
                     0 if windows.len() < 4 => {
-                        let (file, length) = (random.below(3) as usize, 4096 * (1 + random.below(SIZE / 4096)));
+                        let (file, start) = (random.below(3) as usize, 4096 * random.below(SIZE / 4096));
+                        let length = 4096 * (1 + random.below((SIZE - start) / 4096));
                         let place = SIZE * (1 + windows.iter().map(|it| it.2 / SIZE).max().unwrap_or(0));
-                        let window = store.show(block, files[file].clone(), place, length).unwrap();
-                        windows.push((window, file, place, length));
+                        let window = store.show(block, start, files[file].clone(), place, length).unwrap();
+                        windows.push((window, file, place, start, length));
                     }
                     1 if !windows.is_empty() => {
-                        let (window, file, place, length) =
+                        let (window, file, place, _, length) =
                             windows.swap_remove(random.below(windows.len() as u64) as usize);
                         store.hide(block, window);
                         let mut left = vec![1; length as usize];
@@ -716,18 +739,19 @@ mod tests {
                     _ if !windows.is_empty() => {
                         // One CPU stores at a time, and the windows settle before the next one
                         // does.
-                        let (_, file, place, length) = windows[random.below(windows.len() as u64) as usize];
+                        let (_, file, place, start, length) = windows[random.below(windows.len() as u64) as usize];
                         let bytes = &bytes[..bytes.len().min(length.saturating_sub(at) as usize)];
                         files[file].write_all_at(bytes, place + at).unwrap();
-                        truth[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                        let shown = &mut truth[start as usize..][..length as usize];
+                        shown.iter_mut().skip(at as usize).zip(bytes).for_each(|(truth, byte)| *truth = *byte);
                         store.settle(Instant::now() + Duration::from_secs(60));
                     }
                     _ => {}
                 }
-                for (_, file, place, length) in &windows {
+                for (_, file, place, start, length) in &windows {
                     let mut seen = vec![0; *length as usize];
                     files[*file].read_exact_at(&mut seen, *place).unwrap();
-                    assert!(seen == truth[..seen.len()], "seed {seed}, step {step}: a window");
+                    assert!(seen == truth[*start as usize..][..seen.len()], "seed {seed}, step {step}: a window");
                 }
             }
             store.free(block);
