@@ -2,40 +2,53 @@
 //!
 //! One set of books has all reservations by their address, in each the place of every mapping, and
 //! the handles of physical memory, so that an address is found without following it. The books'
-//! lock is never held over a system call.
+//! lock is never held over a system call: a mapping is entered without its object before it is
+//! made, and gets the object when it is.
 
-use crate::border::{Address, In, Out, lock, using};
+use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table};
-use crate::physical::{self, Location, Memories, Physical};
+use crate::lock::Lock;
+use crate::physical::{self, Location, Memories};
 use crate::{devices, malloc, process};
-use ascend_vmm::{Error, Failed, Location as Place, Mapping, Page, Reservation, ReserveOptions};
+use ascend_vmm::{
+    Error, Failed, Location as Place, Mapping, Page, PhysicalMemory, Reservation, ReserveOptions, Session,
+};
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 
 /// The size of a huge page: what addresses are multiples of.
 const PAGE: u64 = Page::Huge.size();
 
-pub(crate) static BOOKS: Mutex<Books> =
-    Mutex::new(Books { areas: Vec::new(), mappings: Vec::new(), free: Vec::new(), physical: Table::new() });
+pub(crate) static BOOKS: Lock<Books> = Lock::new(Books {
+    areas: Areas { list: Vec::new(), recent: 0 },
+    mappings: Vec::new(),
+    free: Vec::new(),
+    physical: Table::new(),
+});
 
 /// What the process has of addresses and physical memory.
 pub(crate) struct Books {
-    /// By their start.
-    areas: Vec<Area>,
+    areas: Areas,
     /// The mappings, at places that the areas name.
-    mappings: Vec<Option<Mapped>>,
+    mappings: Vec<Mapped>,
     /// Places that are free.
     free: Vec<u32>,
     pub(crate) physical: Memories,
 }
 
+struct Areas {
+    /// By their start.
+    list: Vec<Area>,
+    /// Where the area was that was used last: programs use one many times.
+    recent: usize,
+}
+
 struct Area {
     start: u64,
-    end: u64,
+    size: u64,
     reservation: Reservation,
     places: Places,
-    /// How many mappings there are.
+    /// How many mappings there are, or are being made.
     mapped: u32,
 }
 
@@ -44,11 +57,12 @@ enum Places {
     /// Of the only page.
     One(u32),
     /// Of several: zeroed memory that is not touched before something is mapped.
-    Several(Vec<u32>),
+    Several(Box<[u32]>),
 }
 
 struct Mapped {
-    mapping: Mapping,
+    /// `None` while it is being made.
+    mapping: Option<Mapping>,
     /// The handle that was mapped.
     handle: Handle,
     /// Whether the CPU was given access.
@@ -57,65 +71,104 @@ struct Mapped {
 
 impl Area {
     #[inline]
-    fn place(&mut self, address: u64) -> &mut u32 {
+    fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < self.size
+    }
+
+    /// What is said of the page that begins at an address of the area; `None` if none does.
+    #[inline]
+    fn page(&mut self, address: u64) -> Option<&mut u32> {
+        if address % PAGE != 0 {
+            return None;
+        }
         match &mut self.places {
-            Places::One(place) => place,
-            Places::Several(places) => &mut places[((address - self.start) / PAGE) as usize],
+            Places::One(place) => Some(place),
+            Places::Several(places) => places.get_mut(((address - self.start) / PAGE) as usize),
         }
     }
 }
 
+impl Areas {
+    /// The area that contains an address, and where it is in the list.
+    #[inline]
+    fn find(&mut self, address: u64) -> Option<(usize, &mut Area)> {
+        if !self.list.get(self.recent).is_some_and(|area| area.contains(address)) {
+            self.search(address)?;
+        }
+        Some((self.recent, self.list.get_mut(self.recent)?))
+    }
+
+    #[inline(never)]
+    fn search(&mut self, address: u64) -> Option<()> {
+        let index = self.list.partition_point(|area| area.start <= address).checked_sub(1)?;
+        self.recent = index;
+        self.list[index].contains(address).then_some(())
+    }
+
+    /// The area that contains an address.
+    #[inline]
+    fn around(&mut self, address: u64) -> Option<&mut Area> {
+        self.find(address).map(|(_, area)| area)
+    }
+
+    #[inline]
+    fn insert(&mut self, area: Area) {
+        if self.list.last().is_some_and(|last| last.start > area.start) {
+            return self.insert_between(area);
+        }
+        self.recent = self.list.len();
+        self.list.push(area);
+    }
+
+    #[inline(never)]
+    fn insert_between(&mut self, area: Area) {
+        self.recent = self.list.partition_point(|other| other.start < area.start);
+        self.list.insert(self.recent, area);
+    }
+}
+
 impl Books {
-    /// The index of the area that contains an address.
-    #[inline]
-    fn area(&self, address: u64) -> Option<usize> {
-        let index = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
-        (address < self.areas[index].end).then_some(index)
-    }
-
     /// The mapping that begins at an address.
-    #[inline]
     fn mapped(&mut self, address: u64) -> Option<&mut Mapped> {
-        let index = if address % PAGE == 0 { self.area(address)? } else { return None };
-        let place = self.areas[index].place(address).checked_sub(1)?;
-        self.mappings.get_mut(place as usize)?.as_mut()
-    }
-
-    /// Enters a mapping at its address; it comes back if that is not reserved any more. `index` is
-    /// where its area was a moment ago.
-    #[inline]
-    fn insert(&mut self, index: usize, address: u64, mapped: Mapped) -> Result<(), Mapped> {
-        let around = |area: &Area| area.start <= address && address < area.end;
-        let index = if self.areas.get(index).is_some_and(around) { Some(index) } else { self.area(address) };
-        let Some(index) = index else { return Err(mapped) };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.mappings[place as usize] = Some(mapped);
-                place
-            }
-            None => {
-                self.mappings.push(Some(mapped));
-                self.mappings.len() as u32 - 1
-            }
-        };
-        let area = &mut self.areas[index];
-        *area.place(address) = place + 1;
-        area.mapped += 1;
-        Ok(())
+        let place = self.areas.around(address)?.page(address)?.checked_sub(1)?;
+        self.mappings.get_mut(place as usize).filter(|mapped| mapped.mapping.is_some())
     }
 
     /// Takes the mapping that begins at an address out.
     #[inline]
-    fn remove(&mut self, address: u64) -> Option<Mapped> {
-        let index = if address % PAGE == 0 { self.area(address)? } else { return None };
-        let area = &mut self.areas[index];
-        let entry = area.place(address);
-        let place = entry.checked_sub(1)?;
-        *entry = 0;
+    fn remove(&mut self, address: u64) -> Option<(Mapping, Handle, bool)> {
+        let area = self.areas.around(address)?;
+        let page = area.page(address)?;
+        let place = page.checked_sub(1)?;
+        let entry = self.mappings.get_mut(place as usize)?;
+        let mapping = entry.mapping.take()?;
+        *page = 0;
         area.mapped -= 1;
         self.free.push(place);
-        self.mappings.get_mut(place as usize)?.take()
+        Some((mapping, entry.handle, entry.host))
     }
+
+    /// Enters a mapping again; it comes back if its address is not reserved any more, or taken.
+    #[cold]
+    fn enter(&mut self, address: u64, mapped: Mapped) -> Result<(), Mapped> {
+        let Some(area) = self.areas.around(address) else { return Err(mapped) };
+        let Some(page) = area.page(address).filter(|page| **page == 0) else { return Err(mapped) };
+        let (place, entry) = next(&mut self.mappings, &mut self.free);
+        *page = place + 1;
+        area.mapped += 1;
+        *entry = mapped;
+        Ok(())
+    }
+}
+
+/// A place for a mapping.
+#[inline]
+fn next<'a>(mappings: &'a mut Vec<Mapped>, free: &mut Vec<u32>) -> (u32, &'a mut Mapped) {
+    let place = free.pop().unwrap_or_else(|| {
+        mappings.push(Mapped { mapping: None, handle: Handle::NULL, host: false });
+        mappings.len() as u32 - 1
+    });
+    (place, &mut mappings[place as usize])
 }
 
 /// `aclrtReserveMemAddress`.
@@ -132,8 +185,9 @@ pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Add
         wanted if wanted % alignment == 0 => ReserveOptions::new().address(wanted),
         wanted => return Err(not_aligned(wanted, alignment)),
     };
-    let reserved = process::with_session(|session| Ok(session.reserve_with(size, &options)))?;
-    let reservation = reserved.map_err(|error| not_reserved(error, size, wanted))?;
+    let reserve = |session: &Session| session.reserve_with(size, &options);
+    let reserved = process::with_session(|session| reserve(session).map_err(|error| not_reserved(error, size, wanted)));
+    let reservation = reserved?;
     address.write(Address(reservation.address()));
     enter(reservation);
     Ok(())
@@ -163,8 +217,10 @@ fn wrong_arguments(size: usize, alignment: usize, flags: u64) -> Box<Fault> {
 
 /// What a reservation begins at a multiple of, as in the vendor's library: its size rounded up to a
 /// power of two, from 2 MiB to 1 GiB. Memory in 1 GiB pages is mapped at such addresses only.
+#[inline]
 fn alignment_of(size: u64) -> u64 {
-    size.checked_next_power_of_two().unwrap_or(u64::MAX).clamp(PAGE, Page::Giant.size())
+    let power = || size.checked_next_power_of_two().map_or(Page::Giant.size(), |power| power.min(Page::Giant.size()));
+    if size <= PAGE { PAGE } else { power() }
 }
 
 #[cold]
@@ -185,32 +241,27 @@ fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
 #[inline]
 fn enter(reservation: Reservation) {
     let (start, size) = (reservation.address(), reservation.size());
-    let places = if size == PAGE { Places::One(0) } else { Places::Several(vec![0; (size / PAGE) as usize]) };
-    let area = Area { start, end: start + size, reservation, places, mapped: 0 };
-    let mut books = lock(&BOOKS);
-    if books.areas.last().is_none_or(|last| last.start < start) {
-        books.areas.push(area);
-    } else {
-        let place = books.areas.partition_point(|area| area.start < start);
-        books.areas.insert(place, area);
-    }
+    let places = match size {
+        PAGE => Places::One(0),
+        _ => Places::Several(vec![0; (size / PAGE) as usize].into()),
+    };
+    BOOKS.lock().areas.insert(Area { start, size, reservation, places, mapped: 0 });
 }
 
 /// `aclrtReleaseMemAddress`.
 #[inline]
 pub fn release(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
-    using();
-    let mut books = lock(&BOOKS);
-    let Some(place) = books.area(address).filter(|&place| books.areas[place].start == address) else {
+    let mut books = BOOKS.lock();
+    let areas = &mut books.areas;
+    let Some((index, area)) = areas.find(address).filter(|(_, area)| area.start == address) else {
         return Err(not_reserved_at(address));
     };
-    let mapped = books.areas[place].mapped;
-    if mapped > 0 {
-        return Err(still_mapped(address, mapped));
+    if area.mapped > 0 {
+        return Err(still_mapped(address, area.mapped));
     }
-    let last = place + 1 == books.areas.len();
-    let area = if last { books.areas.pop() } else { Some(books.areas.remove(place)) };
+    // Taking the last one out this way moves nothing.
+    let area = if index + 1 == areas.list.len() { areas.list.pop() } else { Some(areas.list.remove(index)) };
     drop(books);
     let Some(Area { reservation, places, .. }) = area else { return Ok(()) };
     drop(places);
@@ -223,8 +274,8 @@ pub fn release(address: Address) -> Outcome {
 #[cold]
 fn not_released(failed: Failed<Reservation>) -> Outcome {
     match failed.error {
-        // Another thread is just mapping something there: it finds that the addresses are gone, and
-        // they are free when it has finished.
+        // Another thread is just unmapping what was there: the addresses are free when it has
+        // finished.
         Error::InUse { .. } => Ok(()),
         error => {
             enter(failed.object);
@@ -245,45 +296,81 @@ fn still_mapped(address: u64, mapped: u32) -> Box<Fault> {
     Fault::new(code::RT_DRIVER, text)
 }
 
+/// `aclrtMemMapNoAccess`: the owning device has access all the same.
+#[inline(never)]
+pub fn map_without_access(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Outcome {
+    map(address, size, offset, handle, flags)
+}
+
 /// `aclrtMapMem`.
-#[inline]
+#[inline(always)]
 pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Outcome {
     let address = address.check("virPtr")?;
     if size == 0 || handle.is_null() || flags != 0 || offset != 0 {
         return Err(wrong_mapping(size, handle, offset, flags));
     }
-    using();
-    let mut books = lock(&BOOKS);
-    let Some(index) = books.area(address) else { return Err(outside(address)) };
-    let (start, reservation) = (books.areas[index].start, books.areas[index].reservation.clone());
-    let found = books.physical.get_mut(handle).and_then(Physical::begin_mapping);
-    drop(books);
-    let Some((memory, page)) = found else { return Err(physical::unknown()) };
-    let whole = |size: u64| size == memory.size() || size.checked_next_multiple_of(page) == Some(memory.size());
-    let mapped = if whole(size as u64) {
-        reservation.map(address - start, &memory).map_err(Fault::driver)
+    let mut guard = BOOKS.lock();
+    let books = &mut *guard;
+    let Some(area) = books.areas.around(address) else { return Err(outside(address)) };
+    let Some(physical) = books.physical.get_mut(handle) else { return Err(physical::unknown()) };
+    let Some(memory) = physical.memory() else { return Err(physical::unknown()) };
+    let Some(page) = area.page(address).filter(|page| **page == 0) else { return Err(taken(address)) };
+    let (place, entry) = next(&mut books.mappings, &mut books.free);
+    *page = place + 1;
+    entry.handle = handle;
+    entry.host = false;
+    area.mapped += 1;
+    physical.mappings += 1;
+    let (offset, reservation) = (address - area.start, area.reservation.clone());
+    drop(guard);
+    let mapped = if size as u64 == memory.size() || rounds_up(size as u64, &memory) {
+        map_there(&reservation, offset, &memory)
     } else {
         Err(other_size(size, &memory))
     };
     match mapped {
         Ok(mapping) => {
-            let entered = lock(&BOOKS).insert(index, address, Mapped { mapping, handle, host: false });
-            entered.map_err(|mapped| released_meanwhile(address, mapped))
+            BOOKS.lock().mappings[place as usize].mapping = Some(mapping);
+            Ok(())
         }
         Err(fault) => {
-            drop(memory);
-            let _ = physical::end_mapping(handle);
+            give_up(address, place, handle);
             Err(fault)
         }
     }
 }
 
+// Not inlined, so that the compiler sees the library's function as any other program's.
+#[inline(never)]
+fn map_there(reservation: &Reservation, offset: u64, memory: &PhysicalMemory) -> Outcome<Mapping> {
+    reservation.map(offset, memory).map_err(Fault::driver)
+}
+
+/// Whether a size that is no multiple of a page means all of the memory.
 #[cold]
-fn released_meanwhile(address: u64, mapped: Mapped) -> Box<Fault> {
-    let handle = mapped.handle;
-    drop(mapped);
+fn rounds_up(size: u64, memory: &PhysicalMemory) -> bool {
+    size.checked_next_multiple_of(memory.page().size()) == Some(memory.size())
+}
+
+/// Takes an entry back whose mapping was not made.
+#[cold]
+fn give_up(address: u64, place: u32, handle: Handle) {
+    let mut books = BOOKS.lock();
+    if let Some(area) = books.areas.around(address) {
+        area.mapped -= 1;
+        if let Some(page) = area.page(address) {
+            *page = 0;
+        }
+        books.free.push(place);
+    }
+    drop(books);
     let _ = physical::end_mapping(handle);
-    outside(address)
+}
+
+#[cold]
+fn taken(address: u64) -> Box<Fault> {
+    let text = format!("{address:#x} is not a multiple of 2 MiB, or memory is mapped there. Call aclrtUnmapMem first.");
+    Fault::new(code::RT_DRIVER, text)
 }
 
 #[cold]
@@ -302,7 +389,7 @@ fn outside(address: u64) -> Box<Fault> {
 }
 
 #[cold]
-fn other_size(size: usize, memory: &ascend_vmm::PhysicalMemory) -> Box<Fault> {
+fn other_size(size: usize, memory: &PhysicalMemory) -> Box<Fault> {
     let text = format!("{size} bytes are to be mapped of memory of {} bytes. Only all of it can be.", memory.size());
     Fault::new(code::RT_DRIVER, text)
 }
@@ -311,16 +398,15 @@ fn other_size(size: usize, memory: &ascend_vmm::PhysicalMemory) -> Box<Fault> {
 #[inline]
 pub fn unmap(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
-    using();
-    let mut books = lock(&BOOKS);
-    let Some(Mapped { mapping, handle, host }) = books.remove(address) else { return Err(not_mapped(address)) };
+    let mut books = BOOKS.lock();
+    let Some((mapping, handle, host)) = books.remove(address) else { return Err(not_mapped(address)) };
     let counted = books.physical.leave_mapping(handle);
     drop(books);
     match mapping.unmap() {
         Ok(()) if counted => Ok(()),
         Ok(()) => physical::end_mapping(handle),
-        Err(Failed { object: mapping, error }) => {
-            Err(not_unmapped(address, Mapped { mapping, handle, host }, counted, error))
+        Err(Failed { object, error }) => {
+            Err(not_unmapped(address, Mapped { mapping: Some(object), handle, host }, counted, error))
         }
     }
 }
@@ -328,15 +414,22 @@ pub fn unmap(address: Address) -> Outcome {
 /// Enters a mapping again that the driver has not undone.
 #[cold]
 fn not_unmapped(address: u64, mapped: Mapped, counted: bool, error: Error) -> Box<Fault> {
-    let mut books = lock(&BOOKS);
+    let mut books = BOOKS.lock();
+    let handle = mapped.handle;
     if counted {
-        books.physical.return_mapping(mapped.handle);
+        books.physical.return_mapping(handle);
     }
-    let entered = books.insert(0, address, mapped);
+    let entered = books.enter(address, mapped);
     drop(books);
     match entered {
-        Ok(()) => Fault::driver(error),
-        Err(mapped) => released_meanwhile(address, mapped),
+        Ok(_) => Fault::driver(error),
+        // Another thread has released the addresses: the mapping goes with them, if the driver lets
+        // it.
+        Err(mapped) => {
+            drop(mapped);
+            let _ = physical::end_mapping(handle);
+            outside(address)
+        }
     }
 }
 
@@ -347,31 +440,28 @@ fn not_mapped(address: u64) -> Box<Fault> {
 
 /// The handle of the mapping that begins at an address.
 pub(crate) fn handle_at(address: u64) -> Option<Handle> {
-    using();
-    lock(&BOOKS).mapped(address).map(|mapped| mapped.handle)
+    BOOKS.lock().mapped(address).map(|mapped| mapped.handle)
 }
 
 /// The reservation that contains an address: its start and size.
 pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
-    using();
-    let books = lock(&BOOKS);
-    books.area(address).map(|index| &books.areas[index]).map(|area| (area.start, area.end - area.start))
+    BOOKS.lock().areas.around(address).map(|area| (area.start, area.size))
 }
 
 /// Unmaps whatever is mapped of these handles. What is in use goes when it is not any more.
 pub(crate) fn unmap_all(handles: &[Handle]) {
     let handles: BTreeSet<Handle> = handles.iter().copied().collect();
-    let mut books = lock(&BOOKS);
-    let of = |mapped: &Mapped| handles.contains(&mapped.handle).then(|| mapped.mapping.address());
-    let addresses: Vec<u64> = books.mappings.iter().flatten().filter_map(of).collect();
-    let mapped: Vec<Mapped> = addresses.into_iter().filter_map(|address| books.remove(address)).collect();
+    let mut books = BOOKS.lock();
+    let of = |mapped: &Mapped| handles.contains(&mapped.handle).then_some(mapped.mapping.as_ref()?.address());
+    let addresses: Vec<u64> = books.mappings.iter().filter_map(of).collect();
+    let mapped: Vec<_> = addresses.into_iter().filter_map(|address| books.remove(address)).collect();
     drop(books);
     drop(mapped);
 }
 
 /// Whether anything is reserved.
 pub(crate) fn is_used() -> bool {
-    !lock(&BOOKS).areas.is_empty()
+    !BOOKS.lock().areas.list.is_empty()
 }
 
 /// Who gets access: `aclrtMemAccessDesc`.
@@ -435,7 +525,7 @@ fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
 fn grant(mapping: &Mapping, location: &Location) -> Outcome {
     if location.kind == Location::HOST {
         mapping.host_view().map_err(Fault::driver)?;
-        if let Some(mapped) = lock(&BOOKS).mapped(mapping.address()) {
+        if let Some(mapped) = BOOKS.lock().mapped(mapping.address()) {
             mapped.host = true;
         }
         return Ok(());
@@ -454,7 +544,7 @@ pub fn get_access(address: Address, location: In<Location>, flags: Out<u64>) -> 
     let granted = match location.kind {
         Location::HOST => {
             let seen = |mapped: &mut Mapped| mapped.host;
-            place == Place::Host || lock(&BOOKS).mapped(mapping.address()).is_some_and(seen)
+            place == Place::Host || BOOKS.lock().mapped(mapping.address()).is_some_and(seen)
         }
         Location::DEVICE => {
             let device = devices::by_logical_or_user(location.id)?;

@@ -9,19 +9,24 @@ use crate::fault::{Fault, Outcome, code};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment variable that asks for a log on the standard error: `errors` for a line for
 /// each call that fails, `calls` for a line for each call.
 pub const LOG: &str = "ASCEND_ACL_LOG";
 
-const UNKNOWN: u8 = 0;
-const SILENT: u8 = 1;
-const ERRORS: u8 = 2;
-const CALLS: u8 = 3;
+/// What each call looks at: [`USED`], [`SILENT`] and [`INHERITED`].
+static STATE: AtomicU8 = AtomicU8::new(0);
 
-static LOGGED: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// There may be something that a child of fork must not touch.
+const USED: u8 = 1;
+/// It is known that no log is asked for.
+const SILENT: u8 = 2;
+/// This is a child of the process that used the library.
+const INHERITED: u8 = 4;
+/// The state in which almost all calls are made.
+const USUAL: u8 = USED | SILENT;
 
 thread_local! {
     /// The code of the latest call that failed.
@@ -32,29 +37,25 @@ thread_local! {
     static READ: RefCell<CString> = RefCell::default();
 }
 
-/// Set as soon as there is something that a child of fork must not touch.
-static USED: AtomicBool = AtomicBool::new(false);
-/// This is a child of the process that used the library.
-static INHERITED: AtomicBool = AtomicBool::new(false);
-
 extern "C" fn in_child() {
-    INHERITED.store(true, Ordering::Relaxed);
+    STATE.fetch_or(INHERITED, Ordering::Relaxed);
 }
 
-/// Call before the first lock is taken or the first object is made.
-#[inline]
-pub(crate) fn using() {
-    if !USED.load(Ordering::Acquire) {
-        begin();
-    }
-}
-
+/// Not a usual call: it comes from a child, is the first, or is to be logged. The code that it
+/// returns, if it must not be made.
 #[cold]
-fn begin() {
-    // Not a `Once`, for which a child could wait for ever. Registering twice does no harm.
-    // SAFETY: the handler only stores to an atomic, which a child of a threaded process may.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    USED.store(true, Ordering::Release);
+fn enter(name: &'static str, uses: bool) -> Option<i32> {
+    let state = STATE.load(Ordering::Acquire);
+    if state & INHERITED != 0 {
+        return Some(failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD)));
+    }
+    if uses && state & USED == 0 {
+        // Not a `Once`, for which a child could wait for ever. Registering twice does no harm.
+        // SAFETY: the handler only stores to an atomic, which a child of a threaded process may.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        STATE.fetch_or(USED, Ordering::Release);
+    }
+    None
 }
 
 /// Locks a mutex. No code of the program runs under our locks, and every change is made in one
@@ -64,36 +65,38 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks for reading. A thread that has it must not ask for it again: another may wait to write.
-#[inline]
-pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Locks for writing.
-pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A call that answers with a code.
 #[inline(always)]
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    if INHERITED.load(Ordering::Relaxed) {
-        return failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD));
+    run(name, true, body)
+}
+
+/// A call that only asks: it takes no lock and makes no object, so the process may fork after it.
+#[inline(always)]
+pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    run(name, false, body)
+}
+
+#[inline(always)]
+fn run(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
+    if STATE.load(Ordering::Acquire) != USUAL {
+        if let Some(code) = enter(name, uses) {
+            return code;
+        }
     }
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) if LOGGED.load(Ordering::Relaxed) == SILENT => 0,
+        Ok(Ok(())) if STATE.load(Ordering::Relaxed) == USUAL => 0,
         Ok(Ok(())) => succeeded(name),
         Ok(Err(fault)) => failed(name, &fault),
         Err(_) => failed(name, &Fault::new(code::INTERNAL, PANICKED)),
     }
 }
 
-/// A call that answers with something else, and with `otherwise` if it fails.
+/// A call that only asks and answers with something else, and with `otherwise` if it fails.
 #[inline(always)]
-pub(crate) fn call_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
+pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let mut answer = otherwise;
-    call(name, || {
+    ask(name, || {
         answer = body()?;
         Ok(())
     });
@@ -119,7 +122,7 @@ pub(crate) fn absent(name: &'static str) {
 
 /// A line of the program's for the log.
 pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, format: Text) {
-    if logged() == SILENT {
+    if logged() == Logged::Nothing {
         return;
     }
     let text = |text: Text| text.to_text().unwrap_or_default();
@@ -134,7 +137,7 @@ const PANICKED: &str = "the library failed inside, and did not do all that it wa
 
 #[cold]
 fn succeeded(name: &'static str) -> i32 {
-    if logged() == CALLS {
+    if logged() == Logged::Calls {
         log(&format!("{name}: 0\n"));
     }
     0
@@ -143,7 +146,7 @@ fn succeeded(name: &'static str) -> i32 {
 /// Leaves a failure with the thread. A thread that is ending has no place for it any more.
 #[cold]
 fn failed(name: &'static str, fault: &Fault) -> i32 {
-    if logged() != SILENT {
+    if logged() != Logged::Nothing {
         log(&format!("{name}: {}: {}\n", fault.code, fault.text));
     }
     let _ = LAST.try_with(|last| last.set(fault.code));
@@ -163,17 +166,32 @@ fn log(line: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-fn logged() -> u8 {
-    let known = LOGGED.load(Ordering::Relaxed);
-    if known != UNKNOWN {
-        return known;
+/// What is to be logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Logged {
+    Nothing,
+    Errors,
+    Calls,
+}
+
+fn logged() -> Logged {
+    if STATE.load(Ordering::Relaxed) & SILENT != 0 {
+        return Logged::Nothing;
     }
-    let wanted = match std::env::var(LOG).as_deref() {
-        Ok("calls") => CALLS,
-        Ok("errors" | "1") => ERRORS,
-        _ => SILENT,
+    static WANTED: AtomicU8 = AtomicU8::new(0);
+    let wanted = match WANTED.load(Ordering::Relaxed) {
+        0 => match std::env::var(LOG).as_deref() {
+            Ok("calls") => Logged::Calls,
+            Ok("errors" | "1") => Logged::Errors,
+            _ => Logged::Nothing,
+        },
+        1 => Logged::Errors,
+        _ => Logged::Calls,
     };
-    LOGGED.store(wanted, Ordering::Relaxed);
+    match wanted {
+        Logged::Nothing => _ = STATE.fetch_or(SILENT, Ordering::Relaxed),
+        wanted => WANTED.store(wanted as u8, Ordering::Relaxed),
+    }
     wanted
 }
 
@@ -381,7 +399,7 @@ mod tests {
         assert_eq!(call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
         assert_eq!(peek_at_last_error(0), code::INTERNAL);
         assert_eq!(said(), format!("aclrtMalloc: {PANICKED}"));
-        assert_eq!(call_or("aclrtGetSocName", 7, || panic!("a bug")), 7);
+        assert_eq!(ask_or("aclrtGetSocName", 7, || panic!("a bug")), 7);
         assert_eq!(get_last_error(0), code::INTERNAL);
         assert_eq!(call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
     }
@@ -389,12 +407,11 @@ mod tests {
     #[test]
     fn a_lock_that_a_panic_left_is_taken_again() {
         static LOCK: Mutex<u32> = Mutex::new(1);
-        static SHARED: RwLock<u32> = RwLock::new(2);
         let panics = || {
-            let (_first, _second) = (lock(&LOCK), write(&SHARED));
+            let _locked = lock(&LOCK);
             panic!("a bug");
         };
         assert_eq!(call("aclrtMalloc", panics), code::INTERNAL);
-        assert_eq!((*lock(&LOCK), *read(&SHARED)), (1, 2));
+        assert_eq!(*lock(&LOCK), 1);
     }
 }

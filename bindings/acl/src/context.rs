@@ -5,7 +5,7 @@
 //! current context or none. Contexts hold no memory: that belongs to the process and goes with the
 //! last context of its device.
 
-use crate::border::{Out, lock, using};
+use crate::border::{Out, lock};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::{Handle, Handles, kind};
 use crate::{devices, process, stream};
@@ -60,6 +60,10 @@ thread_local! {
 
 /// Makes a context current; `None` if it is none.
 fn set_current(handle: Handle) -> Option<Current> {
+    if handle.is_null() {
+        // Not looked up: a process that has no context may still fork.
+        return None;
+    }
     let ended = ENDED.load(Ordering::Acquire);
     let (device, user) = CONTEXTS.with(handle, |context| (context.device, context.user))?;
     let now = Current { handle, device, user, ended };
@@ -107,7 +111,6 @@ fn none() -> Box<Fault> {
 fn primary(user: i64, times: u64) -> Outcome<Handle> {
     let npu = devices::by_user(user)?;
     let device = npu.logical;
-    using();
     if let Some(primary) = lock(&PRIMARIES).get_mut(&device.0) {
         primary.count += times;
         return Ok(primary.context);
@@ -161,7 +164,6 @@ pub fn reset_device_force(device: i32) -> Outcome {
 
 fn reset(user: i32, force: bool) -> Outcome {
     let device = devices::by_user(user.into())?.logical;
-    using();
     let mut primaries = lock(&PRIMARIES);
     let primary = primaries.get_mut(&device.0).ok_or_else(|| {
         let text = format!("device {user} was not set, or reset as often as set. Call aclrtSetDevice first.");
@@ -238,7 +240,6 @@ pub fn get(context: Out<Handle>) -> Outcome {
 /// `aclrtGetPrimaryCtxState`.
 pub fn primary_state(device: i32, flags: Out<u32>, active: Out<i32>) -> Outcome {
     let npu = devices::by_user(device.into())?;
-    using();
     flags.write(0);
     active.write(lock(&PRIMARIES).contains_key(&npu.logical.0).into());
     Ok(())

@@ -24,8 +24,6 @@ static FOUND: AtomicPtr<Found> = AtomicPtr::new(null_mut());
 
 struct Found {
     survey: Survey,
-    /// The driver's numbers, by the program's.
-    logical: Vec<LogicalId>,
     /// How many devices the program sees: user ids are below this.
     visible: u32,
 }
@@ -39,8 +37,7 @@ fn found() -> Outcome<&'static Found> {
     }
     let survey = discovery::survey(&discovery::Options::default());
     // A list that names a device which is not there ends before it.
-    let logical: Vec<LogicalId> = (0..).map_while(|user| Some(survey.user_device(UserId(user))?.logical)).collect();
-    let visible = logical.len() as u32;
+    let visible = (0..).take_while(|&user| survey.user_device(UserId(user)).is_some()).count() as u32;
     if visible == 0 {
         let text = match survey.findings.first() {
             Some(finding) if survey.devices.is_empty() => format!("no NPU: {finding}. {}", finding.remedy()),
@@ -51,7 +48,7 @@ fn found() -> Outcome<&'static Found> {
         };
         return Err(Fault::new(code::RT_NO_DEVICE, text));
     }
-    let new = Box::into_raw(Box::new(Found { survey, logical, visible }));
+    let new = Box::into_raw(Box::new(Found { survey, visible }));
     match FOUND.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just made, and never freed.
         Ok(_) => Ok(unsafe { &*new }),
@@ -75,13 +72,6 @@ pub(crate) fn by_user(id: i64) -> Outcome<&'static Npu> {
             format!("there is no device {id}: this program sees {}, numbered from 0.", found.visible),
         )),
     }
-}
-
-/// The driver's number of a device, by the number that the program uses, if it was looked up.
-#[inline]
-pub(crate) fn known(user: u32) -> Option<&'static LogicalId> {
-    // SAFETY: NULL, or a box that is never freed.
-    unsafe { FOUND.load(Ordering::Acquire).as_ref() }?.logical.get(user as usize)
 }
 
 /// The number that the program uses for a device, or 0 for one that it does not see.

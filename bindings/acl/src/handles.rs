@@ -5,7 +5,7 @@
 //! handle is therefore not found, whatever the program does. The numbers look like no address, so
 //! that a program which follows one stops there.
 
-use crate::border::{lock, using};
+use crate::border::lock;
 use crate::fault::{Fault, Outcome, code};
 use std::sync::Mutex;
 
@@ -40,27 +40,36 @@ pub mod kind {
 const MARK: u64 = 0x5A << 56;
 const KIND_SHIFT: u32 = 52;
 const GENERATION_SHIFT: u32 = 24;
-const GENERATIONS: u32 = 1 << 28;
 const PLACES: usize = 1 << 24;
+
+/// Flipped in what a place without an object has for a handle: such a number is looked for at
+/// another place, so it is found nowhere.
+const VACANT: u64 = 1;
 
 /// The objects of one kind.
 #[derive(Debug)]
 pub(crate) struct Table<T, const KIND: u8> {
     places: Vec<Place<T>>,
-    free: Vec<u32>,
+    /// The first place without an object; beyond the last if there is none.
+    free: u32,
 }
 
 #[derive(Debug)]
 struct Place<T> {
-    /// Odd while there is an object, so that no handle of a free place was ever given.
-    generation: u32,
+    /// Of the object; without one, that of the next with [`VACANT`] flipped.
+    handle: Handle,
+    /// The next place without an object, if this is one.
+    next: u32,
     object: T,
 }
+
+/// Beyond the last place.
+const NONE: u32 = u32::MAX;
 
 impl<T: Default, const KIND: u8> Table<T, KIND> {
     /// None yet.
     pub(crate) const fn new() -> Self {
-        Table { places: Vec::new(), free: Vec::new() }
+        Table { places: Vec::new(), free: NONE }
     }
 
     /// A handle for a new object, which is to be written to its place.
@@ -70,35 +79,32 @@ impl<T: Default, const KIND: u8> Table<T, KIND> {
     /// 207005 when there are 16 million.
     #[inline]
     pub(crate) fn insert(&mut self) -> Outcome<(Handle, &mut T)> {
-        let place = match self.free.pop() {
-            Some(place) => place as usize,
-            None => self.new_place()?,
-        };
-        let entry = &mut self.places[place];
-        entry.generation += 1;
-        Ok((Self::join(place, entry.generation), &mut entry.object))
+        if self.free as usize >= self.places.len() {
+            self.new_place()?;
+        }
+        let entry = &mut self.places[self.free as usize];
+        self.free = entry.next;
+        entry.handle.0 ^= VACANT;
+        Ok((entry.handle, &mut entry.object))
     }
 
     #[cold]
-    fn new_place(&mut self) -> Outcome<usize> {
-        if self.places.len() == PLACES {
+    fn new_place(&mut self) -> Outcome {
+        let place = self.places.len();
+        if place == PLACES {
             return Err(Fault::new(code::RT_RESOURCE, "there are 16 million objects of this kind. Free some."));
         }
-        self.places.push(Place { generation: 0, object: T::default() });
-        Ok(self.places.len() - 1)
+        let first = Self::KIND_BITS | 1 << GENERATION_SHIFT | place as u64;
+        self.places.push(Place { handle: Handle(first ^ VACANT), next: NONE, object: T::default() });
+        self.free = place as u32;
+        Ok(())
     }
 
     /// The place of an object; `None` if there is none with this handle.
     #[inline]
     pub(crate) fn find(&self, handle: Handle) -> Option<usize> {
-        let Handle(bits) = handle;
-        if bits >> KIND_SHIFT != Self::join(0, 0).0 >> KIND_SHIFT {
-            return None;
-        }
-        let place = bits as usize & (PLACES - 1);
-        let generation = (bits >> GENERATION_SHIFT) as u32 & (GENERATIONS - 1);
-        let same = self.places.get(place).is_some_and(|entry| entry.generation == generation);
-        (same && generation % 2 == 1).then_some(place)
+        let place = handle.0 as usize & (PLACES - 1);
+        (self.places.get(place)?.handle == handle).then_some(place)
     }
 
     /// The object at a place that was found.
@@ -110,7 +116,9 @@ impl<T: Default, const KIND: u8> Table<T, KIND> {
     /// An object; `None` if there is none with this handle.
     #[inline]
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
-        self.find(handle).map(|place| self.at(place))
+        let place = handle.0 as usize & (PLACES - 1);
+        let entry = self.places.get_mut(place)?;
+        (entry.handle == handle).then_some(&mut entry.object)
     }
 
     /// Gives a place up that was found: its handle is stale from now on. What is left of the object
@@ -118,25 +126,24 @@ impl<T: Default, const KIND: u8> Table<T, KIND> {
     #[inline]
     pub(crate) fn vacate(&mut self, place: usize) -> &mut T {
         let entry = &mut self.places[place];
-        entry.generation += 1;
+        let next = entry.handle.0 + (1 << GENERATION_SHIFT);
+        entry.handle = Handle(next ^ VACANT);
         // A place whose generations are used up is not used again.
-        if entry.generation < GENERATIONS {
-            self.free.push(place as u32);
+        if next >> KIND_SHIFT == Self::KIND_BITS >> KIND_SHIFT {
+            entry.next = self.free;
+            self.free = place as u32;
         }
-        &mut self.places[place].object
+        &mut entry.object
     }
 
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
-        let used = |(_, entry): &(usize, &Place<T>)| entry.generation % 2 == 1;
-        let object = |(place, entry): (usize, &'_ Place<T>)| (Self::join(place, entry.generation), place);
-        let handles = self.places.iter().enumerate().filter(used).map(object);
-        handles.map(|(handle, place)| (handle, &self.places[place].object))
+        let used = |&(place, entry): &(usize, &Place<T>)| entry.handle.0 as usize & (PLACES - 1) == place;
+        self.places.iter().enumerate().filter(used).map(|(_, entry)| (entry.handle, &entry.object))
     }
 
-    const fn join(place: usize, generation: u32) -> Handle {
-        Handle(MARK | (KIND as u64) << KIND_SHIFT | (generation as u64) << GENERATION_SHIFT | place as u64)
-    }
+    /// What all handles of this kind begin with.
+    const KIND_BITS: u64 = MARK | (KIND as u64) << KIND_SHIFT;
 }
 
 /// The objects of one kind, behind a lock.
@@ -155,7 +162,6 @@ impl<T, const KIND: u8> Handles<T, KIND> {
     ///
     /// 207005 when there are 16 million.
     pub fn insert(&self, object: T) -> Outcome<Handle> {
-        using();
         let mut table = lock(&self.0);
         let (handle, place) = table.insert()?;
         *place = Some(object);
@@ -226,10 +232,28 @@ mod tests {
     fn a_place_whose_generations_are_used_up_is_left_alone() {
         let handles = Handles::<_, { kind::EVENT }>::new();
         let first = handles.insert(0).unwrap();
-        lock(&handles.0).places[0].generation = GENERATIONS - 1;
-        let last = Handle(first.0 | u64::from(GENERATIONS - 1) << GENERATION_SHIFT);
+        let last = Handle(first.0 | ((1 << KIND_SHIFT) - 1) >> GENERATION_SHIFT << GENERATION_SHIFT);
+        lock(&handles.0).places[0].handle = last;
         assert_eq!(handles.remove(last), Some(0));
         assert_eq!(handles.insert(1).unwrap().0 & (PLACES as u64 - 1), 1, "another place");
-        assert_eq!(handles.get(first), None);
+        let beyond = Handle(last.0 + (1 << GENERATION_SHIFT));
+        for stale in [first, last, beyond, Handle(beyond.0 ^ VACANT)] {
+            assert_eq!(handles.get(stale), None);
+        }
+        assert_eq!(handles.collect(|_, &object| Some(object)), [1]);
+    }
+
+    #[test]
+    fn what_a_place_without_an_object_has_is_no_handle_of_it_or_of_its_neighbour() {
+        let handles = Handles::<_, { kind::STREAM }>::new();
+        let (first, second) = (handles.insert(1).unwrap(), handles.insert(2).unwrap());
+        handles.remove(first);
+        let vacant = lock(&handles.0).places[0].handle;
+        assert_eq!((handles.get(vacant), handles.get(Handle(vacant.0 ^ VACANT))), (None, None));
+        assert_eq!(handles.get(second), Some(2));
+        handles.remove(second);
+        for stored in [0, 1].map(|place| lock(&handles.0).places[place].handle) {
+            assert_eq!(handles.get(stored), None);
+        }
     }
 }

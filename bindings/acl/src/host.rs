@@ -4,7 +4,7 @@
 //! taking them from the driver; what is known here is that a pointer is host memory, which decides
 //! how an asynchronous copy is done.
 
-use crate::border::{Address, In, Out, lock, using};
+use crate::border::{Address, In, Out, lock};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::malloc::Config;
 use crate::{context, copy, stream};
@@ -83,7 +83,6 @@ pub fn allocate_with(address: Out<Address>, size: u64, config: In<Config>) -> Ou
 /// `aclrtFreeHost`.
 pub fn free(address: Address) -> Outcome {
     let address = address.check("hostPtr")?;
-    using();
     let mut known = lock(&KNOWN);
     if known.get(&address).is_none_or(|known| known.own.is_none()) {
         return Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")));
@@ -118,7 +117,6 @@ fn register_range(address: u64, size: u64) -> Outcome {
     if copy::is_drivers(address) {
         return Err(refused(format!("{address:#x} is memory of the driver's, not of the host.")));
     }
-    using();
     let mut known = lock(&KNOWN);
     let before = known.range(..end).next_back();
     if before.is_some_and(|(start, known)| start + known.size > address) {
@@ -157,7 +155,6 @@ pub fn register_v2(address: Address, size: u64, flags: u32) -> Outcome {
 /// `aclrtHostUnregister`.
 pub fn unregister(address: Address) -> Outcome {
     let address = address.check("ptr")?;
-    using();
     let mut known = lock(&KNOWN);
     if known.get(&address).is_none_or(|known| known.own.is_some()) {
         let text = format!("no host memory is registered at {address:#x}.");
@@ -174,7 +171,6 @@ pub fn device_pointer(address: Address, device: Out<Address>, flags: u32) -> Out
     if flags != 0 {
         return Err(refused(format!("flag is {flags}. It is reserved: pass 0.")));
     }
-    using();
     find(address, 1).ok_or_else(|| refused(format!("no host memory is registered at {address:#x}.")))?;
     device.write(Address(address));
     Ok(())

@@ -5,7 +5,7 @@
 //! not begin where its pages do has its offset written over the end of the name, which the kernel
 //! fills with zeros: only this library can open such a key.
 
-use crate::border::{Address, In, Out, Text, lock, using};
+use crate::border::{Address, In, Out, Text, lock};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::{context, malloc, process, share};
 use ascend_vmm::share::{Name, NamedMemory, Published, open_named};
@@ -136,7 +136,6 @@ pub fn trust(key: Text, processes: In<i32>, count: usize) -> Outcome {
         return Err(refused(format!("{} processes cannot be listed. Pass one or more.", count as i64)));
     }
     let processes = share::read_processes(processes, count)?;
-    using();
     let published = lock(&EXPORTS).get(&key).map(|export| export.published.clone()).ok_or_else(unknown)?;
     Ok(published.trust(&processes)?)
 }
@@ -174,7 +173,6 @@ pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
 /// `aclrtIpcMemClose`: an import if there is one, else the export.
 pub fn close(key: Text) -> Outcome {
     let key = read_key(key)?;
-    using();
     let mut imports = lock(&IMPORTS);
     if let Some(import) = imports.get_mut(&key) {
         import.count -= 1;

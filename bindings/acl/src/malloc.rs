@@ -5,17 +5,17 @@
 //! they do not cost a page of 2 MiB each; pages that are empty are given back from time to time,
 //! and before the program is told that memory is used up.
 
-use crate::border::{Address, In, Out, lock, read, using, write};
+use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
+use crate::lock::{Lock, Shared};
 use crate::{context, devices, ipc, process, stream};
 use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, RwLock};
 
 /// The blocks with memory of their own, by their address.
-static LARGE: Mutex<BTreeMap<u64, Large>> = Mutex::new(BTreeMap::new());
+static LARGE: Lock<BTreeMap<u64, Large>> = Lock::new(BTreeMap::new());
 
 struct Large {
     size: u64,
@@ -25,7 +25,7 @@ struct Large {
 }
 
 /// The pools of smaller blocks, one for each device.
-static SMALL: RwLock<Vec<Small>> = RwLock::new(Vec::new());
+static SMALL: Shared<Vec<Small>> = Shared::new(Vec::new());
 
 struct Small {
     device: LogicalId,
@@ -136,7 +136,7 @@ fn is_giant(policy: i32) -> bool {
 
 #[inline]
 fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
-    let known = read(&SMALL);
+    let known = SMALL.read();
     let block = match known.iter().find(|small| small.device == device) {
         Some(small) => small.pool.allocate(size, ALIGNMENT, TAG),
         None => {
@@ -151,7 +151,7 @@ fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
 #[cold]
 fn new_pool(device: LogicalId) -> Outcome<Pool> {
     let target = process::device(device)?;
-    let mut small = write(&SMALL);
+    let mut small = SMALL.write();
     if let Some(small) = small.iter().find(|small| small.device == device) {
         return Ok(small.pool.clone());
     }
@@ -171,7 +171,7 @@ fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
     let reservation = session.reserve_with(whole, &options).map_err(no_memory)?;
     let mapping = reservation.map(0, &memory).map_err(no_memory)?;
     let start = mapping.address();
-    lock(&LARGE).insert(start, Large { size, device, mapping });
+    LARGE.lock().insert(start, Large { size, device, mapping });
     Ok(start)
 }
 
@@ -184,7 +184,7 @@ fn no_memory(error: Error) -> Box<Fault> {
 
 /// Gives empty pages of all pools back; whether there were any.
 pub(crate) fn trim() -> bool {
-    let pools: Vec<Pool> = read(&SMALL).iter().map(|small| small.pool.clone()).collect();
+    let pools: Vec<Pool> = SMALL.read().iter().map(|small| small.pool.clone()).collect();
     pools.iter().any(|pool| pool.trim().is_ok_and(|bytes| bytes > 0))
 }
 
@@ -192,13 +192,12 @@ pub(crate) fn trim() -> bool {
 #[inline]
 pub fn free(address: Address) -> Outcome {
     let address = address.check("devPtr")?;
-    using();
     ipc::forget(address);
     // Large blocks begin where pages do.
     if address % Page::Huge.size() == 0 && free_large(address) {
         return Ok(());
     }
-    let small = read(&SMALL);
+    let small = SMALL.read();
     let Some(Small { pool, freed, .. }) = small.iter().find(|small| small.pool.free(address).is_ok()) else {
         return Err(unknown(address));
     };
@@ -213,7 +212,7 @@ pub fn free(address: Address) -> Outcome {
 
 /// Frees a block with memory of its own; whether there is one.
 fn free_large(address: u64) -> bool {
-    let large = lock(&LARGE).remove(&address);
+    let large = LARGE.lock().remove(&address);
     large.is_some()
 }
 
@@ -236,13 +235,12 @@ pub fn free_after_work(address: Address) -> Outcome {
 
 /// The block that contains an address, or a small one that begins there: its start and size.
 pub(crate) fn block_around(address: u64) -> Option<(u64, u64)> {
-    using();
-    if let Some((&start, large)) = lock(&LARGE).range(..=address).next_back() {
+    if let Some((&start, large)) = LARGE.lock().range(..=address).next_back() {
         if address - start < large.mapping.size() {
             return Some((start, large.size));
         }
     }
-    find_small(&read(&SMALL), address).map(|size| (address, size))
+    find_small(&SMALL.read(), address).map(|size| (address, size))
 }
 
 /// `aclrtMemP2PMap`: lets another device reach a block.
@@ -269,19 +267,19 @@ pub fn grant(address: Address, size: usize, device: i32, flags: u64) -> Outcome 
 /// Whether there is a block.
 pub(crate) fn is_used() -> bool {
     let small = |small: &Small| small.pool.statistics().blocks > 0;
-    !lock(&LARGE).is_empty() || read(&SMALL).iter().any(small)
+    !LARGE.lock().is_empty() || SMALL.read().iter().any(small)
 }
 
 /// Frees all blocks, or those of one device.
 pub(crate) fn end(device: Option<LogicalId>) {
     let keep = |of: LogicalId| device.is_some_and(|device| device != of);
-    let mut large = lock(&LARGE);
+    let mut large = LARGE.lock();
     let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
         std::mem::take(&mut *large).into_iter().partition(|(_, large)| keep(large.device));
     *large = kept;
     drop(large);
     drop(ended);
-    let mut small = write(&SMALL);
+    let mut small = SMALL.write();
     let (kept, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut *small).into_iter().partition(|small| keep(small.device));
     *small = kept;
     drop(small);

@@ -5,10 +5,11 @@
 //! mappings, which keep the memory too. The handle itself lives as long as either does, so that a
 //! mapping can be asked for the handle that it was made from.
 
-use crate::addresses::BOOKS;
-use crate::border::{In, Out, lock, using};
+use crate::addresses::{BOOKS, Books};
+use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table, kind};
+use crate::lock::Locked;
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
 use ascend_vmm::{Device, Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
@@ -59,7 +60,7 @@ pub(crate) struct Physical {
     /// How often the program may free it.
     users: u32,
     /// How often it is mapped.
-    mappings: u32,
+    pub(crate) mappings: u32,
     /// The share that it was exported as.
     export: Option<Box<Export>>,
 }
@@ -72,22 +73,10 @@ pub(crate) struct Unused {
 }
 
 impl Physical {
-    /// Size of its pages.
+    /// The memory; `None` if the program has freed it.
     #[inline]
-    fn page(&self) -> u64 {
-        if matches!(self.attribute, 10 | 14 | 17) { Page::Giant.size() } else { Page::Huge.size() }
-    }
-
-    /// The memory, which is about to be mapped once more, and the size of its pages; `None` if the
-    /// program has freed it.
-    #[inline]
-    pub(crate) fn begin_mapping(&mut self) -> Option<(PhysicalMemory, u64)> {
-        if self.users == 0 {
-            return None;
-        }
-        let memory = self.memory.clone()?;
-        self.mappings += 1;
-        Some((memory, self.page()))
+    pub(crate) fn memory(&self) -> Option<PhysicalMemory> {
+        if self.users == 0 { None } else { self.memory.clone() }
     }
 
     fn is_unused(&self) -> bool {
@@ -100,7 +89,9 @@ impl Memories {
     #[inline]
     fn enter(&mut self, memory: PhysicalMemory, attribute: i32, location: Location) -> Outcome<Handle> {
         let (handle, place) = self.insert()?;
-        *place = Physical { memory: Some(memory), attribute, location, users: 1, mappings: 0, export: None };
+        let new = Physical { memory: Some(memory), attribute, location, users: 1, mappings: 0, export: None };
+        // Nothing is left of what was there: see `take`.
+        std::mem::forget(std::mem::replace(place, new));
         Ok(handle)
     }
 
@@ -135,7 +126,15 @@ impl Properties {
     /// HBM in 2 MiB pages, by the program's number of a device.
     pub(crate) fn on_device(id: u32) -> Properties {
         let location = Location { id, kind: Location::DEVICE };
-        Properties { handle_type: 0, allocation_type: 0, attribute: 4, location, reserve: 0 }
+        Properties { handle_type: 0, allocation_type: 0, attribute: USUAL_ATTRIBUTE, location, reserve: 0 }
+    }
+
+    /// Whether this is HBM in 2 MiB pages of any device, and nothing else.
+    #[inline]
+    fn is_usual(&self) -> bool {
+        let types = self.handle_type | self.allocation_type;
+        let kinds = self.attribute ^ USUAL_ATTRIBUTE | self.location.kind ^ Location::DEVICE;
+        types | kinds == 0 && self.reserve == 0
     }
 
     /// The checks of the vendor's outer layer, in its order.
@@ -176,14 +175,16 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     let place = handle.check("handle")?;
     let asked = properties.read("prop")?;
     // What almost all programs ask for.
-    if asked == Properties::on_device(asked.location.id) && flags == 0 && is_whole(size as u64) {
-        if let Some(&device) = devices::known(asked.location.id) {
-            let create = |device: &Device| device.create_with(size as u64, USUAL);
-            if let Some(created) = process::with_open_device(device, create) {
-                let memory = created.or_else(|error| create_again(error, device, size as u64, USUAL))?;
-                place.write(lock(&BOOKS).physical.enter(memory, asked.attribute, asked.location)?);
+    if asked.is_usual() && flags == 0 {
+        let create = |device: &Device| device.create_with(size as u64, USUAL).map_err(Box::new);
+        match process::with_open_device(asked.location.id, create) {
+            Some(Ok(memory)) => {
+                let location = Location { id: asked.location.id, kind: Location::DEVICE };
+                place.write(BOOKS.lock().physical.enter(memory, USUAL_ATTRIBUTE, location)?);
                 return Ok(());
             }
+            Some(Err(error)) => return allocate_again(*error, place, size, properties),
+            None => {}
         }
     }
     allocate_any(place, size, properties, flags)
@@ -191,11 +192,21 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
 
 /// HBM in 2 MiB pages.
 const USUAL: Kind = Kind { page: Page::Huge, memory: MemoryKind::Hbm };
+/// The same, as C names it.
+const USUAL_ATTRIBUTE: i32 = 4;
 
-/// Whether a size is one of whole pages, of which the driver can count so many.
-#[inline]
-fn is_whole(size: u64) -> bool {
-    size != 0 && size % USUAL.page.size() == 0 && size / USUAL.page.size() <= u32::MAX.into()
+/// The usual memory was not created at once: the size is to be checked or rounded up, or memory is
+/// used up.
+#[cold]
+fn allocate_again(error: Error, place: Out<Handle>, size: usize, properties: In<Properties>) -> Outcome {
+    if let Error::Invalid(_) = error {
+        return allocate_any(place, size, properties, 0);
+    }
+    let Properties { attribute, location, .. } = properties.read("prop")?;
+    let device = devices::by_user(location.id.into())?.logical;
+    let memory = create_again(error, device, size as u64, USUAL)?;
+    place.write(BOOKS.lock().physical.enter(memory, attribute, location)?);
+    Ok(())
 }
 
 /// All of the checks, and what a program asks for once: the rest of [`allocate`].
@@ -207,7 +218,7 @@ fn allocate_any(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
-    handle.write(lock(&BOOKS).physical.enter(memory, properties.attribute, properties.location)?);
+    handle.write(BOOKS.lock().physical.enter(memory, properties.attribute, properties.location)?);
     Ok(())
 }
 
@@ -274,24 +285,40 @@ fn not_created(error: Error, kind: Kind) -> Box<Fault> {
 /// `aclrtFreePhysical`: memory that is mapped stays until it is unmapped.
 #[inline]
 pub fn free(handle: Handle) -> Outcome {
-    if handle.is_null() {
-        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
-    }
-    using();
-    let mut books = lock(&BOOKS);
-    let Some(place) = books.physical.find(handle) else { return Err(unknown()) };
+    let mut books = BOOKS.lock();
+    let Some(place) = books.physical.find(handle) else { return Err(not_freed(handle)) };
     let physical = books.physical.at(place);
-    match physical.users {
-        0 => return Err(unknown()),
-        1 if physical.mappings == 0 => {}
-        _ => {
-            physical.users -= 1;
-            return Ok(());
-        }
+    if physical.users != 1 || physical.mappings != 0 || physical.export.is_some() {
+        return free_shared(books, place);
     }
-    let unused = books.physical.take(place);
+    let memory = books.physical.vacate(place).memory.take();
     drop(books);
-    release(unused)
+    release(memory)
+}
+
+/// Frees memory that is used otherwise too, or exported.
+#[cold]
+fn free_shared(mut books: Locked<'_, Books>, place: usize) -> Outcome {
+    let physical = books.physical.at(place);
+    if physical.users == 0 {
+        return Err(unknown());
+    }
+    physical.users -= 1;
+    if !physical.is_unused() {
+        return Ok(());
+    }
+    let Unused { memory, export } = books.physical.take(place);
+    drop(books);
+    drop(export);
+    release(memory)
+}
+
+#[cold]
+fn not_freed(handle: Handle) -> Box<Fault> {
+    match handle {
+        Handle::NULL => invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."),
+        _ => unknown(),
+    }
 }
 
 #[cold]
@@ -301,20 +328,18 @@ pub(crate) fn unknown() -> Box<Fault> {
 
 /// Looks at memory under the books' lock; `None` if there is no such handle.
 fn with<R>(handle: Handle, look: impl FnOnce(&mut Physical) -> R) -> Option<R> {
-    using();
-    lock(&BOOKS).physical.get_mut(handle).map(look)
+    BOOKS.lock().physical.get_mut(handle).map(look)
 }
 
 /// What `pick` takes of all memory.
 fn collect<R>(mut pick: impl FnMut(Handle, &Physical) -> Option<R>) -> Vec<R> {
-    lock(&BOOKS).physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
+    BOOKS.lock().physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
 }
 
 /// Releases memory that nothing uses any more.
 #[inline]
-fn release(unused: Unused) -> Outcome {
-    drop(unused.export);
-    let Some(memory) = unused.memory else { return Ok(()) };
+fn release(memory: Option<PhysicalMemory>) -> Outcome {
+    let Some(memory) = memory else { return Ok(()) };
     match memory.free() {
         Ok(()) => Ok(()),
         Err(failed) => not_released(failed),
@@ -334,13 +359,15 @@ fn not_released(failed: Failed<PhysicalMemory>) -> Outcome {
 /// A mapping of it is gone, or was not made.
 #[cold]
 pub(crate) fn end_mapping(handle: Handle) -> Outcome {
-    let mut books = lock(&BOOKS);
+    let mut books = BOOKS.lock();
     let Some(place) = books.physical.find(handle) else { return Ok(()) };
     let physical = books.physical.at(place);
     physical.mappings -= 1;
     let unused = physical.is_unused().then(|| books.physical.take(place));
     drop(books);
-    unused.map_or(Ok(()), release)
+    let Some(Unused { memory, export }) = unused else { return Ok(()) };
+    drop(export);
+    release(memory)
 }
 
 /// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
@@ -395,7 +422,7 @@ pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handl
         Place::Device(_) => Location { id: devices::user_of(device), kind: Location::DEVICE },
         Place::Host => Location { id: 0, kind: Location::HOST },
     };
-    lock(&BOOKS).physical.enter(memory, attribute, location)
+    BOOKS.lock().physical.enter(memory, attribute, location)
 }
 
 /// Exports the memory behind a handle, once.
@@ -425,7 +452,7 @@ pub(crate) fn export_of(shareable: u64) -> Option<Export> {
 
 /// Whether there is any.
 pub(crate) fn is_used() -> bool {
-    lock(&BOOKS).physical.iter().next().is_some()
+    BOOKS.lock().physical.iter().next().is_some()
 }
 
 /// Ends all memory of a device, mapped or not.
@@ -435,7 +462,7 @@ pub(crate) fn end(device: LogicalId) {
     let handles = collect(|handle, physical| of(physical).then_some(handle));
     addresses::unmap_all(&handles);
     for handle in handles {
-        let mut books = lock(&BOOKS);
+        let mut books = BOOKS.lock();
         let ended = books.physical.find(handle).map(|place| books.physical.take(place));
         drop(books);
         drop(ended);

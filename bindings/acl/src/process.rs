@@ -4,20 +4,21 @@
 //! programs rely on that. The session is opened by the first call that needs it and closed by
 //! `aclFinalize` if no memory is left, or with the process.
 
-use crate::border::{Out, Text, lock, read, using, write};
+use crate::border::{Out, Text, lock};
 use crate::fault::{Fault, Outcome, code};
+use crate::lock::Shared;
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, RwLock};
 
-static SESSION: RwLock<Option<Session>> = RwLock::new(None);
+static SESSION: Shared<Option<Session>> = Shared::new(None);
 
-/// The open devices, by the driver's number.
-static DEVICES: RwLock<Vec<Option<Device>>> = RwLock::new(Vec::new());
+/// The open devices, by the program's number.
+static DEVICES: Shared<Vec<Option<Device>>> = Shared::new(Vec::new());
 
 /// Whether `aclInit` was called, how often, and whether `aclFinalize` ended it.
 static INITIALISED: Mutex<Initialised> = Mutex::new(Initialised { count: 0, ended: false });
@@ -34,11 +35,15 @@ static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
 /// it is not closed, and `act` must not ask for it again.
 #[inline]
 pub(crate) fn with_session<R>(act: impl FnOnce(&Session) -> Outcome<R>) -> Outcome<R> {
-    using();
-    if let Some(session) = &*read(&SESSION) {
-        return act(session);
+    loop {
+        let open = SESSION.read();
+        if let Some(session) = &*open {
+            return act(session);
+        }
+        drop(open);
+        // Another thread may close it again before it is read.
+        session()?;
     }
-    act(&session()?)
 }
 
 /// This process's session.
@@ -46,7 +51,7 @@ pub(crate) fn session() -> Outcome<Session> {
     if let Some(session) = open_session() {
         return Ok(session);
     }
-    let mut session = write(&SESSION);
+    let mut session = SESSION.write();
     match &*session {
         Some(session) => Ok(session.clone()),
         None => Ok(session.insert(Session::current()?).clone()),
@@ -55,33 +60,28 @@ pub(crate) fn session() -> Outcome<Session> {
 
 /// The session, if there is one.
 pub(crate) fn open_session() -> Option<Session> {
-    using();
-    read(&SESSION).clone()
+    SESSION.read().clone()
 }
 
 /// A device of this process's, set up when it is first needed.
-#[inline]
 pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
-    match with_open_device(id, Device::clone) {
-        Some(device) => Ok(device),
-        None => open_device(id),
-    }
+    let open = DEVICES.read().iter().flatten().find(|device| device.id() == id).cloned();
+    open.map_or_else(|| open_device(id), Ok)
 }
 
-/// Does something with a device that is open, and is not closed meanwhile; `act` must not ask for a
-/// device itself.
+/// Does something with a device that is open, by the program's number, and is not closed meanwhile;
+/// `act` must not ask for a device itself.
 #[inline]
-pub(crate) fn with_open_device<R>(id: LogicalId, act: impl FnOnce(&Device) -> R) -> Option<R> {
-    using();
-    read(&DEVICES).get(id.0 as usize)?.as_ref().map(act)
+pub(crate) fn with_open_device<R>(user: u32, act: impl FnOnce(&Device) -> R) -> Option<R> {
+    DEVICES.read().get(user as usize)?.as_ref().map(act)
 }
 
 #[cold]
 fn open_device(id: LogicalId) -> Outcome<Device> {
     // Not under the lock: starting the process on the device can take seconds.
     let device = session()?.device(id)?;
-    let mut devices = write(&DEVICES);
-    let place = id.0 as usize;
+    let mut devices = DEVICES.write();
+    let place = devices::user_of(id) as usize;
     if devices.len() <= place {
         devices.resize_with(place + 1, || None);
     }
@@ -95,7 +95,7 @@ pub(crate) fn close_device(id: LogicalId) {
     malloc::end(Some(id));
     physical::end(id);
     devices::forget_peers(Some(id));
-    let device = write(&DEVICES).get_mut(id.0 as usize).and_then(Option::take);
+    let device = DEVICES.write().get_mut(devices::user_of(id) as usize).and_then(Option::take);
     drop(device);
 }
 
@@ -107,7 +107,6 @@ pub(crate) fn default_device() -> Option<i64> {
 
 /// `aclInit`.
 pub fn init(path: Text) -> Outcome {
-    using();
     let mut initialised = lock(&INITIALISED);
     if initialised.count > 0 {
         initialised.count += 1;
@@ -162,7 +161,6 @@ fn read_some(path: &str) -> io::Result<String> {
 
 /// `aclFinalize`: ends all but memory, however often `aclInit` was called.
 pub fn finalize() -> Outcome {
-    using();
     let mut initialised = lock(&INITIALISED);
     if initialised.ended {
         return Err(Fault::new(code::REPEAT_FINALIZE, "aclFinalize was called before. Call it once."));
@@ -175,7 +173,6 @@ pub fn finalize() -> Outcome {
 
 /// `aclFinalizeReference`: the last one is `aclFinalize`.
 pub fn finalize_reference(left: Out<u64>) -> Outcome {
-    using();
     let mut initialised = lock(&INITIALISED);
     if initialised.count == 0 {
         left.write(0);
@@ -206,8 +203,8 @@ fn end() {
     }
     malloc::end(None);
     devices::forget_peers(None);
-    let devices = std::mem::take(&mut *write(&DEVICES));
+    let devices = std::mem::take(&mut *DEVICES.write());
     drop(devices);
-    let session = write(&SESSION).take();
+    let session = SESSION.write().take();
     drop(session);
 }

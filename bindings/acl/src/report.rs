@@ -4,7 +4,7 @@
 //! launches a callback puts it into the queue of that thread, and waits for it if it is a blocking
 //! one.
 
-use crate::border::{lock, using};
+use crate::border::lock;
 use crate::fault::{Fault, Outcome, code, invalid};
 use crate::handles::Handle;
 use crate::stream::{self, HostCall, Stream, Task};
@@ -66,7 +66,6 @@ impl Reports {
 /// `aclrtSubscribeReport`.
 pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
     let stream = stream::by_handle(stream)?;
-    using();
     let mut subscribed = lock(&stream.reports);
     if subscribed.is_some() {
         let text = "a thread has subscribed to the stream already. Unsubscribe it first.";
@@ -82,7 +81,6 @@ pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
 /// `aclrtUnSubscribeReport`.
 pub fn unsubscribe(thread: u64, stream: Handle) -> Outcome {
     let stream = stream::by_handle(stream)?;
-    using();
     let mut subscribed = lock(&stream.reports);
     let of_thread = lock(&THREADS).get(&thread).cloned();
     let same = match (&*subscribed, &of_thread) {
@@ -124,7 +122,6 @@ pub fn process(timeout: i32) -> Outcome {
     if timeout == 0 || timeout < -1 {
         return Err(invalid(format!("{timeout} ms is no time to wait. Pass -1 for ever, or a positive number.")));
     }
-    using();
     // SAFETY: a question for a number.
     let thread = unsafe { libc::pthread_self() } as u64;
     let not_subscribed = || {

@@ -1,7 +1,7 @@
 //! Questions about versions, and settings that only parts of the vendor's stack read: they are
 //! taken, kept where they can be asked for again, and have no effect.
 
-use crate::border::{In, Out, Text, lock, using};
+use crate::border::{In, Out, Text, lock};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::Handle;
 use crate::{context, devices, event, process, stream};
@@ -213,7 +213,6 @@ static PARAMETERS: Mutex<BTreeMap<i32, i64>> = Mutex::new(BTreeMap::new());
 /// `aclrtSetSysParamOpt`.
 pub fn set_parameter(option: i32, value: i64) -> Outcome {
     check_parameter(option)?;
-    using();
     lock(&PARAMETERS).insert(option, value);
     Ok(())
 }
@@ -229,7 +228,6 @@ pub fn set_context_parameter(option: i32, value: i64) -> Outcome {
 pub fn parameter(option: i32, value: Out<i64>) -> Outcome {
     let value = value.check("value")?;
     check_parameter(option)?;
-    using();
     const NOT_SET: i32 = 107_021;
     let set = lock(&PARAMETERS).get(&option).copied();
     value.write(set.ok_or_else(|| Fault::new(NOT_SET, format!("option {option} was not set.")))?);
