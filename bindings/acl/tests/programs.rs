@@ -8,7 +8,7 @@ use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::{Linked, assert_nothing_left, compile, plain, run, run_on_each_generation};
+use support::{Linked, assert_nothing_left, compile, plain, run, run_on_each_generation, run_ways};
 
 #[test]
 fn process_threads_devices_and_errors() {
@@ -58,72 +58,67 @@ fn a_host_on_which_something_is_missing_is_answered_with_the_vendors_code() {
     let program = compile("hosts.c", Linked::Dynamically).unwrap();
     let hidden = ("ASCEND_RT_VISIBLE_DEVICES", "7");
     let named = ("ASCEND_ACL_SOC_NAME", "Ascend910_9392");
-    let usual = || plain(Generation::NEWEST);
-    for (way, config, variable) in [
-        ("no-driver", Config { door: Door::Missing, ..usual() }, None),
-        ("hidden", usual(), Some(hidden)),
-        ("no-process", Config { device_process: DeviceProcess::Required, daemon: Daemon::Absent, ..usual() }, None),
-        ("named", usual(), Some(named)),
-        ("giant", usual(), None),
-        ("no-giant", Config { giant_pages: false, ..usual() }, None),
-        ("nodes", Config { numa_nodes: 2, ..usual() }, None),
-    ] {
-        let emulator = Emulator::start(config).unwrap();
-        run(&emulator, Command::new(&program).arg(way).envs(variable));
-        assert_nothing_left(&emulator);
-    }
-}
-
-#[test]
-fn a_program_that_is_linked_statically_behaves_the_same() {
-    for source in ["state.c", "sharing.c"] {
-        let program = compile(source, Linked::Statically).unwrap();
-        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-        run(&emulator, &mut Command::new(&program));
-        assert_nothing_left(&emulator);
+    for generation in Generation::ALL {
+        let usual = || plain(generation);
+        for (way, config, variable) in [
+            ("no-driver", Config { door: Door::Missing, ..usual() }, None),
+            ("hidden", usual(), Some(hidden)),
+            ("no-process", Config { device_process: DeviceProcess::Required, daemon: Daemon::Absent, ..usual() }, None),
+            ("named", usual(), Some(named)),
+            ("giant", usual(), None),
+            ("no-giant", Config { giant_pages: false, ..usual() }, None),
+            ("nodes", Config { numa_nodes: 2, ..usual() }, None),
+            ("ddr", Config { ddr: true, ..usual() }, None),
+        ] {
+            let emulator = Emulator::start(config).unwrap();
+            run(&emulator, Command::new(&program).arg(way).envs(variable));
+            assert_nothing_left(&emulator);
+        }
     }
 }
 
 #[test]
 fn a_process_that_ends_in_any_way_leaves_nothing() {
+    run_ways(
+        "endings.c",
+        &[&["exit"], &["atexit"], &["busy"], &["finalize-busy"], &["threads"], &["fork-before"], &["fork-after"]],
+    );
     let program = compile("endings.c", Linked::Dynamically).unwrap();
-    for way in ["exit", "atexit", "busy", "finalize-busy", "threads", "fork-before", "fork-after"] {
-        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-        run(&emulator, Command::new(&program).arg(way));
+    for generation in Generation::ALL {
+        let emulator = Emulator::start(plain(generation)).unwrap();
+        let mut killed = emulator.spawn(Command::new(&program).arg("kill")).unwrap();
+        assert!(!killed.wait().unwrap().success());
         assert_nothing_left(&emulator);
     }
-    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-    let mut killed = emulator.spawn(Command::new(&program).arg("kill")).unwrap();
-    assert!(!killed.wait().unwrap().success());
-    assert_nothing_left(&emulator);
 }
 
 #[test]
 fn mistakes_and_spite_are_answered_and_leave_nothing() {
-    let program = compile("attacks.c", Linked::Dynamically).unwrap();
-    for way in [
-        "callbacks",
-        "callback-destroys",
-        "exit-in-callback",
-        "threads",
-        "races",
-        "stale-handles",
-        "fork-busy",
-        "signals",
-        "random",
-    ] {
-        let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-        run(&emulator, Command::new(&program).arg(way));
-        assert_nothing_left(&emulator);
-    }
+    run_ways(
+        "attacks.c",
+        &[
+            &["callbacks"],
+            &["callback-destroys"],
+            &["exit-in-callback"],
+            &["threads"],
+            &["races"],
+            &["same-pages"],
+            &["stale-handles"],
+            &["fork-busy"],
+            &["signals"],
+            &["random"],
+        ],
+    );
 }
 
 #[test]
 fn a_program_that_unloads_the_library_and_loads_it_again_finds_its_objects() {
     let program = compile("loaded.c", Linked::Not).unwrap();
-    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-    run(&emulator, Command::new(&program).arg(support::library()));
-    assert_nothing_left(&emulator);
+    for generation in Generation::ALL {
+        let emulator = Emulator::start(plain(generation)).unwrap();
+        run(&emulator, Command::new(&program).arg(support::library()));
+        assert_nothing_left(&emulator);
+    }
 }
 
 #[test]

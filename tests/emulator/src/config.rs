@@ -161,6 +161,9 @@ pub struct Config {
     pub devices: u32,
     /// Bytes of HBM per NPU.
     pub hbm: u64,
+    /// Whether the NPUs report their memory as DDR, as cards without HBM do. Only the report
+    /// depends on it: which kinds such a card refuses to create is not known.
+    pub ddr: bool,
     /// Bytes of host memory available to the driver.
     pub host_memory: u64,
     /// NUMA nodes of the host. They share its memory.
@@ -225,6 +228,7 @@ impl Default for Config {
             generation: Generation::NEWEST,
             devices: 2,
             hbm: 64 << 30,
+            ddr: false,
             host_memory: 16 << 30,
             numa_nodes: 1,
             giant_pages: true,

@@ -268,6 +268,75 @@ static void races(void)
     OK(aclrtResetDeviceForce(0));
 }
 
+/* --- Several threads at the same addresses ------------------------------------------------------ */
+
+enum { PAGES = 4, MAPPERS = 3, TRIES = 400 };
+static atomic_int mappers;
+
+static void *mapper(void *number)
+{
+    unsigned state = (unsigned)(size_t)number + 1;
+    aclrtPhysicalMemProp prop = on_device(0);
+    aclrtDrvMemHandle own = NULL, found = NULL;
+    OK(aclrtSetDevice(0));
+    OK(aclrtMallocPhysical(&own, 2 * MIB, &prop, 0));
+    for (int i = 0; i < TRIES; i++) {
+        state = state * 1664525u + 1013904223u;
+        char *page = (char *)area + (state >> 16) % PAGES * 2 * MIB;
+        aclError code = aclrtMapMem(page, 2 * MIB, 0, own, 0);
+        if (code != 0) {
+            /* Another thread is there, or the addresses are being released. */
+            CHECK(code == ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+            continue;
+        }
+        /* What is mapped stays reserved, and is this thread's alone. */
+        OK(aclrtMemset(page, 100, (int)i, 100));
+        OK(aclrtMemRetainAllocationHandle(page, &found));
+        CHECK(found == own);
+        OK(aclrtFreePhysical(found));
+        IS(aclrtMapMem(page, 2 * MIB, 0, own, 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+        OK(aclrtUnmapMem(page));
+    }
+    OK(aclrtFreePhysical(own));
+    atomic_fetch_sub(&mappers, 1);
+    return NULL;
+}
+
+/* Threads map at the same pages while another releases and reserves them again. */
+static void same_pages(void)
+{
+    OK(aclrtSetDevice(0));
+    const size_t before = free_memory();
+    OK(aclrtReserveMemAddress(&area, PAGES * 2 * MIB, 0, NULL, 0));
+    pthread_t all[MAPPERS];
+    atomic_store(&mappers, MAPPERS);
+    for (size_t i = 0; i < MAPPERS; i++) {
+        CHECK(pthread_create(&all[i], NULL, mapper, (void *)i) == 0);
+    }
+    int released = 0;
+    while (atomic_load(&mappers) > 0) {
+        aclError code = aclrtReleaseMemAddress(area);
+        if (code == 0) {
+            void *same = NULL;
+            released++;
+            /* An unmap that was just ending may have had them a moment longer. */
+            while (aclrtReserveMemAddress(&same, PAGES * 2 * MIB, 0, area, 0) != 0) {
+                usleep(100);
+            }
+            CHECK(same == area);
+        } else {
+            CHECK(code == ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+        }
+    }
+    for (int i = 0; i < MAPPERS; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+    CHECK(released > 0);
+    OK(aclrtReleaseMemAddress(area));
+    CHECK(free_memory() == before);
+    OK(aclrtResetDevice(0));
+}
+
 /* --- Handles of objects that are gone --------------------------------------------------------- */
 
 static void stale_handles(void)
@@ -570,7 +639,7 @@ int main(int count, char **arguments)
         {"exit-in-callback", exit_in_callback}, {"threads", threads},
         {"races", races},                 {"stale-handles", stale_handles},
         {"fork-busy", fork_busy},         {"signals", signals},
-        {"random", random_calls},
+        {"random", random_calls},         {"same-pages", same_pages},
     };
     if (count > 2) {
         seed = (unsigned)atoi(arguments[2]);

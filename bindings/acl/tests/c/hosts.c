@@ -76,6 +76,19 @@ int main(int count, char **arguments)
         CHECK(aclrtMallocPhysical(&handle, 100 * MIB, &prop, 0) != ACL_SUCCESS && handle == NULL);
         return 0;
     }
+    if (strcmp(way, "ddr") == 0) {
+        /* A card without HBM: asked for it, it answers for its DDR. */
+        OK(aclrtGetMemInfo(ACL_DDR_MEM, &available, &total));
+        CHECK(total == (size_t)8 << 30 && available <= total);
+        size_t same = 0, same_total = 0;
+        OK(aclrtGetMemInfo(ACL_HBM_MEM, &same, &same_total));
+        CHECK(same == available && same_total == total);
+        OK(aclrtGetMemInfo(ACL_DDR_MEM_HUGE, &same, &same_total));
+        CHECK(same == available && same_total == total);
+        OK(aclrtGetMemInfo(ACL_HBM_MEM_HUGE, &same, &same_total));
+        CHECK(same == 0 && same_total == 0);
+        return 0;
+    }
     if (strcmp(way, "nodes") == 0) {
         /* Host memory of a NUMA node, which needs a context. */
         aclrtPhysicalMemProp prop;

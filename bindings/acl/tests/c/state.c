@@ -155,6 +155,16 @@ int main(void)
     OK(aclGetCannAttribute(ACL_CANN_ATTR_INF_NAN, &newer));
     CHECK(newer == 1);
 
+    /* What only a profiler or a compiler would use. */
+    CHECK(aclGetCompileoptSize(ACL_PRECISION_MODE) == 1);
+    CHECK(MsprofGetHashId("name", 4) == MsprofGetHashId("names", 4));
+    CHECK(MsprofGetHashId("name", 4) != MsprofGetHashId("game", 4));
+    const uint64_t cycles = MsprofSysCycleTime();
+    CHECK(MsprofSysCycleTime() >= cycles);
+    CHECK(MsprofRegisterCallback(1, NULL) == 0 && MsprofReportApi(0, NULL) == 0);
+    CHECK(MsprofReportAdditionalInfo(0, "x", 1) == 0 && MsprofReportCompactInfo(0, "x", 1) == 0);
+    aclAppLog(ACL_INFO, "main", "state.c", 1, "a line of the program's, %d", 7);
+
     CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);
     said = aclGetRecentErrMsg();
     CHECK(said != NULL && strstr(said, "aclCreateTensorDesc") != NULL && strstr(said, "not supported") != NULL);

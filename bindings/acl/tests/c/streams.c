@@ -73,6 +73,60 @@ static void threads_of_streams(void *memory)
     OK(aclrtDestroyEvent(event));
 }
 
+/* Copies from device to device run in the order of their stream, beside the program: on one device,
+ * over each other, and to another device on a stream of the source. */
+static void between_devices(aclrtStream stream, unsigned char *back)
+{
+    const size_t size = 4 * MIB;
+    void *first = NULL, *second = NULL, *far = NULL;
+    unsigned char *host = NULL;
+    OK(aclrtMalloc(&first, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMalloc(&second, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMallocHost((void **)&host, size));
+    OK(aclrtMemset(second, size, 0, size));
+    int32_t can = 0;
+    OK(aclrtDeviceCanAccessPeer(&can, 0, 1));
+    CHECK(can == 1);
+    OK(aclrtSetDevice(1));
+    OK(aclrtDeviceEnablePeerAccess(0, 0));
+    OK(aclrtMalloc(&far, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMemset(far, size, 0, size));
+    OK(aclrtSetDevice(0));
+    OK(aclrtDeviceEnablePeerAccess(1, 0));
+    fill_pattern(host, size, 3);
+    memset(back, 1, size);
+
+    atomic_store(&gate, 0);
+    OK(aclrtLaunchHostFunc(stream, wait_for_gate, NULL));
+    OK(aclrtMemcpyAsync(first, size, host, size, ACL_MEMCPY_HOST_TO_DEVICE, stream));
+    OK(aclrtMemcpyAsync(second, size, first, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+    OK(aclrtMemcpyAsync(far, size, second, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+    OK(aclrtMemcpyAsync((char *)second + 1000, MIB, second, MIB, ACL_MEMCPY_DEFAULT, stream));
+    /* Nothing has happened yet. */
+    unsigned char byte = 7;
+    OK(aclrtMemcpy(&byte, 1, (char *)far + size - 1, 1, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(byte == 0);
+    atomic_store(&gate, 1);
+    OK(aclrtSynchronizeStream(stream));
+    OK(aclrtMemcpy(back, size, far, size, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(has_pattern(back, size, 3));
+    OK(aclrtMemcpy(back, MIB, (char *)second + 1000, MIB, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(has_pattern(back, MIB, 3));
+
+    /* To the same place, with nothing to do; and from memory that is gone when its turn comes. */
+    OK(aclrtMemcpyAsync(first, size, first, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+    atomic_store(&gate, 0);
+    OK(aclrtLaunchHostFunc(stream, wait_for_gate, NULL));
+    OK(aclrtMemcpyAsync(first, size, second, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+    OK(aclrtFree(second));
+    atomic_store(&gate, 1);
+    IS(aclrtSynchronizeStream(stream), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    OK(aclrtSynchronizeStream(stream));
+    OK(aclrtFree(first));
+    OK(aclrtFree(far));
+    OK(aclrtFreeHost(host));
+}
+
 int main(void)
 {
     aclrtStream stream = NULL, second = NULL;
@@ -178,6 +232,8 @@ int main(void)
     OK(aclrtQueryEventStatus(old, &recorded));
     CHECK(recorded == ACL_EVENT_RECORDED_STATUS_NOT_READY);
     IS(aclrtResetEvent(start, NULL), ACL_ERROR_RT_PARAM_INVALID);
+
+    between_devices(stream, back);
 
     /* Numbers that one stream writes and another waits for. */
     OK(aclrtMemset(device, 4 * MIB, 0, 4 * MIB));

@@ -158,13 +158,26 @@ pub fn assert_nothing_left(emulator: &Emulator) {
     emulator.assert_no_traps();
 }
 
-/// Runs a program of `tests/c` on each generation, and checks that it leaves nothing.
+/// Runs a program of `tests/c` on each generation, and linked statically on the newest, and checks
+/// that it leaves nothing.
 #[track_caller]
 pub fn run_on_each_generation(source: &str) {
-    let Some(program) = compile(source, Linked::Dynamically) else { return };
-    for generation in Generation::ALL {
-        let emulator = Emulator::start(plain(generation)).unwrap();
-        run(&emulator, &mut Command::new(&program));
-        assert_nothing_left(&emulator);
+    run_ways(source, &[&[]]);
+}
+
+/// The same with each of several lists of arguments.
+#[track_caller]
+pub fn run_ways(source: &str, ways: &[&[&str]]) {
+    for (linked, generations) in
+        [(Linked::Dynamically, &Generation::ALL[..]), (Linked::Statically, &[Generation::NEWEST])]
+    {
+        let Some(program) = compile(source, linked) else { return };
+        for &generation in generations {
+            for way in ways {
+                let emulator = Emulator::start(plain(generation)).unwrap();
+                run(&emulator, Command::new(&program).args(*way));
+                assert_nothing_left(&emulator);
+            }
+        }
     }
 }

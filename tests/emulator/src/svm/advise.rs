@@ -74,11 +74,12 @@ impl Call<'_, '_> {
     pub(super) fn query_used(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::MemUsedInfo = arg.para();
         agent::link(self.machine, self.physical, self.caller.arrived)?;
-        // The emulated device has only HBM, which serves huge and normal pages alike. It is
+        // The emulated device has only HBM, or DDR, which serves huge and normal pages alike. It is
         // reported as huge pages.
-        let hbm = matches!(para.memory, 2 | 4);
-        let total = if hbm { self.machine.config.hbm } else { 0 };
-        let used = if hbm { self.world.store.used(self.physical) } else { 0 };
+        let kinds: [u32; 2] = if self.machine.config.ddr { [1, 3] } else { [2, 4] };
+        let has = kinds.contains(&para.memory);
+        let total = if has { self.machine.config.hbm } else { 0 };
+        let used = if has { self.world.store.used(self.physical) } else { 0 };
         para.normal_total_size = 0;
         para.normal_free_size = 0;
         para.huge_total_size = total;
