@@ -227,7 +227,8 @@ impl Bench {
             bench.progress.set_message(name);
             let measure = |work| steps_of(&bench.measure(&Setup::of(work), pairs, 0), |steps| steps.instructions);
             let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
-            bench.add(name, None, Unit::Instructions, more, Target::today(today, None).aim(80.0));
+            let most = (today <= C_MORE).then_some(C_MORE);
+            bench.add(name, None, Unit::Instructions, more, Target::today(today, most).aim(C_MORE));
         }
         pool::figures(bench, most, pairs);
         if most >= 1_000_000 {
@@ -463,8 +464,11 @@ const OPERATIONS: &[Operation] = &[
     Operation::new("import again", "live import", Setup::of(Work::ImportAgain), 191.0).most(200.0),
 ];
 
+/// What is promised of each C function: it costs at most so much more than the call that it makes.
+const C_MORE: f64 = 80.0;
+
 /// What a call of a C function costs more than the call that it makes: the two, how many calls one
-/// repetition has, and the figure when the limit was set.
+/// repetition has, and the figure when the limit was set. Where the promise is kept it is the limit.
 const C_FUNCTIONS: [(&str, Work, Work, f64, f64); 5] = [
     ("aclrtMallocPhysical, FreePhysical: more for each", Work::CCreateRelease, Work::OwnCreateRelease, 2.0, 126.0),
     ("aclrtReserve-, ReleaseMemAddress: more for each", Work::CReserveFree, Work::OwnReserveFree, 2.0, 111.5),
