@@ -30,13 +30,52 @@ use crate::error::{Errno, Refused, SystemCall};
 use nix::libc;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The one place where this library calls ioctl(2).
+/// ioctl(2).
 ///
 /// # Safety
 ///
 /// `arg` must point to memory that the driver behind `fd` may read and write as `request` demands.
-#[inline]
 unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
+    // SAFETY: the caller vouches for the argument.
+    let answer = unsafe { ioctl_raw(fd, request, arg) };
+    if answer < 0 { Err(Errno::from_raw(-answer as i32)) } else { Ok(answer as i32) }
+}
+
+/// ioctl(2), once more after a signal. The modules of `/dev/davinci_manager` do not answer EINTR:
+/// it comes from a supervisor of this process (seccomp_unotify(2), as some containers have it) that
+/// had not taken the call yet. With SA_RESTART the kernel repeats such a call by itself.
+///
+/// # Safety
+///
+/// As of [`ioctl`].
+#[inline]
+unsafe fn ioctl_uninterrupted(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
+    // SAFETY: the caller vouches for the argument.
+    let answer = unsafe { ioctl_raw(fd, request, arg) };
+    // SAFETY: as before.
+    if answer < 0 { unsafe { failed(fd, request, arg, answer) } } else { Ok(answer as i32) }
+}
+
+/// What becomes of a call with this negative answer. A call, so that success is a jump that is not
+/// taken.
+#[cold]
+#[inline(never)]
+unsafe fn failed(fd: &OwnedFd, request: u32, arg: *mut libc::c_void, mut answer: libc::c_long) -> Result<i32, Errno> {
+    while answer == -libc::c_long::from(libc::EINTR) {
+        // SAFETY: the caller of the first call vouches for the argument.
+        answer = unsafe { ioctl_raw(fd, request, arg) };
+    }
+    if answer < 0 { Err(Errno::from_raw(-answer as i32)) } else { Ok(answer as i32) }
+}
+
+/// The one place where this library calls ioctl(2). The answer is the kernel's: an errno is
+/// negative.
+///
+/// # Safety
+///
+/// As of [`ioctl`].
+#[inline(always)]
+unsafe fn ioctl_raw(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> libc::c_long {
     // The C library's ioctl takes a variable number of arguments, which costs more instructions
     // than the rest of a command together, and its syscall moves every argument once more.
     let (number, fd, request) = (libc::SYS_ioctl, fd.as_raw_fd(), libc::c_ulong::from(request));
@@ -58,22 +97,14 @@ unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i3
                 options(nostack)
             );
         }
-        if answer < 0 { Err(failed(answer)) } else { Ok(answer as i32) }
+        answer
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
         let answer = unsafe { libc::syscall(number, fd, request, arg) };
-        if answer == -1 { Err(Errno::from_raw(nix::errno::Errno::last_raw())) } else { Ok(answer as i32) }
+        if answer == -1 { -libc::c_long::from(nix::errno::Errno::last_raw()) } else { answer }
     }
-}
-
-/// The errno in an answer. A call, so that success is a jump that is not taken.
-#[cfg(target_arch = "x86_64")]
-#[cold]
-#[inline(never)]
-fn failed(answer: libc::c_long) -> Errno {
-    Errno::from_raw(-answer as i32)
 }
 
 /// Repeats a system call that a signal interrupted before it did anything: open, mmap and their

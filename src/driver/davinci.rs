@@ -10,7 +10,7 @@
 //! The driver knows a process, not its libraries: what one library does with a module it does to
 //! the others in the process. [`others_have_files`] tells whether there are any.
 
-use super::{Answer, ioctl, uninterrupted};
+use super::{Answer, ioctl_uninterrupted, uninterrupted};
 use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
 use crate::fork::PerProcess;
 use crate::slots::lock;
@@ -59,24 +59,6 @@ impl Descriptor {
         let fd = uninterrupted(|| open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
         own.push(fd.as_raw_fd());
         Ok(Descriptor { _listed: Listed(fd.as_raw_fd()), fd })
-    }
-
-    /// ioctl(2), once more after a signal. The driver's modules do not answer EINTR: it comes from
-    /// a supervisor of this process (seccomp_unotify(2), as some containers have it) that had not
-    /// taken the call yet. With SA_RESTART the kernel repeats such a call by itself.
-    ///
-    /// # Safety
-    ///
-    /// `arg` must point to memory that the module may read and write as its command demands.
-    #[inline]
-    unsafe fn ioctl(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
-        loop {
-            // SAFETY: the caller vouches for the argument.
-            match unsafe { ioctl(&self.fd, request, arg) } {
-                Err(Errno::EINTR) => {}
-                answer => return answer,
-            }
-        }
     }
 }
 
@@ -132,7 +114,7 @@ impl DavinciFile {
             || {
                 // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through
                 // the call.
-                unsafe { descriptor.ioctl(davinci::OPEN.request(), (&raw mut arg).cast()) }
+                unsafe { ioctl_uninterrupted(&descriptor.fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
             },
         );
         match bound {
@@ -165,7 +147,7 @@ impl DavinciFile {
     #[inline]
     pub(super) unsafe fn raw(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
         // SAFETY: the caller vouches for the argument.
-        unsafe { self.descriptor.ioctl(request, arg) }
+        unsafe { ioctl_uninterrupted(&self.descriptor.fd, request, arg) }
     }
 
     /// The descriptor, for mmap(2).
