@@ -31,7 +31,7 @@ pub const MIB2: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// What takes longer hangs. No test may expect an answer sooner than this.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Devices that start their processes by themselves, so that a test sees the memory driver only.
 pub fn plain() -> Config {

@@ -6,6 +6,7 @@ use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated, on_each_generation};
 use ascend_ioctl::{svm, uda};
 use client::{MANAGER, Session, ioctl, open_manager, open_module};
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::time::{Duration, Instant};
@@ -66,10 +67,13 @@ fn clients_killed_between_open_and_close_leave_no_file() {
 fn clients_with_several_threads_killed_at_random_leave_no_file() {
     isolated(Config::default(), |emulator| {
         kill_at_random(emulator, 60, Duration::from_millis(1), |_, started| {
+            let used = || {
+                let file = open_module("uda")?;
+                ioctl(&file, &uda::GET_USER_INFO, &mut uda::UserInfo::default())
+            };
+            // A file that a thread closes without CLOSE takes those of the others with it.
             let churn = || loop {
-                let file = open_module("uda").unwrap();
-                let mut user = uda::UserInfo::default();
-                ioctl(&file, &uda::GET_USER_INFO, &mut user).unwrap();
+                assert!(matches!(used(), Ok(_) | Err(Errno::EBADFD)));
             };
             std::thread::scope(|scope| {
                 scope.spawn(churn);
