@@ -202,6 +202,8 @@ impl DeviceProcess {
     /// Whether its life line holds. After an orderly end by the device the driver needs some
     /// seconds to notice.
     pub fn connected(&self) -> bool {
+        // The answer to a signal cannot be told from a lost session.
+        let _signals = Blocked::handled();
         self.drain();
         self.connection().is_some_and(Connection::is_connected)
     }

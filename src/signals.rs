@@ -7,7 +7,7 @@
 use crate::trace;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::thread::JoinHandle;
 
@@ -69,11 +69,22 @@ fn caught(status: &str) -> Option<SigSet> {
     Some(if mask >> 31 != 0 { SigSet::all() } else { signals })
 }
 
+/// Repeats a look at files that a signal interrupted, which file systems of the network and
+/// supervisors let happen. Opens, reads and writes are repeated by the standard library.
+pub(crate) fn uninterrupted<T>(mut look: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match look() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            answer => return answer,
+        }
+    }
+}
+
 /// Starts a thread that takes no signals: they are for the threads of the program.
 pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
-) -> std::io::Result<JoinHandle<T>> {
+) -> io::Result<JoinHandle<T>> {
     // A thread inherits the mask of the one that starts it.
     let _blocked = Blocked::all();
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
@@ -97,6 +108,14 @@ mod tests {
         assert!(signals.contains(Signal::SIGSEGV));
         assert!(caught("SigCgt:\t00000000000002").is_none());
         assert!(caught("SigIgn:\t0000000000001000\nSigCg").is_none());
+    }
+
+    #[test]
+    fn only_what_was_interrupted_is_repeated() {
+        let answers = [io::ErrorKind::Interrupted, io::ErrorKind::Interrupted, io::ErrorKind::NotFound];
+        let mut left = answers.into_iter();
+        let answer: io::Result<()> = uninterrupted(|| Err(left.next().unwrap().into()));
+        assert_eq!((answer.unwrap_err().kind(), left.next()), (io::ErrorKind::NotFound, None));
     }
 
     #[test]

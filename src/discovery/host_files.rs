@@ -5,7 +5,9 @@
 //! is *installed*, not what is loaded.
 
 use super::identity::PciAddress;
+use crate::signals::uninterrupted;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// PCI vendor of the NPUs.
@@ -64,9 +66,10 @@ pub(crate) fn driver_loaded(root: &Path) -> Option<bool> {
 
 /// The NPUs that sysfs shows on PCI, without virtual functions. They need not have come up.
 pub(crate) fn pci_functions(root: &Path) -> Vec<PciAddress> {
-    let Ok(entries) = fs::read_dir(root.join("sys/bus/pci/devices")) else { return Vec::new() };
-    let mut found: Vec<_> = entries
-        .flatten()
+    let listed = || fs::read_dir(root.join("sys/bus/pci/devices"))?.collect::<io::Result<Vec<_>>>();
+    let mut found: Vec<_> = uninterrupted(listed)
+        .unwrap_or_default()
+        .into_iter()
         .filter(|entry| {
             let number = |file| {
                 let text = fs::read_to_string(entry.path().join(file)).ok()?;
@@ -74,7 +77,7 @@ pub(crate) fn pci_functions(root: &Path) -> Vec<PciAddress> {
             };
             number("vendor") == Some(VENDOR)
                 && number("device").is_some_and(|device| DEVICES.contains(&device))
-                && !entry.path().join("physfn").exists()
+                && !uninterrupted(|| entry.path().join("physfn").try_exists()).unwrap_or(false)
         })
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();

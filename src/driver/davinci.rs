@@ -13,6 +13,7 @@
 use super::{Answer, ioctl_uninterrupted, uninterrupted};
 use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
 use crate::fork::PerProcess;
+use crate::signals;
 use crate::slots::lock;
 use crate::trace::{self, Call, traced};
 use ascend_ioctl::{Typed, davinci};
@@ -21,6 +22,7 @@ use nix::libc;
 use nix::sys::stat::Mode;
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -84,11 +86,13 @@ fn own_descriptors() -> &'static Mutex<Vec<RawFd>> {
 pub(crate) fn others_have_files(manager: &Path) -> bool {
     let own = lock(own_descriptors());
     // The links are read and not followed: stat(2) of a file may wait for a server.
-    let Ok(descriptors) = fs::read_dir("/proc/thread-self/fd") else { return true };
-    descriptors.flatten().any(|descriptor| {
+    let listed = || fs::read_dir("/proc/thread-self/fd")?.collect::<io::Result<Vec<_>>>();
+    let Ok(descriptors) = signals::uninterrupted(listed) else { return true };
+    descriptors.iter().any(|descriptor| {
         let number = descriptor.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
         let is_own = number.is_some_and(|number| own.contains(&number));
-        !is_own && fs::read_link(descriptor.path()).is_ok_and(|target| is_manager(&target, manager))
+        let target = || signals::uninterrupted(|| fs::read_link(descriptor.path()));
+        !is_own && target().is_ok_and(|target| is_manager(&target, manager))
     })
 }
 

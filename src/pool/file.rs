@@ -12,6 +12,7 @@
 
 use crate::copy::{Pending, Slice};
 use crate::error::{Error, Failed, FileFailed, Result, bytes};
+use crate::signals::uninterrupted;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -87,7 +88,7 @@ fn map(file: &File, offset: u64, to: &Slice<'_>) -> Option<MmapRaw> {
 
 /// How long a file is now; `None` for what is no regular file.
 fn length(file: &File) -> Option<u64> {
-    let metadata = file.metadata().ok()?;
+    let metadata = uninterrupted(|| file.metadata()).ok()?;
     metadata.is_file().then_some(metadata.len())
 }
 

@@ -20,6 +20,7 @@ use crate::kind::Page;
 use crate::physical::PhysicalMemory;
 use crate::reserve::ReserveOptions;
 use crate::session::Session;
+use crate::signals::uninterrupted;
 use crate::trace::{self, quiet};
 use nix::libc;
 use std::ffi::OsStr;
@@ -525,7 +526,7 @@ impl BackupFile {
         let failed = |error: io::Error| FileFailed::call(OPEN, path, &error);
         // The name may be that of a pipe by now, which would wait for a writer.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
+        let metadata = uninterrupted(|| file.metadata()).map_err(failed)?;
         let length = metadata.len();
         let mut header = Header::new_zeroed();
         if !metadata.is_file() || length < size_of::<Header>() as u64 {
@@ -622,7 +623,7 @@ impl KeptFile {
         let Some(name) = path.file_name() else {
             return Err(FileFailed::because(SLEEP, path, "it is not the name of a file", "Give it a name."));
         };
-        if path.symlink_metadata().is_ok() {
+        if uninterrupted(|| path.symlink_metadata()).is_ok() {
             return Err(exists(path));
         }
         let count = u32::try_from(used.len()).map_err(|_| {
@@ -660,7 +661,8 @@ impl KeptFile {
     /// Removes the file, if its name is still this file's.
     fn remove(self) {
         let same = |one: &fs::Metadata, other: &fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
-        let (Ok(own), Ok(named)) = (self.file.metadata(), self.path.symlink_metadata()) else { return };
+        let (own, named) = (uninterrupted(|| self.file.metadata()), uninterrupted(|| self.path.symlink_metadata()));
+        let (Ok(own), Ok(named)) = (own, named) else { return };
         if same(&own, &named) {
             if let Err(error) = fs::remove_file(&self.path) {
                 trace::warn(format!("{}: {error}", self.path.display()), "the file of a tag could not be removed");
