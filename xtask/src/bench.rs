@@ -468,7 +468,8 @@ const OPERATIONS: &[Operation] = &[
 const C_MORE: f64 = 80.0;
 
 /// What a call of a C function costs more than the call that it makes: the two, how many calls one
-/// repetition has, and the figure when the limit was set. Where the promise is kept it is the limit.
+/// repetition has, and the figure when the limit was set. Where the promise is kept it is the
+/// limit.
 const C_FUNCTIONS: [(&str, Work, Work, f64, f64); 5] = [
     ("aclrtMallocPhysical, FreePhysical: more for each", Work::CCreateRelease, Work::OwnCreateRelease, 2.0, 126.0),
     ("aclrtReserve-, ReleaseMemAddress: more for each", Work::CReserveFree, Work::OwnReserveFree, 2.0, 111.5),
