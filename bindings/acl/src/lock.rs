@@ -6,6 +6,7 @@
 //! it. A thread that has to wait does so with the standard library's.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -69,7 +70,7 @@ impl<T> Lock<T> {
         if self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait();
         }
-        Locked { lock: self }
+        Locked { lock: self, _object: PhantomData }
     }
 
     #[cold]
@@ -86,6 +87,8 @@ impl<T> Lock<T> {
 #[derive(Debug)]
 pub(crate) struct Locked<'a, T> {
     lock: &'a Lock<T>,
+    /// Threads that share the guard share the object.
+    _object: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for Locked<'_, T> {

@@ -12,7 +12,9 @@ use real::prelude::rust_2024::*;
 
 /// What the files take from `std`.
 #[doc(hidden)]
-pub use real::{cell, collections, fmt, hash, iter, mem, num, ops, option, panic, ptr, result, thread, time, vec};
+pub use real::{
+    cell, collections, fmt, hash, iter, marker, mem, num, ops, option, panic, ptr, result, thread, time, vec,
+};
 
 /// The model's `std::sync`.
 #[doc(hidden)]

@@ -271,7 +271,7 @@ static void races(void)
 /* --- Several threads at the same addresses ------------------------------------------------------ */
 
 enum { PAGES = 4, MAPPERS = 3, TRIES = 400 };
-static atomic_int mappers;
+static atomic_int mappers, released;
 
 static void *mapper(void *number)
 {
@@ -280,7 +280,8 @@ static void *mapper(void *number)
     aclrtDrvMemHandle own = NULL, found = NULL;
     OK(aclrtSetDevice(0));
     OK(aclrtMallocPhysical(&own, 2 * MIB, &prop, 0));
-    for (int i = 0; i < TRIES; i++) {
+    /* However few chances the machine gives the other one. */
+    for (int i = 0; i < TRIES || atomic_load(&released) == 0; i++) {
         state = state * 1664525u + 1013904223u;
         char *page = (char *)area + (state >> 16) % PAGES * 2 * MIB;
         aclError code = aclrtMapMem(page, 2 * MIB, 0, own, 0);
@@ -310,15 +311,15 @@ static void same_pages(void)
     OK(aclrtReserveMemAddress(&area, PAGES * 2 * MIB, 0, NULL, 0));
     pthread_t all[MAPPERS];
     atomic_store(&mappers, MAPPERS);
+    atomic_store(&released, 0);
     for (size_t i = 0; i < MAPPERS; i++) {
         CHECK(pthread_create(&all[i], NULL, mapper, (void *)i) == 0);
     }
-    int released = 0;
     while (atomic_load(&mappers) > 0) {
         aclError code = aclrtReleaseMemAddress(area);
         if (code == 0) {
             void *same = NULL;
-            released++;
+            atomic_fetch_add(&released, 1);
             /* An unmap that was just ending may have had them a moment longer. */
             while (aclrtReserveMemAddress(&same, PAGES * 2 * MIB, 0, area, 0) != 0) {
                 usleep(100);
@@ -331,7 +332,6 @@ static void same_pages(void)
     for (int i = 0; i < MAPPERS; i++) {
         CHECK(pthread_join(all[i], NULL) == 0);
     }
-    CHECK(released > 0);
     OK(aclrtReleaseMemAddress(area));
     CHECK(free_memory() == before);
     OK(aclrtResetDevice(0));

@@ -31,7 +31,7 @@ static void make_objects(void)
 /* Called while the process exits: the library answers, whatever is left of it. */
 static void late_calls(void)
 {
-    aclrtSynchronizeDeviceWithTimeout(1000);
+    aclrtSynchronizeDeviceWithTimeout(60000);
     aclrtFree(block);
     aclrtDestroyStreamForce(stream);
     aclFinalize();
@@ -51,11 +51,15 @@ __attribute__((destructor)) static void latest_calls(void)
 }
 
 static pthread_key_t at_thread_end;
+/* What is freed must not be given to another thread before it is freed again. */
+static pthread_mutex_t allocating = PTHREAD_MUTEX_INITIALIZER;
 
 static void when_thread_ends(void *memory)
 {
+    pthread_mutex_lock(&allocating);
     OK(aclrtFree(memory));
     IS(aclrtFree(memory), ACL_ERROR_RT_PARAM_INVALID);
+    pthread_mutex_unlock(&allocating);
     aclGetRecentErrMsg();
 }
 
@@ -63,7 +67,9 @@ static void *short_thread(void *unused)
 {
     void *memory;
     OK(aclrtSetDevice(0));
+    pthread_mutex_lock(&allocating);
     OK(aclrtMalloc(&memory, 3000, ACL_MEM_MALLOC_HUGE_FIRST));
+    pthread_mutex_unlock(&allocating);
     CHECK(pthread_setspecific(at_thread_end, memory) == 0);
     aclrtStream own;
     OK(aclrtCreateStream(&own));
