@@ -138,3 +138,81 @@ fn beside_a_part_that_is_mapped_for_the_cpu_it_sees_nothing() {
 fn a_part_that_is_mapped_for_the_cpu_is_seen() {
     isolated(config(), |_| fork(|| touch_beside_a_mapped_part(1)).join());
 }
+
+/// A session with a handle that is mapped, and its address.
+fn mapped(pages: u64) -> (Session, u64) {
+    let session = Session::start(Config::default().generation).unwrap();
+    let address = session.heap().unwrap();
+    let id = session.create(pages).unwrap();
+    session.map(address, id, pages).unwrap();
+    (session, address)
+}
+
+fn remote_map(session: &Session, address: u64) {
+    let map = svm::RemoteMap { src_va: address, size: svm::HUGE_PAGE, map_type: 2, ..Default::default() };
+    let _ = session.call(Op::MemRemoteMap, 0, &map);
+}
+
+fn set_access(session: &Session, address: u64) {
+    let (size, device, access) = (svm::HUGE_PAGE, svm::HOST_ID, svm::ACCESS_READ_WRITE);
+    let _ = session.call(Op::MemSetAccess, 0, &svm::MemAccess { address, size, device, access });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `remote-map-and-access`")]
+fn access_for_the_cpu_to_memory_that_it_sees_by_a_remote_mapping_crashes_the_kernel() {
+    isolated(config(), |_| {
+        let (session, address) = mapped(1);
+        remote_map(&session, address);
+        set_access(&session, address);
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `remote-map-and-access`")]
+fn a_remote_mapping_of_memory_to_which_the_cpu_has_access_crashes_the_kernel() {
+    isolated(config(), |_| {
+        let (session, address) = mapped(1);
+        set_access(&session, address);
+        remote_map(&session, address);
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `remote-map-inside-page`")]
+fn a_remote_mapping_from_inside_a_giant_page_shows_what_lies_behind_it() {
+    isolated(Config { hbm: 8 << 30, ..config() }, |_| {
+        let session = Session::start(Config::default().generation).unwrap();
+        let (address, size) = (session.heap().unwrap(), svm::GIANT_PAGE);
+        let index = ((address - svm::SVM_START) / svm::HEAP_UNIT) as u32 + 1;
+        let (operation, kind, sub_kind) = (svm::HEAP_ENABLE, svm::HEAP_HUGE, svm::SUB_RESERVE);
+        let heap = svm::UpdateHeap { operation, kind, sub_kind, index, size: 2 * size };
+        session.call(Op::UpdateHeap, 0, &heap).unwrap();
+        let address = address + svm::HEAP_UNIT;
+        session.call(Op::Alloc, 0, &svm::Alloc { address, size: 2 * size }).unwrap();
+        let (side, page) = (svm::SIDE_DEVICE, svm::PAGE_GIANT);
+        let made = session.call(Op::MemCreate, 0, &svm::MemCreate { size, side, page, ..Default::default() }).unwrap();
+        let (id, pages) = (made.id, made.pages);
+        let map = svm::MemMap { address, size, id, side, page, pages, ..Default::default() };
+        session.call(Op::MemMap, 0, &map).unwrap();
+        remote_map(&session, address + svm::HUGE_PAGE);
+    });
+}
+
+#[test]
+fn memory_of_a_handle_stays_visible_to_the_cpu_until_the_process_ends_if_its_device_is_closed() {
+    isolated(config(), |emulator| {
+        fork(|| {
+            let (session, address) = mapped(1);
+            remote_map(&session, address);
+            let word = address as *mut u64;
+            // SAFETY: the segment is mapped, and nothing else lives there.
+            unsafe { word.write_volatile(7) };
+            session.call(Op::CloseDevice, 0, &svm::Alloc::default()).unwrap();
+            // SAFETY: as above.
+            unsafe { word.write_volatile(8) };
+        })
+        .join();
+        assert!(emulator.state().is_empty(), "{:?}", emulator.state());
+    });
+}

@@ -3,7 +3,8 @@
  * the list of modules, asks which device is a device's master, allocates device memory by ALLOC and
  * ADVISE, pins host memory, prepares copies, does them and destroys them one by one and at once,
  * registers host memory for a device, looks at device memory with the CPU, in part and as a whole,
- * uses managed memory on both sides, and shares the device memory with a child by name.
+ * the same at memory of a handle, uses managed memory on both sides, and shares the device memory
+ * with a child by name.
  * An argument says that the driver is 8.5.0, whose numbers of two commands differ.
  */
 #include <errno.h>
@@ -26,6 +27,7 @@
 #define DEVICE_HEAP 3000u
 #define MANAGED_HEAP 3100u
 #define HOST_HEAP 3200u
+#define RESERVE_HEAP 3300u
 #define ADDRESS(heap) (SVM_START + (heap) * GIB)
 #define NAME_SIZE 65
 
@@ -212,8 +214,8 @@ static int prepared_copies(int fd, uint64_t device)
     return 0;
 }
 
-/* Device memory that the CPU sees. */
-static int window(int fd, uint64_t device, uint64_t size)
+/* Device memory that the CPU sees. `busy` is the start of the mapping of a handle, if there is one. */
+static int window(int fd, uint64_t device, uint64_t size, uint64_t busy)
 {
     volatile uint64_t *words = (uint64_t *)(uintptr_t)device;
     uint64_t word = 7;
@@ -224,7 +226,13 @@ static int window(int fd, uint64_t device, uint64_t size)
     arg.word[6] = 2; /* the device's memory, for the host */
     arg.word[8] = 3;
     CHECK(ioctl(fd, 0xc1584d2d, &arg)); /* MEM_REMOTE_MAP */
-    MUST(arg.quad[1] == device);
+    MUST(arg.quad[1] == device && arg.quad[2] == size);
+    MUST(ioctl(fd, 0xc1584d2d, &arg) < 0 && errno == EINVAL); /* once */
+    if (busy) {
+        union arg unmap = { 0 };
+        unmap.quad[0] = busy;
+        MUST(ioctl(fd, 0xc1584d35, &unmap) < 0 && errno == EBUSY); /* MEM_UNMAP */
+    }
     if (copy(fd, device + 8, (uintptr_t)&word, sizeof word, 1))
         return 1;
     MUST(words[1] == 7);
@@ -237,6 +245,36 @@ static int window(int fd, uint64_t device, uint64_t size)
     arg.word[2] = 2;
     CHECK(ioctl(fd, 0xc1584d2e, &arg)); /* MEM_REMOTE_UNMAP */
     return 0;
+}
+
+/* Memory of a handle, in part and as a whole. */
+static int handle_window(int fd, uint64_t address)
+{
+    union arg create = { 0 }, arg = { 0 };
+
+    if (heap(fd, 0xefef0002, 5, RESERVE_HEAP) || command(fd, 0x41584d03, address, 2 * HUGE_PAGE, 0)) /* ALLOC */
+        return 1;
+    create.quad[1] = 2 * HUGE_PAGE;
+    create.word[6] = create.word[8] = 1; /* the device's, in huge pages */
+    CHECK(ioctl(fd, 0xc1584d32, &create)); /* MEM_CREATE */
+    arg.quad[0] = address;
+    arg.quad[1] = 2 * HUGE_PAGE;
+    arg.word[4] = create.word[0];
+    arg.word[5] = arg.word[6] = 1;
+    arg.quad[4] = create.quad[5];
+    CHECK(ioctl(fd, 0x41584d34, &arg)); /* MEM_MAP */
+    if (window(fd, address + HUGE_PAGE, HUGE_PAGE, address) || window(fd, address, 2 * HUGE_PAGE, address))
+        return 1;
+    arg = (union arg){ 0 };
+    arg.quad[0] = address;
+    CHECK(ioctl(fd, 0xc1584d35, &arg)); /* MEM_UNMAP */
+    MUST(arg.quad[1] == 2 * HUGE_PAGE);
+    arg = (union arg){ 0 };
+    arg.word[0] = create.word[0];
+    arg.word[1] = 1;
+    arg.quad[1] = create.quad[5];
+    CHECK(ioctl(fd, 0xc1584d33, &arg)); /* MEM_RELEASE */
+    return command(fd, 0x41584d04, address, 0, 0); /* FREE_PAGES */
 }
 
 /* Ordinary host memory that a device sees, as the library's register of host memory does it. */
@@ -339,8 +377,9 @@ int main(int argc, char **argv)
         prepared_copy(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
         prepared_copies(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE) ||
         host_register(fd) ||
-        window(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE, HUGE_PAGE) ||
-        window(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE) ||
+        window(fd, ADDRESS(DEVICE_HEAP) + HUGE_PAGE, HUGE_PAGE, 0) ||
+        window(fd, ADDRESS(DEVICE_HEAP), 2 * HUGE_PAGE, 0) ||
+        handle_window(fd, ADDRESS(RESERVE_HEAP)) ||
         copy(fd, ADDRESS(DEVICE_HEAP), ADDRESS(HOST_HEAP), sizeof text, 1) ||
         both_sides(fd, ADDRESS(MANAGED_HEAP)))
         return 1;

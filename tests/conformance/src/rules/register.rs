@@ -5,6 +5,7 @@ use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
 use crate::rule::{Answer, Judge, Rule, Verdict, equal, rule};
 use crate::session::{MIB2, Session, peek, poke};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
 use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, ENOENT, EOPNOTSUPP, ESRCH};
 
@@ -22,7 +23,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_destory_register_dma_mng_by_devid, devmm_register_dma.c"),
     rule!(host_memory_is_mapped_for_a_device_by_whole_pages, Source)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
-    rule!(there_are_seven_kinds_of_remote_mappings, Source)
+    rule!(remote_mappings_have_the_kinds_of_their_generation, Source)
         .decided_by("devmm_ioctl_mem_remote_map, svm_master_remote_map.c"),
     rule!(ordinary_memory_is_not_mapped_as_pinned, Source)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
@@ -45,8 +46,29 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
     rule!(host_memory_of_a_handle_is_not_mapped_for_a_device, Source)
         .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
+    rule!(managed_memory_on_the_host_is_not_mapped_for_others, Source)
+        .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
+    rule!(pinned_memory_is_mapped_for_one_device, Inferred)
+        .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
     rule!(mapping_for_a_device_that_is_not_set_up_is_esrch, Inferred)
         .decided_by("devmm_shm_send_info_to_dev, svm_master_remote_map.c"),
+    rule!(the_cpu_sees_memory_of_a_handle_that_is_mapped_for_it, Inferred)
+        .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
+    rule!(memory_of_a_handle_that_the_cpu_sees_is_not_unmapped, Source)
+        .decided_by("devmm_vmma_exclusive_set, svm_vmma_mng.c"),
+    rule!(memory_of_a_handle_is_mapped_for_the_cpu_by_whole_pages, Source)
+        .decided_by("devmm_mem_remote_map_of_svm_mem, svm_master_remote_map.c"),
+    rule!(memory_of_a_handle_is_mapped_for_the_cpu_as_such, Source)
+        .decided_by("devmm_dev_svm_map_para_check, svm_master_remote_map.c"),
+    rule!(a_remote_mapping_holds_each_mapping_that_it_covers, Source)
+        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(a_remote_mapping_from_inside_a_mapping_holds_that_one_only, Source)
+        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(a_remote_mapping_ends_with_the_reservation_it_begins_in, Source)
+        .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c"),
+    rule!(a_remote_mapping_outlives_its_closed_device, Source)
+        .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c"),
+    rule!(a_remote_mapping_ends_with_its_heap, Source).decided_by("devmm_destroy_reserve_heap_mem, svm_heap_mng.c"),
 ];
 
 fn translate(session: &Session, address: u64) -> Answer<u64> {
@@ -76,6 +98,8 @@ fn unmap(session: &Session, address: u64, kind: u32) -> Answer<()> {
 const HOST_MEMORY: u32 = 0;
 const PINNED_MEMORY: u32 = 1;
 const DEVICE_MEMORY: u32 = 2;
+/// Memory of another process on the device.
+const FOREIGN_MEMORY: u32 = 4;
 
 fn device_memory_is_translated(host: &Host) -> Verdict {
     let session = Session::start(host)?;
@@ -149,11 +173,14 @@ fn host_memory_is_mapped_for_a_device_by_whole_pages(host: &Host) -> Verdict {
     map(&session, near, 0, HOST_MEMORY, 0).refused(EINVAL)
 }
 
-fn there_are_seven_kinds_of_remote_mappings(host: &Host) -> Verdict {
+fn remote_mappings_have_the_kinds_of_their_generation(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let near = anonymous(0, page_size(), libc::PROT_READ | libc::PROT_WRITE).granted()?;
-    map(&session, near, page_size(), 7, 0).refused(EINVAL)?;
-    unmap(&session, near, 7).refused(EINVAL)
+    // 9.0.0 added the host's I/O memory.
+    let kinds = if host.generation < Generation::V9_0_0 { 6 } else { 7 };
+    map(&session, near, page_size(), kinds, 0).refused(EINVAL)?;
+    unmap(&session, near, kinds).refused(EINVAL)?;
+    unmap(&session, near, kinds - 1).refused(ENOENT)
 }
 
 fn ordinary_memory_is_not_mapped_as_pinned(host: &Host) -> Verdict {
@@ -282,4 +309,174 @@ fn mapping_for_a_device_that_is_not_set_up_is_esrch(host: &Host) -> Verdict {
         Err(EOPNOTSUPP) => Err(crate::rule::Failure::skipped("the host maps no memory for its devices")),
         answer => answer.refused(ESRCH),
     }
+}
+
+fn managed_memory_on_the_host_is_not_mapped_for_others(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, MIB2)?;
+    poke(address, 1);
+    for kind in [PINNED_MEMORY, DEVICE_MEMORY] {
+        map(&session, address, MIB2, kind, 0).refused(EOPNOTSUPP)?;
+        unmap(&session, address, kind).refused(EOPNOTSUPP)?;
+    }
+    session.free(address).granted()
+}
+
+fn pinned_memory_is_mapped_for_one_device(host: &Host) -> Verdict {
+    let session = Session::with_two(host)?;
+    let near = pinned(&session, MIB2)?;
+    match map(&session, near, MIB2, PINNED_MEMORY, 0) {
+        Err(EOPNOTSUPP) => return Err(crate::rule::Failure::skipped("the host maps no memory for its devices")),
+        answer => answer.granted()?,
+    }
+    let para = svm::RemoteMap { src_va: near, size: MIB2, map_type: PINNED_MEMORY, access: 3, ..Default::default() };
+    session.svm.call(Op::MemRemoteMap, 1, &para).map(drop).refused(EINVAL)?;
+    unmap(&session, near, PINNED_MEMORY).granted()?;
+    session.free(near).granted()
+}
+
+/// Maps memory of handles for the CPU, or skips the rule where the device has no such window.
+fn show(session: &Session, address: u64, size: u64) -> Verdict {
+    match map(session, address, size, DEVICE_MEMORY, 0) {
+        Err(EOPNOTSUPP | EINVAL) => {
+            Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"))
+        }
+        answer => answer.granted(),
+    }
+}
+
+/// Mappings of two pages each, side by side in one reservation.
+fn neighbours(session: &Session) -> Result<[u64; 2], crate::rule::Failure> {
+    let first = session.reserve(4 * MIB2)?;
+    let both = [first, first + 2 * MIB2];
+    for address in both {
+        let handle = session.device_huge(0, 2 * MIB2).granted()?;
+        session.map(&handle, address, 2 * MIB2).granted()?;
+    }
+    Ok(both)
+}
+
+fn the_cpu_sees_memory_of_a_handle_that_is_mapped_for_it(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let [address, other] = neighbours(&session)?;
+    show(&session, address, 4 * MIB2)?;
+    for page in [address, address + MIB2, other, other + MIB2] {
+        session.write(page, &page.to_le_bytes()).granted()?;
+        equal("what the CPU reads", peek(page), page)?;
+        poke(page + 8, 9);
+        equal("what the device has", session.read(page + 8, 8).granted()?, 9u64.to_le_bytes().to_vec())?;
+    }
+    unmap(&session, address, DEVICE_MEMORY).granted()?;
+    equal("what is left", session.read(other + 8, 8).granted()?, 9u64.to_le_bytes().to_vec())
+}
+
+fn memory_of_a_handle_that_the_cpu_sees_is_not_unmapped(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (handle, address) = session.device_mapping(0, 2 * MIB2)?;
+    show(&session, address + MIB2, MIB2)?;
+    map(&session, address, 2 * MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address + MIB2, MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    session.unmap(address).map(drop).refused(EBUSY)?;
+    session.free(address).refused(EBUSY)?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)?;
+    unmap(&session, address + MIB2, DEVICE_MEMORY).granted()?;
+    unmap(&session, address + MIB2, DEVICE_MEMORY).refused(EINVAL)?;
+    session.unmap(address).granted()?;
+    session.free(address).granted()?;
+    session.release(&handle).granted().map(drop)
+}
+
+fn memory_of_a_handle_is_mapped_for_the_cpu_by_whole_pages(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, 2 * MIB2)?;
+    map(&session, address + page_size(), MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, 0, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    // Beyond what is mapped, and beyond the heap.
+    map(&session, address, 3 * MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, 1 << 50, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    show(&session, address, MIB2)?;
+    unmap(&session, address, DEVICE_MEMORY).granted()?;
+    let para = svm::RemoteMap { src_va: address, size: 1, map_type: DEVICE_MEMORY, ..Default::default() };
+    let answer = session.svm.ask(Op::MemRemoteMap, 0, &para).granted()?;
+    equal("address and size", (answer.dst_va, answer.size), (address, MIB2))?;
+    unmap(&session, address, DEVICE_MEMORY).granted()
+}
+
+fn memory_of_a_handle_is_mapped_for_the_cpu_as_such(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, MIB2)?;
+    map(&session, address, MIB2, HOST_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, MIB2, PINNED_MEMORY, 0).refused(EINVAL)?;
+    map(&session, address, MIB2, FOREIGN_MEMORY, 0).refused(EOPNOTSUPP)?;
+    map(&session, address, MIB2, DEVICE_MEMORY, 1).refused(EOPNOTSUPP)?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)?;
+    unmap(&session, address, FOREIGN_MEMORY).refused(ENOENT)?;
+    session.unmap(address).granted().map(drop)
+}
+
+fn a_remote_mapping_holds_each_mapping_that_it_covers(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let both = neighbours(&session)?;
+    show(&session, both[0], 3 * MIB2)?;
+    for address in both {
+        session.unmap(address).map(drop).refused(EBUSY)?;
+    }
+    unmap(&session, both[0], DEVICE_MEMORY).granted()?;
+    for address in both {
+        session.unmap(address).granted()?;
+    }
+    session.free(both[0]).granted()
+}
+
+fn a_remote_mapping_from_inside_a_mapping_holds_that_one_only(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let [address, other] = neighbours(&session)?;
+    show(&session, address + MIB2, 2 * MIB2)?;
+    session.unmap(address).map(drop).refused(EBUSY)?;
+    // The driver counts whole mappings from the first address on, and stops too early.
+    session.unmap(other).granted()?;
+    unmap(&session, address + MIB2, DEVICE_MEMORY).granted()?;
+    session.unmap(address).granted()?;
+    session.free(address).granted()
+}
+
+fn a_remote_mapping_ends_with_the_reservation_it_begins_in(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let index = session.heap()?;
+    let first = crate::session::heap_address(index);
+    let both = [first, first + MIB2];
+    for address in both {
+        session.alloc(address, MIB2).granted()?;
+        let handle = session.device_huge(0, MIB2).granted()?;
+        session.map(&handle, address, MIB2).granted()?;
+    }
+    show(&session, first, 2 * MIB2)?;
+    unmap(&session, first, DEVICE_MEMORY).granted()?;
+    session.unmap(first).granted()?;
+    session.free(first).granted()?;
+    // The rest cannot be unmapped any more.
+    session.unmap(both[1]).map(drop).refused(EBUSY)?;
+    map(&session, both[1], MIB2, DEVICE_MEMORY, 0).refused(EINVAL)?;
+    unmap(&session, both[1], DEVICE_MEMORY).refused(EINVAL)
+}
+
+fn a_remote_mapping_outlives_its_closed_device(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, MIB2)?;
+    show(&session, address, MIB2)?;
+    session.close_device(0).granted()?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EADDRNOTAVAIL)?;
+    session.free(address).refused(EBUSY)
+}
+
+fn a_remote_mapping_ends_with_its_heap(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let index = session.heap()?;
+    let address = crate::session::heap_address(index);
+    let handle = session.device_huge(0, MIB2).granted()?;
+    session.alloc(address, MIB2).granted()?;
+    session.map(&handle, address, MIB2).granted()?;
+    show(&session, address, MIB2)?;
+    session.disable(index, svm::HEAP_UNIT).granted()?;
+    unmap(&session, address, DEVICE_MEMORY).refused(EINVAL)
 }

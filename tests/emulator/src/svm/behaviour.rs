@@ -109,6 +109,8 @@ pub struct Behaviour {
     pub dynamic_unmap_ends_session: bool,
     /// ADVISE may ask for huge pages in a pinned-host heap.
     pub huge_pinned_pages: bool,
+    /// How many kinds of MEM_REMOTE_MAP there are.
+    pub remote_kinds: u32,
 }
 
 const V8_5_0: Behaviour = Behaviour {
@@ -118,6 +120,7 @@ const V8_5_0: Behaviour = Behaviour {
     checks_numa_node: false,
     dynamic_unmap_ends_session: true,
     huge_pinned_pages: false,
+    remote_kinds: 6,
 };
 
 const V9_0_0: Behaviour = Behaviour {
@@ -125,6 +128,7 @@ const V9_0_0: Behaviour = Behaviour {
     checks_numa_node: true,
     dynamic_unmap_ends_session: false,
     huge_pinned_pages: true,
+    remote_kinds: 7,
     ..V8_5_0
 };
 

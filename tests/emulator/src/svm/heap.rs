@@ -196,6 +196,7 @@ impl Process {
 
     /// Ends all mappings and pages of a heap that goes away.
     pub fn end_heap(&mut self, world: &mut World, mut heap: Heap) {
+        self.end_remote(world, &heap);
         self.end_pages(world, &mut heap);
         for mapping in heap.mappings.into_values() {
             self.end_mapping(world, mapping);

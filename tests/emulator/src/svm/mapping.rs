@@ -23,6 +23,8 @@ use std::collections::BTreeMap;
 pub struct Mapping {
     pub start: u64,
     pub size: u64,
+    /// Size of its pages.
+    pub page: u64,
     pub side: u32,
     pub logical: u32,
     pub physical: u32,
@@ -40,7 +42,7 @@ pub struct Mapping {
     pub granted: BTreeMap<u32, u32>,
     /// Where the CPU sees it.
     pub view: Option<View>,
-    /// Asynchronous copies that were not refreshed yet.
+    /// Asynchronous copies that were not refreshed yet, and remote mappings.
     pub readers: u32,
 }
 
@@ -163,7 +165,8 @@ impl Call<'_, '_> {
         if !host {
             self.message(physical)?;
         }
-        let heap_page = self.process.heap(para.address).map_or(svm::PAGE_NORMAL, |heap| heap.page());
+        let heap = self.process.heap(para.address);
+        let (heap_page, chunk) = heap.map_or((svm::PAGE_NORMAL, 0), |heap| (heap.page(), heap.chunk));
         let Some(handle) = self.table(physical).and_then(|table| table.get(para.id)).cloned() else {
             return refuse(Errno::EINVAL, "there is no such handle");
         };
@@ -204,6 +207,7 @@ impl Call<'_, '_> {
         Ok(Mapping {
             start: para.address,
             size: para.size,
+            page: if page == svm::PAGE_GIANT { GIANT_PAGE } else { chunk },
             side: para.side,
             logical: self.logical,
             physical,
@@ -222,7 +226,7 @@ impl Call<'_, '_> {
 
     /// A limit of the emulator: the client's file can show only one mapping at an offset. A failed
     /// test is better than wrong bytes.
-    fn cannot_show<T>(&mut self, address: u64) -> Answer<T> {
+    pub(super) fn cannot_show<T>(&mut self, address: u64) -> Answer<T> {
         let detail = format!(
             "{address:#x} and another address where the CPU sees memory lie at the same offset of the file. The \
              real driver supports this, the emulator does not: map dynamic ranges at different file offsets"
@@ -242,7 +246,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "the address is not the start of the mapping");
         }
         if mapping.readers != 0 {
-            return refuse(Errno::EBUSY, "an asynchronous copy uses the mapping");
+            return refuse(Errno::EBUSY, "an asynchronous copy or a remote mapping uses the mapping");
         }
         let (side, physical, size) = (mapping.side, mapping.physical, mapping.size);
         if side == svm::SIDE_DEVICE {
@@ -323,11 +327,15 @@ impl Call<'_, '_> {
             return refuse(Errno::EEXIST, "access was set already");
         }
         let (owner, block, seen) = (mapping.physical, mapping.block, mapping.view.is_some());
+        let found = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address));
+        let remote = owner != HOST && found.is_some_and(|mapping| self.process.is_seen_remotely(mapping));
         if owner == HOST {
             if self.machine.config.attachment != Attachment::Hccs {
                 return refuse(Errno::EOPNOTSUPP, "the device cannot reach the host's memory");
             }
             self.message(target)?;
+        } else if target == HOST && remote {
+            self.seen_twice(para.address);
         } else if target == HOST {
             self.show_on_host(&para, block, seen)?;
         }

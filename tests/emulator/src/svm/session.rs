@@ -16,7 +16,7 @@ use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
 use super::register::Remote;
 use super::share::Node;
-use super::store::{BlockId, WindowId};
+use super::store::{BlockId, WindowId, punch};
 use super::{Answer, Call, ProcessId, Stop, Svm, World, page_size, put, refuse};
 use crate::caller::Caller;
 use crate::config::{Attachment, Phase};
@@ -121,8 +121,11 @@ pub struct Process {
     pub converted: BTreeMap<u64, Converted>,
     /// Memory that is registered for transfers, by physical device and address, with its size.
     pub registered: BTreeMap<(u32, u64), u64>,
-    /// Host memory that is mapped for a device, by physical device and address.
+    /// Host memory that is mapped for a device, and device memory for the CPU, by physical device
+    /// and address.
     pub remote: BTreeMap<(u32, u64), Remote>,
+    /// What the CPU sees of device memory by MEM_REMOTE_MAP, by address.
+    pub parts: BTreeMap<u64, View>,
     /// Views that outlive their mapping (see [`Call::mem_unmap`]).
     pub orphans: Vec<View>,
 }
@@ -153,6 +156,7 @@ impl Process {
             converted: BTreeMap::new(),
             registered: BTreeMap::new(),
             remote: BTreeMap::new(),
+            parts: BTreeMap::new(),
             orphans: Vec::new(),
         }
     }
@@ -215,8 +219,11 @@ impl Process {
 
     /// Ends a view.
     pub fn hide(&mut self, world: &mut World, view: View) {
-        self.windows.remove(&view.offset);
-        world.store.hide(view.block, view.window);
+        let length = self.windows.remove(&view.offset);
+        if !world.store.hide(view.block, view.window) {
+            // The memory is gone, and the CPU may have written to its place since.
+            punch(&self.backing, view.offset, length.unwrap_or(0));
+        }
     }
 
     /// Ends the host side: mappings end, and host memory that is not shared is freed.
@@ -588,7 +595,7 @@ impl Call<'_, '_> {
                 self.world.shares.put(&mut self.world.store, node, physical, self.process.tgid, false);
             }
         }
-        self.process.end_registrations(self.world, physical);
+        self.process.end_registrations(physical);
         self.process.end_conversions(physical);
         self.world.names.forget(self.process.tgid, Some(physical));
         for heap in self.process.heaps.values_mut() {

@@ -183,11 +183,12 @@ impl Store {
         Ok(window)
     }
 
-    /// Ends a window; its place in the client's file becomes a hole.
-    pub fn hide(&mut self, id: BlockId, window: WindowId) {
-        let Some(block) = self.blocks.get_mut(&id) else { return };
-        let Some(pool) = self.pools.get(&block.pool) else { return };
-        let Some(index) = block.windows.iter().position(|it| it.id == window) else { return };
+    /// Ends a window; its place in the client's file becomes a hole. Returns false if there is no
+    /// such window, or no block any more.
+    pub fn hide(&mut self, id: BlockId, window: WindowId) -> bool {
+        let Some(block) = self.blocks.get_mut(&id) else { return false };
+        let Some(pool) = self.pools.get(&block.pool) else { return false };
+        let Some(index) = block.windows.iter().position(|it| it.id == window) else { return false };
         if block.windows.len() == 1 {
             let only = &block.windows[0];
             let length = only.length.min(block.length.saturating_sub(only.start));
@@ -204,6 +205,7 @@ impl Store {
         self.chunks.forget(&window.file, window.offset, window.length);
         punch(&window.file, window.offset, window.length);
         // A single remaining window now has the current bytes of what it shows, the store the rest.
+        true
     }
 
     /// Whether some block has more than one window.
