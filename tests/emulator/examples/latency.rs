@@ -6,7 +6,7 @@
 mod client;
 
 use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Config, Emulator, latency};
+use ascend_emulator::{Config, Emulator, Unavailable, latency};
 use ascend_ioctl::svm::{self, Op};
 use client::Session;
 use nix::errno::Errno;
@@ -51,8 +51,7 @@ fn all() -> Result<(), Box<dyn Error>> {
             compared.bare
         );
     }
-    let emulator = Emulator::start(Config::default())?;
-    emulator.spawn(Command::new(std::env::current_exe()?).arg("elsewhere"))?.wait()?;
+    host()?.spawn(Command::new(std::env::current_exe()?).arg("elsewhere"))?.wait()?;
     for (name, _) in PARTS {
         Command::new(std::env::current_exe()?).arg(name).status()?;
     }
@@ -62,12 +61,16 @@ fn all() -> Result<(), Box<dyn Error>> {
 /// A client in a process of its own, as under `emulate`.
 fn elsewhere() -> Result<(), Box<dyn Error>> {
     println!("ioctl of another process: {:?}", latency::attached(100_000)?);
-    Ok(())
+    print!("another process: ");
+    Ok(copies()?)
+}
+
+fn host() -> Result<Emulator, Unavailable> {
+    Emulator::start(Config { device_process: DeviceProcess::Automatic, hbm: 1 << 40, ..Config::default() })
 }
 
 fn run(part: Part) -> Result<(), Box<dyn Error>> {
-    let config = Config { device_process: DeviceProcess::Automatic, hbm: 1 << 40, ..Config::default() };
-    Ok(Emulator::start(config)?.run(part)?)
+    Ok(host()?.run(part)?)
 }
 
 fn session() -> Result<(Session, u64), Errno> {

@@ -13,6 +13,7 @@
 mod bell;
 mod client_memory;
 mod client_process;
+mod copier;
 mod dev_listing;
 mod files;
 mod filter;

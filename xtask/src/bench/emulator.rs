@@ -17,13 +17,13 @@ const BLOCK: u64 = 2 << 20;
 pub fn figures(calls: usize, most: u64) -> Vec<Figure> {
     let ioctl = |threads| latency::compare(threads, calls).map(|it| it.ratio()).map_err(|error| error.to_string());
     let mut figures = vec![
-        ("emulated ioctl, to a bare seccomp round trip", ioctl(1), Target::must(2.0).aim(1.5)),
-        ("… with 8 client threads", ioctl(8), Target::must(2.0).aim(1.5)),
+        ("emulated ioctl, to a bare seccomp round trip", ioctl(1), Target::must(1.9).aim(1.5)),
+        ("… with 8 client threads", ioctl(8), Target::must(1.9).aim(1.5)),
     ];
     let rounds = calls / 100;
     let [written, read] = apart(of_session(|session| copies(session, rounds)));
-    figures.push(("emulated copy of 2 MiB to a device, to memcpy", written, Target::must(4.0).aim(3.0)));
-    figures.push(("emulated copy of 2 MiB from a device, to memcpy", read, Target::must(4.0).aim(3.0)));
+    figures.push(("emulated copy of 2 MiB to a device, to memcpy", written, Target::must(3.0)));
+    figures.push(("emulated copy of 2 MiB from a device, to memcpy", read, Target::must(3.0)));
     let unmap = of_session(|session| unmap_beside_windows(session, rounds.div_ceil(10)));
     figures.push(("emulated unmap beside 64 doubly mapped blocks", unmap, Target::must(2.0)));
     if most >= 1_000_000 {

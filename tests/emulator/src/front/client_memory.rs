@@ -1,8 +1,8 @@
 //! The memory of clients, in another process or in the server's own.
 
+use super::copier::Copier;
 use crate::caller::{Fault, Memory};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZero;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -138,19 +138,21 @@ fn copy_in_small_steps(to: &mut [u8], from: &[u8]) {
 }
 
 /// The memory of the server's own process, in which a client thread runs. The kernel copies an
-/// argument between it and a file, whose pages the server maps, and much by way of a pipe. Both
+/// argument between it and a file, whose pages the server maps; another process copies much. Both
 /// take less time than process_vm_readv, and fail in the same way where memory cannot be accessed.
 pub struct OwnMemory {
     file: File,
     pages: NonNull<u8>,
-    pipe: Cell<Option<Pipe>>,
+    copier: RefCell<Option<Copier>>,
+    /// There can be no copier here.
+    alone: Cell<bool>,
 }
 
 /// Size of the file.
 const ROOM: usize = STEP + PAGE;
 
-/// From how many bytes on the pipe is faster than the file.
-const MUCH: usize = 16 << 10;
+/// From how many bytes on the other process is faster than the file.
+const MUCH: usize = 64 << 10;
 
 impl OwnMemory {
     /// A new file and its mapping.
@@ -161,20 +163,25 @@ impl OwnMemory {
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let pages = unsafe { mmap(None, room, prot, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE, &file, 0)? };
-        Ok(OwnMemory { file, pages: pages.cast(), pipe: Cell::new(Pipe::new().ok()) })
+        Ok(OwnMemory { file, pages: pages.cast(), copier: RefCell::default(), alone: Cell::new(false) })
     }
 
-    /// Copies by way of the pipe; `None` if there is none.
+    /// Lets the other process copy; `None` if there is none.
     ///
     /// # Safety
     /// One of the ranges is valid memory of the server, and the other one is the client's.
     unsafe fn carry(&self, from: u64, to: u64, length: usize) -> Option<Result<(), Fault>> {
-        let pipe = self.pipe.take()?;
+        let mut copier = self.copier.borrow_mut();
+        if copier.is_none() && !self.alone.get() {
+            *copier = Copier::start().ok();
+            self.alone.set(copier.is_none());
+        }
         // SAFETY: the caller promises it.
-        let result = unsafe { pipe.carry(from, to, length) };
-        // Bytes that could not be written are left in it.
-        self.pipe.set(if result.is_ok() { Some(pipe) } else { Pipe::new().ok() });
-        Some(result)
+        let copied = unsafe { copier.as_ref()?.copy(from, to, length) };
+        if !matches!(copied, Some(Ok(()))) {
+            *copier = None;
+        }
+        copied
     }
 }
 
@@ -203,7 +210,7 @@ impl Memory for OwnMemory {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        if bytes.len() >= MUCH && !is_slow(bytes.as_ptr() as u64, address, bytes.len()) {
+        if bytes.len() >= MUCH {
             // SAFETY: the source is the buffer.
             let carried = unsafe { self.carry(bytes.as_ptr() as u64, address, bytes.len()) };
             if let Some(result) = carried {
@@ -235,49 +242,6 @@ impl OwnMemory {
         // for the driver to write to, as it would to a real one.
         let count = unsafe { libc::pread(self.file.as_raw_fd(), address as *mut c_void, length, offset as i64) };
         if count == length as isize { Ok(()) } else { Err(Fault) }
-    }
-}
-
-/// A pipe that carries pages of this process, so that their bytes are copied once.
-struct Pipe {
-    reader: OwnedFd,
-    writer: OwnedFd,
-}
-
-impl Pipe {
-    fn new() -> Result<Self, Errno> {
-        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // What every user may ask for. With less room it takes more steps.
-        let _ = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(1 << 20));
-        let pipe = Pipe { reader, writer };
-        // Whether this environment allows it at all.
-        let mut target = [0u8; 1];
-        let source = [1u8];
-        // SAFETY: both ranges are variables of this function.
-        let tried = unsafe { pipe.carry(source.as_ptr() as u64, target.as_mut_ptr() as u64, 1) };
-        if tried.is_ok() && target == source { Ok(pipe) } else { Err(Errno::ENOSYS) }
-    }
-
-    /// Copies a range. After a fault, bytes may be left in the pipe.
-    ///
-    /// # Safety
-    /// The kernel checks both ranges, which need not be valid; what is valid of the target is
-    /// overwritten.
-    unsafe fn carry(&self, from: u64, to: u64, length: usize) -> Result<(), Fault> {
-        let mut done = 0;
-        while done < length {
-            let part = libc::iovec { iov_base: (from + done as u64) as *mut c_void, iov_len: length - done };
-            // SAFETY: the kernel only reads there, and checks the addresses.
-            let inside = unsafe { libc::vmsplice(self.writer.as_raw_fd(), &raw const part, 1, 0) };
-            let end = done + usize::try_from(inside).ok().filter(|count| *count > 0).ok_or(Fault)?;
-            while done < end {
-                let target = (to + done as u64) as *mut c_void;
-                // SAFETY: the caller promises that the target may be overwritten.
-                let count = unsafe { libc::read(self.reader.as_raw_fd(), target, end - done) };
-                done += usize::try_from(count).ok().filter(|count| *count > 0).ok_or(Fault)?;
-            }
-        }
-        Ok(())
     }
 }
 

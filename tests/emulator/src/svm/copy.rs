@@ -308,7 +308,7 @@ impl Call<'_, '_> {
         let mut done = 0;
         while done < size {
             let (from, to) = (source + done, destination + done);
-            let mut length = piece.min(size - done);
+            let mut length = size - done;
             let source = self.reach(from, &mut length)?;
             let destination = self.reach(to, &mut length)?;
             let (store, memory) = (&self.world.store, self.caller.memory);
@@ -330,14 +330,18 @@ impl Call<'_, '_> {
                         .read_with(block, offset, length, |at, bytes| memory.write(to + at, bytes).or_else(unpinned))?,
                 },
                 (None, Some((block, offset))) => {
-                    // The driver pins the whole piece before it copies a byte of it. Only its end
-                    // is checked here: before a hole in the middle, bytes are copied.
-                    memory.read(from + length - 1, &mut [0]).or_else(unpinned)?;
-                    match memory.without_bytes(from, length) {
+                    // The driver pins a whole piece before it copies a byte of it. Only its end is
+                    // checked here: before a hole in the middle, bytes are copied.
+                    let ends = (1..=length.div_ceil(piece)).map(|count| length.min(count * piece));
+                    let good = ends.take_while(|end| memory.read(from + end - 1, &mut [0]).is_ok()).last().unwrap_or(0);
+                    match memory.without_bytes(from, good) {
                         Some(checked) => checked.or_else(unpinned)?,
-                        None => store.write_with(block, offset, length, |at, bytes| {
+                        None => store.write_with(block, offset, good, |at, bytes| {
                             memory.read(from + at, bytes).or_else(unpinned)
                         })?,
+                    }
+                    if good < length {
+                        unpinned(Fault)?;
                     }
                 }
                 (None, None) => {}
