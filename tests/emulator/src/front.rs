@@ -26,6 +26,7 @@ mod server;
 pub use client_memory::ProcessMemory;
 pub use client_process::{ProcessKey, range_is_free};
 pub(crate) use filter::DRIVER_AREA;
+use listener::NoForks;
 pub(crate) use listener::{Answer, Listener, install};
 pub use node::driver_path;
 
@@ -146,8 +147,10 @@ impl Emulator {
         self.assert_own();
         // Until it has passed on the listener, this thread must make no call that is caught: if
         // the server has ended, it would wait for itself.
+        let no_forks = NoForks::new();
         let listener = listener::install()?;
         self.order(Order::Listen, Some(listener));
+        drop(no_forks);
         // The first filter is in most cases the only one.
         if !self.has_bell.swap(true, Ordering::Relaxed) {
             if let Some(bell) = bell::hang() {

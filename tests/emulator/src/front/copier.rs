@@ -108,8 +108,8 @@ impl Drop for Copier {
     fn drop(&mut self) {
         // It ends when there will be no more jobs.
         self.jobs = None;
-        // SAFETY: takes integers and no pointer. It fails if the program has waited for all kinds of
-        // children: the process has ended then.
+        // SAFETY: takes integers and no pointer. It fails if the program has waited for all kinds
+        // of children: the process has ended then.
         unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WCLONE) };
         // SAFETY: the process whose stack it was has ended.
         let _ = unsafe { munmap(self.stack, STACK) };

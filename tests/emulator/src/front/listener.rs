@@ -5,8 +5,11 @@ use super::{Unavailable, filter};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::cell::UnsafeCell;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Once;
 
 /// Makes the kernel run the waiting side on the CPU of the waking side (Linux 6.6), which is ten
 /// times faster than waking an idle CPU.
@@ -77,6 +80,73 @@ pub fn probe() -> Result<(), Unavailable> {
         }
     });
     tried.join().unwrap_or(Err(Unavailable::Server(Errno::ECHILD)))
+}
+
+/// No thread of this process forks as long as the value lives. A child with a copy of the listener
+/// would keep it open when the server has ended, and threads under its filter would wait for ever.
+/// A child by the bare system call is not held back; programs that are started close their copy.
+pub struct NoForks(());
+
+/// What a fork waits for, and the signals that its thread had blocked before: a handler that forks
+/// would wait for its own thread.
+struct Gate(UnsafeCell<(libc::pthread_mutex_t, MaybeUninit<libc::sigset_t>)>);
+
+// SAFETY: a mutex of the C library is made for several threads, and it guards the signals.
+unsafe impl Sync for Gate {}
+
+static GATE: Gate = Gate(UnsafeCell::new((libc::PTHREAD_MUTEX_INITIALIZER, MaybeUninit::uninit())));
+
+impl NoForks {
+    /// Waits for forks that have begun.
+    pub fn new() -> Self {
+        static HANDLERS: Once = Once::new();
+        HANDLERS.call_once(|| {
+            // SAFETY: the handlers do what is allowed there. If there is no memory for them, forks
+            // are not held back.
+            unsafe { libc::pthread_atfork(Some(shut), Some(open), Some(open)) };
+        });
+        // SAFETY: takes nothing.
+        unsafe { shut() };
+        NoForks(())
+    }
+}
+
+impl Drop for NoForks {
+    fn drop(&mut self) {
+        // SAFETY: this value has shut it.
+        unsafe { open() };
+    }
+}
+
+/// Before a fork.
+unsafe extern "C" fn shut() {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    let (mutex, signals) = gate();
+    // SAFETY: the sets are this function's own, and the mutex lives for ever. No thread locks it
+    // twice: it forks or has a `NoForks`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        libc::pthread_mutex_lock(mutex);
+        signals.write(before);
+    }
+}
+
+/// After it, in both processes.
+unsafe extern "C" fn open() {
+    let (mutex, signals) = gate();
+    // SAFETY: the thread has locked the mutex, and so written the signals.
+    unsafe {
+        let before = signals.read();
+        libc::pthread_mutex_unlock(mutex);
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+fn gate() -> (*mut libc::pthread_mutex_t, *mut MaybeUninit<libc::sigset_t>) {
+    let gate = GATE.0.get();
+    // SAFETY: the addresses of two members of a static.
+    unsafe { (&raw mut (*gate).0, &raw mut (*gate).1) }
 }
 
 /// Installs the filter on the calling thread and everything that it will start. This cannot be
