@@ -253,6 +253,13 @@ mod tests {
         OwnMemory::new().unwrap()
     }
 
+    /// The same where no process can be started.
+    fn alone() -> OwnMemory {
+        let own = own();
+        own.alone.set(true);
+        own
+    }
+
     /// Two pages, of which the second one cannot be accessed.
     fn end_of_memory() -> u64 {
         let length = NonZero::new(2 * PAGE).unwrap();
@@ -267,10 +274,10 @@ mod tests {
 
     #[test]
     fn bytes_of_every_length_and_at_every_address_are_carried() {
-        let (own, other) = (own(), ProcessMemory(std::process::id() as i32));
+        let (own, alone, other) = (own(), alone(), ProcessMemory(std::process::id() as i32));
         let source: Vec<u8> =
             (0..(3 << 20) + 100).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        for memory in [&own as &dyn Memory, &other] {
+        for memory in [&own as &dyn Memory, &alone, &other] {
             for length in [1, 344, PAGE, MUCH - 1, MUCH, STEP + 1, 1 << 20, (1 << 20) + 1, 3 << 20] {
                 for start in [0, 1, 16, 31] {
                     let bytes = &source[start..start + length];
@@ -288,10 +295,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_accessed_is_a_fault_and_the_next_copy_is_whole() {
-        let (own, end) = (own(), end_of_memory());
+        let end = end_of_memory();
         let bytes = vec![7u8; 1 << 20];
         let mut room = vec![0u8; 1 << 20];
-        for length in [2, 344, MUCH, 1 << 20] {
+        for (own, length) in [own(), alone()].iter().flat_map(|own| [2, 344, MUCH, 1 << 20].map(|length| (own, length)))
+        {
             assert_eq!(own.read(end - 1, &mut room[..length]), Err(Fault), "{length}");
             assert_eq!(own.write(end - 1, &bytes[..length]), Err(Fault), "{length}");
             assert_eq!(own.read(0, &mut room[..length]), Err(Fault), "{length}");
