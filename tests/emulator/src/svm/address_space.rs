@@ -7,7 +7,7 @@
 //! areas, whatever is mapped there. A call on a range where nothing is mapped goes unnoticed.
 
 use super::session::{Process, Stage, Vma, host_pin_start};
-use super::store::{for_each_data, punch};
+use super::store::{for_each_piece, punch};
 use super::{ProcessId, Svm, page_size};
 use crate::caller::Caller;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind};
@@ -103,7 +103,7 @@ impl Process {
             let before = self.windows.range(..low + svm::HUGE_PAGE).next_back();
             before.is_some_and(|(&start, &length)| start + length > low)
         };
-        let _ = for_each_data(&self.backing, 0, i64::MAX as u64, |offset, length| {
+        let _ = for_each_piece(&self.backing, 0..i64::MAX as u64, true, |offset, length| {
             let mut at = offset;
             while at < offset + length as u64 {
                 if !near(at) && !is_managed(at) {

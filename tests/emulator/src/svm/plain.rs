@@ -9,7 +9,7 @@
 use super::behaviour::Behaviour;
 use super::heap::Heap;
 use super::session::{Process, View};
-use super::store::{BlockId, for_each_data};
+use super::store::{BlockId, for_each_piece};
 use super::{Answer, Call, World, page_size, refuse};
 use crate::machine::HOST;
 use ascend_ioctl::svm::{self, Advice, HUGE_PAGE};
@@ -136,7 +136,7 @@ impl Process {
                 for gap in heap.gaps(found.start..found.start + found.size) {
                     let Some(vma) = self.vma(gap.start).filter(|vma| !vma.private) else { continue };
                     let file = |address: u64| vma.offset + (address - vma.start);
-                    let _ = for_each_data(&self.backing, file(gap.start), file(gap.end), |offset, length| {
+                    let _ = for_each_piece(&self.backing, file(gap.start)..file(gap.end), true, |offset, length| {
                         let chunks = heap.chunks(vma.start + (offset - vma.offset), length as u64);
                         match touched.last_mut() {
                             Some(last) if chunks.start <= last.end => last.end = last.end.max(chunks.end),

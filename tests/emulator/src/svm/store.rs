@@ -16,7 +16,7 @@
 mod chunks;
 
 use super::ranges::Ranges;
-use chunks::Chunks;
+use chunks::{CHUNK, Chunks};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -115,8 +115,13 @@ impl Store {
     pub fn create(&mut self, pool: u32, length: u64) -> Result<BlockId, Errno> {
         let memory = self.pools.get_mut(&pool).ok_or(Errno::ENOMEM)?;
         let used = memory.used.checked_add(length).filter(|used| *used <= memory.size).ok_or(Errno::ENOMEM)?;
-        let end = memory.next.checked_add(length).filter(|end| *end < i64::MAX as u64).ok_or(Errno::ENOMEM)?;
-        let block = Block { pool, offset: memory.next, length, windows: Vec::new(), solid: RefCell::default() };
+        // Between two blocks is a hole, where the kernel's search for the end of data stops. A block
+        // lies in as few chunks as it can.
+        let alignment = length.clamp(1, CHUNK).next_power_of_two();
+        let offset = memory.next.checked_next_multiple_of(alignment).ok_or(Errno::ENOMEM)?;
+        let end = offset.checked_add(length).and_then(|end| end.checked_add(GRAIN));
+        let end = end.filter(|end| *end < i64::MAX as u64).ok_or(Errno::ENOMEM)?;
+        let block = Block { pool, offset, length, windows: Vec::new(), solid: RefCell::default() };
         memory.used = used;
         memory.next = end;
         self.last += 1;
@@ -134,7 +139,6 @@ impl Store {
     pub fn shrink(&mut self, block: BlockId, length: u64) {
         let Some(block) = self.blocks.get_mut(&block).filter(|block| block.length > length) else { return };
         let Some(pool) = self.pools.get_mut(&block.pool) else { return };
-        block.solid.take();
         punch(&pool.file, block.offset + length, block.length - length);
         pool.used -= block.length - length;
         block.length = length;
@@ -302,32 +306,37 @@ impl Store {
         Ok(())
     }
 
-    /// The file that has the current bytes of a range, and the offset in it. `None` if several
-    /// have them, or each a part.
-    fn place(&self, id: BlockId, offset: u64, length: u64) -> Option<(&Arc<File>, u64)> {
+    /// The file that has the current byte at an offset of a block, the offset in the file, and
+    /// where in the block the next part begins, which another file has. `None` if several have it.
+    fn place(&self, id: BlockId, at: u64) -> Option<(&Arc<File>, u64, u64)> {
         let (block, pool) = self.find(id).ok()?;
+        let stored = |end: u64| Some((&pool.file, block.offset + at, end));
         match block.windows.as_slice() {
-            [] => Some((&pool.file, block.offset + offset)),
-            [only] => match only.part(offset, length as usize).len() as u64 {
-                0 => Some((&pool.file, block.offset + offset)),
-                part if part == length => Some((&only.file, only.place(offset))),
-                _ => None,
-            },
+            [] => stored(block.length),
+            [only] if at < only.start => stored(only.start),
+            [only] if at < only.start + only.length => Some((&only.file, only.place(at), only.start + only.length)),
+            [_] => stored(block.length),
             _ => None,
         }
     }
 
-    /// The current bytes at an offset of a block, mapped. `None` if [`Store::place`] is, and for
-    /// holes: a read by mapping would fill them, and a write would take a page fault for each page.
+    /// The current bytes at an offset of a block, mapped. `None` if several files have them or each
+    /// a part, and for holes: a read by mapping would fill them, and a write would take a page
+    /// fault for each page. Nothing else depends on where holes are, so it does no harm that a
+    /// program can make some in its own file.
     fn mapped(&self, id: BlockId, at: u64, length: u64) -> Option<(NonNull<u8>, usize)> {
-        let (file, offset) = self.place(id, at, length)?;
+        let (file, offset, end) = self.place(id, at)?;
+        if at + length > end {
+            return None;
+        }
         let block = self.blocks.get(&id)?;
         if !block.solid.borrow().contains(&(at..at + length)) {
             let hole = lseek64(&**file, offset as i64, Whence::SeekHole).map_or(u64::MAX, |hole| hole as u64);
-            if hole < offset + length {
+            let solid = at..end.min(at.saturating_add(hole.saturating_sub(offset)));
+            if solid.end < at + length {
                 return None;
             }
-            block.solid.borrow_mut().insert(at..at + length);
+            block.solid.borrow_mut().insert(solid);
         }
         self.chunks.at(file, offset, length)
     }
@@ -445,7 +454,7 @@ impl Block {
         for window in &self.windows {
             let part = window.part(offset, length as usize);
             let first = window.place(offset + part.start as u64);
-            for_each_piece(&window.file, first, first + part.len() as u64, |at, length| {
+            for_each_piece(&window.file, first..first + part.len() as u64, false, |at, length| {
                 let inside = window.start + (at - window.offset);
                 let (seen, known) = (&mut seen[..length], &mut known[..length]);
                 window.file.read_exact_at(seen, at).map_err(errno)?;
@@ -497,7 +506,7 @@ fn carry_range(from: &File, from_offset: u64, to: &File, to_offset: u64, length:
 fn carry_data(from: &File, from_offset: u64, to: &File, to_offset: u64, length: u64) -> Result<(), Errno> {
     const PAGE: usize = GRAIN as usize;
     let mut buffer = Vec::new();
-    for_each_piece(from, from_offset, from_offset + length, |at, length| {
+    for_each_piece(from, from_offset..from_offset + length, false, |at, length| {
         buffer.resize(length, 0);
         from.read_exact_at(&mut buffer, at).map_err(errno)?;
         let target = to_offset + (at - from_offset);
@@ -517,49 +526,33 @@ enum Access {
     Write,
 }
 
-/// Calls `each` for pieces that together have all data of a range, and may have holes in them. To
-/// say where data end, the kernel looks at each page until there, perhaps far beyond the range.
-fn for_each_piece(
+/// Calls `each` for pieces that together have all data of a range. Without `exact` they may have
+/// holes in them: to say where data end, the kernel looks at each page until there, perhaps far
+/// beyond the range.
+pub fn for_each_piece(
     file: &File,
-    start: u64,
-    end: u64,
+    range: Range<u64>,
+    exact: bool,
     mut each: impl FnMut(u64, usize) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    let mut at = start;
-    while at < end {
-        // ENXIO: no data after this offset.
-        let Ok(data) = lseek64(file, at as i64, Whence::SeekData) else { return Ok(()) };
-        at = data as u64;
-        if at < end {
-            let length = (end - at).min(PIECE as u64);
-            each(at, length as usize)?;
-            at += length;
-        }
-    }
-    Ok(())
-}
-
-/// Calls `each` for every piece of a range that is not a hole.
-pub fn for_each_data(
-    file: &File,
-    start: u64,
-    end: u64,
-    mut each: impl FnMut(u64, usize) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let mut at = start;
-    while at < end {
-        let data = match lseek64(file, at as i64, Whence::SeekData) {
-            Ok(data) if (data as u64) < end => data as u64,
+    let mut at = range.start;
+    let mut hole = at;
+    while at < range.end {
+        if at >= hole {
             // ENXIO: no data after this offset.
-            _ => return Ok(()),
-        };
-        let hole = lseek64(file, data as i64, Whence::SeekHole).map_or(end, |hole| (hole as u64).min(end));
-        at = data;
-        while at < hole {
-            let length = (hole - at).min(PIECE as u64);
-            each(at, length as usize)?;
-            at += length;
+            let Ok(data) = lseek64(file, at as i64, Whence::SeekData) else { return Ok(()) };
+            at = data as u64;
+            if at >= range.end {
+                return Ok(());
+            }
+            hole = match exact {
+                true => lseek64(file, data, Whence::SeekHole).map_or(range.end, |hole| hole as u64).max(at + 1),
+                false => at + PIECE as u64,
+            };
         }
+        let length = (hole.min(range.end) - at).min(PIECE as u64);
+        each(at, length as usize)?;
+        at += length;
     }
     Ok(())
 }
@@ -730,13 +723,26 @@ mod tests {
                         truth[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
                     }
                     3 => {
-                        store.write(block, at, &bytes).unwrap();
+                        match random.below(2) {
+                            0 => store.write(block, at, &bytes).unwrap(),
+                            _ => written_by_parts(&store, block, at, &bytes),
+                        }
                         truth[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
                     }
                     4 => {
                         let mut seen = bytes.clone();
-                        store.read(block, at, &mut seen).unwrap();
+                        match random.below(2) {
+                            0 => store.read(block, at, &mut seen).unwrap(),
+                            _ => seen = read_by_parts(&store, block, at, bytes.len() as u64),
+                        }
                         assert!(seen == truth[at as usize..at as usize + seen.len()], "seed {seed}, step {step}: read");
+                    }
+                    5 if windows.len() == 1 => {
+                        // A program that makes a hole in its own file.
+                        let (_, file, place, start, length) = windows[0];
+                        let (from, until) = (4096 * random.below(length / 4096), length);
+                        punch(&files[file], place + from, until - from);
+                        truth[(start + from) as usize..(start + until) as usize].fill(0);
                     }
                     _ if !windows.is_empty() => {
                         // One CPU stores at a time, and the windows settle before the next one
@@ -759,6 +765,69 @@ mod tests {
             store.free(block);
             assert!(!store.is_aliased());
         }
+    }
+
+    /// What the driver's own accesses use: mapped parts, and copies of the rest.
+    fn written_by_parts(store: &Store, block: BlockId, at: u64, bytes: &[u8]) {
+        let copied = |from: u64, part: &mut [u8]| {
+            part.copy_from_slice(&bytes[from as usize..][..part.len()]);
+            Ok::<_, Errno>(())
+        };
+        store.write_with(block, at, bytes.len() as u64, copied).unwrap();
+    }
+
+    fn read_by_parts(store: &Store, block: BlockId, at: u64, length: u64) -> Vec<u8> {
+        let mut seen = Vec::new();
+        let read = |_, part: &[u8]| {
+            seen.extend_from_slice(part);
+            Ok::<_, Errno>(())
+        };
+        store.read_with(block, at, length, read).unwrap();
+        seen
+    }
+
+    #[test]
+    fn the_end_of_a_blocks_data_is_looked_for_once_and_in_the_block_alone() {
+        let mut store = Store::default();
+        store.add_pool(0, 32 * MIB).unwrap();
+        let blocks = [6 * MIB, 2 * MIB, 3 * GRAIN, 2 * MIB].map(|length| store.create(0, length).unwrap());
+        for block in blocks {
+            let length = store.length(block).unwrap();
+            store.fill(block, 0, length, 7).unwrap();
+        }
+        for block in blocks {
+            let length = store.length(block).unwrap();
+            let (offset, file) = (store.blocks[&block].offset, &store.pools[&0].file);
+            assert_eq!(lseek64(&**file, offset as i64, Whence::SeekHole), Ok((offset + length) as i64));
+            assert!(store.mapped(block, GRAIN, GRAIN).is_some());
+            assert!(store.blocks[&block].solid.borrow().contains(&(GRAIN..length)));
+            assert_eq!(read_by_parts(&store, block, 0, length), vec![7; length as usize]);
+            // No block is cut by the border of a chunk without need.
+            assert!(offset / CHUNK == (offset + length - 1) / CHUNK || length > CHUNK);
+        }
+        // A hole ends it, and a window begins anew.
+        store.fill(blocks[0], 2 * MIB, GRAIN, 0).unwrap();
+        assert!(store.mapped(blocks[0], 0, 2 * MIB).is_some());
+        assert!(store.mapped(blocks[0], 0, 2 * MIB + 1).is_none());
+        let window = store.show(blocks[0], MIB, client(), 0, 2 * MIB).unwrap();
+        assert!(store.mapped(blocks[0], 0, MIB).is_some());
+        assert!(store.mapped(blocks[0], 0, MIB + 1).is_none(), "two files have it");
+        assert!(store.mapped(blocks[0], MIB, MIB).is_some());
+        assert!(store.mapped(blocks[0], 2 * MIB, GRAIN).is_none(), "a hole in the window");
+        assert!(store.mapped(blocks[0], 3 * MIB, 3 * MIB).is_some());
+        store.hide(blocks[0], window);
+        assert!(store.mapped(blocks[0], 2 * MIB, GRAIN).is_none(), "a hole in the block");
+        assert!(store.mapped(blocks[0], 5 * MIB, MIB).is_some());
+        // Zeros that were written are data, but they are not carried between block and window.
+        let (block, client) = (blocks[1], client());
+        store.write(block, 0, &[0; 1 << 20]).unwrap();
+        assert!(store.mapped(block, 0, MIB).is_some());
+        let window = store.show(block, 0, client.clone(), 0, 2 * MIB).unwrap();
+        assert!(store.mapped(block, 0, MIB).is_none());
+        client.write_all_at(&[0; 1 << 20], 0).unwrap();
+        assert!(store.mapped(block, 0, MIB).is_some());
+        store.hide(block, window);
+        assert!(store.mapped(block, 0, MIB).is_none());
     }
 
     /// A small pseudo-random generator with the same sequence in every run.

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Size and alignment of a part.
-const CHUNK: u64 = 4 << 20;
+pub const CHUNK: u64 = 4 << 20;
 
 /// How many parts stay mapped.
 const KEPT: usize = 256;
