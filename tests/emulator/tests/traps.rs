@@ -7,6 +7,7 @@ use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, fork, isolated};
 use ascend_ioctl::svm::{self, Op};
 use client::Session;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 
@@ -159,7 +160,7 @@ fn set_access(session: &Session, address: u64) {
 }
 
 #[test]
-#[should_panic(expected = "kernel trap `remote-map-and-access`")]
+#[should_panic(expected = "kernel trap `seen-twice`")]
 fn access_for_the_cpu_to_memory_that_it_sees_by_a_remote_mapping_crashes_the_kernel() {
     isolated(config(), |_| {
         let (session, address) = mapped(1);
@@ -169,7 +170,7 @@ fn access_for_the_cpu_to_memory_that_it_sees_by_a_remote_mapping_crashes_the_ker
 }
 
 #[test]
-#[should_panic(expected = "kernel trap `remote-map-and-access`")]
+#[should_panic(expected = "kernel trap `seen-twice`")]
 fn a_remote_mapping_of_memory_to_which_the_cpu_has_access_crashes_the_kernel() {
     isolated(config(), |_| {
         let (session, address) = mapped(1);
@@ -211,8 +212,39 @@ fn memory_of_a_handle_stays_visible_to_the_cpu_until_the_process_ends_if_its_dev
             session.call(Op::CloseDevice, 0, &svm::Alloc::default()).unwrap();
             // SAFETY: as above.
             unsafe { word.write_volatile(8) };
+            // Other memory at the address is taken for what is mapped for the CPU.
+            session.call(Op::SetupDevice, 0, &svm::SetupDevice { stats_address: 1, ..Default::default() }).unwrap();
+            map_again(&session, address);
+            let map = svm::RemoteMap { src_va: address, size: svm::HUGE_PAGE, map_type: 2, ..Default::default() };
+            assert_eq!(session.call(Op::MemRemoteMap, 0, &map).unwrap_err(), Errno::EINVAL);
         })
         .join();
         assert!(emulator.state().is_empty(), "{:?}", emulator.state());
+    });
+}
+
+/// Maps a new handle in a reservation that exists.
+fn map_again(session: &Session, address: u64) {
+    let (id, size, side, page) = (session.create(1).unwrap(), svm::HUGE_PAGE, svm::SIDE_DEVICE, svm::PAGE_HUGE);
+    let map = svm::MemMap { address, size, id, side, page, pages: 1, ..Default::default() };
+    session.call(Op::MemMap, 0, &map).unwrap();
+}
+
+/// Disables the heap of memory that the CPU sees, and enables it again.
+#[test]
+#[should_panic(expected = "kernel trap `seen-twice`")]
+fn what_the_cpu_saw_of_a_heap_that_was_disabled_is_still_there() {
+    isolated(config(), |_| {
+        let (session, address) = mapped(1);
+        remote_map(&session, address);
+        let index = ((address - svm::SVM_START) / svm::HEAP_UNIT) as u32;
+        for operation in [svm::HEAP_DISABLE, svm::HEAP_ENABLE] {
+            let (kind, sub_kind, size) = (svm::HEAP_HUGE, svm::SUB_RESERVE, svm::HEAP_UNIT);
+            let heap = svm::UpdateHeap { operation, kind, sub_kind, index, size };
+            session.call(Op::UpdateHeap, 0, &heap).unwrap();
+        }
+        session.call(Op::Alloc, 0, &svm::Alloc { address, size: svm::HUGE_PAGE }).unwrap();
+        map_again(&session, address);
+        remote_map(&session, address);
     });
 }

@@ -329,6 +329,7 @@ impl Call<'_, '_> {
         let (owner, block, seen) = (mapping.physical, mapping.block, mapping.view.is_some());
         let found = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address));
         let remote = owner != HOST && found.is_some_and(|mapping| self.process.is_seen_remotely(mapping));
+        let remote = remote || self.process.has_orphan(para.address, para.size);
         if owner == HOST {
             if self.machine.config.attachment != Attachment::Hccs {
                 return refuse(Errno::EOPNOTSUPP, "the device cannot reach the host's memory");

@@ -290,7 +290,7 @@ impl Call<'_, '_> {
         let Some(parts) = self.process.heap(address).and_then(|heap| parts(heap, device, page, address, size)) else {
             return refuse(Errno::EINVAL, "part of the range has no such pages of the device");
         };
-        if parts.iter().any(|part| part.granted) {
+        if parts.iter().any(|part| part.granted) || self.process.has_orphan(address, size) {
             self.seen_twice(address);
             return Ok(());
         }
@@ -317,11 +317,11 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// MEM_REMOTE_MAP and MEM_SET_ACCESS for the host map the same pages. The kernel panics: a page
-    /// must not be mapped where one is.
+    /// MEM_REMOTE_MAP or MEM_SET_ACCESS maps device memory for the host where the other one did, or
+    /// where the driver forgot to unmap. The kernel panics: a page must not be mapped where one is.
     pub(super) fn seen_twice(&mut self, address: u64) {
-        let detail = format!("at {address:#x}, both MEM_REMOTE_MAP and MEM_SET_ACCESS map device memory for the host");
-        self.machine.traps.push(Trap { name: "remote-map-and-access", tgid: self.caller.tgid, detail });
+        let detail = format!("device memory is mapped for the host at {address:#x}, where the host sees some already");
+        self.machine.traps.push(Trap { name: "seen-twice", tgid: self.caller.tgid, detail });
     }
 
     /// MEM_REMOTE_UNMAP.

@@ -217,6 +217,14 @@ impl Process {
         }))
     }
 
+    /// Whether the CPU still sees memory in a range that was mapped there before.
+    pub fn has_orphan(&self, address: u64, size: u64) -> bool {
+        let Some(vma) = self.vma(address) else { return false };
+        let start = vma.offset + (address - vma.start);
+        let length = |view: &View| self.windows.get(&view.offset).copied().unwrap_or(0);
+        self.orphans.iter().any(|view| view.offset < start + size && start < view.offset + length(view))
+    }
+
     /// Ends a view.
     pub fn hide(&mut self, world: &mut World, view: View) {
         let length = self.windows.remove(&view.offset);

@@ -115,8 +115,8 @@ impl Store {
     pub fn create(&mut self, pool: u32, length: u64) -> Result<BlockId, Errno> {
         let memory = self.pools.get_mut(&pool).ok_or(Errno::ENOMEM)?;
         let used = memory.used.checked_add(length).filter(|used| *used <= memory.size).ok_or(Errno::ENOMEM)?;
-        // Between two blocks is a hole, where the kernel's search for the end of data stops. A block
-        // lies in as few chunks as it can.
+        // Between two blocks is a hole, where the kernel's search for the end of data stops. A
+        // block lies in as few chunks as it can.
         let alignment = length.clamp(1, CHUNK).next_power_of_two();
         let offset = memory.next.checked_next_multiple_of(alignment).ok_or(Errno::ENOMEM)?;
         let end = offset.checked_add(length).and_then(|end| end.checked_add(GRAIN));
