@@ -78,7 +78,7 @@ impl Comparison {
     }
 }
 
-/// Measures both in turns, ten times, and takes the best time of each: what other programs do to
+/// Measures both in turns, often, and takes the best time of each: what other programs do to
 /// the machine meanwhile only makes single turns slower.
 pub fn compare(threads: usize, calls: usize) -> Result<Comparison, Unavailable> {
     let calls = (calls / TURNS / threads).max(1);
@@ -103,7 +103,7 @@ pub fn attached(calls: usize) -> io::Result<Duration> {
     Ok(turns.min().unwrap_or_default())
 }
 
-const TURNS: usize = 10;
+const TURNS: usize = 40;
 
 /// A command that copies its argument in and out.
 fn request() -> u32 {

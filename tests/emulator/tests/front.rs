@@ -7,7 +7,7 @@
 
 mod client;
 
-use ascend_emulator::config::Door;
+use ascend_emulator::config::{DeviceProcess, Door};
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{davinci, uda};
@@ -121,6 +121,31 @@ fn the_list_of_modules_names_the_driver() {
 fn the_list_of_modules_names_no_driver_where_none_is_loaded() {
     isolated(Config { door: Door::Missing, ..Config::default() }, |_| {
         assert!(!std::fs::read_to_string("/proc/modules").unwrap().contains("asdrv_pbl"));
+    });
+}
+
+#[test]
+fn a_program_cannot_cut_the_drivers_file_off() {
+    isolated_leaky(Config { device_process: DeviceProcess::Automatic, ..Config::default() }, |_| {
+        let session = Session::start(Config::default().generation).unwrap();
+        let heap = session.heap().unwrap();
+        let host = |address: u64| {
+            let (size, side, page) = (svm::HUGE_PAGE, svm::SIDE_HOST, svm::PAGE_HUGE);
+            let made = svm::MemCreate { size, side, page, ..Default::default() };
+            let id = session.call(Op::MemCreate, svm::HOST_ID, &made).unwrap().id;
+            session.call(Op::Alloc, 0, &svm::Alloc { address, size }).unwrap();
+            let map = svm::MemMap { address, size, id, side, page, pages: 1, ..Default::default() };
+            session.call(Op::MemMap, svm::HOST_ID, &map).unwrap();
+        };
+        host(heap);
+        let device = heap + svm::HUGE_PAGE;
+        session.map(device, session.create(1).unwrap(), 1).unwrap();
+        let copy = || session.copy(device, heap, svm::HUGE_PAGE as usize, svm::COPY_HOST_TO_DEVICE);
+        // SAFETY: host memory was mapped there.
+        unsafe { std::slice::from_raw_parts_mut(heap as *mut u8, svm::HUGE_PAGE as usize) }.fill(7);
+        copy().unwrap();
+        assert_eq!(nix::unistd::ftruncate(&session.file, 0), Err(Errno::EPERM));
+        copy().unwrap();
     });
 }
 

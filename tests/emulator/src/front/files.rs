@@ -13,7 +13,7 @@
 use super::client_process::{Inode, ProcessKey};
 use crate::driver::FileId;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fstat};
@@ -38,11 +38,13 @@ pub struct Blank {
 impl Blank {
     /// A new memfd.
     pub fn new() -> Result<Self, Errno> {
-        let create = |flags| memfd_create(c"davinci", MFdFlags::MFD_CLOEXEC | flags);
+        let create = |flags| memfd_create(c"davinci", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | flags);
         // Kernels before 6.3 do not know the flag; later ones log a warning without it.
         let memfd = create(MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL)).or_else(|_| create(MFdFlags::empty()))?;
         let memfd = File::from(memfd);
         nix::unistd::ftruncate(&memfd, LENGTH)?;
+        // The server maps parts of the file: a client that cut it off would kill the server.
+        fcntl(&memfd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
         let stat = fstat(&memfd)?;
         Ok(Blank { memfd, inode: (stat.st_dev, stat.st_ino) })
     }
