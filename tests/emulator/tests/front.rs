@@ -13,7 +13,7 @@ use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{davinci, uda};
 use client::{MANAGER, Session, ioctl, open_manager};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate, open};
 use nix::sys::mman::{MapFlags, ProtFlags, munmap};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::stat::Mode;
@@ -146,6 +146,18 @@ fn a_program_cannot_cut_the_drivers_file_off() {
         copy().unwrap();
         assert_eq!(nix::unistd::ftruncate(&session.file, 0), Err(Errno::EPERM));
         copy().unwrap();
+    });
+}
+
+#[test]
+fn a_program_cannot_fill_the_drivers_file() {
+    isolated(Config::default(), |_| {
+        let much = |file: &OwnedFd, flags| fallocate(file, flags, 0, 1 << 42);
+        assert_eq!(much(&open_manager(), FallocateFlags::empty()), Err(Errno::ENODEV));
+        // Files of others are as they are.
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let other = nix::sys::memfd::memfd_create("other", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        assert_eq!(much(&other, hole), Ok(()));
     });
 }
 

@@ -11,7 +11,8 @@
 //!   magic bytes than their own;
 //! * mmap of a file if shared or huge, and any change of mappings at addresses that only the driver
 //!   uses;
-//! * mlockall and process_madvise, which could allocate all pages of the driver's segments;
+//! * mlockall, process_madvise and fallocate of 4 GiB and more, which could allocate all pages of
+//!   the driver's segments;
 //! * exec, which ends an address space without ending the process.
 //!
 //! Not fork: a C library holds the lock of malloc while it forks, and the server, which may be a
@@ -151,6 +152,7 @@ pub fn program() -> Vec<sock_filter> {
         Rule::change(libc::SYS_mlock2),
         Rule::always(libc::SYS_mlockall),
         Rule::always(libc::SYS_process_madvise),
+        Rule::of(libc::SYS_fallocate).when(high(3), AT_LEAST, 1, NOTIFY).otherwise(ALLOW),
         Rule::always(libc::SYS_newfstatat),
         Rule::always(libc::SYS_statx),
         Rule::always(libc::SYS_fstat),

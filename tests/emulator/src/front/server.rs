@@ -431,6 +431,7 @@ impl Server {
             libc::SYS_mlockall if (1..8).contains(&a) && a != MCL_ONFAULT => Answer::Value(0).into(),
             // These would allocate every page, too.
             libc::SYS_process_madvise if is_populating(d as i32) => Errno::EINVAL.into(),
+            libc::SYS_fallocate if self.driver_file(call.tid, at).is_some() => Errno::ENODEV.into(),
             libc::SYS_mremap => {
                 let fixed = d as c_int & libc::MREMAP_FIXED != 0;
                 self.change(call, "mremap", ChangeKind::Remap { length: c, fixed }, arrived)
