@@ -8,18 +8,18 @@
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table};
-use crate::lock::Lock;
 use crate::physical::{self, Location, Memories};
 use crate::{devices, malloc, process};
 use ascend_vmm::{
     Error, Failed, Location as Place, Mapping, Page, PhysicalMemory, Reservation, ReserveOptions, Session,
 };
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
 /// The size of a huge page: what addresses are multiples of.
 const PAGE: u64 = Page::Huge.size();
 
-pub(crate) static BOOKS: Lock<Books> = Lock::new(Books {
+pub(crate) static BOOKS: Mutex<Books> = Mutex::new(Books {
     areas: Areas { list: Vec::new(), recent: 0 },
     mappings: Vec::new(),
     free: Vec::new(),

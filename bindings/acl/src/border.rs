@@ -10,7 +10,6 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment variable that asks for a log on the standard error: `errors` for a line for
 /// each call that fails, `calls` for a line for each call.
@@ -41,9 +40,7 @@ extern "C" fn in_child() {
     STATE.fetch_or(INHERITED, Ordering::Relaxed);
 }
 
-/// Not a usual call: it comes from a child, is the first, or is to be logged. The code that it
-/// returns, if it must not be made.
-#[cold]
+/// The code that a call returns which must not be made: it comes from a child.
 fn enter(name: &'static str, uses: bool) -> Option<i32> {
     let state = STATE.load(Ordering::Acquire);
     if state & INHERITED != 0 {
@@ -56,13 +53,6 @@ fn enter(name: &'static str, uses: bool) -> Option<i32> {
         STATE.fetch_or(USED, Ordering::Release);
     }
     None
-}
-
-/// Locks a mutex. No code of the program runs under our locks, and every change is made in one
-/// step, so a thread that panicked left nothing half done.
-#[inline]
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call that answers with a code.
@@ -80,15 +70,26 @@ pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
 #[inline(always)]
 fn run(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
     if STATE.load(Ordering::Acquire) != USUAL {
-        if let Some(code) = enter(name, uses) {
-            return code;
-        }
+        return run_unusual(name, uses, body);
     }
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) if STATE.load(Ordering::Relaxed) == USUAL => 0,
+        Ok(Ok(())) => 0,
+        Ok(Err(fault)) => failed(name, &fault),
+        Err(_) => panicked(name),
+    }
+}
+
+/// A call from a child, the first call, or one that may have to be logged.
+#[cold]
+#[inline(never)]
+fn run_unusual(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
+    if let Some(code) = enter(name, uses) {
+        return code;
+    }
+    match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => succeeded(name),
         Ok(Err(fault)) => failed(name, &fault),
-        Err(_) => failed(name, &Fault::new(code::INTERNAL, PANICKED)),
+        Err(_) => panicked(name),
     }
 }
 
@@ -134,6 +135,11 @@ const IN_CHILD: &str = "this process is a child of fork(2) of one that used the 
      serve what it inherited. Start processes by exec or spawn, or fork before the first call.";
 const PANICKED: &str = "the library failed inside, and did not do all that it was called for. This is an error of \
      the library: please report it with the panic message on the standard error.";
+
+#[cold]
+fn panicked(name: &'static str) -> i32 {
+    failed(name, &Fault::new(code::INTERNAL, PANICKED))
+}
 
 #[cold]
 fn succeeded(name: &'static str) -> i32 {
@@ -406,12 +412,12 @@ mod tests {
 
     #[test]
     fn a_lock_that_a_panic_left_is_taken_again() {
-        static LOCK: Mutex<u32> = Mutex::new(1);
+        static LOCK: parking_lot::Mutex<u32> = parking_lot::Mutex::new(1);
         let panics = || {
-            let _locked = lock(&LOCK);
+            let _locked = LOCK.lock();
             panic!("a bug");
         };
         assert_eq!(call("aclrtMalloc", panics), code::INTERNAL);
-        assert_eq!(*lock(&LOCK), 1);
+        assert_eq!(*LOCK.lock(), 1);
     }
 }

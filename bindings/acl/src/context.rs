@@ -5,15 +5,16 @@
 //! current context or none. Contexts hold no memory: that belongs to the process and goes with the
 //! last context of its device.
 
-use crate::border::{Out, lock};
+use crate::border::Out;
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::{Handle, Handles, kind};
 use crate::{devices, process, stream};
 use ascend_vmm::LogicalId;
+use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// A context.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ fn none() -> Box<Fault> {
 fn primary(user: i64, times: u64) -> Outcome<Handle> {
     let npu = devices::by_user(user)?;
     let device = npu.logical;
-    if let Some(primary) = lock(&PRIMARIES).get_mut(&device.0) {
+    if let Some(primary) = PRIMARIES.lock().get_mut(&device.0) {
         primary.count += times;
         return Ok(primary.context);
     }
@@ -120,7 +121,7 @@ fn primary(user: i64, times: u64) -> Outcome<Handle> {
         code::RT_NO_DEVICE | code::RT_NOT_SUPPORTED => fault,
         _ => fault.with_code(code::RT_DEVICE_SETUP),
     })?;
-    let mut primaries = lock(&PRIMARIES);
+    let mut primaries = PRIMARIES.lock();
     if let Some(primary) = primaries.get_mut(&device.0) {
         primary.count += times;
         return Ok(primary.context);
@@ -164,7 +165,7 @@ pub fn reset_device_force(device: i32) -> Outcome {
 
 fn reset(user: i32, force: bool) -> Outcome {
     let device = devices::by_user(user.into())?.logical;
-    let mut primaries = lock(&PRIMARIES);
+    let mut primaries = PRIMARIES.lock();
     let primary = primaries.get_mut(&device.0).ok_or_else(|| {
         let text = format!("device {user} was not set, or reset as often as set. Call aclrtSetDevice first.");
         Fault::new(code::RT_CONTEXT_RELEASE, text)
@@ -213,7 +214,7 @@ pub fn destroy(context: Handle) -> Outcome {
         Fault::new(code::RT_CONTEXT_NULL, text)
     })?;
     stream::end_all(Some(context));
-    if !lock(&PRIMARIES).contains_key(&removed.device.0) {
+    if !PRIMARIES.lock().contains_key(&removed.device.0) {
         close_if_unused(removed.device);
     }
     Ok(())
@@ -241,13 +242,13 @@ pub fn get(context: Out<Handle>) -> Outcome {
 pub fn primary_state(device: i32, flags: Out<u32>, active: Out<i32>) -> Outcome {
     let npu = devices::by_user(device.into())?;
     flags.write(0);
-    active.write(lock(&PRIMARIES).contains_key(&npu.logical.0).into());
+    active.write(PRIMARIES.lock().contains_key(&npu.logical.0).into());
     Ok(())
 }
 
 /// Ends all contexts.
 pub(crate) fn end() {
-    lock(&PRIMARIES).clear();
+    PRIMARIES.lock().clear();
     for handle in CONTEXTS.collect(|handle, _| Some(handle)) {
         remove(handle);
     }

@@ -10,11 +10,12 @@ use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::process;
 use ascend_vmm::discovery::{self, Health, Npu, PciAddress, Survey};
 use ascend_vmm::{LogicalId, PhysicalId, UserId};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 /// The environment variable that overrides the name of the chip.
 pub const SOC_NAME: &str = "ASCEND_ACL_SOC_NAME";
@@ -321,7 +322,7 @@ pub fn enable_peer_access(peer: i32, flags: u32) -> Outcome {
     }
     let (device, peer) = pair(context::current()?.user as i32, peer)?;
     process::device(device)?.enable_peer_access(&process::device(peer)?)?;
-    crate::border::lock(&PEERS).insert((device.0, peer.0));
+    PEERS.lock().insert((device.0, peer.0));
     Ok(())
 }
 
@@ -329,7 +330,7 @@ pub fn enable_peer_access(peer: i32, flags: u32) -> Outcome {
 /// reset, because mappings may use it.
 pub fn disable_peer_access(peer: i32) -> Outcome {
     let (device, peer) = pair(context::current()?.user as i32, peer)?;
-    crate::border::lock(&PEERS).remove(&(device.0, peer.0));
+    PEERS.lock().remove(&(device.0, peer.0));
     Ok(())
 }
 
@@ -337,14 +338,14 @@ pub fn disable_peer_access(peer: i32) -> Outcome {
 pub fn peer_access_status(device: i32, peer: i32, status: Out<i32>) -> Outcome {
     let status = status.check("status")?;
     let (device, peer) = pair(device, peer)?;
-    status.write(crate::border::lock(&PEERS).contains(&(device.0, peer.0)).into());
+    status.write(PEERS.lock().contains(&(device.0, peer.0)).into());
     Ok(())
 }
 
 /// A device is closed: what was enabled for it is gone.
 pub(crate) fn forget_peers(device: Option<LogicalId>) {
     let of = |pair: &(u32, u32), id: LogicalId| pair.0 == id.0 || pair.1 == id.0;
-    crate::border::lock(&PEERS).retain(|pair| device.is_some_and(|id| !of(pair, id)));
+    PEERS.lock().retain(|pair| device.is_some_and(|id| !of(pair, id)));
 }
 
 /// What `aclrtGetMemUsageInfo` fills for each of the driver's modules.

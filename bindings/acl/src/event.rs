@@ -3,12 +3,13 @@
 //! An event counts how often it was put on a stream and how often it was reached there. Waiting for
 //! it means waiting for the latest time that it was put there before the wait.
 
-use crate::border::{Out, lock};
+use crate::border::Out;
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Handles, kind};
 use crate::stream::{self, Task};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An event.
@@ -36,7 +37,7 @@ static EVENTS: Handles<Arc<Event>, { kind::EVENT }> = Handles::new();
 impl Event {
     /// It was reached.
     pub(crate) fn complete(&self, time: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if time > state.completed {
             state.completed = time;
             state.time = now();
@@ -46,31 +47,26 @@ impl Event {
     }
 
     pub(crate) fn is_complete(&self, time: u64) -> bool {
-        lock(&self.state).completed >= time
+        self.state.lock().completed >= time
     }
 
     /// Waits until it was reached so often; `false` if the time is over.
     pub(crate) fn wait(&self, time: u64, timeout: Option<Duration>) -> bool {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.completed < time {
-            state = match end {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(end) => {
-                    let left = end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            match end {
+                None => self.changed.wait(&mut state),
+                Some(end) if Instant::now() >= end => return false,
+                Some(end) => _ = self.changed.wait_until(&mut state, end),
+            }
         }
         true
     }
 
     /// When it was reached.
     fn time(&self) -> Outcome<u64> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         match () {
             () if state.recorded == 0 => Err(refused("the event was never recorded. Call aclrtRecordEvent first.")),
             () if state.completed < state.recorded => {
@@ -156,7 +152,7 @@ pub fn record(event: Handle, stream: Handle) -> Outcome {
     let event = find(event)?;
     let stream = stream::by_handle(stream)?;
     let time = {
-        let mut state = lock(&event.state);
+        let mut state = event.state.lock();
         state.recorded += 1;
         state.recorded
     };
@@ -175,7 +171,7 @@ pub fn reset(event: Handle, stream: Handle) -> Outcome {
         return Err(refused("events of aclrtCreateEventExWithFlag are not reset: record them again."));
     }
     stream::by_handle(stream)?.push(Task::Work(Box::new(move || {
-        let mut state = lock(&event.state);
+        let mut state = event.state.lock();
         if state.completed == state.recorded {
             *state = State::default();
         }
@@ -186,14 +182,14 @@ pub fn reset(event: Handle, stream: Handle) -> Outcome {
 /// `aclrtStreamWaitEvent`: an event that was never recorded is not waited for.
 pub fn wait_on_stream(stream: Handle, event: Handle) -> Outcome {
     let event = find(event)?;
-    let time = lock(&event.state).recorded;
+    let time = event.state.lock().recorded;
     stream::by_handle(stream)?.push(Task::Wait(event, time))
 }
 
 /// `aclrtSynchronizeEvent`.
 pub fn synchronize(event: Handle) -> Outcome {
     let event = find(event)?;
-    let time = lock(&event.state).recorded;
+    let time = event.state.lock().recorded;
     event.wait(time, None);
     Ok(())
 }
@@ -202,7 +198,7 @@ pub fn synchronize(event: Handle) -> Outcome {
 pub fn synchronize_within(event: Handle, timeout: i32) -> Outcome {
     let timeout = stream::milliseconds(timeout)?;
     let event = find(event)?;
-    let time = lock(&event.state).recorded;
+    let time = event.state.lock().recorded;
     if event.wait(time, timeout) {
         return Ok(());
     }
@@ -213,7 +209,7 @@ pub fn synchronize_within(event: Handle, timeout: i32) -> Outcome {
 pub fn query(event: Handle, status: Out<i32>) -> Outcome {
     let status = status.check("status")?;
     let event = find(event)?;
-    let state = lock(&event.state);
+    let state = event.state.lock();
     status.write(i32::from(state.completed >= state.recorded && (state.recorded > 0 || event.newer)));
     Ok(())
 }
@@ -222,7 +218,7 @@ pub fn query(event: Handle, status: Out<i32>) -> Outcome {
 pub fn query_wait(event: Handle, status: Out<i32>) -> Outcome {
     let status = status.check("status")?;
     let event = find(event)?;
-    let state = lock(&event.state);
+    let state = event.state.lock();
     status.write(i32::from(state.completed < state.recorded));
     Ok(())
 }

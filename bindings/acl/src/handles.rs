@@ -5,9 +5,8 @@
 //! handle is therefore not found, whatever the program does. The numbers look like no address, so
 //! that a program which follows one stops there.
 
-use crate::border::lock;
 use crate::fault::{Fault, Outcome, code};
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 /// A handle as C sees it.
 #[repr(transparent)]
@@ -162,7 +161,7 @@ impl<T, const KIND: u8> Handles<T, KIND> {
     ///
     /// 207005 when there are 16 million.
     pub fn insert(&self, object: T) -> Outcome<Handle> {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         let (handle, place) = table.insert()?;
         *place = Some(object);
         Ok(handle)
@@ -171,7 +170,7 @@ impl<T, const KIND: u8> Handles<T, KIND> {
     /// Looks at an object under the lock of its kind; `None` if there is no such object.
     #[inline]
     pub fn with<R>(&self, handle: Handle, look: impl FnOnce(&mut T) -> R) -> Option<R> {
-        lock(&self.0).get_mut(handle)?.as_mut().map(look)
+        self.0.lock().get_mut(handle)?.as_mut().map(look)
     }
 
     /// A copy of the reference to an object.
@@ -180,19 +179,19 @@ impl<T, const KIND: u8> Handles<T, KIND> {
     where
         T: Clone,
     {
-        lock(&self.0).get_mut(handle)?.clone()
+        self.0.lock().get_mut(handle)?.clone()
     }
 
     /// Takes an object out: its handle is stale from now on.
     pub fn remove(&self, handle: Handle) -> Option<T> {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         let place = table.find(handle)?;
         table.vacate(place).take()
     }
 
     /// What `pick` takes of each object, under the lock of their kind.
     pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
-        lock(&self.0).iter().filter_map(|(handle, object)| pick(handle, object.as_ref()?)).collect()
+        self.0.lock().iter().filter_map(|(handle, object)| pick(handle, object.as_ref()?)).collect()
     }
 }
 
@@ -233,7 +232,7 @@ mod tests {
         let handles = Handles::<_, { kind::EVENT }>::new();
         let first = handles.insert(0).unwrap();
         let last = Handle(first.0 | ((1 << KIND_SHIFT) - 1) >> GENERATION_SHIFT << GENERATION_SHIFT);
-        lock(&handles.0).places[0].handle = last;
+        handles.0.lock().places[0].handle = last;
         assert_eq!(handles.remove(last), Some(0));
         assert_eq!(handles.insert(1).unwrap().0 & (PLACES as u64 - 1), 1, "another place");
         let beyond = Handle(last.0 + (1 << GENERATION_SHIFT));
@@ -248,11 +247,11 @@ mod tests {
         let handles = Handles::<_, { kind::STREAM }>::new();
         let (first, second) = (handles.insert(1).unwrap(), handles.insert(2).unwrap());
         handles.remove(first);
-        let vacant = lock(&handles.0).places[0].handle;
+        let vacant = handles.0.lock().places[0].handle;
         assert_eq!((handles.get(vacant), handles.get(Handle(vacant.0 ^ VACANT))), (None, None));
         assert_eq!(handles.get(second), Some(2));
         handles.remove(second);
-        for stored in [0, 1].map(|place| lock(&handles.0).places[place].handle) {
+        for stored in [0, 1].map(|place| handles.0.lock().places[place].handle) {
             assert_eq!(handles.get(stored), None);
         }
     }

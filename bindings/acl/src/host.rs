@@ -4,13 +4,14 @@
 //! taking them from the driver; what is known here is that a pointer is host memory, which decides
 //! how an asynchronous copy is done.
 
-use crate::border::{Address, In, Out, lock};
+use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::malloc::Config;
 use crate::{context, copy, stream};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// By the first address.
 static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
@@ -63,7 +64,7 @@ pub fn allocate(address: Out<Address>, size: usize) -> Outcome {
         Fault::new(code::RT_MEMORY, format!("the host has no {size} bytes: {error}. Free memory or ask for less."))
     })?;
     let start = pages.start as u64;
-    lock(&KNOWN).insert(start, Known { size: size as u64, own: Some(Arc::new(pages)) });
+    KNOWN.lock().insert(start, Known { size: size as u64, own: Some(Arc::new(pages)) });
     address.write(Address(start));
     Ok(())
 }
@@ -83,7 +84,7 @@ pub fn allocate_with(address: Out<Address>, size: u64, config: In<Config>) -> Ou
 /// `aclrtFreeHost`.
 pub fn free(address: Address) -> Outcome {
     let address = address.check("hostPtr")?;
-    let mut known = lock(&KNOWN);
+    let mut known = KNOWN.lock();
     if known.get(&address).is_none_or(|known| known.own.is_none()) {
         return Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")));
     }
@@ -102,7 +103,7 @@ pub fn free_after_work(address: Address) -> Outcome {
 
 /// What the library knows of host memory around a range: its pages, if they are its own.
 pub(crate) fn find(address: u64, size: u64) -> Option<Option<Arc<Pages>>> {
-    let known = lock(&KNOWN);
+    let known = KNOWN.lock();
     let (start, found) = known.range(..=address).next_back()?;
     let end = start + found.size;
     (address < end && size <= end - address).then(|| found.own.clone())
@@ -117,7 +118,7 @@ fn register_range(address: u64, size: u64) -> Outcome {
     if copy::is_drivers(address) {
         return Err(refused(format!("{address:#x} is memory of the driver's, not of the host.")));
     }
-    let mut known = lock(&KNOWN);
+    let mut known = KNOWN.lock();
     let before = known.range(..end).next_back();
     if before.is_some_and(|(start, known)| start + known.size > address) {
         let text = format!("host memory at {address:#x} is known already. Unregister it first.");
@@ -155,7 +156,7 @@ pub fn register_v2(address: Address, size: u64, flags: u32) -> Outcome {
 /// `aclrtHostUnregister`.
 pub fn unregister(address: Address) -> Outcome {
     let address = address.check("ptr")?;
-    let mut known = lock(&KNOWN);
+    let mut known = KNOWN.lock();
     if known.get(&address).is_none_or(|known| known.own.is_some()) {
         let text = format!("no host memory is registered at {address:#x}.");
         return Err(Fault::new(code::HOST_NOT_REGISTERED, text));

@@ -5,15 +5,16 @@
 //! not begin where its pages do has its offset written over the end of the name, which the kernel
 //! fills with zeros: only this library can open such a key.
 
-use crate::border::{Address, In, Out, Text, lock};
+use crate::border::{Address, In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::{context, malloc, process, share};
 use ascend_vmm::share::{Name, NamedMemory, Published, open_named};
 use ascend_vmm::{LogicalId, Page};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::c_char;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Bytes of a key, with its zero.
 const KEY: usize = 65;
@@ -68,7 +69,7 @@ pub fn export_key(address: Address, size: usize, key: Out<c_char>, length: usize
     }
     let text = with_offset(published.name().to_bytes(), address - start)?;
     EXPORTED.store(true, Ordering::Relaxed);
-    lock(&EXPORTS).insert(text, Export { published: Arc::new(published), address, device });
+    EXPORTS.lock().insert(text, Export { published: Arc::new(published), address, device });
     for (index, byte) in text.into_iter().enumerate() {
         key.write_at(index, byte as c_char);
     }
@@ -136,7 +137,7 @@ pub fn trust(key: Text, processes: In<i32>, count: usize) -> Outcome {
         return Err(refused(format!("{} processes cannot be listed. Pass one or more.", count as i64)));
     }
     let processes = share::read_processes(processes, count)?;
-    let published = lock(&EXPORTS).get(&key).map(|export| export.published.clone()).ok_or_else(unknown)?;
+    let published = EXPORTS.lock().get(&key).map(|export| export.published.clone()).ok_or_else(unknown)?;
     Ok(published.trust(&processes)?)
 }
 
@@ -148,7 +149,7 @@ pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
         return Err(refused(format!("flags are {flags}. They are 0, or 1 to enable access between devices.")));
     }
     let device = context::current()?.device;
-    if let Some(import) = lock(&IMPORTS).get_mut(&key) {
+    if let Some(import) = IMPORTS.lock().get_mut(&key) {
         import.count += 1;
         address.write(Address(import.memory.address() + import.offset));
         return Ok(());
@@ -160,7 +161,7 @@ pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
         return Err(refused("the key names a place outside of its memory. Pass it unchanged."));
     }
     let start = memory.address() + offset;
-    let mut imports = lock(&IMPORTS);
+    let mut imports = IMPORTS.lock();
     // Another thread that imports the same has the same memory.
     let import = imports.entry(key).or_insert(Import { memory: Arc::new(memory), offset, count: 0, device });
     import.count += 1;
@@ -173,7 +174,7 @@ pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
 /// `aclrtIpcMemClose`: an import if there is one, else the export.
 pub fn close(key: Text) -> Outcome {
     let key = read_key(key)?;
-    let mut imports = lock(&IMPORTS);
+    let mut imports = IMPORTS.lock();
     if let Some(import) = imports.get_mut(&key) {
         import.count -= 1;
         let last = if import.count == 0 { imports.remove(&key) } else { None };
@@ -182,14 +183,14 @@ pub fn close(key: Text) -> Outcome {
         return Ok(());
     }
     drop(imports);
-    let export = lock(&EXPORTS).remove(&key).ok_or_else(unknown)?;
+    let export = EXPORTS.lock().remove(&key).ok_or_else(unknown)?;
     drop(export);
     Ok(())
 }
 
 /// The device that memory was imported on.
 pub(crate) fn device_of(memory: &Arc<NamedMemory>) -> LogicalId {
-    let imports = lock(&IMPORTS);
+    let imports = IMPORTS.lock();
     let of = imports.values().find(|import| Arc::ptr_eq(&import.memory, memory));
     of.map_or(LogicalId(0), |import| import.device)
 }
@@ -205,7 +206,7 @@ pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
 fn find_import(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
     let around = |memory: &NamedMemory| address.checked_sub(memory.address()).filter(|&at| at < memory.size());
     let found = |import: &Import| around(&import.memory).map(|offset| (import.memory.clone(), offset));
-    lock(&IMPORTS).values().find_map(found)
+    IMPORTS.lock().values().find_map(found)
 }
 
 /// A block is about to be freed: its keys end.
@@ -220,7 +221,7 @@ pub(crate) fn forget(address: u64) {
 fn forget_exports(address: u64) {
     // What is no block is not freed, and its keys stay.
     let Some((start, size)) = malloc::block_around(address).filter(|(start, _)| *start == address) else { return };
-    let mut exports = lock(&EXPORTS);
+    let mut exports = EXPORTS.lock();
     let of = |(key, export): (&Key, &Export)| (export.address.wrapping_sub(start) < size).then_some(*key);
     let keys: Vec<Key> = exports.iter().filter_map(of).collect();
     let ended: Vec<Export> = keys.iter().filter_map(|key| exports.remove(key)).collect();
@@ -230,18 +231,18 @@ fn forget_exports(address: u64) {
 
 /// Whether there is a key.
 pub(crate) fn is_used() -> bool {
-    !lock(&EXPORTS).is_empty() || !lock(&IMPORTS).is_empty()
+    !EXPORTS.lock().is_empty() || !IMPORTS.lock().is_empty()
 }
 
 /// Ends all keys of a device.
 pub(crate) fn end(device: LogicalId) {
-    let mut exports = lock(&EXPORTS);
+    let mut exports = EXPORTS.lock();
     let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
         std::mem::take(&mut *exports).into_iter().partition(|(_, export)| export.device != device);
     *exports = kept;
     drop(exports);
     drop(ended);
-    let mut imports = lock(&IMPORTS);
+    let mut imports = IMPORTS.lock();
     let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
         std::mem::take(&mut *imports).into_iter().partition(|(_, import)| import.device != device);
     *imports = kept;

@@ -24,7 +24,6 @@ pub mod handles;
 pub mod header;
 mod host;
 mod ipc;
-mod lock;
 mod malloc;
 mod physical;
 mod process;

@@ -7,15 +7,15 @@
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::lock::{Lock, Shared};
 use crate::{context, devices, ipc, process, stream};
 use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The blocks with memory of their own, by their address.
-static LARGE: Lock<BTreeMap<u64, Large>> = Lock::new(BTreeMap::new());
+static LARGE: Mutex<BTreeMap<u64, Large>> = Mutex::new(BTreeMap::new());
 
 struct Large {
     size: u64,
@@ -25,7 +25,7 @@ struct Large {
 }
 
 /// The pools of smaller blocks, one for each device.
-static SMALL: Shared<Vec<Small>> = Shared::new(Vec::new());
+static SMALL: RwLock<Vec<Small>> = RwLock::new(Vec::new());
 
 struct Small {
     device: LogicalId,

@@ -9,10 +9,10 @@ use crate::addresses::{BOOKS, Books};
 use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table, kind};
-use crate::lock::Locked;
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
 use ascend_vmm::{Device, Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
+use parking_lot::MutexGuard;
 
 /// Where memory is: `aclrtMemLocation`.
 #[repr(C)]
@@ -298,7 +298,7 @@ pub fn free(handle: Handle) -> Outcome {
 
 /// Frees memory that is used otherwise too, or exported.
 #[cold]
-fn free_shared(mut books: Locked<'_, Books>, place: usize) -> Outcome {
+fn free_shared(mut books: MutexGuard<'_, Books>, place: usize) -> Outcome {
     let physical = books.physical.at(place);
     if physical.users == 0 {
         return Err(unknown());

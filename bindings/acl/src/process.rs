@@ -4,21 +4,20 @@
 //! programs rely on that. The session is opened by the first call that needs it and closed by
 //! `aclFinalize` if no memory is left, or with the process.
 
-use crate::border::{Out, Text, lock};
+use crate::border::{Out, Text};
 use crate::fault::{Fault, Outcome, code};
-use crate::lock::Shared;
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
+use parking_lot::{Mutex, RwLock};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-static SESSION: Shared<Option<Session>> = Shared::new(None);
+static SESSION: RwLock<Option<Session>> = RwLock::new(None);
 
 /// The open devices, by the program's number.
-static DEVICES: Shared<Vec<Option<Device>>> = Shared::new(Vec::new());
+static DEVICES: RwLock<Vec<Option<Device>>> = RwLock::new(Vec::new());
 
 /// Whether `aclInit` was called, how often, and whether `aclFinalize` ended it.
 static INITIALISED: Mutex<Initialised> = Mutex::new(Initialised { count: 0, ended: false });
@@ -107,7 +106,7 @@ pub(crate) fn default_device() -> Option<i64> {
 
 /// `aclInit`.
 pub fn init(path: Text) -> Outcome {
-    let mut initialised = lock(&INITIALISED);
+    let mut initialised = INITIALISED.lock();
     if initialised.count > 0 {
         initialised.count += 1;
         return Err(Fault::new(
@@ -161,7 +160,7 @@ fn read_some(path: &str) -> io::Result<String> {
 
 /// `aclFinalize`: ends all but memory, however often `aclInit` was called.
 pub fn finalize() -> Outcome {
-    let mut initialised = lock(&INITIALISED);
+    let mut initialised = INITIALISED.lock();
     if initialised.ended {
         return Err(Fault::new(code::REPEAT_FINALIZE, "aclFinalize was called before. Call it once."));
     }
@@ -173,7 +172,7 @@ pub fn finalize() -> Outcome {
 
 /// `aclFinalizeReference`: the last one is `aclFinalize`.
 pub fn finalize_reference(left: Out<u64>) -> Outcome {
-    let mut initialised = lock(&INITIALISED);
+    let mut initialised = INITIALISED.lock();
     if initialised.count == 0 {
         left.write(0);
         return Err(Fault::new(code::REPEAT_FINALIZE, "nothing is initialised any more. Call aclInit first."));

@@ -4,12 +4,12 @@
 //! launches a callback puts it into the queue of that thread, and waits for it if it is a blocking
 //! one.
 
-use crate::border::lock;
 use crate::fault::{Fault, Outcome, code, invalid};
 use crate::handles::Handle;
 use crate::stream::{self, HostCall, Stream, Task};
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A callback on its way.
@@ -44,19 +44,19 @@ const LOOK: Duration = Duration::from_millis(20);
 impl Reports {
     /// Puts a callback into the queue, and waits for it if it blocks the stream.
     pub(crate) fn push(&self, callback: Callback, stream: &Stream) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.calls.push_back(callback.call);
         state.came += 1;
         let number = state.came;
         self.changed.notify_all();
         while callback.blocks && state.called < number && state.streams > 0 && !stream.has_ended() {
-            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, LOOK);
         }
     }
 
     /// A stream is not subscribed any more.
     pub(crate) fn leave(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.streams = state.streams.saturating_sub(1);
         drop(state);
         self.changed.notify_all();
@@ -66,14 +66,14 @@ impl Reports {
 /// `aclrtSubscribeReport`.
 pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
     let stream = stream::by_handle(stream)?;
-    let mut subscribed = lock(&stream.reports);
+    let mut subscribed = stream.reports.lock();
     if subscribed.is_some() {
         let text = "a thread has subscribed to the stream already. Unsubscribe it first.";
         return Err(Fault::new(code::RT_STREAM_SUBSCRIBE, text));
     }
     let new = || Arc::new(Reports { state: Mutex::default(), changed: Condvar::new() });
-    let reports = lock(&THREADS).entry(thread).or_insert_with(new).clone();
-    lock(&reports.state).streams += 1;
+    let reports = THREADS.lock().entry(thread).or_insert_with(new).clone();
+    reports.state.lock().streams += 1;
     *subscribed = Some(reports);
     Ok(())
 }
@@ -81,8 +81,8 @@ pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
 /// `aclrtUnSubscribeReport`.
 pub fn unsubscribe(thread: u64, stream: Handle) -> Outcome {
     let stream = stream::by_handle(stream)?;
-    let mut subscribed = lock(&stream.reports);
-    let of_thread = lock(&THREADS).get(&thread).cloned();
+    let mut subscribed = stream.reports.lock();
+    let of_thread = THREADS.lock().get(&thread).cloned();
     let same = match (&*subscribed, &of_thread) {
         (Some(reports), Some(own)) => Arc::ptr_eq(reports, own),
         _ => false,
@@ -109,7 +109,7 @@ pub fn launch(
         return Err(invalid(format!("blockType is {block}. It is 0 or 1.")));
     }
     let stream = stream::by_handle(stream)?;
-    let reports = lock(&stream.reports).clone().ok_or_else(|| {
+    let reports = stream.reports.lock().clone().ok_or_else(|| {
         let text = "no thread processes reports of the stream. Call aclrtSubscribeReport first.";
         Fault::new(code::RT_STREAM_NO_CALLBACK, text)
     })?;
@@ -128,16 +128,16 @@ pub fn process(timeout: i32) -> Outcome {
         let text = "this thread has subscribed to no stream. Call aclrtSubscribeReport with its pthread id.";
         Fault::new(code::RT_THREAD_SUBSCRIBE, text)
     };
-    let reports = lock(&THREADS).get(&thread).cloned().ok_or_else(not_subscribed)?;
+    let reports = THREADS.lock().get(&thread).cloned().ok_or_else(not_subscribed)?;
     let end = (timeout > 0).then(|| Instant::now() + Duration::from_millis(timeout as u64));
-    let mut state = lock(&reports.state);
+    let mut state = reports.state.lock();
     let mut called = false;
     loop {
         while let Some(call) = state.calls.pop_front() {
             drop(state);
             call.run();
             called = true;
-            state = lock(&reports.state);
+            state = reports.state.lock();
             state.called += 1;
             reports.changed.notify_all();
         }
@@ -147,20 +147,17 @@ pub fn process(timeout: i32) -> Outcome {
         if state.streams == 0 {
             return Err(not_subscribed());
         }
-        state = match end {
-            None => reports.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(end) => {
-                let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(Fault::new(code::RT_REPORT_TIMEOUT, "no callback came in time."));
-                }
-                reports.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        match end {
+            None => reports.changed.wait(&mut state),
+            Some(end) if Instant::now() >= end => {
+                return Err(Fault::new(code::RT_REPORT_TIMEOUT, "no callback came in time."));
             }
-        };
+            Some(end) => _ = reports.changed.wait_until(&mut state, end),
+        }
     }
 }
 
 /// Forgets all threads. One that is waiting finds that its streams are gone.
 pub(crate) fn end() {
-    lock(&THREADS).clear();
+    THREADS.lock().clear();
 }

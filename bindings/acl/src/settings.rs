@@ -1,14 +1,14 @@
 //! Questions about versions, and settings that only parts of the vendor's stack read: they are
 //! taken, kept where they can be asked for again, and have no effect.
 
-use crate::border::{In, Out, Text, lock};
+use crate::border::{In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::Handle;
 use crate::{context, devices, event, process, stream};
 use ascend_vmm::{MemoryInfo, MemoryKind};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The version that the library answers for all packages but the driver: programs choose by it what
@@ -213,7 +213,7 @@ static PARAMETERS: Mutex<BTreeMap<i32, i64>> = Mutex::new(BTreeMap::new());
 /// `aclrtSetSysParamOpt`.
 pub fn set_parameter(option: i32, value: i64) -> Outcome {
     check_parameter(option)?;
-    lock(&PARAMETERS).insert(option, value);
+    PARAMETERS.lock().insert(option, value);
     Ok(())
 }
 
@@ -229,7 +229,7 @@ pub fn parameter(option: i32, value: Out<i64>) -> Outcome {
     let value = value.check("value")?;
     check_parameter(option)?;
     const NOT_SET: i32 = 107_021;
-    let set = lock(&PARAMETERS).get(&option).copied();
+    let set = PARAMETERS.lock().get(&option).copied();
     value.write(set.ok_or_else(|| Fault::new(NOT_SET, format!("option {option} was not set.")))?);
     Ok(())
 }

@@ -5,18 +5,19 @@
 //! that waits for the stream returns it. A stream that is destroyed drops what it has not begun;
 //! events that were to be recorded there count as recorded, so that nothing waits for ever.
 
-use crate::border::{Out, lock};
+use crate::border::Out;
 use crate::context::{self, Context};
 use crate::event::Event;
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::{Handle, Handles, kind};
 use crate::report::{Callback, Reports};
 use ascend_vmm::LogicalId;
+use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Something that a stream does.
@@ -116,7 +117,7 @@ impl Stream {
 
     /// Puts work at the end of the stream.
     pub(crate) fn push(self: &Arc<Stream>, task: Task) -> Outcome {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if self.has_ended() {
             return Err(unknown());
         }
@@ -156,13 +157,13 @@ impl Stream {
         if forever {
             let _ = WORKER_OF.try_with(|worker| worker.set(self.id));
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if let Some(task) = queue.tasks.pop_front() {
                 queue.working = matches!(task, Task::Work(_));
                 drop(queue);
                 let fault = self.run(task);
-                queue = lock(&self.queue);
+                queue = self.queue.lock();
                 queue.working = false;
                 queue.done += 1;
                 queue.fault = queue.fault.take().or(fault);
@@ -171,7 +172,7 @@ impl Stream {
                 queue.worker = false;
                 return;
             } else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut queue);
             }
         }
     }
@@ -217,19 +218,14 @@ impl Stream {
             return Err(refused(text));
         }
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let target = queue.pushed;
         while queue.done < target {
-            queue = match end {
-                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                Some(end) => {
-                    let left = end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Ok(false);
-                    }
-                    self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            match end {
+                None => self.changed.wait(&mut queue),
+                Some(end) if Instant::now() >= end => return Ok(false),
+                Some(end) => _ = self.changed.wait_until(&mut queue, end),
+            }
         }
         match queue.fault.take() {
             Some(fault) => Err(fault),
@@ -238,13 +234,13 @@ impl Stream {
     }
 
     fn is_idle(&self) -> bool {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         queue.done == queue.pushed
     }
 
     /// Drops what has not begun, and waits for a copy that has.
     fn end(&self) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         self.ended.store(true, Ordering::Release);
         let dropped = std::mem::take(&mut queue.tasks);
         queue.done += dropped.len() as u64;
@@ -255,15 +251,15 @@ impl Stream {
                 event.complete(time);
             }
         }
-        if let Some(reports) = lock(&self.reports).take() {
+        if let Some(reports) = self.reports.lock().take() {
             reports.leave();
         }
         if WORKER_OF.try_with(Cell::get) == Ok(self.id) {
             return;
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         while queue.working {
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut queue);
         }
     }
 }
@@ -327,7 +323,7 @@ fn default_stream(handle: Handle, context: &Context) -> Outcome<Arc<Stream>> {
 }
 
 fn default_handle(handle: Handle, context: &Context) -> Outcome<Handle> {
-    let mut default = lock(&context.default_stream);
+    let mut default = context.default_stream.lock();
     if STREAMS.with(*default, |_| ()).is_none() {
         *default = STREAMS.insert(Stream::new(handle, context.device, 0, 0))?;
     }

@@ -99,10 +99,6 @@ mod slots;
 #[allow(dead_code, unused_imports)]
 mod arena;
 
-#[path = "../../../bindings/acl/src/lock.rs"]
-#[allow(dead_code, unused_imports)]
-mod lock;
-
 #[path = "../../../src/session"]
 mod session {
     /// What stands for the kernel's session: there must never be two.
@@ -170,7 +166,6 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
 }
 
 use self::arena::{Arena, Taken};
-use self::lock::{Lock, Shared};
 use self::slots::{Found, Slots};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -341,38 +336,5 @@ pub fn addresses_do_not_overlap() {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(addresses.heaps.lock().unwrap().is_empty(), "a heap is left");
-    });
-}
-
-/// Threads that take the C library's locks: none sees a change half done, and none waits for ever.
-pub fn locks_are_taken_in_turn() {
-    model(|| {
-        let (lock, shared) = (Arc::new(Lock::new((0, 0))), Arc::new(Shared::new((0, 0))));
-        let threads: Vec<_> = (0..4)
-            .map(|number| {
-                let (lock, shared) = (lock.clone(), shared.clone());
-                spawn(move || {
-                    let mut both = lock.lock();
-                    assert_eq!(both.0, both.1);
-                    both.0 += 1;
-                    shuttle::thread::yield_now();
-                    both.1 += 1;
-                    drop(both);
-                    if number % 2 == 0 {
-                        let mut both = shared.write();
-                        both.0 += 1;
-                        shuttle::thread::yield_now();
-                        both.1 += 1;
-                    }
-                    let both = shared.read();
-                    shuttle::thread::yield_now();
-                    assert_eq!(both.0, both.1);
-                })
-            })
-            .collect();
-        for thread in threads {
-            thread.join().expect("a thread");
-        }
-        assert_eq!((*lock.lock(), *shared.read()), ((4, 4), (2, 2)));
     });
 }

@@ -14,8 +14,3 @@ fn a_process_never_has_two_sessions_and_a_thread_never_waits_for_one_for_ever() 
 fn addresses_never_overlap_and_no_heap_is_enabled_twice_or_disabled_in_use() {
     ascend_models::addresses_do_not_overlap();
 }
-
-#[test]
-fn no_change_is_seen_half_done_and_no_thread_waits_for_ever_for_a_lock() {
-    ascend_models::locks_are_taken_in_turn();
-}
