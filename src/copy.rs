@@ -26,6 +26,7 @@ use crate::session::Session;
 use crate::session::undo::Live;
 use crate::share::NamedMemory;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -108,7 +109,8 @@ impl Mapping {
     /// [`Error::Refused`] if the kernel or the device could not copy, and then some of it may have
     /// been.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        self.slice(offset, from.len() as u64)?.write(from)
+        // A part of one mapping has nothing to drop.
+        ManuallyDrop::new(self.slice(offset, from.len() as u64)?).write_here(from)
     }
 
     /// Copies memory, from `offset` on, into a buffer.
@@ -117,7 +119,7 @@ impl Mapping {
     ///
     /// Those of [`Mapping::write`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        self.slice(offset, to.len() as u64)?.read(to)
+        ManuallyDrop::new(self.slice(offset, to.len() as u64)?).read_here(to)
     }
 
     /// Sets `size` bytes from `offset` on.
@@ -286,8 +288,13 @@ impl Slice<'_> {
     /// # Errors
     ///
     /// Those of [`Mapping::write`].
-    #[inline]
     pub fn write(&self, from: &[u8]) -> Result<()> {
+        self.write_here(from)
+    }
+
+    /// [`Slice::write`], as a part of the caller: it knows what the slice is.
+    #[inline(always)]
+    fn write_here(&self, from: &[u8]) -> Result<()> {
         self.same_size("copy to mapped memory", from.len() as u64)?;
         if self.is_host() {
             // SAFETY: host memory of this slice's range, which is mapped while the slice lives.
@@ -307,8 +314,13 @@ impl Slice<'_> {
     /// # Errors
     ///
     /// Those of [`Mapping::write`].
-    #[inline]
     pub fn read(&self, to: &mut [u8]) -> Result<()> {
+        self.read_here(to)
+    }
+
+    /// [`Slice::read`], as a part of the caller: it knows what the slice is.
+    #[inline(always)]
+    fn read_here(&self, to: &mut [u8]) -> Result<()> {
         self.same_size("copy from mapped memory", to.len() as u64)?;
         if self.is_host() {
             // SAFETY: host memory of this slice's range, which is mapped while the slice lives.

@@ -14,6 +14,7 @@ fn the_cpu_reads_and_writes_host_memory_and_device_memory() {
         let device = device(0);
         let on_device = mapped_on(&device, MIB2);
         let on_host = mapped_on_host(MIB2);
+        assert!(!on_device.is_visible_to_host() && on_host.is_visible_to_host());
         for mapping in [&on_device, &on_host] {
             mapping.write(100, b"from the copy").unwrap();
             let view = mapping.host_view().unwrap();
@@ -48,6 +49,7 @@ fn the_cpu_reads_and_writes_host_memory_and_device_memory() {
                 assert!(matches!(error, Error::Invalid(_)), "{error}");
             }
         }
+        assert!(on_device.is_visible_to_host() && on_host.is_visible_to_host());
         // Access that was granted once is not requested again.
         emulator.record();
         on_device.host_view().unwrap();

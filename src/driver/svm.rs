@@ -573,7 +573,7 @@ impl Svm {
     ///
     /// Addresses of the driver's must be mapped for the time of the call. Addresses of the
     /// process's own memory must be valid for `size` bytes, for writes if they are the destination.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn memcpy(
         &self,
         device: u32,

@@ -72,6 +72,12 @@ impl Mapping {
         self.inner.access(device.inner.id)
     }
 
+    /// Whether the CPU has access: to host memory always, to device memory since the first
+    /// [`Mapping::host_view`].
+    pub fn is_visible_to_host(&self) -> bool {
+        self.inner.block.handle.is_host() || self.inner.seen.load(Ordering::Acquire)
+    }
+
     /// The memory as the CPU sees it. For device memory this grants the CPU access first, where the
     /// device allows that.
     ///
