@@ -1,118 +1,99 @@
 //! Reserved addresses, what is mapped there, and who may use it.
 //!
-//! One set of books has all reservations by their address, in each the place of every mapping, and
-//! the handles of physical memory, so that an address is found without following it. The books'
-//! lock is never held over a system call: a mapping is entered without its object before it is
-//! made, and gets the object when it is.
+//! One set of books has all reservations by their address, in each what memory is mapped where, and
+//! the handles of physical memory, each with its mappings, so that an address is found without
+//! following it. The books' lock is never held over a system call: a mapping is entered without its
+//! object before it is made, and gets the object when it is.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table};
-use crate::physical::{self, Location, Memories};
+use crate::physical::{self, Location, Memories, Unused};
 use crate::{devices, malloc, process};
 use ascend_vmm::{
     Error, Failed, Location as Place, Mapping, Page, PhysicalMemory, Reservation, ReserveOptions, Session,
 };
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
 
 /// The size of a huge page: what addresses are multiples of.
 const PAGE: u64 = Page::Huge.size();
 
-pub(crate) static BOOKS: Mutex<Books> = Mutex::new(Books {
-    areas: Areas { list: Vec::new(), recent: 0 },
-    mappings: Vec::new(),
-    free: Vec::new(),
-    physical: Table::new(),
-});
+pub(crate) static BOOKS: Mutex<Books> =
+    Mutex::new(Books { areas: Areas { list: Vec::new(), recent: 0, start: 0, size: 0 }, physical: Table::new() });
 
 /// What the process has of addresses and physical memory.
 pub(crate) struct Books {
     areas: Areas,
-    /// The mappings, at places that the areas name.
-    mappings: Vec<Mapped>,
-    /// Places that are free.
-    free: Vec<u32>,
     pub(crate) physical: Memories,
 }
 
 struct Areas {
     /// By their start.
     list: Vec<Area>,
-    /// Where the area was that was used last: programs use one many times.
+    /// Where the area is that was used last, from where to where: programs use one many times.
     recent: usize,
+    start: u64,
+    size: u64,
 }
 
 struct Area {
     start: u64,
     size: u64,
     reservation: Reservation,
-    places: Places,
+    /// For the first page, the place of the memory whose mapping begins there, plus 1. It is good as
+    /// long as the mapping is: memory that is mapped stays in its table.
+    first: u32,
+    /// The same for the other pages: zeroed memory that is not touched before something is mapped.
+    others: Box<[u32]>,
     /// How many mappings there are, or are being made.
     mapped: u32,
 }
 
-/// For each page of a reservation, the place of the mapping that begins there plus 1.
-enum Places {
-    /// Of the only page.
-    One(u32),
-    /// Of several: zeroed memory that is not touched before something is mapped.
-    Several(Box<[u32]>),
-}
-
-struct Mapped {
-    /// `None` while it is being made.
-    mapping: Option<Mapping>,
-    /// The handle that was mapped.
-    handle: Handle,
-    /// Whether the CPU was given access.
-    host: bool,
+/// A mapping that was entered and is to be made.
+struct Begun {
+    reservation: Reservation,
+    offset: u64,
+    memory: PhysicalMemory,
+    /// Of the memory.
+    place: usize,
 }
 
 impl Area {
+    /// What is said of the page around an offset in the area.
     #[inline]
-    fn contains(&self, address: u64) -> bool {
-        address.wrapping_sub(self.start) < self.size
-    }
-
-    /// What is said of the page that begins at an address of the area; `None` if none does.
-    #[inline]
-    fn page(&mut self, address: u64) -> Option<&mut u32> {
-        if address % PAGE != 0 {
-            return None;
-        }
-        match &mut self.places {
-            Places::One(place) => Some(place),
-            Places::Several(places) => places.get_mut(((address - self.start) / PAGE) as usize),
-        }
+    fn page(&mut self, offset: u64) -> Option<&mut u32> {
+        if offset < PAGE { Some(&mut self.first) } else { self.others.get_mut((offset / PAGE) as usize - 1) }
     }
 }
 
 impl Areas {
-    /// The area that contains an address, and where it is in the list.
+    /// The area that contains an address, and the offset there.
     #[inline]
-    fn find(&mut self, address: u64) -> Option<(usize, &mut Area)> {
-        if !self.list.get(self.recent).is_some_and(|area| area.contains(address)) {
-            self.search(address)?;
+    fn around(&mut self, address: u64) -> Option<(&mut Area, u64)> {
+        let mut offset = address.wrapping_sub(self.start);
+        if offset >= self.size {
+            offset = self.search(address)?;
         }
-        Some((self.recent, self.list.get_mut(self.recent)?))
+        Some((self.list.get_mut(self.recent)?, offset))
+    }
+
+    /// The page around an address.
+    fn page(&mut self, address: u64) -> Option<&mut u32> {
+        let (area, offset) = self.around(address)?;
+        area.page(offset)
     }
 
     #[inline(never)]
-    fn search(&mut self, address: u64) -> Option<()> {
+    fn search(&mut self, address: u64) -> Option<u64> {
         let index = self.list.partition_point(|area| area.start <= address).checked_sub(1)?;
-        self.recent = index;
-        self.list[index].contains(address).then_some(())
-    }
-
-    /// The area that contains an address.
-    #[inline]
-    fn around(&mut self, address: u64) -> Option<&mut Area> {
-        self.find(address).map(|(_, area)| area)
+        let &Area { start, size, .. } = self.list.get(index).filter(|area| address - area.start < area.size)?;
+        (self.recent, self.start, self.size) = (index, start, size);
+        Some(address - start)
     }
 
     #[inline]
     fn insert(&mut self, area: Area) {
+        (self.start, self.size) = (area.start, area.size);
         if self.list.last().is_some_and(|last| last.start > area.start) {
             return self.insert_between(area);
         }
@@ -125,50 +106,68 @@ impl Areas {
         self.recent = self.list.partition_point(|other| other.start < area.start);
         self.list.insert(self.recent, area);
     }
+
+    /// Takes the area out that was just found.
+    #[inline]
+    fn remove(&mut self) -> Option<Area> {
+        self.size = 0;
+        // Taking the last one out this way moves nothing.
+        if self.recent + 1 == self.list.len() { self.list.pop() } else { Some(self.list.remove(self.recent)) }
+    }
 }
 
 impl Books {
-    /// The mapping that begins at an address.
-    fn mapped(&mut self, address: u64) -> Option<&mut Mapped> {
-        let place = self.areas.around(address)?.page(address)?.checked_sub(1)?;
-        self.mappings.get_mut(place as usize).filter(|mapped| mapped.mapping.is_some())
+    /// The place of the memory whose mapping begins at an address.
+    fn mapped(&mut self, address: u64) -> Option<usize> {
+        let place = self.areas.page(address)?.checked_sub(1)? as usize;
+        self.physical.at(place).mappings.has(address).then_some(place)
     }
 
-    /// Takes the mapping that begins at an address out.
+    /// Enters a mapping of all of some memory, which is to be made. `None`, and no change, if
+    /// [`why_not_begun`] knows a reason.
     #[inline]
-    fn remove(&mut self, address: u64) -> Option<(Mapping, Handle, bool)> {
-        let area = self.areas.around(address)?;
-        let page = area.page(address)?;
-        let place = page.checked_sub(1)?;
-        let entry = self.mappings.get_mut(place as usize)?;
-        let mapping = entry.mapping.take()?;
+    fn begin(&mut self, address: u64, size: u64, handle: Handle) -> Option<Begun> {
+        let (area, offset) = self.areas.around(address)?;
+        let page = area.page(offset).filter(|page| **page == 0)?;
+        let place = self.physical.find(handle)?;
+        let physical = self.physical.at(place);
+        let memory = physical.memory.as_ref()?;
+        if size != memory.size() && !rounds_up(size, memory) {
+            return None;
+        }
+        *page = place as u32 + 1;
+        area.mapped += 1;
+        physical.mappings.begin(address);
+        Some(Begun { reservation: area.reservation.clone(), offset, memory: memory.clone(), place })
+    }
+
+    /// Takes the mapping that begins at an address out, of memory that the program has not freed.
+    #[inline]
+    fn remove(&mut self, address: u64) -> Option<Mapping> {
+        let (area, offset) = self.areas.around(address)?;
+        let page = area.page(offset)?;
+        let place = page.checked_sub(1)? as usize;
+        let physical = self.physical.at(place);
+        physical.memory.as_ref()?;
+        let mapping = physical.mappings.take(address)?;
         *page = 0;
         area.mapped -= 1;
-        self.free.push(place);
-        Some((mapping, entry.handle, entry.host))
+        Some(mapping)
     }
 
     /// Enters a mapping again; it comes back if its address is not reserved any more, or taken.
     #[cold]
-    fn enter(&mut self, address: u64, mapped: Mapped) -> Result<(), Mapped> {
-        let Some(area) = self.areas.around(address) else { return Err(mapped) };
-        let Some(page) = area.page(address).filter(|page| **page == 0) else { return Err(mapped) };
-        let (place, entry) = next(&mut self.mappings, &mut self.free);
-        *page = place + 1;
+    fn enter(&mut self, address: u64, mapping: Mapping) -> Result<(), Mapping> {
+        let Some((area, offset)) = self.areas.around(address) else { return Err(mapping) };
+        let Some(page) = area.page(offset).filter(|page| **page == 0) else { return Err(mapping) };
+        let Some(place) = self.physical.place_of(&mapping.memory()) else { return Err(mapping) };
+        *page = place as u32 + 1;
         area.mapped += 1;
-        *entry = mapped;
+        let mappings = &mut self.physical.at(place).mappings;
+        mappings.begin(address);
+        mappings.complete(address, mapping);
         Ok(())
     }
-}
-
-/// A place for a mapping.
-#[inline]
-fn next<'a>(mappings: &'a mut Vec<Mapped>, free: &mut Vec<u32>) -> (u32, &'a mut Mapped) {
-    let place = free.pop().unwrap_or_else(|| {
-        mappings.push(Mapped { mapping: None, handle: Handle::NULL, host: false });
-        mappings.len() as u32 - 1
-    });
-    (place, &mut mappings[place as usize])
 }
 
 /// `aclrtReserveMemAddress`.
@@ -241,30 +240,26 @@ fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
 #[inline]
 fn enter(reservation: Reservation) {
     let (start, size) = (reservation.address(), reservation.size());
-    let places = match size {
-        PAGE => Places::One(0),
-        _ => Places::Several(vec![0; (size / PAGE) as usize].into()),
-    };
-    BOOKS.lock().areas.insert(Area { start, size, reservation, places, mapped: 0 });
+    let others = if size == PAGE { Box::default() } else { vec![0; (size / PAGE) as usize - 1].into() };
+    BOOKS.lock().areas.insert(Area { start, size, reservation, first: 0, others, mapped: 0 });
 }
 
 /// `aclrtReleaseMemAddress`.
 #[inline]
 pub fn release(address: Address) -> Outcome {
-    let address = address.check("virPtr")?;
     let mut books = BOOKS.lock();
     let areas = &mut books.areas;
-    let Some((index, area)) = areas.find(address).filter(|(_, area)| area.start == address) else {
-        return Err(not_reserved_at(address));
+    let Some((area, 0)) = areas.around(address.0) else {
+        address.check("virPtr")?;
+        return Err(not_reserved_at(address.0));
     };
     if area.mapped > 0 {
-        return Err(still_mapped(address, area.mapped));
+        return Err(still_mapped(address.0, area.mapped));
     }
-    // Taking the last one out this way moves nothing.
-    let area = if index + 1 == areas.list.len() { areas.list.pop() } else { Some(areas.list.remove(index)) };
+    let area = areas.remove();
     drop(books);
-    let Some(Area { reservation, places, .. }) = area else { return Ok(()) };
-    drop(places);
+    let Some(Area { reservation, others, .. }) = area else { return Ok(()) };
+    drop(others);
     match reservation.free() {
         Ok(()) => Ok(()),
         Err(failed) => not_released(failed),
@@ -305,36 +300,22 @@ pub fn map_without_access(address: Address, size: usize, offset: usize, handle: 
 /// `aclrtMapMem`.
 #[inline(always)]
 pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Outcome {
-    let address = address.check("virPtr")?;
-    if size == 0 || handle.is_null() || flags != 0 || offset != 0 {
-        return Err(wrong_mapping(size, handle, offset, flags));
+    if flags | offset as u64 != 0 {
+        return Err(why_not_begun(address, size, offset, handle, flags));
     }
-    let mut guard = BOOKS.lock();
-    let books = &mut *guard;
-    let Some(area) = books.areas.around(address) else { return Err(outside(address)) };
-    let Some(physical) = books.physical.get_mut(handle) else { return Err(physical::unknown()) };
-    let Some(memory) = physical.memory() else { return Err(physical::unknown()) };
-    let Some(page) = area.page(address).filter(|page| **page == 0) else { return Err(taken(address)) };
-    let (place, entry) = next(&mut books.mappings, &mut books.free);
-    *page = place + 1;
-    entry.handle = handle;
-    entry.host = false;
-    area.mapped += 1;
-    physical.mappings += 1;
-    let (offset, reservation) = (address - area.start, area.reservation.clone());
-    drop(guard);
-    let mapped = if size as u64 == memory.size() || rounds_up(size as u64, &memory) {
-        map_there(&reservation, offset, &memory)
-    } else {
-        Err(other_size(size, &memory))
+    let mut books = BOOKS.lock();
+    let Some(Begun { reservation, offset, memory, place }) = books.begin(address.0, size as u64, handle) else {
+        drop(books);
+        return Err(why_not_begun(address, size, 0, handle, 0));
     };
-    match mapped {
+    drop(books);
+    match map_there(&reservation, offset, &memory) {
         Ok(mapping) => {
-            BOOKS.lock().mappings[place as usize].mapping = Some(mapping);
+            BOOKS.lock().physical.at(place).mappings.complete(address.0, mapping);
             Ok(())
         }
         Err(fault) => {
-            give_up(address, place, handle);
+            let _ = end(address.0, place);
             Err(fault)
         }
     }
@@ -352,19 +333,44 @@ fn rounds_up(size: u64, memory: &PhysicalMemory) -> bool {
     size.checked_next_multiple_of(memory.page().size()) == Some(memory.size())
 }
 
-/// Takes an entry back whose mapping was not made.
+/// Takes the entry of a mapping back that was not made, or is gone, and releases the memory if
+/// nothing else uses it.
 #[cold]
-fn give_up(address: u64, place: u32, handle: Handle) {
+fn end(address: u64, place: usize) -> Outcome {
     let mut books = BOOKS.lock();
-    if let Some(area) = books.areas.around(address) {
+    if let Some((area, offset)) = books.areas.around(address) {
         area.mapped -= 1;
-        if let Some(page) = area.page(address) {
+        if let Some(page) = area.page(offset) {
             *page = 0;
         }
-        books.free.push(place);
     }
+    books.physical.at(place).mappings.forget(address);
+    let unused = books.physical.take_unused(place);
     drop(books);
-    let _ = physical::end_mapping(handle);
+    unused.map_or(Ok(()), Unused::release)
+}
+
+/// Why a mapping was not entered, in the vendor's order of checks.
+#[cold]
+fn why_not_begun(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Box<Fault> {
+    let address = match address.check("virPtr") {
+        Ok(address) => address,
+        Err(fault) => return fault,
+    };
+    if size == 0 || handle.is_null() || flags != 0 || offset != 0 {
+        return wrong_mapping(size, handle, offset, flags);
+    }
+    let mut books = BOOKS.lock();
+    let Books { areas, physical } = &mut *books;
+    let Some(page) = areas.page(address) else { return outside(address) };
+    let Some(memory) = physical.get_mut(handle).and_then(|physical| physical.memory.as_ref()) else {
+        return physical::unknown();
+    };
+    let fits = size as u64 == memory.size() || rounds_up(size as u64, memory);
+    match page {
+        0 if !fits => other_size(size, memory),
+        _ => taken(address),
+    }
 }
 
 #[cold]
@@ -397,40 +403,56 @@ fn other_size(size: usize, memory: &PhysicalMemory) -> Box<Fault> {
 /// `aclrtUnmapMem`.
 #[inline]
 pub fn unmap(address: Address) -> Outcome {
-    let address = address.check("virPtr")?;
     let mut books = BOOKS.lock();
-    let Some((mapping, handle, host)) = books.remove(address) else { return Err(not_mapped(address)) };
-    let counted = books.physical.leave_mapping(handle);
+    let Some(mapping) = books.remove(address.0) else {
+        drop(books);
+        address.check("virPtr")?;
+        return unmap_last(address.0);
+    };
     drop(books);
     match mapping.unmap() {
-        Ok(()) if counted => Ok(()),
-        Ok(()) => physical::end_mapping(handle),
+        Ok(()) => Ok(()),
+        Err(failed) => Err(not_unmapped(address.0, failed)),
+    }
+}
+
+/// Takes a mapping of memory that the program has freed out of the books, which keep its place: the
+/// memory goes with its last mapping.
+fn suspend(address: u64) -> Option<(usize, Mapping)> {
+    let mut books = BOOKS.lock();
+    let place = books.mapped(address)?;
+    books.physical.at(place).mappings.suspend(address).map(|mapping| (place, mapping))
+}
+
+/// Unmaps memory that the program has freed.
+#[cold]
+fn unmap_last(address: u64) -> Outcome {
+    let (place, mapping) = suspend(address).ok_or_else(|| not_mapped(address))?;
+    match mapping.unmap() {
+        Ok(()) => end(address, place),
         Err(Failed { object, error }) => {
-            Err(not_unmapped(address, Mapped { mapping: Some(object), handle, host }, counted, error))
+            BOOKS.lock().physical.at(place).mappings.complete(address, object);
+            Err(Fault::driver(error))
         }
+    }
+}
+
+/// Unmaps memory that the program has freed: now, or when nothing uses the mapping any more.
+pub(crate) fn end_mapping(address: u64) {
+    if let Some((place, mapping)) = suspend(address) {
+        drop(mapping);
+        let _ = end(address, place);
     }
 }
 
 /// Enters a mapping again that the driver has not undone.
 #[cold]
-fn not_unmapped(address: u64, mapped: Mapped, counted: bool, error: Error) -> Box<Fault> {
-    let mut books = BOOKS.lock();
-    let handle = mapped.handle;
-    if counted {
-        books.physical.return_mapping(handle);
-    }
-    let entered = books.enter(address, mapped);
-    drop(books);
-    match entered {
-        Ok(_) => Fault::driver(error),
-        // Another thread has released the addresses: the mapping goes with them, if the driver lets
-        // it.
-        Err(mapped) => {
-            drop(mapped);
-            let _ = physical::end_mapping(handle);
-            outside(address)
-        }
-    }
+fn not_unmapped(address: u64, failed: Failed<Mapping>) -> Box<Fault> {
+    // Another thread may have released the addresses, or freed the memory: then the mapping goes
+    // with them, if the driver lets it.
+    let left = BOOKS.lock().enter(address, failed.object);
+    drop(left);
+    Fault::driver(failed.error)
 }
 
 #[cold]
@@ -440,23 +462,14 @@ fn not_mapped(address: u64) -> Box<Fault> {
 
 /// The handle of the mapping that begins at an address.
 pub(crate) fn handle_at(address: u64) -> Option<Handle> {
-    BOOKS.lock().mapped(address).map(|mapped| mapped.handle)
+    let mut books = BOOKS.lock();
+    let place = books.mapped(address)?;
+    Some(books.physical.entry(place).0)
 }
 
 /// The reservation that contains an address: its start and size.
 pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
-    BOOKS.lock().areas.around(address).map(|area| (area.start, area.size))
-}
-
-/// Unmaps whatever is mapped of these handles. What is in use goes when it is not any more.
-pub(crate) fn unmap_all(handles: &[Handle]) {
-    let handles: BTreeSet<Handle> = handles.iter().copied().collect();
-    let mut books = BOOKS.lock();
-    let of = |mapped: &Mapped| handles.contains(&mapped.handle).then_some(mapped.mapping.as_ref()?.address());
-    let addresses: Vec<u64> = books.mappings.iter().filter_map(of).collect();
-    let mapped: Vec<_> = addresses.into_iter().filter_map(|address| books.remove(address)).collect();
-    drop(books);
-    drop(mapped);
+    BOOKS.lock().areas.around(address).map(|(area, _)| (area.start, area.size))
 }
 
 /// Whether anything is reserved.
@@ -525,9 +538,6 @@ fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
 fn grant(mapping: &Mapping, location: &Location) -> Outcome {
     if location.kind == Location::HOST {
         mapping.host_view().map_err(Fault::driver)?;
-        if let Some(mapped) = BOOKS.lock().mapped(mapping.address()) {
-            mapped.host = true;
-        }
         return Ok(());
     }
     let device = devices::by_logical_or_user(location.id)?;
@@ -542,10 +552,7 @@ pub fn get_access(address: Address, location: In<Location>, flags: Out<u64>) -> 
     let mapping = process::session()?.mapping(address).ok_or_else(|| not_mapped(address))?;
     let place = mapping.memory().location();
     let granted = match location.kind {
-        Location::HOST => {
-            let seen = |mapped: &mut Mapped| mapped.host;
-            place == Place::Host || BOOKS.lock().mapped(mapping.address()).is_some_and(seen)
-        }
+        Location::HOST => mapping.is_visible_to_host(),
         Location::DEVICE => {
             let device = devices::by_logical_or_user(location.id)?;
             place == Place::Device(device) || mapping.is_granted(&process::device(device)?)?

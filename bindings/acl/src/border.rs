@@ -55,62 +55,61 @@ fn enter(name: &'static str, uses: bool) -> Option<i32> {
     None
 }
 
-/// A call that answers with a code.
+/// A call that answers with a code: in the usual state by `body`, otherwise by `unusual`, which is
+/// one of the functions of that module.
 #[inline(always)]
-pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    run(name, true, body)
-}
-
-/// A call that only asks: it takes no lock and makes no object, so the process may fork after it.
-#[inline(always)]
-pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    run(name, false, body)
-}
-
-#[inline(always)]
-fn run(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
+pub(crate) fn usual(name: &'static str, unusual: impl FnOnce() -> i32, body: impl FnOnce() -> Outcome) -> i32 {
     if STATE.load(Ordering::Acquire) != USUAL {
-        return run_unusual(name, uses, body);
+        return unusual();
     }
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => 0,
-        Ok(Err(fault)) => failed(name, &fault),
-        Err(_) => panicked(name),
-    }
+    let answer = || match body() {
+        Ok(()) => 0,
+        Err(fault) => failed(name, &fault),
+    };
+    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| panicked(name))
 }
 
 /// A call from a child, the first call, or one that may have to be logged.
-#[cold]
-#[inline(never)]
-fn run_unusual(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
-    if let Some(code) = enter(name, uses) {
-        return code;
+pub(crate) mod unusual {
+    use super::*;
+
+    /// A call that uses what a child of fork must not touch.
+    pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+        run(name, true, body)
     }
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => succeeded(name),
-        Ok(Err(fault)) => failed(name, &fault),
-        Err(_) => panicked(name),
+
+    /// A call that only asks: it takes no lock and makes no object, so the process may fork after
+    /// it.
+    pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+        run(name, false, body)
+    }
+
+    /// A call that works in a child of fork too: it touches nothing but its own thread.
+    pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+        finish(name, body)
+    }
+
+    fn run(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
+        enter(name, uses).unwrap_or_else(|| finish(name, body))
+    }
+
+    fn finish(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(())) => succeeded(name),
+            Ok(Err(fault)) => failed(name, &fault),
+            Err(_) => panicked(name),
+        }
     }
 }
 
 /// A call that only asks and answers with something else, and with `otherwise` if it fails.
-#[inline(always)]
 pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let mut answer = otherwise;
-    ask(name, || {
+    unusual::ask(name, || {
         answer = body()?;
         Ok(())
     });
     answer
-}
-
-/// A call that works in a child of fork too: it touches nothing but its own thread.
-#[inline(always)]
-pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    match body() {
-        Ok(()) => 0,
-        Err(fault) => failed(name, &fault),
-    }
 }
 
 /// A call of a function that exists by name only.
@@ -402,12 +401,13 @@ mod tests {
 
     #[test]
     fn a_panic_ends_at_the_border_with_a_code_and_a_sentence() {
-        assert_eq!(call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
+        assert_eq!(unusual::call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
+        assert_eq!(usual("aclrtMalloc", || 1, || panic!("a bug")), code::INTERNAL);
         assert_eq!(peek_at_last_error(0), code::INTERNAL);
         assert_eq!(said(), format!("aclrtMalloc: {PANICKED}"));
         assert_eq!(ask_or("aclrtGetSocName", 7, || panic!("a bug")), 7);
         assert_eq!(get_last_error(0), code::INTERNAL);
-        assert_eq!(call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
+        assert_eq!(unusual::call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
             let _locked = LOCK.lock();
             panic!("a bug");
         };
-        assert_eq!(call("aclrtMalloc", panics), code::INTERNAL);
+        assert_eq!(unusual::call("aclrtMalloc", panics), code::INTERNAL);
         assert_eq!(*LOCK.lock(), 1);
     }
 }

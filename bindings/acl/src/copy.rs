@@ -22,6 +22,13 @@ pub(crate) fn is_drivers(address: u64) -> bool {
     ReserveOptions::ADDRESSES.contains(&address)
 }
 
+/// Whether an address is the host's above all of the driver's: there programs have their stacks
+/// and libraries, and mostly their heap.
+#[inline]
+fn is_above_drivers(address: u64) -> bool {
+    (ReserveOptions::ADDRESSES.end..1 << 62).contains(&address)
+}
+
 /// Where an address lies.
 #[derive(Debug, Clone)]
 enum Side {
@@ -86,14 +93,32 @@ fn with_first_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> 
     act(&process::session()?.slice_at(address, size).map_err(Fault::driver)?)
 }
 
-/// Copies, whatever the two sides are.
+/// Copies to the driver's memory from the host's.
+///
+/// # Safety
+///
+/// The caller of the C function passes host memory of this size, which no thread writes meanwhile.
 #[inline]
+unsafe fn write(to: u64, from: u64, size: usize) -> Outcome {
+    // SAFETY: so says the caller.
+    with_slice(to, size as u64, |slice| Ok(slice.write(unsafe { bytes(from, size) })?))
+}
+
+/// Copies to the host's memory from the driver's.
+///
+/// # Safety
+///
+/// The caller of the C function passes host memory of this size, which no thread uses meanwhile.
+#[inline]
+unsafe fn read(to: u64, from: u64, size: usize) -> Outcome {
+    // SAFETY: so says the caller.
+    with_slice(from, size as u64, |slice| Ok(slice.read(unsafe { bytes_mut(to, size) })?))
+}
+
+/// Copies, whatever the two sides are.
 fn copy(to: u64, from: u64, size: usize) -> Outcome {
-    // Numbers that are all below 2^62 have no sums that are too large.
-    if (to | from | size as u64) >> 62 != 0 {
-        check_range(to, size)?;
-        check_range(from, size)?;
-    }
+    check_range(to, size)?;
+    check_range(from, size)?;
     match (is_drivers(to), is_drivers(from)) {
         (false, false) => {
             let (to, from) = (to as usize, from as usize);
@@ -106,9 +131,9 @@ fn copy(to: u64, from: u64, size: usize) -> Outcome {
             Ok(())
         }
         // SAFETY: the caller of the C function passes host memory of this size.
-        (true, false) => with_slice(to, size as u64, |slice| Ok(slice.write(unsafe { bytes(from, size) })?)),
+        (true, false) => unsafe { write(to, from, size) },
         // SAFETY: the caller of the C function passes host memory of this size.
-        (false, true) => with_slice(from, size as u64, |slice| Ok(slice.read(unsafe { bytes_mut(to, size) })?)),
+        (false, true) => unsafe { read(to, from, size) },
         (true, true) => {
             with_first_slice(to, size as u64, |to| with_first_slice(from, size as u64, |from| between(to, from)))
         }
@@ -116,7 +141,6 @@ fn copy(to: u64, from: u64, size: usize) -> Outcome {
 }
 
 /// Host memory of the program's cannot be larger than half of the address space.
-#[inline]
 fn check_range(address: u64, size: usize) -> Outcome {
     let fits = size <= isize::MAX as usize && address.checked_add(size as u64).is_some();
     if fits { Ok(()) } else { Err(beyond(address, size)) }
@@ -177,15 +201,17 @@ fn fill_numbers(address: u64, count: usize, value: u32) -> Outcome {
     Ok(())
 }
 
+/// Kinds of copies.
+const KINDS: u32 = 6;
+
 /// The checks that copies begin with, in the vendor's order; `false` if there is nothing to do.
-#[inline]
 fn begins(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome<bool> {
     if size == 0 {
         return Ok(false);
     }
     to.check("dst")?;
     from.check("src")?;
-    if !(0..=5).contains(&kind) {
+    if kind as u32 >= KINDS {
         return Err(no_kind(kind));
     }
     if size > room {
@@ -207,6 +233,26 @@ fn too_large(size: usize, room: usize) -> Box<Fault> {
 /// `aclrtMemcpy`.
 #[inline]
 pub fn memcpy(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome {
+    // What almost all calls are, and what needs no more checks: between host addresses above the
+    // driver's and memory of the driver's. Sizes that reach into the kernel's half are not among
+    // them, and none is 0.
+    let fits = size <= room && (kind as u32) < KINDS && size.wrapping_sub(1) < 1 << 62;
+    if fits && is_drivers(to.0) && is_above_drivers(from.0) {
+        context::current()?;
+        // SAFETY: the caller of the C function passes host memory of this size.
+        return unsafe { write(to.0, from.0, size) };
+    }
+    if fits && is_drivers(from.0) && is_above_drivers(to.0) {
+        context::current()?;
+        // SAFETY: the caller of the C function passes host memory of this size.
+        return unsafe { read(to.0, from.0, size) };
+    }
+    memcpy_any(to, room, from, size, kind)
+}
+
+/// All of the checks, and every other copy: the rest of [`memcpy`].
+#[cold]
+fn memcpy_any(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome {
     if !begins(to, room, from, size, kind)? {
         return Ok(());
     }

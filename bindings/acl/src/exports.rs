@@ -4,7 +4,7 @@
 //! and an address is never followed, so none of these functions trusts more than what C cannot
 //! check: that a pointer which is not NULL points to what the prototype says.
 
-use crate::border::{Address, In, Out, Text, ask, ask_or, call, call_anywhere};
+use crate::border::{Address, In, Out, Text, ask_or, usual};
 use crate::copy::{BatchArguments, BatchAttribute};
 use crate::handles::Handle;
 use crate::malloc::Config;
@@ -30,8 +30,8 @@ pub struct Signature {
     pub returns: &'static str,
 }
 
-/// Exports functions. Each line is a C function and what serves it; what follows `by` says how it
-/// is called at the border.
+/// Exports functions. Each line is a C function and what serves it; what follows `by` says what its
+/// unusual calls are at the border.
 macro_rules! exports {
     ($($list:ident {
         $(by $border:ident {
@@ -47,7 +47,13 @@ macro_rules! exports {
             #[unsafe(no_mangle)]
             #[allow(non_snake_case, clippy::too_many_arguments, reason = "the name and the arguments are C's")]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> i32 {
-                $border(stringify!($name), || $serves($($argument),*))
+                // By itself, so that the usual call keeps its arguments in registers.
+                #[cold]
+                #[inline(never)]
+                fn unusual($($argument: $kind),*) -> i32 {
+                    border::unusual::$border(stringify!($name), move || $serves($($argument),*))
+                }
+                usual(stringify!($name), move || unusual($($argument),*), move || $serves($($argument),*))
             }
         )*)*
 

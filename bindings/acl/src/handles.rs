@@ -53,7 +53,9 @@ pub(crate) struct Table<T, const KIND: u8> {
     free: u32,
 }
 
+/// Its size is a power of two, so that a place is found by a shift.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Place<T> {
     /// Of the object; without one, that of the next with [`VACANT`] flipped.
     handle: Handle,
@@ -110,6 +112,13 @@ impl<T: Default, const KIND: u8> Table<T, KIND> {
     #[inline]
     pub(crate) fn at(&mut self, place: usize) -> &mut T {
         &mut self.places[place].object
+    }
+
+    /// The object at a place that was found, with its handle.
+    #[inline]
+    pub(crate) fn entry(&mut self, place: usize) -> (Handle, &mut T) {
+        let entry = &mut self.places[place];
+        (entry.handle, &mut entry.object)
     }
 
     /// An object; `None` if there is none with this handle.

@@ -25,6 +25,7 @@ pub mod header;
 mod host;
 mod ipc;
 mod malloc;
+mod mappings;
 mod physical;
 mod process;
 mod report;

@@ -9,6 +9,7 @@ use crate::addresses::{BOOKS, Books};
 use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table, kind};
+use crate::mappings::Mappings;
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
 use ascend_vmm::{Device, Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
@@ -52,17 +53,19 @@ pub(crate) type Memories = Table<Physical, { kind::MEMORY }>;
 /// Physical memory that the program has a handle of.
 #[derive(Debug, Default)]
 pub(crate) struct Physical {
-    /// `None` only where there is no handle.
-    memory: Option<PhysicalMemory>,
+    /// `None` if the program has freed it, as often as it may.
+    pub(crate) memory: Option<PhysicalMemory>,
+    /// Memory that the program has freed, which is still mapped.
+    freed: Option<PhysicalMemory>,
     /// The kind and place that were asked for.
     attribute: i32,
     location: Location,
     /// How often the program may free it.
     users: u32,
-    /// How often it is mapped.
-    pub(crate) mappings: u32,
     /// The share that it was exported as.
     export: Option<Box<Export>>,
+    /// Where it is mapped.
+    pub(crate) mappings: Mappings,
 }
 
 /// Memory that nothing uses any more, to be released when no lock is held.
@@ -72,15 +75,34 @@ pub(crate) struct Unused {
     export: Option<Box<Export>>,
 }
 
+impl Unused {
+    /// Releases it.
+    pub(crate) fn release(self) -> Outcome {
+        drop(self.export);
+        release(self.memory)
+    }
+}
+
 impl Physical {
-    /// The memory; `None` if the program has freed it.
-    #[inline]
-    pub(crate) fn memory(&self) -> Option<PhysicalMemory> {
-        if self.users == 0 { None } else { self.memory.clone() }
+    /// The memory, freed or not.
+    fn any(&self) -> Option<&PhysicalMemory> {
+        self.memory.as_ref().or(self.freed.as_ref())
+    }
+
+    /// The program has it once more.
+    fn retain(&mut self) {
+        self.users += 1;
+        self.memory = self.memory.take().or_else(|| self.freed.take());
+    }
+
+    /// The program has freed it as often as it may.
+    fn give_up(&mut self) {
+        self.users = 0;
+        self.freed = self.freed.take().or_else(|| self.memory.take());
     }
 
     fn is_unused(&self) -> bool {
-        self.users == 0 && self.mappings == 0
+        self.users == 0 && self.mappings.is_empty()
     }
 }
 
@@ -89,36 +111,31 @@ impl Memories {
     #[inline]
     fn enter(&mut self, memory: PhysicalMemory, attribute: i32, location: Location) -> Outcome<Handle> {
         let (handle, place) = self.insert()?;
-        let new = Physical { memory: Some(memory), attribute, location, users: 1, mappings: 0, export: None };
-        // Nothing is left of what was there: see `take`.
-        std::mem::forget(std::mem::replace(place, new));
+        // Nothing else is left of what was there: see `take`.
+        std::mem::forget(place.memory.replace(memory));
+        place.attribute = attribute;
+        place.location = location;
+        place.users = 1;
         Ok(handle)
+    }
+
+    /// The place of some memory.
+    pub(crate) fn place_of(&self, memory: &PhysicalMemory) -> Option<usize> {
+        let same = |physical: &Physical| physical.any().is_some_and(|own| own.is_same(memory));
+        let (handle, _) = self.iter().find(|(_, physical)| same(physical))?;
+        self.find(handle)
     }
 
     /// Gives the place of memory up, and what is there.
     #[inline]
     fn take(&mut self, place: usize) -> Unused {
         let physical = self.vacate(place);
-        Unused { memory: physical.memory.take(), export: physical.export.take() }
+        Unused { memory: physical.memory.take().or_else(|| physical.freed.take()), export: physical.export.take() }
     }
 
-    /// A mapping of it is going. Whether it is counted already: what nothing else uses is kept
-    /// until the mapping is gone.
-    #[inline]
-    pub(crate) fn leave_mapping(&mut self, handle: Handle) -> bool {
-        let Some(physical) = self.get_mut(handle) else { return true };
-        let used = physical.users > 0 || physical.mappings > 1;
-        if used {
-            physical.mappings -= 1;
-        }
-        used
-    }
-
-    /// A mapping that was counted stays after all.
-    pub(crate) fn return_mapping(&mut self, handle: Handle) {
-        if let Some(physical) = self.get_mut(handle) {
-            physical.mappings += 1;
-        }
+    /// The same, if nothing uses the memory any more.
+    pub(crate) fn take_unused(&mut self, place: usize) -> Option<Unused> {
+        self.at(place).is_unused().then(|| self.take(place))
     }
 }
 
@@ -288,7 +305,7 @@ pub fn free(handle: Handle) -> Outcome {
     let mut books = BOOKS.lock();
     let Some(place) = books.physical.find(handle) else { return Err(not_freed(handle)) };
     let physical = books.physical.at(place);
-    if physical.users != 1 || physical.mappings != 0 || physical.export.is_some() {
+    if physical.users != 1 || !physical.mappings.is_empty() || physical.export.is_some() {
         return free_shared(books, place);
     }
     let memory = books.physical.vacate(place).memory.take();
@@ -303,14 +320,13 @@ fn free_shared(mut books: MutexGuard<'_, Books>, place: usize) -> Outcome {
     if physical.users == 0 {
         return Err(unknown());
     }
-    physical.users -= 1;
-    if !physical.is_unused() {
-        return Ok(());
+    match physical.users {
+        1 => physical.give_up(),
+        _ => physical.users -= 1,
     }
-    let Unused { memory, export } = books.physical.take(place);
+    let unused = books.physical.take_unused(place);
     drop(books);
-    drop(export);
-    release(memory)
+    unused.map_or(Ok(()), Unused::release)
 }
 
 #[cold]
@@ -356,26 +372,12 @@ fn not_released(failed: Failed<PhysicalMemory>) -> Outcome {
     }
 }
 
-/// A mapping of it is gone, or was not made.
-#[cold]
-pub(crate) fn end_mapping(handle: Handle) -> Outcome {
-    let mut books = BOOKS.lock();
-    let Some(place) = books.physical.find(handle) else { return Ok(()) };
-    let physical = books.physical.at(place);
-    physical.mappings -= 1;
-    let unused = physical.is_unused().then(|| books.physical.take(place));
-    drop(books);
-    let Some(Unused { memory, export }) = unused else { return Ok(()) };
-    drop(export);
-    release(memory)
-}
-
 /// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
 pub fn retain(address: crate::border::Address, handle: Out<Handle>) -> Outcome {
     let address = address.check("virPtr")?;
     let handle = handle.check("handle")?;
     let found = addresses::handle_at(address)
-        .filter(|&found| with(found, |physical| physical.users += 1).is_some())
+        .filter(|&found| with(found, Physical::retain).is_some())
         .ok_or_else(|| refused(format!("{address:#x} is not where aclrtMapMem mapped memory.")))?;
     handle.write(found);
     Ok(())
@@ -406,9 +408,8 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
 
 /// The handle of memory that the program has already, counted once more.
 pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
-    let same =
-        collect(|handle, physical| physical.memory.as_ref().is_some_and(|own| own.is_same(memory)).then_some(handle));
-    same.into_iter().find(|&handle| with(handle, |physical| physical.users += 1).is_some())
+    let same = collect(|handle, physical| physical.any().is_some_and(|own| own.is_same(memory)).then_some(handle));
+    same.into_iter().find(|&handle| with(handle, Physical::retain).is_some())
 }
 
 /// Takes imported memory in.
@@ -427,10 +428,7 @@ pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handl
 
 /// Exports the memory behind a handle, once.
 pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
-    let exportable = |physical: &mut Physical| {
-        let memory = physical.memory.clone().filter(|_| physical.users > 0)?;
-        Some((memory, physical.export.is_some()))
-    };
+    let exportable = |physical: &mut Physical| Some((physical.memory.clone()?, physical.export.is_some()));
     let (memory, exported) = with(handle, exportable).flatten().ok_or_else(unknown)?;
     if exported {
         let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
@@ -458,12 +456,17 @@ pub(crate) fn is_used() -> bool {
 /// Ends all memory of a device, mapped or not.
 pub(crate) fn end(device: LogicalId) {
     let on_device = |memory: &PhysicalMemory| memory.location() == Place::Device(device);
-    let of = |physical: &Physical| physical.memory.as_ref().is_some_and(on_device);
+    let of = |physical: &Physical| physical.any().is_some_and(on_device);
     let handles = collect(|handle, physical| of(physical).then_some(handle));
-    addresses::unmap_all(&handles);
     for handle in handles {
+        let left = |physical: &mut Physical| {
+            physical.give_up();
+            physical.mappings.addresses()
+        };
+        with(handle, left).unwrap_or_default().into_iter().for_each(addresses::end_mapping);
         let mut books = BOOKS.lock();
-        let ended = books.physical.find(handle).map(|place| books.physical.take(place));
+        // What another thread is just mapping goes when it is unmapped.
+        let ended = books.physical.find(handle).and_then(|place| books.physical.take_unused(place));
         drop(books);
         drop(ended);
     }

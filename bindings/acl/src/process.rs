@@ -8,7 +8,7 @@ use crate::border::{Out, Text};
 use crate::fault::{Fault, Outcome, code};
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, LogicalId, Session};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -34,14 +34,18 @@ static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
 /// it is not closed, and `act` must not ask for it again.
 #[inline]
 pub(crate) fn with_session<R>(act: impl FnOnce(&Session) -> Outcome<R>) -> Outcome<R> {
+    let open = RwLockReadGuard::try_map(SESSION.read(), Option::as_ref).or_else(|_| reopen())?;
+    act(&open)
+}
+
+#[cold]
+fn reopen() -> Outcome<MappedRwLockReadGuard<'static, Session>> {
     loop {
-        let open = SESSION.read();
-        if let Some(session) = &*open {
-            return act(session);
-        }
-        drop(open);
         // Another thread may close it again before it is read.
         session()?;
+        if let Ok(open) = RwLockReadGuard::try_map(SESSION.read(), Option::as_ref) {
+            return Ok(open);
+        }
     }
 }
 

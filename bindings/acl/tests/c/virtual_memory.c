@@ -10,10 +10,81 @@ static size_t free_memory(void)
     return available;
 }
 
+/* The same memory at several places, which stays while it is mapped at one of them. */
+static void several_places(void)
+{
+    const size_t before = free_memory();
+    aclrtPhysicalMemProp prop = on_device(0);
+    aclrtDrvMemHandle handle = NULL, found = NULL;
+    void *base = NULL, *other = NULL;
+    OK(aclrtMallocPhysical(&handle, 2 * MIB, &prop, 0));
+    OK(aclrtReserveMemAddress(&base, 8 * MIB, 0, NULL, 0));
+    OK(aclrtReserveMemAddress(&other, 2 * MIB, 0, NULL, 0));
+    char *second = (char *)base + 2 * MIB, *third = (char *)base + 4 * MIB;
+    void *places[] = {base, third, other};
+    for (int i = 0; i < 3; i++) {
+        OK(aclrtMapMem(places[i], 2 * MIB, 0, handle, 0));
+    }
+    for (int i = 0; i < 3; i++) {
+        IS(aclrtMapMem(places[i], 2 * MIB, 0, handle, 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+        OK(aclrtMemRetainAllocationHandle(places[i], &found));
+        CHECK(found == handle);
+        OK(aclrtFreePhysical(found));
+    }
+    IS(aclrtMapMem(second + 4096, 2 * MIB, 0, handle, 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtUnmapMem(third + 4096), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtUnmapMem(second), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtReleaseMemAddress(base), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtReleaseMemAddress(other), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+
+    /* Freed, but not gone. */
+    OK(aclrtFreePhysical(handle));
+    IS(aclrtFreePhysical(handle), ACL_ERROR_RT_PARAM_INVALID);
+    IS(aclrtMapMem(second, 2 * MIB, 0, handle, 0), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK(free_memory() == before - 2 * MIB);
+    unsigned char written[100], seen[100];
+    fill_pattern(written, sizeof(written), 3);
+    OK(aclrtMemcpy(other, 2 * MIB, written, sizeof(written), ACL_MEMCPY_HOST_TO_DEVICE));
+    OK(aclrtMemcpy(seen, sizeof(seen), third, sizeof(seen), ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(memcmp(written, seen, sizeof(seen)) == 0);
+    OK(aclrtUnmapMem(base));
+    IS(aclrtUnmapMem(base), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+
+    /* The same handle again, from a place where the memory is. */
+    OK(aclrtMemRetainAllocationHandle(other, &found));
+    CHECK(found == handle);
+    OK(aclrtMapMem(second, 2 * MIB, 0, handle, 0));
+    OK(aclrtFreePhysical(handle));
+    OK(aclrtUnmapMem(third));
+    OK(aclrtUnmapMem(other));
+    CHECK(free_memory() == before - 2 * MIB);
+    OK(aclrtUnmapMem(second));
+    CHECK(free_memory() == before);
+    IS(aclrtMemRetainAllocationHandle(other, &found), ACL_ERROR_RT_PARAM_INVALID);
+    IS(aclrtFreePhysical(handle), ACL_ERROR_RT_PARAM_INVALID);
+
+    /* A device that is closed takes its memory along, freed or not, wherever it is mapped. */
+    aclrtDrvMemHandle kept = NULL;
+    OK(aclrtMallocPhysical(&handle, 2 * MIB, &prop, 0));
+    OK(aclrtMallocPhysical(&kept, 2 * MIB, &prop, 0));
+    OK(aclrtMapMem(base, 2 * MIB, 0, handle, 0));
+    OK(aclrtMapMem(other, 2 * MIB, 0, handle, 0));
+    OK(aclrtMapMem(third, 2 * MIB, 0, kept, 0));
+    OK(aclrtFreePhysical(handle));
+    OK(aclrtResetDevice(0));
+    OK(aclrtSetDevice(0));
+    CHECK(free_memory() == before);
+    IS(aclrtUnmapMem(other), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtFreePhysical(kept), ACL_ERROR_RT_PARAM_INVALID);
+    OK(aclrtReleaseMemAddress(base));
+    OK(aclrtReleaseMemAddress(other));
+}
+
 int main(void)
 {
     OK(aclInit(NULL));
     OK(aclrtSetDevice(0));
+    several_places();
     const size_t before = free_memory();
     aclrtPhysicalMemProp prop = on_device(0);
     size_t granularity = 0;
