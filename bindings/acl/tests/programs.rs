@@ -8,7 +8,7 @@ use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::{Linked, assert_nothing_left, compile, plain, run, run_on_each_generation, run_ways};
+use support::{Linked, assert_nothing_left, compile, plain, programs, run, run_on_each_generation, run_ways};
 
 #[test]
 fn process_threads_devices_and_errors() {
@@ -47,18 +47,18 @@ fn a_configuration_names_the_device_of_threads_that_have_none() {
 
 #[test]
 fn the_programs_device_numbers_are_those_of_the_environment() {
-    let program = compile("visible.c", Linked::Dynamically).unwrap();
-    let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
-    run(&emulator, Command::new(&program).env("ASCEND_RT_VISIBLE_DEVICES", "1,0"));
-    assert_nothing_left(&emulator);
+    for (program, generation) in programs("visible.c") {
+        let emulator = Emulator::start(plain(generation)).unwrap();
+        run(&emulator, Command::new(&program).env("ASCEND_RT_VISIBLE_DEVICES", "1,0"));
+        assert_nothing_left(&emulator);
+    }
 }
 
 #[test]
 fn a_host_on_which_something_is_missing_is_answered_with_the_vendors_code() {
-    let program = compile("hosts.c", Linked::Dynamically).unwrap();
     let hidden = ("ASCEND_RT_VISIBLE_DEVICES", "7");
     let named = ("ASCEND_ACL_SOC_NAME", "Ascend910_9392");
-    for generation in Generation::ALL {
+    for (program, generation) in programs("hosts.c") {
         let usual = || plain(generation);
         for (way, config, variable) in [
             ("no-driver", Config { door: Door::Missing, ..usual() }, None),

@@ -168,16 +168,18 @@ pub fn run_on_each_generation(source: &str) {
 /// The same with each of several lists of arguments.
 #[track_caller]
 pub fn run_ways(source: &str, ways: &[&[&str]]) {
-    for (linked, generations) in
-        [(Linked::Dynamically, &Generation::ALL[..]), (Linked::Statically, &[Generation::NEWEST])]
-    {
-        let Some(program) = compile(source, linked) else { return };
-        for &generation in generations {
-            for way in ways {
-                let emulator = Emulator::start(plain(generation)).unwrap();
-                run(&emulator, Command::new(&program).args(*way));
-                assert_nothing_left(&emulator);
-            }
+    for (program, generation) in programs(source) {
+        for way in ways {
+            let emulator = Emulator::start(plain(generation)).unwrap();
+            run(&emulator, Command::new(&program).args(*way));
+            assert_nothing_left(&emulator);
         }
     }
+}
+
+/// A program of `tests/c` for each generation, and linked statically for the newest.
+pub fn programs(source: &str) -> Vec<(PathBuf, Generation)> {
+    let linked = Generation::ALL.map(|generation| (Linked::Dynamically, generation));
+    let all = linked.into_iter().chain([(Linked::Statically, Generation::NEWEST)]);
+    all.map_while(|(linked, generation)| Some((compile(source, linked)?, generation))).collect()
 }
