@@ -34,7 +34,13 @@ static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
 /// it is not closed, and `act` must not ask for it again.
 #[inline]
 pub(crate) fn with_session<R>(act: impl FnOnce(&Session) -> Outcome<R>) -> Outcome<R> {
-    let open = RwLockReadGuard::try_map(SESSION.read(), Option::as_ref).or_else(|_| reopen())?;
+    let open = match RwLockReadGuard::try_map(SESSION.read(), Option::as_ref) {
+        Ok(open) => open,
+        Err(closed) => {
+            drop(closed);
+            reopen()?
+        }
+    };
     act(&open)
 }
 

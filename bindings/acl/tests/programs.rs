@@ -107,6 +107,8 @@ fn mistakes_and_spite_are_answered_and_leave_nothing() {
             &["fork-busy"],
             &["signals"],
             &["random"],
+            &["first-calls"],
+            &["closings"],
         ],
     );
 }

@@ -629,6 +629,136 @@ static void random_calls(void)
     CHECK(free_memory() == before);
 }
 
+/* --- Any call may be the first ----------------------------------------------------------------- */
+
+static void reserve_and_release(void)
+{
+    void *addresses = NULL;
+    OK(aclrtReserveMemAddress(&addresses, 2 * MIB, 0, NULL, 1));
+    OK(aclrtReleaseMemAddress(addresses));
+}
+
+static void reserve_cached_and_release(void)
+{
+    void *addresses = NULL;
+    OK(aclrtReserveMemAddressNoUCMemory(&addresses, 2 * MIB, 0, NULL, 1));
+    OK(aclrtReleaseMemAddress(addresses));
+}
+
+static void malloc_and_free_physical(void)
+{
+    aclrtPhysicalMemProp prop = on_device(1);
+    aclrtDrvMemHandle memory = NULL;
+    OK(aclrtMallocPhysical(&memory, 2 * MIB, &prop, 0));
+    OK(aclrtFreePhysical(memory));
+}
+
+static void map_nothing(void)
+{
+    IS(aclrtMapMem((void *)(2 * MIB), 2 * MIB, 0, (aclrtDrvMemHandle)(2 * MIB), 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtUnmapMem((void *)(2 * MIB)), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtReleaseMemAddress((void *)(2 * MIB)), ACL_ERROR_RT_PARAM_INVALID);
+}
+
+static void copy_without_a_device(void)
+{
+    char from[16] = "from", to[16] = "to";
+    IS(aclrtMemcpy(to, sizeof(to), from, sizeof(from), ACL_MEMCPY_HOST_TO_HOST), ACL_ERROR_RT_CONTEXT_NULL);
+    void *on_device = (void *)((size_t)0x12c0 << 32);
+    IS(aclrtMemcpy(on_device, sizeof(from), from, sizeof(from), ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtMemset(on_device, 16, 0, 16), ACL_ERROR_RT_CONTEXT_NULL);
+}
+
+static void malloc_without_a_device(void)
+{
+    void *memory = NULL;
+    IS(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_CONTEXT_NULL);
+    IS(aclrtFree((void *)(2 * MIB)), ACL_ERROR_RT_PARAM_INVALID);
+}
+
+static void ask_about_addresses(void)
+{
+    aclrtPtrAttributes attributes;
+    void *start = NULL;
+    size_t size = 0;
+    IS(aclrtPointerGetAttributes((void *)((size_t)0x12c0 << 32), &attributes), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtMemGetAddressRange((void *)((size_t)0x12c0 << 32), &start, &size), ACL_ERROR_RT_PARAM_INVALID);
+}
+
+static void set_and_reset_device(void)
+{
+    OK(aclrtSetDevice(1));
+    OK(aclrtResetDevice(1));
+}
+
+static void finalize_only(void)
+{
+    OK(aclFinalize());
+}
+
+static void first_calls(void)
+{
+    static void (*const calls[])(void) = {
+        reserve_and_release,     reserve_cached_and_release, malloc_and_free_physical, map_nothing,
+        copy_without_a_device,   malloc_without_a_device,    ask_about_addresses,      set_and_reset_device,
+        finalize_only,
+    };
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            /* For ever is longer than this. */
+            alarm(300);
+            calls[i]();
+            if (calls[i] != finalize_only) {
+                /* And the first after all was closed. */
+                OK(aclFinalize());
+                calls[i]();
+            }
+            exit(0);
+        }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child);
+        if (status != 0) {
+            fprintf(stderr, "first call %zu: status %#x\n", i, (unsigned)status);
+            exit(1);
+        }
+    }
+}
+
+/* --- The session is closed under threads that use it ------------------------------------------- */
+
+enum { CLOSINGS = 100 };
+static atomic_int closing;
+
+static void *user_of_the_session(void *unused)
+{
+    while (atomic_load(&closing)) {
+        reserve_and_release();
+        malloc_and_free_physical();
+        ask_about_addresses();
+    }
+    return unused;
+}
+
+static void closings(void)
+{
+    pthread_t all[3];
+    atomic_store(&closing, 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK(pthread_create(&all[i], NULL, user_of_the_session, NULL) == 0);
+    }
+    for (int i = 0; i < CLOSINGS; i++) {
+        OK(aclInit(NULL));
+        reserve_and_release();
+        OK(aclFinalize());
+    }
+    atomic_store(&closing, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+}
+
 int main(int count, char **arguments)
 {
     static const struct {
@@ -640,6 +770,7 @@ int main(int count, char **arguments)
         {"races", races},                 {"stale-handles", stale_handles},
         {"fork-busy", fork_busy},         {"signals", signals},
         {"random", random_calls},         {"same-pages", same_pages},
+        {"first-calls", first_calls},     {"closings", closings},
     };
     if (count > 2) {
         seed = (unsigned)atoi(arguments[2]);
