@@ -40,8 +40,8 @@ struct Area {
     start: u64,
     size: u64,
     reservation: Reservation,
-    /// For the first page, the place of the memory whose mapping begins there, plus 1. It is good as
-    /// long as the mapping is: memory that is mapped stays in its table.
+    /// For the first page, the place of the memory whose mapping begins there, plus 1. It is good
+    /// as long as the mapping is: memory that is mapped stays in its table.
     first: u32,
     /// The same for the other pages: zeroed memory that is not touched before something is mapped.
     others: Box<[u32]>,
