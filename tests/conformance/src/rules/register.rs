@@ -3,7 +3,7 @@
 use super::plain_memory::{managed, pinned, populated};
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
-use crate::rule::{Answer, Judge, Rule, Verdict, equal, rule};
+use crate::rule::{Answer, Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{MIB2, Session, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
@@ -62,13 +62,19 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_dev_svm_map_para_check, svm_master_remote_map.c"),
     rule!(a_remote_mapping_holds_each_mapping_that_it_covers, Source)
         .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    // The driver forgets to unmap here, and in the next three: what becomes of it is not known.
     rule!(a_remote_mapping_from_inside_a_mapping_holds_that_one_only, Source)
-        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c")
+        .needs(&[Need::Leak]),
     rule!(a_remote_mapping_ends_with_the_reservation_it_begins_in, Source)
-        .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c"),
+        .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c")
+        .needs(&[Need::Leak]),
     rule!(a_remote_mapping_outlives_its_closed_device, Source)
-        .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c"),
-    rule!(a_remote_mapping_ends_with_its_heap, Source).decided_by("devmm_destroy_reserve_heap_mem, svm_heap_mng.c"),
+        .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c")
+        .needs(&[Need::Leak]),
+    rule!(a_remote_mapping_ends_with_its_heap, Source)
+        .decided_by("devmm_destroy_reserve_heap_mem, svm_heap_mng.c")
+        .needs(&[Need::Leak]),
 ];
 
 fn translate(session: &Session, address: u64) -> Answer<u64> {
