@@ -6,8 +6,8 @@ use ascend_emulator::config::{Config, Place};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
 use ascend_ioctl::svm;
 use ascend_vmm::error::Errno;
-use ascend_vmm::share::{self, BareTgid, Ticket, TicketDevice};
-use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, Session};
+use ascend_vmm::share::{self, BareTgid, Source, Ticket, TicketDevice};
+use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, PhysicalMemory, ReserveOptions, Session};
 use std::time::Duration;
 use support::processes::{Channel, fork_with_pid, start};
 use support::{
@@ -78,6 +78,62 @@ fn memory_of_every_kind_is_imported_as_what_it_is() {
                 assert_eq!((on_host.size(), on_host.location()), (memory.size(), Location::Host));
             }
         }
+    });
+}
+
+/// Imports on each side. The host counts its 1 GiB pages; a device counts the 2 MiB pages that its
+/// 1 GiB pages consist of, whoever imports them.
+#[test]
+fn imported_memory_has_the_exporters_pages() {
+    on_each_generation(Config { host_giant_pages: true, ..plain() }, |_, emulator| {
+        let (here, there) = (device(0), device(1));
+        let session = here.session();
+        let host = session.host().unwrap();
+        let kind = |memory| Kind { page: Page::Giant, memory };
+        let shared = |memory: &PhysicalMemory| {
+            let export = memory.export().unwrap();
+            export.trust(&[own_tgid()]).unwrap();
+            export
+        };
+        let whole = |size| session.reserve_with(size, &ReserveOptions::new().alignment(GIB)).unwrap();
+
+        let of_host = host.create_with(3 * GIB, kind(MemoryKind::P2pDdr)).unwrap();
+        let export = shared(&of_host);
+        let fabric = export.fabric_handle(share::HandleKind::Fabric).unwrap();
+        let ticket = export.ticket().unwrap();
+        for source in [Source::from(&ticket), export.handle().into(), (&fabric).into()] {
+            let before = session.statistics().physical;
+            let imported = share::import(&there, source).unwrap();
+            assert_eq!((imported.size(), imported.page()), (3 * GIB, Page::Giant));
+            assert_eq!(session.statistics().physical - before, 3 * GIB);
+            let addresses = whole(4 * GIB);
+            refused_here(&addresses.map(MIB2, &imported).unwrap_err(), "1 GiB");
+            let mapping = addresses.map(GIB, &imported).unwrap();
+            assert_eq!(mapping.size(), 3 * GIB);
+            mapping.unmap().unwrap();
+            imported.free().unwrap();
+        }
+
+        let of_device = here.create_with(2 * GIB, kind(MemoryKind::Hbm)).unwrap();
+        let export = shared(&of_device);
+        let imported = share::import(&there, &export.ticket().unwrap()).unwrap();
+        assert_eq!((imported.size(), imported.page()), (2 * GIB, Page::Giant));
+        refused_here(&whole(3 * GIB).map(MIB2, &imported).unwrap_err(), "1 GiB");
+        drop(imported);
+        // Firmware may report them as what they are: the count is the same.
+        let offset = svm::DATA + std::mem::offset_of!(svm::MemImport, page);
+        inject(emulator, &format!("MEM_IMPORT#1[{offset}]=02000000"));
+        let imported = share::import(&there, export.handle()).unwrap();
+        assert_eq!((imported.size(), imported.page()), (2 * GIB, Page::Giant));
+        whole(2 * GIB).map(0, &imported).unwrap().unmap().unwrap();
+        // The host maps what it imported of a device in its own small pages.
+        let imported = share::import(&host, export.handle()).unwrap();
+        assert_eq!(imported.size(), 2 * GIB);
+        let mapping = whole(3 * GIB).map(MIB2, &imported).unwrap();
+        write(&of_device, b"kind");
+        let mut seen = [0; 4];
+        mapping.host_view().unwrap().read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"kind");
     });
 }
 

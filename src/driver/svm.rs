@@ -103,7 +103,7 @@ pub(crate) struct Handle {
     /// Logical id, or [`HOST_ID`]: for imports the importing one.
     pub(crate) device: u32,
     pub(crate) id: i32,
-    /// In the kernel's count: a device counts 1 GiB pages in 2 MiB ones, the host does not.
+    /// In the owner's count: a device counts 1 GiB pages in 2 MiB ones, the host does not.
     pages: u32,
     /// Module ids have 8 bits in the driver's own flags.
     module: u16,
@@ -471,15 +471,18 @@ impl Svm {
             ..Default::default()
         };
         let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
-        // A device counts 1 GiB pages in 2 MiB ones.
-        let unit = if device == HOST_ID { unit_of_host(answer.page) } else { HUGE_PAGE };
+        // To a device a 1 GiB page is a block of 2 MiB pages, whoever imports it.
+        let (unit, page) = match export.exporter {
+            HOST_ID => (unit_of_host(answer.page), answer.page),
+            _ => (HUGE_PAGE, answer.page.min(svm::PAGE_HUGE)),
+        };
         Ok(Imported {
             handle: Handle {
                 device,
                 id: answer.id,
                 pages: answer.pages as u32,
                 module: answer.module as u16,
-                page: answer.page as u8,
+                page: page as u8,
             },
             size: answer.pages.saturating_mul(unit),
             page: answer.page,
@@ -725,7 +728,8 @@ impl Svm {
     }
 }
 
-/// In what the host counts memory of a page kind.
+/// In what the host counts its own memory, whoever imports it
+/// (`devmm_ioctl_mem_import_local_server` passes on the exporter's count).
 #[cold]
 fn unit_of_host(page: u32) -> u64 {
     if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }

@@ -46,6 +46,17 @@ fn a_host_on_hccs_keeps_every_rule() {
 }
 
 #[test]
+fn a_host_with_giant_pages_keeps_the_rules_about_them() {
+    for generation in Generation::ALL {
+        let rules =
+            ["an_import_counts_pages_as_their_owner_does", "a_device_maps_giant_pages_of_the_host_in_gibibytes"];
+        let (output, code) = run(Config { generation, host_giant_pages: true, ..Config::default() }, &rules);
+        assert!(output.contains("2 passed, 0 failed, 0 skipped"), "{output}");
+        assert_eq!(code, Some(0), "{output}");
+    }
+}
+
+#[test]
 fn the_table_of_asynchronous_copies_is_as_large_as_the_drivers() {
     let (output, code) = run(Config::default(), &["--patience", "the_table_holds_65535_tasks"]);
     assert!(output.contains("ok   the_table_holds_65535_tasks"), "{output}");

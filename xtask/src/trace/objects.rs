@@ -243,10 +243,12 @@ impl Objects {
             }
             ("SVM", "MEM_IMPORT") => {
                 let side = answered("side");
+                let of_host = given("exporter") == u64::from(svm::HOST_ID);
                 let page: u64 = match answered("page") as u32 {
-                    svm::PAGE_HUGE => svm::HUGE_PAGE,
-                    svm::PAGE_GIANT => svm::GIANT_PAGE,
-                    _ => 4096,
+                    svm::PAGE_NORMAL => 4096,
+                    // A device counts the 2 MiB pages that its 1 GiB pages consist of.
+                    svm::PAGE_GIANT if of_host => svm::GIANT_PAGE,
+                    _ => svm::HUGE_PAGE,
                 };
                 let size = answered("pages").saturating_mul(page);
                 self.born(record, file, Kind::Import, handle(side, answered("id")), place(side), size);

@@ -1,4 +1,4 @@
-/* Hosts on which something is missing: `hosts WAY`. */
+/* Hosts on which something is missing or unusual: `hosts WAY`. */
 #include "check.h"
 
 int main(int count, char **arguments)
@@ -65,6 +65,38 @@ int main(int count, char **arguments)
         OK(aclrtMapMem(memory, (size_t)1 << 30, 0, handle, 0));
         OK(aclrtUnmapMem(memory));
         OK(aclrtReleaseMemAddress(memory));
+        OK(aclrtFreePhysical(handle));
+        return 0;
+    }
+    if (strcmp(way, "host-giant") == 0) {
+        /* Pages of 1 GiB of the host, imported on a device: the host counts them as what they are. */
+        const size_t gib = (size_t)1 << 30;
+        aclrtPhysicalMemProp prop;
+        memset(&prop, 0, sizeof(prop));
+        prop.memAttr = ACL_MEM_P2P_HUGE1G;
+        prop.location.type = ACL_MEM_LOCATION_TYPE_HOST;
+        aclrtDrvMemHandle handle = NULL, imported = NULL;
+        uint64_t shareable = 0;
+        OK(aclrtMallocPhysical(&handle, 2 * gib, &prop, 0));
+        OK(aclrtMemExportToShareableHandle(handle, ACL_MEM_HANDLE_TYPE_NONE, 1, &shareable));
+        OK(aclrtMemImportFromShareableHandle(shareable, 0, &imported));
+        OK(aclrtMemGetAllocationPropertiesFromHandle(imported, &prop));
+        size_t granularity = 0, size = 0;
+        OK(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM, &granularity));
+        CHECK(granularity == gib);
+        OK(aclrtReserveMemAddress(&memory, 3 * gib, 0, NULL, 1));
+        CHECK(aclrtMapMem((char *)memory + 2 * MIB, 2 * gib, 0, imported, 0) != ACL_SUCCESS);
+        CHECK(aclrtMapMem(memory, 4 * MIB, 0, imported, 0) != ACL_SUCCESS);
+        OK(aclrtMapMem((char *)memory + gib, 2 * gib, 0, imported, 0));
+        void *start = NULL;
+        OK(aclrtMemGetAddressRange((char *)memory + 2 * gib, &start, &size));
+        CHECK(start == (char *)memory + gib && size == 2 * gib);
+        aclrtPtrAttributes attributes;
+        OK(aclrtPointerGetAttributes((char *)memory + gib, &attributes));
+        CHECK(attributes.pageSize == gib);
+        OK(aclrtUnmapMem((char *)memory + gib));
+        OK(aclrtReleaseMemAddress(memory));
+        OK(aclrtFreePhysical(imported));
         OK(aclrtFreePhysical(handle));
         return 0;
     }

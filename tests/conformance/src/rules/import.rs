@@ -4,10 +4,10 @@ use super::share::{bare_tgid, device_exporter, exporter, importer, invite};
 use crate::host::Host;
 use crate::peer::{End, Peer, fork, leave, wait};
 use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
-use crate::session::{ABSENT, Handle, MIB2, MODULE, Session, eventually, peek, poke};
+use crate::session::{ABSENT, GIB, Handle, MIB2, MODULE, Session, create_of, eventually, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, MemImport, Op};
-use libc::{EACCES, EFAULT, EINVAL, ENODEV, EOPNOTSUPP};
+use libc::{EACCES, EFAULT, EINVAL, ENODEV, ENOMEM, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
     rule!(importing_an_unknown_type_is_eopnotsupp, Ran).decided_by("devmm_import_para_check, svm_master_mem_share.c"),
@@ -24,6 +24,10 @@ pub const RULES: &[Rule] = &[
     rule!(a_trusted_process_imports_device_memory, Inferred)
         .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
     rule!(an_import_tells_what_it_is, Ran).decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(an_import_counts_pages_as_their_owner_does, Source)
+        .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(a_device_maps_giant_pages_of_the_host_in_gibibytes, Inferred)
+        .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
     rule!(importing_twice_on_a_device_is_efault, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
     rule!(importing_again_after_releasing_is_granted, Ran)
         .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
@@ -181,6 +185,38 @@ fn an_import_tells_what_it_is(host: &Host) -> Verdict {
         // 8.5.0 does not return the kind of memory: the value passed in stays.
         equal("memory", answer.memory, if host.generation.delta().import_tells_memory { 0 } else { 77 })
     })
+}
+
+/// A session that imported 1 GiB pages of the host, two of them, on its device 0.
+fn importer_of_giant_pages(host: &Host) -> Result<(Session, MemImport), Failure> {
+    let session = Session::start(host)?;
+    let para = svm::MemCreate { memory: svm::MEMORY_P2P_DDR, ..create_of(svm::SIDE_HOST, svm::PAGE_GIANT, 2 * GIB) };
+    let handle = match session.create(HOST_ID, para) {
+        Err(ENOMEM) => return Err(Failure::skipped("this host has no two free pages of 1 GiB")),
+        answer => answer.granted()?,
+    };
+    let share = session.export(&handle).granted()?;
+    session.trust(HOST_ID, share, &[bare_tgid_of(&session)?]).granted()?;
+    let answer = session.import_raw(0, MemImport { share, exporter: HOST_ID, ..Default::default() }).granted()?;
+    Ok((session, answer))
+}
+
+fn an_import_counts_pages_as_their_owner_does(host: &Host) -> Verdict {
+    let (_session, answer) = importer_of_giant_pages(host)?;
+    equal("side", answer.side, svm::SIDE_DEVICE)?;
+    equal("page", answer.page, svm::PAGE_GIANT)?;
+    equal("pages", answer.pages, 2)
+}
+
+fn a_device_maps_giant_pages_of_the_host_in_gibibytes(host: &Host) -> Verdict {
+    let (session, MemImport { id, side, page, pages, module, .. }) = importer_of_giant_pages(host)?;
+    let handle = Handle { device: 0, id, side, page, pages, module };
+    let address = session.reserve(GIB)?;
+    session.map(&Handle { page: svm::PAGE_HUGE, ..handle }, address, GIB).refused(EINVAL)?;
+    session.map(&handle, address, MIB2).refused(EINVAL)?;
+    session.map(&handle, address, GIB).granted()?;
+    session.unmap(address).granted()?;
+    session.release(&handle).granted().map(drop)
 }
 
 fn importing_twice_on_a_device_is_efault(host: &Host) -> Verdict {

@@ -255,6 +255,8 @@ impl Call<'_, '_> {
             self.message(importing)?;
         } else {
             handle.bar = !of_host;
+            // The host checks the page kind that the share reports (`devmm_master_mem_import`).
+            handle.giant = handle.page == svm::PAGE_GIANT;
         }
         handle.of_host = of_host && importing != HOST;
         // The driver creates the handle before it checks the list: a refused import uses up an id.
