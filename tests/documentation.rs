@@ -134,7 +134,7 @@ fn every_relative_link_leads_to_a_file_and_to_a_heading_in_it() {
 #[test]
 fn every_page_named_in_a_source_file_exists() {
     let mut missing = Vec::new();
-    for directory in ["src", "ioctl", "tests", "xtask", "examples"].map(|name| root().join(name)) {
+    for directory in ["src", "ioctl", "tests", "tool", "xtask", "examples"].map(|name| root().join(name)) {
         for path in files(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")) {
             let Ok(text) = fs::read_to_string(&path) else { continue };
             for rest in text.split("docs/").skip(1) {

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_ioctl::{Generation, layout};
+use ascend_vmm_tool::terminal::counted;
 use compiler::Wanted;
 use driver_tree::DriverTree;
 use layout_table::{Difference, Table};
-use xtask::terminal::counted;
 
 /// Compare our layout tables with a driver source tree.
 #[derive(clap::Subcommand)]
@@ -61,7 +61,7 @@ pub fn run(command: Abi) -> ExitCode {
         Abi::Check { driver_src, generation } => check(driver_src, generation.as_deref()),
         Abi::Dump { driver_src, generation } => dump(driver_src, generation),
     };
-    result.unwrap_or_else(xtask::impossible)
+    result.unwrap_or_else(ascend_vmm_tool::impossible)
 }
 
 fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String> {
@@ -77,10 +77,10 @@ fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String
     let (name, facts) = (&table.generation, table.facts());
     let chosen = if generation.is_some() { "chosen" } else { "fits best" };
     if differences.is_empty() {
-        xtask::outln!("generation {name} ({chosen}): no difference in {facts} facts");
+        ascend_vmm_tool::outln!("generation {name} ({chosen}): no difference in {facts} facts");
         return Ok(ExitCode::SUCCESS);
     }
-    xtask::outln!("generation {name} ({chosen}): {}", counted(differences.len(), "difference"));
+    ascend_vmm_tool::outln!("generation {name} ({chosen}): {}", counted(differences.len(), "difference"));
     print_rows(&differences);
     Ok(ExitCode::FAILURE)
 }
@@ -88,7 +88,7 @@ fn check(driver_src: &Path, generation: Option<&str>) -> Result<ExitCode, String
 fn dump(driver_src: &Path, generation: &str) -> Result<ExitCode, String> {
     let mut table = compiler::measure(&DriverTree::open(driver_src)?, &wanted())?;
     table.generation = generation.to_owned();
-    xtask::outln!("{}", table.to_json().trim_end());
+    ascend_vmm_tool::outln!("{}", table.to_json().trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,7 +98,7 @@ fn print_rows(differences: &[Difference]) {
     let width = |column: fn(&Difference) -> &String| rows().map(|row| column(row).len()).max().unwrap_or(0);
     let (what, ours) = (width(|row| &row.what), width(|row| &row.ours));
     for row in rows() {
-        xtask::outln!("  {:what$}  {:ours$}  {}", row.what, row.ours, row.tree);
+        ascend_vmm_tool::outln!("  {:what$}  {:ours$}  {}", row.what, row.ours, row.tree);
     }
 }
 

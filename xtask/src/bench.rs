@@ -5,15 +5,15 @@
 //! and are only compared within one run.
 
 pub mod client;
-pub mod counter;
+mod counter;
 mod emulator;
-pub mod figure;
+mod figure;
 mod plot;
 mod pool;
 
-use crate::terminal::{self, Table, counted, steps};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
+use ascend_vmm_tool::terminal::{self, Table, counted, steps};
 use client::{NOT_TRACED, OwnFigures, Work};
 use counter::{Count, CountError, Mode, Traced};
 use figure::{Figure, Target, Unit, Verdict};
@@ -65,11 +65,11 @@ impl Bench {
         }
         let Run { figures, points, .. } = match self.measure() {
             Ok(run) => run,
-            Err(reason) => return crate::impossible(reason),
+            Err(reason) => return ascend_vmm_tool::impossible(reason),
         };
         if let Some(directory) = &self.plot {
             if let Err(error) = plot::draw(directory, &points) {
-                return crate::impossible(format!("{}: {error}", directory.display()));
+                return ascend_vmm_tool::impossible(format!("{}: {error}", directory.display()));
             }
         }
         let count = |verdict| figures.iter().filter(|figure| figure.verdict == verdict).count();
@@ -84,7 +84,7 @@ impl Bench {
             missed,
         };
         if self.json {
-            crate::print_json(&document);
+            ascend_vmm_tool::print_json(&document);
         } else {
             print(&document);
         }
@@ -98,7 +98,9 @@ impl Bench {
     /// Runs the same command in a release build.
     fn run_optimised(&self) -> ExitCode {
         let Some(cargo) = std::env::var_os("CARGO") else {
-            return crate::impossible("this is a debug build, whose figures mean nothing; use a release build");
+            return ascend_vmm_tool::impossible(
+                "this is a debug build, whose figures mean nothing; use a release build",
+            );
         };
         let mut command = Command::new(cargo);
         // Not --quiet: the build takes a minute.
@@ -110,7 +112,7 @@ impl Bench {
         command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         match command.status() {
             Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
-            Err(error) => crate::impossible(format!("the release build cannot be started: {error}")),
+            Err(error) => ascend_vmm_tool::impossible(format!("the release build cannot be started: {error}")),
         }
     }
 
@@ -343,7 +345,7 @@ impl Setup {
 
     fn command(&self) -> Result<Command, CountError> {
         let name = clap::ValueEnum::to_possible_value(&self.work).map(|value| value.get_name().to_owned());
-        let mut command = crate::second_process::this_program().map_err(CountError::Spawn)?;
+        let mut command = Command::new(std::env::current_exe().map_err(CountError::Spawn)?);
         command.args(["bench-client", &name.unwrap_or_default()]);
         command.args(["--live", &self.live.to_string()]).args(["--size", &self.size.to_string()]);
         command.args(["--threads", &self.threads.to_string()]);
@@ -668,7 +670,7 @@ fn print(document: &Document) {
         document.generation,
         document.c_library.as_deref().unwrap_or("unknown")
     );
-    terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| crate::outln!("{line}"));
+    terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| ascend_vmm_tool::outln!("{line}"));
     let number = |number: Option<f64>| {
         number.map(|number| if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.1}") })
     };
@@ -694,10 +696,10 @@ fn print(document: &Document) {
     for reason in reasons {
         let without = document.figures.iter().filter(|figure| figure.reason.as_deref() == Some(reason)).count();
         let sentence = format!("{} not measured: {reason}", counted(without, "figure"));
-        terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| crate::outln!("{line}"));
+        terminal::wrap(&sentence, terminal::width(), "", "").iter().for_each(|line| ascend_vmm_tool::outln!("{line}"));
     }
     match document.missed {
         0 => {}
-        missed => crate::outln!("{} above the limit", counted(missed, "figure")),
+        missed => ascend_vmm_tool::outln!("{} above the limit", counted(missed, "figure")),
     }
 }

@@ -5,12 +5,12 @@ use crate::toolkit;
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
+use ascend_vmm_tool::outln;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-use xtask::outln;
 
 /// The programs.
 #[derive(clap::Subcommand)]
@@ -62,7 +62,7 @@ pub fn run(command: Compat) -> ExitCode {
     match torch(&options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(reason) => xtask::impossible(reason),
+        Err(reason) => ascend_vmm_tool::impossible(reason),
     }
 }
 

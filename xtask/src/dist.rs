@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: builds `ascend-vmm-tool`, one static file per architecture that needs
+//! `cargo xtask dist`: builds `ascend-vmm`, one static file per architecture that needs
 //! nothing else on the host.
 //!
 //! The C library is linked statically: glibc of the GNU targets, so no other target needs to be
@@ -11,10 +11,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+/// The package of the program.
+const PACKAGE: &str = "ascend-vmm-tool";
+
 /// Options of `dist`.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  cargo xtask dist\n  scp target/dist/ascend-vmm-tool-aarch64 host:\n  \
-                  ssh host ./ascend-vmm-tool-aarch64 probe")]
+#[command(after_help = "Example:\n  cargo xtask dist\n  scp target/dist/ascend-vmm-aarch64 host:\n  \
+                  ssh host ./ascend-vmm-aarch64 probe")]
 pub struct Dist {
     /// Build only for this architecture. The default is every one that can be built here.
     #[arg(long, value_enum)]
@@ -95,7 +98,7 @@ impl Toolchain {
 pub fn run(options: Dist) -> ExitCode {
     let target = match target_directory() {
         Ok(target) => target,
-        Err(reason) => return xtask::impossible(reason),
+        Err(reason) => return ascend_vmm_tool::impossible(reason),
     };
     let mut built = 0;
     for arch in [Arch::X86_64, Arch::Aarch64] {
@@ -104,7 +107,7 @@ pub fn run(options: Dist) -> ExitCode {
         }
         match build(arch, &target) {
             Ok(Some(line)) => {
-                xtask::outln!("{line}");
+                ascend_vmm_tool::outln!("{line}");
                 built += 1;
             }
             Ok(None) => {
@@ -118,12 +121,12 @@ pub fn run(options: Dist) -> ExitCode {
                     arch.triple()
                 );
                 if options.arch.is_some() || arch.is_native() {
-                    return xtask::impossible(sentence);
+                    return ascend_vmm_tool::impossible(sentence);
                 }
-                xtask::outln!("{sentence}");
+                ascend_vmm_tool::outln!("{sentence}");
             }
             Err(reason) => {
-                xtask::errln!("error: {}: {reason}", arch.name());
+                ascend_vmm_tool::errln!("error: {}: {reason}", arch.name());
                 return ExitCode::FAILURE;
             }
         }
@@ -133,11 +136,11 @@ pub fn run(options: Dist) -> ExitCode {
     }
     match write_bill_of_materials(&target.join("dist")) {
         Ok(line) => {
-            xtask::outln!("{line}");
+            ascend_vmm_tool::outln!("{line}");
             ExitCode::SUCCESS
         }
         Err(reason) => {
-            xtask::errln!("error: {reason}");
+            ascend_vmm_tool::errln!("error: {reason}");
             ExitCode::FAILURE
         }
     }
@@ -148,9 +151,9 @@ fn write_bill_of_materials(place: &Path) -> Result<String, String> {
     let metadata = metadata(&["--locked", "--filter-platform", "aarch64-unknown-linux-gnu"])?;
     let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.lock");
     let lock = fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
-    let bill = bill_of_materials::document(&metadata, &lock, env!("CARGO_PKG_NAME"))?;
+    let bill = bill_of_materials::document(&metadata, &lock, PACKAGE)?;
     let crates = bill["components"].as_array().map_or(0, Vec::len);
-    let file = place.join("ascend-vmm-tool.cdx.json");
+    let file = place.join("ascend-vmm.cdx.json");
     let text = serde_json::to_string_pretty(&bill).map_err(|error| error.to_string())?;
     fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(format!("{}  the {crates} crates in it, as CycloneDX", file.display()))
@@ -168,7 +171,7 @@ fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
     // one.
     let scratch = target.join("dist-build").join(arch.name());
     let status = Command::new(&toolchain.cargo)
-        .args(["build", "--release", "--package", "xtask", "--bin", "ascend-vmm-tool", "--target", &arch.triple()])
+        .args(["build", "--release", "--package", PACKAGE, "--target", &arch.triple()])
         .arg("--target-dir")
         .arg(&scratch)
         .env("RUSTC", &toolchain.rustc)
@@ -180,11 +183,11 @@ fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
     if !status.success() {
         return Err(format!("the build failed: {status}"));
     }
-    let made = scratch.join(arch.triple()).join("release/ascend-vmm-tool");
+    let made = scratch.join(arch.triple()).join("release/ascend-vmm");
     let program = fs::read(&made).map_err(|error| format!("{}: {error}", made.display()))?;
     check_static(&program, arch)?;
     let place = target.join("dist");
-    let file = place.join(format!("ascend-vmm-tool-{}", arch.name()));
+    let file = place.join(format!("ascend-vmm-{}", arch.name()));
     fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
     fs::copy(&made, &file).map_err(|error| format!("{}: {error}", file.display()))?;
     let ran = runs(arch, &file)?;

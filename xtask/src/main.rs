@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod bench;
 mod compat;
 mod dist;
 mod toolkit;
@@ -16,8 +17,13 @@ use clap::Parser;
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 enum Xtask {
     #[command(flatten)]
-    Host(xtask::Host),
-    /// Build ascend-vmm-tool, one static file for each architecture.
+    Tool(ascend_vmm_tool::Command),
+    /// Measure what the library adds to the kernel's work, and compare it with its limits.
+    Bench(bench::Bench),
+    /// The process that `bench` measures.
+    #[command(hide = true)]
+    BenchClient(bench::client::Client),
+    /// Build ascend-vmm, one static file for each architecture.
     Dist(dist::Dist),
     /// Write the header, the libraries and the environment for programs written for CANN.
     Toolkit(toolkit::Toolkit),
@@ -31,7 +37,9 @@ enum Xtask {
 
 fn main() -> ExitCode {
     match Xtask::parse() {
-        Xtask::Host(command) => command.run(),
+        Xtask::Tool(command) => command.run(),
+        Xtask::Bench(bench) => bench.run(),
+        Xtask::BenchClient(client) => client.run(),
         Xtask::Dist(options) => dist::run(options),
         Xtask::Toolkit(options) => toolkit::run(options),
         Xtask::Compat(command) => compat::run(command),

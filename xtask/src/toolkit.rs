@@ -19,10 +19,10 @@ pub struct Toolkit {
 pub fn run(options: Toolkit) -> ExitCode {
     match write(&options.directory) {
         Ok(()) => {
-            xtask::outln!("{}", options.directory.display());
+            ascend_vmm_tool::outln!("{}", options.directory.display());
             ExitCode::SUCCESS
         }
-        Err(reason) => xtask::impossible(reason),
+        Err(reason) => ascend_vmm_tool::impossible(reason),
     }
 }
 

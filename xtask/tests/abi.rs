@@ -3,6 +3,7 @@
 //! The driver's sources are not part of this repository, so the trees here are written from our own
 //! tables: headers that declare what a table says, in the places where the driver's tree has them.
 
+#[path = "../../tool/tests/support/mod.rs"]
 mod support;
 
 use serde_json::{Map, Value};
@@ -10,7 +11,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{XTASK, stderr, stdout};
+use support::{PROGRAM, stderr, stdout};
 
 const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 
@@ -115,7 +116,7 @@ fn header(table: &Value) -> String {
 }
 
 fn abi(arguments: &[&str], tree: &Path) -> Output {
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.arg("abi").arg(arguments[0]).arg("--driver-src").arg(tree).args(&arguments[1..]);
     command.output().unwrap()
 }
@@ -189,7 +190,7 @@ fn a_chosen_generation_is_used_even_if_another_fits_better() {
 fn a_missing_directory_is_refused_with_exit_2() {
     let error = refusal(&abi(&["check"], Path::new("/no/such/directory")));
     assert!(error.contains("/no/such/directory: No such file or directory"), "{error}");
-    let error = refusal(&abi(&["dump"], Path::new(XTASK)));
+    let error = refusal(&abi(&["dump"], Path::new(PROGRAM)));
     assert!(error.contains("is not a directory"), "{error}");
 }
 
@@ -214,11 +215,11 @@ fn headers_that_do_not_compile_are_refused_with_exit_2() {
 #[test]
 fn a_missing_compiler_is_refused_with_exit_2() {
     let tree = Tree::of("no-compiler", &table("26.1"));
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["abi", "check", "--driver-src"]).arg(&tree.0).env("CC", "no-such-compiler");
     let error = refusal(&command.output().unwrap());
     assert!(error.contains("no C compiler found (tried no-such-compiler)"), "{error}");
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["abi", "check", "--driver-src"]).arg(&tree.0).env_remove("CC").env("PATH", "/no/such/path");
     let error = refusal(&command.output().unwrap());
     assert!(error.contains("no C compiler found (tried cc, gcc, clang)"), "{error}");

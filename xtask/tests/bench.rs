@@ -1,18 +1,24 @@
 //! `cargo xtask bench`: its counter and its command line.
 
+#[path = "../../tool/tests/support/mod.rs"]
 mod support;
 
-use ::xtask::bench::counter::steps_end;
-use support::{document, refusal, xtask};
+// The other half of it is for the process that is counted.
+#[allow(dead_code)]
+#[path = "../src/bench/counter.rs"]
+mod counter;
 
-mod counter {
-    use super::support::XTASK;
+use counter::steps_end;
+use support::{document, refusal, run_program};
+
+mod counts {
+    use super::counter::{CountError, Mode, Traced, steps_end};
+    use super::support::PROGRAM;
     use std::process::{Command, Stdio};
-    use xtask::bench::counter::{CountError, Mode, Traced, steps_end};
 
     /// A process that repeats one system call, stopped at its first mark.
     fn client(pairs: u64) -> Result<Traced, CountError> {
-        let mut command = Command::new(XTASK);
+        let mut command = Command::new(PROGRAM);
         command.args(["bench-client", "calibration", "--pairs", &pairs.to_string()]).stdout(Stdio::null());
         Traced::spawn(&mut command)
     }
@@ -63,7 +69,7 @@ mod counter {
 
 #[test]
 fn without_tracing_the_time_is_still_measured() {
-    let output = xtask(&["bench-client", "calibration", "--untraced", "--timed", "1000"]);
+    let output = run_program(&["bench-client", "calibration", "--untraced", "--timed", "1000"]);
     assert!(output.status.success());
     let own: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(own["nanoseconds"].as_f64().unwrap() > 0.0, "{own}");
@@ -78,7 +84,7 @@ fn wrong_arguments_are_refused_with_exit_2() {
 fn the_figures_fit_their_schema_and_each_operation_is_one_system_call() {
     // A debug build misses its limits of instructions, which must be reported as such; the numbers
     // of system calls are those of a release build.
-    let output = xtask(&["bench", "--debug", "--json"]);
+    let output = run_program(&["bench", "--debug", "--json"]);
     let document = document(&output, "bench");
     let figures = document["figures"].as_array().unwrap();
     // Of instructions there are none on a CPU without the atomics that single steps need.

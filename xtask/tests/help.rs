@@ -1,84 +1,45 @@
-//! Help texts, versions, and what a user sees after a typing error.
+//! Help texts, the version, and the command lines that are written elsewhere in this repository.
 
+#[path = "../../tool/tests/support/mod.rs"]
 mod support;
 
-use std::process::Command;
-use support::{TOOL, XTASK, run, stderr, stdout};
+use std::path::Path;
+use support::help::{self, commands, help};
+use support::{run_program, stderr};
 
-/// Both programs, with the name under which the user calls each.
-const PROGRAMS: [(&str, &str); 2] = [(XTASK, "cargo xtask"), (TOOL, "ascend-vmm-tool")];
-
-fn help(program: &str, path: &[&str]) -> String {
-    let arguments: Vec<&str> = path.iter().copied().chain(["--help"]).collect();
-    let output = run(program, &arguments);
-    assert!(output.status.success(), "{arguments:?}");
-    stdout(&output)
-}
-
-/// The commands that a help text lists.
-fn commands(help: &str) -> Vec<String> {
-    let list = help.split_once("Commands:\n").map_or("", |(_, rest)| rest.split("\n\n").next().unwrap());
-    let names =
-        list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()));
-    names.filter(|name| *name != "help").map(str::to_owned).collect()
+#[test]
+fn every_command_has_help_with_an_example() {
+    help::assert_every_command_has_an_example(&["cargo xtask", "ascend-vmm"]);
 }
 
 #[test]
-fn every_command_has_help_with_an_example_that_names_the_program() {
-    for (program, name) in PROGRAMS {
-        let mut paths: Vec<Vec<String>> = commands(&help(program, &[])).into_iter().map(|name| vec![name]).collect();
-        assert!(paths.len() >= 5, "{paths:?}");
-        while let Some(path) = paths.pop() {
-            let words: Vec<&str> = path.iter().map(String::as_str).collect();
-            let text = help(program, &words);
-            let inner = commands(&text);
-            if inner.is_empty() {
-                let (_, example) =
-                    text.split_once("Example").unwrap_or_else(|| panic!("{words:?} has no example: {text}"));
-                assert!(example.contains(name), "{words:?}: {text}");
-            }
-            for name in inner {
-                paths.push(path.iter().cloned().chain([name]).collect());
-            }
-        }
-    }
-}
-
-#[test]
-fn both_programs_print_their_version() {
-    for (program, name) in PROGRAMS {
-        let output = run(program, &["--version"]);
-        assert!(output.status.success(), "{}", stderr(&output));
-        assert_eq!(stdout(&output), format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
-    }
+fn the_version_is_printed() {
+    help::assert_version("cargo xtask");
 }
 
 #[test]
 fn an_unknown_command_is_refused_with_exit_2() {
-    for (program, _) in PROGRAMS {
-        for arguments in [&["prob"][..], &[], &["--nothing"]] {
-            let output = run(program, arguments);
-            assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-            assert!(!stderr(&output).is_empty(), "{arguments:?}");
-        }
+    help::assert_unknown_commands_are_refused();
+}
+
+#[test]
+fn the_commands_of_the_tool_are_here_too() {
+    let names = commands(&help(&[]));
+    for name in ["probe", "demo", "selftest", "emulate", "trace"] {
+        assert!(names.iter().any(|it| it == name), "{name} is not among {names:?}");
     }
 }
 
 #[test]
-fn the_tool_for_hosts_never_mentions_cargo_in_its_help() {
-    for name in commands(&help(TOOL, &[])) {
-        let text = help(TOOL, &[&name]);
-        assert!(!text.contains("cargo"), "{text}");
-    }
-}
-
-#[test]
-fn the_tool_for_hosts_never_mentions_cargo_in_its_errors() {
-    for arguments in [&["bench"][..], &["emulate"], &["dist"], &["demo", "--size", "1"]] {
-        // As on a host: without the variable that cargo sets for what it runs.
-        let output = Command::new(TOOL).args(arguments).env_remove("CARGO").output().unwrap();
-        let error = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-        assert!(!error.contains("cargo"), "{arguments:?}: {error}");
+fn every_command_line_in_the_release_workflow_is_accepted() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.github/workflows/release.yml");
+    let workflow = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> =
+        workflow.lines().filter_map(|line| line.trim().strip_prefix("- run: cargo xtask ")).collect();
+    assert_eq!(lines.len(), 2, "one for each architecture: {lines:?}");
+    for line in lines {
+        // `--help` at its end checks the arguments and builds nothing.
+        let output = run_program(&line.split(' ').chain(["--help"]).collect::<Vec<_>>());
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
     }
 }

@@ -1,6 +1,7 @@
 //! The published crates as their users get them: packaged, unpacked, and used by a crate outside of
 //! this repository, without a network.
 
+#[path = "../../tool/tests/support/mod.rs"]
 mod support;
 
 use ascend_emulator::Config;

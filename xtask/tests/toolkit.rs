@@ -1,19 +1,20 @@
 //! `cargo xtask toolkit`: the tree that it writes is one that programs for CANN are built against,
 //! by hand and by CMake, and run with.
 
+#[path = "../../tool/tests/support/mod.rs"]
 mod support;
 
 use ascend_emulator::Config;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use support::{refusal, run_emulated, stderr, stdout, xtask};
+use support::{refusal, run_emulated, run_program, stderr, stdout};
 
 /// The tree, which the command writes once for all tests.
 fn tree() -> &'static Path {
     static TREE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     TREE.get_or_init(|| {
         let tree = Path::new(env!("CARGO_TARGET_TMPDIR")).join("toolkit");
-        let output = xtask(&["toolkit", tree.to_str().unwrap()]);
+        let output = run_program(&["toolkit", tree.to_str().unwrap()]);
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(stdout(&output).trim_end(), tree.to_str().unwrap());
         tree
@@ -59,7 +60,7 @@ fn a_tree_is_written_over_another_and_not_over_a_file() {
     let again = Path::new(env!("CARGO_TARGET_TMPDIR")).join("toolkit-again");
     let library = again.join("lib64/libascendcl.so");
     for _ in 0..2 {
-        succeeded(xtask(&["toolkit", again.to_str().unwrap()]));
+        succeeded(run_program(&["toolkit", again.to_str().unwrap()]));
         assert_eq!(std::fs::read(&library).unwrap(), std::fs::read(tree().join("lib64/libascendcl.so")).unwrap());
         assert_eq!(std::fs::read_link(again.join("lib64/libhccl.so")).unwrap(), Path::new("libascendcl.so"));
     }

@@ -20,9 +20,9 @@ impl<'py> FromPyObject<'_, 'py> for Size {
             // "64 MiB" as people write it; what is no unit after the blank stays, and is refused.
             let parsed = match text.split_once(' ').map(|(number, unit)| (number, unit.trim_start())) {
                 Some((number, unit)) if unit.starts_with(char::is_alphabetic) => {
-                    xtask::emulate::size(&format!("{number}{unit}"))
+                    ascend_vmm_tool::emulate::size(&format!("{number}{unit}"))
                 }
-                _ => xtask::emulate::size(text),
+                _ => ascend_vmm_tool::emulate::size(text),
             };
             return parsed.map(Size).map_err(|problem| bad(problem, "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
         }

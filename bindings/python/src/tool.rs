@@ -7,5 +7,5 @@ use std::ffi::OsString;
 /// started again, for commands that need a second process of it.
 #[pyfunction]
 pub(crate) fn tool(py: Python<'_>, program: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| xtask::run_tool("python -m ascend_vmm", program, arguments))
+    py.detach(|| ascend_vmm_tool::run_tool("python -m ascend_vmm", program, arguments))
 }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::{Cell, Ref, RefCell};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 /// What is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -177,7 +177,7 @@ impl Client {
         if self.work == Work::ImportPeer {
             return match self.import_peer() {
                 Ok(()) => ExitCode::SUCCESS,
-                Err(error) => crate::impossible(error),
+                Err(error) => ascend_vmm_tool::impossible(error),
             };
         }
         if !self.untraced && trace_me().is_err() {
@@ -185,10 +185,10 @@ impl Client {
         }
         match self.work() {
             Ok(own) => {
-                crate::print_json(&own);
+                ascend_vmm_tool::print_json(&own);
                 ExitCode::SUCCESS
             }
-            Err(error) => crate::impossible(error),
+            Err(error) => ascend_vmm_tool::impossible(error),
         }
     }
 
@@ -496,7 +496,7 @@ impl Client {
     fn import(&self) -> Result<OwnFigures, Failure> {
         let device = open()?;
         let me = BareTgid::of_this_process(&device.session())?;
-        let mut peer = crate::second_process::this_program()?
+        let mut peer = Command::new(std::env::current_exe()?)
             .args(["bench-client", "import-peer", "--live", &(self.live + 1).to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -536,7 +536,7 @@ impl Client {
         for memory in &memories {
             let export = memory.export()?;
             export.trust(&[importer])?;
-            crate::outln!("{}", export.ticket()?);
+            ascend_vmm_tool::outln!("{}", export.ticket()?);
         }
         lines.next();
         Ok(())

@@ -1,4 +1,4 @@
-//! `cargo xtask demo` on the emulated driver.
+//! `ascend-vmm demo` on the emulated driver.
 
 mod support;
 
@@ -6,15 +6,15 @@ use ascend_emulator::Config;
 use ascend_emulator::config::{DeviceProcess, Phase};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
-use support::{TOOL, XTASK, refusal, run_emulated, stderr, stdout, xtask};
+use support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 
 /// Runs `demo` on a host that has NPUs.
 fn demo_on(config: Config, arguments: &[&str]) -> Output {
-    run_emulated(config, &[], Command::new(XTASK).args(["demo", "--size", "2M"]).args(arguments))
+    run_emulated(config, &[], Command::new(PROGRAM).args(["demo", "--size", "2M"]).args(arguments))
 }
 
 fn demo(arguments: &[&str]) -> Output {
-    xtask(&[&["demo"], arguments].concat())
+    run_program(&[&["demo"], arguments].concat())
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn on_a_host_with_npus_the_usable_ones_are_used() {
 #[test]
 fn too_few_npus_are_refused_without_naming_another_program() {
     let config = Config { devices: 1, ..Config::default() };
-    let output = run_emulated(config, &[], Command::new(TOOL).args(["demo", "--devices", "2"]));
+    let output = run_emulated(config, &[], Command::new(PROGRAM).args(["demo", "--devices", "2"]));
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("asks for 2 NPUs, but this host has 1 usable NPU; `probe` says why"), "{error}");
@@ -103,7 +103,7 @@ fn wrong_arguments_are_refused_with_exit_2() {
 
 #[test]
 fn a_reader_that_closes_the_pipe_early_causes_no_panic() {
-    let mut child = Command::new(XTASK)
+    let mut child = Command::new(PROGRAM)
         .args(["demo", "--emulate", "--size", "2M"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

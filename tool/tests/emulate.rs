@@ -1,4 +1,4 @@
-//! `cargo xtask emulate`: exit statuses, signals, faults, and C programs on the emulated driver.
+//! `ascend-vmm emulate`: exit statuses, signals, faults, and C programs on the emulated driver.
 
 mod support;
 
@@ -11,10 +11,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-use support::{XTASK, refusal, run, stderr, stdout, xtask};
+use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 fn emulate(arguments: &[&str]) -> Output {
-    xtask(&[&["emulate"], arguments].concat())
+    run_program(&[&["emulate"], arguments].concat())
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn the_programs_signal_is_passed_on() {
 #[test]
 fn a_sigterm_sent_to_the_runner_reaches_the_program() {
     let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["emulate", "--", "sh", "-c", script]).stdout(Stdio::piped());
     let mut runner = command.spawn().unwrap();
     let mut ready = [0; 6];
@@ -65,7 +65,7 @@ fn last_words(output: impl Read + AsFd) -> String {
 #[test]
 fn a_program_whose_emulator_is_killed_finds_no_driver_and_goes_on() {
     let script = "test -e /dev/davinci0 && echo there; read line; test -e /dev/davinci0 || echo gone";
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["emulate", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut runner = command.spawn().unwrap();
     let (mut input, mut output) = (runner.stdin.take().unwrap(), runner.stdout.take().unwrap());
@@ -80,7 +80,7 @@ fn a_program_whose_emulator_is_killed_finds_no_driver_and_goes_on() {
 #[test]
 fn an_emulator_that_is_killed_while_it_starts_a_program_leaves_nobody_waiting() {
     for microseconds in (0..20_000).step_by(500) {
-        let mut command = Command::new(XTASK);
+        let mut command = Command::new(PROGRAM);
         command.args(["emulate", "--", "sh", "-c", "test -e /dev/davinci0"]);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut runner = command.spawn().unwrap();
@@ -177,7 +177,7 @@ fn a_program_that_starts_no_device_process_is_told_what_it_needs() {
     let note = "note: SETUP_DEVICE was refused with EFAULT in ";
     assert!(stderr(&output).contains(note), "{}", stderr(&output));
     // The library tries first without one, and starts one then: nothing to say, whatever fails.
-    let output = emulate(&["--", "sh", "-c", &format!("{XTASK} probe --open; exit 1")]);
+    let output = emulate(&["--", "sh", "-c", &format!("{PROGRAM} probe --open; exit 1")]);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(1), ""));
 }
 
@@ -194,12 +194,12 @@ fn a_host_is_described_by_a_file_and_options_win_over_it() {
     let json =
         description("host.json", r#"{"devices": 3, "hbm": 34359738368, "in-container": "2", "driver": "9.0.0"}"#);
     for file in [toml, json] {
-        let output = emulate(&["--host", &file, "--", XTASK, "probe", "--json"]);
+        let output = emulate(&["--host", &file, "--", PROGRAM, "probe", "--json"]);
         let document = support::document(&output, "probe");
         assert_eq!(document["driver"]["generation"], "9.0.0", "{document:#}");
         assert_eq!(document["devices"][0]["physical"], 2);
         assert_eq!(document["devices"][0]["hbm"]["total"], 32u64 << 30);
-        let output = emulate(&["--host", &file, "--hbm", "16G", "--", XTASK, "probe", "--json"]);
+        let output = emulate(&["--host", &file, "--hbm", "16G", "--", PROGRAM, "probe", "--json"]);
         assert_eq!(support::document(&output, "probe")["devices"][0]["hbm"]["total"], 16u64 << 30);
     }
 }
@@ -249,7 +249,7 @@ fn every_condition_of_a_host_has_an_option() {
         (&["--unknown-generation"], "unknown-generation"),
         (&["--devices", "0"], "no-device"),
     ] {
-        let output = emulate(&[options, &["--", XTASK, "probe", "--json", "--timeout", "1"]].concat());
+        let output = emulate(&[options, &["--", PROGRAM, "probe", "--json", "--timeout", "1"]].concat());
         let document = support::document(&output, "probe");
         let codes: Vec<&str> =
             document["findings"].as_array().unwrap().iter().map(|f| f["code"].as_str().unwrap()).collect();
@@ -264,7 +264,7 @@ fn every_condition_of_a_host_has_an_option() {
         &["--server", "none", "--share-over-external-bus"],
         &["--daemon", "late:100ms"],
     ] {
-        let output = emulate(&[options, &["--", XTASK, "probe", "--open", "--json"]].concat());
+        let output = emulate(&[options, &["--", PROGRAM, "probe", "--open", "--json"]].concat());
         assert_eq!(output.status.code(), Some(0), "{options:?}: {}", stdout(&output));
     }
 }
@@ -278,7 +278,7 @@ fn every_preset_is_a_host_that_probe_describes() {
         ("ascend-950", 8, 1),
         ("container-on-atlas-800-a2", 1, 0),
     ] {
-        let output = emulate(&["--like", name, "--", XTASK, "probe", "--json"]);
+        let output = emulate(&["--like", name, "--", PROGRAM, "probe", "--json"]);
         let document = support::document(&output, "probe");
         assert_eq!(document["devices"].as_array().unwrap().len(), devices, "{name}");
         assert_eq!(output.status.code(), Some(code), "{name}: {document:#}");
@@ -290,7 +290,7 @@ fn every_preset_is_a_host_that_probe_describes() {
 
 #[test]
 fn an_emulator_inside_an_emulator_is_refused_with_the_reason() {
-    let output = emulate(&["--", XTASK, "emulate", "--", "true"]);
+    let output = emulate(&["--", PROGRAM, "emulate", "--", "true"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("another seccomp listener"), "{}", stderr(&output));
 }
@@ -401,7 +401,7 @@ fn a_core_dump_leaves_the_segments_out() {
     std::fs::create_dir_all(&directory).unwrap();
     let program = compile("segments");
     let output =
-        Command::new(XTASK).args(["emulate", "--", &program, "dump"]).current_dir(&directory).output().unwrap();
+        Command::new(PROGRAM).args(["emulate", "--", &program, "dump"]).current_dir(&directory).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     std::fs::remove_dir_all(&directory).unwrap();
 }

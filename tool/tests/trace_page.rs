@@ -1,4 +1,4 @@
-//! `cargo xtask trace --html`: the page in a real browser, with a hundred thousand calls.
+//! `ascend-vmm trace --html`: the page in a real browser, with a hundred thousand calls.
 
 mod support;
 
@@ -8,7 +8,7 @@ use ascend_ioctl::svm::{self, Op, Para};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{XTASK, stderr, stdout, xtask};
+use support::{PROGRAM, run_program, stderr, stdout};
 use zerocopy::IntoBytes;
 
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
@@ -119,7 +119,8 @@ fn a_trace_of_a_hundred_thousand_calls_opens_in_a_browser() {
     let Some(browser) = browser() else { return };
     let (trace, page) = (file("long.jsonl"), file("long.html"));
     long_trace(&trace, 100_000);
-    let output = xtask(&["trace", "--quiet", "--read", trace.to_str().unwrap(), "--html", page.to_str().unwrap()]);
+    let output =
+        run_program(&["trace", "--quiet", "--read", trace.to_str().unwrap(), "--html", page.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(std::fs::metadata(&page).unwrap().len() < 20 << 20);
     let document = document(browser, &page, "");
@@ -136,10 +137,10 @@ fn a_trace_of_a_hundred_thousand_calls_opens_in_a_browser() {
 fn the_page_of_a_real_program_tells_what_is_under_the_pointer() {
     let Some(browser) = browser() else { return };
     let page = file("selftest.html");
-    let output = Command::new(XTASK)
-        .args(["emulate", "--", XTASK, "trace", "--quiet", "--html"])
+    let output = Command::new(PROGRAM)
+        .args(["emulate", "--", PROGRAM, "trace", "--quiet", "--html"])
         .arg(&page)
-        .args(["--", XTASK, "selftest"])
+        .args(["--", PROGRAM, "selftest"])
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -183,7 +184,7 @@ fn the_page_of_a_real_program_tells_what_is_under_the_pointer() {
 fn an_empty_trace_has_a_page_too() {
     let Some(browser) = browser() else { return };
     let page = file("empty.html");
-    let output = xtask(&["trace", "--quiet", "--html", page.to_str().unwrap(), "--", "true"]);
+    let output = run_program(&["trace", "--quiet", "--html", page.to_str().unwrap(), "--", "true"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let document = document(browser, &page, "");
     assert_eq!(attribute(&document, "data-ready"), "0 0");

@@ -1,4 +1,4 @@
-//! `cargo xtask selftest` on the emulated driver: what passes, what fails, and the reports.
+//! `ascend-vmm selftest` on the emulated driver: what passes, what fails, and the reports.
 
 mod support;
 
@@ -8,11 +8,11 @@ use ascend_ioctl::Generation;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::{Command, Output};
-use support::{XTASK, refusal, run_emulated, stderr, stdout, xtask};
+use support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 
 /// Runs `selftest` on an emulated host.
 fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
-    run_emulated(config, faults, Command::new(XTASK).arg("selftest").args(arguments))
+    run_emulated(config, faults, Command::new(PROGRAM).arg("selftest").args(arguments))
 }
 
 /// The document of `selftest --json`, checked against its schema, and the exit status.
@@ -76,8 +76,8 @@ fn the_second_process_has_the_policy_of_the_first() {
     for (policy, others_start) in [("auto", false), ("always", true)] {
         let file = format!("{}/selftest-{policy}.jsonl", env!("CARGO_TARGET_TMPDIR"));
         let emulate = ["emulate", "--device-process", "automatic", "--record", &file, "--"];
-        let selftest = [XTASK, "selftest", "--device", "0", "--device-process-policy", policy];
-        let output = xtask(&[&emulate[..], &selftest].concat());
+        let selftest = [PROGRAM, "selftest", "--device", "0", "--device-process-policy", policy];
+        let output = run_program(&[&emulate[..], &selftest].concat());
         assert!(output.status.success(), "{policy}: {}", stdout(&output));
         let calls = std::fs::read_to_string(&file).unwrap();
         let calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

@@ -1,4 +1,4 @@
-//! `cargo xtask trace`: what it shows is what the driver saw, and the program does not notice.
+//! `ascend-vmm trace`: what it shows is what the driver saw, and the program does not notice.
 
 mod support;
 
@@ -6,7 +6,7 @@ use ascend_emulator::record::Record;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use support::calls::{assert_same, read};
-use support::{XTASK, refusal, run, stderr, stdout, xtask};
+use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 /// A file of the running test alone.
 fn file(name: &str) -> PathBuf {
@@ -18,8 +18,8 @@ fn file(name: &str) -> PathBuf {
 /// and what the trace saw.
 fn traced(emulate: &[&str], trace: &[&str], program: &[&str]) -> (Output, Vec<Record>, Vec<Record>) {
     let (recorded, seen) = (file("recorded.jsonl"), file("seen.jsonl"));
-    let mut command = Command::new(XTASK);
-    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", XTASK, "trace"]);
+    let mut command = Command::new(PROGRAM);
+    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", PROGRAM, "trace"]);
     command.args(trace).arg("--json").arg(&seen).arg("--").args(program);
     let output = command.output().unwrap();
     (output, read(&recorded), read(&seen))
@@ -44,7 +44,7 @@ fn compile(name: &str, options: &[&str]) -> Option<String> {
 fn the_trace_of_a_rust_program_is_what_the_emulator_recorded() {
     // Threads, a second process, every operation of the library.
     for driver in ["8.5.0", "9.0.0", "26.1"] {
-        let (output, recorded, seen) = traced(&["--driver", driver], &["--quiet"], &[XTASK, "selftest"]);
+        let (output, recorded, seen) = traced(&["--driver", driver], &["--quiet"], &[PROGRAM, "selftest"]);
         assert!(output.status.success(), "{driver}: {}{}", stdout(&output), stderr(&output));
         assert!(recorded.len() > 1000, "{}", recorded.len());
         assert_same(&recorded, &seen);
@@ -114,7 +114,7 @@ except FileNotFoundError:
 #[test]
 fn the_trace_of_a_killed_program_is_what_the_emulator_recorded() {
     for delay in ["0.01", "0.05", "0.1", "0.2", "0.4"] {
-        let script = format!("{XTASK} selftest >/dev/null & sleep {delay}; kill -9 $!; wait $! 2>/dev/null; exit 9");
+        let script = format!("{PROGRAM} selftest >/dev/null & sleep {delay}; kill -9 $!; wait $! 2>/dev/null; exit 9");
         let (output, recorded, seen) = traced(&[], &["--quiet"], &["sh", "-c", &script]);
         assert_eq!(output.status.code(), Some(9), "{}", stderr(&output));
         assert_same(&recorded, &seen);
@@ -125,14 +125,14 @@ fn the_trace_of_a_killed_program_is_what_the_emulator_recorded() {
 fn the_programs_exit_status_and_signal_are_passed_on() {
     use std::os::unix::process::ExitStatusExt;
     for code in [0, 1, 42, 255] {
-        let output = xtask(&["trace", "--", "sh", "-c", &format!("exit {code}")]);
+        let output = run_program(&["trace", "--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
     }
     for (name, number) in [("KILL", 9), ("TERM", 15), ("USR1", 10)] {
-        let output = xtask(&["trace", "--", "sh", "-c", &format!("ulimit -c 0; kill -{name} $$")]);
+        let output = run_program(&["trace", "--", "sh", "-c", &format!("ulimit -c 0; kill -{name} $$")]);
         assert_eq!(output.status.signal(), Some(number), "{name}: {}", stderr(&output));
     }
-    let output = xtask(&["trace", "--", "no-such-program-anywhere"]);
+    let output = run_program(&["trace", "--", "no-such-program-anywhere"]);
     assert_eq!(output.status.code(), Some(127));
     assert!(stderr(&output).contains("cannot run no-such-program-anywhere"), "{}", stderr(&output));
 }
@@ -143,9 +143,10 @@ fn signals_stops_and_execs_are_those_of_an_untraced_program() {
     let plain = run(&program, &[]);
     assert_eq!(plain.status.code(), Some(17), "{}", stdout(&plain));
     // With a filter of its own, and at every call.
-    for runner in [&["trace", "--quiet", "--", &program][..], &["emulate", "--", XTASK, "trace", "-q", "--", &program]]
+    for runner in
+        [&["trace", "--quiet", "--", &program][..], &["emulate", "--", PROGRAM, "trace", "-q", "--", &program]]
     {
-        let traced = xtask(runner);
+        let traced = run_program(runner);
         assert_eq!(stdout(&traced), stdout(&plain), "{runner:?}: {}", stderr(&traced));
         assert_eq!(traced.status.code(), Some(17));
     }
@@ -158,7 +159,7 @@ fn a_running_process_can_be_traced_and_left_again() {
     // The trace runs under the same emulator as the program, and is ended by a signal.
     let script = format!(
         "{program} > {0}.out & program=$!; while ! grep -q ready {0}.out; do sleep 0.01; done; \
-         {XTASK} trace --quiet --json {0} --pid $program & trace=$!; \
+         {PROGRAM} trace --quiet --json {0} --pid $program & trace=$!; \
          while ! test -s {0}; do sleep 0.01; done; sleep 0.3; kill -INT $trace; wait $trace; echo trace $?; \
          sleep 0.2; kill -TERM $program; wait $program; echo program $?; cat {0}.out",
         seen.display()
@@ -167,7 +168,7 @@ fn a_running_process_can_be_traced_and_left_again() {
     // A shell makes its background programs ignore SIGINT.
     let script = script.replace("kill -INT", "kill -HUP");
     let output =
-        Command::new(XTASK).args(["emulate", "--record"]).arg(&recorded).args(["--", "sh", "-c", &script]).output();
+        Command::new(PROGRAM).args(["emulate", "--record"]).arg(&recorded).args(["--", "sh", "-c", &script]).output();
     let output = output.unwrap();
     assert_eq!(stdout(&output), "trace 0\nprogram 0\nready\n0 failed\n", "{}", stderr(&output));
     let (recorded, seen) = (read(&recorded), read(&seen));
@@ -193,7 +194,7 @@ fn a_running_process_can_be_traced_and_left_again() {
 fn a_hundred_thousand_calls_are_all_there_in_order() {
     let Some(program) = compile("opens", &[]) else { return };
     let seen = file("seen.jsonl");
-    let output = xtask(&["trace", "-q", "--json", seen.to_str().unwrap(), "--", &program, "100000"]);
+    let output = run_program(&["trace", "-q", "--json", seen.to_str().unwrap(), "--", &program, "100000"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let calls = read(&seen);
     assert_eq!(calls.iter().filter(|it| it.call == "open" && it.errno.as_deref() == Some("ENOENT")).count(), 100_000);
@@ -204,7 +205,7 @@ fn a_hundred_thousand_calls_are_all_there_in_order() {
 fn a_summary_fits_a_terminal_and_says_what_tracing_costs() {
     let script = "exec 3<>/dev/davinci_manager; exec sleep 0";
     let output =
-        xtask(&["emulate", "--", XTASK, "trace", "-q", "--summary", "--unsupported", "--", "sh", "-c", script]);
+        run_program(&["emulate", "--", PROGRAM, "trace", "-q", "--summary", "--unsupported", "--", "sh", "-c", script]);
     let text = stderr(&output);
     assert!(output.status.success(), "{text}");
     // The shell's open, and the close by the end of what it became.

@@ -3,7 +3,7 @@
 mod support;
 
 use std::process::Command;
-use support::{XTASK, stderr, stdout};
+use support::{PROGRAM, stderr, stdout};
 
 /// A row of the table.
 #[derive(Debug)]
@@ -38,9 +38,9 @@ fn every_complaint_in_the_documentation_is_answered_as_it_says() {
     let rows = rows();
     assert!(rows.len() > 20, "{rows:?}");
     for row in rows {
-        let mut command = Command::new(XTASK);
+        let mut command = Command::new(PROGRAM);
         command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).env_remove("ASCEND_RT_VISIBLE_DEVICES");
-        command.arg("emulate").args(row.host.split(' ')).args(["--", XTASK]);
+        command.arg("emulate").args(row.host.split(' ')).args(["--", PROGRAM]);
         for word in row.command.split(' ') {
             match word.split_once('=') {
                 Some((name, value)) => command.env(name, value),

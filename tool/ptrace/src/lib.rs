@@ -3,7 +3,7 @@
 //! `nix` has safe functions for most of ptrace, but its signals end at 31: a thread that is stopped
 //! by a real-time signal is taken from the kernel's queue and lost, and the signal cannot be passed
 //! on. It also has no PTRACE_LISTEN, without which a stopped process does not stay stopped. The
-//! unsafe code of `cargo xtask trace` is all here. Each call passes integers, or a buffer of its
+//! unsafe code of `ascend-vmm trace` is all here. Each call passes integers, or a buffer of its
 //! own.
 
 pub mod filter;

@@ -5,21 +5,22 @@
 #![allow(dead_code)]
 
 pub mod calls;
+pub mod help;
 pub mod schema;
 
 use ascend_emulator::{Config, Emulator};
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
-/// The program behind `cargo xtask`.
-pub const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
+/// The program of the crate that is tested: `ascend-vmm`, or the one behind `cargo xtask`.
+pub const PROGRAM: &str = match (option_env!("CARGO_BIN_EXE_ascend-vmm"), option_env!("CARGO_BIN_EXE_xtask")) {
+    (Some(program), _) | (_, Some(program)) => program,
+    _ => panic!("this crate has no program"),
+};
 
-/// The program for hosts without a clone.
-pub const TOOL: &str = env!("CARGO_BIN_EXE_ascend-vmm-tool");
-
-/// Runs `cargo xtask` with these arguments.
-pub fn xtask(arguments: &[&str]) -> Output {
-    run(XTASK, arguments)
+/// Runs the program with these arguments.
+pub fn run_program(arguments: &[&str]) -> Output {
+    run(PROGRAM, arguments)
 }
 
 /// Runs a program with these arguments.
@@ -61,11 +62,11 @@ pub fn document(output: &Output, schema: &str) -> Value {
     document
 }
 
-/// Runs `cargo xtask` with arguments that it must refuse: exit status 2, and only an error is
+/// Runs the program with arguments that it must refuse: exit status 2, and only an error is
 /// printed. Returns that error.
 #[track_caller]
 pub fn refusal(arguments: &[&str]) -> String {
-    let output = xtask(arguments);
+    let output = run_program(arguments);
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
     assert!(output.stdout.is_empty(), "{arguments:?}: {}", stdout(&output));

@@ -1,4 +1,4 @@
-//! `cargo xtask selftest`: the acceptance test for a host with NPUs.
+//! `ascend-vmm selftest`: the acceptance test for a host with NPUs.
 //!
 //! There are three suites: every public operation of the library (`library.rs`), the rules of the
 //! kernel driver without the library (`--raw`), and the steps that start a process on a device
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 #[command(
     after_help = "Exit status: 0 nothing failed, 1 something failed, 3 there is no device, 2 wrong arguments.\n\n\
-                        Examples:\n  cargo xtask selftest --device 0 --junit selftest.xml\n  \
-                        cargo xtask emulate --driver 9.0.0 -- cargo xtask selftest"
+                        Examples:\n  ascend-vmm selftest --device 0 --junit selftest.xml\n  \
+                        ascend-vmm emulate --driver 9.0.0 -- ascend-vmm selftest"
 )]
 pub struct Selftest {
     /// Test only the device with this logical id. The default is every usable device.

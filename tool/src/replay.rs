@@ -1,4 +1,4 @@
-//! `cargo xtask emulate --replay`: plays a trace against the emulated driver and reports each
+//! `ascend-vmm emulate --replay`: plays a trace against the emulated driver and reports each
 //! answer that differs. A trace from hardware becomes a report about how true the emulator is.
 //!
 //! The calls go to the emulator's model directly, in the order of the trace. Addresses are those of

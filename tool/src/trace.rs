@@ -1,4 +1,4 @@
-//! `cargo xtask trace`: every call of a program on the driver's nodes, without changing it.
+//! `ascend-vmm trace`: every call of a program on the driver's nodes, without changing it.
 //!
 //! The program and all processes that it starts are traced with ptrace(2), which needs no root for
 //! one's own programs. Calls are printed for people, and written as JSON lines in the format of
@@ -43,10 +43,10 @@ use watch::Watch;
 
 /// Options of `trace`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  cargo xtask trace -- ./my-program\n  \
-                  cargo xtask trace --quiet --json calls.jsonl -- python3 train.py\n  \
-                  cargo xtask trace --pid 4711\n  \
-                  cargo xtask emulate -- cargo xtask trace -- ./my-program")]
+#[command(after_help = "Examples:\n  ascend-vmm trace -- ./my-program\n  \
+                  ascend-vmm trace --quiet --json calls.jsonl -- python3 train.py\n  \
+                  ascend-vmm trace --pid 4711\n  \
+                  ascend-vmm emulate -- ascend-vmm trace -- ./my-program")]
 pub struct Trace {
     /// Trace a process that runs already, with all its threads, until Ctrl-C.
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with = "command")]

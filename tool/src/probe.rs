@@ -1,4 +1,4 @@
-//! `cargo xtask probe`: lists the NPUs, what they can be used for, and what is wrong.
+//! `ascend-vmm probe`: lists the NPUs, what they can be used for, and what is wrong.
 //!
 //! Without `--open` only queries without side effects are made: there is no memory session and no
 //! device process. So it can say that something does not work, and not that it works: for that each
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
                         or `?` with the command that finds out.\n\n\
                         Exit status: 0 every device is usable as far as was looked, 1 something is wrong,\n\
                         3 there is no device, 2 wrong arguments.\n\n\
-                        Examples:\n  cargo xtask probe\n  cargo xtask probe --open\n  \
-                        cargo xtask probe --json | jq '.devices[].identity'")]
+                        Examples:\n  ascend-vmm probe\n  ascend-vmm probe --open\n  \
+                        ascend-vmm probe --json | jq '.devices[].identity'")]
 pub struct Probe {
     /// Print JSON instead of text (docs/hosts.md). With --watch, one document per line.
     #[arg(long)]

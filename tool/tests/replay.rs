@@ -1,11 +1,11 @@
-//! `cargo xtask emulate --replay`: a trace played on the driver that it was made on shows no
+//! `ascend-vmm emulate --replay`: a trace played on the driver that it was made on shows no
 //! difference, and any other answer is found with its line.
 
 mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{XTASK, refusal, run, stderr, stdout, xtask};
+use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 /// A file of the running test alone.
 fn file(name: &str) -> PathBuf {
@@ -16,15 +16,15 @@ fn file(name: &str) -> PathBuf {
 /// Traces a program on an emulated host. Returns the emulator's own record and the trace.
 fn traced(emulate: &[&str], program: &[&str]) -> (PathBuf, PathBuf) {
     let (recorded, seen) = (file("recorded.jsonl"), file("seen.jsonl"));
-    let mut command = Command::new(XTASK);
-    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", XTASK, "trace", "--quiet"]);
+    let mut command = Command::new(PROGRAM);
+    command.arg("emulate").args(emulate).arg("--record").arg(&recorded).args(["--", PROGRAM, "trace", "--quiet"]);
     let output = command.arg("--json").arg(&seen).arg("--").args(program).output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     (recorded, seen)
 }
 
 fn replay(trace: &Path, options: &[&str]) -> Output {
-    xtask(&[&["emulate", "--replay", trace.to_str().unwrap()], options].concat())
+    run_program(&[&["emulate", "--replay", trace.to_str().unwrap()], options].concat())
 }
 
 #[track_caller]
@@ -42,7 +42,7 @@ fn assert_no_difference(trace: &Path, generation: &str, least: usize) {
 #[test]
 fn a_trace_of_every_operation_shows_no_difference_on_its_own_generation() {
     for generation in ["8.5.0", "9.0.0", "26.1"] {
-        let (recorded, seen) = traced(&["--driver", generation], &[XTASK, "selftest"]);
+        let (recorded, seen) = traced(&["--driver", generation], &[PROGRAM, "selftest"]);
         for trace in [recorded, seen] {
             assert_no_difference(&trace, generation, 1000);
         }
@@ -51,7 +51,7 @@ fn a_trace_of_every_operation_shows_no_difference_on_its_own_generation() {
 
 #[test]
 fn of_thousands_of_odd_calls_only_those_differ_that_a_trace_cannot_tell() {
-    let (recorded, seen) = traced(&[], &[XTASK, "selftest", "--raw"]);
+    let (recorded, seen) = traced(&[], &[PROGRAM, "selftest", "--raw"]);
     for trace in [recorded, seen] {
         let output = replay(&trace, &[]);
         let report = stdout(&output);
@@ -81,9 +81,16 @@ fn of_thousands_of_odd_calls_only_those_differ_that_a_trace_cannot_tell() {
 #[test]
 fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
     let (plain, seen) = (file("plain.jsonl"), file("anonymous.jsonl"));
-    let mut command = Command::new(XTASK);
-    command.args(["emulate", "--record"]).arg(&plain).args(["--", XTASK, "trace", "--quiet", "--anonymise", "--json"]);
-    let output = command.arg(&seen).args(["--", XTASK, "selftest"]).output().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["emulate", "--record"]).arg(&plain).args([
+        "--",
+        PROGRAM,
+        "trace",
+        "--quiet",
+        "--anonymise",
+        "--json",
+    ]);
+    let output = command.arg(&seen).args(["--", PROGRAM, "selftest"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let text = std::fs::read_to_string(&seen).unwrap();
     let mut secrets = std::collections::BTreeSet::new();
@@ -112,7 +119,7 @@ fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
 #[test]
 fn the_host_is_taken_from_the_trace() {
     let host = ["--attach", "hccs", "--devices", "5", "--hbm", "32G", "--device-process", "automatic"];
-    let (_, seen) = traced(&host, &[XTASK, "probe", "--open"]);
+    let (_, seen) = traced(&host, &[PROGRAM, "probe", "--open"]);
     assert_no_difference(&seen, "26.1", 50);
     assert!(stdout(&replay(&seen, &[])).contains("5 devices on HCCS, each with 32 GiB"));
 }
@@ -147,7 +154,7 @@ fn changed(trace: &Path, command: &str, from: &str, to: &str) -> (PathBuf, usize
 
 #[test]
 fn an_answer_that_differs_is_found_with_its_line() {
-    let (_, seen) = traced(&[], &[XTASK, "selftest"]);
+    let (_, seen) = traced(&[], &[PROGRAM, "selftest"]);
     // An errno, a field of an answer, a fact of the machine, a list.
     for (command, from, to, found) in [
         ("MEM_MAP", "\"ret\":0", "\"ret\":-1,\"errno\":\"EBUSY\"", "MEM_MAP returned EBUSY; emulated: 0"),
@@ -178,7 +185,7 @@ fn an_answer_that_differs_is_found_with_its_line() {
 
 #[test]
 fn of_two_calls_at_once_either_may_have_been_first() {
-    let (_, seen) = traced(&[], &[XTASK, "selftest"]);
+    let (_, seen) = traced(&[], &[PROGRAM, "selftest"]);
     let text = std::fs::read_to_string(&seen).unwrap();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let index = lines.iter().position(|line| line.contains("\"MEM_MAP\"") && line.contains("\"ret\":0")).unwrap();
@@ -203,7 +210,7 @@ fn of_two_calls_at_once_either_may_have_been_first() {
 
 #[test]
 fn what_cannot_be_replayed_is_listed() {
-    let (_, seen) = traced(&["--device-process", "automatic"], &[XTASK, "probe", "--open"]);
+    let (_, seen) = traced(&["--device-process", "automatic"], &[PROGRAM, "probe", "--open"]);
     let text = std::fs::read_to_string(&seen).unwrap();
     // The trace begins after the first open.
     let path = file("late.jsonl");
@@ -235,7 +242,7 @@ fn a_file_that_is_no_trace_is_refused() {
 
 #[test]
 fn nothing_in_a_trace_makes_the_replay_panic() {
-    let (_, seen) = traced(&["--device-process", "automatic"], &[XTASK, "probe", "--open"]);
+    let (_, seen) = traced(&["--device-process", "automatic"], &[PROGRAM, "probe", "--open"]);
     let text = std::fs::read_to_string(&seen).unwrap();
     let path = file("mangled.jsonl");
     for (from, to) in [

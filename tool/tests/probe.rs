@@ -1,4 +1,4 @@
-//! `cargo xtask probe` on every kind of host that the driver can be emulated on.
+//! `ascend-vmm probe` on every kind of host that the driver can be emulated on.
 
 mod support;
 
@@ -11,11 +11,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{XTASK, refusal, run_emulated, stderr, stdout};
+use support::{PROGRAM, refusal, run_emulated, stderr, stdout};
 
 /// Runs `probe` on an emulated host.
 fn probe(config: Config, arguments: &[&str]) -> Output {
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.arg("probe").args(arguments).env_remove("ASCEND_RT_VISIBLE_DEVICES");
     run_emulated(config, &[], &mut command)
 }
@@ -121,7 +121,7 @@ fn a_device_that_cannot_be_opened_offers_nothing_and_says_why() {
 
 #[test]
 fn one_device_that_cannot_be_opened_does_not_spoil_the_other() {
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["probe", "--open", "--json"]);
     let output = run_emulated(Config { devices: 3, ..Config::default() }, &["device1=dead"], &mut command);
     let document = support::document(&output, "probe");
@@ -268,7 +268,7 @@ fn a_missing_node_of_the_daemon_is_recognised() {
 
 /// `probe --json` with this value of ASCEND_RT_VISIBLE_DEVICES, on a host with two devices.
 fn visible(value: &[u8]) -> (Value, i32) {
-    let mut command = Command::new(XTASK);
+    let mut command = Command::new(PROGRAM);
     command.args(["probe", "--json"]).env("ASCEND_RT_VISIBLE_DEVICES", OsStr::from_bytes(value));
     let output = run_emulated(Config::default(), &[], &mut command);
     (support::document(&output, "probe"), output.status.code().unwrap())
@@ -325,7 +325,7 @@ fn nothing_is_wider_than_80_columns() {
 #[test]
 fn columns_are_respected_down_to_the_silly() {
     for columns in ["0", "1", "20", "40", "120", "999999999", "wide", ""] {
-        let mut command = Command::new(XTASK);
+        let mut command = Command::new(PROGRAM);
         command.arg("probe").env("COLUMNS", columns);
         let output = run_emulated(Config::default(), &[], &mut command);
         assert_eq!(output.status.code(), Some(0), "{columns}: {}", stderr(&output));
@@ -345,8 +345,8 @@ fn a_pipe_that_closes_ends_it_quietly() {
     for arguments in
         [&["probe"][..], &["probe", "--json"], &["probe", "--watch", "1"], &["probe", "--json", "--watch", "1"]]
     {
-        let mut command = Command::new(XTASK);
-        command.arg("emulate").arg("--").arg(XTASK).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = Command::new(PROGRAM);
+        command.arg("emulate").arg("--").arg(PROGRAM).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut runner = command.spawn().unwrap();
         // Closed before anything is read.
         drop(runner.stdout.take());
@@ -358,8 +358,8 @@ fn a_pipe_that_closes_ends_it_quietly() {
 
 #[test]
 fn watching_prints_one_document_after_the_other() {
-    let mut command = Command::new(XTASK);
-    command.args(["emulate", "--", XTASK, "probe", "--json", "--watch", "1"]).stdout(Stdio::piped());
+    let mut command = Command::new(PROGRAM);
+    command.args(["emulate", "--", PROGRAM, "probe", "--json", "--watch", "1"]).stdout(Stdio::piped());
     let mut runner = command.spawn().unwrap();
     let mut lines = BufReader::new(runner.stdout.take().unwrap()).lines();
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: two processes share memory of an NPU, in under a minute.
+//! `ascend-vmm demo`: two processes share memory of an NPU, in under a minute.
 //!
 //! The exporter creates memory and exports it. The importer reports its process id, is put on the
 //! trust list, receives a ticket, and then imports, maps, reads and changes the memory. The
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Options of `demo`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  cargo xtask demo\n  cargo xtask demo --emulate --size 256M --devices 2")]
+#[command(after_help = "Examples:\n  ascend-vmm demo\n  ascend-vmm demo --emulate --size 256M --devices 2")]
 pub struct Demo {
     /// Use the emulated driver even if this host has NPUs.
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! `cargo xtask emulate`: runs any program with an emulated driver and ends the way it ended.
+//! `ascend-vmm emulate`: runs any program with an emulated driver and ends the way it ended.
 //!
 //! The program and the processes that it starts see `/dev/davinci_manager` and the other nodes as
 //! on a host with NPUs. Nothing is installed and no privilege is needed. The driver ends with the
@@ -23,9 +23,9 @@ use nix::unistd::Pid;
 #[derive(clap::Args)]
 #[command(
     after_help = "Exit status: that of the program; 2 wrong arguments, 126 it cannot be run, 127 it is not there.\n\n\
-                  Examples:\n  cargo xtask emulate -- cargo xtask probe\n  \
-                  cargo xtask emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program\n  \
-                  cargo xtask emulate --like atlas-800-a2 --in-container 2,3 --occupied 3 -- ./my-program"
+                  Examples:\n  ascend-vmm emulate -- ascend-vmm probe\n  \
+                  ascend-vmm emulate --driver 9.0.0 --devices 4 --fault MEM_MAP#3=ENOMEM -- ./my-program\n  \
+                  ascend-vmm emulate --like atlas-800-a2 --in-container 2,3 --occupied 3 -- ./my-program"
 )]
 pub struct Emulate {
     /// Begin with a common host (docs/emulator.md says what of it is known and what is made up).

@@ -1,9 +1,8 @@
-//! The commands of the project: `cargo xtask NAME` in a clone, and `ascend-vmm-tool NAME` on a host
-//! that has only that file.
+//! The commands of `ascend-vmm`, for the programs that contain them: `ascend-vmm` itself,
+//! `cargo xtask` and the Python package.
 //!
-//! [`Host`] has the commands of both programs. Those that need the source tree (`abi`, `dist`) are
-//! only in `cargo xtask`. Exit statuses are the same everywhere: 0 success; 1 something failed,
-//! differs or missed its limit; 2 wrong arguments, or not possible here; 3 no device.
+//! Exit statuses are the same everywhere: 0 success; 1 something failed or differs; 2 wrong
+//! arguments, or not possible here; 3 no device.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +20,6 @@ macro_rules! errln {
     ($($text:tt)*) => { $crate::print_error_line(format_args!($($text)*)) };
 }
 
-pub mod bench;
 pub mod demo;
 pub mod emulate;
 pub mod probe;
@@ -36,9 +34,9 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The commands that work on any host.
+/// The commands.
 #[derive(clap::Subcommand)]
-pub enum Host {
+pub enum Command {
     /// List the NPUs, what they offer, and what is wrong.
     Probe(probe::Probe),
     /// Let two processes share memory of an NPU, real or emulated.
@@ -49,8 +47,6 @@ pub enum Host {
     Emulate(Box<emulate::Emulate>),
     /// Show every call of a program on the driver.
     Trace(trace::Trace),
-    /// Measure what the library adds to the kernel's work, and compare it with its limits.
-    Bench(bench::Bench),
     /// The process that becomes the program of `trace`.
     #[command(hide = true)]
     TraceChild(trace::Child),
@@ -66,37 +62,32 @@ pub enum Host {
     /// The second process of `selftest`.
     #[command(hide = true)]
     SelftestPeer(selftest::sharing::SelftestPeer),
-    /// The process that `bench` measures.
-    #[command(hide = true)]
-    BenchClient(bench::client::Client),
 }
 
-impl Host {
+impl Command {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         match self {
-            Host::Probe(command) => command.run(),
-            Host::Demo(command) => command.run(),
-            Host::DemoExporter(command) => command.run(),
-            Host::DemoImporter(command) => command.run(),
-            Host::Selftest(command) => command.run(),
-            Host::Emulate(command) => emulate::run(*command),
-            Host::Bench(bench) => bench.run(),
-            Host::Trace(trace) => trace.run(),
-            Host::TraceChild(child) => child.run(),
-            Host::TraceMeasured(measured) => measured.run(),
-            Host::SelftestPeer(peer) => peer.run(),
-            Host::BenchClient(client) => client.run(),
+            Command::Probe(command) => command.run(),
+            Command::Demo(command) => command.run(),
+            Command::DemoExporter(command) => command.run(),
+            Command::DemoImporter(command) => command.run(),
+            Command::Selftest(command) => command.run(),
+            Command::Emulate(command) => emulate::run(*command),
+            Command::Trace(trace) => trace.run(),
+            Command::TraceChild(child) => child.run(),
+            Command::TraceMeasured(measured) => measured.run(),
+            Command::SelftestPeer(peer) => peer.run(),
         }
     }
 }
 
-/// Memory of Huawei Ascend NPUs without the vendor's libraries: list, try, test and measure.
+/// Memory of Huawei Ascend NPUs without the vendor's libraries: list, try, test, trace and emulate.
 #[derive(Parser)]
-#[command(name = "ascend-vmm-tool", version)]
+#[command(version)]
 struct Tool {
     #[command(subcommand)]
-    command: Host,
+    command: Command,
 }
 
 /// Runs a command line of the tool and returns its exit status. `name` is what the user calls this
@@ -106,18 +97,7 @@ pub fn run_tool(name: &'static str, program: Vec<OsString>, arguments: Vec<OsStr
         // A second call in the same process names the same program.
         let _ = second_process::PROGRAM.set(program);
     }
-    // The examples are written for a clone. This program has another name.
-    let mut command = Tool::command().name(name).bin_name(name);
-    let names: Vec<String> = command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    for subcommand in names {
-        command = command.mut_subcommand(subcommand, |command| {
-            let help = command.get_after_help().map(|help| help.to_string().replace("cargo xtask", name));
-            match help {
-                Some(help) => command.after_help(help),
-                None => command,
-            }
-        });
-    }
+    let command = Tool::command().name(name).bin_name(name);
     let parsed = command.try_get_matches_from([OsString::from(name)].into_iter().chain(arguments));
     let status = match parsed.and_then(|matches| Tool::from_arg_matches(&matches)) {
         Ok(tool) => tool.command.run(),
