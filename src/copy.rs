@@ -161,13 +161,23 @@ impl Session {
     ///
     /// [`Error::Invalid`] for what is not mapped, or lies in two reservations.
     pub fn slice_at(&self, address: u64, size: u64) -> Result<Slice<'static>> {
+        self.slice_of(address, size, |end| self.inner.mappings.cover(address, end))
+    }
+
+    /// `size` bytes from an address on, of the mappings that `cover` finds up to an address.
+    pub(crate) fn slice_of(
+        &self,
+        address: u64,
+        size: u64,
+        cover: impl FnOnce(u64) -> Option<mapping_table::Cover>,
+    ) -> Result<Slice<'static>> {
         let session = &self.inner;
         session.svm.check_process()?;
         if size == 0 {
             return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
         }
         let end = address.checked_add(size).ok_or_else(|| hole(address, size))?;
-        let Some(cover) = session.mappings.cover(address, end) else { return Err(hole(address, size)) };
+        let Some(cover) = cover(end) else { return Err(hole(address, size)) };
         if cover.others.iter().any(|other| !other.is_beside(&cover.first)) {
             return Err(Invalid::because(
                 "take a part of mapped memory",

@@ -96,6 +96,12 @@ impl Reservation {
     #[doc(alias = "cuMemMap")]
     #[inline]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+        self.map_as(offset, memory, false)
+    }
+
+    /// [`Reservation::map`], visible to lookups by address or hidden until [`Mapping::show`].
+    #[inline]
+    pub(crate) fn map_as(&self, offset: u64, memory: &PhysicalMemory, hidden: bool) -> Result<Mapping> {
         let reserved = &self.inner;
         let block = &memory.block;
         let session = &reserved.session;
@@ -118,7 +124,8 @@ impl Reservation {
         // without taking the lock again.
         let mut made = Ok(());
         let inner = Arc::new_cyclic(|mapped| {
-            made = self.put(address, block, mapped);
+            let nobody = Weak::new();
+            made = self.put(address, block, if hidden { &nobody } else { mapped });
             Live::new_if(
                 made.is_ok(),
                 Mapped {
@@ -218,6 +225,26 @@ impl Mapping {
     /// The memory that is mapped.
     pub fn memory(&self) -> PhysicalMemory {
         PhysicalMemory { block: self.inner.block.clone() }
+    }
+
+    /// Hides it, so that lookups by address do not find it and only its owner can use it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] while a slice or a copy uses it.
+    pub(crate) fn hide(&mut self, operation: &'static str) -> Result<()> {
+        let session = self.inner.session().clone();
+        let hidden = session.mappings.lock().hide(&mut self.inner);
+        if hidden {
+            return Ok(());
+        }
+        let others = Arc::strong_count(&self.inner).saturating_sub(1);
+        Err(Error::InUse { operation, users: self.inner.users(others.max(1)) })
+    }
+
+    /// Lets lookups find it again.
+    pub(crate) fn show(&self) {
+        Mapped::restore(&self.inner);
     }
 
     /// Unmaps. (Dropping it unmaps too, and logs what goes wrong.)

@@ -439,7 +439,7 @@ impl Block {
         if !matches!(books.state, State::Awake) {
             return Err(self.heap.asleep(&books.state, OPERATION));
         }
-        drop(books);
+        // Under the lock: the tag neither falls asleep nor is reset before the slice is there.
         self.heap.shared.cache.session().slice_at(self.address + offset, size)
     }
 

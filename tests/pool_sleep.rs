@@ -10,9 +10,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 use support::processes::start;
 use support::{Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
@@ -200,6 +200,171 @@ fn a_slice_keeps_its_tag_awake_and_nothing_is_lost_by_trying() {
         pool.wake(&[WEIGHTS], |_| ()).unwrap();
         all.iter().enumerate().for_each(|(number, block)| check(block, number));
     });
+}
+
+#[test]
+fn a_slice_that_is_alive_when_a_tag_should_sleep_is_noticed_before_anything_is_copied() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let pool = pool();
+        let block = pool.allocate(64 * MIB, 1, WEIGHTS).unwrap();
+        emulator.record();
+        for keep in all_kinds(&directory).into_iter().chain([Keep::Nothing]) {
+            block.write(0, b"old").unwrap();
+            let before = emulator.records().len();
+            let mut slice = Some(block.slice(0, 3).unwrap());
+            // A write that is acknowledged while the contents are copied, and nothing that is alive
+            // when the memory is unmapped.
+            let write = |_| {
+                if let Some(slice) = slice.take() {
+                    slice.write(b"new").unwrap();
+                }
+            };
+            let error = pool.sleep(WEIGHTS, keep, write).unwrap_err();
+            refused_here(&error, "1 slice(s) or copies");
+            slice.take().unwrap().write(b"new").unwrap();
+            let mut back = [0; 3];
+            block.read(0, &mut back).unwrap();
+            assert_eq!(&back, b"new");
+            let made = emulator.records()[before..].iter().filter(|record| record.cmd.is_some()).count();
+            assert_eq!(made, 2, "one write and one read");
+        }
+    });
+}
+
+#[test]
+fn a_slice_of_another_part_of_a_large_tag_keeps_all_of_it_awake_and_usable() {
+    isolated(plain(), |_| {
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let blocks: Vec<_> = (0..8).map(|_| pool.allocate(MIB2, 1, WEIGHTS).unwrap()).collect();
+        let session = Session::current().unwrap();
+        for block in &blocks {
+            let slice = block.slice(0, 8).unwrap();
+            refused_here(&pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap_err(), "alive");
+            // Found by their addresses again, the ones before and after it too.
+            for block in &blocks {
+                session.slice_at(block.address(), MIB2).unwrap().fill(7).unwrap();
+            }
+            drop(slice);
+            // So does whatever else keeps a mapping.
+            let mapping = session.mapping(block.address()).unwrap();
+            refused_here(&pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap_err(), "alive");
+            drop(mapping);
+        }
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        blocks.iter().for_each(|block| assert!(session.mapping(block.address()).is_some()));
+    });
+}
+
+#[test]
+fn nothing_reaches_the_memory_of_a_tag_by_its_address_while_its_contents_are_copied() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let pool = pool();
+        let block = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+        let session = Session::current().unwrap();
+        let (first, last) = (block.address(), block.address() + 40 * MIB - 3);
+        let refused = || {
+            for address in [first, last] {
+                refused_here(&session.slice_at(address, 3).unwrap_err(), "is mapped");
+                assert!(session.mapping(address).is_none());
+            }
+        };
+        for keep in all_kinds(&directory) {
+            block.write(0, b"old").unwrap();
+            block.write(40 * MIB - 3, b"old").unwrap();
+            pool.sleep(WEIGHTS, keep, |_| refused()).unwrap();
+            refused();
+            pool.wake(&[WEIGHTS], |_| refused()).unwrap();
+            for address in [first, last] {
+                let mut back = [0; 3];
+                session.slice_at(address, 3).unwrap().read(&mut back).unwrap();
+                assert_eq!(&back, b"old");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_a_hook_writes_and_lets_go_of_before_a_tag_falls_asleep_is_kept() {
+    isolated(plain(), |_| {
+        // The place to wait for copies: their slices may live until it returns.
+        let slot = Arc::new(Mutex::new(None::<ascend_vmm::copy::Slice<'static>>));
+        let inside = slot.clone();
+        let hook = move |_: &[std::ops::Range<u64>]| {
+            if let Some(slice) = inside.lock().unwrap().take() {
+                slice.write(b"new").unwrap();
+            }
+        };
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().before_unmap(hook));
+        let block = pool.allocate(4 * MIB, 1, WEIGHTS).unwrap();
+        block.write(0, b"old").unwrap();
+        *slot.lock().unwrap() = Some(Session::current().unwrap().slice_at(block.address(), 3).unwrap());
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        let mut back = [0; 3];
+        block.read(0, &mut back).unwrap();
+        assert_eq!(&back, b"new");
+    });
+}
+
+/// Writes of the whole block by one thread while another puts it to sleep: what is there after
+/// waking is the last write that returned Ok, from end to end.
+fn writes_survive_sleeping(rounds: u64, size: u64) {
+    let pool = pool();
+    let block = pool.allocate(size, 1, WEIGHTS).unwrap();
+    let (go, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    // The number of the last write that returned Ok, and of the round in which one was refused.
+    let (last, refused) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = vec![0; size as usize];
+            for number in 1.. {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                buffer.fill(number as u8);
+                match block.write(0, &buffer) {
+                    Ok(()) => last.store(number, Ordering::SeqCst),
+                    Err(error) => {
+                        refused_here(&error, "asleep");
+                        let round = go.load(Ordering::SeqCst);
+                        refused.store(round, Ordering::SeqCst);
+                        while go.load(Ordering::SeqCst) == round && !stop.load(Ordering::SeqCst) {
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+            }
+        });
+        let mut slept = 0;
+        let mut back = vec![0; size as usize];
+        while slept < rounds {
+            match pool.sleep(WEIGHTS, Keep::Host, |_| ()) {
+                Ok(_) => slept += 1,
+                Err(error) => {
+                    refused_here(&error, "alive");
+                    // A write may have been refused while this was tried.
+                    go.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+            }
+            support::wait_until("a write is refused", || refused.load(Ordering::SeqCst) == go.load(Ordering::SeqCst));
+            let number = last.load(Ordering::SeqCst);
+            pool.wake(&[WEIGHTS], |_| ()).unwrap();
+            block.read(0, &mut back).unwrap();
+            let lost = back.iter().position(|&byte| byte != number as u8);
+            assert_eq!(lost, None, "write {number} returned Ok, and at {lost:?} there is another");
+            go.fetch_add(1, Ordering::SeqCst);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn no_write_that_returned_is_lost_or_torn_by_falling_asleep() {
+    isolated(plain(), |_| writes_survive_sleeping(100, 4 * MIB));
 }
 
 #[test]

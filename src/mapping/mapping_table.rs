@@ -9,7 +9,8 @@
 //! A range is entered before MEM_MAP and taken out after MEM_UNMAP, so that no two threads ever
 //! call the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping
 //! exists while its strong count is not 0, which is from the return of MEM_MAP to the beginning of
-//! MEM_UNMAP.
+//! MEM_UNMAP. Its owner can hide it for a while, if nothing else uses it: then only the owner can
+//! make slices of it.
 
 use super::Mapped;
 use crate::driver::svm::{HUGE_PAGE, RESERVE_HEAP_MAX};
@@ -61,7 +62,7 @@ struct Word {
 /// A mapping, or a range that is about to be one.
 #[derive(Debug, Clone)]
 struct Entry {
-    /// Dead while MEM_MAP or MEM_UNMAP runs, and if the kernel would not unmap it.
+    /// Dead while MEM_MAP or MEM_UNMAP runs, if the kernel would not unmap it, and while hidden.
     mapped: Weak<Live<Mapped>>,
     /// Beside the mapping, so that looking for the memory does not keep the mapping alive.
     block: Weak<Live<Block>>,
@@ -98,21 +99,11 @@ impl MappingTable {
     /// The mappings that cover `start..end` without a hole; `None` if there is one.
     pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Cover> {
         let table = self.lock();
-        let next = |covered: u64| {
-            let mapped = table.find(covered)?.1.mapped.upgrade()?;
-            Some((mapped.address + mapped.size(), mapped))
-        };
-        let (mut covered, first) = next(start)?;
-        let mut cover = Cover { first, others: Vec::new() };
-        while covered < end {
-            let Some((end, mapped)) = next(covered) else { break };
-            covered = end;
-            cover.others.push(mapped);
-        }
+        let found = Cover::find(start, end, |address| table.find(address)?.1.mapped.upgrade());
         // Not dropped under the lock, also when it is of no use: the last reference unmaps, which
         // takes the lock.
         drop(table);
-        (covered >= end).then_some(cover)
+        found.and_then(|(cover, covered)| (covered >= end).then_some(cover))
     }
 
     /// The memory that is mapped in `start..end`, in order.
@@ -159,6 +150,20 @@ pub(crate) struct Cover {
 }
 
 impl Cover {
+    /// The mappings from `start` on, up to a hole or to `end`, and where they end. `at` returns the
+    /// mapping that contains an address.
+    pub(crate) fn find(start: u64, end: u64, at: impl Fn(u64) -> Option<Arc<Live<Mapped>>>) -> Option<(Cover, u64)> {
+        let next = |address: u64| at(address).map(|mapped| (mapped.address + mapped.size(), mapped));
+        let (mut covered, first) = next(start)?;
+        let mut cover = Cover { first, others: Vec::new() };
+        while covered < end {
+            let Some((end, mapped)) = next(covered) else { break };
+            covered = end;
+            cover.others.push(mapped);
+        }
+        Some((cover, covered))
+    }
+
     /// Those that cover a part.
     pub(crate) fn part(&self, address: u64, size: u64) -> Cover {
         let begins = |address: u64| self.others.partition_point(|mapped| mapped.address <= address);
@@ -227,14 +232,31 @@ impl Ranges {
         }
     }
 
-    /// Puts a mapping into its range again that the kernel would not unmap.
+    /// Puts a mapping into its range again that the kernel would not unmap, or that was hidden.
     pub(crate) fn restore(&mut self, mapped: &Arc<Live<Mapped>>) {
-        let (gib, word, bit) = split(chunk(mapped.address));
-        let Some(table) = self.gibs.get_mut(gib).and_then(Option::as_mut) else { return };
-        if let Some(entries) = &mut table.words[word] {
-            let index = usize::from(entries.indices[bit as usize % 64]);
-            entries.entries[index].mapped = Arc::downgrade(mapped);
+        if let Some(entry) = self.entry(mapped.address) {
+            entry.mapped = Arc::downgrade(mapped);
         }
+    }
+
+    /// Hides a mapping from lookups. Returns false, and changes nothing, if anything but its owner
+    /// uses it: lookups take this lock, so nothing begins to use it meanwhile.
+    pub(crate) fn hide(&mut self, mapped: &mut Arc<Live<Mapped>>) -> bool {
+        let Some(entry) = self.entry(mapped.address) else { return false };
+        entry.mapped = Weak::new();
+        let is_unused = Arc::get_mut(mapped).is_some();
+        if !is_unused {
+            entry.mapped = Arc::downgrade(mapped);
+        }
+        is_unused
+    }
+
+    /// The entry of the mapping that starts at an address.
+    fn entry(&mut self, address: u64) -> Option<&mut Entry> {
+        let (gib, word, bit) = split(chunk(address));
+        let entries = self.gibs.get_mut(gib)?.as_mut()?.words[word].as_mut()?;
+        let index = usize::from(entries.indices[bit as usize % 64]);
+        entries.entries.get_mut(index)
     }
 
     /// The entry that contains an address.

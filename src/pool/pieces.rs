@@ -115,6 +115,11 @@ impl Pieces {
         })
     }
 
+    /// All mappings.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Mapping> {
+        self.rows.iter_mut().flatten().flat_map(|row| row.mappings.iter_mut().flatten())
+    }
+
     #[inline]
     fn row(&self, number: usize) -> Option<&Row> {
         self.rows.get(number)?.as_deref()

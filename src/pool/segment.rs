@@ -14,6 +14,7 @@ use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
 use crate::mapping::Mapping;
+use crate::mapping::mapping_table::Cover;
 use crate::physical::PhysicalMemory;
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::trace;
@@ -207,7 +208,31 @@ impl Segment {
         if offset > self.size || size > self.size - offset {
             return Err(outside("take a part of a segment", &(offset..offset.saturating_add(size)), self.size));
         }
-        self.cache.session().slice_at(self.address + offset, size)
+        // Of the segment's own mappings, which may be hidden from lookups by address.
+        let at = |address: u64| {
+            let (_, mapping) = self.pieces.last_before(address - self.address + 1)?;
+            (address - mapping.address() < mapping.size()).then(|| mapping.inner.clone())
+        };
+        let start = self.address + offset;
+        self.cache.session().slice_of(start, size, |end| {
+            Cover::find(start, end, at).and_then(|(cover, covered)| (covered >= end).then_some(cover))
+        })
+    }
+
+    /// Hides all that is mapped from lookups by address, so that nothing but [`Segment::slice`] can
+    /// use it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InUse`] while a slice or a copy uses any of it. Nothing is hidden then.
+    pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
+        let hidden = self.pieces.all_mut().try_for_each(|mapping| mapping.hide(operation));
+        hidden.inspect_err(|_| self.show())
+    }
+
+    /// Lets lookups by address find all that is mapped.
+    pub(super) fn show(&mut self) {
+        self.pieces.all_mut().for_each(|mapping| mapping.show());
     }
 
     /// Puts memory behind all of a range of offsets that has none, from the cache, rounded out to
@@ -228,7 +253,7 @@ impl Segment {
         };
         let mut done: Vec<u64> = Vec::new();
         while let Some((offset, size)) = self.missing(at, end) {
-            if let Err(error) = self.map_missing(offset, size) {
+            if let Err(error) = self.map_missing(offset, size, false) {
                 // Newest first, as the cache hands out what came last.
                 for offset in done.into_iter().rev() {
                     if let Err(error) = self.unmap_again(offset) {
@@ -255,7 +280,7 @@ impl Segment {
         if offset > self.size || memory.size() > self.size - offset {
             return Err(outside(ENSURE, &(offset..offset.saturating_add(memory.size())), self.size));
         }
-        let mapping = self.map_piece(offset, memory)?;
+        let mapping = self.map_piece(offset, memory, false)?;
         self.insert(offset, mapping);
         Ok(())
     }
@@ -334,7 +359,7 @@ impl Segment {
     /// Maps memory again where it was unmapped.
     pub(super) fn restore(&mut self, memories: Vec<(u64, PhysicalMemory)>) {
         for (offset, memory) in memories.into_iter().rev() {
-            match self.map_piece(offset, &memory) {
+            match self.map_piece(offset, &memory, false) {
                 Ok(mapping) => self.insert(offset, mapping),
                 // Unmapping was refused, and now mapping is: there is nothing left to try.
                 Err(error) => {
@@ -345,19 +370,20 @@ impl Segment {
         }
     }
 
-    /// Maps new memory of a size at an offset, if it is not there yet.
-    pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
+    /// Maps new memory of a size at an offset, if it is not there yet, hidden as by
+    /// [`Segment::hide`].
+    pub(super) fn map_hidden(&mut self, offset: u64, size: u64) -> Result<()> {
         if self.pieces.get(offset).is_some_and(|mapping| mapping.size() == size) {
             return Ok(());
         }
-        self.map_missing(offset, size)
+        self.map_missing(offset, size, true)
     }
 
     /// Maps new memory of a size at an offset where there is none.
     #[inline(always)]
-    fn map_missing(&mut self, offset: u64, size: u64) -> Result<()> {
+    fn map_missing(&mut self, offset: u64, size: u64, hidden: bool) -> Result<()> {
         let memory = self.cache.take(size)?;
-        match self.map_piece(offset, &memory) {
+        match self.map_piece(offset, &memory, hidden) {
             Ok(mapping) => {
                 self.insert(offset, mapping);
                 Ok(())
@@ -380,9 +406,9 @@ impl Segment {
 
     /// Maps memory at a place that is known to be inside.
     #[inline]
-    fn map_piece(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+    fn map_piece(&self, offset: u64, memory: &PhysicalMemory, hidden: bool) -> Result<Mapping> {
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
-        self.parts[part].map(offset % ReserveOptions::MAX_SIZE, memory)
+        self.parts[part].map_as(offset % ReserveOptions::MAX_SIZE, memory, hidden)
     }
 
     #[inline(always)]

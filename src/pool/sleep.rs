@@ -1,8 +1,9 @@
 //! Sleep and wake: a tag gives up its memory for a while and keeps its addresses.
 //!
-//! Falling asleep copies what is in use to where it is kept, unmaps all handles of the tag and
-//! releases them. Waking takes handles of the same sizes, maps them where the old ones were, and
-//! copies back. Each is all or nothing: after an error, or a panic of the caller's progress
+//! Falling asleep makes sure that nothing uses the memory and hides it from everyone else, copies
+//! what is in use to where it is kept, unmaps all handles of the tag and releases them. So no write
+//! comes after its copy, whatever the driver does at the same time. Waking takes handles of the
+//! same sizes, maps them where the old ones were, copies back, and only then shows them. Each is all or nothing: after an error, or a panic of the caller's progress
 //! callback, the tag is as it was before, and what was kept is kept until a waking has succeeded.
 //!
 //! Contents that are kept in a file survive this process. The file is written under a temporary
@@ -14,6 +15,7 @@ use super::heap::{Heap, Room, State, Taken};
 use super::page_cache::PageCache;
 use super::segment::Segment;
 use super::{Pool, Tag};
+use crate::copy::Slice;
 use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result, bytes};
 use crate::fork::ForkGuard;
 use crate::kind::Page;
@@ -84,13 +86,14 @@ impl Pool {
     /// Puts a tag to sleep: its memory is released, its addresses stay, and so do its blocks, which
     /// cannot be used until [`Pool::wake`]. Returns how many bytes were released.
     ///
-    /// The hook for unmapping is called first, before anything is copied. Then `progress` is called
-    /// from time to time.
+    /// The hook for unmapping is called first, before anything is copied. From then on the memory
+    /// can only be used by this call, also by its addresses ([`Session::slice_at`]). `progress` is
+    /// called from time to time.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] while
-    /// slices or copies of its blocks are alive; [`Error::File`] if the file cannot be written, for
+    /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] if slices
+    /// or copies of its blocks are alive after the hook, before anything is copied; [`Error::File`] if the file cannot be written, for
     /// example because the disk is full; those of copies and of unmapping. The tag is awake then,
     /// and nothing is lost.
     ///
@@ -126,7 +129,10 @@ impl Pool {
                 hook(&mapped);
             }
         }
-        let backup = Backup::make(tag, &self.inner.shared.cache, used, keep, &mut progress)?;
+        // From here on nothing else can use the memory until it is unmapped: no write can come
+        // after its copy.
+        falling.hide()?;
+        let backup = Backup::make(tag, &self.inner.shared.cache, falling.rooms(), used, keep, &mut progress)?;
         // A callback may have forked, and its child returned.
         self.inner.shared.check_process()?;
         let _quiet = quiet();
@@ -176,8 +182,10 @@ impl Pool {
             let whole = waking.iter().map(|one| one.asleep.backup.size()).sum();
             let mut done = 0;
             waking.iter().try_for_each(|one| {
-                let copied =
-                    one.asleep.backup.restore(cache, |part| progress(Progress { done: done + part, total: whole }));
+                let copied = one
+                    .asleep
+                    .backup
+                    .restore(one.rooms(), |part| progress(Progress { done: done + part, total: whole }));
                 done += one.asleep.backup.size();
                 copied
             })
@@ -221,17 +229,26 @@ impl<'a> Falling<'a> {
         Ok(Some((Falling { heap, taken: Some(taken), unmapped: Vec::new() }, used)))
     }
 
-    fn rooms(&mut self) -> &mut [Room] {
+    fn rooms(&self) -> &[Room] {
+        self.taken.as_ref().map_or(&[], |taken| &taken.rooms)
+    }
+
+    fn rooms_mut(&mut self) -> &mut [Room] {
         self.taken.as_mut().map_or(&mut [], |taken| &mut taken.rooms)
     }
 
-    fn mapped(&mut self) -> Vec<Range<u64>> {
+    fn mapped(&self) -> Vec<Range<u64>> {
         self.rooms().iter().flat_map(|room| room.mapped()).collect()
+    }
+
+    /// Keeps its memory from being used by its addresses.
+    fn hide(&mut self) -> Result<()> {
+        self.rooms_mut().iter_mut().try_for_each(|room| room.segment.hide(SLEEP))
     }
 
     fn unmap(&mut self) -> Result<()> {
         for number in 0..self.rooms().len() {
-            let segment = &mut self.rooms()[number].segment;
+            let segment = &mut self.rooms_mut()[number].segment;
             let memories = segment.unmap(0..segment.size())?;
             self.unmapped.push((number, memories));
         }
@@ -266,6 +283,7 @@ impl Drop for Falling<'_> {
         for (number, memories) in std::mem::take(&mut self.unmapped) {
             taken.rooms[number].segment.restore(memories);
         }
+        taken.rooms.iter_mut().for_each(|room| room.segment.show());
         self.heap.lock().state = State::Awake;
     }
 }
@@ -296,17 +314,21 @@ impl<'a> Waking<'a> {
         }
     }
 
-    fn rooms(&mut self) -> &mut [Room] {
+    fn rooms(&self) -> &[Room] {
+        self.taken.as_ref().map_or(&[], |taken| &taken.rooms)
+    }
+
+    fn rooms_mut(&mut self) -> &mut [Room] {
         self.taken.as_mut().map_or(&mut [], |taken| &mut taken.rooms)
     }
 
     /// Maps handles of the same sizes at the same addresses.
     fn map(&mut self) -> Result<()> {
         for (address, size) in self.asleep.handles.clone() {
-            let room = self.rooms().iter_mut().find(|room| room.contains(address));
+            let room = self.rooms_mut().iter_mut().find(|room| room.contains(address));
             let Some(room) = room else { continue };
             let offset = address - room.segment.address();
-            room.segment.map_new(offset, size)?;
+            room.segment.map_hidden(offset, size)?;
             self.mapped += size;
         }
         Ok(())
@@ -316,6 +338,7 @@ impl<'a> Waking<'a> {
     fn end(mut self) {
         let empty = Backup { used: Vec::new(), store: Store::Nothing };
         let backup = std::mem::replace(&mut self.asleep.backup, empty);
+        self.rooms_mut().iter_mut().for_each(|room| room.segment.show());
         self.heap.lock().state = State::Awake;
         drop(self.taken.take());
         backup.discard();
@@ -366,6 +389,7 @@ impl Backup {
     fn make(
         tag: Tag,
         cache: &PageCache,
+        rooms: &[Room],
         used: Vec<Range<u64>>,
         keep: Keep,
         progress: &mut impl FnMut(Progress),
@@ -382,7 +406,7 @@ impl Backup {
                     let mut piece = Vec::new();
                     piece.try_reserve_exact(size as usize).map_err(|_| no_host_memory(total, "process"))?;
                     piece.resize(size as usize, 0);
-                    session.slice_at(device.start, size)?.read(&mut piece)?;
+                    slice(rooms, &device)?.read(&mut piece)?;
                     pieces.push(piece);
                     progress(Progress { done: offset + size, total });
                 }
@@ -394,39 +418,38 @@ impl Backup {
                 segment.ensure(0..total)?;
                 for (offset, device) in backup.chunks() {
                     let size = device.end - device.start;
-                    segment.slice(offset, size)?.copy_from(&session.slice_at(device.start, size)?)?;
+                    segment.slice(offset, size)?.copy_from(&slice(rooms, &device)?)?;
                     progress(Progress { done: offset + size, total });
                 }
                 Store::Pinned(Box::new(segment))
             }
-            Keep::File(path) => Store::File(KeptFile::write(&path, tag, &backup.used, &session, progress)?),
+            Keep::File(path) => Store::File(KeptFile::write(&path, tag, &backup.used, rooms, &session, progress)?),
         };
         backup.store = store;
         Ok(backup)
     }
 
     /// Copies back. Calls with the bytes that are done.
-    fn restore(&self, cache: &PageCache, mut progress: impl FnMut(u64)) -> Result<()> {
-        let session = cache.session();
+    fn restore(&self, rooms: &[Room], mut progress: impl FnMut(u64)) -> Result<()> {
         match &self.store {
             Store::Nothing => {}
             Store::Host(pieces) => {
                 for ((offset, device), piece) in self.chunks().zip(pieces) {
-                    session.slice_at(device.start, device.end - device.start)?.write(piece)?;
+                    slice(rooms, &device)?.write(piece)?;
                     progress(offset + device.end - device.start);
                 }
             }
             Store::Pinned(segment) => {
                 for (offset, device) in self.chunks() {
                     let size = device.end - device.start;
-                    session.slice_at(device.start, size)?.copy_from(&segment.slice(offset, size)?)?;
+                    slice(rooms, &device)?.copy_from(&segment.slice(offset, size)?)?;
                     progress(offset + size);
                 }
             }
             Store::File(kept) => {
                 let mut done = 0;
                 for (range, part) in self.used.iter().zip(&kept.parts) {
-                    let to = session.slice_at(range.start, range.end - range.start)?;
+                    let to = slice(rooms, range)?;
                     load(&kept.file, part.offset, &to, |part| progress(done + part.done))?;
                     done += range.end - range.start;
                 }
@@ -458,6 +481,18 @@ impl Backup {
         if let Store::File(file) = self.store {
             file.remove();
         }
+    }
+}
+
+/// Memory of a tag whose segments hide it from everyone else.
+fn slice<'a>(rooms: &'a [Room], range: &Range<u64>) -> Result<Slice<'a>> {
+    match rooms.iter().find(|room| room.contains(range.start)) {
+        Some(room) => room.segment.slice(range.start - room.segment.address(), range.end - range.start),
+        None => Err(Invalid::because(
+            "copy the contents of a tag",
+            format!("{:#x} is not in its segments", range.start),
+            "This should not happen.",
+        )),
     }
 }
 
@@ -613,6 +648,7 @@ impl KeptFile {
         path: &Path,
         tag: Tag,
         used: &[Range<u64>],
+        rooms: &[Room],
         session: &Session,
         progress: &mut impl FnMut(Progress),
     ) -> Result<KeptFile> {
@@ -642,7 +678,7 @@ impl KeptFile {
             let row = Row { address: range.start.into(), size: size.into() };
             let at = size_of::<Header>() + number * size_of::<Row>();
             file.write_all_at(row.as_bytes(), at as u64).map_err(failed)?;
-            let from = session.slice_at(range.start, size)?;
+            let from = slice(rooms, range)?;
             let stored = store(&from, &file, offset, |part| progress(Progress { done: done + part.done, total }));
             stored.map_err(|error| named(error, path))?;
             parts.push(BackupPart { address: range.start, size, offset });
