@@ -497,3 +497,25 @@ fn imported_memory_is_part_of_a_batch_and_slices_stay_in_one_reservation() {
         session.slice_at(second.address() - 4, 4).unwrap().write(b"last").unwrap();
     });
 }
+
+#[test]
+fn while_one_thread_copies_the_others_use_the_device() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let device = device(0);
+        let (mapping, other) = (mapped_on(&device, MIB2), mapped_on(&device, MIB2));
+        let bytes = pattern(MIB2 as usize, 3);
+        let hold = emulator.hold_after("MEMCPY", MIB2 / 2);
+        std::thread::scope(|scope| {
+            let copy = scope.spawn(|| mapping.write(0, &bytes).unwrap());
+            hold.wait();
+            other.write(0, b"meanwhile").unwrap();
+            assert_eq!(contents(&other, 0, 9), b"meanwhile");
+            device.create(MIB2).unwrap();
+            assert!(!copy.is_finished());
+            assert_eq!(contents(&mapping, 0, bytes.len() / 2), bytes[..bytes.len() / 2]);
+            hold.release();
+            copy.join().unwrap();
+        });
+        assert_eq!(contents(&mapping, 0, bytes.len()), bytes);
+    });
+}

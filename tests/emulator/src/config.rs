@@ -211,6 +211,9 @@ pub struct Config {
     /// How long the first SETUP waits for detected devices. The real driver waits 1501 times 100
     /// ms.
     pub setup_patience: Duration,
+    /// How long each copy and each fill takes; other commands are answered meanwhile. Half of the
+    /// bytes are moved before and half after it.
+    pub copy_time: Duration,
     /// Behaviour of the daemon.
     pub daemon: Daemon,
     /// Limit of device processes per device; START beyond it is refused with E30003. The firmware's
@@ -250,6 +253,7 @@ impl Default for Config {
             phases: Vec::new(),
             boot: None,
             setup_patience: Duration::from_millis(1501 * 100),
+            copy_time: Duration::ZERO,
             daemon: Daemon::default(),
             device_process_limit: 64,
             super_pod: true,

@@ -22,6 +22,7 @@ mod klog;
 mod mapping;
 mod memory_state;
 mod named;
+mod pause;
 mod plain;
 mod race;
 mod ranges;
@@ -45,6 +46,7 @@ pub use behaviour::is_modelled;
 use handle::HandleKind;
 use named::Names;
 use nix::errno::Errno;
+use pause::{Holds, Pace};
 use session::Process;
 use share::Shares;
 use std::collections::HashMap;
@@ -104,6 +106,7 @@ struct World {
     store: Store,
     shares: Shares,
     names: Names,
+    holds: Holds,
 }
 
 /// State of the SVM module: every process's session and every share.
@@ -134,6 +137,7 @@ struct Call<'a, 'm> {
     logical: u32,
     /// The physical id, for commands that convert it.
     physical: u32,
+    pace: Pace,
 }
 
 impl Svm {
@@ -228,6 +232,11 @@ impl Svm {
         if command::writes(request) && caller.memory.read(address, arg.as_mut_bytes()).is_err() {
             return refuse(Errno::EINVAL, "the argument cannot be read");
         }
+        // The driver copies the argument in once, however long the command takes.
+        let paused = process.and_then(|id| self.processes.get(&id)).and_then(|it| it.paused.get(&caller.tid));
+        if let Some(paused) = paused {
+            *arg = paused.arg;
+        }
         let known = self.command(machine, number);
         let telling =
             matches!(known, Some(known) if matches!(known.op, Op::AllocProcStruct | Op::GetMmapInfo | Op::MemMapCap));
@@ -271,6 +280,7 @@ impl Svm {
         known: &SvmCommand,
         arg: &mut Arg,
     ) -> Answer {
+        let passed = *arg;
         let logical = arg.head.device;
         let mut physical = logical;
         if behaviour::converts_device_id(known.op) {
@@ -289,63 +299,18 @@ impl Svm {
         let Some(process) = id.and_then(|id| self.processes.get_mut(&id)) else {
             return refuse(Errno::EINVAL, "the calling process has no session on this file");
         };
-        let mut call = Call { machine, caller, world: &mut self.world, process, logical, physical };
-        call.add_touched_pages();
-        match known.op {
-            Op::SetupDevice => call.setup_device(arg),
-            Op::PrepareCloseDevice => call.prepare_close_device(),
-            Op::CloseDevice => call.close_device(),
-            Op::UpdateHeap => call.update_heap(arg),
-            Op::Alloc => call.alloc(arg),
-            Op::FreePages => call.free_pages(arg),
-            Op::MemCreate => call.mem_create(arg),
-            Op::MemRelease => call.mem_release(arg),
-            Op::MemHandleSetAttr => call.handle_set_attr(arg),
-            Op::MemHandleGetAttr => call.handle_get_attr(arg),
-            Op::MemMap => call.mem_map(arg),
-            Op::MemUnmap => call.mem_unmap(arg),
-            Op::MemQueryOwner => call.query_owner(arg),
-            Op::MemSetAccess => call.set_access(arg),
-            Op::MemGetAccess => call.get_access(arg),
-            Op::ReserveAddrInfoQuery => call.reserve_address_info(arg),
-            Op::MemExport => call.mem_export(arg),
-            Op::MemImport => call.mem_import(arg),
-            Op::MemSetPid => call.mem_set_pid(arg),
-            Op::MemSetAttr => call.mem_set_attr(arg),
-            Op::MemGetAttr => call.mem_get_attr(arg),
-            Op::MemGetInfo => call.mem_get_info(arg),
-            Op::Memcpy => call.memcpy(arg),
-            Op::Memcpy2d => call.memcpy_2d(arg),
-            Op::MemcpyBatch => call.memcpy_batch(arg),
-            Op::AsyncMemcpy => call.async_memcpy(arg),
-            Op::MemcpyResultRefresh => call.refresh(arg),
-            Op::Memset8 => call.memset(arg),
-            Op::Advise => call.advise(arg),
-            Op::Prefetch => call.prefetch(arg),
-            Op::QueryMemUsedInfo => call.query_used(arg),
-            Op::CheckMemInfo => call.check_info(arg),
-            Op::ConvertAddr => call.convert_addr(arg),
-            Op::DestroyAddr => call.destroy_addr(arg),
-            Op::DestroyAddrBatch => call.destroy_addr_batch(arg),
-            Op::SubmitConvertCopy => call.submit_converted(arg),
-            Op::WaitConvertCopy => call.wait_converted(arg),
-            Op::Translate => call.translate(arg),
-            Op::RegisterDma => call.register_dma(arg),
-            Op::UnregisterDma => call.unregister_dma(arg),
-            Op::MemRemoteMap => call.remote_map(arg),
-            Op::MemRemoteUnmap => call.remote_unmap(arg),
-            Op::IpcMemCreate => call.ipc_create(arg),
-            Op::IpcMemDestroy => call.ipc_destroy(arg),
-            Op::IpcMemOpen => call.ipc_open(arg),
-            Op::IpcMemClose => call.ipc_close(arg),
-            Op::IpcMemQuery => call.ipc_query(arg),
-            Op::IpcMemSetPid => call.ipc_set_pid(arg),
-            Op::IpcMemSetPidPod => call.ipc_set_pid_pod(arg),
-            Op::IpcMemSetAttr => call.ipc_set_attr(arg),
-            Op::IpcMemGetAttr => call.ipc_get_attr(arg),
-            // See `is_modelled`. This answer is made up.
-            _ => refuse(Errno::EOPNOTSUPP, NOT_MODELLED),
-        }
+        let world = &mut self.world;
+        let paused = process.enter(&world.holds, known.op, caller.tid)?;
+        let pace = Call::pace(&world.holds, machine.config.copy_time, known.op, paused.as_ref());
+        let mut call = Call { machine, caller, world, process, logical, physical, pace };
+        let answer = call.pause_before().and_then(|()| call.carry_out(known.op, arg)).and_then(|()| call.pause_after());
+        call.keep_paused(passed, matches!(answer, Err(Stop::Sleep(_))));
+        answer
+    }
+
+    /// The holds of tests.
+    pub(crate) fn holds(&mut self) -> &mut Holds {
+        &mut self.world.holds
     }
 
     /// Copies bytes between windows on the same memory, a part at a time. Call it every millisecond
@@ -370,6 +335,68 @@ impl Svm {
     /// Bytes in use on a device, or on the host (65).
     pub fn used(&self, physical: u32) -> u64 {
         self.world.store.used(physical)
+    }
+}
+
+impl Call<'_, '_> {
+    /// Runs the handler of a command.
+    fn carry_out(&mut self, op: Op, arg: &mut Arg) -> Answer {
+        self.add_touched_pages();
+        match op {
+            Op::SetupDevice => self.setup_device(arg),
+            Op::PrepareCloseDevice => self.prepare_close_device(),
+            Op::CloseDevice => self.close_device(),
+            Op::UpdateHeap => self.update_heap(arg),
+            Op::Alloc => self.alloc(arg),
+            Op::FreePages => self.free_pages(arg),
+            Op::MemCreate => self.mem_create(arg),
+            Op::MemRelease => self.mem_release(arg),
+            Op::MemHandleSetAttr => self.handle_set_attr(arg),
+            Op::MemHandleGetAttr => self.handle_get_attr(arg),
+            Op::MemMap => self.mem_map(arg),
+            Op::MemUnmap => self.mem_unmap(arg),
+            Op::MemQueryOwner => self.query_owner(arg),
+            Op::MemSetAccess => self.set_access(arg),
+            Op::MemGetAccess => self.get_access(arg),
+            Op::ReserveAddrInfoQuery => self.reserve_address_info(arg),
+            Op::MemExport => self.mem_export(arg),
+            Op::MemImport => self.mem_import(arg),
+            Op::MemSetPid => self.mem_set_pid(arg),
+            Op::MemSetAttr => self.mem_set_attr(arg),
+            Op::MemGetAttr => self.mem_get_attr(arg),
+            Op::MemGetInfo => self.mem_get_info(arg),
+            Op::Memcpy => self.memcpy(arg),
+            Op::Memcpy2d => self.memcpy_2d(arg),
+            Op::MemcpyBatch => self.memcpy_batch(arg),
+            Op::AsyncMemcpy => self.async_memcpy(arg),
+            Op::MemcpyResultRefresh => self.refresh(arg),
+            Op::Memset8 => self.memset(arg),
+            Op::Advise => self.advise(arg),
+            Op::Prefetch => self.prefetch(arg),
+            Op::QueryMemUsedInfo => self.query_used(arg),
+            Op::CheckMemInfo => self.check_info(arg),
+            Op::ConvertAddr => self.convert_addr(arg),
+            Op::DestroyAddr => self.destroy_addr(arg),
+            Op::DestroyAddrBatch => self.destroy_addr_batch(arg),
+            Op::SubmitConvertCopy => self.submit_converted(arg),
+            Op::WaitConvertCopy => self.wait_converted(arg),
+            Op::Translate => self.translate(arg),
+            Op::RegisterDma => self.register_dma(arg),
+            Op::UnregisterDma => self.unregister_dma(arg),
+            Op::MemRemoteMap => self.remote_map(arg),
+            Op::MemRemoteUnmap => self.remote_unmap(arg),
+            Op::IpcMemCreate => self.ipc_create(arg),
+            Op::IpcMemDestroy => self.ipc_destroy(arg),
+            Op::IpcMemOpen => self.ipc_open(arg),
+            Op::IpcMemClose => self.ipc_close(arg),
+            Op::IpcMemQuery => self.ipc_query(arg),
+            Op::IpcMemSetPid => self.ipc_set_pid(arg),
+            Op::IpcMemSetPidPod => self.ipc_set_pid_pod(arg),
+            Op::IpcMemSetAttr => self.ipc_set_attr(arg),
+            Op::IpcMemGetAttr => self.ipc_get_attr(arg),
+            // See `is_modelled`. This answer is made up.
+            _ => refuse(Errno::EOPNOTSUPP, NOT_MODELLED),
+        }
     }
 }
 

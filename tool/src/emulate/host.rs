@@ -87,6 +87,9 @@ pub(super) struct Host {
     /// How long the driver waits for detected NPUs. The real one waits for 150 s.
     #[arg(long, value_name = "TIME")]
     waits_for: Option<Time>,
+    /// Each copy and fill takes this time, such as 5ms. Other commands are answered meanwhile.
+    #[arg(long, value_name = "TIME")]
+    copy_time: Option<Time>,
     /// Virtual instances besides the whole NPUs: 100 + 16 times the card + its number.
     #[arg(long, value_name = "NPUS")]
     virtual_instances: Option<Ids>,
@@ -293,6 +296,7 @@ impl Host {
             config.boot = Some(time.0);
         }
         set(&mut config.setup_patience, self.waits_for.map(|time| time.0));
+        set(&mut config.copy_time, self.copy_time.map(|time| time.0));
         set(&mut config.virtual_instances, self.virtual_instances.clone().map(|ids| ids.0));
         set(
             &mut config.split_mode,

@@ -7,6 +7,7 @@
 //! part is then written before the copy fails.
 
 use super::heap::{self, Elsewhere};
+use super::pause::{Holds, Until};
 use super::session::Process;
 use super::store::BlockId;
 use super::{Answer, Call, agent, put, refuse};
@@ -26,6 +27,16 @@ pub struct Task {
     destination: u64,
     size: u64,
     failed: bool,
+    /// The part that was not copied yet.
+    rest: Option<Rest>,
+}
+
+/// The bytes of an asynchronous copy that are moved later.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    plan: Plan,
+    moved: u64,
+    until: Until,
 }
 
 /// The asynchronous copies of a session.
@@ -38,6 +49,12 @@ pub struct Tasks {
 impl Tasks {
     pub fn len(&self) -> usize {
         self.tasks.len()
+    }
+
+    /// Whether a copy of a device still runs.
+    pub(super) fn is_running(&self, holds: &Holds, device: u32) -> bool {
+        let mut rests = self.tasks.values().filter_map(|task| task.rest);
+        rests.any(|rest| rest.plan.device == device && holds.wait(rest.until).is_err())
     }
 
     fn take_id(&mut self) -> i32 {
@@ -305,12 +322,17 @@ impl Call<'_, '_> {
         // Upper limit of the copy's size, and the size of its pieces.
         const PIECES: [(u64, u64); 3] = [(765 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
         let piece = PIECES.iter().find(|(up_to, _)| size <= *up_to).map_or(2 << 20, |(_, piece)| *piece);
+        self.pace.begin(size, &[(destination, size), (source, size)]);
         let mut done = 0;
         while done < size {
             let (from, to) = (source + done, destination + done);
             let mut length = size - done;
             let source = self.reach(from, &mut length)?;
             let destination = self.reach(to, &mut length)?;
+            if !self.pace.step(&mut length)? {
+                done += length;
+                continue;
+            }
             let (store, memory) = (&self.world.store, self.caller.memory);
             match (source, destination) {
                 (Some((block, offset)), Some((other, start))) => {
@@ -447,7 +469,8 @@ impl Call<'_, '_> {
         Ok(words.collect())
     }
 
-    /// ASYNC_MEMCPY. The bytes are copied at once; the mappings are held until the refresh.
+    /// ASYNC_MEMCPY. The bytes are copied at once, unless it pauses; then the refresh waits and copies
+    /// the rest. The mappings are held until the refresh.
     pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::AsyncMemcpy = arg.para();
         let (destination, source, size) = (para.destination, para.source, para.size);
@@ -460,11 +483,16 @@ impl Call<'_, '_> {
         self.message(plan.device)?;
         // The refresh reports a broken link.
         let failed = agent::link_broken(self.machine);
+        let mut rest = None;
         if !failed {
-            self.carry(plan, destination, source, size)?;
+            let carried = self.carry(plan, destination, source, size);
+            rest = self.pace.continues_later().map(|(moved, until)| Rest { plan, moved, until });
+            if rest.is_none() {
+                carried?;
+            }
         }
         let id = self.process.tasks.take_id();
-        self.process.tasks.tasks.insert(id, Task { source, destination, size, failed });
+        self.process.tasks.tasks.insert(id, Task { source, destination, size, failed, rest });
         self.process.hold(source, size, true);
         self.process.hold(destination, size, true);
         para.task = id;
@@ -475,9 +503,17 @@ impl Call<'_, '_> {
     /// MEMCPY_RESULT_REFRESH. Possible once per task.
     pub(super) fn refresh(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::AsyncMemcpy = arg.para();
-        let Some(task) = self.process.tasks.tasks.remove(&para.task) else {
+        let Some(rest) = self.process.tasks.tasks.get(&para.task).map(|task| task.rest) else {
             return refuse(Errno::EINVAL, "there is no such copy");
         };
+        rest.map_or(Ok(()), |rest| self.world.holds.wait(rest.until))?;
+        let Some(mut task) = self.process.tasks.tasks.remove(&para.task) else {
+            return refuse(Errno::EINVAL, "there is no such copy");
+        };
+        if let Some(Rest { plan, moved, .. }) = rest {
+            // The driver pinned the caller's pages at the submission; here they may be gone.
+            task.failed |= self.carry(plan, task.destination + moved, task.source + moved, task.size - moved).is_err();
+        }
         self.process.hold(task.source, task.size, false);
         self.process.hold(task.destination, task.size, false);
         para.state = if task.failed { svm::ASYNC_FAILED } else { svm::ASYNC_DONE };
@@ -521,17 +557,20 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "there is no DMA device for host memory that a device imported");
         }
         self.message(device)?;
+        self.pace.begin(para.size, &[(para.destination, para.size)]);
         let mut done = 0;
         while done < para.size {
             let address = para.destination + done;
             let place = self.process.place(address).ok();
-            let Some((block, offset, run)) = self.process.resolve(address, para.size - done) else {
+            let Some((block, offset, mut run)) = self.process.resolve(address, para.size - done) else {
                 return refuse(Errno::EFAULT, "the fill reached an address where nothing is mapped");
             };
             if place.is_none_or(|place| place.device != Some(device)) {
                 return refuse(Errno::EFAULT, "the fill reached memory of another device");
             }
-            self.world.store.fill(block, offset, run, para.value as u8)?;
+            if self.pace.step(&mut run)? {
+                self.world.store.fill(block, offset, run, para.value as u8)?;
+            }
             done += run;
         }
         Ok(())

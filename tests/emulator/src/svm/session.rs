@@ -14,6 +14,7 @@ use super::convert::Converted;
 use super::copy::Tasks;
 use super::handle::{HandleKind, HandleTable};
 use super::heap::Heap;
+use super::pause::Paused;
 use super::register::Remote;
 use super::share::Node;
 use super::store::{BlockId, WindowId, punch};
@@ -27,6 +28,7 @@ use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The state of a process object.
@@ -115,6 +117,10 @@ pub struct Process {
     /// Shared handles, by this process's device (65 for the host) and handle id.
     pub nodes: BTreeMap<(u32, i32), Node>,
     pub tasks: Tasks,
+    /// Commands that have begun and not ended, by thread.
+    pub(super) paused: BTreeMap<i32, Paused>,
+    /// Threads whose commands wait for the lock alone.
+    pub(super) writers: BTreeSet<i32>,
     /// Ranges of the file that show memory, by offset, with their length.
     pub windows: BTreeMap<u64, u64>,
     /// Prepared copies by their handles.
@@ -152,6 +158,8 @@ impl Process {
             agents: BTreeMap::new(),
             nodes: BTreeMap::new(),
             tasks: Tasks::default(),
+            paused: BTreeMap::new(),
+            writers: BTreeSet::new(),
             windows: BTreeMap::new(),
             converted: BTreeMap::new(),
             registered: BTreeMap::new(),
@@ -248,6 +256,8 @@ impl Process {
         }
         self.dynamics.clear();
         self.pinned.clear();
+        self.paused.clear();
+        self.writers.clear();
         self.stage = Stage::Unmapped;
     }
 
@@ -558,9 +568,16 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// PREPARE_CLOSE_DEVICE: refuses asynchronous copies from now on. The model completes them on
-    /// submission, so none can be pending.
+    /// PREPARE_CLOSE_DEVICE: waits a second for asynchronous copies that run, and refuses new ones
+    /// from then on.
     pub(super) fn prepare_close_device(&mut self) -> Answer {
+        if self.process.tasks.is_running(&self.world.holds, self.physical) {
+            let (now, given_up) = (Instant::now(), self.caller.arrived + Duration::from_secs(1));
+            if now < given_up {
+                return Err(Stop::Sleep(given_up.min(now + Duration::from_millis(10))));
+            }
+            return refuse(Errno::EBUSY, "asynchronous copies of the device run");
+        }
         if let Some(agent) = self.process.agents.get_mut(&self.physical) {
             agent.allows_async = false;
         }
@@ -573,6 +590,9 @@ impl Call<'_, '_> {
         let physical = self.physical;
         if physical == HOST || physical == HOST_AGENT_ID {
             return Ok(());
+        }
+        if self.process.tasks.is_running(&self.world.holds, physical) {
+            return refuse(Errno::EBUSY, "asynchronous copies of the device run");
         }
         if self.process.agents.contains_key(&physical) {
             // The host polls until the device reports the process gone. It gives up on a device
