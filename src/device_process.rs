@@ -35,7 +35,7 @@ use crate::deadline::Deadline;
 use crate::discovery;
 use crate::driver::devmng::{Devmng, Sign};
 use crate::driver::hdc::{self, Connection, HdcFile, Private, code};
-use crate::error::{Errno, Error};
+use crate::error::{Errno, Error, printable};
 use crate::fork::ForkGuard;
 use crate::id::LogicalId;
 use crate::signals::Blocked;
@@ -361,7 +361,7 @@ fn attempt(
         return Ok((connection, sign.tgid));
     }
     let error = reply.error.unwrap_or_default();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let text = |bytes: &[u8]| printable(String::from_utf8_lossy(bytes).trim());
     Err(ProcessFailure::Refused {
         code: reply.code,
         error_code: text(&error.code),

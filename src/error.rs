@@ -16,12 +16,14 @@
 
 mod errno;
 mod finding;
+mod printable;
 mod process_failure;
 mod refusal;
 mod ticket_error;
 
 pub use errno::Errno;
 pub use finding::{Finding, Health, Severity};
+pub(crate) use printable::printable;
 pub use process_failure::{ProcessFailure, Step};
 pub use ticket_error::TicketError;
 
@@ -456,7 +458,7 @@ impl FileFailed {
 
 impl fmt::Display for FileFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} ({}): ", self.operation, self.path.display())?;
+        write!(f, "cannot {} ({}): ", self.operation, printable(&self.path.to_string_lossy()))?;
         match self.errno {
             Some(errno) if self.problem.is_empty() => write!(f, "{errno}")?,
             Some(errno) => write!(f, "{}: {errno}", self.problem)?,

@@ -7,7 +7,7 @@
 //! is reported while this thread holds a lock or a slot of ours ([`quiet`] keeps it back until
 //! then), and a panic of the subscriber costs its event and nothing else.
 
-use crate::error::Errno;
+use crate::error::{Errno, printable};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::marker::PhantomData;
@@ -68,20 +68,20 @@ pub(crate) fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -
 /// Reports something that a person should know and that is in no returned error.
 #[cold]
 pub(crate) fn warn(detail: impl Display, message: &'static str) {
-    report(Event::Note { level: Level::WARN, detail: detail.to_string(), message });
+    report(Event::Note { level: Level::WARN, detail: printable(&detail.to_string()), message });
 }
 
 /// As [`warn`], for what was lost or left behind.
 #[cold]
 pub(crate) fn error(detail: impl Display, message: &'static str) {
-    report(Event::Note { level: Level::ERROR, detail: detail.to_string(), message });
+    report(Event::Note { level: Level::ERROR, detail: printable(&detail.to_string()), message });
 }
 
 /// As [`warn`], for those who look for the cause of something else.
 #[cold]
 pub(crate) fn debug(detail: impl Display, message: &'static str) {
     if LevelFilter::current() >= Level::DEBUG {
-        report(Event::Note { level: Level::DEBUG, detail: detail.to_string(), message });
+        report(Event::Note { level: Level::DEBUG, detail: printable(&detail.to_string()), message });
     }
 }
 

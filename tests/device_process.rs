@@ -256,6 +256,17 @@ fn each_refusal_says_what_it_means_and_what_to_do() {
 }
 
 #[test]
+fn what_the_daemon_says_is_printed_without_control_characters() {
+    let daemon = Daemon::Refuses { code: 1, error: "E\x1b[31m\x07".into() };
+    isolated(with_daemon(daemon), |emulator| {
+        let failure = start().unwrap_err();
+        assert!(failure.to_string().contains(r"(code 1, E\u{1b}[31m\u{7})"), "{failure}");
+        assert!(!failure.to_string().contains(char::is_control), "{failure:?}");
+        assert_nothing_left(emulator);
+    });
+}
+
+#[test]
 fn a_refusal_is_tried_again_in_the_vendors_order_but_a_full_device_is_not() {
     isolated(with_daemon(Daemon::Refuses { code: 1, error: String::new() }), |emulator| {
         emulator.record();

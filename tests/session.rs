@@ -458,12 +458,18 @@ fn a_log_page_of_another_library_is_read_but_not_moved_and_may_go_away() {
         // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
         let page = unsafe { mmap_anonymous(start, size, protection, MapFlags::MAP_PRIVATE) }.unwrap().cast::<Page>();
         assert_eq!(page.addr().get() as u64, SVM_ERRORS);
+        // What stands in it already may be anything.
+        let left = b"\x1b[31mred\x07\n";
+        let mut before = Page::empty(SVM_ERRORS);
+        before.text[..left.len()].copy_from_slice(left);
+        before.write = left.len() as i32;
         // SAFETY: a fresh mapping of the page's size.
-        unsafe { page.write(Page::empty(SVM_ERRORS)) };
+        unsafe { page.write(before) };
         let (session, device) = open(0);
         let reservation = session.reserve(MIB2).unwrap();
         let error = device.create(1 << 50).unwrap_err();
-        assert!(error.kernel_log().is_some(), "{error:?}");
+        assert!(error.kernel_log().unwrap().starts_with("\\u{1b}[31mred\\u{7}\n"), "{error:?}");
+        assert!(!error.to_string().contains(char::is_control), "{error}");
         // SAFETY: still mapped, and nothing writes now.
         let seen = unsafe { page.read_volatile() };
         assert!(seen.read == 0 && seen.write > 0, "read {}, write {}", seen.read, seen.write);

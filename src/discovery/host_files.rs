@@ -5,6 +5,7 @@
 //! is *installed*, not what is loaded.
 
 use super::identity::PciAddress;
+use crate::error::printable;
 use crate::signals::uninterrupted;
 use std::fs;
 use std::io;
@@ -40,6 +41,7 @@ impl Versions {
         let file = root.join(directory.trim_start_matches('/')).join("driver/version.info");
         match fs::read_to_string(&file) {
             Ok(text) => {
+                let text = printable(&text);
                 Versions { file: Some(file), package: value(&text, "version"), internal: value(&text, "innerversion") }
             }
             Err(_) => Versions::default(),

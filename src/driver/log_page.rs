@@ -11,6 +11,7 @@
 //! unmap it at any time. What was written to it before the failed command cannot be told from what
 //! the command wrote, so only the last sentences are taken.
 
+use crate::error::printable;
 use crate::fork::ForkGuard;
 use crate::trace;
 use ascend_ioctl::klog::{CAPACITY, MAGIC, PAGE_SIZE, Page, SVM_ERRORS};
@@ -128,7 +129,7 @@ fn last_sentences(page: &Page) -> String {
 
 fn text(bytes: &[u8]) -> String {
     let bytes: Vec<u8> = bytes.iter().copied().filter(|&byte| byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    printable(&String::from_utf8_lossy(&bytes))
 }
 
 impl OwnPage {

@@ -7,7 +7,7 @@
 
 use super::Answer;
 use super::davinci::{DavinciFile, module};
-use crate::error::{Errno, Result};
+use crate::error::{Errno, Result, printable};
 use crate::id::{LogicalId, PhysicalId, SuperPod};
 use ascend_ioctl::Generation;
 use ascend_ioctl::urd::{self, Key};
@@ -198,5 +198,5 @@ impl Urd {
 /// A NUL-terminated text; what is behind the NUL is left over from before.
 pub(super) fn text(bytes: &[u8]) -> Option<String> {
     let text = CStr::from_bytes_until_nul(bytes).ok()?.to_str().ok()?;
-    (!text.is_empty()).then(|| text.to_owned())
+    (!text.is_empty()).then(|| printable(text))
 }
