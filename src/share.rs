@@ -33,6 +33,7 @@ mod broker;
 mod exchange;
 mod named;
 mod peer_process;
+mod places;
 mod shareable_handle;
 mod ticket;
 

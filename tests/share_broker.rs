@@ -7,12 +7,14 @@ use ascend_emulator::{fork, isolated, on_each_generation};
 use ascend_vmm::share::{self, Broker, BrokerOptions, Request, ShareableHandle, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use support::events::{AtEvent, Fields};
 use support::processes::{start, start_connected};
 use support::{Directory, MIB2, PATIENCE, device, own_pid, own_tgid, plain, read, write};
 
@@ -266,8 +268,12 @@ fn a_broker_cuts_off_clients_that_are_late_and_serves_others_then() {
         for socket in &mut silent {
             let mut answer = String::new();
             socket.read_to_string(&mut answer).unwrap();
-            assert!(answer.contains("did not come in time"), "{answer}");
+            let others_waited = answer.contains("no request came, and others waited");
+            assert!(others_waited || answer.contains("did not come in time"), "{answer}");
         }
+        let mut answer = String::new();
+        UnixStream::connect(&path).unwrap().read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("did not come in time"), "nobody waited: {answer}");
         drop(broker);
         support::wait_until("its threads are gone", || emulator.state().is_empty());
     });
@@ -429,5 +435,197 @@ fn answers_that_are_too_long_are_cut_and_too_many_memories_are_refused() {
         fails(request(&path, "long"), "long long long");
         drop(broker);
         support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+/// Long enough for a client that is served, shorter than a place is held.
+const SOON: Duration = Duration::from_secs(30);
+const HELD: Duration = Duration::from_secs(120);
+
+/// Opens `count` connections, as many of them as the other side takes, without ever waiting.
+fn connect_many(path: &PathBuf, count: usize) -> Vec<UnixStream> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    let mut sockets = Vec::new();
+    for _ in 0..count {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        if connect(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).is_ok() {
+            sockets.push(UnixStream::from(socket));
+        }
+    }
+    sockets
+}
+
+#[test]
+fn one_process_cannot_take_all_places_of_a_broker_by_silence_or_by_keeping_what_it_got() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let path = directory.join("broker");
+        let honest: Vec<_> = (0..2)
+            .map(|_| {
+                start(|channel| {
+                    channel.wait();
+                    let socket = UnixStream::connect(&path).unwrap();
+                    assert!(share::request(&socket, "none", &device(0), SOON).unwrap().is_empty());
+                })
+            })
+            .collect();
+        let greedy: Vec<_> = [false, true]
+            .map(|asks| {
+                let path = &path;
+                start(move |channel| {
+                    channel.wait();
+                    let sockets = connect_many(path, 300);
+                    if asks {
+                        // Some may have been refused by now.
+                        sockets.iter().for_each(|mut socket| {
+                            let _ = socket.write_all(format!("none {}\n", own_pid()).as_bytes());
+                        });
+                        let mut answer = [0; 5];
+                        support::wait_until("one is served", || {
+                            sockets.iter().any(|mut socket| socket.read(&mut answer).is_ok())
+                        });
+                    }
+                    channel.pause();
+                    drop(sockets);
+                })
+            })
+            .into();
+        let options = BrokerOptions::new().timeout(HELD).clients(16);
+        let (broker, _) = broker(&directory, options, |request| serve(request, &[]));
+        for (greedy, honest) in greedy.iter().zip(honest) {
+            greedy.signal();
+            greedy.wait();
+            honest.signal();
+            honest.join();
+        }
+        greedy.into_iter().for_each(|greedy| {
+            greedy.signal();
+            greedy.join();
+        });
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_that_does_not_ask_gives_its_place_to_one_that_waits_and_is_told_why() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let (broker, path) =
+            broker(&directory, BrokerOptions::new().timeout(HELD).clients(1), |request| serve(request, &[]));
+        let mut silent = UnixStream::connect(&path).unwrap();
+        silent.write_all(b"no").unwrap();
+        let socket = UnixStream::connect(&path).unwrap();
+        assert!(share::request(&socket, "none", &device(0), SOON).unwrap().is_empty());
+        let mut answer = String::new();
+        silent.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("error ") && answer.contains("others waited"), "{answer}");
+        drop((broker, socket));
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn if_more_clients_wait_than_may_some_are_refused_and_told_why() {
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let (broker, path) =
+            broker(&directory, BrokerOptions::new().timeout(HELD).clients(1), |request| serve(request, &[]));
+        // One has the place or was cut off, 256 wait; its own connections make way for each other.
+        let sockets: Vec<_> = (0..300).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let mut answer = String::new();
+        let mut refused = &sockets[1];
+        refused.set_read_timeout(Some(SOON)).unwrap();
+        refused.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("error ") && answer.contains("too many clients wait"), "{answer}");
+        drop((broker, sockets));
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_broker_is_told_the_user_that_asks_and_not_the_one_that_connected() {
+    let own = std::fs::metadata("/proc/self").unwrap().uid();
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let path = directory.join("broker");
+        // Only root can become another user: for others the two are the same.
+        let asking = if own == 0 { 65_534 } else { own };
+        let client = start_asking(&path, asking);
+        let (users, seen) = std::sync::mpsc::channel();
+        let (broker, _) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |request| {
+            users.send((request.user, request.process.as_raw())).unwrap();
+            serve(request, &[])
+        });
+        let pid = client.pid();
+        client.signal();
+        client.join();
+        // First it asked as the user that it was, to let time pass.
+        assert_eq!(seen.try_iter().collect::<Vec<_>>()[..2], [(own, pid), (asking, pid)]);
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+/// A process that connects as this user, waits until the broker has long accepted, and asks as
+/// another user. Then it connects again and asks half as one and half as the other.
+fn start_asking(path: &PathBuf, user: u32) -> support::processes::Peer {
+    start(move |channel| {
+        channel.wait();
+        let [mut whole, mut halves] = [(); 2].map(|()| UnixStream::connect(path).unwrap());
+        halves.write_all(b"none ").unwrap();
+        // When a later client is served the earlier ones are accepted.
+        fails(request(path, "nothing"), "there is no");
+        // SAFETY: no memory is passed. Without libc's care for other threads: there are none.
+        let became = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, user, user, user) };
+        assert_eq!(became, 0);
+        let mut answer = [0; 5];
+        whole.write_all(format!("none {}\n", own_pid()).as_bytes()).unwrap();
+        whole.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"ok 0\n");
+        halves.write_all(format!("{}\n", own_pid()).as_bytes()).unwrap();
+        halves.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, if user == 65_534 { b"error" } else { b"ok 0\n" }, "one line of two users");
+    })
+}
+
+#[test]
+fn no_text_of_a_peer_reaches_an_error_an_event_or_a_broker_with_control_characters() {
+    isolated(plain(), |emulator| {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let kept = events.clone();
+        let keep = AtEvent(move |fields: Fields| kept.lock().unwrap().extend(fields.get("detail").cloned()));
+        tracing::subscriber::set_global_default(keep).unwrap();
+        let directory = Directory::new();
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let (broker, path) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Err("a\x1b[31m\u{9b}program\u{202e}'s\nreason".to_owned())
+        });
+        for name in ["\x1b[31mred", "bell\x07", "nul\0", "\u{202e}kv", "\u{9b}31m"] {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            socket.write_all(format!("{name} {}\n", own_pid()).as_bytes()).unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).unwrap();
+            assert!(answer.contains("not understood"), "{answer}");
+            fails(request(&path, name), "is not a name");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "the program was not asked");
+        fails(request(&path, "name"), r"a\u{1b}[31m\u{9b}program\u{202e}'s reason");
+        drop(broker);
+        // Another broker, which escapes nothing.
+        let (socket, peer) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || {
+            BufReader::new(&peer).read_line(&mut String::new()).unwrap();
+            (&peer).write_all("error \x1b[31mred\x07\r\u{202e}\n".as_bytes()).unwrap();
+        });
+        fails(share::request(&socket, "name", &device(0), PATIENCE), r"it answered: \u{1b}[31mred\u{7}\r\u{202e}.");
+        server.join().unwrap();
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+        let events = events.lock().unwrap();
+        assert!(events.iter().any(|event| event.contains(r"a\u{1b}[31m")), "{events:?}");
+        assert!(!events.iter().any(|event| event.contains(['\x1b', '\u{9b}', '\u{202e}'])), "{events:?}");
     });
 }

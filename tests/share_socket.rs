@@ -208,7 +208,7 @@ fn a_peer_that_claims_another_process_id_gets_nothing() {
         let (mine, theirs) = UnixStream::pair().unwrap();
         fork(|| send_as_self(&theirs, &hello(parent)[..8], &[])).join();
         send_as_self(&theirs, &hello(parent)[8..], &[]);
-        fails(share::send(&mine, &memory, PATIENCE), "two processes sent the hello");
+        fails(share::send(&mine, &memory, PATIENCE), "two processes or users sent the hello");
         assert!(emulator.state().memory.shares.is_empty(), "nothing was exported");
     });
 }

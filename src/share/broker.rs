@@ -13,12 +13,14 @@
 //! `aclrtMemImportFromShareableHandle` takes, and the number that it sends is what
 //! `aclrtDeviceGetBareTgid` returns (docs/hosts.md has such a client).
 //!
-//! Each client has a thread and a time limit, so one that is stuck keeps no other waiting.
+//! Each client has a thread and a time limit, so one that is stuck keeps no other waiting; how many
+//! one user or process has at a time is limited too (`places.rs`).
 
 use super::exchange::{Wire, own_ticket, trust, trusted_peer};
-use super::peer_process::{Credentials, PeerProcess};
+use super::peer_process::{Credentials, PeerProcess, sign_from_the_first};
+use super::places::{Connector, Guest, Places};
 use super::{BareTgid, Place, Ticket, import};
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, printable};
 use crate::fork::ForkGuard;
 use crate::physical::PhysicalMemory;
 use crate::session::Session;
@@ -33,9 +35,9 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How a broker treats its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,13 +59,17 @@ impl BrokerOptions {
         BrokerOptions::default()
     }
 
-    /// How long a client may take, from its connection to its last import. Then it is cut off.
+    /// How long a client may take, from the time that it has a place to its last import. Then it is
+    /// cut off.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How many clients are served at a time; others wait to be accepted. At least one.
+    /// How many clients are served at a time, at least one. Of these places one process gets a
+    /// quarter at most, and one user three quarters: all but one if there are fewer than four.
+    /// Others wait, 256 at most. A client that has not sent its request after a second, or after an
+    /// eighth of its time, gives its place to one that waits for it.
     pub fn clients(mut self, clients: usize) -> Self {
         self.clients = clients.max(1);
         self
@@ -74,12 +80,14 @@ impl BrokerOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Request {
-    /// The name that it asks for: any text without white space, of at most 1024 bytes.
+    /// The name that it asks for: text without white space and control characters, of at most 1024
+    /// bytes.
     pub name: String,
     /// The process, as trust lists know it. It is the one that the kernel saw asking, unless this
     /// process lives in a pid namespace of its own: see [`send`](super::send).
     pub process: BareTgid,
-    /// The user that connected, as this process's user namespace numbers it.
+    /// The real user of the process when it asked, as this process's user namespace numbers it.
+    /// Another one may have connected the socket.
     pub user: u32,
 }
 
@@ -128,14 +136,7 @@ struct Shared {
     session: Session,
     options: BrokerOptions,
     answer: Answer,
-    state: Mutex<Serving>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Serving {
-    clients: usize,
-    stopped: bool,
+    places: Mutex<Places>,
 }
 
 const SERVE: &str = "serve memory to another process";
@@ -170,9 +171,10 @@ impl Broker {
         };
         let (waker, woken) = UnixStream::pair().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let session = session.clone();
-        let shared = Arc::new(Shared { session, options, answer: Box::new(answer), state, changed });
+        sign_from_the_first(&listener).map_err(|errno| failed(errno.into()))?;
+        let grace = (options.timeout / 8).clamp(Duration::from_millis(1), Duration::from_secs(1));
+        let (session, places) = (session.clone(), Mutex::new(Places::new(options.clients, grace)));
+        let shared = Arc::new(Shared { session, options, answer: Box::new(answer), places });
         let serving = shared.clone();
         let thread = signals::spawn("ascend-vmm-broker", move || accept_all(&listener, &woken, &serving));
         let acceptor = Some((thread.map_err(failed)?, waker));
@@ -187,64 +189,98 @@ impl Drop for Broker {
             // The thread is the parent's.
             return;
         }
-        lock(&self.shared.state).stopped = true;
-        self.shared.changed.notify_all();
+        lock(&self.shared.places).stop();
         // Closing it would not do: a child of fork may have it too.
         let _ = waker.shutdown(Shutdown::Both);
         let _ = thread.join();
     }
 }
 
-/// Accepts clients until the other end of `woken` is shut down.
+/// Accepts clients until the other end of `woken` is shut down. All of them, at once: while they
+/// wait in the kernel nobody knows whose they are.
 fn accept_all(listener: &UnixListener, woken: &UnixStream, shared: &Arc<Shared>) {
     loop {
-        let mut serving = lock(&shared.state);
-        while serving.clients >= shared.options.clients && !serving.stopped {
-            serving = shared.changed.wait(serving).unwrap_or_else(PoisonError::into_inner);
-        }
-        if serving.stopped {
+        let mut places = lock(&shared.places);
+        if places.is_stopped() {
             return;
         }
-        drop(serving);
+        places.make_room(Instant::now());
+        let look_again = places.is_wanted().then(|| places.grace());
+        drop(places);
         let mut polled =
             [PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(woken.as_fd(), PollFlags::POLLIN)];
-        // Without end: no signal is taken by this thread.
-        let _ = poll(&mut polled, PollTimeout::NONE);
-        let socket = match listener.accept() {
-            Ok((socket, _)) => socket,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+        // No signal is taken by this thread.
+        let timeout = look_again.and_then(|grace| PollTimeout::try_from(grace).ok());
+        let _ = poll(&mut polled, timeout.unwrap_or(PollTimeout::NONE));
+        match listener.accept() {
+            Ok((socket, _)) => arrive(socket, shared),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 // Most likely no descriptor is left: others may be closed soon.
                 trace::warn(error, "a client could not be accepted");
                 std::thread::sleep(Duration::from_millis(10));
-                continue;
             }
-        };
-        lock(&shared.state).clients += 1;
-        let served = Served(shared.clone());
-        let _ = signals::spawn("ascend-vmm-client", move || serve(&socket, &served.0));
+        }
+        while let Some(client) = next(shared) {
+            let _ = signals::spawn("ascend-vmm-client", move || client.serve_on());
+        }
     }
 }
 
-/// A client's place among those that are served, left when it is dropped.
-struct Served(Arc<Shared>);
+/// Lets a client wait for a place.
+fn arrive(socket: UnixStream, shared: &Shared) {
+    let credentials = getsockopt(&socket, PeerCredentials);
+    let (user, process) = credentials.map_or((u32::MAX, 0), |credentials| (credentials.uid(), credentials.pid()));
+    let connector = Connector { user, process: (process > 0).then_some(process) };
+    let refused = lock(&shared.places).arrive(connector, socket);
+    if let Some(refused) = refused {
+        let wire = Wire::new(&refused, Duration::ZERO, SERVE);
+        let error = wire.wrong("too many clients wait, most of them of this user", "Try again later.");
+        let _ = wire.write(error_line(&error).as_bytes(), "answer");
+        trace::debug(error, "a client was not served");
+    }
+}
+
+/// The next client that has a place.
+fn next(shared: &Arc<Shared>) -> Option<Served> {
+    let guest = lock(&shared.places).next()?;
+    Some(Served { guest, shared: shared.clone() })
+}
+
+/// A client with a place, which it leaves when this is dropped.
+struct Served {
+    guest: Guest,
+    shared: Arc<Shared>,
+}
 
 impl Drop for Served {
     fn drop(&mut self) {
-        lock(&self.0.state).clients -= 1;
-        self.0.changed.notify_all();
+        lock(&self.shared.places).leave(self.guest.0);
+    }
+}
+
+impl Served {
+    /// Serves this client, and then those that wait for its place.
+    fn serve_on(self) {
+        let mut client = Some(self);
+        while let Some(served) = client {
+            let shared = served.shared.clone();
+            serve(&served.guest, &shared);
+            drop(served);
+            client = next(&shared);
+        }
     }
 }
 
 /// Serves one client.
-fn serve(socket: &UnixStream, shared: &Shared) {
+fn serve((number, socket): &Guest, shared: &Shared) {
     let wire = Wire::new(socket, shared.options.timeout, SERVE);
     // Held until the client has imported it, and says so by closing.
     let mut held = Vec::new();
-    let answered = answer(&wire, shared, &mut held);
+    let answered = answer(&wire, *number, shared, &mut held);
     let sent = match &answered {
         Ok(text) => wire.write_signed(text.as_bytes(), "answer"),
-        Err(error) => wire.write_signed(format!("error {}\n", one_line(&error.to_string())).as_bytes(), "answer"),
+        Err(error) => wire.write_signed(error_line(error).as_bytes(), "answer"),
     };
     if let Err(error) = answered.map(drop).and(sent) {
         return trace::debug(error, "a client was not served");
@@ -260,19 +296,25 @@ fn await_end(wire: &Wire<'_>) {
 }
 
 /// The answer for one client, who is trusted with the memory.
-fn answer(wire: &Wire<'_>, shared: &Shared, held: &mut Vec<PhysicalMemory>) -> Result<String> {
+fn answer(wire: &Wire<'_>, number: u64, shared: &Shared, held: &mut Vec<PhysicalMemory>) -> Result<String> {
     let mut lines = Lines::new(wire)?;
-    let line = lines.next("request")?;
-    let sender = lines.sender();
+    let received = lines.next("request");
+    if !lock(&shared.places).ask(number) {
+        return Err(wire.wrong("no request came, and others waited", "Send it right after connecting."));
+    }
+    let (line, sender) = received?;
     let words: Vec<&str> = line.split_whitespace().collect();
-    let wrong =
-        || wire.wrong("the request is not understood", "It is a name, a space and the asking process's number.");
+    let wrong = || {
+        wire.wrong("the request is not understood", "It is a printable name, a space and the asking process's number.")
+    };
     let [name, process] = words[..] else { return Err(wrong()) };
-    if name.len() > NAME {
+    if name.len() > NAME || printable(name) != name {
         return Err(wrong());
     }
+    let Some(user) = sender.user else {
+        return Err(wire.wrong("the kernel does not say which user asks", "Send the request on a Unix socket."));
+    };
     let claimed: BareTgid = process.parse().map_err(|_| wrong())?;
-    let user = getsockopt(wire.socket, PeerCredentials).map_or(u32::MAX, |credentials| credentials.uid());
     let request = Request { name: name.to_owned(), process: claimed, user };
     // Before the program's own code runs: it may decide by who asks.
     trusted_peer(wire, &shared.session, claimed.as_raw(), sender)?;
@@ -306,17 +348,19 @@ pub fn request<'a>(
     let place = place.into();
     let session = Session { inner: place.inner().session.clone() };
     let tgid = BareTgid::of_this_process(&session)?;
-    if name.is_empty() || name.len() > NAME || name.contains(char::is_whitespace) {
-        return Err(
-            wire.wrong(format!("{name:?} is not a name"), "A name is text without white space, of at most 1024 bytes.")
-        );
+    if name.is_empty() || name.len() > NAME || name.contains(char::is_whitespace) || printable(name) != name {
+        return Err(wire.wrong(
+            format!("{name:?} is not a name"),
+            "A name is text without white space and control characters, of at most 1024 bytes.",
+        ));
     }
-    wire.write_signed(format!("{name} {tgid}\n").as_bytes(), "request")?;
+    // Before the broker can answer: it may not sign by itself.
     let mut lines = Lines::new(&wire)?;
-    let first = lines.next("answer")?;
+    wire.write(format!("{name} {tgid}\n").as_bytes(), "request")?;
+    let (first, _) = lines.next("answer")?;
     let strange = || wire.wrong("the answer is not understood", "Is it a broker of this library's at the other end?");
     if let Some(reason) = first.strip_prefix("error ") {
-        return Err(wire.wrong(format!("it answered: {reason}"), "Nothing was imported."));
+        return Err(wire.wrong(format!("it answered: {}", printable(reason)), "Nothing was imported."));
     }
     let count: usize = first.strip_prefix("ok ").and_then(|count| count.parse().ok()).ok_or_else(strange)?;
     if count > MANY {
@@ -324,9 +368,9 @@ pub fn request<'a>(
     }
     let mut memories = Vec::new();
     for _ in 0..count {
-        let line = lines.next("ticket")?;
+        let (line, sender) = lines.next("ticket")?;
         let ticket: Ticket = line.split(' ').nth(2).ok_or_else(strange)?.parse()?;
-        let ticket = own_ticket(&wire, &session, ticket, lines.sender())?;
+        let ticket = own_ticket(&wire, &session, ticket, sender)?;
         memories.push(import(place, &ticket)?);
     }
     Ok(memories)
@@ -347,8 +391,8 @@ impl<'a> Lines<'a> {
         Ok(Lines { wire, _credentials: credentials, rest: Vec::new(), sender: None })
     }
 
-    /// The next line, without its end.
-    fn next(&mut self, what: &str) -> Result<String> {
+    /// The next line, without its end, and who sent it.
+    fn next(&mut self, what: &str) -> Result<(String, &PeerProcess)> {
         let wire = self.wire;
         let end = loop {
             if let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
@@ -360,31 +404,28 @@ impl<'a> Lines<'a> {
             let mut room = nix::cmsg_space!(UnixCredentials, [RawFd; 1]);
             let mut bytes = [0; LINE];
             let count = wire.receive(&mut bytes, what, Some(&mut room))?;
-            let mut sender = PeerProcess::of(&room);
-            if sender.pid.is_none() {
-                // Sent before this side asked for the sender, by a client that does not add it.
-                sender = PeerProcess::connected(wire.socket);
-            }
+            let sender = PeerProcess::of(&room);
             if self.sender.as_ref().is_some_and(|before| !before.is_same(&sender)) {
-                return Err(wire.wrong(format!("two processes sent the {what}"), "One process must ask for itself."));
+                return Err(
+                    wire.wrong(format!("two processes or users sent the {what}"), "One process must ask for itself.")
+                );
             }
             self.sender.get_or_insert(sender);
             self.rest.extend(&bytes[..count]);
         };
         let line: Vec<u8> = self.rest.drain(..=end).take(end).collect();
-        String::from_utf8(line).map_err(|_| wire.wrong(format!("the {what} is not text"), "Send UTF-8."))
-    }
-
-    /// Who sent the lines so far.
-    fn sender(&mut self) -> &PeerProcess {
-        self.sender.get_or_insert_with(|| PeerProcess::connected(self.wire.socket))
+        match (String::from_utf8(line), &self.sender) {
+            (Ok(line), Some(sender)) => Ok((line, sender)),
+            _ => Err(wire.wrong(format!("the {what} is not text"), "Send UTF-8.")),
+        }
     }
 }
 
-/// An error as one line, short enough to be read.
-fn one_line(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= NAME).map(|(_, c)| c).collect()
+/// The answer to a client that gets nothing: one line, short enough to be read.
+fn error_line(error: &Error) -> String {
+    let text = printable(&error.to_string().replace('\n', " "));
+    let short: String = text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= NAME).map(|(_, c)| c).collect();
+    format!("error {short}\n")
 }
 
 #[cfg(test)]

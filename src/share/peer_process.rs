@@ -8,11 +8,11 @@
 use super::bare_tgid::start_time;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::{PassCred, PeerCredentials};
+use nix::sys::socket::sockopt::PassCred;
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 // Not in nix yet; the numbers are those of Linux on x86_64 and aarch64.
 const SO_PASSPIDFD: i32 = 76;
@@ -31,6 +31,9 @@ sockopt_impl!(
 pub(super) struct PeerProcess {
     /// Its pid in this process's pid namespace; `None` if that does not see it.
     pub(super) pid: Option<i32>,
+    /// Its real user when it sent the message, as this process's user namespace numbers it; `None`
+    /// if the message does not say.
+    pub(super) user: Option<u32>,
     /// `None` before Linux 6.5, and if the sender sent descriptors of its own along.
     pidfd: Option<OwnedFd>,
     /// When it started; `None` if /proc does not say.
@@ -41,31 +44,27 @@ impl PeerProcess {
     /// The sender that a message's control data name. Descriptors that a peer sends along are
     /// closed.
     pub(super) fn of(control: &[u8]) -> PeerProcess {
-        let (mut pid, mut pidfd) = (None, None);
+        let (mut pid, mut user, mut pidfd) = (None, None, None);
         for (kind, data) in control_messages(control) {
             let number = |at: usize| Some(i32::from_ne_bytes(*data.get(at..)?.first_chunk()?));
             match kind {
                 // A ucred: pid, uid, gid.
-                libc::SCM_CREDENTIALS => pid = number(0).filter(|&pid| pid > 0),
+                libc::SCM_CREDENTIALS => {
+                    pid = number(0).filter(|&pid| pid > 0);
+                    user = number(4).map(|user| user as u32);
+                }
                 SCM_PIDFD => pidfd = number(0).filter(|&file| file >= 0).map(owned),
                 libc::SCM_RIGHTS => (0..data.len() / 4).filter_map(|at| number(4 * at)).map(owned).for_each(drop),
                 _ => {}
             }
         }
         let start = pid.and_then(|pid| start_time(&pid.to_string()));
-        PeerProcess { pid, pidfd, start }
+        PeerProcess { pid, user, pidfd, start }
     }
 
-    /// The process that connected a socket, where messages do not say who sent them.
-    pub(super) fn connected(socket: &UnixStream) -> PeerProcess {
-        let credentials = getsockopt(socket, PeerCredentials).ok();
-        let pid = credentials.map(|credentials| credentials.pid()).filter(|&pid| pid > 0);
-        PeerProcess { pid, pidfd: None, start: pid.and_then(|pid| start_time(&pid.to_string())) }
-    }
-
-    /// Whether two messages came from one process.
+    /// Whether two messages came from one process, with the same rights.
     pub(super) fn is_same(&self, other: &PeerProcess) -> bool {
-        self.pid == other.pid && self.start == other.start
+        (self.pid, self.user, self.start) == (other.pid, other.user, other.start)
     }
 
     /// Whether the process is there and the socket is not hung up. What is true now was true of its
@@ -123,6 +122,15 @@ pub(super) struct Credentials<'a> {
     pidfd: Option<bool>,
 }
 
+/// Makes messages from the clients of a listening socket say which process sent them, from the first
+/// on: an accepted socket inherits it, and the kernel signs what is sent before it is accepted.
+pub(super) fn sign_from_the_first(listener: &UnixListener) -> nix::Result<()> {
+    setsockopt(listener, PassCred, &true)?;
+    // Not before Linux 6.5.
+    let _ = setsockopt(listener, PassPidfd, &true);
+    Ok(())
+}
+
 impl<'a> Credentials<'a> {
     pub(super) fn on(socket: &'a UnixStream) -> nix::Result<Credentials<'a>> {
         let guard = Credentials {
@@ -148,6 +156,15 @@ impl Drop for Credentials<'_> {
 }
 
 #[cfg(test)]
+impl PeerProcess {
+    /// This process, before Linux 6.5.
+    pub(super) fn this() -> PeerProcess {
+        let pid = std::process::id();
+        PeerProcess { pid: Some(pid as i32), user: None, pidfd: None, start: start_time(&pid.to_string()) }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -155,9 +172,9 @@ mod tests {
     fn a_process_is_there_until_it_ends_or_hangs_up_be_it_visible_or_not() {
         let (socket, other) = UnixStream::pair().unwrap();
         // Of another pid namespace, before Linux 6.5.
-        let unknown = PeerProcess { pid: None, pidfd: None, start: None };
-        let own = PeerProcess::connected(&socket);
-        let later = PeerProcess { start: own.start.map(|start| start + 1), ..PeerProcess::connected(&socket) };
+        let unknown = PeerProcess { pid: None, user: None, pidfd: None, start: None };
+        let own = PeerProcess::this();
+        let later = PeerProcess { start: own.start.map(|start| start + 1), ..PeerProcess::this() };
         assert!(unknown.is_there(&socket) && own.is_there(&socket));
         assert!(!later.is_there(&socket), "another process has its number now");
         drop(other);
@@ -168,10 +185,11 @@ mod tests {
     fn a_sender_that_this_process_cannot_see_has_no_number() {
         for (pid, seen) in [(0, None), (-1, None), (7, Some(7))] {
             let mut control = Vec::from(28usize.to_ne_bytes());
-            for word in [libc::SOL_SOCKET, libc::SCM_CREDENTIALS, pid, 65534, 65534] {
+            for word in [libc::SOL_SOCKET, libc::SCM_CREDENTIALS, pid, 65534, 65533] {
                 control.extend(word.to_ne_bytes());
             }
-            assert_eq!(PeerProcess::of(&control).pid, seen);
+            let sender = PeerProcess::of(&control);
+            assert_eq!((sender.pid, sender.user), (seen, Some(65534)));
         }
     }
 
