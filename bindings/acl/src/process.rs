@@ -7,12 +7,16 @@
 use crate::border::{Out, Text};
 use crate::fault::{Fault, Outcome, code};
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
-use ascend_vmm::{Device, LogicalId, Session};
+use ascend_vmm::{Device, Error, LogicalId, Session};
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI64, Ordering};
+
+/// `off`: the session has no address segments. Tools that put their own memory at the driver's fixed
+/// addresses need that.
+pub const SEGMENTS: &str = "ASCEND_ACL_SEGMENTS";
 
 static SESSION: RwLock<Option<Session>> = RwLock::new(None);
 
@@ -63,7 +67,26 @@ pub(crate) fn session() -> Outcome<Session> {
     let mut session = SESSION.write();
     match &*session {
         Some(session) => Ok(session.clone()),
-        None => Ok(session.insert(Session::current()?).clone()),
+        None => Ok(session.insert(open()?).clone()),
+    }
+}
+
+#[cold]
+fn open() -> Outcome<Session> {
+    if std::env::var(SEGMENTS).as_deref() != Ok("off") {
+        return Session::current().map_err(|error| {
+            let taken = matches!(&error, Error::Refused(refused) if refused.command == "mmap");
+            let mut fault = Box::<Fault>::from(error);
+            if taken {
+                fault.text += &format!(" To open it without address segments, set {SEGMENTS}=off.");
+            }
+            fault
+        });
+    }
+    match Session::builder().segments(false).open() {
+        // Opened by other code of this process, with this library's Rust interface.
+        Err(Error::SessionOpen) => Ok(Session::current()?),
+        opened => Ok(opened?),
     }
 }
 
@@ -199,7 +222,7 @@ pub fn finalize_reference(left: Out<u64>) -> Outcome {
 }
 
 /// Ends streams, events and contexts. Memory stays until it is freed: programs free some of theirs
-/// while they exit, after this. When none is left the session is closed.
+/// while they exit, after this. When none is left the session is closed, if it can be opened again.
 fn end() {
     DEFAULT_DEVICE.store(-1, Ordering::Relaxed);
     stream::end_all(None);
@@ -214,6 +237,7 @@ fn end() {
     devices::forget_peers(None);
     let devices = std::mem::take(&mut *DEVICES.write());
     drop(devices);
-    let session = SESSION.write().take();
+    // Without segments the kernel may not take it for ended, and would refuse the next one.
+    let session = SESSION.write().take_if(|session| session.has_segments());
     drop(session);
 }

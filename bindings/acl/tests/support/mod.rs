@@ -43,12 +43,14 @@ pub fn tree() -> &'static Path {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Linked {
     Dynamically,
+    /// Dynamically, and built with AddressSanitizer.
+    WithSanitizer,
     Statically,
     /// Loads the library itself.
     Not,
 }
 
-/// Whether there is a compiler.
+/// Whether there is a compiler, or another program.
 pub fn has_compiler(name: &str) -> bool {
     Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
@@ -90,8 +92,14 @@ pub fn compile_file(source: &Path, linked: Linked) -> Option<PathBuf> {
     command.arg("-D_GNU_SOURCE").arg("-I").arg(tree().join("include")).arg("-o").arg(&program).arg(source);
     let libraries = tree().join("lib64");
     match linked {
-        Linked::Dynamically => {
-            command.arg("-L").arg(&libraries).arg("-lascendcl").arg(format!("-Wl,-rpath,{}", libraries.display()));
+        Linked::Dynamically | Linked::WithSanitizer => {
+            if linked == Linked::WithSanitizer {
+                command.arg("-fsanitize=address");
+            }
+            command.arg("-L").arg(&libraries).arg("-lascendcl");
+            // A path that LD_LIBRARY_PATH does not override: Cargo sets it for tests, to a directory
+            // with the library of an earlier `cargo build`.
+            command.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display()));
         }
         Linked::Not => {
             command.arg("-ldl");
