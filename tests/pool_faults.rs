@@ -8,7 +8,7 @@ use ascend_vmm::error::Errno;
 use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 use ascend_vmm::{Device, LogicalId, MemoryKind, Result, Session};
 use support::random::Random;
-use support::{Directory, MIB, MIB2, count, device, inject, plain};
+use support::{Directory, MIB, MIB2, count, device, inject, plain, refused_here};
 
 /// The commands of an action, each with its number among those of its name.
 fn positions(emulator: &Emulator, action: impl FnOnce()) -> Vec<(&'static str, usize)> {
@@ -304,6 +304,90 @@ fn a_copy_whose_end_is_unknown_keeps_its_tag_awake_with_its_contents() {
         assert!(error.to_string().contains("EBUSY"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         check(&block, 1);
+    });
+}
+
+#[test]
+fn what_was_unmapped_and_is_not_mapped_again_at_once_is_mapped_at_the_second_try() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let block = pool.allocate(3 * MIB2, 1, Tag(1)).unwrap();
+        block.fill(0, 3 * MIB2, 7).unwrap();
+        let is_whole = || {
+            let mut back = vec![0; 3 * MIB2 as usize];
+            block.read(0, &mut back).unwrap();
+            assert!(back.iter().all(|&byte| byte == 7));
+        };
+        // The second is not unmapped, and the first is not mapped again.
+        inject(emulator, "MEM_UNMAP#2=EBUSY");
+        inject(emulator, "MEM_MAP#1=ENOMEM");
+        let error = pool.sleep(Tag(1), Keep::Nothing, |_| ()).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
+        is_whole();
+        assert_eq!(pool.sleep(Tag(1), Keep::Host, |_| ()).unwrap(), 3 * MIB2);
+        pool.wake(&[Tag(1)], |_| ()).unwrap();
+        is_whole();
+    });
+}
+
+#[test]
+fn a_tag_that_is_neither_unmapped_nor_mapped_again_is_asleep_with_its_contents() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let blocks: Vec<Block> = (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect();
+        let total = accounted(&device, &cache, pool.statistics().mapped);
+        let session = Session::current().unwrap();
+        // How often the backup maps memory, and how many files it has.
+        let file = Keep::File(directory.join("kept"));
+        for (keep, maps, files) in [(Keep::Host, 0, 0), (Keep::Pinned, 4, 0), (file, 0, 1)] {
+            blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
+            inject(emulator, "MEM_UNMAP#3=EBUSY");
+            // More often than it is tried.
+            (1..=20).for_each(|nth| inject(emulator, &format!("MEM_MAP#{}=ENOMEM", maps + nth)));
+            let error = pool.sleep(Tag(1), keep.clone(), |_| ()).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("EBUSY") && text.contains("so tag 1 is asleep"), "{text}");
+            assert_eq!(accounted(&device, &cache, pool.statistics().mapped), total, "{keep:?}");
+            // Nothing of it can be used, though some is mapped.
+            for block in &blocks {
+                refused_here(&block.read(0, &mut [0]).unwrap_err(), "tag 1 is asleep");
+                assert!(session.slice_at(block.address(), 1).is_err());
+            }
+            assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), files);
+            // It wakes as soon as the kernel maps memory again.
+            let woken = (0..40).find(|_| pool.wake(&[Tag(1)], |_| ()).is_ok());
+            assert!(woken.is_some_and(|refused| refused > 0), "{woken:?}");
+            blocks.iter().enumerate().for_each(|(number, block)| check(block, number as u64));
+            assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+            assert_eq!(accounted(&device, &cache, pool.statistics().mapped), total, "{keep:?}");
+        }
+    });
+}
+
+#[test]
+fn free_memory_that_is_neither_unmapped_nor_mapped_again_is_not_handed_out() {
+    on_each_generation(plain(), |_, emulator| {
+        let device = device(0);
+        let cache = PageCache::new(&device);
+        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let allocate = || -> Vec<Block> { (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect() };
+        drop(allocate());
+        let total = accounted(&device, &cache, pool.statistics().mapped);
+        inject(emulator, "MEM_UNMAP#3=EBUSY");
+        (1..=4).for_each(|nth| inject(emulator, &format!("MEM_MAP#{nth}=ENOMEM")));
+        let error = pool.trim().unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
+        assert_eq!(pool.statistics().mapped, 2 * MIB2);
+        assert_eq!(accounted(&device, &cache, 2 * MIB2), total);
+        let blocks = allocate();
+        blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
+        blocks.iter().enumerate().for_each(|(number, block)| check(block, number as u64));
+        drop(blocks);
+        pool.trim().unwrap();
+        assert_eq!(accounted(&device, &cache, 0), total);
     });
 }
 

@@ -368,6 +368,20 @@ fn no_write_that_returned_is_lost_or_torn_by_falling_asleep() {
 }
 
 #[test]
+fn a_cache_counts_what_it_releases_when_a_tag_falls_asleep() {
+    isolated(plain(), |_| {
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let _block = pool.allocate(3 * MIB2, 1, WEIGHTS).unwrap();
+        for round in 1..=3 {
+            pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap();
+            let statistics = pool.cache().statistics();
+            assert_eq!((statistics.created, statistics.released), (3 * round, 3 * round));
+            pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_panic_of_the_hook_or_of_the_progress_leaves_the_tag_as_it_was() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();

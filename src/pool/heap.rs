@@ -495,8 +495,14 @@ impl Victims<'_> {
                     unmapped += offsets.end - offsets.start;
                     memories.into_iter().rev().for_each(|(_, memory)| self.heap.shared.cache.put(memory));
                 }
-                Err(refused) => {
-                    self.ranges.push(range);
+                Err((refused, lost)) => {
+                    // Mostly nothing: the kernel did not map it again either.
+                    for (offset, memory) in lost {
+                        room.empty(&(offset..offset + memory.size()));
+                        self.heap.shared.cache.put(memory);
+                    }
+                    let inside = |part: Range<u64>| part.start.max(range.start)..part.end.min(range.end);
+                    self.ranges.extend(room.mapped().into_iter().map(inside).filter(|part| part.start < part.end));
                     error = Some(refused);
                 }
             }

@@ -84,7 +84,8 @@ pub struct CacheStatistics {
     pub hits: u64,
     /// How often memory had to be created.
     pub created: u64,
-    /// How often memory was released: beyond the limit, trimmed, or not fit for reuse.
+    /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or of a tag of a
+    /// pool that fell asleep.
     pub released: u64,
 }
 
@@ -255,16 +256,21 @@ impl PageCache {
         let inner = &*self.inner;
         inner.place.session.svm.check_process()?;
         let popped = lock(&inner.kept).pop_beyond(keep);
+        Ok(self.release(popped))
+    }
+
+    /// Releases memory that was taken from it, without keeping it. Returns how many bytes that were.
+    pub(super) fn release(&self, memories: Vec<PhysicalMemory>) -> u64 {
         let mut released = 0;
-        for memory in popped {
+        for memory in memories {
             let size = memory.size();
             match memory.free() {
                 Ok(()) => released += size,
-                Err(failed) => trace::warn(&failed, "cached memory was not released"),
+                Err(failed) => trace::warn(&failed, "memory was not released"),
             }
-            lock(&inner.kept).statistics.released += 1;
+            lock(&self.inner.kept).statistics.released += 1;
         }
-        Ok(released)
+        released
     }
 
     /// What it did and has. All zero in a child of fork.

@@ -112,9 +112,14 @@ pub struct Segment {
     address: u64,
     size: u64,
     mapped: u64,
+    /// Whether lookups by address do not find what is mapped.
+    hidden: bool,
     /// What a call has unmapped so far, with its offsets. Empty between calls, with its room.
-    unmapped: Vec<(u64, PhysicalMemory)>,
+    unmapped: Unmapped,
 }
+
+/// Memory that was unmapped, with its offsets.
+pub(super) type Unmapped = Vec<(u64, PhysicalMemory)>;
 
 /// Room for so many is kept.
 const ROOM: usize = 64;
@@ -168,7 +173,7 @@ impl Segment {
         let parts = reserve(cache, size, &options.reserve)?;
         let address = parts[0].address();
         let (pieces, unmapped) = (Pieces::default(), Vec::new());
-        Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, unmapped })
+        Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, hidden: false, unmapped })
     }
 
     /// First address.
@@ -219,19 +224,21 @@ impl Segment {
         })
     }
 
-    /// Hides all that is mapped from lookups by address, so that nothing but [`Segment::slice`] can
-    /// use it.
+    /// Hides all that is mapped, or will be, from lookups by address, so that nothing but
+    /// [`Segment::slice`] can use it.
     ///
     /// # Errors
     ///
     /// [`Error::InUse`] while a slice or a copy uses any of it. Nothing is hidden then.
     pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
+        self.hidden = true;
         let hidden = self.pieces.all_mut().try_for_each(|mapping| mapping.hide(operation));
         hidden.inspect_err(|_| self.show())
     }
 
     /// Lets lookups by address find all that is mapped.
     pub(super) fn show(&mut self) {
+        self.hidden = false;
         self.pieces.all_mut().for_each(|mapping| mapping.show());
     }
 
@@ -253,7 +260,7 @@ impl Segment {
         };
         let mut done: Vec<u64> = Vec::new();
         while let Some((offset, size)) = self.missing(at, end) {
-            if let Err(error) = self.map_missing(offset, size, false) {
+            if let Err(error) = self.map_missing(offset, size) {
                 // Newest first, as the cache hands out what came last.
                 for offset in done.into_iter().rev() {
                     if let Err(error) = self.unmap_again(offset) {
@@ -280,7 +287,7 @@ impl Segment {
         if offset > self.size || memory.size() > self.size - offset {
             return Err(outside(ENSURE, &(offset..offset.saturating_add(memory.size())), self.size));
         }
-        let mapping = self.map_piece(offset, memory, false)?;
+        let mapping = self.map_piece(offset, memory)?;
         self.insert(offset, mapping);
         Ok(())
     }
@@ -292,7 +299,8 @@ impl Segment {
     ///
     /// [`Error::Invalid`] for what lies outside; [`Error::InUse`] while a slice or a copy uses a
     /// part; [`Error::Refused`] if the kernel does not unmap one. All is mapped then as it was
-    /// before, with its contents.
+    /// before, with its contents. (If the kernel does not map again either what it has unmapped
+    /// just now, also at a second try, that is logged, and its memory goes to the cache.)
     pub fn shrink(&mut self, range: Range<u64>) -> Result<u64> {
         self.check(SHRINK, &range)?;
         self.cache.place().session.svm.check_process()?;
@@ -300,14 +308,14 @@ impl Segment {
             self.announce(&self.inside(&range));
         }
         let before = self.mapped;
-        self.unmap_inside(range)?;
+        let unmapped = self.unmap_inside(range);
         while let Some((_, memory)) = self.unmapped.pop() {
             self.cache.put(memory);
         }
         if self.unmapped.capacity() > ROOM {
             self.unmapped = Vec::new();
         }
-        Ok(before - self.mapped)
+        unmapped.map(|()| before - self.mapped)
     }
 
     /// The offsets of the handles that lie inside of a range.
@@ -328,10 +336,15 @@ impl Segment {
         self.options.handles[0]
     }
 
-    /// Unmaps without a call of the hook, and returns the memory with its offsets.
-    pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<Vec<(u64, PhysicalMemory)>> {
-        self.unmap_inside(range)?;
-        Ok(std::mem::take(&mut self.unmapped))
+    /// Unmaps without a call of the hook, and returns the memory with its offsets. After an error
+    /// all is mapped as before, except for what comes with the error.
+    pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<Unmapped, (Error, Unmapped)> {
+        let unmapped = self.unmap_inside(range);
+        let memories = std::mem::take(&mut self.unmapped);
+        match unmapped {
+            Ok(()) => Ok(memories),
+            Err(error) => Err((error, memories)),
+        }
     }
 
     /// The same, with the memory in [`Segment::unmapped`].
@@ -348,7 +361,7 @@ impl Segment {
                 Ok(memory) => self.unmapped.push((offset, memory)),
                 Err(error) => {
                     let unmapped = std::mem::take(&mut self.unmapped);
-                    self.restore(unmapped);
+                    self.unmapped = self.restore(unmapped);
                     return Err(error);
                 }
             }
@@ -356,34 +369,34 @@ impl Segment {
         Ok(())
     }
 
-    /// Maps memory again where it was unmapped.
-    pub(super) fn restore(&mut self, memories: Vec<(u64, PhysicalMemory)>) {
+    /// Maps memory again where it was unmapped. Returns what the kernel refuses twice.
+    pub(super) fn restore(&mut self, memories: Unmapped) -> Unmapped {
+        let mut lost = Vec::new();
         for (offset, memory) in memories.into_iter().rev() {
-            match self.map_piece(offset, &memory, false) {
+            match self.map_piece(offset, &memory).or_else(|_| self.map_piece(offset, &memory)) {
                 Ok(mapping) => self.insert(offset, mapping),
-                // Unmapping was refused, and now mapping is: there is nothing left to try.
                 Err(error) => {
                     trace::error(error, "memory could not be mapped again where it was");
-                    self.cache.put(memory);
+                    lost.push((offset, memory));
                 }
             }
         }
+        lost
     }
 
-    /// Maps new memory of a size at an offset, if it is not there yet, hidden as by
-    /// [`Segment::hide`].
-    pub(super) fn map_hidden(&mut self, offset: u64, size: u64) -> Result<()> {
+    /// Maps new memory of a size at an offset, if it is not there yet.
+    pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
         if self.pieces.get(offset).is_some_and(|mapping| mapping.size() == size) {
             return Ok(());
         }
-        self.map_missing(offset, size, true)
+        self.map_missing(offset, size)
     }
 
     /// Maps new memory of a size at an offset where there is none.
     #[inline(always)]
-    fn map_missing(&mut self, offset: u64, size: u64, hidden: bool) -> Result<()> {
+    fn map_missing(&mut self, offset: u64, size: u64) -> Result<()> {
         let memory = self.cache.take(size)?;
-        match self.map_piece(offset, &memory, hidden) {
+        match self.map_piece(offset, &memory) {
             Ok(mapping) => {
                 self.insert(offset, mapping);
                 Ok(())
@@ -406,9 +419,9 @@ impl Segment {
 
     /// Maps memory at a place that is known to be inside.
     #[inline]
-    fn map_piece(&self, offset: u64, memory: &PhysicalMemory, hidden: bool) -> Result<Mapping> {
+    fn map_piece(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
-        self.parts[part].map_as(offset % ReserveOptions::MAX_SIZE, memory, hidden)
+        self.parts[part].map_as(offset % ReserveOptions::MAX_SIZE, memory, self.hidden)
     }
 
     #[inline(always)]

@@ -7,13 +7,13 @@
 //! callback, the tag is as it was before, and what was kept is kept until a waking has succeeded.
 //!
 //! Contents that are kept in a file survive this process. The file is written under a temporary
-//! name, brought to the disk and renamed before anything is unmapped, and it says itself which
+//! name, brought to the disk and renamed before anything is unmapped, in place of nothing, and it says itself which
 //! addresses its parts are of ([`BackupFile`]).
 
 use super::file::{Progress, load, store};
 use super::heap::{Heap, Room, State, Taken};
 use super::page_cache::PageCache;
-use super::segment::Segment;
+use super::segment::{Segment, Unmapped};
 use super::{Pool, Tag};
 use crate::copy::Slice;
 use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result, bytes};
@@ -25,10 +25,11 @@ use crate::session::Session;
 use crate::signals::uninterrupted;
 use crate::trace::{self, quiet};
 use nix::libc;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use zerocopy::little_endian::{U32, U64};
@@ -44,8 +45,8 @@ pub enum Keep {
     Host,
     /// In host memory of the driver's, which is pinned: faster to copy, and not swapped out.
     Pinned,
-    /// In a file of this name, which must not exist. It is removed when the tag is awake again, and
-    /// stays if this process ends before that.
+    /// In a file of this name, which must not exist. It is removed when the tag is awake again, or
+    /// when the pool and all its blocks were dropped. It stays if this process ends before that.
     File(PathBuf),
 }
 
@@ -95,7 +96,8 @@ impl Pool {
     /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] if slices
     /// or copies of its blocks are alive after the hook, before anything is copied; [`Error::File`] if the file cannot be written, for
     /// example because the disk is full; those of copies and of unmapping. The tag is awake then,
-    /// and nothing is lost.
+    /// and nothing is lost. If the kernel refuses first to unmap and then, twice, to map again what
+    /// was unmapped, the tag is asleep with what should be kept, and the error says so.
     ///
     /// ```standalone_crate
     /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -138,10 +140,7 @@ impl Pool {
         let _quiet = quiet();
         match falling.unmap() {
             Ok(()) => Ok(falling.end(backup)),
-            Err(error) => {
-                backup.discard();
-                Err(error)
-            }
+            Err(error) => Err(falling.undo(backup, error)),
         }
     }
 
@@ -211,7 +210,7 @@ struct Falling<'a> {
     heap: &'a Heap,
     taken: Option<Taken<'a>>,
     /// Memory that was unmapped: the segment, and where.
-    unmapped: Vec<(usize, Vec<(u64, PhysicalMemory)>)>,
+    unmapped: Vec<(usize, Unmapped)>,
 }
 
 impl<'a> Falling<'a> {
@@ -249,40 +248,65 @@ impl<'a> Falling<'a> {
     fn unmap(&mut self) -> Result<()> {
         for number in 0..self.rooms().len() {
             let segment = &mut self.rooms_mut()[number].segment;
-            let memories = segment.unmap(0..segment.size())?;
+            let (memories, error) = match segment.unmap(0..segment.size()) {
+                Ok(memories) => (memories, None),
+                Err((error, lost)) => (lost, Some(error)),
+            };
             self.unmapped.push((number, memories));
+            if let Some(error) = error {
+                return Err(error);
+            }
         }
         Ok(())
     }
 
     /// The tag is asleep. Its memory is released; returns how much.
     fn end(mut self, backup: Backup) -> u64 {
-        let unmapped = std::mem::take(&mut self.unmapped);
-        let mut handles = Vec::new();
-        for (number, memories) in &unmapped {
-            let start = self.rooms()[*number].segment.address();
+        let memories = self.fall_asleep(backup);
+        self.heap.shared.cache.release(memories)
+    }
+
+    /// The tag is awake, with all its memory: then the backup is not needed. If the kernel refuses
+    /// that too, the tag is asleep, and the backup has what is lost.
+    fn undo(mut self, backup: Backup, error: Error) -> Error {
+        for (number, memories) in std::mem::take(&mut self.unmapped) {
+            let lost = self.rooms_mut()[number].segment.restore(memories);
+            if !lost.is_empty() {
+                self.unmapped.push((number, lost));
+            }
+        }
+        if self.unmapped.is_empty() {
+            return error;
+        }
+        let tag = self.heap.tag;
+        let memories = self.fall_asleep(backup);
+        memories.into_iter().for_each(|memory| self.heap.shared.cache.put(memory));
+        trace::error(format!("{tag}"), "a tag that should have stayed awake is asleep: it can be woken");
+        still_asleep(error, tag)
+    }
+
+    /// Marks the tag as asleep, with the handles that are unmapped and those that are still mapped.
+    /// Returns the memory of the former.
+    fn fall_asleep(&mut self, backup: Backup) -> Vec<PhysicalMemory> {
+        let mut handles: Vec<(u64, u64)> = Vec::new();
+        for room in self.rooms() {
+            handles.extend(room.segment.pieces().map(|(offset, size)| (room.segment.address() + offset, size)));
+        }
+        let mut unmapped = Vec::new();
+        for (number, memories) in std::mem::take(&mut self.unmapped) {
+            let start = self.rooms()[number].segment.address();
             handles.extend(memories.iter().map(|(offset, memory)| (start + offset, memory.size())));
+            unmapped.extend(memories.into_iter().map(|(_, memory)| memory));
         }
         self.heap.lock().state = State::Asleep(Asleep { handles, backup });
         drop(self.taken.take());
-        let mut released = 0;
-        for (_, memory) in unmapped.into_iter().flat_map(|(_, memories)| memories) {
-            let size = memory.size();
-            match memory.free() {
-                Ok(()) => released += size,
-                Err(failed) => trace::warn(&failed, "memory of a tag that is asleep was not released"),
-            }
-        }
-        released
+        unmapped
     }
 }
 
 impl Drop for Falling<'_> {
     fn drop(&mut self) {
         let Some(mut taken) = self.taken.take().filter(|_| !self.heap.shared.in_child()) else { return };
-        for (number, memories) in std::mem::take(&mut self.unmapped) {
-            taken.rooms[number].segment.restore(memories);
-        }
         taken.rooms.iter_mut().for_each(|room| room.segment.show());
         self.heap.lock().state = State::Awake;
     }
@@ -328,7 +352,7 @@ impl<'a> Waking<'a> {
             let room = self.rooms_mut().iter_mut().find(|room| room.contains(address));
             let Some(room) = room else { continue };
             let offset = address - room.segment.address();
-            room.segment.map_hidden(offset, size)?;
+            room.segment.map_new(offset, size)?;
             self.mapped += size;
         }
         Ok(())
@@ -336,12 +360,9 @@ impl<'a> Waking<'a> {
 
     /// The tag is awake.
     fn end(mut self) {
-        let empty = Backup { used: Vec::new(), store: Store::Nothing };
-        let backup = std::mem::replace(&mut self.asleep.backup, empty);
         self.rooms_mut().iter_mut().for_each(|room| room.segment.show());
         self.heap.lock().state = State::Awake;
         drop(self.taken.take());
-        backup.discard();
     }
 }
 
@@ -363,6 +384,18 @@ impl Drop for Waking<'_> {
             backup: std::mem::replace(&mut self.asleep.backup, empty),
         };
         self.heap.lock().state = State::Asleep(asleep);
+    }
+}
+
+/// Says that the tag is asleep, although it was refused.
+#[cold]
+fn still_asleep(error: Error, tag: Tag) -> Error {
+    match error {
+        Error::Refused(mut refused) => {
+            refused.object.push_str(&format!(", and what was unmapped could not be mapped again, so {tag} is asleep"));
+            Error::Refused(refused)
+        }
+        other => other,
     }
 }
 
@@ -474,13 +507,6 @@ impl Backup {
             offset += size;
             Some(piece)
         })
-    }
-
-    /// It is not needed any more.
-    fn discard(self) {
-        if let Store::File(file) = self.store {
-            file.remove();
-        }
     }
 }
 
@@ -636,14 +662,43 @@ fn data_start(count: u64) -> u64 {
     (size_of::<Header>() as u64 + count * size_of::<Row>() as u64).next_multiple_of(4096)
 }
 
-/// The file of a tag of this process. Open, so that it can be read whatever becomes of its name.
+/// The file of a tag of this process. Open, so that it can be read whatever becomes of its name. It
+/// is removed when it is dropped.
 struct KeptFile {
+    /// A temporary name, until it is complete.
     path: PathBuf,
     file: File,
     parts: Vec<BackupPart>,
+    /// In a child of fork it is the parent's.
+    process: ForkGuard,
 }
 
+/// How many temporary names are tried.
+const PARTIALS: u32 = 1000;
+
 impl KeptFile {
+    /// Creates it under a temporary name. Never opens what has such a name already: that may be
+    /// another thread's, what is left of a process that had this one's number, or a link to a file
+    /// of someone else's.
+    fn create(path: &Path, name: &OsStr) -> io::Result<KeptFile> {
+        // Weights may be secret: only the owner reads them.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let mut number = 0;
+        loop {
+            let mut partial = name.to_owned();
+            partial.push(format!(".partial-{}-{number}", std::process::id()));
+            let path = path.with_file_name(partial);
+            match options.open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < PARTIALS => number += 1,
+                opened => {
+                    let process = ForkGuard::new();
+                    return opened.map(|file| KeptFile { path, file, parts: Vec::new(), process });
+                }
+            }
+        }
+    }
+
     fn write(
         path: &Path,
         tag: Tag,
@@ -667,7 +722,8 @@ impl KeptFile {
         })?;
         // The program may change its directory before the tag wakes.
         let place = std::path::absolute(path).map_err(failed)?;
-        let (partial, file) = Partial::create(&place, name).map_err(failed)?;
+        let mut kept = KeptFile::create(&place, name).map_err(failed)?;
+        let file = &kept.file;
         let header = Header { magic: MAGIC, tag: tag.0.into(), count: count.into() };
         file.write_all_at(header.as_bytes(), 0).map_err(failed)?;
         let total = used.iter().map(|range| range.end - range.start).sum();
@@ -679,7 +735,7 @@ impl KeptFile {
             let at = size_of::<Header>() + number * size_of::<Row>();
             file.write_all_at(row.as_bytes(), at as u64).map_err(failed)?;
             let from = slice(rooms, range)?;
-            let stored = store(&from, &file, offset, |part| progress(Progress { done: done + part.done, total }));
+            let stored = store(&from, file, offset, |part| progress(Progress { done: done + part.done, total }));
             stored.map_err(|error| named(error, path))?;
             parts.push(BackupPart { address: range.start, size, offset });
             done += size;
@@ -690,12 +746,43 @@ impl KeptFile {
             file.set_len(start).map_err(failed)?;
         }
         file.sync_all().map_err(failed)?;
-        partial.rename(&place).map_err(failed)?;
-        Ok(KeptFile { path: place, file, parts })
+        kept.parts = parts;
+        let impossible = [libc::EPERM, libc::EINVAL, libc::ENOSYS, libc::EOPNOTSUPP];
+        kept.rename(&place).map_err(|error| match error.raw_os_error() {
+            Some(errno) if impossible.contains(&errno) => unnamed(path, &error),
+            _ => failed(error),
+        })?;
+        // The name is on the disk when its directory is.
+        let directory = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
+        Ok(kept)
     }
 
+    /// Gives it its own name, which must not exist by now: neither call takes the place of what has
+    /// the name.
+    fn rename(&mut self, path: &Path) -> io::Result<()> {
+        match rename_new(&self.path, path) {
+            Ok(()) => path.clone_into(&mut self.path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+            // Not every file system can do that; most that cannot have links.
+            Err(_) => {
+                fs::hard_link(&self.path, path)?;
+                let partial = std::mem::replace(&mut self.path, path.to_owned());
+                if let Err(error) = fs::remove_file(&partial) {
+                    trace::warn(format!("{}: {error}", partial.display()), "a temporary name could not be removed");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for KeptFile {
     /// Removes the file, if its name is still this file's.
-    fn remove(self) {
+    fn drop(&mut self) {
+        if self.process.in_child() {
+            return;
+        }
         let same = |one: &fs::Metadata, other: &fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
         let (own, named) = (uninterrupted(|| self.file.metadata()), uninterrupted(|| self.path.symlink_metadata()));
         let (Ok(own), Ok(named)) = (own, named) else { return };
@@ -704,6 +791,18 @@ impl KeptFile {
                 trace::warn(format!("{}: {error}", self.path.display()), "the file of a tag could not be removed");
             }
         }
+    }
+}
+
+/// rename(2) that fails if the new name exists. By its number: not every C library has it.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
+    let (from, to) = (name(from)?, name(to)?);
+    let (here, flags) = (libc::AT_FDCWD, libc::RENAME_NOREPLACE);
+    // SAFETY: two strings that end with 0, and numbers.
+    match unsafe { libc::syscall(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -717,6 +816,16 @@ fn exists(path: &Path) -> Error {
     )
 }
 
+#[cold]
+fn unnamed(path: &Path, error: &io::Error) -> Error {
+    FileFailed::because(
+        SLEEP,
+        path,
+        format!("its file system has neither hard links nor a rename that replaces nothing ({error})"),
+        "Nothing was lost. Use another file system, or keep the contents in host memory.",
+    )
+}
+
 /// An error of the file under its temporary name, told under the name that the caller knows.
 fn named(error: Error, path: &Path) -> Error {
     match error {
@@ -725,65 +834,5 @@ fn named(error: Error, path: &Path) -> Error {
             Error::File(failed)
         }
         other => other,
-    }
-}
-
-/// How many temporary names are tried.
-const PARTIALS: u32 = 1000;
-
-/// A file under its temporary name, which is removed if it does not get its own.
-struct Partial {
-    path: PathBuf,
-    renamed: bool,
-    /// In a child of fork it is the parent's.
-    process: ForkGuard,
-}
-
-impl Partial {
-    /// Creates it. Never opens what has its name already: that may be another thread's, what is
-    /// left of a process that had this one's number, or a link to a file of someone else's.
-    fn create(path: &Path, name: &OsStr) -> io::Result<(Partial, File)> {
-        // Weights may be secret: only the owner reads them.
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let mut number = 0;
-        loop {
-            let mut partial = name.to_owned();
-            partial.push(format!(".partial-{}-{number}", std::process::id()));
-            let path = path.with_file_name(partial);
-            match options.open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < PARTIALS => number += 1,
-                opened => {
-                    return opened.map(|file| (Partial { path, renamed: false, process: ForkGuard::new() }, file));
-                }
-            }
-        }
-    }
-
-    /// Gives it its own name, which must not exist by now.
-    fn rename(mut self, path: &Path) -> io::Result<()> {
-        // A link does not take the place of what has the name, unlike a new name.
-        match fs::hard_link(&self.path, path) {
-            Ok(()) => fs::remove_file(&self.path)?,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
-            // Not every file system has links.
-            Err(_) => fs::rename(&self.path, path)?,
-        }
-        // The name is on the disk when its directory is.
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let synced = File::open(directory).and_then(|directory| directory.sync_all());
-        if synced.is_err() {
-            path.clone_into(&mut self.path);
-        }
-        self.renamed = synced.is_ok();
-        synced
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.renamed && !self.process.in_child() {
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }

@@ -1,0 +1,181 @@
+//! Files of tags that are asleep: how they get their names, reach the disk and go.
+
+mod support;
+
+use ascend_emulator::{isolated, on_each_generation};
+use ascend_vmm::pool::{BackupFile, Block, Keep, PageCache, Pool, Tag};
+use nix::libc;
+use std::fs::{self, File};
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use support::{Directory, MIB, device, plain, refused_here};
+
+const WEIGHTS: Tag = Tag(1);
+
+fn pool() -> (Pool, Block) {
+    let pool = Pool::new(&PageCache::new(&device(0)));
+    let block = pool.allocate(20 * MIB, 1, WEIGHTS).unwrap();
+    block.write(20 * MIB - 4, b"kept").unwrap();
+    (pool, block)
+}
+
+#[track_caller]
+fn check(block: &Block) {
+    let mut back = [0; 4];
+    block.read(20 * MIB - 4, &mut back).unwrap();
+    assert_eq!(&back, b"kept");
+}
+
+fn names(directory: &Directory) -> Vec<String> {
+    let entries = fs::read_dir(directory.path()).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// What was synced: the name of it, its size, and whether the file had its own name by then.
+static SYNCED: Mutex<Vec<(PathBuf, u64, bool)>> = Mutex::new(Vec::new());
+
+/// Takes the place of the C library's in this program: the standard library calls it.
+#[unsafe(no_mangle)]
+extern "C" fn fsync(descriptor: libc::c_int) -> libc::c_int {
+    let name = fs::read_link(format!("/proc/self/fd/{descriptor}")).unwrap();
+    // SAFETY: the caller's descriptor, which is open and is not closed here.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
+    let named = name.parent().is_some_and(|parent| parent.join("kept").exists()) || name.join("kept").exists();
+    SYNCED.lock().unwrap().push((name, file.metadata().unwrap().len(), named));
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_fsync, descriptor) as libc::c_int }
+}
+
+#[test]
+fn a_file_is_brought_to_the_disk_before_it_has_its_name_and_then_its_directory_is() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let (pool, _block) = pool();
+        pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap();
+        let size = directory.join("kept").metadata().unwrap().len();
+        assert!(size > 20 * MIB);
+        let synced = SYNCED.lock().unwrap();
+        let [(file, synced_size, named), (parent, _, parent_named)] = &synced[..] else { panic!("{synced:?}") };
+        let partial = directory.join(&format!("kept.partial-{}-0", std::process::id()));
+        assert_eq!((file, *synced_size, *named), (&partial, size, false));
+        assert_eq!((parent.as_path(), *parent_named), (directory.path(), true));
+    });
+}
+
+/// Refuses system calls of this thread from now on.
+fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
+    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for (number, &call) in calls.iter().enumerate() {
+        let over = (calls.len() - number) as u8;
+        filter.push(statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, over));
+    }
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a filter that lives until the call returns; it concerns this thread only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// Does something in a thread for which the file system cannot do some things.
+fn without(calls: &[libc::c_long], errno: libc::c_int, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse(calls, errno);
+            work();
+        });
+    });
+}
+
+#[test]
+fn no_file_of_anyone_is_replaced_or_removed_where_links_or_renames_are_refused() {
+    isolated(plain(), |_| {
+        let (pool, block) = pool();
+        let cases: [(&[libc::c_long], _, _); 4] = [
+            (&[], 0, true),
+            (&[libc::SYS_linkat], libc::EPERM, true),
+            (&[libc::SYS_renameat2], libc::EINVAL, true),
+            (&[libc::SYS_linkat, libc::SYS_renameat2], libc::EPERM, false),
+        ];
+        for (refused, errno, possible) in cases {
+            let directory = Directory::new();
+            let path = directory.join("kept");
+            let sleep = |meanwhile: &dyn Fn()| {
+                let mut once = Some(meanwhile);
+                let progress = |_| once.take().into_iter().for_each(|meanwhile| meanwhile());
+                pool.sleep(WEIGHTS, Keep::File(path.clone()), progress)
+            };
+            without(refused, errno, || {
+                // Someone makes a file of that name while the contents are written.
+                let words = if possible { "the file exists" } else { "neither hard links nor a rename" };
+                let error = sleep(&|| fs::write(&path, b"another's work").unwrap()).unwrap_err();
+                assert!(error.to_string().contains(words), "{error}");
+                check(&block);
+                assert_eq!(names(&directory), ["kept"]);
+                assert_eq!(fs::read(&path).unwrap(), b"another's work");
+                fs::remove_file(&path).unwrap();
+                // And no one does.
+                let slept = sleep(&|| ());
+                assert_eq!(slept.is_ok(), possible, "{slept:?}");
+                assert_eq!(names(&directory).len(), usize::from(possible));
+                assert!(!possible || BackupFile::open(&path).unwrap().tag() == WEIGHTS);
+                pool.wake(&[WEIGHTS], |_| ()).unwrap();
+                check(&block);
+                assert_eq!(names(&directory).len(), 0);
+            });
+        }
+    });
+}
+
+#[test]
+fn the_file_of_a_tag_goes_with_the_last_of_its_pool_and_blocks_if_it_is_still_its_own() {
+    on_each_generation(plain(), |_, _| {
+        let directory = Directory::new();
+        let path = directory.join("kept");
+        let asleep = || {
+            let (pool, block) = pool();
+            pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
+            (pool, block)
+        };
+        let is_there = |path: &Path| path.symlink_metadata().is_ok();
+        let (pool, block) = asleep();
+        drop(pool);
+        assert!(is_there(&path), "the block is still asleep");
+        drop(block);
+        assert!(!is_there(&path));
+        let (pool, block) = asleep();
+        drop(block);
+        assert!(is_there(&path));
+        drop(pool);
+        assert!(!is_there(&path));
+        // A handle of the file, and what took its place, stay as they are.
+        let (pool, block) = asleep();
+        let file = BackupFile::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"another's work").unwrap();
+        drop((pool, block));
+        assert_eq!(fs::read(&path).unwrap(), b"another's work");
+        assert!(file.file().metadata().unwrap().len() > 20 * MIB);
+    });
+}
+
+#[test]
+fn a_file_that_does_not_reach_the_disk_keeps_the_tag_awake() {
+    isolated(plain(), |_| {
+        let directory = Directory::new();
+        let (pool, block) = pool();
+        without(&[libc::SYS_fsync], libc::EIO, || {
+            let error = pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap_err();
+            assert!(error.to_string().contains("EIO"), "{error}");
+        });
+        assert!(names(&directory).is_empty());
+        check(&block);
+        assert_eq!(pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap(), 20 * MIB);
+        refused_here(&block.read(0, &mut [0]).unwrap_err(), "asleep");
+    });
+}
