@@ -110,6 +110,12 @@ pub fn run_tool(name: &'static str, program: Vec<OsString>, arguments: Vec<OsStr
     (0..=u8::MAX).find(|number| ExitCode::from(*number) == status).unwrap_or(u8::MAX)
 }
 
+/// The help of an option that takes a generation.
+fn generation_help(more: &str) -> String {
+    let names = ascend_ioctl::Generation::ALL.map(|generation| generation.to_string());
+    format!("Generation of the driver, one of {}.{more}", names.join(", "))
+}
+
 /// Reports why a command could not run: one sentence, and exit status 2.
 pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
     errln!("error: {reason}");

@@ -77,8 +77,8 @@ pub struct Trace {
     /// everywhere.
     #[arg(long)]
     anonymise: bool,
-    /// Generation of the driver: 8.5.0, 9.0.0 or 26.1. Without it, the calls tell.
-    #[arg(long, value_name = "GENERATION")]
+    /// Generation of the driver. Without it, the calls tell.
+    #[arg(long, value_name = "GENERATION", help = crate::generation_help(" Without it, the calls tell."))]
     driver: Option<Generation>,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required_unless_present_any = ["pid", "read"], value_name = "CMD ARG")]

@@ -59,7 +59,7 @@ impl Emulator {
             return Err(wrong(format!("{devices} devices are too many"), "The driver knows at most 64."));
         }
         if let Some(name) = generation {
-            let unknown = |_| wrong(format!("there is no driver {name:?}"), "It is \"8.5.0\", \"9.0.0\" or \"26.1\".");
+            let unknown = |unknown| wrong(format!("{name:?} is an {unknown}"), "Take one of these.");
             config.generation = name.parse::<Generation>().map_err(unknown)?;
         }
         if let Some(Size(size)) = hbm {

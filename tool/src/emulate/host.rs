@@ -17,8 +17,8 @@ use std::time::Duration;
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[command(next_help_heading = "The emulated host")]
 pub(super) struct Host {
-    /// Generation of the driver: 8.5.0, 9.0.0 or 26.1.
-    #[arg(long, value_name = "GENERATION")]
+    /// Generation of the driver.
+    #[arg(long, value_name = "GENERATION", help = crate::generation_help(""))]
     #[serde(default, deserialize_with = "from_text")]
     driver: Option<Generation>,
     /// Number of NPUs, 0 to 64.

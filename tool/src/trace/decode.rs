@@ -44,7 +44,7 @@ impl Modules {
                 if binds && now != "hdc" && record.errno.is_none() && !record.unfinished {
                     let name = record.in_hex.as_deref().and_then(|text| bytes(text, 0)).unwrap_or_default();
                     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-                    *module = String::from_utf8_lossy(name).into_owned();
+                    *module = String::from_utf8_lossy(name).replace(char::is_control, "?");
                 }
                 now
             }
@@ -278,9 +278,13 @@ fn word(field: &str, number: u64, command: &str) -> Option<&'static str> {
     let words: &[(u32, &str)] = match (command, field) {
         (_, "side") => &[(svm::SIDE_HOST, "host"), (svm::SIDE_DEVICE, "device"), (svm::SIDE_HOST_NUMA, "host-numa")],
         (_, "page") => &[(svm::PAGE_NORMAL, "normal"), (svm::PAGE_HUGE, "2M"), (svm::PAGE_GIANT, "1G")],
-        ("MEM_CREATE" | "MEM_IMPORT", "memory") => {
-            &[(svm::MEMORY_HBM, "HBM"), (svm::MEMORY_DDR, "DDR"), (svm::MEMORY_P2P_HBM, "P2P-HBM")]
-        }
+        ("MEM_CREATE" | "MEM_IMPORT", "memory") => &[
+            (svm::MEMORY_HBM, "HBM"),
+            (svm::MEMORY_DDR, "DDR"),
+            (svm::MEMORY_P2P_HBM, "P2P-HBM"),
+            (svm::MEMORY_P2P_DDR, "P2P-DDR"),
+            (svm::MEMORY_TS_DDR, "TS-DDR"),
+        ],
         ("UPDATE_HEAP", "operation") => &[(svm::HEAP_ENABLE, "enable"), (svm::HEAP_DISABLE, "disable")],
         ("UPDATE_HEAP", "kind") => {
             &[(svm::HEAP_PINNED_HOST, "pinned-host"), (svm::HEAP_HUGE, "2M"), (svm::HEAP_CHUNK, "chunk")]

@@ -200,7 +200,8 @@ impl Objects {
         let text = |name: &str| {
             let field = fields.iter().find(|field| field.name == name);
             let bytes = field.map_or(&[][..], |field| field.bytes(&after));
-            String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+            String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default())
+                .replace(char::is_control, "?")
         };
         match (module, record.cmd.unwrap_or_default()) {
             ("SVM", "SETUP_DEVICE") => {

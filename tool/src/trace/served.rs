@@ -49,7 +49,6 @@ const LIBRARY: &[(&str, &[&str])] = &[
             "MEM_EXPORT",
             "MEM_GET_ACCESS",
             "MEM_GET_ATTR",
-            "MEM_HANDLE_SET_ATTR",
             "MEM_IMPORT",
             "MEM_MAP",
             "MEM_RELEASE",
@@ -115,8 +114,9 @@ mod tests {
         ("hdc", "hdc", include_str!("../../../src/driver/hdc.rs")),
     ];
 
-    /// Whether a source names a constant, as a whole word.
+    /// Whether a source names a constant, as a whole word. What its tests name is not used.
     fn names(source: &str, constant: &str) -> bool {
+        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
         source.match_indices(constant).any(|(at, _)| {
             !source[at + constant.len()..].starts_with(|next: char| next.is_ascii_alphanumeric() || next == '_')
         })

@@ -672,7 +672,7 @@ impl Watch {
                 if record.cmd == Some("OPEN") && module != "hdc" {
                     let name = before.split(|byte| *byte == 0).next().unwrap_or_default();
                     if let Some(file) = self.files.get_mut(ioctl.file) {
-                        (file.module, file.seen) = (String::from_utf8_lossy(name).into_owned(), true);
+                        (file.module, file.seen) = (String::from_utf8_lossy(name).replace(char::is_control, "?"), true);
                     }
                 }
             }
@@ -753,7 +753,8 @@ fn added_sentences(memory: &ProcessMemory, before: LogHead) -> Option<String> {
         end => end,
     };
     let bytes: Vec<u8> = text.get(start..end)?.iter().copied().filter(|byte| *byte != 0).collect();
-    (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    (!bytes.is_empty())
+        .then(|| String::from_utf8_lossy(&bytes).trim_end().replace(|c: char| c.is_control() && c != '\n', "?"))
 }
 
 fn page_size() -> u64 {
