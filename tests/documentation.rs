@@ -177,7 +177,8 @@ fn every_guarantee_names_tests_that_exist() {
         let mut source = None;
         for name in names {
             if name.ends_with(".rs") {
-                let path = root().join(if name.starts_with("src/") { "" } else { "tests" }).join(name);
+                let in_root = ["src/", "bindings/"].iter().any(|folder| name.starts_with(folder));
+                let path = root().join(if in_root { "" } else { "tests" }).join(name);
                 source = Some(fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())));
             } else if name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') {
                 let source = source.as_ref().unwrap_or_else(|| panic!("no file before {name}"));

@@ -166,7 +166,7 @@ fn failed(name: &'static str, fault: &Fault) -> i32 {
 
 /// Writes a line to the standard error, without the lock of `std::io::stderr`, which a child of
 /// fork could find held for ever.
-fn log(line: &str) {
+pub(crate) fn log(line: &str) {
     // SAFETY: the bytes are there. A line that is not written, or not all of it, is not worth more.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }

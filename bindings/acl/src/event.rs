@@ -1,16 +1,18 @@
-//! Events: points in the order of a stream.
+//! Events: names for points in the order of streams.
 //!
-//! An event counts how often it was put on a stream and how often it was reached there. Waiting for
-//! it means waiting for the latest time that it was put there before the wait.
+//! Recording an event puts a point on a stream, and the event names that point from then on. Who
+//! waits for an event waits for the point that it names at that moment, whatever becomes of the
+//! event later: recorded again, on whichever stream, reset or destroyed.
 
 use crate::border::Out;
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Handles, kind};
+use crate::point::Point;
 use crate::stream::{self, Task};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An event.
 pub(crate) struct Event {
@@ -18,72 +20,25 @@ pub(crate) struct Event {
     /// Made by `aclrtCreateEventExWithFlag`: one that was never recorded counts as complete, and it
     /// cannot be reset.
     newer: bool,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    /// How often it was put on a stream.
-    recorded: u64,
-    /// The latest of these that was reached.
-    completed: u64,
-    /// When, in nanoseconds of the system's steady clock.
-    time: u64,
+    /// The point where it was recorded last; `None` if it was not, or reset since.
+    latest: Mutex<Option<Arc<Point>>>,
 }
 
 static EVENTS: Handles<Arc<Event>, { kind::EVENT }> = Handles::new();
 
 impl Event {
-    /// It was reached.
-    pub(crate) fn complete(&self, time: u64) {
-        let mut state = self.state.lock();
-        if time > state.completed {
-            state.completed = time;
-            state.time = now();
-        }
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn is_complete(&self, time: u64) -> bool {
-        self.state.lock().completed >= time
-    }
-
-    /// Waits until it was reached so often; `false` if the time is over.
-    pub(crate) fn wait(&self, time: u64, timeout: Option<Duration>) -> bool {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut state = self.state.lock();
-        while state.completed < time {
-            match end {
-                None => self.changed.wait(&mut state),
-                Some(end) if Instant::now() >= end => return false,
-                Some(end) => _ = self.changed.wait_until(&mut state, end),
-            }
-        }
-        true
+    fn latest(&self) -> Option<Arc<Point>> {
+        self.latest.lock().clone()
     }
 
     /// When it was reached.
     fn time(&self) -> Outcome<u64> {
-        let state = self.state.lock();
-        match () {
-            () if state.recorded == 0 => Err(refused("the event was never recorded. Call aclrtRecordEvent first.")),
-            () if state.completed < state.recorded => {
-                let text = "the event was not reached yet. Wait for it first.";
-                Err(Fault::new(code::RT_EVENT_TIMESTAMP, text))
-            }
-            () => Ok(state.time),
-        }
+        let never = || refused("the event was never recorded. Call aclrtRecordEvent first.");
+        self.latest().ok_or_else(never)?.time().ok_or_else(|| {
+            let text = "the event was not reached yet. Wait for it first.";
+            Fault::new(code::RT_EVENT_TIMESTAMP, text)
+        })
     }
-}
-
-/// Nanoseconds of the system's steady clock.
-pub(crate) fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is written to a local variable. The clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn find(event: Handle) -> Outcome<Arc<Event>> {
@@ -102,7 +57,7 @@ fn new(event: Out<Handle>, newer: bool) -> Outcome {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let event = event.check("event")?;
     let id = LAST.fetch_add(1, Ordering::Relaxed);
-    event.write(EVENTS.insert(Arc::new(Event { id, newer, state: Mutex::default(), changed: Condvar::new() }))?);
+    event.write(EVENTS.insert(Arc::new(Event { id, newer, latest: Mutex::new(None) }))?);
     Ok(())
 }
 
@@ -151,30 +106,24 @@ pub fn destroy(event: Handle) -> Outcome {
 pub fn record(event: Handle, stream: Handle) -> Outcome {
     let event = find(event)?;
     let stream = stream::by_handle(stream)?;
-    let time = {
-        let mut state = event.state.lock();
-        state.recorded += 1;
-        state.recorded
-    };
-    let pushed = stream.push(Task::Record(event.clone(), time));
-    if pushed.is_err() {
-        // The stream was destroyed meanwhile.
-        event.complete(time);
-    }
-    pushed
+    // Under the lock: of two threads that record, the later one on a stream is the latest.
+    let mut latest = event.latest.lock();
+    *latest = Some(stream.record()?);
+    Ok(())
 }
 
-/// `aclrtResetEvent`: of the older kind, in the order of the stream.
+/// `aclrtResetEvent`: of the older kind, in the order of the stream. As for a wait, what counts is
+/// the latest record before the call. One that is not reached when the reset is stays.
 pub fn reset(event: Handle, stream: Handle) -> Outcome {
     let event = find(event)?;
     if event.newer {
         return Err(refused("events of aclrtCreateEventExWithFlag are not reset: record them again."));
     }
-    stream::by_handle(stream)?.push(Task::Work(Box::new(move || {
-        let mut state = event.state.lock();
-        if state.completed == state.recorded {
-            *state = State::default();
-        }
+    let stream = stream::by_handle(stream)?;
+    let Some(point) = event.latest() else { return Ok(()) };
+    stream.push(Task::Work(Box::new(move || {
+        let is_point = |latest: &mut Arc<Point>| Arc::ptr_eq(latest, &point) && point.is_passed();
+        event.latest.lock().take_if(is_point);
         Ok(())
     })))
 }
@@ -182,44 +131,45 @@ pub fn reset(event: Handle, stream: Handle) -> Outcome {
 /// `aclrtStreamWaitEvent`: an event that was never recorded is not waited for.
 pub fn wait_on_stream(stream: Handle, event: Handle) -> Outcome {
     let event = find(event)?;
-    let time = event.state.lock().recorded;
-    stream::by_handle(stream)?.push(Task::Wait(event, time))
+    let stream = stream::by_handle(stream)?;
+    event.latest().map_or(Ok(()), |point| stream.push(Task::Wait(point)))
 }
 
 /// `aclrtSynchronizeEvent`.
 pub fn synchronize(event: Handle) -> Outcome {
-    let event = find(event)?;
-    let time = event.state.lock().recorded;
-    event.wait(time, None);
-    Ok(())
+    wait(event, None).map(drop)
 }
 
 /// `aclrtSynchronizeEventWithTimeout`.
 pub fn synchronize_within(event: Handle, timeout: i32) -> Outcome {
-    let timeout = stream::milliseconds(timeout)?;
-    let event = find(event)?;
-    let time = event.state.lock().recorded;
-    if event.wait(time, timeout) {
+    if wait(event, stream::milliseconds(timeout)?)? {
         return Ok(());
     }
     Err(Fault::new(code::RT_EVENT_TIMEOUT, "the event was not reached in time."))
+}
+
+/// Waits until an event is reached; `false` if the time is over.
+fn wait(event: Handle, timeout: Option<Duration>) -> Outcome<bool> {
+    let Some(point) = find(event)?.latest() else { return Ok(true) };
+    if !point.is_passed() {
+        stream::check_not_in_function_of(point.stream)?;
+    }
+    Ok(point.wait(timeout))
 }
 
 /// `aclrtQueryEventStatus`: 1 is complete.
 pub fn query(event: Handle, status: Out<i32>) -> Outcome {
     let status = status.check("status")?;
     let event = find(event)?;
-    let state = event.state.lock();
-    status.write(i32::from(state.completed >= state.recorded && (state.recorded > 0 || event.newer)));
+    status.write(event.latest().map_or(event.newer, |point| point.is_passed()).into());
     Ok(())
 }
 
 /// `aclrtQueryEventWaitStatus`: 0 is complete.
 pub fn query_wait(event: Handle, status: Out<i32>) -> Outcome {
     let status = status.check("status")?;
-    let event = find(event)?;
-    let state = event.state.lock();
-    status.write(i32::from(state.completed < state.recorded));
+    let passed = find(event)?.latest().is_none_or(|point| point.is_passed());
+    status.write((!passed).into());
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use libc::{c_char, c_void};
 use std::ptr::null;
 
 /// A function of the program's.
-pub type Function = Option<unsafe extern "C" fn(*mut c_void)>;
+pub type Function = Option<unsafe extern "C-unwind" fn(*mut c_void)>;
 
 /// A C function as it is exported: name, parameters and result, as Rust types.
 #[derive(Debug, Clone, Copy)]

@@ -27,6 +27,7 @@ mod ipc;
 mod malloc;
 mod mappings;
 mod physical;
+mod point;
 mod process;
 mod report;
 mod settings;

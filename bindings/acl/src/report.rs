@@ -1,23 +1,18 @@
 //! Callbacks: functions that a stream hands to a thread of the program's.
 //!
 //! A thread subscribes to streams by its pthread id and processes their reports. A stream that
-//! launches a callback puts it into the queue of that thread, and waits for it if it is a blocking
-//! one.
+//! launches a callback puts it into the queue of that thread. A blocking one comes with a point
+//! that is passed when it was called, or when no stream is subscribed any more, and the stream
+//! waits for that.
 
 use crate::fault::{Fault, Outcome, code, invalid};
 use crate::handles::Handle;
-use crate::stream::{self, HostCall, Stream, Task};
+use crate::point::{Passing, Point};
+use crate::stream::{self, Function, HostCall, Task};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// A callback on its way.
-pub(crate) struct Callback {
-    call: HostCall,
-    /// The stream waits for it.
-    blocks: bool,
-}
 
 /// What a thread has to process.
 pub(crate) struct Reports {
@@ -27,10 +22,8 @@ pub(crate) struct Reports {
 
 #[derive(Default)]
 struct State {
-    calls: VecDeque<HostCall>,
-    /// How many came, and how many were called.
-    came: u64,
-    called: u64,
+    /// With what lets the stream go on, if it waits.
+    calls: VecDeque<(HostCall, Option<Passing>)>,
     /// How many streams are subscribed.
     streams: u32,
 }
@@ -38,26 +31,30 @@ struct State {
 /// By pthread id.
 static THREADS: Mutex<BTreeMap<u64, Arc<Reports>>> = Mutex::new(BTreeMap::new());
 
-/// A stream that waits for a callback looks this often whether it is destroyed.
-const LOOK: Duration = Duration::from_millis(20);
-
 impl Reports {
-    /// Puts a callback into the queue, and waits for it if it blocks the stream.
-    pub(crate) fn push(&self, callback: Callback, stream: &Stream) {
+    /// Puts a call into the queue. If a stream blocks for it, returns the point to wait for.
+    pub(crate) fn push(&self, call: HostCall, blocks: Option<i32>) -> Option<Arc<Point>> {
         let mut state = self.state.lock();
-        state.calls.push_back(callback.call);
-        state.came += 1;
-        let number = state.came;
+        let (point, passing) = match blocks.filter(|_| state.streams > 0) {
+            Some(stream) => {
+                let (point, passing) = Point::new(stream);
+                (Some(point), Some(passing))
+            }
+            None => (None, None),
+        };
+        state.calls.push_back((call, passing));
+        drop(state);
         self.changed.notify_all();
-        while callback.blocks && state.called < number && state.streams > 0 && !stream.has_ended() {
-            self.changed.wait_for(&mut state, LOOK);
-        }
+        point
     }
 
-    /// A stream is not subscribed any more.
+    /// A stream is not subscribed any more. After the last, none waits for a call.
     pub(crate) fn leave(&self) {
         let mut state = self.state.lock();
         state.streams = state.streams.saturating_sub(1);
+        if state.streams == 0 {
+            state.calls.iter_mut().for_each(|(_, passing)| *passing = None);
+        }
         drop(state);
         self.changed.notify_all();
     }
@@ -67,6 +64,9 @@ impl Reports {
 pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
     let stream = stream::by_handle(stream)?;
     let mut subscribed = stream.reports.lock();
+    if stream.has_ended() {
+        return Err(stream::unknown());
+    }
     if subscribed.is_some() {
         let text = "a thread has subscribed to the stream already. Unsubscribe it first.";
         return Err(Fault::new(code::RT_STREAM_SUBSCRIBE, text));
@@ -98,12 +98,7 @@ pub fn unsubscribe(thread: u64, stream: Handle) -> Outcome {
 }
 
 /// `aclrtLaunchCallback`.
-pub fn launch(
-    function: Option<unsafe extern "C" fn(*mut libc::c_void)>,
-    argument: *mut libc::c_void,
-    block: i32,
-    stream: Handle,
-) -> Outcome {
+pub fn launch(function: Option<Function>, argument: *mut libc::c_void, block: i32, stream: Handle) -> Outcome {
     let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
     if !(0..2).contains(&block) {
         return Err(invalid(format!("blockType is {block}. It is 0 or 1.")));
@@ -113,8 +108,7 @@ pub fn launch(
         let text = "no thread processes reports of the stream. Call aclrtSubscribeReport first.";
         Fault::new(code::RT_STREAM_NO_CALLBACK, text)
     })?;
-    let callback = Callback { call: HostCall { function, argument }, blocks: block == 1 };
-    stream.push(Task::Report(reports, callback))
+    stream.push(Task::Report { reports, call: HostCall { function, argument }, blocks: block == 1 })
 }
 
 /// `aclrtProcessReport`: calls what has come for this thread, or waits for one.
@@ -133,13 +127,15 @@ pub fn process(timeout: i32) -> Outcome {
     let mut state = reports.state.lock();
     let mut called = false;
     loop {
-        while let Some(call) = state.calls.pop_front() {
+        while let Some((call, passing)) = state.calls.pop_front() {
             drop(state);
-            call.run();
+            match &passing {
+                Some(passing) => stream::while_held_up(passing.stream(), || call.run()),
+                None => call.run(),
+            }
+            drop(passing);
             called = true;
             state = reports.state.lock();
-            state.called += 1;
-            reports.changed.notify_all();
         }
         if called {
             return Ok(());

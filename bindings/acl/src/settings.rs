@@ -4,7 +4,7 @@
 use crate::border::{In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::Handle;
-use crate::{context, devices, event, process, stream};
+use crate::{context, devices, point, process, stream};
 use ascend_vmm::{MemoryInfo, MemoryKind};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -296,7 +296,7 @@ pub fn hash(text: In<u8>, length: usize) -> Outcome<u64> {
 
 /// `MsprofSysCycleTime`: a clock.
 pub fn cycles() -> Outcome<u64> {
-    Ok(event::now())
+    Ok(point::now())
 }
 
 /// `MsprofReport…` and `MsprofRegisterCallback`: taken and forgotten.

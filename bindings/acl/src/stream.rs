@@ -2,22 +2,22 @@
 //!
 //! A stream has a thread of its own, started with the first work that cannot be done at once. The
 //! thread takes no signals. Work that fails leaves its fault with the stream, and the next call
-//! that waits for the stream returns it. A stream that is destroyed drops what it has not begun;
-//! events that were to be recorded there count as recorded, so that nothing waits for ever.
+//! that waits for the stream returns it. A stream that is destroyed drops what it has not begun,
+//! and so passes the points there.
 
-use crate::border::Out;
+use crate::border::{self, Out};
 use crate::context::{self, Context};
-use crate::event::Event;
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::{Handle, Handles, kind};
-use crate::report::{Callback, Reports};
+use crate::point::{Passing, Point};
+use crate::report::Reports;
 use ascend_vmm::LogicalId;
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Something that a stream does.
@@ -26,19 +26,23 @@ pub(crate) enum Task {
     Work(Box<dyn FnOnce() -> Outcome + Send>),
     /// A function of the program's.
     Call(HostCall),
-    /// A function of the program's, called by the thread that processes reports.
-    Report(Arc<Reports>, Callback),
-    /// An event is recorded, for this time.
-    Record(Arc<Event>, u64),
-    /// Waits until an event was recorded so many times.
-    Wait(Arc<Event>, u64),
+    /// A function of the program's, called by the thread that processes reports. The stream waits
+    /// for it if it blocks.
+    Report { reports: Arc<Reports>, call: HostCall, blocks: bool },
+    /// Passes a point, which is done by dropping this.
+    Record(#[expect(dead_code, reason = "dropped, not read")] Passing),
+    /// Waits until a point, mostly of another stream, is passed.
+    Wait(Arc<Point>),
     /// Waits until something holds.
     Until(Box<dyn FnMut() -> Outcome<bool> + Send>),
 }
 
+/// A function of the program's, as it comes from C or C++.
+pub(crate) type Function = unsafe extern "C-unwind" fn(*mut libc::c_void);
+
 /// A function of the program's with its argument.
 pub(crate) struct HostCall {
-    pub(crate) function: unsafe extern "C" fn(*mut libc::c_void),
+    pub(crate) function: Function,
     pub(crate) argument: *mut libc::c_void,
 }
 
@@ -47,8 +51,23 @@ unsafe impl Send for HostCall {}
 
 impl HostCall {
     pub(crate) fn run(self) {
+        let must_return = MustReturn;
         // SAFETY: the program passed this function for this argument.
         unsafe { (self.function)(self.argument) };
+        std::mem::forget(must_return);
+    }
+}
+
+/// Ends the process when the stack is unwound through it.
+struct MustReturn;
+
+impl Drop for MustReturn {
+    fn drop(&mut self) {
+        border::log(
+            "libascendcl: a function that was passed to aclrtLaunchHostFunc or aclrtLaunchCallback threw an exception \
+             or called pthread_exit. It must return: catch exceptions inside of it. The process is aborted.\n",
+        );
+        std::process::abort();
     }
 }
 
@@ -65,8 +84,6 @@ pub(crate) struct Stream {
     pub(crate) reports: Mutex<Option<Arc<Reports>>>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Destroyed: nothing begins any more.
-    ended: AtomicBool,
 }
 
 #[derive(Default)]
@@ -79,6 +96,8 @@ struct Queue {
     worker: bool,
     /// Whether it is just in the driver.
     working: bool,
+    /// Destroyed: nothing begins any more.
+    ended: bool,
     /// What went wrong and was not returned yet.
     fault: Option<Box<Fault>>,
 }
@@ -86,11 +105,12 @@ struct Queue {
 static STREAMS: Handles<Arc<Stream>, { kind::STREAM }> = Handles::new();
 
 thread_local! {
-    /// The stream whose thread this is.
-    static WORKER_OF: Cell<i32> = const { Cell::new(-1) };
+    /// The number of the stream that cannot go on before this thread does: it is the stream's own,
+    /// or in a function that the stream waits for.
+    static HOLDS_UP: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// How often a thread that waits for something it is not told of looks again.
+/// How often a stream looks at a number that it waits for.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Stream {
@@ -107,56 +127,57 @@ impl Stream {
             reports: Mutex::new(None),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            ended: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.queue.lock().ended
     }
 
-    /// Puts work at the end of the stream.
+    /// Puts a point at the end of the stream.
+    pub(crate) fn record(self: &Arc<Stream>) -> Outcome<Arc<Point>> {
+        let (point, passing) = Point::new(self.id);
+        self.push(Task::Record(passing))?;
+        Ok(point)
+    }
+
+    /// Puts work at the end of the stream. If it fails, the stream is as it was.
     pub(crate) fn push(self: &Arc<Stream>, task: Task) -> Outcome {
         let mut queue = self.queue.lock();
-        if self.has_ended() {
+        if queue.ended {
             return Err(unknown());
         }
         if queue.pushed == queue.done && task.is_over() {
-            // Nothing is before it, and it takes no time.
-            drop(queue);
-            self.run(task);
+            // Nothing is before it, and dropping it is all.
             return Ok(());
+        }
+        if !queue.worker {
+            self.start()?;
+            queue.worker = true;
         }
         queue.tasks.push_back(task);
         queue.pushed += 1;
-        if !queue.worker {
-            queue.worker = true;
-            drop(queue);
-            self.start();
-        } else {
-            drop(queue);
-            self.changed.notify_all();
-        }
+        self.changed.notify_all();
         Ok(())
     }
 
-    /// Starts the stream's thread. Where that is not possible the calling thread does the work.
-    fn start(self: &Arc<Stream>) {
+    /// Starts the stream's thread.
+    fn start(self: &Arc<Stream>) -> Outcome {
         let stream = self.clone();
-        let started = without_signals(|| {
-            let name = format!("acl stream {}", self.id);
-            std::thread::Builder::new().name(name).spawn(move || stream.work(true))
-        });
-        if started.is_err() {
-            self.work(false);
-        }
+        let name = format!("acl stream {}", self.id);
+        let started = without_signals(|| std::thread::Builder::new().name(name).spawn(move || stream.work()));
+        started.map(drop).map_err(|error| {
+            let text = format!(
+                "no thread could be started for the stream: {error}. Allow more threads or memory (ulimit -u, \
+                 ulimit -v, pids.max of the control group), or use fewer streams."
+            );
+            Fault::new(code::RT_RESOURCE, text)
+        })
     }
 
-    /// Does what is in the queue; for ever, or until it is empty.
-    fn work(&self, forever: bool) {
-        if forever {
-            let _ = WORKER_OF.try_with(|worker| worker.set(self.id));
-        }
+    /// Does what is in the queue until the stream is destroyed.
+    fn work(&self) {
+        let _ = HOLDS_UP.try_with(|stream| stream.set(self.id));
         let mut queue = self.queue.lock();
         loop {
             if let Some(task) = queue.tasks.pop_front() {
@@ -168,8 +189,7 @@ impl Stream {
                 queue.done += 1;
                 queue.fault = queue.fault.take().or(fault);
                 self.changed.notify_all();
-            } else if self.has_ended() || !forever {
-                queue.worker = false;
+            } else if queue.ended {
                 return;
             } else {
                 self.changed.wait(&mut queue);
@@ -185,16 +205,15 @@ impl Stream {
                 call.run();
                 Ok(())
             }
-            Task::Report(reports, callback) => {
-                reports.push(callback, self);
+            Task::Report { reports, call, blocks } => {
+                if let Some(called) = reports.push(call, blocks.then_some(self.id)) {
+                    called.wait(None);
+                }
                 Ok(())
             }
-            Task::Record(event, time) => {
-                event.complete(time);
-                Ok(())
-            }
-            Task::Wait(event, time) => {
-                while !event.wait(time, Some(LOOK * 20)) && !self.has_ended() {}
+            Task::Record(_) => Ok(()),
+            Task::Wait(point) => {
+                point.wait(None);
                 Ok(())
             }
             Task::Until(mut holds) => {
@@ -211,16 +230,13 @@ impl Stream {
     }
 
     /// Waits until everything that was pushed so far is done, and returns what went wrong; `false`
-    /// if the time is over.
+    /// if the time is over. A stream that is destroyed meanwhile is waited for as its end does.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Outcome<bool> {
-        if WORKER_OF.try_with(Cell::get) == Ok(self.id) {
-            let text = "a function that runs on a stream waits for the same stream, which would be for ever.";
-            return Err(refused(text));
-        }
+        check_not_in_function_of(self.id)?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut queue = self.queue.lock();
         let target = queue.pushed;
-        while queue.done < target {
+        while queue.done < target && (queue.working || !queue.ended) {
             match end {
                 None => self.changed.wait(&mut queue),
                 Some(end) if Instant::now() >= end => return Ok(false),
@@ -241,20 +257,16 @@ impl Stream {
     /// Drops what has not begun, and waits for a copy that has.
     fn end(&self) {
         let mut queue = self.queue.lock();
-        self.ended.store(true, Ordering::Release);
+        queue.ended = true;
         let dropped = std::mem::take(&mut queue.tasks);
         queue.done += dropped.len() as u64;
         drop(queue);
         self.changed.notify_all();
-        for task in dropped {
-            if let Task::Record(event, time) = task {
-                event.complete(time);
-            }
-        }
+        drop(dropped);
         if let Some(reports) = self.reports.lock().take() {
             reports.leave();
         }
-        if WORKER_OF.try_with(Cell::get) == Ok(self.id) {
+        if is_held_up_here(self.id) {
             return;
         }
         let mut queue = self.queue.lock();
@@ -268,10 +280,31 @@ impl Task {
     /// Whether it takes no time.
     fn is_over(&self) -> bool {
         match self {
-            Task::Record(..) => true,
-            Task::Wait(event, time) => event.is_complete(*time),
+            Task::Record(_) => true,
+            Task::Wait(point) => point.is_passed(),
             _ => false,
         }
+    }
+}
+
+fn is_held_up_here(stream: i32) -> bool {
+    HOLDS_UP.try_with(Cell::get) == Ok(stream)
+}
+
+/// Refuses to wait for a stream inside of a function that the stream waits for.
+pub(crate) fn check_not_in_function_of(stream: i32) -> Outcome {
+    if !is_held_up_here(stream) {
+        return Ok(());
+    }
+    Err(refused("a function that runs on a stream waits for the same stream, which would be for ever."))
+}
+
+/// Calls while a stream waits for it.
+pub(crate) fn while_held_up(stream: i32, call: impl FnOnce()) {
+    let before = HOLDS_UP.try_with(|held_up| held_up.replace(stream));
+    call();
+    if let Ok(before) = before {
+        let _ = HOLDS_UP.try_with(|held_up| held_up.set(before));
     }
 }
 
@@ -291,7 +324,7 @@ fn without_signals<R>(call: impl FnOnce() -> R) -> R {
 }
 
 #[cold]
-fn unknown() -> Box<Fault> {
+pub(crate) fn unknown() -> Box<Fault> {
     refused("this is no stream, or it is destroyed.")
 }
 
@@ -347,7 +380,7 @@ pub fn create_with(stream: Out<Handle>, priority: u32, flags: u32) -> Outcome {
 pub fn destroy(stream: Handle) -> Outcome {
     check(stream)?;
     let found = STREAMS.get(stream).ok_or_else(unknown)?;
-    let waited = if WORKER_OF.try_with(Cell::get) == Ok(found.id) { Ok(true) } else { found.wait(None) };
+    let waited = if is_held_up_here(found.id) { Ok(true) } else { found.wait(None) };
     destroy_force(stream)?;
     waited.map(drop)
 }
@@ -487,11 +520,7 @@ pub fn set_attribute(stream: Handle, attribute: i32, value: crate::border::In<u6
 }
 
 /// `aclrtLaunchHostFunc`: the stream's thread calls it.
-pub fn launch_host_function(
-    stream: Handle,
-    function: Option<unsafe extern "C" fn(*mut libc::c_void)>,
-    argument: *mut libc::c_void,
-) -> Outcome {
+pub fn launch_host_function(stream: Handle, function: Option<Function>, argument: *mut libc::c_void) -> Outcome {
     let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
     find(stream)?.push(Task::Call(HostCall { function, argument }))
 }
@@ -509,6 +538,7 @@ pub(crate) fn end_all(context: Option<Handle>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn work_that_panics_fails_and_the_stream_goes_on() {
@@ -526,5 +556,33 @@ mod tests {
         assert!(done.load(Ordering::Acquire));
         stream.end();
         assert!(stream.push(Task::Work(Box::new(|| Ok(())))).is_err());
+    }
+
+    #[test]
+    fn destroying_a_stream_waits_for_work_that_runs_and_drops_the_rest() {
+        let stream = Stream::new(Handle::NULL, LogicalId(0), 0, 0);
+        let (begins, begun) = std::sync::mpsc::channel();
+        let done = Arc::new(AtomicBool::new(false));
+        let (same, finished) = (stream.clone(), done.clone());
+        let work = move || {
+            begins.send(()).unwrap();
+            while !same.has_ended() {
+                std::thread::yield_now();
+            }
+            // Long enough that an end which does not wait is noticed.
+            std::thread::sleep(Duration::from_millis(50));
+            finished.store(true, Ordering::Release);
+            Ok(())
+        };
+        stream.push(Task::Work(Box::new(work))).unwrap();
+        stream.push(Task::Work(Box::new(|| panic!("dropped work runs")))).unwrap();
+        let point = stream.record().unwrap();
+        begun.recv().unwrap();
+        assert!(!point.is_passed());
+        stream.end();
+        assert!(done.load(Ordering::Acquire));
+        assert!(point.is_passed());
+        assert_eq!(stream.wait(None), Ok(true), "and the dropped work has not failed");
+        assert!(stream.record().is_err());
     }
 }

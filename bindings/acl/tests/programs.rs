@@ -7,6 +7,7 @@ use ascend_emulator::config::{Daemon, DeviceProcess, Door};
 use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use support::{Linked, assert_nothing_left, compile, plain, programs, run, run_on_each_generation, run_ways};
 
@@ -28,6 +29,38 @@ fn memory_by_address_host_memory_and_copies() {
 #[test]
 fn streams_events_and_callbacks() {
     run_on_each_generation("streams.c");
+}
+
+#[test]
+fn a_wait_for_an_event_is_for_its_latest_record_and_always_ends() {
+    run_ways("events.c", &[&["waits"], &["resets"], &["waiters"]]);
+}
+
+#[test]
+fn a_function_cannot_wait_for_its_own_stream_and_a_stream_not_for_a_callback_that_nobody_calls() {
+    run_ways("events.c", &[&["functions"], &["unsubscribed"]]);
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_an_error() {
+    run_ways("events.c", &[&["no-threads"]]);
+}
+
+#[test]
+fn a_function_that_throws_or_ends_its_thread_aborts_the_process_with_a_sentence() {
+    for linked in [Linked::Dynamically, Linked::Statically] {
+        let Some(program) = compile("no_return.cpp", linked) else { return };
+        for (how, caller) in [("throw", "stream"), ("throw", "report"), ("exit", "stream"), ("exit", "report")] {
+            let emulator = Emulator::start(plain(Generation::NEWEST)).unwrap();
+            let mut command = Command::new(&program);
+            let child = emulator.spawn(command.args([how, caller]).stderr(Stdio::piped())).unwrap();
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{how}, {caller}: {said}");
+            assert!(said.contains("It must return"), "{how}, {caller}: {said}");
+            assert_nothing_left(&emulator);
+        }
+    }
 }
 
 #[test]
