@@ -8,6 +8,28 @@ static size_t free_memory(void)
     return available;
 }
 
+/* Copies within one block, over each other in both directions, in one piece and in several. */
+static void overlapping_copies(void)
+{
+    const size_t size = 16 * MIB, length = 9 * MIB + 11;
+    const size_t distances[] = {7, 4 * MIB, 5 * MIB + 3};
+    unsigned char *block = NULL;
+    OK(aclrtMalloc((void **)&block, size, ACL_MEM_MALLOC_HUGE_FIRST));
+    unsigned char *expected = (unsigned char *)malloc(size), *seen = (unsigned char *)malloc(size);
+    for (int i = 0; i < 6; i++) {
+        const size_t from = i < 3 ? 0 : distances[i - 3], to = i < 3 ? distances[i] : 0;
+        fill_pattern(expected, size, (unsigned)i);
+        OK(aclrtMemcpy(block, size, expected, size, ACL_MEMCPY_HOST_TO_DEVICE));
+        OK(aclrtMemcpy(block + to, length, block + from, length, ACL_MEMCPY_DEVICE_TO_DEVICE));
+        memmove(expected + to, expected + from, length);
+        OK(aclrtMemcpy(seen, size, block, size, ACL_MEMCPY_DEVICE_TO_HOST));
+        CHECK(memcmp(seen, expected, size) == 0);
+    }
+    free(seen);
+    free(expected);
+    OK(aclrtFree(block));
+}
+
 int main(void)
 {
     void *p = NULL;
@@ -41,6 +63,13 @@ int main(void)
     const size_t idle = free_memory();
     OK(aclrtMallocAlign32(&p, 2 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
     CHECK(idle - free_memory() == 2 * MIB);
+    OK(aclrtFree(p));
+    /* With padding it does, but for pages of 1 GiB. */
+    OK(aclrtMalloc(&p, 2 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    CHECK(idle - free_memory() == 4 * MIB);
+    OK(aclrtFree(p));
+    OK(aclrtMalloc(&p, 1024 * MIB, ACL_MEM_MALLOC_HUGE1G_ONLY));
+    CHECK(idle - free_memory() == 1024 * MIB);
     OK(aclrtFree(p));
     OK(aclrtMallocAlign32(&p, 302 * MIB, ACL_MEM_MALLOC_HUGE_ONLY));
     CHECK(idle - free_memory() == 302 * MIB);
@@ -101,6 +130,8 @@ int main(void)
     memset(other, 0, 3 * MIB);
     OK(aclrtMemcpy(other, 3 * MIB, p, 3 * MIB, ACL_MEMCPY_HOST_TO_DEVICE));
     CHECK(has_pattern(other, 3 * MIB, 3));
+
+    overlapping_copies();
 
     /* Device to device: on one, to the other, and over each other. */
     void *q = NULL, *r = NULL;

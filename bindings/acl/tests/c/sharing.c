@@ -65,6 +65,19 @@ static int importer(enum way way)
     message = take(0);
     if (way >= KEY_LISTED && way <= KEY_CLOSED) {
         void *memory = NULL, *same = NULL;
+        if (way == KEY_SMALL) {
+            /* A forged place of the block: where its page ends, and far beyond. */
+            char forged[sizeof(message.key)];
+            const unsigned long long places[] = {2 * MIB, 1ull << 63, ~0ull};
+            for (int i = 0; i < 3; i++) {
+                memcpy(forged, message.key, sizeof(forged));
+                CHECK(forged[47] == 'x');
+                snprintf(forged + 48, 17, "%016llx", places[i]);
+                IS(aclrtIpcMemImportByKey(&memory, forged, 1), ACL_ERROR_RT_PARAM_INVALID);
+                CHECK(memory == NULL);
+                IS(aclrtIpcMemClose(forged), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+            }
+        }
         OK(aclrtIpcMemImportByKey(&memory, message.key, 1));
         OK(aclrtIpcMemImportByKey(&same, message.key, 0));
         CHECK(memory == same);
