@@ -169,6 +169,24 @@ fn memory_that_a_closed_device_released_is_not_released_again_under_the_same_num
 }
 
 #[test]
+fn what_was_refused_is_undone_in_order_at_the_next_close() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let (memory, reservation) = (device.create(MIB2).unwrap(), session.reserve(MIB2).unwrap());
+        let mapping = reservation.map(0, &memory).unwrap();
+        inject(emulator, "MEM_UNMAP#1=EBUSY");
+        // Still mapped, so the kernel refuses the other two by itself.
+        drop((mapping, memory, reservation));
+        let left = session.statistics();
+        assert_eq!((left.left, left.reserved, left.physical), (3, MIB2, MIB2));
+        // One close undoes all of it: each as soon as nothing stands on it.
+        session.device(LogicalId(1)).unwrap().close().unwrap();
+        let left = session.statistics();
+        assert_eq!((left.left, left.mappings, left.reserved, left.physical), (0, 0, 0, 0));
+    });
+}
+
+#[test]
 fn memory_that_died_with_its_device_is_never_released_again_under_the_same_number() {
     isolated_leaky(plain(), |emulator| {
         emulator.record();

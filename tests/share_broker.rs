@@ -4,9 +4,11 @@
 mod support;
 
 use ascend_emulator::{fork, isolated, on_each_generation};
+use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, Broker, BrokerOptions, Request, ShareableHandle, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
-use std::io::{BufRead, BufReader, Read, Write};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixCredentials, sendmsg};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use support::events::{AtEvent, Fields};
 use support::processes::{start, start_connected};
-use support::{Directory, MIB2, PATIENCE, device, own_pid, own_tgid, plain, read, write};
+use support::{Directory, MIB2, PATIENCE, device, inject, own_pid, own_tgid, plain, read, write};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -100,6 +102,25 @@ fn an_exporter_that_dies_between_two_tickets_leaves_the_importer_nothing() {
         let before = emulator.state().memory.shares[0].holders;
         fails(share::receive_many(&socket, &device(0), PATIENCE), "closed the socket or died");
         assert_eq!(emulator.state().memory.shares[0].holders, before);
+    });
+}
+
+#[test]
+fn an_importer_that_fails_in_the_middle_tells_the_exporter_and_keeps_nothing() {
+    on_each_generation(plain(), |_, emulator| {
+        inject(emulator, "MEM_IMPORT#2=ENOMEM");
+        let (peer, socket) = start_connected(|channel, socket| {
+            let error = share::receive_many(&socket, &device(0), PATIENCE).unwrap_err();
+            assert_eq!(error.errno(), Some(Errno::ENOMEM), "{error}");
+            // The socket stays open: its end must not be what tells the exporter.
+            channel.pause();
+        });
+        let memories = numbered(3);
+        fails(share::send_many(&socket, &memories, PATIENCE), "could not import it: the driver answered ENOMEM");
+        let shares = emulator.state().memory.shares;
+        assert!(shares.len() == 3 && shares.iter().all(|share| share.holders == 1), "{shares:#?}");
+        peer.proceed();
+        peer.join();
     });
 }
 
@@ -248,6 +269,44 @@ fn a_client_cannot_ask_in_the_name_of_another_process() {
         drop((broker, socket));
         support::wait_until("its threads are gone", || emulator.state().is_empty());
     });
+}
+
+#[test]
+fn a_request_that_two_processes_send_is_refused() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            serve(request, &[])
+        });
+        // The one that begins, then the one that ends, says who it is.
+        for of_beginner in [true, false] {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            let (beginner, rest) = (own_pid(), socket.try_clone().unwrap());
+            send_as_self(&socket, b"own ");
+            let child = start(|_| {
+                let process = if of_beginner { beginner } else { own_pid() };
+                send_as_self(&rest, format!("{process}\n").as_bytes());
+            });
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).unwrap();
+            assert!(answer.contains("two processes or users sent the request"), "{answer}");
+            child.join();
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "the program was not asked");
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+/// Sends bytes with this process's credentials, whether or not the other end wants them yet.
+fn send_as_self(socket: &UnixStream, bytes: &[u8]) {
+    let me = UnixCredentials::new();
+    let control = [ControlMessage::ScmCredentials(&me)];
+    let sent = sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], &control, MsgFlags::empty(), None);
+    assert_eq!(sent, Ok(bytes.len()));
 }
 
 #[test]

@@ -211,7 +211,11 @@ pub fn receive_many<'a>(
     for _ in 0..number {
         match receive_one(&wire, &session, place)? {
             Ok(memory) => memories.push(memory),
-            Err(error) => return report(&wire, Err(error)),
+            Err(error) => {
+                // Released before the exporter hears that nothing was imported.
+                drop(memories);
+                return report(&wire, Err(error));
+            }
         }
     }
     report(&wire, Ok(memories))
