@@ -44,6 +44,7 @@ compile_error!("the Ascend driver exists for 64-bit Linux only");
 
 // The modules stand on floors: one names only those below its own, except that the nouns own each
 // other. docs/library.md draws it, tests/floors.rs checks it.
+mod bytes;
 pub mod copy;
 mod deadline;
 mod device;
@@ -65,6 +66,7 @@ mod slots;
 mod trace;
 
 pub use ascend_ioctl::Generation;
+pub use bytes::{Bytes, NotBytes};
 pub use device::{Capabilities, Device, Host, MemoryInfo};
 pub use error::{Error, Failed, Result};
 pub use id::{LogicalId, PhysicalId, UserId};

@@ -8,6 +8,7 @@ use std::process::Command;
 
 /// The modules of `src/`, from the lowest floor to the highest.
 const FLOORS: &[&[&str]] = &[
+    &["bytes"],
     &["id"],
     &["kind"],
     &["error"],
@@ -25,6 +26,7 @@ const FLOORS: &[&[&str]] = &[
 
 /// What the root re-exports, and the module that each name stands for.
 const RE_EXPORTS: &[(&str, &str)] = &[
+    ("Bytes", "bytes"),
     ("Error", "error"),
     ("Failed", "error"),
     ("Result", "error"),

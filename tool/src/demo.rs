@@ -14,6 +14,7 @@ pub use importer::Importer;
 use crate::session_options::SessionOptions;
 use crate::terminal::{self, counted, devices, transfer};
 use ascend_emulator::{Config, Emulator};
+use ascend_vmm::Bytes;
 use ascend_vmm::Mapping;
 use ascend_vmm::discovery::{self, Options};
 use std::error::Error;
@@ -40,7 +41,7 @@ pub struct Demo {
 
 fn size(text: &str) -> Result<u64, String> {
     const PAGE: u64 = 2 << 20;
-    match crate::emulate::size(text)? {
+    match text.parse::<Bytes>().map_err(|error| error.to_string())?.0 {
         size if size == 0 || size % PAGE != 0 => Err("the size must be a multiple of 2 MiB".into()),
         size if size > 16 << 30 => Err("the size must be at most 16 GiB".into()),
         size => Ok(size),

@@ -55,21 +55,6 @@ pub struct Emulate {
     command: Vec<OsString>,
 }
 
-/// A size in bytes or with a unit.
-pub fn size(text: &str) -> Result<u64, String> {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[number.len()..] {
-        "" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
-        unit => return Err(format!("`{unit}` is not one of the units K, M, G and T")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("`{number}` is not a number"))?;
-    number.checked_mul(unit).ok_or_else(|| "the size does not fit into 64 bits".to_owned())
-}
-
 /// The host that the options describe, beginning with `base`.
 fn configured(base: Config, file: Option<&Path>, options: &host::Host) -> Result<Config, String> {
     let file = file.map(host::Host::read).transpose()?;

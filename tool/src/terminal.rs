@@ -1,4 +1,4 @@
-//! Output for people: tables, lines that fit the terminal, colours, sizes and counts.
+//! Output for people: tables, lines that fit the terminal, colours and counts.
 //!
 //! There is colour only on a terminal, and not if `NO_COLOR` is set. A pipe gets plain text of 80
 //! columns.
@@ -188,16 +188,6 @@ fn painted(line: &str) -> String {
     text
 }
 
-/// A size with its unit.
-pub fn bytes(size: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match UNITS.into_iter().find(|(unit, _)| size >= *unit) {
-        Some((unit, name)) if size % unit == 0 => format!("{} {name}", size / unit),
-        Some((unit, name)) => format!("{:.1} {name}", size as f64 / unit as f64),
-        None => format!("{size} B"),
-    }
-}
-
 /// A number with its noun: `1 NPU`, `2 NPUs`.
 pub fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
@@ -234,15 +224,6 @@ mod tests {
         assert_eq!(painted("fatal: no such node"), "\x1b[31mfatal:\x1b[0m no such node");
         for line in ["a device that is lost again", "  page  no such thing", ""] {
             assert_eq!(painted(line), line);
-        }
-    }
-
-    #[test]
-    fn sizes_have_the_largest_unit_that_fits() {
-        for (size, text) in
-            [(0, "0 B"), (1023, "1023 B"), (2 << 20, "2 MiB"), (64 << 30, "64 GiB"), (3 << 29, "1.5 GiB")]
-        {
-            assert_eq!(bytes(size), text);
         }
     }
 

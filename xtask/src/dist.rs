@@ -7,6 +7,7 @@
 
 mod bill_of_materials;
 
+use ascend_vmm::Bytes;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -191,7 +192,7 @@ fn build(arch: Arch, target: &Path) -> Result<Option<String>, String> {
     fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
     fs::copy(&made, &file).map_err(|error| format!("{}: {error}", file.display()))?;
     let ran = runs(arch, &file)?;
-    Ok(Some(format!("{}  {:.1} MiB  static  {ran}", file.display(), program.len() as f64 / f64::from(1 << 20))))
+    Ok(Some(format!("{}  {}  static  {ran}", file.display(), Bytes(program.len() as u64).rounded())))
 }
 
 /// Runs the file once, if that is possible here.

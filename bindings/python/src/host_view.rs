@@ -3,7 +3,7 @@
 use crate::buffer::{Lends, lending_class};
 use crate::error::{Fault, Outcome};
 use crate::node::{Close, Ends, Node, lock};
-use crate::size::bytes;
+use ascend_vmm::Bytes;
 use ascend_vmm::{Error, Mapping};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -29,7 +29,7 @@ impl Ends for View {
         }
         let users = format!(
             "{lent} buffer(s) of {} at {:#x} are in use: memoryviews, numpy arrays. Release or delete them first.",
-            bytes(self.size as u64),
+            Bytes(self.size as u64),
             self.address
         );
         Err((Error::InUse { operation: Self::CLOSING, users }.into(), Some(self)))
@@ -177,7 +177,7 @@ impl HostView {
 
     fn __repr__(&self) -> String {
         match self.node.try_get() {
-            Some(view) => format!("<HostView {} at {:#x}>", bytes(view.size as u64), view.address),
+            Some(view) => format!("<HostView {} at {:#x}>", Bytes(view.size as u64), view.address),
             None => "<HostView, closed>".to_owned(),
         }
     }

@@ -9,7 +9,8 @@ use crate::host_view;
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
 use crate::pending::PendingCopy;
-use crate::size::{Size, bytes};
+use crate::size::Size;
+use ascend_vmm::Bytes;
 use ascend_vmm::pool;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -108,7 +109,7 @@ methods_with_copies! { Mapping {
 
     fn __repr__(&self) -> String {
         match self.node.try_get() {
-            Some(mapping) => format!("<Mapping {} at {:#x}>", bytes(mapping.size()), mapping.address()),
+            Some(mapping) => format!("<Mapping {} at {:#x}>", Bytes(mapping.size()), mapping.address()),
             None => "<Mapping, closed>".to_owned(),
         }
     }

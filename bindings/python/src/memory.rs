@@ -4,7 +4,7 @@ use crate::error::{Fault, Outcome};
 use crate::node::{Close, Ends, Node};
 use crate::session::Session;
 use crate::share::{Export, Ticket, processes};
-use crate::size::bytes;
+use ascend_vmm::Bytes;
 use ascend_vmm::Location;
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -124,6 +124,6 @@ impl PhysicalMemory {
             Location::Host => "of the host".to_owned(),
         };
         let imported = if memory.is_imported() { ", imported" } else { "" };
-        format!("<PhysicalMemory {}, {place}{imported}>", bytes(memory.size()))
+        format!("<PhysicalMemory {}, {place}{imported}>", Bytes(memory.size()))
     }
 }

@@ -7,7 +7,8 @@ use crate::error::{Fault, Outcome, data, fields};
 use crate::file::{Purpose, call_back, catching, interrupting, open, with_progress};
 use crate::node::{Close, Ends, Node, lock};
 use crate::pending::PendingCopy;
-use crate::size::{Size, bytes, kind};
+use crate::size::{Size, kind};
+use ascend_vmm::Bytes;
 use ascend_vmm::Error;
 use ascend_vmm::pool::{self, CacheOptions, Keep, PageCache, PoolOptions, Statistics, Tag};
 use pyo3::exceptions::PyTypeError;
@@ -232,7 +233,7 @@ impl Pool {
     fn __repr__(&self, py: Python<'_>) -> String {
         let Some(pool) = self.node.try_get() else { return "<Pool, closed>".to_owned() };
         let statistics = py.detach(|| pool.statistics());
-        format!("<Pool, {} blocks, {} mapped>", statistics.blocks, bytes(statistics.mapped))
+        format!("<Pool, {} blocks, {} mapped>", statistics.blocks, Bytes(statistics.mapped))
     }
 }
 
@@ -300,7 +301,7 @@ methods_with_copies! { Block {
 
     fn __repr__(&self) -> String {
         match self.node.try_get() {
-            Some(block) => format!("<Block {} at {:#x}, tag {}>", bytes(block.size()), block.address(), block.tag().0),
+            Some(block) => format!("<Block {} at {:#x}, tag {}>", Bytes(block.size()), block.address(), block.tag().0),
             None => "<Block, closed>".to_owned(),
         }
     }

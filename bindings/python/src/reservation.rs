@@ -8,7 +8,8 @@ use crate::mapping::Mapping;
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
 use crate::pending::PendingCopy;
-use crate::size::{Size, bytes};
+use crate::size::Size;
+use ascend_vmm::Bytes;
 use ascend_vmm::pool;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -88,7 +89,7 @@ methods_with_copies! { Reservation {
 
     fn __repr__(&self) -> String {
         match self.node.try_get() {
-            Some(reserved) => format!("<Reservation {} at {:#x}>", bytes(reserved.size()), reserved.address()),
+            Some(reserved) => format!("<Reservation {} at {:#x}>", Bytes(reserved.size()), reserved.address()),
             None => "<Reservation, closed>".to_owned(),
         }
     }

@@ -4,8 +4,8 @@ use crate::device::{Device, Host};
 use crate::error::{Fault, Outcome};
 use crate::memory::PhysicalMemory;
 use crate::node::{Close, Ends, Node};
-use crate::size::bytes;
 use crate::wait::{interruptible, limit};
+use ascend_vmm::Bytes;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, Place, ShareableHandle};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -97,7 +97,7 @@ impl Ticket {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Ticket for {} of process {}>", bytes(self.0.size), self.0.exporter)
+        format!("<Ticket for {} of process {}>", Bytes(self.0.size), self.0.exporter)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyType>, Bound<'py, PyTuple>)> {
@@ -201,7 +201,7 @@ impl Export {
 
     fn __repr__(&self) -> String {
         match self.node.try_get() {
-            Some(export) => format!("<Export {:#x}, {}>", export.handle().to_u64(), bytes(export.memory().size())),
+            Some(export) => format!("<Export {:#x}, {}>", export.handle().to_u64(), Bytes(export.memory().size())),
             None => "<Export, closed>".to_owned(),
         }
     }

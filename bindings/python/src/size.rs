@@ -1,7 +1,7 @@
 //! Sizes, offsets and addresses from Python: an int, or a text such as `"64MiB"`.
 
 use crate::error::Fault;
-use ascend_vmm::{Kind, MemoryKind, Page};
+use ascend_vmm::{Bytes, Kind, MemoryKind, Page};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
@@ -15,16 +15,10 @@ impl<'py> FromPyObject<'_, 'py> for Size {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(text) = object.cast::<PyString>() {
-            let text = text.to_cow()?;
-            let text = text.trim();
-            // "64 MiB" as people write it; what is no unit after the blank stays, and is refused.
-            let parsed = match text.split_once(' ').map(|(number, unit)| (number, unit.trim_start())) {
-                Some((number, unit)) if unit.starts_with(char::is_alphabetic) => {
-                    ascend_vmm_tool::emulate::size(&format!("{number}{unit}"))
-                }
-                _ => ascend_vmm_tool::emulate::size(text),
-            };
-            return parsed.map(Size).map_err(|problem| bad(problem, "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
+            let parsed = text.to_cow()?.parse::<Bytes>();
+            return parsed
+                .map(|Bytes(size)| Size(size))
+                .map_err(|error| bad(error.to_string(), "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
         }
         // Python takes True for 1, and no one means that as a number of bytes.
         let number = if object.is_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { object.extract() };
@@ -79,14 +73,4 @@ pub(crate) fn memory_kind(name: Option<&str>) -> Result<MemoryKind, Fault> {
         problem: format!("there is no memory {name:?}"),
         rule: "It is \"HBM\", \"DDR\", \"P2P HBM\" or \"P2P DDR\".",
     })
-}
-
-/// Bytes as people write them.
-pub(crate) fn bytes(size: u64) -> String {
-    for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
-        if size >= 1 << shift && size % (1 << shift) == 0 {
-            return format!("{} {unit}", size >> shift);
-        }
-    }
-    format!("{size} bytes")
 }

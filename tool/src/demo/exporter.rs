@@ -3,7 +3,8 @@
 use super::{Failure, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
-use crate::terminal::{Table, bytes};
+use crate::terminal::Table;
+use ascend_vmm::Bytes;
 use ascend_vmm::LogicalId;
 use ascend_vmm::share::{BareTgid, Export};
 use ascend_vmm::{Mapping, Session};
@@ -47,7 +48,7 @@ impl Times {
         table.align_right(1);
         table.align_right(2);
         for (name, time, size) in &self.0 {
-            let rate = size.map(|size| format!("{}/s", bytes((size as f64 / time.as_secs_f64()) as u64)));
+            let rate = size.map(|size| format!("{}/s", Bytes((size as f64 / time.as_secs_f64()) as u64).rounded()));
             table.row([name.clone(), format!("{:.3} ms", time.as_secs_f64() * 1000.0), rate.unwrap_or_default()]);
         }
         table.print();
@@ -81,7 +82,7 @@ impl Exporter {
         let memory = times.step("create physical memory", || Ok(device.create(self.size)?))?;
         let reservation = times.step("reserve addresses", || Ok(session.reserve(self.size)?))?;
         let mapping = times.step("map", || Ok(reservation.map(0, &memory)?))?;
-        say(format_args!("{} of physical memory, mapped at {:#x}", bytes(self.size), mapping.address()));
+        say(format_args!("{} of physical memory, mapped at {:#x}", Bytes(self.size).rounded(), mapping.address()));
         times.copy("exporter writes", write("exporter", &mapping, 0)?, self.size);
         say("wrote a pattern into it");
         let export = times.step("export", || Ok(memory.export()?))?;

@@ -4,7 +4,7 @@ use super::exporter::Line;
 use super::{Failure, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
-use crate::terminal::bytes;
+use ascend_vmm::Bytes;
 use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use std::os::unix::net::UnixStream;
@@ -56,7 +56,7 @@ impl Importer {
         line.send(&me.to_string())?;
 
         let ticket: Ticket = line.receive()?.parse()?;
-        say(format_args!("received a ticket for {} of process {}", bytes(ticket.size), ticket.exporter));
+        say(format_args!("received a ticket for {} of process {}", Bytes(ticket.size).rounded(), ticket.exporter));
         let start = Instant::now();
         let memory = share::import(&device, &ticket)?;
         send(&mut line, "import", start.elapsed())?;

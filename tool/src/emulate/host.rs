@@ -6,6 +6,7 @@
 use ascend_emulator::Config;
 use ascend_emulator::config::{Attachment, Daemon, DeviceProcess, Door, Namespace, Phase, Place};
 use ascend_ioctl::Generation;
+use ascend_vmm::Bytes;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer};
 use std::path::Path;
@@ -29,10 +30,12 @@ pub(super) struct Host {
     chip: Option<String>,
     /// Memory of each NPU, in bytes or with a unit: 512M, 64G.
     #[arg(long, value_name = "SIZE")]
-    hbm: Option<Size>,
+    #[serde(default, deserialize_with = "size")]
+    hbm: Option<Bytes>,
     /// Memory of the host that the driver may use.
     #[arg(long, value_name = "SIZE")]
-    host_memory: Option<Size>,
+    #[serde(default, deserialize_with = "size")]
+    host_memory: Option<Bytes>,
     /// NUMA nodes of the host.
     #[arg(long, value_name = "N")]
     numa_nodes: Option<u32>,
@@ -382,18 +385,6 @@ impl Closed {
     }
 }
 
-/// A size in bytes, in a file a number or a text with a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Size(u64);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Size, String> {
-        super::size(text).map(Size)
-    }
-}
-
 /// Ids of NPUs: in an option `0,2`, `0-3` or `none`, in a file also a list of numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ids(Vec<u32>);
@@ -504,13 +495,12 @@ enum Written {
     List(Vec<u32>),
 }
 
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Size, D::Error> {
-        match Written::deserialize(from)? {
-            Written::Number(number) => Ok(Size(number)),
-            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
-            Written::List(_) => Err(serde::de::Error::custom("a list is not a size")),
-        }
+/// A size: a number, or a text with a unit.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
+    match Written::deserialize(from)? {
+        Written::Number(number) => Ok(Some(Bytes(number))),
+        Written::Text(text) => text.parse().map(Some).map_err(serde::de::Error::custom),
+        Written::List(_) => Err(serde::de::Error::custom("a list is not a size")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::holders::Holder;
 use super::trial::Trials;
-use crate::terminal;
+use ascend_vmm::Bytes;
 use ascend_vmm::discovery::{self, Environment, Finding, Machine, MemoryDriver, Npu, Severity, Split, Survey};
 use ascend_vmm::{Kind, Page};
 use serde::Serialize;
@@ -438,7 +438,7 @@ impl Holder {
         let memory: Vec<String> = self
             .memory
             .iter()
-            .map(|held| format!("{} on its device {}", terminal::bytes(held.bytes), held.device))
+            .map(|held| format!("{} on its device {}", Bytes(held.bytes).rounded(), held.device))
             .collect();
         // A session of a process that does not keep the numbers has none.
         if !memory.is_empty() || self.nodes.is_empty() {

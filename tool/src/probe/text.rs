@@ -1,7 +1,8 @@
 //! What `probe` prints for people.
 
 use super::document::{Device, Document, Found, answers};
-use crate::terminal::{Table, bytes, devices, wrap};
+use crate::terminal::{Table, devices, wrap};
+use ascend_vmm::Bytes;
 
 /// The text in lines of at most `width` columns: what is wrong, a short table, and the details.
 pub(super) fn lines(document: &Document, width: usize) -> Vec<String> {
@@ -69,7 +70,7 @@ fn header(document: &Document, width: usize) -> Vec<String> {
 fn memory(device: &Device) -> String {
     match &device.hbm {
         Some(hbm) => {
-            let (free, total) = (bytes(hbm.free), bytes(hbm.total));
+            let (free, total) = (Bytes(hbm.free).rounded(), Bytes(hbm.total).rounded());
             match (free.split_once(' '), total.split_once(' ')) {
                 (Some((number, unit)), Some((_, same))) if unit == same => format!("{number} of {total}"),
                 _ => format!("{free} of {total}"),
@@ -153,8 +154,9 @@ fn details(device: &Device, width: usize) -> Vec<String> {
         parts.push(format!("super pod {}, server {}, chassis {}", pod.super_pod, pod.server, pod.chassis));
     }
     for (name, pages) in [("2 MiB", device.huge_pages), ("1 GiB", device.giant_pages)] {
-        parts
-            .extend(pages.map(|pages| format!("{} of {} free in {name} pages", bytes(pages.free), bytes(pages.total))));
+        parts.extend(pages.map(|pages| {
+            format!("{} of {} free in {name} pages", Bytes(pages.free).rounded(), Bytes(pages.total).rounded())
+        }));
     }
     wrap(&parts.join(", "), width, &format!("device {}: ", device.logical), "  ")
 }

@@ -8,6 +8,7 @@ use crate::selftest::Failure;
 use crate::selftest::sharing::Peer;
 use crate::session_options::SessionOptions;
 use crate::terminal;
+use ascend_vmm::Bytes;
 use ascend_vmm::discovery::{self, MemoryDriver, State, Survey};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{
@@ -197,7 +198,7 @@ fn giant_pages(device: &Device, capabilities: Capabilities, info: Option<MemoryI
     }
     match info {
         Some(info) if info.giant_free < GIANT => {
-            Feature::no(format!("none is free ({} in all)", terminal::bytes(info.giant_total)))
+            Feature::no(format!("none is free ({} in all)", Bytes(info.giant_total).rounded()))
         }
         _ => feature(giant_page(device)),
     }

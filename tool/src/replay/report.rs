@@ -1,9 +1,10 @@
 //! What a replay found: answers that differ, facts of the machine that differ, and what could not
 //! be played.
 
-use crate::terminal::{bytes, counted};
+use crate::terminal::counted;
 use ascend_emulator::Config;
 use ascend_emulator::config::Attachment;
+use ascend_vmm::Bytes;
 use std::collections::BTreeMap;
 
 /// Lines that are named for one reason.
@@ -80,7 +81,7 @@ impl Report {
         outln!(
             "The emulated host has {} on {attachment}, each with {} of memory.",
             counted(config.devices as usize, "device"),
-            bytes(config.hbm)
+            Bytes(config.hbm).rounded()
         );
         if !self.differences.is_empty() {
             outln!("\n{} (later ones may follow from earlier ones):", counted(self.differences.len(), "difference"));

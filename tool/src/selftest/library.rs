@@ -1,7 +1,7 @@
 //! Every public operation of the library, on real or emulated devices.
 
 use super::{Checked, Failure, Run, ensure, sharing};
-use crate::terminal::bytes;
+use ascend_vmm::Bytes;
 use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::discovery;
@@ -113,12 +113,16 @@ fn one_device(run: &mut Run<'_>, session: &Session, id: LogicalId) -> Option<Dev
     run.check(&group, "its memory sizes are reported", || {
         let info = device.memory_info(MemoryKind::Hbm)?;
         ensure(info.huge_free <= info.huge_total, || format!("{info:?}"))?;
-        Ok(Some(format!("{} of {} free in 2 MiB pages", bytes(info.huge_free), bytes(info.huge_total))))
+        Ok(Some(format!(
+            "{} of {} free in 2 MiB pages",
+            Bytes(info.huge_free).rounded(),
+            Bytes(info.huge_total).rounded()
+        )))
     });
     // On a busy machine, the little memory that is left is for others.
     if free.is_ok_and(|free| free < 16 * SIZE) {
         run.check(&group, "memory can be used", || {
-            Err(Failure::Skipped(format!("less than {} is free", bytes(16 * SIZE))))
+            Err(Failure::Skipped(format!("less than {} is free", Bytes(16 * SIZE).rounded())))
         });
         return Some(device);
     }
@@ -137,7 +141,12 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
         memory.free()?;
         // Other processes may allocate at the same time, so the numbers are reported and not
         // compared.
-        Ok(Some(format!("free: {} before, {} while allocated, {} after", bytes(before), bytes(during), bytes(free()?))))
+        Ok(Some(format!(
+            "free: {} before, {} while allocated, {} after",
+            Bytes(before).rounded(),
+            Bytes(during).rounded(),
+            Bytes(free()?).rounded()
+        )))
     });
     run.check(group, "memory in 1 GiB pages is created and released", || {
         if !device.capabilities().giant_pages {
@@ -145,7 +154,7 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
         }
         let info = device.memory_info(MemoryKind::Hbm)?;
         if info.giant_free < 4 * GIB {
-            return Err(Failure::Skipped(format!("only {} is free in 1 GiB pages", bytes(info.giant_free))));
+            return Err(Failure::Skipped(format!("only {} is free in 1 GiB pages", Bytes(info.giant_free).rounded())));
         }
         let memory = device.create_with(GIB, Kind { page: Page::Giant, ..Kind::default() })?;
         let mapping = device.session().reserve_with(GIB, &ReserveOptions::new().alignment(GIB))?.map(0, &memory)?;
@@ -160,7 +169,7 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
         match device.create(size) {
             Err(Error::OutOfMemory(error)) => Ok(Some(error.to_string())),
             Err(other) => Err(Failure::Failed(format!("refused, but with another error: {other}"))),
-            Ok(_) => Err(Failure::Failed(format!("{} were allocated", bytes(size)))),
+            Ok(_) => Err(Failure::Failed(format!("{} were allocated", Bytes(size).rounded()))),
         }
     });
     run.check(group, "invalid sizes are refused before any system call", || {
@@ -183,7 +192,7 @@ fn mappings(run: &mut Run<'_>, group: &str, device: &Device) {
         same(&back, &data)?;
         mapping.read(4097, &mut back[..1000])?;
         same(&back[..1000], &data[4097..5097])?;
-        Ok(Some(bytes(SIZE)))
+        Ok(Some(Bytes(SIZE).rounded()))
     });
     run.check(group, "several memories are mapped next to each other in one reservation", || {
         let reservation = session.reserve(8 * MIB)?;

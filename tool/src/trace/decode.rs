@@ -2,10 +2,10 @@
 
 use super::field::{Field, Kind, fields};
 use super::watch::{hex_number, was_interrupted};
-use crate::terminal;
 use ascend_emulator::record::buffer::KEYS;
 use ascend_emulator::record::{self, Record, bytes};
 use ascend_ioctl::{Generation, command, davinci, hdc, svm};
+use ascend_vmm::Bytes;
 use nix::libc;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -132,7 +132,7 @@ pub fn line(record: &Record, module: &str, generation: Generation) -> String {
             let mut parts: Vec<String> = Vec::new();
             parts.extend((!file.is_empty()).then_some(file.clone()));
             parts.extend(record.addr.clone());
-            parts.extend(record.len.as_deref().and_then(hex_number).map(terminal::bytes));
+            parts.extend(record.len.as_deref().and_then(hex_number).map(|size| Bytes(size).rounded()));
             parts.extend(record.arg.map(|argument| format!("{argument:#x}")));
             parts.extend(record.flags.clone());
             parts.extend(record.offset.as_deref().map(|offset| format!("offset {offset}")));
@@ -259,9 +259,9 @@ fn value(field: &Field, argument: &[u8], record: &Record) -> String {
         return word.to_owned();
     }
     match field.kind {
-        Kind::Size => terminal::bytes(number),
+        Kind::Size => Bytes(number).rounded(),
         Kind::Address | Kind::Pointer => format!("{number:#x}"),
-        Kind::Machine if field.name.ends_with("_size") => terminal::bytes(number),
+        Kind::Machine if field.name.ends_with("_size") => Bytes(number).rounded(),
         _ if field.size == 4 && number >= 1 << 31 => {
             // Small negative numbers are errors and "any"; others are flags.
             let signed = number as u32 as i32;

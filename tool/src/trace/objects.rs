@@ -3,9 +3,9 @@
 
 use super::decode;
 use super::field::fields;
-use crate::terminal;
 use ascend_emulator::record::Record;
 use ascend_ioctl::{Generation, svm};
+use ascend_vmm::Bytes;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -89,7 +89,7 @@ impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} {}", self.kind.noun(), self.name)?;
         if self.size != 0 {
-            write!(f, ", {}", terminal::bytes(self.size))?;
+            write!(f, ", {}", Bytes(self.size).rounded())?;
         }
         match self.device {
             Some(svm::HOST_ID) => f.write_str(" on the host")?,
