@@ -22,6 +22,7 @@ macro_rules! errln {
 
 pub mod demo;
 pub mod emulate;
+mod installation;
 pub mod probe;
 mod replay;
 mod second_process;
@@ -47,6 +48,10 @@ pub enum Command {
     Emulate(Box<emulate::Emulate>),
     /// Show every call of a program on the driver.
     Trace(trace::Trace),
+    /// Print a script that completes command lines of `ascend-vmm` in a shell.
+    Completions(installation::Completions),
+    /// Print the manual page of `ascend-vmm` or of one of its commands.
+    Man(installation::Man),
     /// The process that becomes the program of `trace`.
     #[command(hide = true)]
     TraceChild(trace::Child),
@@ -75,6 +80,8 @@ impl Command {
             Command::Selftest(command) => command.run(),
             Command::Emulate(command) => emulate::run(*command),
             Command::Trace(trace) => trace.run(),
+            Command::Completions(completions) => completions.run(),
+            Command::Man(man) => man.run(),
             Command::TraceChild(child) => child.run(),
             Command::TraceMeasured(measured) => measured.run(),
             Command::SelftestPeer(peer) => peer.run(),
