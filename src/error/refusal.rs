@@ -62,7 +62,8 @@ fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str
         ),
         (SystemCall::Mmap, Errno::EINVAL) => (
             "the addresses that the driver wants are already used in this process, most likely by \
-             the vendor's library, a sanitizer or another mapping",
+             the vendor's library, a sanitizer or another mapping; on an emulated driver under a \
+             debugger, a forked child also has its parent's",
             "Open the session early, or open it without address segments (then the CPU cannot see \
              device memory and the session cannot be reopened).",
         ),

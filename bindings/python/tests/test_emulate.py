@@ -194,3 +194,32 @@ def test_trace_shows_the_commands_of_a_python_program():
     program = "import ascend_vmm; ascend_vmm.Session().reserve('2MiB')"
     result = emulate("--", sys.executable, "-m", "ascend_vmm", "trace", "--", sys.executable, "-c", program)
     assert result.returncode == 0 and "INIT_PROCESS" in result.stdout, result.stdout
+
+
+FORKED_READER = """
+import multiprocessing
+import ascend_vmm
+
+def reader(connection):
+    with ascend_vmm.Session() as session:
+        memory = session.device(0).import_memory(connection.recv())
+        connection.send(session.reserve(memory.size).map(memory).read(6))
+
+multiprocessing.set_start_method("fork")
+ours, theirs = multiprocessing.Pipe()
+with ascend_vmm.Session() as session:
+    memory = session.device(0).create("2MiB")
+    session.reserve("2MiB").map(memory).write(b"shared")
+    child = multiprocessing.Process(target=reader, args=(theirs,))
+    child.start()
+    theirs.close()
+    ours.send(memory.share(child))
+    print(ours.recv())
+child.join()
+print(child.exitcode)
+"""
+
+
+def test_a_process_that_multiprocessing_forks_has_a_session_of_its_own():
+    result = emulate("--", sys.executable, "-c", FORKED_READER)
+    assert (result.stdout, result.returncode) == ("b'shared'\n0\n", 0)

@@ -15,6 +15,7 @@ mod client_memory;
 mod client_process;
 mod copier;
 mod dev_listing;
+mod disinherit;
 mod files;
 mod filter;
 mod heirs;

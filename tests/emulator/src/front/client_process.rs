@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
@@ -99,6 +100,19 @@ pub struct Process {
     address_space: Option<AddressSpace>,
     /// The thread that called exec, after which the address space may be another one.
     execing: Option<i32>,
+    /// What it may have inherited of the driver's mappings.
+    pub inheritance: Inheritance,
+}
+
+/// The driver's mappings that a process has from its parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inheritance {
+    /// It has not opened a node yet.
+    Unknown,
+    /// This thread unmaps them: see [`super::disinherit`].
+    Unmapping(i32),
+    /// There are none, or they stay.
+    Settled,
 }
 
 impl Process {
@@ -113,6 +127,7 @@ impl Process {
             pidfd,
             address_space: None,
             execing: None,
+            inheritance: Inheritance::Unknown,
         };
         process.address_space = process.current_address_space();
         Ok(process)
@@ -381,20 +396,31 @@ pub fn file_of(tid: i32, descriptor: i32) -> Option<Inode> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Whether a file of which `is_wanted` is true is mapped in a range.
-pub fn maps_file(tid: i32, start: u64, length: u64, mut is_wanted: impl FnMut(Inode) -> bool) -> bool {
-    let end = start.saturating_add(length);
-    let Ok(maps) = fs::read_to_string(format!("/proc/{tid}/maps")) else { return false };
+/// The mappings of the files that are wanted, in a thread's process.
+pub fn mappings(tid: i32, mut is_wanted: impl FnMut(Inode) -> bool) -> Vec<Range<u64>> {
+    let Ok(maps) = fs::read_to_string(format!("/proc/{tid}/maps")) else { return Vec::new() };
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let mut is_mapped = |line: &str| -> Option<bool> {
+    let mapping = |line: &str| -> Option<Range<u64>> {
         let mut fields = line.split_ascii_whitespace();
         let (low, high) = fields.next()?.split_once('-')?;
         let (major, minor) = fields.nth(2)?.split_once(':')?;
         let inode = fields.next()?.parse().ok()?;
         let device = libc::makedev(number(major)? as u32, number(minor)? as u32);
-        Some(number(high)? > start && number(low)? < end && is_wanted((device, inode)))
+        is_wanted((device, inode)).then_some(number(low)?..number(high)?)
     };
-    maps.lines().any(|line| is_mapped(line) == Some(true))
+    maps.lines().filter_map(mapping).collect()
+}
+
+/// Whether two tasks have one address space, as after vfork.
+pub fn share_memory(one: i32, other: i32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: takes five integers.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}
+
+/// The parent of a process.
+pub fn parent(tgid: i32) -> Option<i32> {
+    status(tgid, "PPid:", 0).ok()
 }
 
 /// Keeps shared memory without a name out of a process's core dumps. It would be read from the

@@ -3,12 +3,13 @@
 use super::{Reply, Server, Who};
 use crate::driver::{AddressSpaceChange, Change, ChangeKind, Mmap};
 use crate::front::client_memory::ProcessMemory;
-use crate::front::client_process::{self, Inode};
+use crate::front::client_process::{self, Inheritance, Inode};
 use crate::front::filter::DRIVER_AREA;
 use crate::front::listener::{Answer, Notification};
 use crate::svm::page_size;
 use libc::c_int;
 use nix::errno::Errno;
+use std::ops::Range;
 use std::time::Instant;
 
 /// Whether advice allocates pages.
@@ -68,6 +69,9 @@ impl Server {
         }
         match result {
             Ok(()) => {
+                if let Some(process) = self.processes.known(call.tid) {
+                    process.inheritance = Inheritance::Settled;
+                }
                 if who.key.tgid as u32 == std::process::id() {
                     self.uncopied.push((hint, length));
                 } else {
@@ -90,6 +94,10 @@ impl Server {
         // Only a process that used the driver has mappings of the driver.
         if !self.processes.is_client(call.tid) {
             return self.change_by_heir(call, kind);
+        }
+        let known = self.processes.known(call.tid);
+        if known.is_some_and(|process| process.inheritance == Inheritance::Unmapping(call.tid)) {
+            return Answer::Continue.into();
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Answer::Continue.into() };
         let memory = ProcessMemory(call.tid);
@@ -122,8 +130,10 @@ impl Server {
             _ => false,
         };
         let [start, length, ..] = call.arguments;
-        let inherited = |inode: Inode| self.files.get_mut(inode).is_some();
-        if populates && client_process::maps_file(call.tid, start, length, inherited) {
+        let end = start.saturating_add(length);
+        let is_inherited = |inode: Inode| self.files.get_mut(inode).is_some();
+        let touched = |mapping: &Range<u64>| mapping.end > start && mapping.start < end;
+        if populates && client_process::mappings(call.tid, is_inherited).iter().any(touched) {
             return Errno::ENOMEM.into();
         }
         Answer::Continue.into()

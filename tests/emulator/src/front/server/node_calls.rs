@@ -3,9 +3,10 @@
 use super::{Reply, Server, Who};
 use crate::caller::Memory;
 use crate::front::client_memory::ProcessMemory;
+use crate::front::client_process::{self, Inheritance};
 use crate::front::files::Blank;
 use crate::front::listener::{Answer, Listener, Notification};
-use crate::front::{dev_listing, module_list, node};
+use crate::front::{dev_listing, disinherit, module_list, node};
 use libc::c_int;
 use nix::errno::Errno;
 use std::os::fd::OwnedFd;
@@ -30,6 +31,9 @@ impl Server {
             return Errno::ESRCH.into();
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Errno::ESRCH.into() };
+        if self.disinherits(call, who.key.tgid) {
+            return Answer::Restart.into();
+        }
         let mut record = who.record("open");
         let result = self.open_file(&who, &path, flags);
         if self.recorder.is_on() {
@@ -42,6 +46,36 @@ impl Server {
             Ok((_, file)) => Answer::Descriptor { file, cloexec: flags & libc::O_CLOEXEC != 0 }.into(),
             Err(errno) => errno.into(),
         }
+    }
+
+    /// Whether the process is made to unmap what it inherited of the driver's mappings, before it
+    /// opens its first node.
+    fn disinherits(&mut self, call: &Notification, tgid: i32) -> bool {
+        let Some(process) = self.processes.known(call.tid) else { return false };
+        if std::mem::replace(&mut process.inheritance, Inheritance::Settled) != Inheritance::Unknown {
+            return false;
+        }
+        let parent = client_process::parent(tgid);
+        // This process gives its children no mappings, and a stop of its child would look to it
+        // like the child's end.
+        if tgid == self.own_tgid || parent == Some(self.own_tgid) {
+            return false;
+        }
+        let mut relatives: Vec<i32> = parent.into_iter().collect();
+        let ranges = client_process::mappings(call.tid, |inode| {
+            let file = self.files.get_mut(inode);
+            relatives.extend(file.iter().flat_map(|file| &file.users).map(|user| user.tgid));
+            file.is_some()
+        });
+        // A child of vfork would unmap its parent's.
+        let shares = |relative: &i32| *relative != tgid && client_process::share_memory(call.tid, *relative);
+        if ranges.is_empty() || relatives.iter().any(shares) || !disinherit::begin(call.tid, call.number, ranges) {
+            return false;
+        }
+        if let Some(process) = self.processes.known(call.tid) {
+            process.inheritance = Inheritance::Unmapping(call.tid);
+        }
+        true
     }
 
     fn open_file(&mut self, who: &Who, path: &str, flags: c_int) -> Result<(u64, OwnedFd), Errno> {
