@@ -7,6 +7,10 @@
 //! keeps what it covers mapped for as long as it lives. Copies are synchronous, except those of
 //! [`Pending`].
 //!
+//! A slice may cover many mappings. The driver takes some facts of the first one for all: the device
+//! whose DMA engine copies imports, the share that it fills, and what an asynchronous copy releases.
+//! So imports and asynchronous copies are done mapping by mapping.
+//!
 //! Directions: host to and from device memory; device to device on one or across two devices of
 //! this process (imported memory not on its own importing device, says the driver); rows with a
 //! pitch and batches between host and device. Host memory that a device imported cannot be copied
@@ -26,6 +30,7 @@ use crate::session::Session;
 use crate::session::undo::Live;
 use crate::share::NamedMemory;
 use std::fmt;
+use std::iter;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
@@ -229,7 +234,7 @@ impl Slice<'_> {
     }
 
     /// The memory that it begins in, unless it is empty. All of it is of one device, and all or
-    /// none is imported, as all of a reservation is.
+    /// none is imported, as all of a reservation is; imports may be of different exporters.
     #[inline]
     fn block(&self) -> Option<&Block> {
         match &self.cover {
@@ -262,9 +267,34 @@ impl Slice<'_> {
     pub(crate) fn mappings(&self) -> Vec<Arc<Live<Mapped>>> {
         match &self.cover {
             Cover::One(mapping) => vec![mapping.inner.clone()],
-            Cover::Several(cover) => std::iter::once(&cover.first).chain(&cover.others).cloned().collect(),
+            Cover::Several(cover) => iter::once(&cover.first).chain(&cover.others).cloned().collect(),
             Cover::Named(_) | Cover::Empty(_) => Vec::new(),
         }
+    }
+
+    /// Bytes from an offset to the end of the mapping that contains it, or of the slice.
+    fn to_border(&self, offset: u64) -> u64 {
+        let left = self.size - offset;
+        match &self.cover {
+            Cover::Several(cover) => match cover.next_border(self.address + offset) {
+                Some(border) => left.min(border - self.address - offset),
+                None => left,
+            },
+            Cover::One(_) | Cover::Named(_) | Cover::Empty(_) => left,
+        }
+    }
+
+    /// Whether one command must not go over a border of mappings, because the memory is imported:
+    /// the driver would copy all of it with the DMA engine of the first mapping's exporter, and
+    /// fill beyond the first mapping in its share.
+    #[inline]
+    fn is_split(&self) -> bool {
+        matches!(&self.cover, Cover::Several(cover) if cover.first.block.imported && !cover.others.is_empty())
+    }
+
+    /// How much of it one synchronous command takes, from an offset on.
+    fn at_once(&self, offset: u64) -> u64 {
+        if self.is_split() { self.to_border(offset) } else { self.size - offset }
     }
 
     fn is_named(&self) -> bool {
@@ -313,9 +343,8 @@ impl Slice<'_> {
         }
         const OPERATION: &str = "copy to a device";
         // SAFETY: the slice is mapped while it lives, and `from` is borrowed.
-        match unsafe { self.memcpy(OPERATION, self.address, from.as_ptr().expose_provenance() as u64) }? {
-            None | Some(Direction::HostToDevice) => Ok(()),
-            Some(direction) => Err(not_done(OPERATION, direction)),
+        unsafe {
+            self.memcpy(OPERATION, self.address, from.as_ptr().expose_provenance() as u64, Direction::HostToDevice)
         }
     }
 
@@ -339,9 +368,8 @@ impl Slice<'_> {
         }
         const OPERATION: &str = "copy from a device";
         // SAFETY: the slice is mapped while it lives, and `to` is exclusively borrowed.
-        match unsafe { self.memcpy(OPERATION, to.as_mut_ptr().expose_provenance() as u64, self.address) }? {
-            None | Some(Direction::DeviceToHost) => Ok(()),
-            Some(direction) => Err(not_done(OPERATION, direction)),
+        unsafe {
+            self.memcpy(OPERATION, to.as_mut_ptr().expose_provenance() as u64, self.address, Direction::DeviceToHost)
         }
     }
 
@@ -378,11 +406,18 @@ impl Slice<'_> {
             }
             return Ok(());
         }
-        // SAFETY: both slices are mapped while they live.
-        match unsafe { self.memcpy(OPERATION, self.address, from.address) }? {
-            Some(direction @ (Direction::HostToHost | Direction::Other(_))) => Err(not_done(OPERATION, direction)),
-            _ => Ok(()),
+        let mut done = 0;
+        while done < self.size {
+            let size = self.at_once(done).min(from.at_once(done));
+            // SAFETY: both slices are mapped while they live.
+            match unsafe { self.memcpy_part(OPERATION, self.address + done, from.address + done, size) }? {
+                direction @ (Direction::HostToHost | Direction::Other(_)) => {
+                    return Err(not_done(OPERATION, direction));
+                }
+                _ => done += size,
+            }
         }
+        Ok(())
     }
 
     /// Sets all bytes.
@@ -393,7 +428,6 @@ impl Slice<'_> {
     pub fn fill(&self, value: u8) -> Result<()> {
         const OPERATION: &str = "fill mapped memory";
         self.check_copy(OPERATION)?;
-        let svm = self.svm();
         if self.size == 0 {
             return Ok(());
         }
@@ -402,11 +436,17 @@ impl Slice<'_> {
             unsafe { fill(self.pointer(), self.size as usize, value) };
             return Ok(());
         }
-        match svm.memset8(self.device().id, self.address, self.size, value) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(not_done(OPERATION, Direction::HostToHost)),
-            Err(refused) => Err(self.failed(refused, OPERATION)),
+        let (svm, device) = (self.svm(), self.device().id);
+        let mut done = 0;
+        while done < self.size {
+            let (address, size) = (self.address + done, self.at_once(done));
+            match svm.memset8(device, address, size, value) {
+                Ok(true) => done += size,
+                Ok(false) => return Err(not_done(OPERATION, Direction::HostToHost)),
+                Err(refused) => return Err(self.failed(refused, OPERATION, address, size)),
+            }
         }
+        Ok(())
     }
 
     /// Copies rows of a buffer into the memory. Rows of the slice begin at its start.
@@ -422,6 +462,12 @@ impl Slice<'_> {
                 // SAFETY: `check_rows` made sure that every row is inside the slice, which is
                 // mapped host memory.
                 unsafe { copy_in(self.pointer().wrapping_add(memory), &from[buffer..buffer + width]) };
+                Ok(())
+            });
+        }
+        if self.is_split() {
+            return rows.each(|memory, buffer, width| {
+                self.part(memory as u64, width as u64)?.write(&from[buffer..buffer + width])
             });
         }
         let copy = CopyRows {
@@ -450,6 +496,12 @@ impl Slice<'_> {
                 // SAFETY: `check_rows` made sure that every row is inside the slice, which is
                 // mapped host memory.
                 unsafe { copy_out(self.pointer().wrapping_add(memory), &mut to[buffer..buffer + width]) };
+                Ok(())
+            });
+        }
+        if self.is_split() {
+            return rows.each(|memory, buffer, width| {
+                self.part(memory as u64, width as u64)?.read(&mut to[buffer..buffer + width])
             });
         }
         let copy = CopyRows {
@@ -465,21 +517,47 @@ impl Slice<'_> {
         unsafe { self.memcpy2d(&copy) }
     }
 
-    /// One MEMCPY of the slice's size, and the direction that it took; `None` if there is nothing
-    /// to copy, which the kernel refuses.
+    /// Copies all of the slice between two addresses, of which one is its own, in as few commands
+    /// as the driver does right. A copy of nothing, which the kernel refuses, is none.
     ///
     /// # Safety
     ///
     /// As for [`Svm::memcpy`](crate::driver::svm::Svm::memcpy).
     #[inline(always)]
-    unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64) -> Result<Option<Direction>> {
-        if self.size == 0 {
-            return Ok(None);
+    unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64, expected: Direction) -> Result<()> {
+        let mut done = 0;
+        while done < self.size {
+            let size = self.at_once(done);
+            // SAFETY: the caller vouches for the addresses.
+            let direction = unsafe { self.memcpy_part(operation, destination + done, source + done, size) }?;
+            if direction != expected {
+                return Err(not_done(operation, direction));
+            }
+            done += size;
         }
-        let (svm, device) = (self.svm(), self.device().id);
+        Ok(())
+    }
+
+    /// One MEMCPY, and the direction that it took.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Slice::memcpy`].
+    #[inline(always)]
+    unsafe fn memcpy_part(
+        &self,
+        operation: &'static str,
+        destination: u64,
+        source: u64,
+        size: u64,
+    ) -> Result<Direction> {
         // SAFETY: the caller vouches for the addresses.
-        let copied = unsafe { svm.memcpy(device, destination, source, self.size) };
-        copied.map(Some).map_err(|refused| self.failed(refused, operation))
+        let copied = unsafe { self.svm().memcpy(self.device().id, destination, source, size) };
+        copied.map_err(|refused| {
+            // The side of it that is the driver's.
+            let address = if destination.wrapping_sub(self.address) < self.size { destination } else { source };
+            self.failed(refused, operation, address, size)
+        })
     }
 
     /// One MEMCPY2D.
@@ -493,7 +571,8 @@ impl Slice<'_> {
         }
         let (svm, device) = (self.svm(), self.device().id);
         // SAFETY: the caller vouches for the addresses.
-        unsafe { svm.memcpy2d(device, copy) }.map_err(|refused| self.failed(refused, "copy rows"))
+        unsafe { svm.memcpy2d(device, copy) }
+            .map_err(|refused| self.failed(refused, "copy rows", self.address, self.size))
     }
 
     /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
@@ -501,8 +580,18 @@ impl Slice<'_> {
     #[inline(always)]
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
-        match self.block() {
-            Some(block) if block.is_host_memory_on_a_device() => Err(host_memory_on_a_device(operation, block)),
+        let impossible = match &self.cover {
+            Cover::One(mapping) => Some(&mapping.inner),
+            Cover::Several(cover) if cover.first.block.imported => {
+                let mut all = iter::once(&cover.first).chain(&cover.others);
+                all.find(|mapped| mapped.block.is_host_memory_on_a_device())
+            }
+            Cover::Several(_) | Cover::Named(_) | Cover::Empty(_) => None,
+        };
+        match impossible {
+            Some(mapped) if mapped.block.is_host_memory_on_a_device() => {
+                Err(host_memory_on_a_device(operation, &mapped.block))
+            }
             _ => Ok(()),
         }
     }
@@ -534,21 +623,21 @@ impl Slice<'_> {
     }
 
     #[cold]
-    fn failed(&self, refused: Box<Refused>, operation: &'static str) -> Error {
-        let arguments = format!("address {:#x}, size {}", self.address, bytes(self.size));
+    fn failed(&self, refused: Box<Refused>, operation: &'static str, address: u64, size: u64) -> Error {
+        let arguments = format!("address {address:#x}, size {}", bytes(size));
         self.device().failed(refused, operation, arguments)
     }
 }
 
 impl Rows {
     /// Calls with the offsets of each row in the memory and in the buffer, and its width.
-    fn each(&self, mut row: impl FnMut(usize, usize, usize)) -> Result<()> {
+    fn each(&self, mut row: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
         if self.width == 0 {
             // Any number of such rows fits anywhere.
             return Ok(());
         }
         for index in 0..self.height {
-            row((index * self.pitch) as usize, (index * self.buffer_pitch) as usize, self.width as usize);
+            row((index * self.pitch) as usize, (index * self.buffer_pitch) as usize, self.width as usize)?;
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 mod support;
 
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
-use ascend_vmm::Error;
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::error::Errno;
+use ascend_vmm::{Error, Mapping, PhysicalMemory, Reservation, Session};
 use support::random::Random;
 use support::{MIB2, contents, count, device, inject, mapped_on, mapped_on_host, open, plain, refused_here};
 
@@ -341,6 +341,219 @@ fn copies_of_slices_run_across_mappings_and_keep_them_mapped() {
         refused_here(&part.write_async(vec![0; 3]).unwrap_err().error, "are not the same");
         drop(part);
         failed.object.unmap().unwrap();
+    });
+}
+
+/// Memory of these sizes, one mapping after the other.
+fn row_of(memories: &[PhysicalMemory]) -> (Reservation, Vec<Mapping>) {
+    let session = Session::current().unwrap();
+    let reservation = session.reserve(memories.iter().map(PhysicalMemory::size).sum()).unwrap();
+    let places = memories.iter().scan(0, |end, memory| {
+        *end += memory.size();
+        Some((*end - memory.size(), memory))
+    });
+    let mappings = reservation.map_many(places).unwrap();
+    (reservation, mappings)
+}
+
+#[test]
+fn asynchronous_copies_go_mapping_by_mapping_and_leave_all_of_them_free() {
+    on_each_generation(plain(), |_, emulator| {
+        let (session, device) = open(0);
+        let on_device: Vec<_> = [1, 2, 4].map(|size| device.create(size * MIB2).unwrap()).into();
+        let on_host: Vec<_> = [3, 4].map(|size| session.host().unwrap().create(size * MIB2).unwrap()).into();
+        let (far, far_mappings) = row_of(&on_device);
+        let (near, near_mappings) = row_of(&on_host);
+        let mut tasks = 0;
+        let mut pairs = |more: usize| {
+            tasks += more;
+            assert_eq!(count(emulator, "ASYNC_MEMCPY"), tasks);
+            assert_eq!(count(emulator, "MEMCPY_RESULT_REFRESH"), tasks);
+        };
+        emulator.record();
+        // All, all but the first and the last byte, over one border, and inside of one mapping.
+        let ranges = [(0, 7 * MIB2, 3), (1, 7 * MIB2 - 2, 3), (MIB2 - 5, 11, 2), (MIB2, 2 * MIB2, 1), (9, 99, 1)];
+        for (seed, (offset, size, pieces)) in (1..).zip(ranges) {
+            let slice = far.slice(offset, size).unwrap();
+            let bytes = pattern(size as usize, seed);
+            let bytes = slice.write_async(bytes).unwrap().wait().unwrap();
+            pairs(pieces);
+            let mut pending = slice.read_async(vec![0; bytes.len()]).unwrap();
+            let back = std::iter::from_fn(|| Some(pending.try_wait())).flatten().next().unwrap().unwrap();
+            assert!(back == bytes, "{offset} {size}");
+            pairs(pieces);
+        }
+        // Borders of both sides: 1, 3 and 3 of them, which two share.
+        let (all, here) = (far.slice(0, 7 * MIB2).unwrap(), near.slice(0, 7 * MIB2).unwrap());
+        here.copy_from_async(&all).unwrap().wait().unwrap();
+        pairs(3);
+        let (some, there) = (far.slice(0, 5 * MIB2).unwrap(), near.slice(2 * MIB2, 5 * MIB2).unwrap());
+        some.copy_from_async(&there).unwrap().wait().unwrap();
+        pairs(3);
+        let (mut one, mut other) = (vec![0; 5 * MIB2 as usize], vec![0; 5 * MIB2 as usize]);
+        some.read(&mut one).unwrap();
+        there.read(&mut other).unwrap();
+        assert!(one == other);
+        drop((all, here, some, there));
+        for mapping in far_mappings.into_iter().chain(near_mappings) {
+            mapping.unmap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_piece_that_fails_is_reported_when_the_others_are_over() {
+    on_each_generation(plain(), |_, emulator| {
+        let tasks = || emulator.state().memory.sessions.iter().map(|session| session.tasks).sum::<usize>();
+        let memories: Vec<_> = (0..3).map(|_| device(0).create(MIB2).unwrap()).collect();
+        let (reservation, mappings) = row_of(&memories);
+        let slice = reservation.slice(0, 3 * MIB2).unwrap();
+        let buffer = || vec![7; 3 * MIB2 as usize];
+        // The first: nothing was begun.
+        inject(emulator, "ASYNC_MEMCPY#1=ENOSPC");
+        let failed = slice.write_async(buffer()).unwrap_err();
+        assert_eq!((failed.error.errno(), failed.object.len(), tasks()), (Some(Errno::ENOSPC), 3 * MIB2 as usize, 0));
+        // The third: two are running, and have the buffer until they were waited for.
+        for polled in [false, true] {
+            inject(emulator, "ASYNC_MEMCPY#3=ENOSPC");
+            let mut pending = slice.write_async(buffer()).unwrap();
+            assert_eq!(tasks(), 2);
+            let result = match polled {
+                false => pending.wait(),
+                true => std::iter::from_fn(|| Some(pending.try_wait())).flatten().next().unwrap(),
+            };
+            let failed = result.unwrap_err();
+            assert_eq!((failed.error.errno(), tasks()), (Some(Errno::ENOSPC), 0));
+            assert!(failed.object.is_some_and(|buffer| buffer == vec![7; 3 * MIB2 as usize]));
+            assert!(
+                failed.error.to_string().contains(&format!("{:#x}", slice.address() + 2 * MIB2)),
+                "{}",
+                failed.error
+            );
+        }
+        inject(emulator, "ASYNC_MEMCPY#2=EFAULT");
+        drop(slice.write_async(buffer()).unwrap());
+        assert_eq!(tasks(), 0, "dropping waits too");
+        drop(slice);
+        for mapping in mappings {
+            mapping.unmap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_buffer_stays_while_a_device_may_use_it_and_a_dead_device_is_waited_for_once() {
+    isolated_leaky(plain(), |emulator| {
+        let memories: Vec<_> = (0..3).map(|_| device(0).create(MIB2).unwrap()).collect();
+        let (reservation, mut mappings) = row_of(&memories);
+        let slice = reservation.slice(0, 3 * MIB2).unwrap();
+        // Whether the second piece is over is not known; the third is waited for.
+        inject(emulator, "MEMCPY_RESULT_REFRESH#2=EINVAL");
+        emulator.record();
+        let failed = slice.read_async(vec![1; 3 * MIB2 as usize]).unwrap().wait().unwrap_err();
+        assert_eq!((failed.error.errno(), failed.object), (Some(Errno::EINVAL), None));
+        assert_eq!(count(emulator, "MEMCPY_RESULT_REFRESH"), 3);
+        drop(slice);
+        mappings.pop().unwrap().unmap().unwrap();
+        let failed = mappings.pop().unwrap().unmap().unwrap_err();
+        assert_eq!(failed.error.errno(), Some(Errno::EBUSY));
+        assert!(failed.to_string().contains("only ending the session gives it back"), "{failed}");
+        let (reservation, _mappings) = row_of(&memories);
+        let slice = reservation.slice(0, 3 * MIB2).unwrap();
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=ETIMEDOUT");
+        let failed = slice.write_async(vec![1; 3 * MIB2 as usize]).unwrap().wait().unwrap_err();
+        assert_eq!((failed.error.errno(), failed.object), (Some(Errno::ETIMEDOUT), None));
+        assert_eq!(count(emulator, "MEMCPY_RESULT_REFRESH"), 3 + 1);
+    });
+}
+
+#[test]
+fn a_copy_over_thousands_of_mappings_leaves_places_for_others() {
+    isolated(plain(), |emulator| {
+        let (session, device) = open(0);
+        // One memory, often: the copy is large, and what it needs is not.
+        let (memory, times) = (device.create(MIB2).unwrap(), 1100);
+        let reservation = session.reserve(times * MIB2).unwrap();
+        let mappings = reservation.map_many((0..times).map(|index| (index * MIB2, &memory))).unwrap();
+        let slice = reservation.slice(0, times * MIB2).unwrap();
+        let pending = slice.write_async(vec![0; (times * MIB2) as usize]).unwrap();
+        let tasks = emulator.state().memory.sessions.iter().map(|session| session.tasks).sum::<usize>();
+        assert!((1..=1024).contains(&tasks), "{tasks}");
+        pending.wait().unwrap();
+        drop((slice, mappings));
+        reservation.free().unwrap();
+    });
+}
+
+#[test]
+fn imports_are_copied_and_filled_mapping_by_mapping() {
+    on_each_generation(Config { devices: 3, ..plain() }, |_, emulator| {
+        let (session, here) = open(2);
+        let share = |memory: PhysicalMemory| {
+            let export = memory.export().unwrap();
+            export.trust(&[support::own_tgid()]).unwrap();
+            let import = ascend_vmm::share::import(&here, &export.ticket().unwrap()).unwrap();
+            (support::mapped(&memory), export, import)
+        };
+        // Of two exporters, and of the host.
+        let shares = [
+            share(device(0).create(MIB2).unwrap()),
+            share(device(1).create(MIB2).unwrap()),
+            share(session.host().unwrap().create(MIB2).unwrap()),
+        ];
+        let imports: Vec<_> = shares.iter().map(|(_, _, import)| import.clone()).collect();
+        let (reservation, _mappings) = row_of(&imports);
+        let at = |offset: u64, size: usize| {
+            let (share, offset) = (&shares[(offset / MIB2) as usize], offset % MIB2);
+            contents(&share.0, offset, size)
+        };
+        let both = reservation.slice(0, 2 * MIB2).unwrap();
+        let border = both.part(MIB2 - 2, 4).unwrap();
+        emulator.record();
+        border.write(b"abcd").unwrap();
+        assert_eq!((count(emulator, "MEMCPY"), at(MIB2 - 2, 2), at(MIB2, 2)), (2, b"ab".to_vec(), b"cd".to_vec()));
+        let mut back = [0; 4];
+        border.read(&mut back).unwrap();
+        assert_eq!(&back, b"abcd");
+        both.fill(9).unwrap();
+        assert_eq!((at(0, 1), at(MIB2 - 1, 1), at(MIB2, 1), at(2 * MIB2 - 1, 1)), (vec![9], vec![9], vec![9], vec![9]));
+        border.write_async(b"efgh".to_vec()).unwrap().wait().unwrap();
+        assert_eq!((at(MIB2 - 2, 2), at(MIB2, 2)), (b"ef".to_vec(), b"gh".to_vec()));
+        let rows = Rows { width: 4, height: 2, pitch: 6, buffer_pitch: 4 };
+        both.part(MIB2 - 8, 16).unwrap().write_rows(&rows, b"01234567").unwrap();
+        assert_eq!((at(MIB2 - 8, 4), at(MIB2 - 2, 2), at(MIB2, 2)), (b"0123".to_vec(), b"45".to_vec(), b"67".to_vec()));
+        let mut back = [0; 8];
+        both.part(MIB2 - 8, 16).unwrap().read_rows(&rows, &mut back).unwrap();
+        assert_eq!(&back, b"01234567");
+        // From the memory of another device.
+        let other = mapped_on(&device(0), MIB2);
+        other.write(0, b"ijkl").unwrap();
+        copy::write_batch(&[(both.part(MIB2 - 2, 4).unwrap(), b"mnop")]).unwrap();
+        assert_eq!((at(MIB2 - 2, 2), at(MIB2, 2)), (b"mn".to_vec(), b"op".to_vec()));
+        border.copy_from(&other.slice(0, 4).unwrap()).unwrap();
+        assert_eq!((at(MIB2 - 2, 2), at(MIB2, 2)), (b"ij".to_vec(), b"kl".to_vec()));
+        // Where host memory follows that the device imported, nothing is done at all.
+        let mixed = reservation.slice(2 * MIB2 - 2, 4).unwrap();
+        let before = at(2 * MIB2 - 2, 2);
+        let one = Rows { width: 4, height: 1, pitch: 4, buffer_pitch: 4 };
+        let calls = emulator.records().len();
+        for error in [
+            mixed.write(b"1234").unwrap_err(),
+            mixed.read(&mut [0; 4]).unwrap_err(),
+            mixed.fill(1).unwrap_err(),
+            mixed.write_rows(&one, b"1234").unwrap_err(),
+            mixed.read_rows(&one, &mut [0; 4]).unwrap_err(),
+            mixed.write_async(b"1234".to_vec()).unwrap_err().error,
+            mixed.copy_from(&other.slice(0, 4).unwrap()).unwrap_err(),
+            other.slice(0, 4).unwrap().copy_from(&mixed).unwrap_err(),
+            other.slice(0, 4).unwrap().copy_from_async(&mixed).unwrap_err(),
+            copy::write_batch(&[(reservation.slice(2 * MIB2 - 2, 4).unwrap(), b"1234")]).unwrap_err(),
+        ] {
+            refused_here(&error, "copies no host memory that a device imported");
+        }
+        assert_eq!(emulator.records().len(), calls);
+        assert_eq!(at(2 * MIB2 - 2, 2), before);
+        assert_eq!(emulator.control(|driver| driver.svm.leaked()), 0);
     });
 }
 

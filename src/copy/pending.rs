@@ -7,6 +7,12 @@
 //! running: then the buffer is leaked rather than freed, and the kernel, which keeps its locks in
 //! that case, refuses to unmap the memory until the session is closed.
 //!
+//! One task stays inside one mapping of each side. Of a longer one older drivers release the first
+//! mapping only, and the others can be unmapped no more; and no driver holds the second mapping of a
+//! task that is not longer than its first one (`devmm_vmmas_occupy_inc`). So a copy over several
+//! mappings is several tasks. If one of them cannot be begun, those before it run: the [`Pending`]
+//! waits for them, and then reports the error.
+//!
 //! The kernel can wait for a task, but not say whether it is over. So a [`Pending`] that is asked
 //! that, or polled as a future, starts a thread that waits.
 
@@ -19,11 +25,12 @@ use crate::signals;
 use crate::slots::lock;
 use crate::trace;
 use ascend_ioctl::svm::Op;
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Waker};
 
 /// A copy that is running. Wait for it; dropping it waits too, and logs what goes wrong.
@@ -58,32 +65,113 @@ pub struct Pending<T = Vec<u8>> {
     held: Vec<Arc<Live<Mapped>>>,
 }
 
-/// The kernel's task.
+/// Most tasks of one copy that run at the same time. The driver's table has 65535 places for all of
+/// a process.
+const AHEAD: usize = 1024;
+
+/// The kernel's work for a copy.
 enum Task {
     /// Not waited for yet.
-    Running(i32),
+    Running(Tasks),
     /// A thread waits for it.
-    Waited(i32, Arc<Waiter>),
+    Waited(Arc<Waiter>),
     /// It was waited for, or nothing had to be copied. The result was not taken yet.
     Over,
     /// The result was taken.
     Taken,
 }
 
-/// Where a thread that waits for a task puts the answer.
+/// A task of the kernel's, for a piece of a copy.
+#[derive(Clone, Copy)]
+struct Piece {
+    task: i32,
+    size: u64,
+}
+
+/// The tasks of a copy that were not waited for, and what has failed so far.
+struct Tasks {
+    first: Option<Piece>,
+    others: VecDeque<Piece>,
+    failure: Option<Box<Failure>>,
+}
+
+/// Why a copy was not done.
+struct Failure {
+    error: Error,
+    /// The device may still be using the buffer.
+    in_use: bool,
+}
+
+/// Where a thread that waits for a copy puts the answer.
 #[derive(Default)]
 struct Waiter {
     answer: Mutex<(Option<Answer>, Option<Waker>)>,
     arrived: Condvar,
 }
 
-/// Whether the copy was done; an error if that is not known.
-type Answer = Result<bool, Box<Refused>>;
+/// Whether the copy was done.
+type Answer = Result<(), Box<Failure>>;
+
+impl Tasks {
+    fn new(first: Piece) -> Tasks {
+        Tasks { first: Some(first), others: VecDeque::new(), failure: None }
+    }
+
+    /// Adds a task. If there are very many, waits for the oldest first.
+    fn push(&mut self, piece: Piece, device: &DeviceInner) {
+        self.others.push_back(piece);
+        if self.others.len() >= AHEAD {
+            self.wait_first(device);
+        }
+    }
+
+    /// Remembers the first failure, and whether the device may be using the buffer after any.
+    fn fail(&mut self, error: Error, in_use: bool) {
+        match &mut self.failure {
+            Some(failure) => failure.in_use |= in_use,
+            None => self.failure = Some(Box::new(Failure { error, in_use })),
+        }
+    }
+
+    /// Waits for the oldest task. The kernel takes it out, whatever it answers: it is never waited
+    /// for twice.
+    fn wait_first(&mut self, device: &DeviceInner) {
+        let Some(Piece { task, size }) = self.first.take() else { return };
+        self.first = self.others.pop_front();
+        let failed = |refused: Box<Refused>, operation: &'static str| {
+            device.failed(refused, operation, format!("task {task}, size {}", bytes(size)))
+        };
+        match device.session.svm.memcpy_result_refresh(device.id, task, size) {
+            Ok(true) => {}
+            Ok(false) => {
+                let refused = Refused::new(SystemCall::Svm(Op::MemcpyResultRefresh), Errno::EIO);
+                self.fail(failed(refused, "copy"), false);
+            }
+            Err(refused) => {
+                if refused.errno == Errno::ETIMEDOUT {
+                    // The kernel waits tens of seconds for each task. A device that did not finish
+                    // one in time does not get that again for each of the others.
+                    self.first = None;
+                    self.others.clear();
+                }
+                self.fail(failed(refused, "wait for a copy"), true);
+            }
+        }
+    }
+
+    /// Waits for all tasks.
+    fn wait(mut self, device: &DeviceInner) -> Answer {
+        while self.first.is_some() {
+            self.wait_first(device);
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
+}
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.task {
-            Task::Running(_) | Task::Waited(..) => "running",
+            Task::Running(_) | Task::Waited(_) => "running",
             Task::Over | Task::Taken => "over",
         };
         write!(f, "Pending({}, {state})", bytes(self.size))
@@ -122,18 +210,21 @@ impl Slice<'_> {
     /// Begins to copy a buffer of the same size into the memory; the buffer comes back when the
     /// copy is waited for. What it covers stays mapped until then.
     ///
+    /// The driver copies mapping by mapping. Over more than 1024 of them, this returns when 1024 are
+    /// left to copy.
+    ///
     /// # Errors
     ///
-    /// Those of [`Mapping::write_async`].
+    /// Those of [`Mapping::write_async`]; what fails after the first mapping is an error of waiting.
     pub fn write_async(&self, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         self.begin(from, true)
     }
 
-    /// Begins to copy the memory into a buffer of the same size.
+    /// Begins to copy the memory into a buffer of the same size, as [`Slice::write_async`] does.
     ///
     /// # Errors
     ///
-    /// Those of [`Mapping::write_async`].
+    /// Those of [`Slice::write_async`].
     pub fn read_async(&self, to: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         self.begin(to, false)
     }
@@ -154,10 +245,14 @@ impl Slice<'_> {
             self.copy_from(from)?;
             Task::Over
         } else {
-            // SAFETY: both slices stay mapped, held by the `Pending` until the copy is over, or for
-            // ever.
-            let task = unsafe { self.svm().async_memcpy(device.device().id, self.address, from.address, self.size) };
-            Task::Running(task.map_err(|refused| device.failed(refused, OPERATION))?)
+            let next = |done: u64| self.to_border(done).min(from.to_border(done));
+            let begin = |done: u64, size: u64| {
+                let (to, from) = (self.address + done, from.address + done);
+                // SAFETY: both slices stay mapped, held by the `Pending` until the copy is over, or
+                // for ever.
+                unsafe { self.svm().async_memcpy(device.device().id, to, from, size) }
+            };
+            Task::Running(device.begin_pieces(OPERATION, next, begin)?)
         };
         let held = self.mappings().into_iter().chain(from.mappings()).collect();
         Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held })
@@ -233,10 +328,43 @@ impl Slice<'_> {
         let host = host.expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
         let device = self.device().id;
-        // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until the
-        // copy is over, or for ever.
-        let task = unsafe { self.svm().async_memcpy(device, destination, source, self.size) };
-        task.map(Task::Running).map_err(|refused| self.failed(refused, "begin a copy"))
+        let begin = |done: u64, size: u64| {
+            // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until the
+            // copy is over, or for ever.
+            unsafe { self.svm().async_memcpy(device, destination + done, source + done, size) }
+        };
+        self.begin_pieces("begin a copy", |done| self.to_border(done), begin).map(Task::Running)
+    }
+
+    /// Begins a copy of all of the slice, piece by piece: `next` says how long the piece at an offset
+    /// is, and `begin` begins it. An error if nothing was begun; what fails after that is known to
+    /// the tasks.
+    fn begin_pieces(
+        &self,
+        operation: &'static str,
+        next: impl Fn(u64) -> u64,
+        begin: impl Fn(u64, u64) -> Result<i32, Box<Refused>>,
+    ) -> Result<Tasks> {
+        let piece = |done: u64| {
+            let size = next(done);
+            match begin(done, size) {
+                Ok(task) => Ok(Piece { task, size }),
+                Err(refused) => Err(self.failed(refused, operation, self.address + done, size)),
+            }
+        };
+        let first = piece(0)?;
+        let mut done = first.size;
+        let mut tasks = Tasks::new(first);
+        while done < self.size && tasks.failure.is_none() {
+            match piece(done) {
+                Ok(piece) => {
+                    done += piece.size;
+                    tasks.push(piece, self.device());
+                }
+                Err(error) => tasks.fail(error, false),
+            }
+        }
+        Ok(tasks)
     }
 }
 
@@ -266,11 +394,10 @@ impl<T> Pending<T> {
         if self.device.session.svm.guard.in_child() {
             return false;
         }
-        if let Task::Running(task) = self.task {
-            let Some(waiter) = self.start_waiter(task) else { return false };
-            self.task = Task::Waited(task, waiter);
+        if matches!(self.task, Task::Running(_)) && !self.start_waiter() {
+            return false;
         }
-        let Task::Waited(_, waiter) = &self.task else { return false };
+        let Task::Waited(waiter) = &self.task else { return false };
         // Wakers are the caller's code: cloned before the lock, and dropped after it.
         let waker = waker.cloned();
         let mut answer = lock(&waiter.answer);
@@ -281,11 +408,15 @@ impl<T> Pending<T> {
         running
     }
 
-    fn start_waiter(&self, task: i32) -> Option<Arc<Waiter>> {
+    /// Lets a thread wait for the tasks; false if none can be started.
+    fn start_waiter(&mut self) -> bool {
         let waiter = Arc::<Waiter>::default();
-        let (device, size, answers) = (self.device.clone(), self.size, waiter.clone());
+        let (device, answers) = (self.device.clone(), waiter.clone());
+        // Handed over when the thread is there.
+        let (sender, tasks) = mpsc::sync_channel::<Tasks>(1);
         let wait = move || {
-            let answer = device.session.svm.memcpy_result_refresh(device.id, task, size);
+            let Ok(tasks) = tasks.recv() else { return };
+            let answer = tasks.wait(&device);
             // The caller may close the device once it sees the answer.
             drop(device);
             let mut place = lock(&answers.answer);
@@ -297,7 +428,14 @@ impl<T> Pending<T> {
                 waker.wake();
             }
         };
-        signals::spawn("ascend-vmm-copy", wait).ok().map(|_| waiter)
+        if signals::spawn("ascend-vmm-copy", wait).is_err() {
+            return false;
+        }
+        if let Task::Running(tasks) = std::mem::replace(&mut self.task, Task::Waited(waiter)) {
+            // The thread takes it: it does nothing else before.
+            let _ = sender.send(tasks);
+        }
+        true
     }
 
     fn take_result(&mut self) -> Result<T, Failed<Option<T>>> {
@@ -312,47 +450,28 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Waits for the task. After that nothing is held any more, if the copy is over.
+    /// Waits for the tasks. After that nothing is held any more.
     fn finish(&mut self) -> Result<()> {
-        // The kernel takes the task out, whatever it answers: it is never waited for twice.
-        let (task, answer) = match std::mem::replace(&mut self.task, Task::Taken) {
-            Task::Running(task) => {
-                (task, self.device.session.svm.memcpy_result_refresh(self.device.id, task, self.size))
-            }
-            Task::Waited(task, waiter) => {
+        let answer = match std::mem::replace(&mut self.task, Task::Taken) {
+            Task::Running(tasks) => tasks.wait(&self.device),
+            Task::Waited(waiter) => {
                 let mut place = lock(&waiter.answer);
-                let answer = loop {
+                loop {
                     match place.0.take() {
                         Some(answer) => break answer,
                         None => place = waiter.arrived.wait(place).unwrap_or_else(PoisonError::into_inner),
                     }
-                };
-                (task, answer)
+                }
             }
-            Task::Over | Task::Taken => {
-                self.held.clear();
-                return Ok(());
-            }
-        };
-        self.finished(task, answer)
-    }
-
-    fn finished(&mut self, task: i32, answer: Answer) -> Result<()> {
-        let failed = |refused: Box<Refused>, operation: &'static str| -> Error {
-            self.device.failed(refused, operation, format!("task {task}, size {}", bytes(self.size)))
-        };
-        let result = match answer {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(failed(Refused::new(SystemCall::Svm(Op::MemcpyResultRefresh), Errno::EIO), "copy")),
-            Err(refused) => {
-                let error = failed(refused, "wait for a copy");
-                // The device may still be using it.
-                std::mem::forget(self.buffer.take());
-                Err(error)
-            }
+            Task::Over | Task::Taken => Ok(()),
         };
         self.held.clear();
-        result
+        answer.map_err(|failure| {
+            if failure.in_use {
+                std::mem::forget(self.buffer.take());
+            }
+            failure.error
+        })
     }
 }
 

@@ -146,9 +146,11 @@ fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str
              reservation, the range is not reserved, or the handle is stale",
             "Use one device per reservation, and memory that is alive.",
         ),
-        (SystemCall::Svm(Op::MemUnmap), Errno::EBUSY) => {
-            ("the mapping is in use by a copy", "Wait for asynchronous copies, then unmap.")
-        }
+        (SystemCall::Svm(Op::MemUnmap), Errno::EBUSY) => (
+            "an asynchronous copy holds the mapping, or one that did not end in time, or (before \
+             26.1) one of other code that went over several mappings: these two hold it for ever",
+            "Wait for copies that are running, then unmap; if there are none, only ending the session gives it back.",
+        ),
         (SystemCall::Svm(Op::MemUnmap), Errno::EINVAL) => {
             ("no mapping starts there", "Each mapping can be undone once.")
         }

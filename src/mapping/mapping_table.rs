@@ -172,6 +172,12 @@ impl Cover {
         let containing = first.checked_sub(1).and_then(|at| self.others.get(at)).unwrap_or(&self.first);
         Cover { first: containing.clone(), others: self.others.get(first..end).unwrap_or_default().to_vec() }
     }
+
+    /// Where the first mapping behind an address begins.
+    pub(crate) fn next_border(&self, address: u64) -> Option<u64> {
+        let next = self.others.partition_point(|mapped| mapped.address <= address);
+        self.others.get(next).map(|mapped| mapped.address)
+    }
 }
 
 impl Ranges {

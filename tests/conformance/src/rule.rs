@@ -43,8 +43,8 @@ pub enum Need {
     OwnFiles,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
-    /// Permission to cost the kernel or a device memory that lasts until the driver is loaded anew:
-    /// the rule does, or a driver that answers differently makes it so.
+    /// Permission to cost the kernel or a device memory, or a reference that delays unloading, until
+    /// the driver is loaded anew: the rule does, or a driver that answers differently makes it so.
     Leak,
     /// `/dev/hisi_hdc`.
     Hdc,

@@ -107,6 +107,9 @@ struct World {
     shares: Shares,
     names: Names,
     holds: Holds,
+    /// References to the host's device object that copies of host memory imported on a device took
+    /// and did not give back.
+    leaked: u32,
 }
 
 /// State of the SVM module: every process's session and every share.

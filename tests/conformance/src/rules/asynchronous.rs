@@ -4,7 +4,7 @@ use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, munmap, page_size};
 use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{FIRST_HEAP, GIB, MIB2, Session};
-use ascend_ioctl::svm;
+use ascend_ioctl::{Generation, svm};
 use libc::{EBUSY, EFAULT, EINVAL, ENOSPC};
 
 pub const RULES: &[Rule] = &[
@@ -19,6 +19,16 @@ pub const RULES: &[Rule] = &[
     rule!(a_task_keeps_its_mapping_until_it_is_refreshed, Ran).decided_by("devmm_vmma_exclusive_set, svm_vmma_mng.c"),
     rule!(a_task_keeps_its_reservation_until_it_is_refreshed, Ran)
         .decided_by("devmm_set_page_ref_free, svm_heap_mng.c"),
+    rule!(a_task_keeps_all_of_its_mappings_until_it_is_refreshed, Ran)
+        .decided_by("devmm_set_async_cpy_para, devmm_proc_mem_copy.c")
+        .since(Generation::V26_1),
+    rule!(a_refreshed_task_keeps_all_mappings_but_its_first, Ran)
+        .decided_by("devmm_dma_copy_task_set_para, devmm_proc_mem_copy.c")
+        .before(Generation::V26_1),
+    rule!(tasks_of_one_mapping_each_keep_nothing, Ran)
+        .decided_by("devmm_async_cpy_dec_addr_ref, devmm_proc_mem_copy.c"),
+    rule!(a_task_over_a_border_may_not_keep_its_second_mapping, Source)
+        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
     rule!(a_failed_submission_keeps_nothing, Ran).decided_by("devmm_ioctl_async_memcpy_proc, svm_master_memcpy.c"),
     rule!(the_source_may_go_before_the_refresh, Ran).decided_by("devmm_pin_user_pages_fast, devmm_common.c"),
     rule!(finished_tasks_do_not_stop_a_device_from_closing, Ran)
@@ -108,6 +118,81 @@ fn a_task_keeps_its_reservation_until_it_is_refreshed(host: &Host) -> Verdict {
     session.refresh(task).granted()?;
     session.unmap(far).granted()?;
     session.free(far).granted()
+}
+
+/// Two neighbouring mappings of 2 MiB, of a device or of the host.
+fn neighbours(session: &Session, of_host: bool) -> Result<[u64; 2], Failure> {
+    let address = session.reserve(2 * MIB2)?;
+    for at in [address, address + MIB2] {
+        let handle = if of_host { session.host_huge(MIB2) } else { session.device_huge(0, MIB2) }.granted()?;
+        session.map(&handle, at, MIB2).granted()?;
+    }
+    Ok([address, address + MIB2])
+}
+
+/// A task to the device and one back, each over two mappings of one side, with those mappings.
+fn tasks_over_two_mappings(session: &Session) -> Result<[(i32, [u64; 2]); 2], Failure> {
+    let (_, whole) = session.device_mapping(0, 2 * MIB2)?;
+    let [near, far] = [neighbours(session, true)?, neighbours(session, false)?];
+    let mut bytes = vec![0u8; 2 * MIB2 as usize];
+    let there = session.copy_async(whole, near[0], 2 * MIB2).granted()?;
+    let back = session.copy_async(bytes.as_mut_ptr() as u64, far[0], 2 * MIB2).granted()?;
+    for address in near.into_iter().chain(far) {
+        session.unmap(address).refused(EBUSY)?;
+    }
+    for task in [there, back] {
+        equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    }
+    Ok([(there, near), (back, far)])
+}
+
+fn a_task_keeps_all_of_its_mappings_until_it_is_refreshed(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    for (_, mappings) in tasks_over_two_mappings(&session)? {
+        for address in mappings {
+            session.unmap(address).granted()?;
+        }
+    }
+    Ok(())
+}
+
+fn a_refreshed_task_keeps_all_mappings_but_its_first(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    for (task, [first, second]) in tasks_over_two_mappings(&session)? {
+        session.unmap(first).granted()?;
+        session.unmap(second).refused(EBUSY)?;
+        session.refresh(task).refused(EINVAL)?;
+        session.unmap(second).refused(EBUSY)?;
+    }
+    Ok(())
+}
+
+fn tasks_of_one_mapping_each_keep_nothing(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let mappings = neighbours(&session, false)?;
+    let bytes = vec![0u8; MIB2 as usize];
+    let mut tasks = Vec::new();
+    for address in mappings {
+        tasks.push(session.copy_async(address, bytes.as_ptr() as u64, MIB2).granted()?);
+    }
+    for task in tasks {
+        equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    }
+    for address in mappings {
+        session.unmap(address).granted()?;
+    }
+    Ok(())
+}
+
+fn a_task_over_a_border_may_not_keep_its_second_mapping(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let [first, second] = neighbours(&session, false)?;
+    let bytes = [1u8; 64];
+    let task = session.copy_async(second - 32, bytes.as_ptr() as u64, 64).granted()?;
+    session.unmap(first).refused(EBUSY)?;
+    session.unmap(second).granted()?;
+    equal("state", session.refresh(task).granted()?, svm::ASYNC_DONE)?;
+    session.unmap(first).granted().map(drop)
 }
 
 fn a_failed_submission_keeps_nothing(host: &Host) -> Verdict {

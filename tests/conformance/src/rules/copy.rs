@@ -55,13 +55,16 @@ pub const RULES: &[Rule] = &[
         .decided_by("_devmm_get_memcpy_mem_attrs, svm_master_memcpy.c")
         .since(Generation::V26_1),
     rule!(copies_of_host_memory_imported_on_a_device_are_einval, Ran)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c")
+        .needs(&[Need::Leak]),
     rule!(asynchronous_copies_of_host_memory_imported_on_a_device_are_einval, Ran)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c")
+        .needs(&[Need::Leak]),
     rule!(copies_between_device_memory_and_imported_host_memory_are_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_p2p_memcpy_process, svm_master_memcpy.c"),
-    rule!(copies_between_mapped_and_imported_host_memory_are_einval, Source)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(copies_between_mapped_and_imported_host_memory_are_einval, Ran)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c")
+        .needs(&[Need::Leak]),
     rule!(host_memory_imported_on_a_device_is_mapped_and_released, Ran)
         .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
     rule!(copies_within_a_device_of_imported_memory_are_eopnotsupp, Ran)

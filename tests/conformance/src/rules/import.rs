@@ -499,10 +499,17 @@ fn local_handles_of_other_types_are_imported_alike(host: &Host) -> Verdict {
     })
 }
 
+/// The super-pod id of a device like this one of another server. Never 0, which
+/// [`Session::import_raw`] takes for this server.
+fn another_server(sdid: u32) -> u32 {
+    const SERVER: u32 = 1 << 22;
+    if sdid == SERVER { 2 * SERVER } else { sdid ^ SERVER }
+}
+
 fn the_host_imports_nothing_of_another_server(host: &Host) -> Verdict {
     let Some(sdid) = host.sdid else { return Ok(()) };
     as_importer(host, |session, share| {
-        let foreign = sdid ^ (1 << 22);
+        let foreign = another_server(sdid);
         let para = MemImport { share, exporter: HOST_ID, sdid: foreign, ..Default::default() };
         session.import_raw(HOST_ID, para).refused(EOPNOTSUPP)
     })
@@ -733,7 +740,7 @@ fn an_exporter_is_known_by_its_process_id_alone(host: &Host) -> Verdict {
 fn an_import_in_the_name_of_another_server_is_never_forgotten(host: &Host) -> Verdict {
     let Some(sdid) = host.sdid else { return Ok(()) };
     as_device_importer(host, |session, share| {
-        let foreign = MemImport { share, sdid: sdid ^ (1 << 22), ..Default::default() };
+        let foreign = MemImport { share, sdid: another_server(sdid), ..Default::default() };
         let answer = session.import_raw(0, foreign).granted()?;
         let para = svm::MemRelease { id: answer.id, side: answer.side, pages: answer.pages, ..Default::default() };
         // The release is sent to the other server; what it answers is not the question here.

@@ -2,7 +2,7 @@
 
 use super::copy::{host_memory_on_a_device, on_device};
 use crate::host::Host;
-use crate::rule::{Judge, Rule, Verdict, equal, rule};
+use crate::rule::{Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{GIB, MIB2, Session};
 use ascend_ioctl::svm::{
     self, COPY_DETECT, COPY_DEVICE_TO_DEVICE, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE, COPY_HOST_TO_HOST, Memcpy2d, Op,
@@ -10,8 +10,9 @@ use ascend_ioctl::svm::{
 use libc::{EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(rows_of_host_memory_imported_on_a_device_are_einval, Source)
-        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c"),
+    rule!(rows_of_host_memory_imported_on_a_device_are_einval, Ran)
+        .decided_by("devmm_get_dma_copy_devid, devmm_proc_mem_copy.c")
+        .needs(&[Need::Leak]),
     rule!(rows_are_copied_both_ways, Ran).decided_by("devmm_ioctl_memcpy2d_proc, svm_master_memcpy.c"),
     rule!(rows_wider_than_their_pitch_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
     rule!(no_rows_and_empty_rows_are_einval, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),

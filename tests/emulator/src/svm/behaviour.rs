@@ -111,6 +111,9 @@ pub struct Behaviour {
     pub huge_pinned_pages: bool,
     /// How many kinds of MEM_REMOTE_MAP there are.
     pub remote_kinds: u32,
+    /// Refreshing an asynchronous copy releases the mappings of its first part only: the others stay
+    /// occupied until the process ends.
+    pub refresh_releases_first_part: bool,
 }
 
 const V8_5_0: Behaviour = Behaviour {
@@ -121,6 +124,7 @@ const V8_5_0: Behaviour = Behaviour {
     dynamic_unmap_ends_session: true,
     huge_pinned_pages: false,
     remote_kinds: 6,
+    refresh_releases_first_part: true,
 };
 
 const V9_0_0: Behaviour = Behaviour {
@@ -132,7 +136,8 @@ const V9_0_0: Behaviour = Behaviour {
     ..V8_5_0
 };
 
-const V26_1: Behaviour = Behaviour { reports_uvm_page: true, has_soma_pools: true, ..V9_0_0 };
+const V26_1: Behaviour =
+    Behaviour { reports_uvm_page: true, has_soma_pools: true, refresh_releases_first_part: false, ..V9_0_0 };
 
 impl Behaviour {
     /// The behaviour of a generation. A newer one is assumed to behave like the newest of these.

@@ -6,6 +6,7 @@
 //! over whole mappings, which misses the end of a range that begins inside a mapping: the mapped
 //! part is then written before the copy fails.
 
+use super::behaviour::Behaviour;
 use super::heap::{self, Elsewhere};
 use super::pause::{Holds, Until};
 use super::session::Process;
@@ -13,6 +14,7 @@ use super::store::BlockId;
 use super::{Answer, Call, agent, put, refuse};
 use crate::caller::Fault;
 use crate::machine::HOST;
+use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
@@ -26,6 +28,8 @@ pub struct Task {
     source: u64,
     destination: u64,
     size: u64,
+    /// What the refresh releases of both sides.
+    released: u64,
     failed: bool,
     /// The part that was not copied yet.
     rest: Option<Rest>,
@@ -150,6 +154,26 @@ impl Process {
             let Some(mapping) = heap.mapping(at) else { return false };
             let kind = (mapping.physical, mapping.imported);
             if *first.get_or_insert(kind) != kind {
+                return true;
+            }
+            at = mapping.end();
+        }
+        false
+    }
+
+    /// Whether a range covers imports whose exporters are different devices, or a device and the
+    /// host. The driver does not check that: it takes the first one's DMA engine for all
+    /// (`devmm_get_dma_copy_devid`).
+    fn has_two_exporters(&self, address: u64, size: u64) -> bool {
+        let Some(heap) = self.heap(address).filter(|heap| self.is_svm(address) && heap.is_reserve()) else {
+            return false;
+        };
+        let mut first = None;
+        let mut at = address;
+        while at < address + size {
+            let Some(mapping) = heap.mapping(at).filter(|mapping| mapping.imported) else { return false };
+            let exporter = self.nodes.get(&(mapping.physical, mapping.id)).map(|node| node.physical);
+            if *first.get_or_insert(exporter) != exporter {
                 return true;
             }
             at = mapping.end();
@@ -294,6 +318,9 @@ impl Call<'_, '_> {
             }
         }
         if one_way && (from.of_host || to.of_host) {
+            // The driver looks for a DMA device, takes a reference and finds none
+            // (`devmm_pa_node_list_dma_map`).
+            self.world.leaked += 1;
             return refuse(Errno::EINVAL, "there is no DMA device for host memory that a device imported");
         }
         if real == svm::COPY_DEVICE_TO_DEVICE && (from.of_host || to.of_host) {
@@ -305,6 +332,13 @@ impl Call<'_, '_> {
         if real == svm::COPY_DEVICE_TO_DEVICE && from.device == to.device && (from.imported || to.imported) {
             return refuse(Errno::EOPNOTSUPP, "imported memory is not copied within one device");
         }
+        if real != svm::COPY_HOST_TO_HOST {
+            for address in [source, destination] {
+                if self.process.has_two_exporters(address, size) {
+                    self.wrong_engine(address, size);
+                }
+            }
+        }
         if real != svm::COPY_HOST_TO_HOST && mode != Mode::Async {
             self.transfer(device)?;
             if let Some(other) = to.device.filter(|other| *other != device) {
@@ -314,14 +348,20 @@ impl Call<'_, '_> {
         Ok(Plan { direction: real, device })
     }
 
+    fn wrong_engine(&mut self, address: u64, size: u64) {
+        let detail = format!(
+            "one copy of {size:#x} bytes at {address:#x} covers imports of different exporters: the DMA engine of the \
+             first one would have used addresses of another device"
+        );
+        self.machine.traps.push(Trap { name: "copy-of-two-exporters", tgid: self.caller.tgid, detail });
+    }
+
     /// Copies the bytes in pieces, as the driver does. Pieces before a failing one stay copied.
     pub(super) fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
         if plan.direction == svm::COPY_HOST_TO_HOST {
             return Ok(());
         }
-        // Upper limit of the copy's size, and the size of its pieces.
-        const PIECES: [(u64, u64); 3] = [(765 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
-        let piece = PIECES.iter().find(|(up_to, _)| size <= *up_to).map_or(2 << 20, |(_, piece)| *piece);
+        let piece = part_of(size);
         self.pace.begin(size, &[(destination, size), (source, size)]);
         let mut done = 0;
         while done < size {
@@ -492,7 +532,9 @@ impl Call<'_, '_> {
             }
         }
         let id = self.process.tasks.take_id();
-        self.process.tasks.tasks.insert(id, Task { source, destination, size, failed, rest });
+        let first_part = Behaviour::of(self.machine.config.generation).refresh_releases_first_part;
+        let released = if first_part { part_of(size) } else { size };
+        self.process.tasks.tasks.insert(id, Task { source, destination, size, released, failed, rest });
         self.process.hold(source, size, true);
         self.process.hold(destination, size, true);
         para.task = id;
@@ -514,8 +556,8 @@ impl Call<'_, '_> {
             // The driver pinned the caller's pages at the submission; here they may be gone.
             task.failed |= self.carry(plan, task.destination + moved, task.source + moved, task.size - moved).is_err();
         }
-        self.process.hold(task.source, task.size, false);
-        self.process.hold(task.destination, task.size, false);
+        self.process.hold(task.source, task.released, false);
+        self.process.hold(task.destination, task.released, false);
         para.state = if task.failed { svm::ASYNC_FAILED } else { svm::ASYNC_DONE };
         put(arg, &para);
         Ok(())
@@ -556,6 +598,9 @@ impl Call<'_, '_> {
         if place.of_host {
             return refuse(Errno::EINVAL, "there is no DMA device for host memory that a device imported");
         }
+        if place.imported {
+            return self.fill_share(&para);
+        }
         self.message(device)?;
         self.pace.begin(para.size, &[(para.destination, para.size)]);
         let mut done = 0;
@@ -575,6 +620,26 @@ impl Call<'_, '_> {
         }
         Ok(())
     }
+
+    /// MEMSET8 of imported memory: the device fills the share of the *first* mapping, all of the size,
+    /// mapped or not (`devmm_share_mem_memset`). Other mappings are not touched.
+    fn fill_share(&mut self, para: &svm::Memset) -> Answer {
+        let found = self.process.heap(para.destination).and_then(|heap| heap.mapping(para.destination));
+        let Some(mapping) = found else { return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address") };
+        let (block, offset, importer) = (mapping.block, para.destination - mapping.start, mapping.physical);
+        self.message(importer)?;
+        let room = self.world.store.length(block).unwrap_or(0).saturating_sub(offset);
+        self.world.store.fill(block, offset, para.size.min(room), para.value as u8)?;
+        if para.size > room { refuse(Errno::EINVAL, "the share ends before the range does") } else { Ok(()) }
+    }
+}
+
+/// The size of the parts in which the driver copies so many bytes
+/// (`devmm_memcpy_get_per_page_num`); the last part is smaller.
+fn part_of(size: u64) -> u64 {
+    const UP_TO: [(u64, u64); 3] = [(768 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];
+    let part = UP_TO.iter().find(|(limit, _)| size <= *limit).map_or(2 << 20, |(_, part)| *part);
+    part.min(size)
 }
 
 /// The caller's memory cannot be pinned for a transfer.

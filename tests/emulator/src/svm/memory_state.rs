@@ -176,4 +176,10 @@ impl Svm {
     pub fn stuck(&self) -> u32 {
         self.stuck
     }
+
+    /// Number of references that are never given back: unloading the real module then takes some 21
+    /// minutes.
+    pub fn leaked(&self) -> u32 {
+        self.world.leaked
+    }
 }

@@ -130,7 +130,6 @@ impl Store {
     }
 
     /// Bytes of a block, if there is such a block.
-    #[cfg(test)]
     pub fn length(&self, block: BlockId) -> Option<u64> {
         self.blocks.get(&block).map(|block| block.length)
     }
