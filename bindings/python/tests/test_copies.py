@@ -262,3 +262,17 @@ def test_a_mapping_is_not_closed_under_a_copy_of_another_thread(session):
             assert "another thread is using it" in str(refused)
             return
     pytest.fail("no close met a copy")
+
+
+def test_copies_and_fills_over_several_mappings_leave_each_free(session):
+    reservation = session.reserve(6 * MIB)
+    mappings = [reservation.map(session.device(0).create(2 * MIB), offset=number * 2 * MIB) for number in range(3)]
+    data = bytes(range(256)) * (6 * MIB // 256)
+    reservation.write_async(data).wait()
+    back = bytearray(6 * MIB)
+    reservation.read_into_async(back).wait()
+    assert back == data
+    reservation.fill(7)
+    assert reservation.read(4, offset=2 * MIB - 2) == b"\x07" * 4
+    for mapping in mappings:
+        mapping.unmap()

@@ -80,11 +80,60 @@ static void several_places(void)
     OK(aclrtReleaseMemAddress(other));
 }
 
+/* Copies on a stream and fills over several handles, own and imported, leave each free to be unmapped. */
+static void over_several_handles(void)
+{
+    enum { HANDLES = 3 };
+    const size_t size = 2 * MIB, all = HANDLES * size;
+    aclrtStream stream = NULL;
+    void *host = NULL, *back = NULL;
+    OK(aclrtCreateStream(&stream));
+    OK(aclrtMallocHost(&host, all));
+    OK(aclrtMallocHost(&back, all));
+    for (int imported = 0; imported < 2; imported++) {
+        aclrtDrvMemHandle handles[HANDLES], owned[HANDLES];
+        void *base = NULL;
+        OK(aclrtReserveMemAddress(&base, all, 0, NULL, 0));
+        for (int i = 0; i < HANDLES; i++) {
+            aclrtPhysicalMemProp prop = on_device(imported);
+            OK(aclrtMallocPhysical(&owned[i], size, &prop, 0));
+            handles[i] = owned[i];
+            if (imported) {
+                uint64_t shareable = 0;
+                OK(aclrtMemExportToShareableHandle(owned[i], ACL_MEM_HANDLE_TYPE_NONE, 1, &shareable));
+                OK(aclrtMemImportFromShareableHandle(shareable, 0, &handles[i]));
+            }
+            OK(aclrtMapMem((char *)base + i * size, size, 0, handles[i], 0));
+        }
+        fill_pattern(host, all, 5);
+        OK(aclrtMemcpyAsync(base, all, host, all, ACL_MEMCPY_HOST_TO_DEVICE, stream));
+        OK(aclrtMemcpyAsync(back, all, base, all, ACL_MEMCPY_DEVICE_TO_HOST, stream));
+        OK(aclrtSynchronizeStream(stream));
+        CHECK(memcmp(host, back, all) == 0);
+        OK(aclrtMemset(base, all, 0x5a, all));
+        OK(aclrtMemcpy(back, all, base, all, ACL_MEMCPY_DEVICE_TO_HOST));
+        memset(host, 0x5a, all);
+        CHECK(memcmp(host, back, all) == 0);
+        for (int i = 0; i < HANDLES; i++) {
+            OK(aclrtUnmapMem((char *)base + i * size));
+            OK(aclrtFreePhysical(handles[i]));
+            if (imported) {
+                OK(aclrtFreePhysical(owned[i]));
+            }
+        }
+        OK(aclrtReleaseMemAddress(base));
+    }
+    OK(aclrtFreeHost(host));
+    OK(aclrtFreeHost(back));
+    OK(aclrtDestroyStream(stream));
+}
+
 int main(void)
 {
     OK(aclInit(NULL));
     OK(aclrtSetDevice(0));
     several_places();
+    over_several_handles();
     const size_t before = free_memory();
     aclrtPhysicalMemProp prop = on_device(0);
     size_t granularity = 0;
