@@ -465,20 +465,18 @@ fn no_giant_pages(device: &DeviceInner) -> Error {
 #[cold]
 fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, refused: Box<Refused>) -> Error {
     if refused.errno == Errno::ENOMEM {
-        let (place, info) = match node {
-            _ if !device.is_host() => {
-                let info = device.memory_info(kind.memory).ok();
-                (format!("device {}, {}", device.id, kind.memory), info)
-            }
-            Some(node) => (format!("the host, node {node}"), None),
-            None => ("the host".to_owned(), None),
+        let place = match node {
+            _ if !device.is_host() => format!("device {}, {}", device.id, kind.memory),
+            Some(node) => format!("the host, node {node}"),
+            None => "the host".to_owned(),
         };
+        let (free_huge, free_giant) = free_bytes(device, kind);
         return OutOfMemory {
             place,
             asked: size,
             page: kind.page,
-            free_huge: info.map(|info| info.huge_free).or_else(|| device.is_host().then(host_available).flatten()),
-            free_giant: info.map(|info| info.giant_free),
+            free_huge,
+            free_giant,
             kernel_log: refused.kernel_log,
         }
         .into();
@@ -487,6 +485,15 @@ fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, r
     let node = node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
     let arguments = format!("size {}, pages of {page}, {}{node}", bytes(size), kind.memory);
     device.failed(refused, OPERATION, arguments)
+}
+
+/// Free bytes in 2 MiB and in 1 GiB pages, where the driver reports them.
+pub(crate) fn free_bytes(device: &DeviceInner, kind: Kind) -> (Option<u64>, Option<u64>) {
+    if device.is_host() {
+        return (host_available(), None);
+    }
+    let info = device.memory_info(kind.memory).ok();
+    (info.map(|info| info.huge_free), info.map(|info| info.giant_free))
 }
 
 /// What Linux believes can be allocated; how much of it is in 2 MiB pieces it does not say.

@@ -183,8 +183,9 @@ impl Pool {
     /// # Errors
     ///
     /// [`Error::Invalid`] for sizes and alignments that cannot be, and for a tag that is asleep;
-    /// [`Error::OutOfMemory`] if the device has no more memory after all that is free here was
-    /// given back; [`Error::Refused`] with what the kernel says.
+    /// [`Error::OutOfMemory`] if the device has not enough memory with all that is free here given
+    /// back, with what was asked for and what is free; [`Error::Refused`] with what the kernel says.
+    /// Free memory, the cache and the addresses are then as they were before.
     #[doc(alias = "aclrtMalloc")]
     #[inline]
     pub fn allocate(&self, size: u64, alignment: u64, tag: Tag) -> Result<Block> {
@@ -195,16 +196,41 @@ impl Pool {
             Ok(taken) => taken,
             Err(error) => self.allocate_again(&heap, request, error)?,
         };
-        let Claim { address, number } = claim;
-        Ok(Block { heap, address, size: request.size, number, generation })
+        let Claim { address, size, number } = claim;
+        Ok(Block { heap, address, size, number, generation })
     }
 
+    /// Tries once more with what is free in all tags. If that does not help it is mapped again.
     #[cold]
     fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u32)> {
-        if !error.is_out_of_memory() || self.unmap_free()? == 0 {
+        if !self.may_fit(&error) {
             return Err(error);
         }
-        heap.allocate(request)
+        // What cannot be unmapped because something uses it stays: memory is what is missing.
+        let unmapped = self.all().into_iter().map(|heap| (heap.unmap_free().unwrap_or_default(), heap));
+        let unmapped: Vec<_> = unmapped.filter(|(handles, _)| !handles.is_empty()).collect();
+        self.inner.shared.check_process()?;
+        if unmapped.is_empty() {
+            return Err(error);
+        }
+        let allocated = heap.allocate(request);
+        for (handles, heap) in &unmapped {
+            match allocated {
+                Ok(_) => heap.remove_empty_rooms(),
+                Err(_) => heap.map_again(handles),
+            }
+        }
+        allocated
+    }
+
+    /// Whether a request could be served with all that is free: on the device, here and in the
+    /// cache.
+    fn may_fit(&self, error: &Error) -> bool {
+        let Error::OutOfMemory(details) = error else { return error.is_out_of_memory() };
+        let (Some(huge), giant) = (details.free_huge, details.free_giant.unwrap_or(0)) else { return true };
+        let Statistics { mapped, in_use, cached, .. } = self.statistics();
+        let here = cached + mapped.saturating_sub(in_use);
+        details.asked <= huge.saturating_add(giant).saturating_add(here)
     }
 
     /// The tag's heap, made when it is first used.
@@ -301,7 +327,7 @@ impl Pool {
     }
 
     /// Unmaps all handles in which no block is, releases their memory and what is cached, and
-    /// returns how many bytes were released.
+    /// returns how many bytes were released. Addresses with no memory left are returned too.
     ///
     /// # Errors
     ///
@@ -317,7 +343,10 @@ impl Pool {
         let (mut unmapped, mut refused) = (0, None);
         for heap in self.all() {
             match heap.unmap_free() {
-                Ok(bytes) => unmapped += bytes,
+                Ok(handles) => {
+                    unmapped += handles.iter().map(|(_, size)| size).sum::<u64>();
+                    heap.remove_empty_rooms();
+                }
                 Err(error) => refused = Some(error),
             }
         }
@@ -481,7 +510,7 @@ impl Block {
 
     #[inline]
     fn claim(&self) -> Claim {
-        Claim { address: self.address, number: self.number }
+        Claim { address: self.address, size: self.size, number: self.number }
     }
 }
 
@@ -490,7 +519,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         // In a child of fork the lock may be held for ever, and the block is the parent's.
         if self.number != DISOWNED && !self.heap.shared.in_child() {
-            self.heap.free(self.claim(), self.size, self.generation);
+            self.heap.free(self.claim(), self.generation);
         }
     }
 }

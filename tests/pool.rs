@@ -5,9 +5,10 @@ mod support;
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::pool::{CacheOptions, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 use ascend_vmm::share::Place;
-use ascend_vmm::{Kind, MemoryKind, Page, ReserveOptions, Session};
+use ascend_vmm::{Error, Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::processes::start;
 use support::{GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
 fn cache() -> PageCache {
@@ -93,7 +94,11 @@ fn a_cache_keeps_no_more_than_its_limit_and_trims_the_largest_first() {
         let memories = sizes.map(|size| cache.take(size).unwrap());
         memories.into_iter().for_each(|memory| cache.put(memory));
         assert_eq!(cache.statistics().cached, 3 * MIB2);
-        assert_eq!(cache.trim(MIB2).unwrap(), 2 * MIB2);
+        // The limit itself may be reached.
+        cache.put(cache.take(MIB2).unwrap());
+        cache.put(device(0).create(MIB2).unwrap());
+        assert_eq!(cache.statistics().cached, 4 * MIB2);
+        assert_eq!(cache.trim(MIB2).unwrap(), 2 * MIB2 + MIB2);
         assert_eq!(cache.statistics().handles, 1);
         assert_eq!(cache.trim(0).unwrap(), MIB2);
         assert_eq!(cache.trim(0).unwrap(), 0);
@@ -378,6 +383,8 @@ fn a_reset_frees_all_blocks_of_a_tag_and_their_handles_are_worth_nothing() {
     on_each_generation(plain(), |_, _| {
         let pool = Pool::new(&cache());
         let kept = pool.allocate(100, 1, Tag(2)).unwrap();
+        // All of the tag in one segment, so that the same blocks have the same addresses.
+        drop(pool.allocate(8 * MIB, 1, Tag(1)).unwrap());
         let stale = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
         let loose = pool.allocate(7, 1, Tag(1)).unwrap().into_address();
         pool.reset(Tag(1)).unwrap();
@@ -629,6 +636,7 @@ fn a_step_of_any_size_maps_no_more_than_there_is() {
 fn addresses_that_were_given_back_are_used_again_and_the_peak_counts_what_was_in_use_at_once() {
     on_each_generation(plain(), |_, _| {
         let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        drop(pool.allocate(3 * MIB2, 1, Tag(0)).unwrap());
         let mut blocks: Vec<_> = (0..3).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
         let (reserved, middle) = (pool.statistics().reserved, blocks.remove(1).address());
         assert_eq!(pool.trim().unwrap(), MIB2);
@@ -652,5 +660,214 @@ fn handles_do_not_cross_the_border_of_two_reservations_of_a_segment() {
         assert!(segment.pieces().any(|(offset, size)| offset + size == border));
         segment.slice(border - 4, 4).unwrap().write(b"last").unwrap();
         segment.slice(border, 5).unwrap().write(b"first").unwrap();
+    });
+}
+
+/// What a refused growth must not change: free memory, the cache, what is mapped and reserved.
+fn kept(pool: &Pool) -> (u64, u64, u64, u64, u64) {
+    let (cache, statistics) = (pool.cache().statistics(), pool.statistics());
+    (free(), cache.cached, cache.handles, statistics.mapped, statistics.reserved)
+}
+
+#[test]
+fn a_growth_that_is_refused_gives_everything_back_and_says_what_was_asked_and_free() {
+    on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
+        let peer = start(|channel| {
+            channel.wait();
+            channel.send(device(0).create(channel.receive()).is_ok().into());
+        });
+        let pool = Pool::new(&cache());
+        let block = pool.allocate(10 * MIB, 1, Tag(1)).unwrap();
+        // Free in a tag, and cached in sizes of which one is used by the growth and one is not.
+        drop(pool.allocate(6 * MIB, 1, Tag(2)).unwrap());
+        let cached = [MIB2, 3 * MIB2, 20 * MIB].map(|size| pool.cache().take(size).unwrap());
+        cached.into_iter().for_each(|memory| pool.cache().put(memory));
+        let before = kept(&pool);
+        for (size, alignment) in [(100 * GIB, 512), (128 * GIB, GIB), (256 * MIB, 1)] {
+            for tag in [Tag(1), Tag(2), Tag(3)] {
+                let error = pool.allocate(size, alignment, tag).unwrap_err();
+                let Error::OutOfMemory(details) = &error else { panic!("{error}") };
+                assert_eq!((details.asked, details.free_huge), (size, Some(before.0)), "{error}");
+                assert!(error.to_string().contains(&format!("for a block of {tag}")), "{error}");
+                assert_eq!(kept(&pool), before, "{size} {tag}");
+            }
+        }
+        let mut segment = Segment::new(pool.cache(), 100 * GIB).unwrap();
+        segment.ensure(2 * MIB2..3 * MIB2).unwrap();
+        segment.slice(2 * MIB2, 4).unwrap().write(b"here").unwrap();
+        let before = kept(&pool);
+        let error = segment.ensure(0..100 * GIB).unwrap_err();
+        let Error::OutOfMemory(details) = &error else { panic!("{error}") };
+        assert_eq!((details.asked, details.free_huge), (100 * GIB - MIB2, Some(before.0)), "{error}");
+        assert_eq!((kept(&pool), segment.mapped()), (before, MIB2));
+        assert!(pool.cache().take(100 * GIB).unwrap_err().is_out_of_memory());
+        assert_eq!(kept(&pool), before);
+        // Another process can have all that was free.
+        peer.signal();
+        peer.send(before.0);
+        assert_eq!(peer.receive(), 1);
+        drop(block);
+    });
+}
+
+#[test]
+fn memory_that_was_unmapped_for_nothing_is_mapped_again() {
+    on_each_generation(Config { hbm: 64 * MIB, ..plain() }, |_, _| {
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        // Tag 1 has as much free as is asked for, but a part of that is in pages that are in use.
+        let blocks: Vec<_> = (0..4).map(|_| pool.allocate(MIB + 4096, 1, Tag(1)).unwrap()).collect();
+        drop(pool.allocate(8 * MIB, 1, Tag(1)).unwrap());
+        let hog = device(0).create(free()).unwrap();
+        let before = kept(&pool);
+        let error = pool.allocate(10 * MIB, 1, Tag(2)).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        assert_eq!(kept(&pool), before);
+        // It can be used as before, and is given to another tag where that helps.
+        pool.allocate(8 * MIB, 1, Tag(1)).unwrap().fill(0, 8 * MIB, 1).unwrap();
+        pool.allocate(8 * MIB, 1, Tag(2)).unwrap().fill(0, 8 * MIB, 2).unwrap();
+        drop((blocks, hog));
+        pool.trim().unwrap();
+        assert_eq!((pool.statistics().mapped, pool.statistics().reserved), (0, 0));
+    });
+}
+
+#[test]
+fn a_large_alignment_takes_no_more_addresses_and_memory_than_the_block() {
+    isolated(Config { hbm: 136 * GIB, ..plain() }, |_| {
+        let pool = Pool::new(&cache());
+        for size in [128 * GIB, 3 * GIB, GIB] {
+            let block = pool.allocate(size, GIB, Tag(0)).unwrap();
+            assert_eq!(block.address() % GIB, 0);
+            let statistics = pool.statistics();
+            assert_eq!((statistics.mapped, statistics.reserved), (size, size));
+            drop(block);
+            pool.trim().unwrap();
+            assert_eq!(pool.statistics().reserved, 0);
+        }
+        // After a block that ends in the middle of a GiB.
+        let first = pool.allocate(GIB - MIB, 1, Tag(0)).unwrap();
+        let second = pool.allocate(GIB, GIB, Tag(0)).unwrap();
+        assert_eq!((second.address() % GIB, pool.statistics().mapped), (0, 2 * GIB));
+        drop((first, second));
+    });
+}
+
+#[test]
+fn an_aligned_block_is_not_planned_into_a_hole_that_is_just_as_large() {
+    on_each_generation(plain(), |_, _| {
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        // A segment of 64 MiB with a hole of 8 MiB, 2 MiB after a multiple of 8 MiB.
+        drop(pool.allocate(64 * MIB, 64 * MIB, Tag(0)).unwrap());
+        let mut blocks: Vec<_> = (0..32).map(|_| pool.allocate(MIB2, MIB2, Tag(0)).unwrap()).collect();
+        blocks.sort_by_key(|block| block.address());
+        let start = blocks[0].address();
+        assert_eq!((start % (64 * MIB), pool.statistics().mapped), (0, 64 * MIB));
+        drop(blocks.drain(5..9));
+        pool.trim().unwrap();
+        assert_eq!(pool.statistics().mapped, 56 * MIB);
+        let aligned = pool.allocate(8 * MIB, 8 * MIB, Tag(0)).unwrap();
+        aligned.fill(0, 8 * MIB, 1).unwrap();
+        assert_eq!((aligned.address() % (8 * MIB), pool.statistics().mapped), (0, 64 * MIB));
+        assert!(aligned.address() < start || aligned.address() >= start + 64 * MIB);
+        // The hole is still there for what fits.
+        let other = pool.allocate(8 * MIB, MIB2, Tag(0)).unwrap();
+        assert_eq!(other.address(), start + 10 * MIB);
+    });
+}
+
+#[test]
+fn a_tag_reserves_addresses_for_what_it_holds_and_trim_returns_them() {
+    isolated(plain(), |_| {
+        let pool = Pool::new(&cache());
+        let tags = 200;
+        let mut blocks: Vec<_> = (0..tags).map(|tag| pool.allocate(1, 1, Tag(tag)).unwrap()).collect();
+        assert_eq!(pool.statistics().reserved, u64::from(tags) * MIB2);
+        for size in (0..100).map(|number| 1 + number * 37_000 % (5 * MIB)) {
+            blocks.push(pool.allocate(size, 1, Tag(0)).unwrap());
+            let statistics = pool.statistics_of(Tag(0));
+            assert!(statistics.reserved <= 2 * statistics.mapped + 6 * MIB, "{statistics:?}");
+        }
+        let (one, rest) = (blocks.pop().unwrap(), blocks);
+        drop(rest);
+        pool.trim().unwrap();
+        let statistics = pool.statistics();
+        assert!(statistics.reserved > 0 && statistics == pool_of(&pool, Tag(0)), "{statistics:?}");
+        drop(one);
+        pool.trim().unwrap();
+        assert_eq!((pool.statistics().mapped, pool.statistics().reserved), (0, 0));
+    });
+}
+
+/// The statistics of a pool in which only one tag has anything.
+fn pool_of(pool: &Pool, tag: Tag) -> ascend_vmm::pool::Statistics {
+    let mut statistics = pool.statistics_of(tag);
+    statistics.peak = pool.statistics().peak;
+    statistics
+}
+
+#[test]
+fn memory_does_not_run_out_while_a_free_block_fits() {
+    on_each_generation(Config { hbm: 64 * MIB, ..plain() }, |_, _| {
+        let everything = |left: u64| device(0).create(free() - left).unwrap();
+        // The new page joins what is free before it, and is not mapped twice for it.
+        let pool = Pool::new(&cache());
+        let first = pool.allocate(MIB2 - (256 << 10), 1, Tag(0)).unwrap();
+        let hog = everything(MIB2);
+        let second = pool.allocate(MIB2, MIB2, Tag(0)).unwrap();
+        assert_eq!(pool.statistics().mapped, 2 * MIB2);
+        // What is left fits small blocks, also where it is too small for a run of them.
+        assert_eq!(free(), 0);
+        let rest: Vec<_> = (0..3).map(|_| pool.allocate(64 << 10, 1, Tag(0)).unwrap()).collect();
+        let most = pool.allocate(60 << 10, 1, Tag(0)).unwrap();
+        let last = pool.allocate(100, 64, Tag(0)).unwrap();
+        last.fill(0, last.size(), 1).unwrap();
+        assert_eq!(pool.find(last.address()), Some((4096, Tag(0))));
+        assert_eq!(pool.statistics().in_use, 2 * MIB2);
+        assert!(pool.allocate(1, 1, Tag(0)).unwrap_err().is_out_of_memory());
+        drop((last, most, rest, second, first, hog));
+        assert_eq!((pool.statistics().in_use, pool.statistics().blocks), (0, 0));
+        pool.trim().unwrap();
+        // What is free before a hole, the hole, and what is free after it.
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        drop(pool.allocate(3 * MIB2, MIB2, Tag(0)).unwrap());
+        let blocks: Vec<_> = (0..6).map(|_| pool.allocate(MIB, MIB, Tag(0)).unwrap()).collect();
+        let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
+        blocks.sort_by_key(|block| block.as_ref().map(|block| block.address()));
+        let start = blocks[0].as_ref().unwrap().address();
+        (1..5).for_each(|number| drop(blocks[number].take()));
+        assert_eq!(pool.trim().unwrap(), MIB2);
+        let hog = everything(MIB2);
+        let joined = pool.allocate(4 * MIB, 1, Tag(0)).unwrap();
+        joined.fill(0, 4 * MIB, 1).unwrap();
+        assert_eq!((joined.address(), free()), (start + MIB, 0));
+        drop((joined, hog));
+    });
+}
+
+#[test]
+fn a_block_in_addresses_that_another_tag_had_is_found_and_freed() {
+    on_each_generation(plain(), |_, _| {
+        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        // Several segments of one tag, side by side.
+        let blocks: Vec<_> = (0..8).map(|_| pool.allocate(64 * MIB, 1, Tag(1)).unwrap()).collect();
+        let old: Vec<u64> = blocks.iter().map(|block| block.address()).collect();
+        drop(blocks);
+        pool.trim().unwrap();
+        assert!(old.iter().all(|&address| pool.find(address).is_none()));
+        // A fixed address makes the session join addresses that it keeps aside; what is before it
+        // is the smallest free range then.
+        let fixed = ReserveOptions::new().address(ReserveOptions::ADDRESSES.start + 32 * GIB);
+        drop(Session::current().unwrap().reserve_with(MIB2, &fixed).unwrap());
+        // One segment of another takes their place.
+        drop(pool.allocate(512 * MIB, 1, Tag(2)).unwrap());
+        let mut taken = 0;
+        for _ in 0..8 {
+            let address = pool.allocate(64 * MIB, 1, Tag(2)).unwrap().into_address();
+            taken += usize::from(old.contains(&address));
+            assert_eq!(pool.find(address), Some((64 * MIB, Tag(2))));
+        }
+        assert_eq!((taken, pool.statistics_of(Tag(2)).mapped), (8, 512 * MIB));
+        old.iter().for_each(|&address| pool.free(address).unwrap());
+        assert_eq!(pool.statistics().blocks, 0);
     });
 }

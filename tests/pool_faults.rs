@@ -374,7 +374,8 @@ fn free_memory_that_is_neither_unmapped_nor_mapped_again_is_not_handed_out() {
         let cache = PageCache::new(&device);
         let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
         let allocate = || -> Vec<Block> { (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect() };
-        drop(allocate());
+        // All in one segment.
+        drop(pool.allocate(4 * MIB2, MIB2, Tag(1)).unwrap());
         let total = accounted(&device, &cache, pool.statistics().mapped);
         inject(emulator, "MEM_UNMAP#3=EBUSY");
         (1..=4).for_each(|nth| inject(emulator, &format!("MEM_MAP#{nth}=ENOMEM")));

@@ -13,7 +13,8 @@
 //!
 //! What that costs: a size is rounded up to 64 bytes, by at most a fifth, up to 32 KiB, and to 4
 //! KiB beyond. A request goes without new memory whenever a free block is at least a sixteenth
-//! larger than it and its alignment together. Free blocks are never moved, so, as for every
+//! larger than it and its alignment together; where there is no new memory, every free block is
+//! looked at, so none that fits is missed ([`Blocks::search`]). Free blocks are never moved, so, as for every
 //! allocator that moves nothing, an adversary can need log2(largest / smallest size) / 2 + 1 times
 //! the memory in use (Robson 1974); the tags, each with memory of its own, multiply that by
 //! nothing, but each may have a last handle that is nearly empty.
@@ -92,8 +93,8 @@ pub(super) struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
-    /// A block of a class of small ones.
-    Small(u8),
+    /// A block of a class of small ones, at a multiple of so many bytes.
+    Small { class: u8, alignment: u16 },
     /// So many pages at a multiple of so many.
     Large { pages: u32, alignment: u32 },
 }
@@ -112,10 +113,10 @@ impl Request {
             let size = (size + alignment - 1) & !(alignment - 1);
             if size <= small_blocks::LARGEST {
                 let class = small_blocks::class_of(size);
-                if small_blocks::size_of_class(class) & (alignment - 1) == 0 {
-                    return Some(Request::small(class));
-                }
-                return Some(Request::small(small_blocks::class_of(size.next_power_of_two())));
+                let fits = small_blocks::size_of_class(class) & (alignment - 1) == 0;
+                let class = if fits { class } else { small_blocks::class_of(size.next_power_of_two()) };
+                let shape = Shape::Small { class: class as u8, alignment: alignment as u16 };
+                return Some(Request { size: small_blocks::size_of_class(class), shape });
             }
         }
         let (pages, alignment) = (size.div_ceil(PAGE), alignment.div_ceil(PAGE));
@@ -123,32 +124,36 @@ impl Request {
         Some(Request { size: pages * PAGE, shape })
     }
 
-    #[inline]
-    fn small(class: usize) -> Request {
-        Request { size: small_blocks::size_of_class(class), shape: Shape::Small(class as u8) }
-    }
-
     /// Bytes that are taken at once: of a small block those of its run.
     pub(super) fn taken(self) -> u64 {
         match self.shape {
-            Shape::Small(class) => small_blocks::run_size(class.into()),
+            Shape::Small { class, .. } => small_blocks::run_size(class.into()),
             Shape::Large { .. } => self.size,
+        }
+    }
+
+    /// The same in pages, and of how many pages its address is a multiple.
+    fn pages(self) -> (u32, u32) {
+        match self.shape {
+            Shape::Small { class, .. } => ((small_blocks::run_size(class.into()) / PAGE) as u32, 1),
+            Shape::Large { pages, alignment } => (pages, alignment),
         }
     }
 
     /// What the address of that is a multiple of.
     pub(super) fn alignment(self) -> u64 {
         match self.shape {
-            Shape::Small(_) => PAGE,
+            Shape::Small { .. } => PAGE,
             Shape::Large { alignment, .. } => u64::from(alignment) * PAGE,
         }
     }
 }
 
-/// A block that is in use: its address, and the number by which it is freed.
+/// A block that is in use: where it is, and the number by which it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) address: u64,
+    pub(super) size: u64,
     /// Of its record; or of its run, with [`OF_RUN`].
     pub(super) number: u32,
 }
@@ -373,10 +378,10 @@ impl Blocks {
         number
     }
 
-    /// Makes memory known that was just mapped.
-    pub(super) fn add_memory(&mut self, start: u64, size: u64) {
+    /// Makes memory known that was just mapped. Returns the free block that it is part of.
+    pub(super) fn add_memory(&mut self, start: u64, size: u64) -> u32 {
         let number = self.new_record(page(start), (size / PAGE) as u32);
-        self.release(number);
+        self.release(number)
     }
 
     /// Keeps a block that was in use, and makes the one free that was kept of its group.
@@ -392,14 +397,15 @@ impl Blocks {
 
     /// Takes the block that is kept of a size, if it is aligned.
     #[inline]
-    fn take_kept(&mut self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
+    fn take_kept(&mut self, pages: u32, alignment: u32) -> Option<Claim> {
         let kept = &mut self.kept[group(pages)];
         let record = self.records.get_mut(*kept as usize)?;
         if record.pages != pages || record.start & (alignment - 1) != 0 {
             return None;
         }
         record.previous = OWNED;
-        Some((std::mem::replace(kept, NONE), record.start))
+        let number = std::mem::replace(kept, NONE);
+        Some(Claim { address: address(record.start), size: u64::from(pages) * PAGE, number })
     }
 
     /// Makes all blocks free that are kept.
@@ -408,6 +414,14 @@ impl Blocks {
             if number != NONE {
                 self.release(number);
             }
+        }
+    }
+
+    /// Makes all free that is not in use: blocks that are kept, and empty runs.
+    fn join_all(&mut self) {
+        self.release_kept();
+        for block in self.small.remove_empty() {
+            self.release(block);
         }
     }
 
@@ -420,14 +434,18 @@ impl Blocks {
         self.find_joined(pages, alignment)
     }
 
+    /// The page of a free block where the request would begin, if it fits into the block.
+    #[inline]
+    fn fit(&self, number: u32, pages: u32, alignment: u32) -> Option<u32> {
+        let record = self.records.get(number as usize)?;
+        let start = record.start.next_multiple_of(alignment);
+        (start - record.start <= record.pages.saturating_sub(pages) && pages <= record.pages).then_some(start)
+    }
+
     /// The same, of the blocks that are not kept.
     #[inline]
     fn find_joined(&self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
-        let fit = |number: u32| {
-            let record = self.records.get(number as usize)?;
-            let start = record.start.next_multiple_of(alignment);
-            (start - record.start <= record.pages.saturating_sub(pages) && pages <= record.pages).then_some(start)
-        };
+        let fit = |number: u32| self.fit(number, pages, alignment);
         // Blocks of about this size: some are too small, or not aligned. A few are looked at.
         let (power, step) = class(pages);
         let mut number = self.first[power][step];
@@ -486,49 +504,98 @@ impl Blocks {
     /// A block for a request, if there is room in what is mapped. It belongs to the claim.
     #[inline]
     pub(super) fn allocate(&mut self, request: Request) -> Option<Claim> {
-        let claim = match request.shape {
-            Shape::Small(class) => {
-                let (run, address) = match self.small.take(class.into()) {
-                    Some(taken) => taken,
-                    None => self.take_of_new_run(class)?,
-                };
-                Claim { address, number: run | OF_RUN }
+        let taken = match request.shape {
+            Shape::Small { class, .. } => self.take_small(class.into()),
+            Shape::Large { pages, alignment } => self.take_kept(pages, alignment),
+        };
+        match taken {
+            Some(claim) => Some(self.count(claim)),
+            None => {
+                let (pages, alignment) = request.pages();
+                let (number, start) = self.find(pages, alignment)?;
+                self.cut(request, number, start)
             }
-            Shape::Large { pages, alignment } => {
-                let (number, start) = match self.take_kept(pages, alignment) {
-                    Some(taken) => taken,
-                    None => self.cut(pages, alignment)?,
-                };
-                Claim { address: address(start), number }
+        }
+    }
+
+    /// The same, in a free block: the one that memory has just become part of.
+    pub(super) fn allocate_in(&mut self, number: u32, request: Request) -> Option<Claim> {
+        let (pages, alignment) = request.pages();
+        let start = self.fit(number, pages, alignment)?;
+        self.cut(request, number, start)
+    }
+
+    /// The same where no memory can be added: looks at every free block. A small block may be one
+    /// of a larger class then, or whole pages.
+    pub(super) fn search(&mut self, request: Request) -> Option<Claim> {
+        self.join_all();
+        if let Some(claim) = self.allocate(request) {
+            return Some(claim);
+        }
+        let (pages, alignment) = match request.shape {
+            Shape::Large { pages, alignment } => (pages, alignment),
+            Shape::Small { class, alignment } => {
+                let larger = usize::from(class) + 1..small_blocks::CLASSES;
+                let fits = |class: &usize| small_blocks::size_of_class(*class) % u64::from(alignment) == 0;
+                if let Some(claim) = larger.filter(fits).find_map(|class| self.take_small(class)) {
+                    return Some(self.count(claim));
+                }
+                (request.size.div_ceil(PAGE) as u32, 1)
             }
         };
-        self.usage.in_use += request.size;
+        let (power, _) = class(pages);
+        let (number, start) = self.first[power..].iter().flatten().find_map(|&first| {
+            let mut number = first;
+            while let Some(record) = self.records.get(number as usize) {
+                if let Some(start) = self.fit(number, pages, alignment) {
+                    return Some((number, start));
+                }
+                number = record.next;
+            }
+            None
+        })?;
+        let size = u64::from(pages) * PAGE;
+        self.cut(Request { size, shape: Shape::Large { pages, alignment } }, number, start)
+    }
+
+    /// Takes the pages of a request out of a free block, where they fit.
+    fn cut(&mut self, request: Request, number: u32, start: u32) -> Option<Claim> {
+        let (pages, _) = request.pages();
+        let claim = match request.shape {
+            Shape::Small { class, .. } => {
+                let block = self.carve(number, start, pages, RUN);
+                let run = self.small.add(class.into(), address(start), block);
+                if let Some((area, place)) = self.area(start) {
+                    self.areas[area].table[place..place + pages as usize].fill(run | OF_RUN);
+                }
+                self.take_small(class.into())?
+            }
+            Shape::Large { .. } => {
+                let number = self.carve(number, start, pages, OWNED);
+                Claim { address: address(start), size: request.size, number }
+            }
+        };
+        Some(self.count(claim))
+    }
+
+    #[inline]
+    fn take_small(&mut self, class: usize) -> Option<Claim> {
+        let (run, address) = self.small.take(class)?;
+        Some(Claim { address, size: small_blocks::size_of_class(class), number: run | OF_RUN })
+    }
+
+    #[inline]
+    fn count(&mut self, claim: Claim) -> Claim {
+        self.usage.in_use += claim.size;
         self.usage.blocks += 1;
         self.usage.peak = self.usage.peak.max(self.usage.in_use);
-        Some(claim)
+        claim
     }
 
-    fn cut(&mut self, pages: u32, alignment: u32) -> Option<(u32, u32)> {
-        let (number, start) = self.find(pages, alignment)?;
-        Some((self.carve(number, start, pages, OWNED), start))
-    }
-
-    #[cold]
-    fn take_of_new_run(&mut self, class: u8) -> Option<(u32, u64)> {
-        let pages = (small_blocks::run_size(class.into()) / PAGE) as u32;
-        let (number, start) = self.find(pages, 1)?;
-        let block = self.carve(number, start, pages, RUN);
-        let run = self.small.add(class.into(), address(start), block);
-        if let Some((area, place)) = self.area(start) {
-            self.areas[area].table[place..place + pages as usize].fill(run | OF_RUN);
-        }
-        self.small.take(class.into())
-    }
-
-    /// Frees the block of a claim, of a size. No other call has freed it.
+    /// Frees the block of a claim. No other call has freed it.
     #[inline]
-    pub(super) fn free(&mut self, claim: Claim, size: u64) {
-        let Claim { address, number } = claim;
+    pub(super) fn free(&mut self, claim: Claim) {
+        let Claim { address, size, number } = claim;
         if number & OF_RUN == 0 {
             self.keep(number);
         } else if let Some(block) = self.small.free(number & !OF_RUN, address) {
@@ -548,7 +615,7 @@ impl Blocks {
         if !is_loose {
             return Err(Misuse::Owned);
         }
-        self.free(Claim { address: at, number }, size);
+        self.free(Claim { address: at, size, number });
         Ok(size)
     }
 
@@ -575,7 +642,7 @@ impl Blocks {
     /// Ends a claim without freeing its block: that is freed by its address from now on.
     #[inline]
     pub(super) fn disown(&mut self, claim: Claim) {
-        let Claim { address, number } = claim;
+        let Claim { address, number, .. } = claim;
         match number & OF_RUN {
             0 => self.records[number as usize].previous = USED,
             _ => self.small.add_loose(number & !OF_RUN, address),
@@ -587,6 +654,14 @@ impl Blocks {
     pub(super) fn free_before(&self, at: u64) -> u64 {
         let before = self.ending_at(page(at)).map(|number| self.records[number as usize]);
         before.filter(Record::is_free).map_or(0, |record| u64::from(record.pages) * PAGE)
+    }
+
+    /// The free memory that begins at an address, and that new memory before it would become part
+    /// of.
+    pub(super) fn free_after(&self, at: u64) -> u64 {
+        let after = self.starting_at(page(at)).filter(|_| self.is_inside(page(at)));
+        let after = after.map(|number| self.records[number as usize]);
+        after.filter(Record::is_free).map_or(0, |record| u64::from(record.pages) * PAGE)
     }
 
     /// The size of a free block that is at most a sixteenth smaller than the largest.
@@ -601,10 +676,7 @@ impl Blocks {
     /// Free memory, in order of addresses, in blocks of at least `smallest` bytes. Empty runs of
     /// small blocks become free first.
     pub(super) fn free_ranges(&mut self, smallest: u64) -> Vec<Range<u64>> {
-        self.release_kept();
-        for block in self.small.remove_empty() {
-            self.release(block);
-        }
+        self.join_all();
         let (power, _) = class((smallest / PAGE) as u32);
         let lists = self.first[power..].iter().flatten().copied();
         let mut found = Vec::new();
@@ -715,6 +787,7 @@ mod tests {
 
     #[test]
     fn whatever_is_taken_and_freed_no_two_blocks_overlap_and_all_comes_back() {
+        let mut refused = 0;
         for seed in 0..if cfg!(miri) { 1 } else { 20 } {
             let mut numbers = Numbers(seed);
             let mut blocks = blocks(2);
@@ -722,12 +795,17 @@ mod tests {
             let mut live: BTreeMap<u64, (u64, Option<Claim>)> = BTreeMap::new();
             for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
                 if numbers.below(100) < 55 {
-                    let (magnitude, coarse) = (numbers.below(23), numbers.below(8) == 0);
+                    let (magnitude, coarse) = (numbers.below(26), numbers.below(8) == 0);
                     let size = 1 + numbers.below(1 << magnitude);
                     let alignment = 1 << numbers.below(if coarse { 22 } else { 13 });
                     let (request, owned) = (request(size, alignment), numbers.below(2) == 0);
-                    let Some(claim) = blocks.allocate(request) else { continue };
-                    let (address, end) = (claim.address, claim.address + request.size);
+                    let found = blocks.allocate(request).or_else(|| blocks.search(request));
+                    let Some(claim) = found else {
+                        refused += 1;
+                        assert!(!fits_beside(&blocks.used_ranges(), size, alignment), "{request:?}");
+                        continue;
+                    };
+                    let (address, end) = (claim.address, claim.address + claim.size);
                     if !owned {
                         blocks.disown(claim);
                     }
@@ -735,13 +813,13 @@ mod tests {
                     assert!(address >= BASE && end <= BASE + 2 * AREA, "{address:#x}");
                     let before = live.range(..end).next_back();
                     assert!(before.is_none_or(|(start, (size, _))| start + size <= address), "seed {seed}");
-                    assert_eq!(blocks.size(address), Some(request.size));
-                    live.insert(address, (request.size, owned.then_some(claim)));
+                    assert!(claim.size >= request.size && blocks.size(address) == Some(claim.size));
+                    live.insert(address, (claim.size, owned.then_some(claim)));
                 } else if let Some((&address, &(size, claim))) = live.range(BASE + numbers.below(2 * AREA)..).next() {
                     assert_eq!(blocks.free_at(address + 1), Err(Misuse::NoBlock));
                     if let Some(claim) = claim {
                         assert_eq!(blocks.free_at(address), Err(Misuse::Owned));
-                        blocks.free(claim, size);
+                        blocks.free(claim);
                     } else {
                         assert_eq!(blocks.free_at(address), Ok(size));
                     }
@@ -758,7 +836,7 @@ mod tests {
             }
             for (address, (size, claim)) in live {
                 match claim {
-                    Some(claim) => blocks.free(claim, size),
+                    Some(claim) => blocks.free(claim),
                     None => assert_eq!(blocks.free_at(address), Ok(size)),
                 }
             }
@@ -768,6 +846,40 @@ mod tests {
             assert!(blocks.used_ranges().is_empty());
             assert_eq!(blocks.largest_free(), AREA);
         }
+        assert!(refused > 0 || cfg!(miri));
+    }
+
+    /// Whether a block fits beside what is in use, in whole pages.
+    fn fits_beside(used: &[Range<u64>], size: u64, alignment: u64) -> bool {
+        let size = size.next_multiple_of(PAGE);
+        [BASE..BASE + AREA, BASE + AREA..BASE + 2 * AREA].into_iter().any(|area| {
+            let inside = used.iter().filter(|range| area.contains(&range.start));
+            let mut start = area.start;
+            inside.chain([&(area.end..area.end)]).any(|range| {
+                let first = start.next_multiple_of(alignment.max(PAGE));
+                start = range.end;
+                first + size <= range.start
+            })
+        })
+    }
+
+    #[test]
+    fn the_last_free_pages_are_found_whatever_their_list_and_serve_small_blocks() {
+        let mut blocks = Blocks::new();
+        blocks.add_area(BASE, AREA);
+        let number = blocks.add_memory(BASE + 240 * PAGE, 272 * PAGE);
+        // It fits, but the block is in none of the lists that are looked at.
+        let aligned = request(1 << 20, 1 << 20);
+        assert_eq!(blocks.allocate(aligned), None);
+        assert_eq!(blocks.allocate_in(number, aligned).unwrap().address, BASE + (1 << 20));
+        // Of the 16 pages before it 7 are left: too few for a run of the smallest blocks.
+        blocks.allocate(request(9 * PAGE, 1)).unwrap();
+        let small = request(100, 64);
+        assert_eq!(blocks.allocate(small), None);
+        let page = blocks.search(small).unwrap();
+        assert_eq!((page.size, blocks.size(page.address)), (PAGE, Some(PAGE)));
+        blocks.free(page);
+        assert_eq!(blocks.usage().blocks, 2);
     }
 
     #[test]
@@ -782,7 +894,7 @@ mod tests {
         blocks.add_memory(part.start, part.end - part.start);
         assert_eq!(blocks.free_before(part.end), 8 << 20);
         for claim in taken {
-            blocks.free(claim, 1 << 20);
+            blocks.free(claim);
         }
         assert_eq!(blocks.free_ranges(1), vec![all(1)]);
         blocks.allocate(request(100, 1)).unwrap();
@@ -797,7 +909,7 @@ mod tests {
         let first = blocks.allocate(aligned).unwrap();
         let rest: Vec<Claim> = std::iter::from_fn(|| blocks.allocate(aligned)).collect();
         assert_eq!(rest.len(), 31);
-        blocks.free(first, 2 << 20);
+        blocks.free(first);
         assert_eq!(blocks.allocate(aligned), Some(first));
     }
 
@@ -806,9 +918,9 @@ mod tests {
         let mut blocks = blocks(1);
         // One of each size, so that each is kept, but for those that share a group.
         let sizes = (9..=160).map(|pages| pages * PAGE);
-        let taken: Vec<(Claim, u64)> = sizes.map(|size| (blocks.allocate(request(size, 1)).unwrap(), size)).collect();
-        for &(claim, size) in &taken {
-            blocks.free(claim, size);
+        let taken: Vec<Claim> = sizes.map(|size| blocks.allocate(request(size, 1)).unwrap()).collect();
+        for &claim in &taken {
+            blocks.free(claim);
         }
         assert!(blocks.kept.iter().filter(|&&number| number != NONE).count() > GROUPS / 2);
         let whole = blocks.allocate(request(AREA, 1)).unwrap();
@@ -821,10 +933,10 @@ mod tests {
         let first = blocks.allocate(request(10 * PAGE, 1)).unwrap();
         let second = blocks.allocate(request(16 * PAGE, 1)).unwrap();
         assert_ne!(second.address % (16 * PAGE), 0);
-        blocks.free(second, 16 * PAGE);
+        blocks.free(second);
         let aligned = blocks.allocate(request(16 * PAGE, 16 * PAGE)).unwrap();
         assert_eq!(aligned.address % (16 * PAGE), 0);
-        blocks.free(first, 10 * PAGE);
+        blocks.free(first);
     }
 
     #[test]

@@ -112,9 +112,19 @@ impl Room {
         Room { segment, holes: BTreeMap::from([(0, size)]), by_size: BTreeSet::from([(size, 0)]) }
     }
 
-    /// The offset of the smallest hole of at least `size`.
-    fn hole(&self, size: u64) -> Option<(u64, u64)> {
-        self.by_size.range((size, 0)..).next().map(|&(size, offset)| (offset, size))
+    /// The smallest hole of at least `size`.
+    fn hole(&self, size: u64) -> Option<Range<u64>> {
+        self.by_size.range((size, 0)..).next().map(|&(size, offset)| offset..offset + size)
+    }
+
+    fn holes(&self) -> impl Iterator<Item = Range<u64>> {
+        self.holes.iter().map(|(&offset, &size)| offset..offset + size)
+    }
+
+    /// Whether a range lies inside of a hole.
+    fn is_hole(&self, range: &Range<u64>) -> bool {
+        let before = self.holes.range(..=range.start).next_back();
+        before.is_some_and(|(&offset, &size)| range.end <= offset + size)
     }
 
     /// A part of a hole got memory.
@@ -200,6 +210,55 @@ struct Growth {
     wanted: Range<u64>,
 }
 
+/// A request that needs memory.
+struct Need<'a> {
+    request: Request,
+    options: &'a PoolOptions,
+}
+
+impl Need<'_> {
+    /// Where memory is mapped in the segments that there are; `None` if they have not enough
+    /// addresses in one piece.
+    fn plan(&self, rooms: &[Room], blocks: &Blocks) -> Option<Growth> {
+        let needed = self.request.taken();
+        let rooms = || rooms.iter().enumerate();
+        // In the smallest hole that is large enough, unless the alignment is in the way; or in any
+        // other, together with what is free beside it.
+        let smallest = rooms().find_map(|(number, room)| {
+            self.fit(number, room, room.hole(needed.next_multiple_of(room.segment.step()))?, blocks)
+        });
+        smallest.or_else(|| {
+            rooms().find_map(|(number, room)| room.holes().find_map(|hole| self.fit(number, room, hole, blocks)))
+        })
+    }
+
+    /// What is mapped in a hole for the request, if that fits.
+    fn fit(&self, number: usize, room: &Room, hole: Range<u64>, blocks: &Blocks) -> Option<Growth> {
+        let (needed, alignment) = (self.request.taken(), self.request.alignment());
+        let (granule, address) = (room.segment.step(), room.address());
+        // Memory that is free before the hole and after it is used with it.
+        let before = blocks.free_before(address + hole.start);
+        let after = blocks.free_after(address + hole.end);
+        let first = (address + hole.start - before).next_multiple_of(alignment) - address;
+        if first + needed > hole.end + after {
+            return None;
+        }
+        let start = hole.start.max(first / granule * granule);
+        let end = (first + needed).next_multiple_of(granule).min(hole.end);
+        if start >= end {
+            return None;
+        }
+        Some(self.growth(number, granule, start..end, hole.end))
+    }
+
+    /// What is enough, and as much after it as is mapped at once.
+    fn growth(&self, room: usize, granule: u64, enough: Range<u64>, end: u64) -> Growth {
+        let step = enough.start.saturating_add(self.options.step).min(end);
+        let wanted = enough.start..enough.end.max(step).next_multiple_of(granule).min(end);
+        Growth { room, enough, wanted }
+    }
+}
+
 const ALLOCATE: &str = "allocate memory from a pool";
 const FREE: &str = "free memory of a pool";
 const RESET: &str = "reset a tag of a pool";
@@ -232,13 +291,25 @@ impl Heap {
         }
     }
 
+    /// The same of a tag that is awake; `None` if it is not. Does not wait for a sleep, which calls
+    /// the user's code with the segments out of their place.
+    fn take_awake(&self) -> Option<Taken<'_>> {
+        let is_awake = |books: &Books| matches!(books.state, State::Awake);
+        let books = Some(self.lock()).filter(|books| is_awake(books))?;
+        let (taken, books) = self.take(books);
+        let awake = is_awake(&books);
+        // The segments go back under the lock.
+        drop(books);
+        awake.then_some(taken)
+    }
+
     /// A block for a request, and the generation that it belongs to.
     #[inline]
     pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(Claim, u32)> {
         let mut books = self.lock();
         if let State::Awake = books.state {
             if let Some(claim) = books.blocks.allocate(request) {
-                self.shared.count(request.size);
+                self.shared.count(claim.size);
                 return Ok((claim, books.generation));
             }
         }
@@ -257,7 +328,7 @@ impl Heap {
                 return Err(self.asleep(&books.state, ALLOCATE));
             }
             if let Some(claim) = books.blocks.allocate(request) {
-                self.shared.count(request.size);
+                self.shared.count(claim.size);
                 return Ok((claim, books.generation));
             }
             if books.segments.is_none() {
@@ -266,47 +337,76 @@ impl Heap {
                 continue;
             }
             let (mut taken, locked) = self.take(books);
-            let growth = plan(&taken.rooms, &locked.blocks, request, &self.shared.options);
             drop(locked);
-            let growth = match growth {
-                Some(growth) => growth,
-                None => {
-                    self.add_room(&mut taken, request)?;
-                    drop(taken);
-                    books = self.lock();
-                    continue;
-                }
-            };
-            let room = &mut taken.rooms[growth.room];
-            let grown = match room.segment.ensure(growth.wanted.clone()) {
-                Err(error) if error.is_out_of_memory() && growth.wanted != growth.enough => {
-                    room.segment.ensure(growth.enough.clone()).map(|()| growth.enough)
-                }
-                ensured => ensured.map(|()| growth.wanted),
-            };
-            let range = grown?;
-            room.fill(&range);
-            let start = room.address();
+            let grown = self.grow(&mut taken, request);
+            // Before other threads see what was mapped, which would leave this one with nothing.
             books = self.lock();
-            books.blocks.add_memory(start + range.start, range.end - range.start);
-            // Before other threads see it, which would leave this one with nothing.
-            let claim = books.blocks.allocate(request);
-            let generation = books.generation;
-            if claim.is_some() {
-                self.shared.count(request.size);
+            let claim = match &grown {
+                Ok(range) => {
+                    let block = books.blocks.add_memory(range.start, range.end - range.start);
+                    books.blocks.allocate_in(block, request)
+                }
+                Err(_) => books.blocks.search(request),
+            };
+            if let Some(claim) = claim {
+                self.shared.count(claim.size);
             }
+            let generation = books.generation;
             drop(books);
             drop(taken);
-            if let Some(claim) = claim {
-                return Ok((claim, generation));
+            match (claim, grown) {
+                (Some(claim), _) => return Ok((claim, generation)),
+                (None, Err(error)) => return Err(self.explain(error, request)),
+                (None, Ok(_)) => books = self.lock(),
             }
-            books = self.lock();
         }
     }
 
+    /// Maps memory for a request, in new addresses if there is no place for it. Returns where. After
+    /// an error everything is as it was.
+    fn grow(self: &Arc<Self>, taken: &mut Taken<'_>, request: Request) -> Result<Range<u64>> {
+        let need = Need { request, options: &self.shared.options };
+        let planned = need.plan(&taken.rooms, &self.lock().blocks);
+        let (growth, new) = match planned {
+            Some(growth) => (growth, None),
+            None => {
+                let room = self.add_room(taken, request)?;
+                let (address, size, granule) = (room.address(), room.segment.size(), room.segment.step());
+                let enough = 0..request.taken().next_multiple_of(granule);
+                (need.growth(taken.rooms.len() - 1, granule, enough, size), Some(address))
+            }
+        };
+        let room = &mut taken.rooms[growth.room];
+        let grown = match room.segment.ensure(growth.wanted.clone()) {
+            Err(error) if error.is_out_of_memory() && growth.wanted != growth.enough => {
+                room.segment.ensure(growth.enough.clone()).map(|()| growth.enough)
+            }
+            ensured => ensured.map(|()| growth.wanted),
+        };
+        match grown {
+            Ok(range) => {
+                room.fill(&range);
+                Ok(room.address() + range.start..room.address() + range.end)
+            }
+            Err(error) => {
+                self.remove_rooms(taken, |room| Some(room.address()) == new);
+                Err(error)
+            }
+        }
+    }
+
+    /// An error of a growth, in the words of its caller.
+    #[cold]
+    fn explain(&self, error: Error, request: Request) -> Error {
+        let Error::OutOfMemory(mut details) = error else { return error };
+        details.asked = request.size;
+        details.place.push_str(&format!(", for a block of {}", self.tag));
+        Error::OutOfMemory(details)
+    }
+
     /// Reserves more addresses: each time as many as there are already, so that there are few
-    /// segments.
-    fn add_room(self: &Arc<Self>, taken: &mut Taken<'_>, request: Request) -> Result<()> {
+    /// segments, and no more, so that a tag costs what it holds.
+    fn add_room<'a>(self: &Arc<Self>, taken: &'a mut Taken<'_>, request: Request) -> Result<&'a Room> {
         let shared = &self.shared;
         let granule = shared.options.granule(&shared.cache);
         let needed = request.taken().next_multiple_of(granule);
@@ -320,9 +420,10 @@ impl Heap {
         }
         let alignment = request.alignment().max(HUGE_PAGE);
         let reserved: u64 = taken.rooms.iter().map(|room| room.segment.size()).sum();
-        let roomy = reserved.max(GIANT_PAGE).next_multiple_of(granule).min(largest).max(needed);
+        let roomy = reserved.max(shared.options.step.min(GIANT_PAGE)).next_multiple_of(granule);
+        let roomy = roomy.min(largest).max(needed);
         let make = |size: u64| {
-            // Whole GiB, so that there is a place for handles of 1 GiB.
+            // Whole GiB begin at one, whatever is asked for next.
             let alignment = if size % GIANT_PAGE == 0 { GIANT_PAGE } else { alignment };
             let mut options = SegmentOptions::new()
                 .reserve(ReserveOptions::new().alignment(alignment))
@@ -342,17 +443,17 @@ impl Heap {
         let owner = Arc::downgrade(self);
         shared.owners.write().unwrap_or_else(PoisonError::into_inner).insert(start, (end, owner));
         taken.rooms.push(Room::new(segment));
-        Ok(())
+        Ok(&taken.rooms[taken.rooms.len() - 1])
     }
 
     /// Frees the block of a handle. The block may have gone by a reset.
     #[inline]
-    pub(super) fn free(&self, claim: Claim, size: u64, generation: u32) {
+    pub(super) fn free(&self, claim: Claim, generation: u32) {
         let mut books = self.lock();
         if books.generation == generation {
-            books.blocks.free(claim, size);
+            books.blocks.free(claim);
             drop(books);
-            self.shared.uncount(size);
+            self.shared.uncount(claim.size);
         }
     }
 
@@ -401,12 +502,12 @@ impl Heap {
         Ok(())
     }
 
-    /// Unmaps handles that are not in use, into the cache. Returns how many bytes that were. What
+    /// Unmaps handles that are not in use, into the cache. Returns address and size of each. What
     /// cannot be unmapped stays, and is an error only if nothing else could be.
-    pub(super) fn unmap_free(&self) -> Result<u64> {
+    pub(super) fn unmap_free(&self) -> Result<Vec<(u64, u64)>> {
         let books = self.lock();
         if !matches!(books.state, State::Awake) {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         let (taken, mut books) = self.take(books);
         let ranges = victims(&taken.rooms, &mut books.blocks);
@@ -415,7 +516,7 @@ impl Heap {
         // The segments are in their place while the hook runs, which may use the pool.
         drop(taken);
         if victims.ranges.is_empty() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         if let Some(hook) = &self.shared.options.before_unmap {
             hook(&victims.ranges);
@@ -424,14 +525,47 @@ impl Heap {
         victims.unmap()
     }
 
+    /// Maps handles again that were unmapped for nothing, as far as their memory and their
+    /// addresses can be had.
+    pub(super) fn map_again(&self, handles: &[(u64, u64)]) {
+        let Some(mut taken) = self.take_awake() else { return };
+        let _quiet = quiet();
+        for &(address, size) in handles {
+            let Some(room) = taken.rooms.iter_mut().find(|room| room.contains(address)) else { continue };
+            let offsets = address - room.address()..address - room.address() + size;
+            // Another thread may have used the addresses meanwhile.
+            if !room.is_hole(&offsets) {
+                continue;
+            }
+            match room.segment.map_new(offsets.start, size) {
+                Ok(()) => {
+                    room.fill(&offsets);
+                    self.lock().blocks.add_memory(address, size);
+                }
+                Err(error) => return trace::warn(error, "free memory of a pool could not be mapped again"),
+            }
+        }
+    }
+
     /// Drops the segments that have no memory.
-    fn remove_empty_rooms(&self, taken: &mut Taken<'_>) {
-        let is_empty = |room: &Room| room.segment.mapped() == 0;
-        for room in taken.rooms.iter().filter(|room| is_empty(room)) {
+    pub(super) fn remove_empty_rooms(&self) {
+        if self.shared.in_child() {
+            return;
+        }
+        // Asleep, they have none, and keep their addresses.
+        if let Some(mut taken) = self.take_awake() {
+            self.remove_rooms(&mut taken, |_| true);
+        }
+    }
+
+    /// Drops those of some segments that have no memory.
+    fn remove_rooms(&self, taken: &mut Taken<'_>, which: impl Fn(&Room) -> bool) {
+        let goes = |room: &Room| which(room) && room.segment.mapped() == 0;
+        for room in taken.rooms.iter().filter(|room| goes(room)) {
             self.lock().blocks.remove_area(room.address());
             self.shared.owners.write().unwrap_or_else(PoisonError::into_inner).remove(&room.address());
         }
-        taken.rooms.retain(|room| !is_empty(room));
+        taken.rooms.retain(|room| !goes(room));
     }
 
     pub(super) fn statistics(&self) -> Statistics {
@@ -473,15 +607,15 @@ struct Victims<'a> {
 }
 
 impl Victims<'_> {
-    fn unmap(mut self) -> Result<u64> {
+    fn unmap(mut self) -> Result<Vec<(u64, u64)>> {
         let _quiet = quiet();
         let (mut taken, books) = self.heap.take(self.heap.lock());
         if !matches!(books.state, State::Awake) || books.generation != self.generation {
             // It fell asleep meanwhile, and what was free is unmapped too; or it was reset.
-            return Ok(0);
+            return Ok(Vec::new());
         }
         drop(books);
-        let (mut unmapped, mut error) = (0, None);
+        let (mut unmapped, mut error) = (Vec::new(), None);
         for range in std::mem::take(&mut self.ranges) {
             let Some(room) =
                 taken.rooms.iter_mut().find(|room| room.address() <= range.start && range.end <= room.end())
@@ -492,8 +626,11 @@ impl Victims<'_> {
             match room.segment.unmap(offsets.clone()) {
                 Ok(memories) => {
                     room.empty(&offsets);
-                    unmapped += offsets.end - offsets.start;
-                    memories.into_iter().rev().for_each(|(_, memory)| self.heap.shared.cache.put(memory));
+                    let address = room.address();
+                    for (offset, memory) in memories.into_iter().rev() {
+                        unmapped.push((address + offset, memory.size()));
+                        self.heap.shared.cache.put(memory);
+                    }
                 }
                 Err((refused, lost)) => {
                     // Mostly nothing: the kernel did not map it again either.
@@ -507,9 +644,8 @@ impl Victims<'_> {
                 }
             }
         }
-        self.heap.remove_empty_rooms(&mut taken);
         match error {
-            Some(error) if unmapped == 0 => Err(error),
+            Some(error) if unmapped.is_empty() => Err(error),
             Some(error) => {
                 trace::warn(error, "some memory of a pool could not be unmapped");
                 Ok(unmapped)
@@ -549,26 +685,6 @@ fn victims(rooms: &[Room], blocks: &mut Blocks) -> Vec<Range<u64>> {
         victims.push(range);
     }
     victims
-}
-
-/// Where memory is mapped for a request; `None` if there are not enough addresses in one piece.
-fn plan(rooms: &[Room], blocks: &Blocks, request: Request, options: &PoolOptions) -> Option<Growth> {
-    let (needed, alignment) = (request.taken(), request.alignment());
-    // A hole begins at a multiple of 2 MiB.
-    let slack = alignment.saturating_sub(HUGE_PAGE);
-    rooms.iter().enumerate().find_map(|(number, room)| {
-        let granule = room.segment.step();
-        let (hole, size) = room.hole(needed.next_multiple_of(granule) + slack)?;
-        let address = room.address();
-        // Memory that is free before the hole is used with it.
-        let before = blocks.free_before(address + hole);
-        let first = (address + hole - before).next_multiple_of(alignment) - address;
-        let start = hole.max(first / granule * granule);
-        let end = (first + needed).next_multiple_of(granule).min(hole + size).max(start + granule);
-        let step = start.saturating_add(options.step).min(hole + size);
-        let further = end.max(step).next_multiple_of(granule).min(hole + size);
-        Some(Growth { room: number, enough: start..end, wanted: start..further })
-    })
 }
 
 #[cold]

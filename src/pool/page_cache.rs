@@ -7,9 +7,9 @@
 //! and [`PageCache::trim`] releases it.
 
 use crate::device::DeviceInner;
-use crate::error::{Invalid, Result, bytes};
+use crate::error::{Error, Invalid, Result, bytes};
 use crate::kind::{Kind, MemoryKind, Page};
-use crate::physical::PhysicalMemory;
+use crate::physical::{PhysicalMemory, free_bytes};
 use crate::session::Session;
 use crate::session::undo::Live;
 use crate::share::Place;
@@ -112,6 +112,22 @@ pub struct PageCache {
     inner: Arc<Inner>,
 }
 
+/// Where memory came from that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// It was kept.
+    Cache,
+    /// It was created.
+    New,
+}
+
+/// What a growth made the cache release.
+#[derive(Debug, Default)]
+pub(super) struct Loan {
+    /// Sizes of handles.
+    released: Vec<u64>,
+}
+
 struct Inner {
     place: Arc<Live<DeviceInner>>,
     options: CacheOptions,
@@ -205,23 +221,75 @@ impl PageCache {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::create_with`](crate::Device::create_with).
+    /// Those of [`Device::create_with`](crate::Device::create_with). As much is kept then as before.
     pub fn take(&self, size: u64) -> Result<PhysicalMemory> {
+        let mut loan = Loan::default();
+        match self.take_for(size, &mut loan) {
+            Ok((memory, _)) => Ok(memory),
+            Err(error) => {
+                self.refill(loan);
+                Err(error)
+            }
+        }
+    }
+
+    /// The same for a growth of several handles: also says where the memory came from. If the
+    /// growth fails, its caller gives that back, then calls [`PageCache::refill`].
+    pub(super) fn take_for(&self, size: u64, loan: &mut Loan) -> Result<(PhysicalMemory, Source)> {
         let inner = &*self.inner;
         inner.place.session.svm.check_process()?;
         {
             let mut kept = lock(&inner.kept);
             if let Some(memory) = kept.pop(size) {
                 kept.statistics.hits += 1;
-                return Ok(memory);
+                return Ok((memory, Source::Cache));
             }
         }
         let memory = match inner.create(size) {
-            Err(error) if error.is_out_of_memory() && self.trim(0)? > 0 => inner.create(size)?,
+            Err(error) if error.is_out_of_memory() => {
+                let popped = lock(&inner.kept).pop_beyond(0);
+                let released: Vec<u64> = popped.into_iter().map(|memory| self.release_one(memory)).collect();
+                if released.iter().all(|&size| size == 0) {
+                    return Err(error);
+                }
+                loan.released.extend(released.into_iter().filter(|&size| size > 0));
+                inner.create(size)?
+            }
             created => created?,
         };
         lock(&inner.kept).statistics.created += 1;
-        Ok(memory)
+        Ok((memory, Source::New))
+    }
+
+    /// Creates again what was released for a growth that failed, as far as it can be had.
+    pub(super) fn refill(&self, loan: Loan) {
+        for size in loan.released.into_iter().rev() {
+            match self.inner.create(size) {
+                Ok(memory) => {
+                    lock(&self.inner.kept).statistics.created += 1;
+                    self.put(memory);
+                }
+                Err(error) => return trace::warn(error, "cached memory was released for nothing"),
+            }
+        }
+    }
+
+    /// Gives back memory that was taken for a growth that failed.
+    pub(super) fn give_back(&self, memory: PhysicalMemory, source: Source) {
+        match source {
+            Source::Cache => self.put(memory),
+            Source::New => {
+                self.release_one(memory);
+            }
+        }
+    }
+
+    /// An error of a growth that was undone: says how much was asked for in all, and what is free.
+    pub(super) fn explain(&self, error: Error, asked: u64) -> Error {
+        let Error::OutOfMemory(mut details) = error else { return error };
+        details.asked = asked;
+        (details.free_huge, details.free_giant) = free_bytes(self.place(), self.kind());
+        Error::OutOfMemory(details)
     }
 
     /// Keeps memory for reuse, up to the limit. Memory that is not of this cache's kind and place,
@@ -261,16 +329,19 @@ impl PageCache {
 
     /// Releases memory that was taken from it, without keeping it. Returns how many bytes that were.
     pub(super) fn release(&self, memories: Vec<PhysicalMemory>) -> u64 {
-        let mut released = 0;
-        for memory in memories {
-            let size = memory.size();
-            match memory.free() {
-                Ok(()) => released += size,
-                Err(failed) => trace::warn(&failed, "memory was not released"),
+        memories.into_iter().map(|memory| self.release_one(memory)).sum()
+    }
+
+    fn release_one(&self, memory: PhysicalMemory) -> u64 {
+        let size = memory.size();
+        lock(&self.inner.kept).statistics.released += 1;
+        match memory.free() {
+            Ok(()) => size,
+            Err(failed) => {
+                trace::warn(&failed, "memory was not released");
+                0
             }
-            lock(&self.inner.kept).statistics.released += 1;
         }
-        released
     }
 
     /// What it did and has. All zero in a child of fork.

@@ -8,7 +8,7 @@
 //! handles that fit into what is missing (2 MiB, 20 MiB and 1 GiB unless told otherwise), and only
 //! whole handles are unmapped: to give memory back in small steps, allow small handles only.
 
-use super::page_cache::PageCache;
+use super::page_cache::{Loan, PageCache, Source};
 use super::pieces::Pieces;
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
@@ -247,33 +247,42 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside; those of [`PageCache::take`] and
-    /// [`Reservation::map`]. Nothing has changed then. (A mapping that the kernel refuses to take
-    /// back after such an error stays, and the next call uses it.)
+    /// [`Error::Invalid`] for what lies outside; [`Error::OutOfMemory`] with all that was missing
+    /// and what is free; those of [`PageCache::take`] and [`Reservation::map`]. Nothing has changed
+    /// then: what was created is released, what was cached is cached. (A mapping that the kernel
+    /// refuses to take back after such an error stays, and the next call uses it.)
     pub fn ensure(&mut self, range: Range<u64>) -> Result<()> {
         self.check(ENSURE, &range)?;
         self.cache.place().session.svm.check_process()?;
         let step = self.step();
-        let (mut at, end) = match range.is_empty() {
+        let (start, end) = match range.is_empty() {
             true => return Ok(()),
             false => (range.start / step * step, range.end.next_multiple_of(step).min(self.size)),
         };
-        let mut done: Vec<u64> = Vec::new();
+        let mut at = start;
+        let mut done: Vec<(u64, Source)> = Vec::new();
+        let mut loan = Loan::default();
         while let Some((offset, size)) = self.missing(at, end) {
-            if let Err(error) = self.map_missing(offset, size) {
-                // Newest first, as the cache hands out what came last.
-                for offset in done.into_iter().rev() {
-                    if let Err(error) = self.unmap_again(offset) {
-                        trace::warn(error, "memory stays mapped that could not be unmapped again");
+            match self.map_missing(offset, size, &mut loan) {
+                Ok(source) => {
+                    at = offset + size;
+                    if at == end {
+                        break;
                     }
+                    done.push((offset, source));
                 }
-                return Err(error);
+                Err(error) => {
+                    // Newest first, as the cache hands out what came last.
+                    for (offset, source) in done.into_iter().rev() {
+                        match self.unmap_piece(offset) {
+                            Ok(memory) => self.cache.give_back(memory, source),
+                            Err(error) => trace::warn(error, "memory stays mapped that could not be unmapped again"),
+                        }
+                    }
+                    self.cache.refill(loan);
+                    return Err(self.cache.explain(error, self.missing_bytes(start, end)));
+                }
             }
-            at = offset + size;
-            if at == end {
-                break;
-            }
-            done.push(offset);
         }
         Ok(())
     }
@@ -389,23 +398,39 @@ impl Segment {
         if self.pieces.get(offset).is_some_and(|mapping| mapping.size() == size) {
             return Ok(());
         }
-        self.map_missing(offset, size)
-    }
-
-    /// Maps new memory of a size at an offset where there is none.
-    #[inline(always)]
-    fn map_missing(&mut self, offset: u64, size: u64) -> Result<()> {
-        let memory = self.cache.take(size)?;
-        match self.map_piece(offset, &memory) {
-            Ok(mapping) => {
-                self.insert(offset, mapping);
-                Ok(())
-            }
+        let mut loan = Loan::default();
+        match self.map_missing(offset, size, &mut loan) {
+            Ok(_) => Ok(()),
             Err(error) => {
-                self.cache.put(memory);
+                self.cache.refill(loan);
                 Err(error)
             }
         }
+    }
+
+    /// Maps new memory of a size at an offset where there is none.
+    fn map_missing(&mut self, offset: u64, size: u64, loan: &mut Loan) -> Result<Source> {
+        let (memory, source) = self.cache.take_for(size, loan)?;
+        match self.map_piece(offset, &memory) {
+            Ok(mapping) => {
+                self.insert(offset, mapping);
+                Ok(source)
+            }
+            Err(error) => {
+                self.cache.give_back(memory, source);
+                Err(error)
+            }
+        }
+    }
+
+    /// Bytes from `at` to `end` that have no memory.
+    fn missing_bytes(&self, mut at: u64, end: u64) -> u64 {
+        let mut bytes = 0;
+        while let Some((offset, size)) = self.missing(at, end) {
+            bytes += size;
+            at = offset + size;
+        }
+        bytes
     }
 
     /// Unmaps one handle again, into the cache, if there is one.
@@ -431,7 +456,7 @@ impl Segment {
     }
 
     /// Unmaps one piece. If that is refused it stays.
-    // Inlined by force, as `map_missing`: most calls map or unmap one handle.
+    // Inlined by force: most calls unmap one handle.
     #[inline(always)]
     fn unmap_piece(&mut self, offset: u64) -> Result<PhysicalMemory> {
         let Some(mapping) = self.pieces.remove(offset) else {

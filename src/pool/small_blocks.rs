@@ -11,7 +11,7 @@ pub(super) const LARGEST: u64 = 32 << 10;
 /// Sizes and addresses of blocks are multiples of this.
 pub(super) const STEP: u64 = 64;
 
-const CLASSES: usize = 32;
+pub(super) const CLASSES: usize = 32;
 const WORDS: usize = 16;
 const NONE: u32 = u32::MAX;
 
@@ -217,7 +217,8 @@ impl SmallBlocks {
         was_loose
     }
 
-    /// Removes the runs that are empty, and returns the large blocks that they were cut from.
+    /// Removes the runs that are empty: none of their blocks is in use, so none has a size any more.
+    /// Returns the large blocks that they were cut from.
     pub(super) fn remove_empty(&mut self) -> Vec<u32> {
         let mut blocks = Vec::new();
         for class in 0..CLASSES {
@@ -236,9 +237,6 @@ impl SmallBlocks {
 
     fn remove(&mut self, number: u32) -> u32 {
         self.unlink(number);
-        let run = &mut self.runs[number as usize];
-        // No address is inside of it any more.
-        run.total = 0;
         self.spare.push(number);
         self.runs[number as usize].block
     }
