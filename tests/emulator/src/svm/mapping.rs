@@ -262,7 +262,6 @@ impl Call<'_, '_> {
         if let Some(reservation) = heap.reservation_mut(para.address) {
             reservation.counter = reservation.counter.saturating_sub(1);
         }
-        heap.stale.remove(para.address..para.address + size);
         let range = para.address..para.address + size;
         let dynamic = self.process.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size);
         // Removing host pages from the segment looks like a munmap of their range. 9.0.0 fixed this
