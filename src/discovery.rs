@@ -338,23 +338,17 @@ fn ask_devices(
             None
         }
     };
-    // The rest of the driver tells its generation by other means than the memory driver; the two
-    // come in one package.
-    let rest = urd.as_ref().map(recognise::by_keys);
-    match (&rest, memory) {
-        (Some(Ok(rest)), Some(memory)) if *rest != memory => findings.push(Finding::Unexpected(format!(
-            "the memory driver is of generation {memory} and the rest of the driver of {rest}"
-        ))),
-        (Some(Err(seen)), _) => findings.push(Finding::UnknownGeneration(seen.clone())),
-        _ => {}
-    }
-    let sources = Sources {
-        devmng: devmng.as_ref(),
-        urd: urd.as_ref(),
-        generation: rest.and_then(|rest| rest.ok()),
-        visible: &options.visible,
-        functions,
-    };
+    // Both parts of the driver come in one package. The rest of it is asked only where the memory
+    // driver did not tell: the questions leave error lines in the kernel's log.
+    let generation = memory.or_else(|| match recognise::by_keys(urd.as_ref()?) {
+        Ok(generation) => Some(generation),
+        Err(seen) => {
+            findings.push(Finding::UnknownGeneration(seen));
+            None
+        }
+    });
+    let sources =
+        Sources { devmng: devmng.as_ref(), urd: urd.as_ref(), generation, visible: &options.visible, functions };
     let devices: Vec<_> = listed.iter().map(|device| Npu::ask(&sources, device)).collect();
     findings.extend(devices.iter().flat_map(Npu::findings));
     (devices, findings)

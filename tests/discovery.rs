@@ -6,7 +6,7 @@ mod support;
 use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
-use ascend_ioctl::{Generation, davinci, uda};
+use ascend_ioctl::{davinci, uda};
 use ascend_vmm::discovery::{
     self, Environment, Finding, Health, MemoryDriver, Options, Severity, Split, State, Survey,
 };
@@ -450,15 +450,13 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
 }
 
 #[test]
-fn a_survey_asks_only_one_question_that_the_kernel_logs_as_wrong() {
-    on_each_generation(Config::default(), |generation, emulator| {
-        emulator.record();
-        assert_eq!(codes(&survey()), [""; 0]);
-        // A known key that is asked without input is refused with a line in the kernel's log.
-        let wrong = |record: &Record| record.cmd == Some("URD") && record.errno.as_deref() == Some("EINVAL");
-        let wrong = emulator.records().iter().filter(|record| wrong(record)).count();
-        // Nothing but MEMORY_INFO tells 26.1 from 9.0.0, and only firmware could answer it.
-        assert_eq!(wrong, usize::from(generation == Generation::V26_1));
+fn discovery_leaves_no_error_in_the_kernels_log() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let survey = survey();
+        assert_eq!(codes(&survey), [""; 0]);
+        assert!(survey.devices.iter().all(|npu| npu.hbm.is_some()), "{survey:?}");
+        assert!(discovery::can_access(LogicalId(0), LogicalId(1)).unwrap());
+        assert_eq!(emulator.control(|driver| driver.machine.feature_errors), 0);
     });
 }
 

@@ -2,7 +2,7 @@
 //! ordered.
 //!
 //! The memory module is recognised by the numbers of its first commands, which moved, and by its
-//! list of address segments; the rest of the driver by the URD keys that it knows. What tells a
+//! list of address segments; only where that fails, by the URD keys that it knows. What tells a
 //! generation is in its record in `ascend-ioctl`, so a new one needs no change here.
 
 use super::svm::{Segment, Svm};

@@ -182,11 +182,14 @@ fn connected_by_hccs() -> bool {
     answer == Ok(0) && old.connect_type == 1
 }
 
-/// Whether the memory that firmware shares with the host holds a state of device 0.
+/// Whether the memory that firmware shares with the host holds state and health of device 0. The
+/// driver reports health only if the memory's magic number and version are right, too.
 fn firmware() -> bool {
     let Ok(file) = Manager::bound(davinci::module::DEVMNG) else { return false };
     let mut words = [0u32; 64];
+    let mut health = devmng::Health::default();
     file.command(&devmng::DEVICE_STATUS, &mut words).is_ok()
+        && file.command(&devmng::GET_DEVICE_HEALTH_STATUS, &mut health).is_ok()
 }
 
 /// The super-pod id of device 0.

@@ -81,6 +81,8 @@ pub struct Machine {
     pub traps: Vec<Trap>,
     /// Copies between host and devices fail on the link.
     pub link_broken: bool,
+    /// Features that were refused in a way that the driver reports as an error in the kernel's log.
+    pub feature_errors: u32,
     /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
     /// Processes and devices for which SETUP_DEVICE was refused because no device process runs, and
@@ -105,6 +107,7 @@ impl Machine {
         Machine {
             traps: Vec::new(),
             link_broken: false,
+            feature_errors: 0,
             daemon: config.daemon.clone(),
             refused_setups: BTreeSet::new(),
             identity: |_| Some(0),

@@ -145,7 +145,11 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
     let output_length = call.buffers.output_length as usize;
     let answer = handler(&mut Call { machine, caller, device: call.device, input, output_length });
     match answer {
-        Err(Refusal::Errno(errno)) => errno.into(),
+        Err(Refusal::Errno(errno)) => {
+            // What is not supported is no error to the driver; everything else leaves a line.
+            machine.feature_errors += u32::from(errno != Errno::EOPNOTSUPP);
+            errno.into()
+        }
         Err(Refusal::Number(number)) => Outcome::Done(Ok(number)),
         Ok(mut output) => {
             output.resize(output_length, 0);
