@@ -9,7 +9,12 @@
 //! Nothing here waits for another thread: a child may have been forked while any thread of its
 //! parent was at any point.
 
+use nix::fcntl::OFlag;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::fstat;
+use nix::unistd::pipe2;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
@@ -88,5 +93,99 @@ impl<T: Sync> PerProcess<T> {
                 }
             }
         }
+    }
+}
+
+/// Tells whether another process has copies of this one's descriptors: a child of fork(2), or a
+/// child on its way to exec.
+///
+/// Whoever got a copy of the descriptors got one of a pipe's writing end too. When all of those are
+/// gone, the pipe hangs up. (A fork right after the look is not noticed: it cannot be kept out.)
+#[derive(Debug)]
+pub(crate) struct Copies {
+    writer: OwnedFd,
+    /// The device and inode of the pipe of `writer`.
+    pipe: (u64, u64),
+    /// That pipe last, before it those that did not hang up yet.
+    readers: Vec<OwnedFd>,
+}
+
+impl Copies {
+    /// Watches from now on; `None` without descriptors.
+    pub(crate) fn watch() -> Option<Copies> {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC).ok()?;
+        let pipe = identity(&writer)?;
+        Some(Copies { writer, pipe, readers: vec![reader] })
+    }
+
+    /// Gives up the copies that this process inherited. Fork copies descriptors before memory, so
+    /// these numbers may mean nothing here, or another file: then they stay as they are.
+    pub(crate) fn give_up(self) {
+        if identity(&self.writer) == Some(self.pipe) {
+            drop(self.writer);
+        } else {
+            std::mem::forget(self.writer);
+        }
+        std::mem::forget(self.readers);
+    }
+
+    /// Whether there may be copies that were made since [`Copies::watch`].
+    pub(crate) fn exist(&mut self) -> bool {
+        // For the copies that are made next: ours of the old pipe has to go.
+        let Some(Copies { writer, pipe, readers }) = Copies::watch() else { return true };
+        (self.writer, self.pipe) = (writer, pipe);
+        self.readers.retain(|reader| {
+            let mut polled = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+            // No event is asked for: only the end of the writers is one.
+            poll(&mut polled, PollTimeout::ZERO) != Ok(1)
+        });
+        let copied = !self.readers.is_empty();
+        self.readers.extend(readers);
+        copied
+    }
+}
+
+/// The device and inode of an open file.
+#[allow(clippy::useless_conversion, reason = "the widths differ among architectures")]
+fn identity(fd: &OwnedFd) -> Option<(u64, u64)> {
+    fstat(fd).ok().map(|stat| (stat.st_dev.into(), stat.st_ino.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    #[test]
+    fn a_number_that_means_another_file_is_not_closed() {
+        let mut copies = Copies::watch().unwrap();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        drop(std::mem::replace(&mut copies.writer, other.into()));
+        let number = copies.writer.as_raw_fd();
+        copies.give_up();
+        // SAFETY: it was left open, and nobody owns it any more.
+        let other = unsafe { OwnedFd::from_raw_fd(number) };
+        assert!(identity(&other).is_some());
+        let copies = Copies::watch().unwrap();
+        let reader = copies.readers[0].try_clone().unwrap();
+        copies.give_up();
+        let mut polled = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+        assert_eq!(poll(&mut polled, PollTimeout::ZERO), Ok(1), "its own pipe is");
+    }
+
+    #[test]
+    fn copies_are_noticed_until_the_last_one_is_gone() {
+        let mut copies = Copies::watch().unwrap();
+        assert!(!copies.exist() && !copies.exist());
+        // As fork would.
+        let first = copies.writer.try_clone().unwrap();
+        assert!(copies.exist());
+        let second = copies.writer.try_clone().unwrap();
+        assert!(copies.exist());
+        drop(first);
+        assert!(copies.exist());
+        drop(second);
+        assert!(!copies.exist());
+        assert_eq!(copies.readers.len(), 1);
     }
 }

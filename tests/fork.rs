@@ -277,3 +277,20 @@ fn fork_among_first_uses(count: usize) {
 fn ten_thousand_children_forked_among_first_uses_do_not_hang() {
     isolated(Config::default(), |_| fork_among_first_uses(10_000));
 }
+
+#[test]
+fn a_child_that_lives_through_its_parents_session_ends_nothing_of_the_next_one() {
+    on_each_generation(Config::default(), |_, _| {
+        let first = (device(0), support::own_tgid());
+        let child = start(|channel| channel.pause());
+        child.wait();
+        drop(first);
+        let (device, _) = (device(0), support::own_tgid());
+        let before = device.create(MIB2).unwrap();
+        // The last references to the files of the first session go with the child.
+        child.signal();
+        child.join();
+        device.create(MIB2).unwrap();
+        support::write(&before, b"still there");
+    });
+}

@@ -12,12 +12,16 @@
 //! the same way. So the file stays open when other code in the process has files of the driver, and
 //! discovery does not open it beside them: an open by another thread than the main one deletes the
 //! registration (kernels from 5.17 on).
+//!
+//! It also stays open while another process has a copy of it, from a fork. The driver would see the
+//! close only when that process closes its copy, and by then it could end our next session. The last
+//! claim of that session tries again.
 
 use super::Answer;
 use super::davinci::{self, DavinciFile, module};
 use super::urd::text;
 use crate::error::{Errno, Error, Result};
-use crate::fork::{ForkGuard, PerProcess};
+use crate::fork::{Copies, ForkGuard, PerProcess};
 use crate::id::LogicalId;
 use crate::slots::lock;
 use crate::trace::{Quiet, quiet};
@@ -31,6 +35,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 struct Shared {
     claims: usize,
     file: Option<Arc<DavinciFile>>,
+    /// Who else has the file. `None` while there is no file, or if that cannot be known.
+    copies: Option<Copies>,
 }
 
 /// A claim on the process's DEVMNG file.
@@ -224,7 +230,10 @@ impl Devmng {
         if let Some(file) = &shared.file {
             return Ok(file.clone());
         }
+        // First, so that a copy of the file is not without.
+        let copies = Copies::watch();
         let file = Arc::new(DavinciFile::open(&self.path, module::DEVMNG)?);
+        shared.copies = copies;
         shared.file = Some(file.clone());
         Ok(file)
     }
@@ -245,9 +254,13 @@ impl Drop for Devmng {
         let _quiet: Quiet = quiet();
         let mut shared = lock(shared());
         shared.claims -= 1;
-        if shared.claims == 0 && shared.file.is_some() && !davinci::others_have_files(&self.path) {
+        if shared.claims > 0 || shared.file.is_none() || davinci::others_have_files(&self.path) {
+            return;
+        }
+        if shared.copies.as_mut().is_some_and(|copies| !copies.exist()) {
             // Closed under the lock, so that no second file is opened beside it.
             shared.file = None;
+            shared.copies = None;
         }
     }
 }
@@ -257,7 +270,12 @@ fn shared() -> &'static Mutex<Shared> {
     static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
     SHARED.get(|inherited| {
         // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
-        drop(inherited.and_then(|inherited| inherited.try_lock().ok()?.file.take()));
+        if let Some(Ok(mut inherited)) = inherited.map(Mutex::try_lock) {
+            inherited.file = None;
+            if let Some(copies) = inherited.copies.take() {
+                copies.give_up();
+            }
+        }
         Mutex::default()
     })
 }
