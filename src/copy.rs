@@ -23,7 +23,8 @@ pub use pending::Pending;
 use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
-use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill, mapping_table};
+use crate::mapping::mapping_table::{self, Keeper};
+use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::physical::Block;
 use crate::reserve::Reservation;
 use crate::session::Session;
@@ -295,6 +296,20 @@ impl Slice<'_> {
     /// How much of it one synchronous command takes, from an offset on.
     fn at_once(&self, offset: u64) -> u64 {
         if self.is_split() { self.to_border(offset) } else { self.size - offset }
+    }
+
+    /// Keeps something until this, its parts and the copies that they began are over.
+    pub(crate) fn keep(&mut self, keeper: Keeper) {
+        if let Cover::Several(cover) = &mut self.cover {
+            cover.keeper = Some(keeper);
+        }
+    }
+
+    fn keeper(&self) -> Option<Keeper> {
+        match &self.cover {
+            Cover::Several(cover) => cover.keeper.clone(),
+            Cover::One(_) | Cover::Named(_) | Cover::Empty(_) => None,
+        }
     }
 
     fn is_named(&self) -> bool {

@@ -291,7 +291,8 @@ impl Pool {
     /// Frees the block that begins at an address, which [`Block::into_address`] returned.
     ///
     /// Work that is running on the NPU may still use it: the memory stays mapped, but may become
-    /// part of another block at once.
+    /// part of another block at once. Only copies that a slice of the [`Block`] has begun are waited
+    /// for: it becomes free when they are over.
     ///
     /// # Errors
     ///
@@ -311,7 +312,7 @@ impl Pool {
             return None;
         }
         let heap = self.owner(address)?;
-        let size = heap.lock().blocks.size(address)?;
+        let size = heap.size(address)?;
         Some((size, heap.tag))
     }
 
@@ -320,7 +321,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the tag is asleep.
+    /// [`Error::Invalid`] if the tag is asleep; [`Error::InUse`] while slices or copies of its
+    /// blocks are alive. Nothing has changed then.
     pub fn reset(&self, tag: Tag) -> Result<()> {
         self.inner.shared.check_process()?;
         self.heap(tag).reset()
@@ -445,13 +447,20 @@ impl Block {
     }
 
     /// `size` bytes from `offset` on, for copies of all kinds. The memory cannot be unmapped while
-    /// it lives, so its tag cannot fall asleep.
+    /// it or a copy that it began lives, so its tag can neither fall asleep nor be reset. If the
+    /// block is freed while such a copy runs, its memory becomes free when the copy is over; never,
+    /// if that cannot be known.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for what lies outside of the block, for a block that is asleep, and for
     /// one that was freed by [`Pool::reset`].
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
+        self.part(offset, size, true)
+    }
+
+    /// The same. It must be pinned unless no copy of it outlives the block.
+    fn part(&self, offset: u64, size: u64, pinned: bool) -> Result<Slice<'_>> {
         const OPERATION: &str = "take a part of a block";
         self.heap.shared.check_process()?;
         if offset > self.size || size > self.size - offset {
@@ -461,7 +470,7 @@ impl Block {
                 "Stay inside.",
             ));
         }
-        let books = self.heap.lock();
+        let mut books = self.heap.lock();
         if books.generation != self.generation {
             return Err(Invalid::because(OPERATION, "it was freed by a reset of its tag", "Allocate a new one."));
         }
@@ -469,7 +478,14 @@ impl Block {
             return Err(self.heap.asleep(&books.state, OPERATION));
         }
         // Under the lock: the tag neither falls asleep nor is reset before the slice is there.
-        self.heap.shared.cache.session().slice_at(self.address + offset, size)
+        let mut slice = self.heap.shared.cache.session().slice_at(self.address + offset, size)?;
+        if pinned {
+            let pin = self.heap.pin(&mut books, self.address);
+            // A pin that is dropped takes the lock.
+            drop(books);
+            slice.keep(Arc::new(pin));
+        }
+        Ok(slice)
     }
 
     /// Copies a buffer into the block, from `offset` on.
@@ -478,7 +494,7 @@ impl Block {
     ///
     /// Those of [`Block::slice`] and of [`Slice::write`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        self.slice(offset, from.len() as u64)?.write(from)
+        self.part(offset, from.len() as u64, false)?.write(from)
     }
 
     /// Copies from the block, from `offset` on, into a buffer.
@@ -487,7 +503,7 @@ impl Block {
     ///
     /// Those of [`Block::slice`] and of [`Slice::read`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        self.slice(offset, to.len() as u64)?.read(to)
+        self.part(offset, to.len() as u64, false)?.read(to)
     }
 
     /// Sets `size` bytes from `offset` on.
@@ -496,7 +512,7 @@ impl Block {
     ///
     /// Those of [`Block::slice`] and of [`Slice::fill`].
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
-        self.slice(offset, size)?.fill(value)
+        self.part(offset, size, false)?.fill(value)
     }
 
     /// The address, without the handle: the block lives until [`Pool::free`].

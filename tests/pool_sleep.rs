@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Scope;
+use std::time::Duration;
 use support::processes::start;
 use support::{Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
@@ -365,6 +366,12 @@ fn writes_survive_sleeping(rounds: u64, size: u64) {
 #[test]
 fn no_write_that_returned_is_lost_or_torn_by_falling_asleep() {
     isolated(plain(), |_| writes_survive_sleeping(100, 4 * MIB));
+}
+
+#[test]
+fn no_write_that_returned_is_lost_or_torn_where_the_driver_copies_side_by_side() {
+    let config = Config { copy_time: Duration::from_millis(1), ..plain() };
+    isolated(config, |_| writes_survive_sleeping(50, 4 * MIB));
 }
 
 #[test]

@@ -19,6 +19,7 @@
 use super::Slice;
 use crate::device::DeviceInner;
 use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall, bytes};
+use crate::mapping::mapping_table::Keeper;
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
 use crate::signals;
@@ -63,6 +64,8 @@ pub struct Pending<T = Vec<u8>> {
     device: Arc<Live<DeviceInner>>,
     /// What is read and written. Empty where nothing is copied.
     held: Vec<Arc<Live<Mapped>>>,
+    /// What must not be freed before the copy is over.
+    kept: Vec<Keeper>,
 }
 
 /// Most tasks of one copy that run at the same time. The driver's table has 65535 places for all of
@@ -255,7 +258,8 @@ impl Slice<'_> {
             Task::Running(device.begin_pieces(OPERATION, next, begin)?)
         };
         let held = self.mappings().into_iter().chain(from.mappings()).collect();
-        Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held })
+        let kept = [self, from].into_iter().filter_map(Slice::keeper).collect();
+        Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held, kept })
     }
 
     /// Begins a copy. What the driver does not copy asynchronously, because it is host memory or
@@ -305,7 +309,8 @@ impl Slice<'_> {
 
     fn pending<T>(&self, buffer: T, task: Task) -> Pending<T> {
         let (device, held) = (self.device().clone(), self.mappings());
-        Pending { buffer: Some(buffer), task, size: self.size, device, held }
+        let kept = self.keeper().into_iter().collect();
+        Pending { buffer: Some(buffer), task, size: self.size, device, held, kept }
     }
 
     /// Begins a copy between the memory and as many bytes at an address of this process.
@@ -466,12 +471,16 @@ impl<T> Pending<T> {
             Task::Over | Task::Taken => Ok(()),
         };
         self.held.clear();
-        answer.map_err(|failure| {
+        let done = answer.map_err(|failure| {
+            // The device may still be using them.
             if failure.in_use {
                 std::mem::forget(self.buffer.take());
+                std::mem::forget(std::mem::take(&mut self.kept));
             }
             failure.error
-        })
+        });
+        self.kept.clear();
+        done
     }
 }
 

@@ -18,6 +18,7 @@ use crate::physical::Block;
 use crate::reserve::ReserveOptions;
 use crate::session::undo::Live;
 use crate::slots::lock;
+use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 const START: u64 = ReserveOptions::ADDRESSES.start;
@@ -147,7 +148,12 @@ impl Default for Ranges {
 pub(crate) struct Cover {
     pub(crate) first: Arc<Live<Mapped>>,
     pub(crate) others: Vec<Arc<Live<Mapped>>>,
+    /// What must not be freed while they are used: a block of a pool.
+    pub(crate) keeper: Option<Keeper>,
 }
+
+/// Keeps something until the last copy of it is over.
+pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
 impl Cover {
     /// The mappings from `start` on, up to a hole or to `end`, and where they end. `at` returns the
@@ -155,7 +161,7 @@ impl Cover {
     pub(crate) fn find(start: u64, end: u64, at: impl Fn(u64) -> Option<Arc<Live<Mapped>>>) -> Option<(Cover, u64)> {
         let next = |address: u64| at(address).map(|mapped| (mapped.address + mapped.size(), mapped));
         let (mut covered, first) = next(start)?;
-        let mut cover = Cover { first, others: Vec::new() };
+        let mut cover = Cover { first, others: Vec::new(), keeper: None };
         while covered < end {
             let Some((end, mapped)) = next(covered) else { break };
             covered = end;
@@ -170,7 +176,8 @@ impl Cover {
         let (first, end) = (begins(address), begins((address + size).saturating_sub(1)));
         // The one before the first that begins after the address contains it.
         let containing = first.checked_sub(1).and_then(|at| self.others.get(at)).unwrap_or(&self.first);
-        Cover { first: containing.clone(), others: self.others.get(first..end).unwrap_or_default().to_vec() }
+        let others = self.others.get(first..end).unwrap_or_default().to_vec();
+        Cover { first: containing.clone(), others, keeper: self.keeper.clone() }
     }
 
     /// Where the first mapping behind an address begins.

@@ -607,6 +607,13 @@ impl Blocks {
 
     /// Frees the block that begins at an address and belongs to no claim. Returns its size.
     pub(super) fn free_at(&mut self, at: u64) -> Result<u64, Misuse> {
+        let claim = self.claim_at(at)?;
+        self.free(claim);
+        Ok(claim.size)
+    }
+
+    /// Claims the block that begins at an address and belongs to no claim.
+    pub(super) fn claim_at(&mut self, at: u64) -> Result<Claim, Misuse> {
         let (number, size) = self.used_at(at).ok_or(Misuse::NoBlock)?;
         let is_loose = match number & OF_RUN {
             0 => self.records[number as usize].previous == USED,
@@ -615,8 +622,10 @@ impl Blocks {
         if !is_loose {
             return Err(Misuse::Owned);
         }
-        self.free(Claim { address: at, size, number });
-        Ok(size)
+        if number & OF_RUN == 0 {
+            self.records[number as usize].previous = OWNED;
+        }
+        Ok(Claim { address: at, size, number })
     }
 
     /// The number and the size of the block in use that begins at an address.

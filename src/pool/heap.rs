@@ -86,8 +86,34 @@ pub(super) struct Books {
     segments: Option<Vec<Room>>,
     /// Counts resets: blocks of before are no longer anyone's.
     pub(super) generation: u32,
+    /// Blocks of which slices or copies are alive, by their address.
+    pins: BTreeMap<u64, Pinned>,
     mapped: u64,
     reserved: u64,
+}
+
+/// A block that is pinned.
+#[derive(Default)]
+struct Pinned {
+    pins: u32,
+    /// It was freed meanwhile, and becomes free with its last pin.
+    freed: bool,
+}
+
+/// Keeps a block from being used for something else. Slices of blocks have one, and pass it on to
+/// the copies that they begin.
+pub(super) struct Pin {
+    heap: Weak<Heap>,
+    address: u64,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // In a child of fork the lock may be held for ever, and the block is the parent's.
+        if let Some(heap) = self.heap.upgrade().filter(|heap| !heap.shared.in_child()) {
+            heap.unpin(self.address);
+        }
+    }
 }
 
 /// What a tag is doing.
@@ -96,6 +122,21 @@ pub(super) enum State {
     /// A thread puts it to sleep or wakes it.
     Changing,
     Asleep(Asleep),
+}
+
+impl Books {
+    /// Notes that a block was freed, if it is pinned.
+    fn free_pinned(&mut self, claim: Claim) -> bool {
+        let Some(pinned) = self.pins.get_mut(&claim.address) else { return false };
+        pinned.freed = true;
+        self.blocks.disown(claim);
+        true
+    }
+
+    /// Whether a block was freed, and is only pinned.
+    fn is_freed(&self, address: u64) -> bool {
+        self.pins.get(&address).is_some_and(|pinned| pinned.freed)
+    }
 }
 
 /// A segment, and where it has no memory.
@@ -270,6 +311,7 @@ impl Heap {
             state: State::Awake,
             segments: Some(Vec::new()),
             generation: 0,
+            pins: BTreeMap::new(),
             mapped: 0,
             reserved: 0,
         };
@@ -451,6 +493,9 @@ impl Heap {
     pub(super) fn free(&self, claim: Claim, generation: u32) {
         let mut books = self.lock();
         if books.generation == generation {
+            if !books.pins.is_empty() && books.free_pinned(claim) {
+                return;
+            }
             books.blocks.free(claim);
             drop(books);
             self.shared.uncount(claim.size);
@@ -468,8 +513,12 @@ impl Heap {
 
     /// Frees the block that begins at an address.
     pub(super) fn free_at(&self, address: u64) -> Result<()> {
-        let freed = self.lock().blocks.free_at(address);
-        let freed = freed.map_err(|misuse| match misuse {
+        let mut books = self.lock();
+        if books.is_freed(address) {
+            return Err(no_block(address));
+        }
+        let claimed = books.blocks.claim_at(address);
+        let claim = claimed.map_err(|misuse| match misuse {
             Misuse::NoBlock => no_block(address),
             Misuse::Owned => Invalid::because(
                 FREE,
@@ -477,8 +526,41 @@ impl Heap {
                 "Drop that, or take the address out of it by Block::into_address.",
             ),
         })?;
-        self.shared.uncount(freed);
+        if !books.free_pinned(claim) {
+            books.blocks.free(claim);
+            drop(books);
+            self.shared.uncount(claim.size);
+        }
         Ok(())
+    }
+
+    /// Pins a block. The caller has the lock.
+    pub(super) fn pin(self: &Arc<Self>, books: &mut Books, address: u64) -> Pin {
+        books.pins.entry(address).or_default().pins += 1;
+        Pin { heap: Arc::downgrade(self), address }
+    }
+
+    fn unpin(&self, address: u64) {
+        let mut books = self.lock();
+        let Some(pinned) = books.pins.get_mut(&address) else { return };
+        pinned.pins -= 1;
+        if pinned.pins > 0 {
+            return;
+        }
+        let freed = pinned.freed;
+        books.pins.remove(&address);
+        if freed {
+            // It belongs to no handle any more.
+            let size = books.blocks.free_at(address).unwrap_or(0);
+            drop(books);
+            self.shared.uncount(size);
+        }
+    }
+
+    /// The size of the block that begins at an address.
+    pub(super) fn size(&self, address: u64) -> Option<u64> {
+        let books = self.lock();
+        if books.is_freed(address) { None } else { books.blocks.size(address) }
     }
 
     /// Frees all blocks.
@@ -487,10 +569,18 @@ impl Heap {
         if !matches!(books.state, State::Awake) {
             return Err(self.asleep(&books.state, RESET));
         }
-        let (taken, mut books) = self.take(books);
+        let (mut taken, mut books) = self.take(books);
         // It may have fallen asleep while this waited: what is asleep is not mapped, but not free.
         if !matches!(books.state, State::Awake) {
             return Err(self.asleep(&books.state, RESET));
+        }
+        // What a slice or a copy uses must not become part of another block. New ones need the lock.
+        let unused = taken.rooms.iter_mut().try_for_each(|room| room.segment.hide(RESET));
+        taken.rooms.iter_mut().for_each(|room| room.segment.show());
+        unused?;
+        if !books.pins.is_empty() {
+            let users = format!("copies of {} block(s) may still run, for ever.", books.pins.len());
+            return Err(Error::InUse { operation: RESET, users });
         }
         let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
         let Usage { in_use, .. } = books.blocks.usage();

@@ -155,7 +155,10 @@ impl Pool {
     pub fn wake(&self, tags: &[Tag], mut progress: impl FnMut(Progress)) -> Result<()> {
         self.inner.shared.check_process()?;
         match self.try_wake(tags, &mut progress) {
-            Err(error) if error.is_out_of_memory() && self.unmap_free()? > 0 => self.try_wake(tags, &mut progress),
+            // Memory is what is missing, also if something else cannot be unmapped.
+            Err(error) if error.is_out_of_memory() && self.unmap_free().unwrap_or(0) > 0 => {
+                self.try_wake(tags, &mut progress)
+            }
             woken => woken,
         }
     }

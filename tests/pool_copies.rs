@@ -1,0 +1,230 @@
+//! Copies of blocks that run while their tag is reset or put to sleep, or while they are freed, on
+//! an emulated driver that runs commands side by side.
+
+mod support;
+
+use ascend_emulator::{Config, isolated, on_each_generation};
+use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Tag};
+use ascend_vmm::{Error, MemoryKind, Session};
+use support::{MIB, MIB2, device, inject, plain, refused_here};
+
+const WEIGHTS: Tag = Tag(1);
+const CACHE: Tag = Tag(2);
+
+fn pool() -> Pool {
+    Pool::new(&PageCache::new(&device(0)))
+}
+
+fn free() -> u64 {
+    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
+}
+
+#[track_caller]
+fn assert_has(block: &Block, bytes: &[u8]) {
+    let mut back = vec![0; bytes.len()];
+    block.read(0, &mut back).unwrap();
+    assert!(back == bytes, "{block:?}");
+}
+
+#[test]
+fn a_write_in_the_middle_keeps_its_tag_from_sleeping_and_from_being_reset_and_is_whole() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = pool();
+        let block = pool.allocate(4 * MIB, 1, WEIGHTS).unwrap();
+        let bytes = vec![7; 4 * MIB as usize];
+        for moved in [0, 2 * MIB, u64::MAX] {
+            block.fill(0, 4 * MIB, 0).unwrap();
+            let hold = emulator.hold_after("MEMCPY", moved);
+            std::thread::scope(|scope| {
+                let write = scope.spawn(|| block.write(0, &bytes).unwrap());
+                hold.wait();
+                let error = pool.sleep(WEIGHTS, Keep::Host, |_| panic!("nothing is copied")).unwrap_err();
+                refused_here(&error, "1 slice(s) or copies");
+                refused_here(&pool.reset(WEIGHTS).unwrap_err(), "1 slice(s) or copies");
+                assert!(!write.is_finished());
+                hold.release();
+            });
+            assert_has(&block, &bytes);
+            pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+            pool.wake(&[WEIGHTS], |_| ()).unwrap();
+            assert_has(&block, &bytes);
+        }
+    });
+}
+
+#[test]
+fn a_tag_that_is_being_copied_takes_no_write_until_it_is_asleep_and_none_while_it_wakes() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = pool();
+        let session = Session::current().unwrap();
+        let block = pool.allocate(4 * MIB, 1, WEIGHTS).unwrap();
+        let bytes = vec![7; 4 * MIB as usize];
+        block.write(0, &bytes).unwrap();
+        let refused = || {
+            refused_here(&block.write(0, b"late").unwrap_err(), "falling asleep or waking");
+            refused_here(&session.slice_at(block.address(), 4).unwrap_err(), "is mapped");
+            refused_here(&pool.reset(WEIGHTS).unwrap_err(), "falling asleep or waking");
+        };
+        let sleep = || {
+            pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        };
+        let wake = || pool.wake(&[WEIGHTS], |_| ()).unwrap();
+        // Refused while a command of it is on its way, with so many bytes moved.
+        let refused_during = |change: &(dyn Fn() + Sync), command: &str, moved: u64| {
+            let hold = emulator.hold_after(command, moved);
+            std::thread::scope(|scope| {
+                scope.spawn(change);
+                hold.wait();
+                refused();
+                hold.release();
+            });
+        };
+        for (command, moved) in [("MEMCPY", 2 * MIB), ("MEMCPY", u64::MAX), ("MEM_UNMAP", 0)] {
+            refused_during(&sleep, command, moved);
+            wake();
+        }
+        for (command, moved) in [("MEM_MAP", 0), ("MEMCPY", 2 * MIB), ("MEMCPY", u64::MAX)] {
+            sleep();
+            refused_during(&wake, command, moved);
+        }
+        assert_has(&block, &bytes);
+    });
+}
+
+#[test]
+fn a_tag_is_not_reset_under_its_slices_and_copies() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = pool();
+        let block = pool.allocate(64 << 10, 1, WEIGHTS).unwrap();
+        block.write(0, b"mine").unwrap();
+        let slice = block.slice(0, 4).unwrap();
+        refused_here(&pool.reset(WEIGHTS).unwrap_err(), "cannot reset a tag of a pool");
+        slice.write(b"here").unwrap();
+        assert_eq!(pool.find(block.address()), Some((64 << 10, WEIGHTS)));
+        let hold = emulator.hold("ASYNC_MEMCPY");
+        let pending = slice.write_async(b"more".to_vec()).unwrap();
+        drop(slice);
+        refused_here(&pool.reset(WEIGHTS).unwrap_err(), "1 slice(s) or copies");
+        hold.release();
+        pending.wait().unwrap();
+        assert_has(&block, b"more");
+        pool.reset(WEIGHTS).unwrap();
+        refused_here(&block.slice(0, 4).unwrap_err(), "freed by a reset");
+        assert_eq!(pool.statistics().blocks, 0);
+    });
+}
+
+#[test]
+fn a_block_that_is_freed_under_a_running_copy_becomes_free_when_that_is_over() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = pool();
+        // Small, of pages, and of whole handles; freed by its handle or by its address.
+        for (size, by_address) in [100, 64 << 10, 2 * MIB2].into_iter().flat_map(|size| [(size, false), (size, true)]) {
+            let block = pool.allocate(size, 1, WEIGHTS).unwrap();
+            let address = block.address();
+            let hold = emulator.hold("ASYNC_MEMCPY");
+            let pending = block.slice(0, 8).unwrap().write_async(b"too late".to_vec()).unwrap();
+            // One more, whose copy is over at once.
+            block.slice(0, 0).unwrap().write_async(Vec::new()).unwrap().wait().unwrap();
+            if by_address {
+                assert_eq!(block.into_address(), address);
+                pool.free(address).unwrap();
+            } else {
+                drop(block);
+            }
+            assert_eq!(pool.find(address), None);
+            refused_here(&pool.free(address).unwrap_err(), "no block of this pool begins");
+            assert_eq!((pool.statistics().blocks, pool.statistics().in_use > 0), (1, true));
+            let other = pool.allocate(size, 1, WEIGHTS).unwrap();
+            assert_ne!(other.address(), address);
+            other.write(0, b"mine").unwrap();
+            hold.release();
+            pending.wait().unwrap();
+            assert_has(&other, b"mine");
+            drop(other);
+            assert_eq!((pool.statistics().blocks, pool.statistics().in_use), (0, 0));
+            refused_here(&pool.free(address).unwrap_err(), "no block of this pool begins");
+        }
+        assert!(pool.trim().unwrap() > 0);
+        assert_eq!(pool.statistics().mapped, 0);
+    });
+}
+
+#[test]
+fn both_blocks_of_a_running_copy_are_kept_and_a_part_of_a_slice_keeps_its_block() {
+    isolated(plain(), |emulator| {
+        let session = Session::current().unwrap();
+        let (pool, host) = (pool(), Pool::new(&PageCache::new(&session.host().unwrap())));
+        let (to, from) = (pool.allocate(MIB, 1, WEIGHTS).unwrap(), host.allocate(MIB, 1, WEIGHTS).unwrap());
+        from.write(0, b"kept").unwrap();
+        let hold = emulator.hold("ASYNC_MEMCPY");
+        let pending = {
+            let (to, from) = (to.slice(0, MIB).unwrap(), from.slice(0, MIB).unwrap());
+            to.part(0, 4).unwrap().copy_from_async(&from.part(0, 4).unwrap()).unwrap()
+        };
+        let (first, second) = (to.address(), from.address());
+        drop((to, from));
+        assert_ne!(pool.allocate(MIB, 1, WEIGHTS).unwrap().address(), first);
+        assert_ne!(host.allocate(MIB, 1, WEIGHTS).unwrap().address(), second);
+        hold.release();
+        pending.wait().unwrap();
+        assert_eq!((pool.statistics().blocks, host.statistics().blocks), (0, 0));
+    });
+}
+
+#[test]
+fn a_block_of_a_copy_whose_end_is_unknown_is_never_used_again() {
+    on_each_generation(plain(), |_, emulator| {
+        let pool = pool();
+        let block = pool.allocate(64 << 10, 1, WEIGHTS).unwrap();
+        let address = block.address();
+        inject(emulator, "MEMCPY_RESULT_REFRESH#1=ETIMEDOUT");
+        let pending = block.slice(0, 4).unwrap().write_async(b"late".to_vec()).unwrap();
+        assert!(pending.wait().unwrap_err().object.is_none());
+        drop(block);
+        refused_here(&pool.reset(WEIGHTS).unwrap_err(), "may still run");
+        let others: Vec<Block> = (0..64).map(|_| pool.allocate(64 << 10, 1, WEIGHTS).unwrap()).collect();
+        assert!(others.iter().all(|other| other.address() != address));
+        // It keeps nothing else: the session is closed, and the kernel unmaps what it kept busy.
+        let session = Session::current().unwrap();
+        drop((others, pool));
+        let failed = session.close().unwrap_err();
+        assert!(failed.object.is_none() && failed.error.to_string().contains("cleans up by itself"), "{failed}");
+    });
+}
+
+#[test]
+fn a_pool_that_is_dropped_under_a_running_copy_leaves_nothing_when_that_is_over() {
+    isolated(plain(), |emulator| {
+        let before = free();
+        let pool = pool();
+        let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
+        let hold = emulator.hold("ASYNC_MEMCPY");
+        let pending = block.slice(0, 4).unwrap().write_async(b"last".to_vec()).unwrap();
+        drop((block, pool));
+        hold.release();
+        pending.wait().unwrap();
+        assert_eq!(free(), before);
+    });
+}
+
+#[test]
+fn memory_that_is_missing_is_said_to_be_whatever_else_cannot_be_unmapped() {
+    on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let _weights = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
+        pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
+        // Free memory of another tag that something still uses, by its address.
+        let other = pool.allocate(4 * MIB, 1, CACHE).unwrap();
+        let slice = Session::current().unwrap().slice_at(other.address(), 4 * MIB).unwrap();
+        drop(other);
+        let rest = device(0).create(free()).unwrap();
+        for error in [pool.wake(&[WEIGHTS], |_| ()).unwrap_err(), pool.allocate(40 * MIB, 1, Tag(3)).unwrap_err()] {
+            assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+        }
+        // It is what trim says.
+        assert!(matches!(pool.trim().unwrap_err(), Error::InUse { .. }));
+        drop((slice, rest));
+        pool.wake(&[WEIGHTS], |_| ()).unwrap();
+    });
+}
