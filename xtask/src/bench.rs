@@ -466,7 +466,7 @@ const OPERATIONS: &[Operation] = &[
 ];
 
 /// What is promised of each C function: it costs at most so much more than the call that it makes.
-const C_MORE: f64 = 80.0;
+const C_MORE: f64 = 200.0;
 
 /// What a call of a C function costs more than the call that it makes: the two, and how many calls
 /// one repetition has.

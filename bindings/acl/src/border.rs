@@ -24,8 +24,6 @@ const USED: u8 = 1;
 const SILENT: u8 = 2;
 /// This is a child of the process that used the library.
 const INHERITED: u8 = 4;
-/// The state in which almost all calls are made.
-const USUAL: u8 = USED | SILENT;
 
 thread_local! {
     /// The code of the latest call that failed.
@@ -55,57 +53,29 @@ fn enter(name: &'static str, uses: bool) -> Option<i32> {
     None
 }
 
-/// A call that answers with a code: in the usual state by `body`, otherwise by `unusual`, which is
-/// one of the functions of that module.
-#[inline(always)]
-pub(crate) fn usual(name: &'static str, unusual: impl FnOnce() -> i32, body: impl FnOnce() -> Outcome) -> i32 {
-    if STATE.load(Ordering::Acquire) != USUAL {
-        return unusual();
-    }
-    let answer = || match body() {
-        Ok(()) => 0,
-        Err(fault) => failed(name, &fault),
-    };
-    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| panicked(name))
+/// A call that uses what a child of fork must not touch.
+pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    enter(name, true).unwrap_or_else(|| call_anywhere(name, body))
 }
 
-/// A call from a child, the first call, or one that may have to be logged.
-pub(crate) mod unusual {
-    use super::*;
+/// A call that only asks: it takes no lock and makes no object, so the process may fork after it.
+pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    enter(name, false).unwrap_or_else(|| call_anywhere(name, body))
+}
 
-    /// A call that uses what a child of fork must not touch.
-    pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-        run(name, true, body)
-    }
-
-    /// A call that only asks: it takes no lock and makes no object, so the process may fork after
-    /// it.
-    pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-        run(name, false, body)
-    }
-
-    /// A call that works in a child of fork too: it touches nothing but its own thread.
-    pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-        finish(name, body)
-    }
-
-    fn run(name: &'static str, uses: bool, body: impl FnOnce() -> Outcome) -> i32 {
-        enter(name, uses).unwrap_or_else(|| finish(name, body))
-    }
-
-    fn finish(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-        match catch_unwind(AssertUnwindSafe(body)) {
-            Ok(Ok(())) => succeeded(name),
-            Ok(Err(fault)) => failed(name, &fault),
-            Err(_) => panicked(name),
-        }
+/// A call that works in a child of fork too: it touches nothing but its own thread.
+pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => succeeded(name),
+        Ok(Err(fault)) => failed(name, &fault),
+        Err(_) => failed(name, &Fault::new(code::INTERNAL, PANICKED)),
     }
 }
 
 /// A call that only asks and answers with something else, and with `otherwise` if it fails.
 pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let mut answer = otherwise;
-    unusual::ask(name, || {
+    ask(name, || {
         answer = body()?;
         Ok(())
     });
@@ -113,7 +83,6 @@ pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() ->
 }
 
 /// A call of a function that exists by name only.
-#[cold]
 pub(crate) fn absent(name: &'static str) {
     let text = "this function is not supported: it needs the vendor's kernels or another of its libraries, and this \
                 one serves memory.";
@@ -135,12 +104,6 @@ const IN_CHILD: &str = "this process is a child of fork(2) of one that used the 
 const PANICKED: &str = "the library failed inside, and did not do all that it was called for. This is an error of \
      the library: please report it with the panic message on the standard error.";
 
-#[cold]
-fn panicked(name: &'static str) -> i32 {
-    failed(name, &Fault::new(code::INTERNAL, PANICKED))
-}
-
-#[cold]
 fn succeeded(name: &'static str) -> i32 {
     if logged() == Logged::Calls {
         log(&format!("{name}: 0\n"));
@@ -149,7 +112,6 @@ fn succeeded(name: &'static str) -> i32 {
 }
 
 /// Leaves a failure with the thread. A thread that is ending has no place for it any more.
-#[cold]
 fn failed(name: &'static str, fault: &Fault) -> i32 {
     if logged() != Logged::Nothing {
         log(&format!("{name}: {}: {}\n", fault.code, fault.text));
@@ -245,7 +207,6 @@ impl<T> Out<T> {
     }
 
     /// Whether it is NULL.
-    #[inline]
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -255,13 +216,11 @@ impl<T> Out<T> {
     /// # Errors
     ///
     /// 100000 for NULL.
-    #[inline]
     pub fn check(self, name: &str) -> Outcome<Out<T>> {
         if self.0.is_null() { Err(null(name)) } else { Ok(self) }
     }
 
     /// Writes the answer, if there is a place for it.
-    #[inline]
     pub fn write(self, answer: T) {
         if !self.0.is_null() {
             // SAFETY: not NULL, and the caller of a C function passes what its prototype says: a
@@ -318,7 +277,6 @@ impl<T: Copy> In<T> {
     /// # Errors
     ///
     /// 100000 for NULL.
-    #[inline]
     pub fn read(self, name: &str) -> Outcome<T> {
         self.read_at(0, name)
     }
@@ -328,7 +286,6 @@ impl<T: Copy> In<T> {
     /// # Errors
     ///
     /// 100000 for NULL.
-    #[inline]
     pub fn read_at(self, index: usize, name: &str) -> Outcome<T> {
         if self.0.is_null() {
             return Err(null(name));
@@ -377,13 +334,11 @@ impl Address {
     /// # Errors
     ///
     /// 100000 for NULL.
-    #[inline]
     pub fn check(self, name: &str) -> Outcome<u64> {
         if self.0 == 0 { Err(null(name)) } else { Ok(self.0) }
     }
 }
 
-#[cold]
 fn null(name: &str) -> Box<Fault> {
     Fault::new(code::INVALID_PARAM, format!("{name} is NULL. Pass a pointer."))
 }
@@ -401,13 +356,12 @@ mod tests {
 
     #[test]
     fn a_panic_ends_at_the_border_with_a_code_and_a_sentence() {
-        assert_eq!(unusual::call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
-        assert_eq!(usual("aclrtMalloc", || 1, || panic!("a bug")), code::INTERNAL);
+        assert_eq!(call("aclrtMalloc", || panic!("a bug")), code::INTERNAL);
         assert_eq!(peek_at_last_error(0), code::INTERNAL);
         assert_eq!(said(), format!("aclrtMalloc: {PANICKED}"));
         assert_eq!(ask_or("aclrtGetSocName", 7, || panic!("a bug")), 7);
         assert_eq!(get_last_error(0), code::INTERNAL);
-        assert_eq!(unusual::call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
+        assert_eq!(call("aclrtMalloc", || Ok(())), 0, "and the next call is served");
     }
 
     #[test]
@@ -417,7 +371,7 @@ mod tests {
             let _locked = LOCK.lock();
             panic!("a bug");
         };
-        assert_eq!(unusual::call("aclrtMalloc", panics), code::INTERNAL);
+        assert_eq!(call("aclrtMalloc", panics), code::INTERNAL);
         assert_eq!(*LOCK.lock(), 1);
     }
 }

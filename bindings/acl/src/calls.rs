@@ -8,13 +8,11 @@ use crate::handles::Handle;
 /// What a C function answers: its output, or its code.
 pub type Answer<T = ()> = Result<T, i32>;
 
-#[inline]
 fn answer(code: i32) -> Answer {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
 /// Calls a function that writes its answer to a place.
-#[inline]
 fn output<T>(empty: T, call: impl FnOnce(*mut T) -> i32) -> Answer<T> {
     let mut place = empty;
     answer(call(&mut place)).map(|()| place)
@@ -27,7 +25,6 @@ pub fn set_device(device: i32) -> Answer {
 }
 
 /// `aclrtReserveMemAddress`.
-#[inline]
 pub fn reserve(size: usize) -> Answer<u64> {
     // SAFETY: the place for the answer is there.
     let reserved = output(Address(0), |place| unsafe {
@@ -37,14 +34,12 @@ pub fn reserve(size: usize) -> Answer<u64> {
 }
 
 /// `aclrtReleaseMemAddress`.
-#[inline]
 pub fn release(address: u64) -> Answer {
     // SAFETY: the address is looked up, not followed.
     answer(unsafe { exports::aclrtReleaseMemAddress(Address(address)) })
 }
 
 /// `aclrtMallocPhysical`: HBM of a device.
-#[inline]
 pub fn malloc_physical(size: usize, device: u32) -> Answer<Handle> {
     let properties = crate::physical::Properties::on_device(device);
     // SAFETY: the place for the answer and the properties are there.
@@ -55,28 +50,24 @@ pub fn malloc_physical(size: usize, device: u32) -> Answer<Handle> {
 }
 
 /// `aclrtFreePhysical`.
-#[inline]
 pub fn free_physical(handle: Handle) -> Answer {
     // SAFETY: the handle is looked up.
     answer(unsafe { exports::aclrtFreePhysical(handle) })
 }
 
 /// `aclrtMapMem`.
-#[inline]
 pub fn map(address: u64, size: usize, handle: Handle) -> Answer {
     // SAFETY: address and handle are looked up.
     answer(unsafe { exports::aclrtMapMem(Address(address), size, 0, handle, 0) })
 }
 
 /// `aclrtUnmapMem`.
-#[inline]
 pub fn unmap(address: u64) -> Answer {
     // SAFETY: the address is looked up.
     answer(unsafe { exports::aclrtUnmapMem(Address(address)) })
 }
 
 /// `aclrtMallocAlign32`.
-#[inline]
 pub fn malloc(size: usize) -> Answer<u64> {
     // SAFETY: the place for the answer is there.
     let allocated =
@@ -85,7 +76,6 @@ pub fn malloc(size: usize) -> Answer<u64> {
 }
 
 /// `aclrtFree`.
-#[inline]
 pub fn free(address: u64) -> Answer {
     // SAFETY: the address is looked up.
     answer(unsafe { exports::aclrtFree(Address(address)) })
@@ -93,7 +83,6 @@ pub fn free(address: u64) -> Answer {
 
 /// `aclrtMemcpy` to device memory. An address of the host is refused, because the function would
 /// follow it.
-#[inline]
 pub fn write(address: u64, from: &[u8]) -> Answer {
     if !crate::copy::is_drivers(address) {
         return Err(crate::fault::code::RT_PARAM_INVALID);
@@ -105,7 +94,6 @@ pub fn write(address: u64, from: &[u8]) -> Answer {
 
 /// `aclrtMemcpy` from device memory. An address of the host is refused, because the function would
 /// follow it.
-#[inline]
 pub fn read(address: u64, to: &mut [u8]) -> Answer {
     if !crate::copy::is_drivers(address) {
         return Err(crate::fault::code::RT_PARAM_INVALID);

@@ -80,7 +80,6 @@ fn remove(context: Handle) -> Option<Arc<Context>> {
 }
 
 /// The calling thread's context.
-#[inline]
 pub(crate) fn current() -> Outcome<Current> {
     match CURRENT.try_with(Cell::get) {
         Ok(current) if current.ended == ENDED.load(Ordering::Acquire) => Ok(current),
@@ -89,7 +88,6 @@ pub(crate) fn current() -> Outcome<Current> {
 }
 
 /// The context that a thread remembers if it is still there, or the default device's.
-#[cold]
 fn look_up(handle: Handle) -> Outcome<Current> {
     if let Some(current) = set_current(handle) {
         return Ok(current);
@@ -103,7 +101,6 @@ pub(crate) fn current_object() -> Outcome<Arc<Context>> {
     CONTEXTS.get(current()?.handle).ok_or_else(none)
 }
 
-#[cold]
 fn none() -> Box<Fault> {
     Fault::new(code::RT_CONTEXT_NULL, "this thread has no device. Call aclrtSetDevice in it first.")
 }

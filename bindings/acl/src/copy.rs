@@ -17,16 +17,8 @@ use ascend_vmm::{Error, ReserveOptions};
 use std::sync::Arc;
 
 /// Whether an address lies where the driver has its memory.
-#[inline]
 pub(crate) fn is_drivers(address: u64) -> bool {
     ReserveOptions::ADDRESSES.contains(&address)
-}
-
-/// Whether an address is the host's above all of the driver's: there programs have their stacks
-/// and libraries, and mostly their heap.
-#[inline]
-fn is_above_drivers(address: u64) -> bool {
-    (ReserveOptions::ADDRESSES.end..1 << 62).contains(&address)
 }
 
 /// Where an address lies.
@@ -73,20 +65,8 @@ unsafe fn bytes_mut<'a>(address: u64, size: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), size) }
 }
 
-/// Does something with the driver's memory in a range. `act` must not ask for another.
-#[inline]
+/// Does something with the driver's memory in a range.
 fn with_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcome<R>) -> Outcome<R> {
-    if let Some((memory, offset)) = ipc::imported_at(address) {
-        return act(&memory.slice(offset, size).map_err(Fault::driver)?);
-    }
-    process::with_session(|session| match session.slice_at(address, size) {
-        Ok(ref slice) => act(slice),
-        Err(error) => Err(Fault::driver(error)),
-    })
-}
-
-/// The same, for an `act` that asks for another.
-fn with_first_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcome<R>) -> Outcome<R> {
     if let Some((memory, offset)) = ipc::imported_at(address) {
         return act(&memory.slice(offset, size).map_err(Fault::driver)?);
     }
@@ -98,7 +78,6 @@ fn with_first_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> 
 /// # Safety
 ///
 /// The caller of the C function passes host memory of this size, which no thread writes meanwhile.
-#[inline]
 unsafe fn write(to: u64, from: u64, size: usize) -> Outcome {
     // SAFETY: so says the caller.
     with_slice(to, size as u64, |slice| Ok(slice.write(unsafe { bytes(from, size) })?))
@@ -109,7 +88,6 @@ unsafe fn write(to: u64, from: u64, size: usize) -> Outcome {
 /// # Safety
 ///
 /// The caller of the C function passes host memory of this size, which no thread uses meanwhile.
-#[inline]
 unsafe fn read(to: u64, from: u64, size: usize) -> Outcome {
     // SAFETY: so says the caller.
     with_slice(from, size as u64, |slice| Ok(slice.read(unsafe { bytes_mut(to, size) })?))
@@ -134,9 +112,7 @@ fn copy(to: u64, from: u64, size: usize) -> Outcome {
         (true, false) => unsafe { write(to, from, size) },
         // SAFETY: the caller of the C function passes host memory of this size.
         (false, true) => unsafe { read(to, from, size) },
-        (true, true) => {
-            with_first_slice(to, size as u64, |to| with_first_slice(from, size as u64, |from| between(to, from)))
-        }
+        (true, true) => with_slice(to, size as u64, |to| with_slice(from, size as u64, |from| between(to, from))),
     }
 }
 
@@ -146,7 +122,6 @@ fn check_range(address: u64, size: usize) -> Outcome {
     if fits { Ok(()) } else { Err(beyond(address, size)) }
 }
 
-#[cold]
 fn beyond(address: u64, size: usize) -> Box<Fault> {
     refused(format!("{size} bytes at {address:#x} are more than there are addresses."))
 }
@@ -212,47 +187,16 @@ fn begins(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Ou
     to.check("dst")?;
     from.check("src")?;
     if kind as u32 >= KINDS {
-        return Err(no_kind(kind));
+        return Err(invalid(format!("{kind} is no kind of copy. They are 0 to 5.")));
     }
     if size > room {
-        return Err(too_large(size, room));
+        return Err(refused(format!("{size} bytes do not fit into destMax, {room}.")));
     }
     Ok(to != from)
 }
 
-#[cold]
-fn no_kind(kind: i32) -> Box<Fault> {
-    invalid(format!("{kind} is no kind of copy. They are 0 to 5."))
-}
-
-#[cold]
-fn too_large(size: usize, room: usize) -> Box<Fault> {
-    refused(format!("{size} bytes do not fit into destMax, {room}."))
-}
-
 /// `aclrtMemcpy`.
-#[inline]
 pub fn memcpy(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome {
-    // What almost all calls are, and what needs no more checks: between host addresses above the
-    // driver's and memory of the driver's. Sizes that reach into the kernel's half are not among
-    // them, and none is 0.
-    let fits = size <= room && (kind as u32) < KINDS && size.wrapping_sub(1) < 1 << 62;
-    if fits && is_drivers(to.0) && is_above_drivers(from.0) {
-        context::current()?;
-        // SAFETY: the caller of the C function passes host memory of this size.
-        return unsafe { write(to.0, from.0, size) };
-    }
-    if fits && is_drivers(from.0) && is_above_drivers(to.0) {
-        context::current()?;
-        // SAFETY: the caller of the C function passes host memory of this size.
-        return unsafe { read(to.0, from.0, size) };
-    }
-    memcpy_any(to, room, from, size, kind)
-}
-
-/// All of the checks, and every other copy: the rest of [`memcpy`].
-#[cold]
-fn memcpy_any(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome {
     if !begins(to, room, from, size, kind)? {
         return Ok(());
     }

@@ -4,7 +4,7 @@
 //! and an address is never followed, so none of these functions trusts more than what C cannot
 //! check: that a pointer which is not NULL points to what the prototype says.
 
-use crate::border::{Address, In, Out, Text, ask_or, usual};
+use crate::border::{Address, In, Out, Text, ask_or};
 use crate::copy::{BatchArguments, BatchAttribute};
 use crate::handles::Handle;
 use crate::malloc::Config;
@@ -30,8 +30,8 @@ pub struct Signature {
     pub returns: &'static str,
 }
 
-/// Exports functions. Each line is a C function and what serves it; what follows `by` says what its
-/// unusual calls are at the border.
+/// Exports functions. Each line is a C function and what serves it; what follows `by` is the
+/// function of the border that calls it.
 macro_rules! exports {
     ($($list:ident {
         $(by $border:ident {
@@ -47,13 +47,7 @@ macro_rules! exports {
             #[unsafe(no_mangle)]
             #[allow(non_snake_case, clippy::too_many_arguments, reason = "the name and the arguments are C's")]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> i32 {
-                // By itself, so that the usual call keeps its arguments in registers.
-                #[cold]
-                #[inline(never)]
-                fn unusual($($argument: $kind),*) -> i32 {
-                    border::unusual::$border(stringify!($name), move || $serves($($argument),*))
-                }
-                usual(stringify!($name), move || unusual($($argument),*), move || $serves($($argument),*))
+                border::$border(stringify!($name), || $serves($($argument),*))
             }
         )*)*
 
@@ -151,7 +145,7 @@ exports! {
             aclrtMemImportFromShareableHandleV2(shareable: In<[u8; 128]>, kind: i32, flags: u64, handle: Out<Handle>)
                 => share::import_v2;
             aclrtMemMapNoAccess(address: Address, size: usize, offset: usize, handle: Handle, flags: u64)
-                => addresses::map_without_access;
+                => addresses::map;
             aclrtMemP2PMap(address: Address, size: usize, device: i32, flags: u64) => malloc::grant;
             aclrtMemRetainAllocationHandle(address: Address, handle: Out<Handle>) => physical::retain;
             aclrtMemSetAccess(address: Address, size: usize, access: In<addresses::Access>, count: usize)

@@ -81,13 +81,11 @@ pub type Outcome<T = ()> = Result<T, Box<Fault>>;
 
 impl Fault {
     /// A failure, with whole sentences.
-    #[cold]
     pub fn new(code: i32, text: impl Into<String>) -> Box<Fault> {
         Box::new(Fault { code, text: text.into() })
     }
 
     /// An error of the driver, where arguments that it would refuse are found by our library.
-    #[cold]
     pub fn driver(error: impl Into<Error>) -> Box<Fault> {
         let error = error.into();
         let code = match error {
@@ -98,7 +96,6 @@ impl Fault {
     }
 
     /// The same sentences with another code, unless the program has run out of memory.
-    #[cold]
     pub fn with_code(mut self: Box<Self>, code: i32) -> Box<Fault> {
         if self.code != code::RT_MEMORY {
             self.code = code;
@@ -108,32 +105,27 @@ impl Fault {
 }
 
 /// A NULL pointer, a size of 0 or the like: what the vendor's outer layer refuses.
-#[cold]
 pub fn invalid(text: impl Into<String>) -> Box<Fault> {
     Fault::new(code::INVALID_PARAM, text)
 }
 
 /// What the vendor's runtime refuses.
-#[cold]
 pub fn refused(text: impl Into<String>) -> Box<Fault> {
     Fault::new(code::RT_PARAM_INVALID, text)
 }
 
 /// What exists in the vendor's library and not here, or on no hardware.
-#[cold]
 pub fn unsupported(text: impl Into<String>) -> Box<Fault> {
     Fault::new(code::RT_NOT_SUPPORTED, text)
 }
 
 impl From<Error> for Box<Fault> {
-    #[cold]
     fn from(error: Error) -> Box<Fault> {
         Fault::new(code_of(&error), error.to_string())
     }
 }
 
 impl<T> From<ascend_vmm::Failed<T>> for Box<Fault> {
-    #[cold]
     fn from(failed: ascend_vmm::Failed<T>) -> Box<Fault> {
         failed.error.into()
     }

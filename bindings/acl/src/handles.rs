@@ -18,7 +18,6 @@ impl Handle {
     pub const NULL: Handle = Handle(0);
 
     /// Whether it is NULL.
-    #[inline]
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
@@ -41,113 +40,83 @@ const KIND_SHIFT: u32 = 52;
 const GENERATION_SHIFT: u32 = 24;
 const PLACES: usize = 1 << 24;
 
-/// Flipped in what a place without an object has for a handle: such a number is looked for at
-/// another place, so it is found nowhere.
-const VACANT: u64 = 1;
-
 /// The objects of one kind.
 #[derive(Debug)]
 pub(crate) struct Table<T, const KIND: u8> {
     places: Vec<Place<T>>,
-    /// The first place without an object; beyond the last if there is none.
-    free: u32,
+    /// The places without an object that can be used again.
+    free: Vec<u32>,
 }
 
-/// Its size is a power of two, so that a place is found by a shift.
 #[derive(Debug)]
-#[repr(align(64))]
 struct Place<T> {
-    /// Of the object; without one, that of the next with [`VACANT`] flipped.
+    /// The handle of the object, or of the next one here.
     handle: Handle,
-    /// The next place without an object, if this is one.
-    next: u32,
-    object: T,
+    object: Option<T>,
 }
 
-/// Beyond the last place.
-const NONE: u32 = u32::MAX;
-
-impl<T: Default, const KIND: u8> Table<T, KIND> {
-    /// None yet.
+impl<T, const KIND: u8> Table<T, KIND> {
+    /// An empty table.
     pub(crate) const fn new() -> Self {
-        Table { places: Vec::new(), free: NONE }
+        Table { places: Vec::new(), free: Vec::new() }
     }
 
-    /// A handle for a new object, which is to be written to its place.
+    /// Takes an object in.
     ///
     /// # Errors
     ///
     /// 207005 when there are 16 million.
-    #[inline]
-    pub(crate) fn insert(&mut self) -> Outcome<(Handle, &mut T)> {
-        if self.free as usize >= self.places.len() {
-            self.new_place()?;
+    pub(crate) fn insert(&mut self, object: T) -> Outcome<Handle> {
+        if let Some(place) = self.free.pop() {
+            let place = &mut self.places[place as usize];
+            place.object = Some(object);
+            return Ok(place.handle);
         }
-        let entry = &mut self.places[self.free as usize];
-        self.free = entry.next;
-        entry.handle.0 ^= VACANT;
-        Ok((entry.handle, &mut entry.object))
-    }
-
-    #[cold]
-    fn new_place(&mut self) -> Outcome {
         let place = self.places.len();
         if place == PLACES {
             return Err(Fault::new(code::RT_RESOURCE, "there are 16 million objects of this kind. Free some."));
         }
-        let first = Self::KIND_BITS | 1 << GENERATION_SHIFT | place as u64;
-        self.places.push(Place { handle: Handle(first ^ VACANT), next: NONE, object: T::default() });
-        self.free = place as u32;
-        Ok(())
-    }
-
-    /// The place of an object; `None` if there is none with this handle.
-    #[inline]
-    pub(crate) fn find(&self, handle: Handle) -> Option<usize> {
-        let place = handle.0 as usize & (PLACES - 1);
-        (self.places.get(place)?.handle == handle).then_some(place)
-    }
-
-    /// The object at a place that was found.
-    #[inline]
-    pub(crate) fn at(&mut self, place: usize) -> &mut T {
-        &mut self.places[place].object
-    }
-
-    /// The object at a place that was found, with its handle.
-    #[inline]
-    pub(crate) fn entry(&mut self, place: usize) -> (Handle, &mut T) {
-        let entry = &mut self.places[place];
-        (entry.handle, &mut entry.object)
+        let handle = Handle(Self::KIND_BITS | 1 << GENERATION_SHIFT | place as u64);
+        self.places.push(Place { handle, object: Some(object) });
+        Ok(handle)
     }
 
     /// An object; `None` if there is none with this handle.
-    #[inline]
-    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
-        let place = handle.0 as usize & (PLACES - 1);
-        let entry = self.places.get_mut(place)?;
-        (entry.handle == handle).then_some(&mut entry.object)
+    pub(crate) fn get(&self, handle: Handle) -> Option<&T> {
+        let place = self.places.get(Self::place(handle))?;
+        place.object.as_ref().filter(|_| place.handle == handle)
     }
 
-    /// Gives a place up that was found: its handle is stale from now on. What is left of the object
-    /// is to be taken out.
-    #[inline]
-    pub(crate) fn vacate(&mut self, place: usize) -> &mut T {
-        let entry = &mut self.places[place];
-        let next = entry.handle.0 + (1 << GENERATION_SHIFT);
-        entry.handle = Handle(next ^ VACANT);
+    /// An object to be changed; `None` if there is none with this handle.
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let place = self.places.get_mut(Self::place(handle))?;
+        place.object.as_mut().filter(|_| place.handle == handle)
+    }
+
+    /// Takes an object out: its handle is stale from now on.
+    pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
+        let number = Self::place(handle);
+        let place = self.places.get_mut(number)?;
+        if place.handle != handle {
+            return None;
+        }
+        let object = place.object.take()?;
+        let next = handle.0 + (1 << GENERATION_SHIFT);
         // A place whose generations are used up is not used again.
         if next >> KIND_SHIFT == Self::KIND_BITS >> KIND_SHIFT {
-            entry.next = self.free;
-            self.free = place as u32;
+            place.handle = Handle(next);
+            self.free.push(number as u32);
         }
-        &mut entry.object
+        Some(object)
     }
 
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle, &T)> {
-        let used = |&(place, entry): &(usize, &Place<T>)| entry.handle.0 as usize & (PLACES - 1) == place;
-        self.places.iter().enumerate().filter(used).map(|(_, entry)| (entry.handle, &entry.object))
+        self.places.iter().filter_map(|place| Some((place.handle, place.object.as_ref()?)))
+    }
+
+    fn place(handle: Handle) -> usize {
+        handle.0 as usize & (PLACES - 1)
     }
 
     /// What all handles of this kind begin with.
@@ -156,7 +125,7 @@ impl<T: Default, const KIND: u8> Table<T, KIND> {
 
 /// The objects of one kind, behind a lock.
 #[derive(Debug)]
-pub struct Handles<T, const KIND: u8>(Mutex<Table<Option<T>, KIND>>);
+pub struct Handles<T, const KIND: u8>(Mutex<Table<T, KIND>>);
 
 impl<T, const KIND: u8> Handles<T, KIND> {
     /// None yet.
@@ -170,37 +139,30 @@ impl<T, const KIND: u8> Handles<T, KIND> {
     ///
     /// 207005 when there are 16 million.
     pub fn insert(&self, object: T) -> Outcome<Handle> {
-        let mut table = self.0.lock();
-        let (handle, place) = table.insert()?;
-        *place = Some(object);
-        Ok(handle)
+        self.0.lock().insert(object)
     }
 
     /// Looks at an object under the lock of its kind; `None` if there is no such object.
-    #[inline]
     pub fn with<R>(&self, handle: Handle, look: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.0.lock().get_mut(handle)?.as_mut().map(look)
+        self.0.lock().get_mut(handle).map(look)
     }
 
     /// A copy of the reference to an object.
-    #[inline]
     pub fn get(&self, handle: Handle) -> Option<T>
     where
         T: Clone,
     {
-        self.0.lock().get_mut(handle)?.clone()
+        self.0.lock().get(handle).cloned()
     }
 
     /// Takes an object out: its handle is stale from now on.
     pub fn remove(&self, handle: Handle) -> Option<T> {
-        let mut table = self.0.lock();
-        let place = table.find(handle)?;
-        table.vacate(place).take()
+        self.0.lock().remove(handle)
     }
 
     /// What `pick` takes of each object, under the lock of their kind.
     pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
-        self.0.lock().iter().filter_map(|(handle, object)| pick(handle, object.as_ref()?)).collect()
+        self.0.lock().iter().filter_map(|(handle, object)| pick(handle, object)).collect()
     }
 }
 
@@ -245,23 +207,20 @@ mod tests {
         assert_eq!(handles.remove(last), Some(0));
         assert_eq!(handles.insert(1).unwrap().0 & (PLACES as u64 - 1), 1, "another place");
         let beyond = Handle(last.0 + (1 << GENERATION_SHIFT));
-        for stale in [first, last, beyond, Handle(beyond.0 ^ VACANT)] {
+        for stale in [first, last, beyond] {
             assert_eq!(handles.get(stale), None);
         }
         assert_eq!(handles.collect(|_, &object| Some(object)), [1]);
     }
 
     #[test]
-    fn what_a_place_without_an_object_has_is_no_handle_of_it_or_of_its_neighbour() {
+    fn the_next_handle_of_a_place_is_not_found_before_it_is_given_out() {
         let handles = Handles::<_, { kind::STREAM }>::new();
-        let (first, second) = (handles.insert(1).unwrap(), handles.insert(2).unwrap());
-        handles.remove(first);
-        let vacant = handles.0.lock().places[0].handle;
-        assert_eq!((handles.get(vacant), handles.get(Handle(vacant.0 ^ VACANT))), (None, None));
-        assert_eq!(handles.get(second), Some(2));
-        handles.remove(second);
-        for stored in [0, 1].map(|place| handles.0.lock().places[place].handle) {
-            assert_eq!(handles.get(stored), None);
-        }
+        let first = handles.insert(1).unwrap();
+        assert_eq!(handles.remove(first), Some(1));
+        let next = Handle(first.0 + (1 << GENERATION_SHIFT));
+        assert_eq!((handles.get(next), handles.remove(next)), (None, None));
+        assert_eq!(handles.insert(2).unwrap(), next);
+        assert_eq!(handles.get(next), Some(2));
     }
 }

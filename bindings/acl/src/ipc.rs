@@ -120,7 +120,6 @@ fn read_key(key: Text) -> Outcome<Key> {
     Ok(key)
 }
 
-#[cold]
 fn unknown() -> Box<Fault> {
     let text = "this process has neither exported nor imported memory by this key, or has closed it.";
     Fault::new(code::RT_DRIVER, text)
@@ -196,29 +195,22 @@ pub(crate) fn device_of(memory: &Arc<NamedMemory>) -> LogicalId {
 }
 
 /// The imported memory that contains an address, and the offset in it.
-#[inline]
 pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
     // Asked by every copy, and most programs import nothing.
-    if IMPORTED.load(Ordering::Relaxed) { find_import(address) } else { None }
-}
-
-#[cold]
-fn find_import(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
+    if !IMPORTED.load(Ordering::Relaxed) {
+        return None;
+    }
     let around = |memory: &NamedMemory| address.checked_sub(memory.address()).filter(|&at| at < memory.size());
     let found = |import: &Import| around(&import.memory).map(|offset| (import.memory.clone(), offset));
     IMPORTS.lock().values().find_map(found)
 }
 
 /// A block is about to be freed: its keys end.
-#[inline]
 pub(crate) fn forget(address: u64) {
-    if EXPORTED.load(Ordering::Relaxed) {
-        forget_exports(address);
+    // Asked by every free, and most programs export nothing.
+    if !EXPORTED.load(Ordering::Relaxed) {
+        return;
     }
-}
-
-#[cold]
-fn forget_exports(address: u64) {
     // What is no block is not freed, and its keys stay.
     let Some((start, size)) = malloc::block_around(address).filter(|(start, _)| *start == address) else { return };
     let mut exports = EXPORTS.lock();

@@ -25,7 +25,6 @@ pub mod header;
 mod host;
 mod ipc;
 mod malloc;
-mod mappings;
 mod physical;
 mod point;
 mod process;

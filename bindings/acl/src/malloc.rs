@@ -106,7 +106,6 @@ pub fn allocate_with(address: Out<Address>, size: usize, policy: i32, config: In
     allocate(address, size, policy)
 }
 
-#[cold]
 fn no_size() -> Box<Fault> {
     invalid("the size is 0. Ask for at least one byte.")
 }
@@ -134,7 +133,6 @@ fn is_giant(policy: i32) -> bool {
     (6..=7).contains(&policy)
 }
 
-#[inline]
 fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
     let known = SMALL.read();
     let block = match known.iter().find(|small| small.device == device) {
@@ -148,7 +146,6 @@ fn allocate_small(device: LogicalId, size: u64) -> Outcome<u64> {
 }
 
 /// The pool of a device, made when it is first needed.
-#[cold]
 fn new_pool(device: LogicalId) -> Outcome<Pool> {
     let target = process::device(device)?;
     let mut small = SMALL.write();
@@ -176,7 +173,6 @@ fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
 }
 
 /// What cannot be had is memory, whatever the reason is: programs look for this code and free some.
-#[cold]
 fn no_memory(error: Error) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
     if fault.code == code::RT_PARAM_INVALID { fault.with_code(code::RT_MEMORY) } else { fault }
@@ -189,7 +185,6 @@ pub(crate) fn trim() -> bool {
 }
 
 /// `aclrtFree`: works without a context, and waits for no stream.
-#[inline]
 pub fn free(address: Address) -> Outcome {
     let address = address.check("devPtr")?;
     ipc::forget(address);
@@ -221,7 +216,6 @@ fn find_small(small: &[Small], address: u64) -> Option<u64> {
     small.iter().find_map(|small| small.pool.find(address).map(|(size, _)| size))
 }
 
-#[cold]
 fn unknown(address: u64) -> Box<Fault> {
     refused(format!("{address:#x} is not what aclrtMalloc returned, or is freed already."))
 }

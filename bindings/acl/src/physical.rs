@@ -5,15 +5,13 @@
 //! mappings, which keep the memory too. The handle itself lives as long as either does, so that a
 //! mapping can be asked for the handle that it was made from.
 
-use crate::addresses::{BOOKS, Books};
+use crate::addresses::BOOKS;
 use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table, kind};
-use crate::mappings::Mappings;
 use crate::{addresses, context, devices, malloc, process};
 use ascend_vmm::share::Export;
-use ascend_vmm::{Device, Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
-use parking_lot::MutexGuard;
+use ascend_vmm::{Error, Failed, Kind, Location as Place, LogicalId, MemoryKind, Page, PhysicalMemory};
 
 /// Where memory is: `aclrtMemLocation`.
 #[repr(C)]
@@ -51,91 +49,66 @@ pub struct Properties {
 pub(crate) type Memories = Table<Physical, { kind::MEMORY }>;
 
 /// Physical memory that the program has a handle of.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Physical {
-    /// `None` if the program has freed it, as often as it may.
-    pub(crate) memory: Option<PhysicalMemory>,
-    /// Memory that the program has freed, which is still mapped.
-    freed: Option<PhysicalMemory>,
+    pub(crate) memory: PhysicalMemory,
     /// The kind and place that were asked for.
     attribute: i32,
     location: Location,
     /// How often the program may free it.
-    users: u32,
+    users: u64,
     /// The share that it was exported as.
-    export: Option<Box<Export>>,
-    /// Where it is mapped.
-    pub(crate) mappings: Mappings,
-}
-
-/// Memory that nothing uses any more, to be released when no lock is held.
-#[derive(Debug)]
-pub(crate) struct Unused {
-    memory: Option<PhysicalMemory>,
-    export: Option<Box<Export>>,
-}
-
-impl Unused {
-    /// Releases it.
-    pub(crate) fn release(self) -> Outcome {
-        drop(self.export);
-        release(self.memory)
-    }
+    export: Option<Export>,
+    /// How many mappings there are, or are being made or undone.
+    pub(crate) mappings: u64,
 }
 
 impl Physical {
-    /// The memory, freed or not.
-    fn any(&self) -> Option<&PhysicalMemory> {
-        self.memory.as_ref().or(self.freed.as_ref())
+    fn new(memory: PhysicalMemory, attribute: i32, location: Location) -> Physical {
+        Physical { memory, attribute, location, users: 1, export: None, mappings: 0 }
+    }
+
+    /// Whether the program has not freed it as often as it may.
+    pub(crate) fn is_held(&self) -> bool {
+        self.users > 0
+    }
+
+    /// Whether it is memory of a device.
+    pub(crate) fn is_on(&self, device: LogicalId) -> bool {
+        self.memory.location() == Place::Device(device)
     }
 
     /// The program has it once more.
     fn retain(&mut self) {
         self.users += 1;
-        self.memory = self.memory.take().or_else(|| self.freed.take());
     }
 
-    /// The program has freed it as often as it may.
-    fn give_up(&mut self) {
-        self.users = 0;
-        self.freed = self.freed.take().or_else(|| self.memory.take());
-    }
-
-    fn is_unused(&self) -> bool {
-        self.users == 0 && self.mappings.is_empty()
+    /// Releases memory that nothing uses any more. No lock is held.
+    pub(crate) fn release(self) -> Outcome {
+        drop(self.export);
+        match self.memory.free() {
+            // In use: another thread is just using it, and will be the last.
+            Ok(()) | Err(Failed { error: Error::InUse { .. }, .. }) => Ok(()),
+            // Dropping it makes the library keep it, and try again when the device is closed.
+            Err(failed) => Err(failed.into()),
+        }
     }
 }
 
 impl Memories {
-    /// Takes memory in.
-    #[inline]
-    fn enter(&mut self, memory: PhysicalMemory, attribute: i32, location: Location) -> Outcome<Handle> {
-        let (handle, place) = self.insert()?;
-        // Nothing else is left of what was there: see `take`.
-        std::mem::forget(place.memory.replace(memory));
-        place.attribute = attribute;
-        place.location = location;
-        place.users = 1;
-        Ok(handle)
+    /// There is one mapping less. The memory comes back if nothing uses it any more.
+    pub(crate) fn end_mapping(&mut self, handle: Handle) -> Option<Physical> {
+        self.get_mut(handle)?.mappings -= 1;
+        self.take_unused(handle)
     }
 
-    /// The place of some memory.
-    pub(crate) fn place_of(&self, memory: &PhysicalMemory) -> Option<usize> {
-        let same = |physical: &Physical| physical.any().is_some_and(|own| own.is_same(memory));
-        let (handle, _) = self.iter().find(|(_, physical)| same(physical))?;
-        self.find(handle)
-    }
-
-    /// Gives the place of memory up, and what is there.
-    #[inline]
-    fn take(&mut self, place: usize) -> Unused {
-        let physical = self.vacate(place);
-        Unused { memory: physical.memory.take().or_else(|| physical.freed.take()), export: physical.export.take() }
-    }
-
-    /// The same, if nothing uses the memory any more.
-    pub(crate) fn take_unused(&mut self, place: usize) -> Option<Unused> {
-        self.at(place).is_unused().then(|| self.take(place))
+    /// Takes memory out if nothing uses it any more.
+    fn take_unused(&mut self, handle: Handle) -> Option<Physical> {
+        let physical = self.get(handle)?;
+        if physical.is_held() || physical.mappings > 0 {
+            return None;
+        }
+        self.remove(handle)
     }
 }
 
@@ -143,15 +116,7 @@ impl Properties {
     /// HBM in 2 MiB pages, by the program's number of a device.
     pub(crate) fn on_device(id: u32) -> Properties {
         let location = Location { id, kind: Location::DEVICE };
-        Properties { handle_type: 0, allocation_type: 0, attribute: USUAL_ATTRIBUTE, location, reserve: 0 }
-    }
-
-    /// Whether this is HBM in 2 MiB pages of any device, and nothing else.
-    #[inline]
-    fn is_usual(&self) -> bool {
-        let types = self.handle_type | self.allocation_type;
-        let kinds = self.attribute ^ USUAL_ATTRIBUTE | self.location.kind ^ Location::DEVICE;
-        types | kinds == 0 && self.reserve == 0
+        Properties { handle_type: 0, allocation_type: 0, attribute: HBM_HUGE, location, reserve: 0 }
     }
 
     /// The checks of the vendor's outer layer, in its order.
@@ -186,66 +151,30 @@ impl Properties {
     }
 }
 
-/// `aclrtMallocPhysical`.
-#[inline]
-pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
-    let place = handle.check("handle")?;
-    let asked = properties.read("prop")?;
-    // What almost all programs ask for.
-    if asked.is_usual() && flags == 0 {
-        let create = |device: &Device| device.create_with(size as u64, USUAL).map_err(Box::new);
-        match process::with_open_device(asked.location.id, create) {
-            Some(Ok(memory)) => {
-                let location = Location { id: asked.location.id, kind: Location::DEVICE };
-                place.write(BOOKS.lock().physical.enter(memory, USUAL_ATTRIBUTE, location)?);
-                return Ok(());
-            }
-            Some(Err(error)) => return allocate_again(*error, place, size, properties),
-            None => {}
-        }
-    }
-    allocate_any(place, size, properties, flags)
-}
-
 /// HBM in 2 MiB pages.
-const USUAL: Kind = Kind { page: Page::Huge, memory: MemoryKind::Hbm };
-/// The same, as C names it.
-const USUAL_ATTRIBUTE: i32 = 4;
+const HBM_HUGE: i32 = 4;
 
-/// The usual memory was not created at once: the size is to be checked or rounded up, or memory is
-/// used up.
-#[cold]
-fn allocate_again(error: Error, place: Out<Handle>, size: usize, properties: In<Properties>) -> Outcome {
-    if let Error::Invalid(_) = error {
-        return allocate_any(place, size, properties, 0);
-    }
-    let Properties { attribute, location, .. } = properties.read("prop")?;
-    let device = devices::by_user(location.id.into())?.logical;
-    let memory = create_again(error, device, size as u64, USUAL)?;
-    place.write(BOOKS.lock().physical.enter(memory, attribute, location)?);
-    Ok(())
-}
-
-/// All of the checks, and what a program asks for once: the rest of [`allocate`].
-#[cold]
-fn allocate_any(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
+/// `aclrtMallocPhysical`.
+pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
+    let handle = handle.check("handle")?;
     let properties = properties.read("prop")?;
-    if size == 0 || flags != 0 || properties.handle_type != 0 {
-        return Err(wrong_arguments(size, flags));
+    match () {
+        () if size == 0 => return Err(invalid("the size is 0. Ask for 2 MiB or more.")),
+        () if flags != 0 => return Err(invalid(format!("flags are {flags}. They are reserved: pass 0."))),
+        () if properties.handle_type != 0 => {
+            return Err(invalid("handleType is not ACL_MEM_HANDLE_TYPE_NONE, the only one there is."));
+        }
+        () => {}
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
-    handle.write(BOOKS.lock().physical.enter(memory, properties.attribute, properties.location)?);
+    handle.write(enter(Physical::new(memory, properties.attribute, properties.location))?);
     Ok(())
 }
 
-#[cold]
-fn wrong_arguments(size: usize, flags: u64) -> Box<Fault> {
-    match () {
-        () if size == 0 => invalid("the size is 0. Ask for 2 MiB or more."),
-        () if flags != 0 => invalid(format!("flags are {flags}. They are reserved: pass 0.")),
-        () => invalid("handleType is not ACL_MEM_HANDLE_TYPE_NONE, the only one there is."),
-    }
+/// Takes memory in.
+fn enter(physical: Physical) -> Outcome<Handle> {
+    BOOKS.lock().physical.insert(physical)
 }
 
 fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMemory> {
@@ -257,9 +186,13 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
     if place == Location::DEVICE {
         let device = devices::by_user(id.into())?.logical;
         reserved(properties)?;
-        let (device, size, id) = (process::device(device)?, rounded.ok_or_else(too_much)?, device);
-        let created = device.create_with(size, kind);
-        return created.or_else(|error| create_again(error, id, size, kind));
+        let (device, size) = (process::device(device)?, rounded.ok_or_else(too_much)?);
+        let created = match device.create_with(size, kind) {
+            // The pools may have had some to give back.
+            Err(Error::OutOfMemory(_)) if malloc::trim() => device.create_with(size, kind),
+            created => created,
+        };
+        return created.map_err(|error| not_created(error, kind));
     }
     if place == Location::HOST_NUMA {
         context::current()?;
@@ -279,17 +212,6 @@ fn reserved(properties: &Properties) -> Outcome {
     if properties.reserve == 0 { Ok(()) } else { Err(refused("prop.reserve is not 0. It is reserved.")) }
 }
 
-/// Tries again if memory is used up and the pools had some to give back.
-#[cold]
-fn create_again(error: Error, device: LogicalId, size: u64, kind: Kind) -> Outcome<PhysicalMemory> {
-    let created = match error {
-        Error::OutOfMemory(_) if malloc::trim() => process::device(device)?.create_with(size, kind),
-        error => Err(error),
-    };
-    created.map_err(|error| not_created(error, kind))
-}
-
-#[cold]
 fn not_created(error: Error, kind: Kind) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
     // The only argument that our library refuses here: pages that the device does not have.
@@ -300,44 +222,18 @@ fn not_created(error: Error, kind: Kind) -> Box<Fault> {
 }
 
 /// `aclrtFreePhysical`: memory that is mapped stays until it is unmapped.
-#[inline]
 pub fn free(handle: Handle) -> Outcome {
+    if handle.is_null() {
+        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
+    }
     let mut books = BOOKS.lock();
-    let Some(place) = books.physical.find(handle) else { return Err(not_freed(handle)) };
-    let physical = books.physical.at(place);
-    if physical.users != 1 || !physical.mappings.is_empty() || physical.export.is_some() {
-        return free_shared(books, place);
-    }
-    let memory = books.physical.vacate(place).memory.take();
+    let physical = books.physical.get_mut(handle).filter(|physical| physical.is_held());
+    physical.ok_or_else(unknown)?.users -= 1;
+    let unused = books.physical.take_unused(handle);
     drop(books);
-    release(memory)
+    unused.map_or(Ok(()), Physical::release)
 }
 
-/// Frees memory that is used otherwise too, or exported.
-#[cold]
-fn free_shared(mut books: MutexGuard<'_, Books>, place: usize) -> Outcome {
-    let physical = books.physical.at(place);
-    if physical.users == 0 {
-        return Err(unknown());
-    }
-    match physical.users {
-        1 => physical.give_up(),
-        _ => physical.users -= 1,
-    }
-    let unused = books.physical.take_unused(place);
-    drop(books);
-    unused.map_or(Ok(()), Unused::release)
-}
-
-#[cold]
-fn not_freed(handle: Handle) -> Box<Fault> {
-    match handle {
-        Handle::NULL => invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."),
-        _ => unknown(),
-    }
-}
-
-#[cold]
 pub(crate) fn unknown() -> Box<Fault> {
     refused("this is no handle of physical memory, or it was freed as often as it was allocated, imported or retained.")
 }
@@ -350,26 +246,6 @@ fn with<R>(handle: Handle, look: impl FnOnce(&mut Physical) -> R) -> Option<R> {
 /// What `pick` takes of all memory.
 fn collect<R>(mut pick: impl FnMut(Handle, &Physical) -> Option<R>) -> Vec<R> {
     BOOKS.lock().physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
-}
-
-/// Releases memory that nothing uses any more.
-#[inline]
-fn release(memory: Option<PhysicalMemory>) -> Outcome {
-    let Some(memory) = memory else { return Ok(()) };
-    match memory.free() {
-        Ok(()) => Ok(()),
-        Err(failed) => not_released(failed),
-    }
-}
-
-#[cold]
-fn not_released(failed: Failed<PhysicalMemory>) -> Outcome {
-    match failed.error {
-        // Another thread is just using it, and will be the last.
-        Error::InUse { .. } => Ok(()),
-        // Dropping it makes the library keep it, and try again when the device is closed.
-        _ => Err(failed.into()),
-    }
 }
 
 /// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
@@ -408,7 +284,7 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
 
 /// The handle of memory that the program has already, counted once more.
 pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
-    let same = collect(|handle, physical| physical.any().is_some_and(|own| own.is_same(memory)).then_some(handle));
+    let same = collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
     same.into_iter().find(|&handle| with(handle, Physical::retain).is_some())
 }
 
@@ -416,19 +292,20 @@ pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
 pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handle> {
     // The kind that the vendor's library reports for memory it knows nothing more of.
     let attribute = match memory.page() {
-        Page::Huge => 4,
+        Page::Huge => HBM_HUGE,
         Page::Giant => 10,
     };
     let location = match memory.location() {
         Place::Device(_) => Location { id: devices::user_of(device), kind: Location::DEVICE },
         Place::Host => Location { id: 0, kind: Location::HOST },
     };
-    BOOKS.lock().physical.enter(memory, attribute, location)
+    enter(Physical::new(memory, attribute, location))
 }
 
 /// Exports the memory behind a handle, once.
 pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
-    let exportable = |physical: &mut Physical| Some((physical.memory.clone()?, physical.export.is_some()));
+    let exportable =
+        |physical: &mut Physical| physical.is_held().then(|| (physical.memory.clone(), physical.export.is_some()));
     let (memory, exported) = with(handle, exportable).flatten().ok_or_else(unknown)?;
     if exported {
         let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
@@ -438,14 +315,14 @@ pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
     if anyone {
         export.trust_anyone()?;
     }
-    with(handle, |physical| physical.export = Some(Box::new(export.clone())));
+    with(handle, |physical| physical.export = Some(export.clone()));
     Ok(export)
 }
 
 /// The export of this process with a shareable handle.
 pub(crate) fn export_of(shareable: u64) -> Option<Export> {
     let of = |physical: &Physical| physical.export.clone().filter(|export| export.handle().to_u64() == shareable);
-    collect(|_, physical| of(physical)).pop().map(|export| *export)
+    collect(|_, physical| of(physical)).pop()
 }
 
 /// Whether there is any.
@@ -455,19 +332,14 @@ pub(crate) fn is_used() -> bool {
 
 /// Ends all memory of a device, mapped or not.
 pub(crate) fn end(device: LogicalId) {
-    let on_device = |memory: &PhysicalMemory| memory.location() == Place::Device(device);
-    let of = |physical: &Physical| physical.any().is_some_and(on_device);
-    let handles = collect(|handle, physical| of(physical).then_some(handle));
+    let handles = collect(|handle, physical| physical.is_on(device).then_some(handle));
+    for &handle in &handles {
+        with(handle, |physical| physical.users = 0);
+    }
+    addresses::end_mappings(device);
     for handle in handles {
-        let left = |physical: &mut Physical| {
-            physical.give_up();
-            physical.mappings.addresses()
-        };
-        with(handle, left).unwrap_or_default().into_iter().for_each(addresses::end_mapping);
-        let mut books = BOOKS.lock();
         // What another thread is just mapping goes when it is unmapped.
-        let ended = books.physical.find(handle).and_then(|place| books.physical.take_unused(place));
-        drop(books);
+        let ended = BOOKS.lock().physical.take_unused(handle);
         drop(ended);
     }
 }

@@ -8,7 +8,8 @@ use crate::border::{Out, Text};
 use crate::fault::{Fault, Outcome, code};
 use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
 use ascend_vmm::{Device, Error, LogicalId, Session};
-use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,8 +21,8 @@ pub const SEGMENTS: &str = "ASCEND_ACL_SEGMENTS";
 
 static SESSION: RwLock<Option<Session>> = RwLock::new(None);
 
-/// The open devices, by the program's number.
-static DEVICES: RwLock<Vec<Option<Device>>> = RwLock::new(Vec::new());
+/// The open devices.
+static DEVICES: RwLock<BTreeMap<LogicalId, Device>> = RwLock::new(BTreeMap::new());
 
 /// Whether `aclInit` was called, how often, and whether `aclFinalize` ended it.
 static INITIALISED: Mutex<Initialised> = Mutex::new(Initialised { count: 0, ended: false });
@@ -33,31 +34,6 @@ struct Initialised {
 
 /// The device of threads that have set none, by the program's number; negative if there is none.
 static DEFAULT_DEVICE: AtomicI64 = AtomicI64::new(-1);
-
-/// Does something with this process's session, which is opened when it is first needed. Meanwhile
-/// it is not closed, and `act` must not ask for it again.
-#[inline]
-pub(crate) fn with_session<R>(act: impl FnOnce(&Session) -> Outcome<R>) -> Outcome<R> {
-    let open = match RwLockReadGuard::try_map(SESSION.read(), Option::as_ref) {
-        Ok(open) => open,
-        Err(closed) => {
-            drop(closed);
-            reopen()?
-        }
-    };
-    act(&open)
-}
-
-#[cold]
-fn reopen() -> Outcome<MappedRwLockReadGuard<'static, Session>> {
-    loop {
-        // Another thread may close it again before it is read.
-        session()?;
-        if let Ok(open) = RwLockReadGuard::try_map(SESSION.read(), Option::as_ref) {
-            return Ok(open);
-        }
-    }
-}
 
 /// This process's session.
 pub(crate) fn session() -> Outcome<Session> {
@@ -71,7 +47,6 @@ pub(crate) fn session() -> Outcome<Session> {
     }
 }
 
-#[cold]
 fn open() -> Outcome<Session> {
     if std::env::var(SEGMENTS).as_deref() != Ok("off") {
         return Session::current().map_err(|error| {
@@ -97,27 +72,13 @@ pub(crate) fn open_session() -> Option<Session> {
 
 /// A device of this process's, set up when it is first needed.
 pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
-    let open = DEVICES.read().iter().flatten().find(|device| device.id() == id).cloned();
-    open.map_or_else(|| open_device(id), Ok)
-}
-
-/// Does something with a device that is open, by the program's number, and is not closed meanwhile;
-/// `act` must not ask for a device itself.
-#[inline]
-pub(crate) fn with_open_device<R>(user: u32, act: impl FnOnce(&Device) -> R) -> Option<R> {
-    DEVICES.read().get(user as usize)?.as_ref().map(act)
-}
-
-#[cold]
-fn open_device(id: LogicalId) -> Outcome<Device> {
+    let open = DEVICES.read().get(&id).cloned();
+    if let Some(device) = open {
+        return Ok(device);
+    }
     // Not under the lock: starting the process on the device can take seconds.
     let device = session()?.device(id)?;
-    let mut devices = DEVICES.write();
-    let place = devices::user_of(id) as usize;
-    if devices.len() <= place {
-        devices.resize_with(place + 1, || None);
-    }
-    devices[place] = Some(device.clone());
+    DEVICES.write().insert(id, device.clone());
     Ok(device)
 }
 
@@ -127,7 +88,7 @@ pub(crate) fn close_device(id: LogicalId) {
     malloc::end(Some(id));
     physical::end(id);
     devices::forget_peers(Some(id));
-    let device = DEVICES.write().get_mut(devices::user_of(id) as usize).and_then(Option::take);
+    let device = DEVICES.write().remove(&id);
     drop(device);
 }
 

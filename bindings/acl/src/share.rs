@@ -110,7 +110,6 @@ fn long_form(shareable: In<Bytes>) -> Outcome<FabricHandle> {
     FabricHandle::from_bytes(&shareable.read("shareableHandle")?).ok_or_else(malformed)
 }
 
-#[cold]
 fn malformed() -> Box<Fault> {
     Fault::new(code::RT_INVALID_HANDLE, "this is no shareable handle. Pass what the exporter was given, unchanged.")
 }
