@@ -604,6 +604,62 @@ fn if_more_clients_wait_than_may_some_are_refused_and_told_why() {
 }
 
 #[test]
+fn descriptors_that_clients_send_are_closed_and_killed_clients_leave_nothing() {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    isolated(plain(), |emulator| {
+        let directory = Directory::new();
+        let path = directory.join("broker");
+        let killed: Vec<_> = (0..10)
+            .map(|number| {
+                let path = &path;
+                start(move |channel| {
+                    channel.wait();
+                    let mut socket = UnixStream::connect(path).unwrap();
+                    let line = format!("pages {}\n", own_tgid());
+                    // Killed at any point: some before they ask, some with an answer that is not read.
+                    socket.write_all(&line.as_bytes()[..line.len() * number / 9]).unwrap();
+                    channel.pause();
+                })
+            })
+            .collect();
+        let pages = numbered(2);
+        let options = BrokerOptions::new().timeout(PATIENCE);
+        let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
+        assert!(request(&path, "none").unwrap().is_empty());
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for count in [1, 2, 100, 253] {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            let many = vec![null.as_raw_fd(); count];
+            let line = format!("none {}\n", own_tgid());
+            // Byte by byte, with as many descriptors each.
+            for byte in line.as_bytes() {
+                let bytes = [std::io::IoSlice::new(std::slice::from_ref(byte))];
+                let rights = [ControlMessage::ScmRights(&many)];
+                sendmsg::<()>(socket.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
+            }
+            let mut answer = [0; 5];
+            socket.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"ok 0\n", "{count}");
+        }
+        drop(null);
+        support::wait_until("no descriptor that was sent is left", || descriptors() <= before);
+        // Each has one end of a channel here.
+        let before = before - killed.len();
+        for client in killed {
+            client.signal();
+            client.wait();
+            client.kill();
+        }
+        support::wait_until("no descriptor of a client is left", || descriptors() <= before);
+        assert!(request(&path, "none").unwrap().is_empty());
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
 fn a_broker_is_told_the_user_that_asks_and_not_the_one_that_connected() {
     let own = std::fs::metadata("/proc/self").unwrap().uid();
     isolated(plain(), |emulator| {
