@@ -23,7 +23,9 @@ mod ticket_error;
 
 pub use errno::Errno;
 pub use finding::{Finding, Health, Severity};
-pub(crate) use printable::printable;
+#[doc(hidden)]
+pub use printable::printable;
+pub(crate) use printable::printable_path;
 pub use process_failure::{ProcessFailure, Step};
 pub use ticket_error::TicketError;
 
@@ -172,7 +174,7 @@ impl OpenFailed {
 impl fmt::Display for OpenFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cause, remedy) = refusal::open(self.errno);
-        write!(f, "cannot open {}: {}: {cause}. {remedy}", self.path.display(), self.errno)
+        write!(f, "cannot open {}: {}: {cause}. {remedy}", printable_path(&self.path), self.errno)
     }
 }
 
@@ -459,7 +461,7 @@ impl FileFailed {
 
 impl fmt::Display for FileFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} ({}): ", self.operation, printable(&self.path.to_string_lossy()))?;
+        write!(f, "cannot {} ({}): ", self.operation, printable_path(&self.path))?;
         match self.errno {
             Some(errno) if self.problem.is_empty() => write!(f, "{errno}")?,
             Some(errno) => write!(f, "{}: {errno}", self.problem)?,

@@ -11,7 +11,7 @@
 //! the others in the process. [`others_have_files`] tells whether there are any.
 
 use super::{Answer, ioctl_uninterrupted, uninterrupted};
-use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
+use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall, printable_path};
 use crate::fork::PerProcess;
 use crate::signals;
 use crate::slots::lock;
@@ -126,7 +126,7 @@ impl DavinciFile {
             // The file was not bound, so close(2) alone is right: CLOSE is for bound files.
             Err(errno) => Err(Refused::new(SystemCall::Bind, errno)
                 .operation("bind a file to a module")
-                .object(format!("module {module} of {}", path.display()))
+                .object(format!("module {module} of {}", printable_path(path)))
                 .into()),
         }
     }

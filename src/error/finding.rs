@@ -4,7 +4,7 @@
 //! success and an empty list. A [`Finding`] names the situation; [`Finding::code`] is stable for
 //! programs, the sentence is for people and may change.
 
-use super::Errno;
+use super::{Errno, printable_path};
 use crate::id::{LogicalId, PhysicalId};
 use std::fmt;
 use std::path::PathBuf;
@@ -283,7 +283,7 @@ impl Finding {
             Finding::NodeMissing(path) => row(
                 "node-missing",
                 Fatal,
-                format!("{} is not here: a container without it, or a host without the driver", path.display()),
+                format!("{} is not here: a container without it, or a host without the driver", printable_path(path)),
                 "Start the container with the node, for example docker run \
                  --device=/dev/davinci_manager --device=/dev/davinci0 --device=/dev/devmm_svm \
                  --device=/dev/hisi_hdc. With the Ascend Docker Runtime set \
@@ -294,27 +294,27 @@ impl Finding {
             Finding::StaleNode(path) => row(
                 "stale-node",
                 Fatal,
-                format!("{} leads to no driver: it is left over", path.display()),
+                format!("{} leads to no driver: it is left over", printable_path(path)),
                 "Load the driver; in a container, start it again so that it gets the present nodes.",
             ),
             Finding::Forbidden(path) => row(
                 "no-permission",
                 Fatal,
-                format!("this user may not open {} (file mode)", path.display()),
+                format!("this user may not open {} (file mode)", printable_path(path)),
                 NODE_GROUP,
             )
             .shown_as(NPU_SMI_INIT),
             Finding::Denied(path) => row(
                 "denied-by-cgroup",
                 Fatal,
-                format!("{} may not be opened here (device cgroup or security module)", path.display()),
+                format!("{} may not be opened here (device cgroup or security module)", printable_path(path)),
                 "Allow the device in the container's device list (--device), or in its cgroup.",
             )
             .shown_as(NPU_SMI_INIT),
             Finding::Unopenable(path, errno) => row(
                 "unopenable",
                 Fatal,
-                format!("{} could not be opened: {errno}", path.display()),
+                format!("{} could not be opened: {errno}", printable_path(path)),
                 "See open(2) for this errno, and the kernel log.",
             ),
             Finding::ModuleMissing(module) => row(
@@ -528,7 +528,7 @@ impl Finding {
             Finding::NoDaemonNode(path, errno) => row(
                 "no-daemon-node",
                 Warning,
-                format!("{} could not be opened: {errno}", path.display()),
+                format!("{} could not be opened: {errno}", printable_path(path)),
                 "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
                  device process can be started.",
             )

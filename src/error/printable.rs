@@ -1,10 +1,12 @@
 //! Text that somebody else wrote, made fit for a terminal.
 
+use std::path::Path;
+
 /// Text from a peer, the kernel, the device or a file, with each character escaped that could
 /// control a terminal or reverse the text around it. Applied where such text enters the library, so
 /// that errors, events and every field with such text are safe to print. Line breaks stay: where
 /// one line is wanted, the caller joins them.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -15,9 +17,34 @@ pub(crate) fn printable(text: &str) -> String {
     safe
 }
 
+/// A path, which may contain anything but NUL, in one line of such text.
+pub(crate) fn printable_path(path: &Path) -> String {
+    printable(&path.to_string_lossy()).replace('\n', "\\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Errno, Error, Finding, OpenFailed, ProcessFailure};
+
+    #[test]
+    fn no_path_in_an_error_or_a_finding_controls_a_terminal() {
+        let path = Path::new("/dev/\x1b[31m\u{202e}\u{9b}a\nb");
+        let owned = || path.to_owned();
+        let said = [
+            Error::from(OpenFailed::new(path, Errno::EACCES)).to_string(),
+            ProcessFailure::Node { path: owned(), errno: Errno::EIO }.to_string(),
+            Finding::NodeMissing(owned()).to_string(),
+            Finding::StaleNode(owned()).to_string(),
+            Finding::Forbidden(owned()).to_string(),
+            Finding::Denied(owned()).to_string(),
+            Finding::Unopenable(owned(), Errno::EIO).to_string(),
+        ];
+        for text in said {
+            assert!(text.contains(r"/dev/\u{1b}[31m\u{202e}\u{9b}a\nb"), "{text}");
+            assert!(!text.contains(['\x1b', '\u{202e}', '\u{9b}']), "{text}");
+        }
+    }
 
     #[test]
     fn what_controls_a_terminal_is_escaped_and_all_else_stays() {

@@ -1,7 +1,7 @@
 //! Why a device process could not be started or ended: of the driver's private codes, of the
 //! daemon's, and of what came between.
 
-use super::Errno;
+use super::{Errno, printable_path};
 use ascend_ioctl::hdc::error;
 use std::fmt;
 use std::path::PathBuf;
@@ -119,7 +119,7 @@ impl ProcessFailure {
     fn row(&self) -> (String, &'static str) {
         match self {
             ProcessFailure::Node { path, errno } => (
-                format!("{} could not be opened: {errno}", path.display()),
+                format!("{} could not be opened: {errno}", printable_path(path)),
                 match *errno {
                     Errno::ENOENT => "Pass /dev/hisi_hdc into the container, or load the driver on the host.",
                     Errno::EACCES => "Join the group that owns /dev/hisi_hdc (HwHiAiUser by default).",

@@ -21,6 +21,7 @@ use crate::{impossible, second_process};
 use anonymise::Anonymiser;
 use ascend_emulator::record::Record;
 use ascend_ioctl::Generation;
+use ascend_vmm::error::printable;
 use decode::Modules;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
@@ -319,6 +320,12 @@ impl Trace {
     }
 }
 
+/// A name that was read from another process: the text before the first NUL, in one line.
+fn name(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    printable(&String::from_utf8_lossy(text)).replace('\n', "\\n")
+}
+
 /// Starts the process that becomes the program, and waits until it has stopped itself.
 fn start(name: &str, command: &[OsString]) -> Result<i32, String> {
     let own = second_process::this_program();
@@ -347,4 +354,16 @@ fn refusal(pid: i32, error: Errno) -> String {
         error => error.to_string(),
     };
     format!("process {pid} cannot be traced: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_another_process_is_one_line_without_control_characters() {
+        assert_eq!(name(b"SVM\0rest"), "SVM");
+        assert_eq!(name("\x1b[31m\u{9b}\u{202e}a\nb\r".as_bytes()), r"\u{1b}[31m\u{9b}\u{202e}a\nb\r");
+        assert_eq!(name(b"\xff"), "\u{fffd}");
+    }
 }

@@ -6,6 +6,7 @@ use ascend_emulator::record::buffer::KEYS;
 use ascend_emulator::record::{self, Record, bytes};
 use ascend_ioctl::{Generation, command, davinci, hdc, svm};
 use ascend_vmm::Bytes;
+use ascend_vmm::error::printable;
 use nix::libc;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -43,8 +44,7 @@ impl Modules {
                 let binds = command::magic(request) == davinci::MAGIC && command::number(request) == 0;
                 if binds && now != "hdc" && record.errno.is_none() && !record.unfinished {
                     let name = record.in_hex.as_deref().and_then(|text| bytes(text, 0)).unwrap_or_default();
-                    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-                    *module = String::from_utf8_lossy(name).replace(char::is_control, "?");
+                    *module = super::name(&name);
                 }
                 now
             }
@@ -106,8 +106,12 @@ pub fn name(record: &Record, module: &str) -> String {
     }
 }
 
-/// The line for a call.
+/// The line for a call. What it quotes comes from another process or from a file.
 pub fn line(record: &Record, module: &str, generation: Generation) -> String {
+    printable(&written(record, module, generation))
+}
+
+fn written(record: &Record, module: &str, generation: Generation) -> String {
     let mut line = match record.at {
         Some(at) => format!("{:>7} {:>10.6} ", record.tid.max(record.pid), at as f64 / 1e6),
         None => format!("{:>7} ", record.tid.max(record.pid)),
@@ -351,12 +355,12 @@ mod tests {
             out_hex: None,
             ret: -1,
             errno: Some("ENOMEM".into()),
-            log: Some("there is no memory\nnone at all".into()),
+            log: Some("there is no memory\nnone \x1b[31m\u{202e}at all".into()),
             ..record
         };
         let text = line(&refused, "SVM", Generation::V26_1);
         assert!(text.contains("= -1 ENOMEM <12 µs>\n"), "{text}");
-        assert!(text.ends_with("the kernel: none at all"), "{text}");
+        assert!(text.ends_with(r"the kernel: none \u{1b}[31m\u{202e}at all"), "{text}");
     }
 
     #[test]

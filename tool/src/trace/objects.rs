@@ -124,7 +124,7 @@ impl Objects {
         let Some(file) = record.file else { return };
         match record.call {
             "open" | "found" => {
-                let name = format!("{file} ({})", record.path.as_deref().unwrap_or("?"));
+                let name = format!("{file} ({})", super::name(record.path.as_deref().unwrap_or("?").as_bytes()));
                 self.born(record, file, Kind::File, name, None, 0);
             }
             "close" => self.closed(file),
@@ -200,8 +200,7 @@ impl Objects {
         let text = |name: &str| {
             let field = fields.iter().find(|field| field.name == name);
             let bytes = field.map_or(&[][..], |field| field.bytes(&after));
-            String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default())
-                .replace(char::is_control, "?")
+            super::name(bytes)
         };
         match (module, record.cmd.unwrap_or_default()) {
             ("SVM", "SETUP_DEVICE") => {

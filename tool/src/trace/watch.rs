@@ -14,6 +14,7 @@ use ascend_emulator::record::{self, Buffer, DRIVER_AREA, Record, hex};
 use ascend_ioctl::klog;
 use ascend_ioctl::{command, hdc};
 use ascend_ptrace::filter::{FOREIGN_MAGICS, HUGE, WATCHED_END, WATCHED_START};
+use ascend_vmm::error::printable;
 use nix::libc;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -670,9 +671,8 @@ impl Watch {
                 let filled = after.as_deref().unwrap_or(before);
                 self.sessions.after(&module, record.cmd, before, filled, &memory, &mut record.buffers);
                 if record.cmd == Some("OPEN") && module != "hdc" {
-                    let name = before.split(|byte| *byte == 0).next().unwrap_or_default();
                     if let Some(file) = self.files.get_mut(ioctl.file) {
-                        (file.module, file.seen) = (String::from_utf8_lossy(name).replace(char::is_control, "?"), true);
+                        (file.module, file.seen) = (super::name(before), true);
                     }
                 }
             }
@@ -753,8 +753,7 @@ fn added_sentences(memory: &ProcessMemory, before: LogHead) -> Option<String> {
         end => end,
     };
     let bytes: Vec<u8> = text.get(start..end)?.iter().copied().filter(|byte| *byte != 0).collect();
-    (!bytes.is_empty())
-        .then(|| String::from_utf8_lossy(&bytes).trim_end().replace(|c: char| c.is_control() && c != '\n', "?"))
+    (!bytes.is_empty()).then(|| printable(String::from_utf8_lossy(&bytes).trim_end()))
 }
 
 fn page_size() -> u64 {
