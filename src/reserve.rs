@@ -123,7 +123,7 @@ impl Reservation {
         };
         // No other code knows the address, so nothing can use it while ALLOC lays out its books.
         if let Err(refused) = session.svm.alloc(start, size) {
-            lock(&session.arena).free(start, size);
+            lock(&session.arena).free(start);
             let arguments = format!("address {start:#x}, size {}", bytes(size));
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }

@@ -374,7 +374,7 @@ impl Inner {
         let cpu_access = builder.segments && prepared.segments.has_svm();
         Ok(Inner {
             counts: Counts::default(),
-            arena: Mutex::new(Arena::new()),
+            arena: Mutex::new(Arena::default()),
             growing: Mutex::default(),
             mappings: MappingTable::default(),
             devices: Slots::default(),

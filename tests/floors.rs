@@ -8,6 +8,8 @@ use std::process::Command;
 
 /// The modules of `src/`, from the lowest floor to the highest.
 const FLOORS: &[&[&str]] = &[
+    &["range_map"],
+    &["segregated_fit"],
     &["bytes"],
     &["id"],
     &["kind"],

@@ -181,7 +181,7 @@ impl Inner {
     #[inline]
     pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.free_pages(address, size)?;
-        lock(&self.arena).free(address, size);
+        lock(&self.arena).free(address);
         self.counts.reserved.fetch_sub(size, Ordering::Relaxed);
         Ok(())
     }

@@ -95,6 +95,14 @@ mod driver {
 #[allow(dead_code, unused_imports)]
 mod slots;
 
+#[path = "../../../src/range_map.rs"]
+#[allow(dead_code, unused_imports)]
+mod range_map;
+
+#[path = "../../../src/segregated_fit.rs"]
+#[allow(dead_code, unused_imports)]
+mod segregated_fit;
+
 #[path = "../../../src/reserve/arena.rs"]
 #[allow(dead_code, unused_imports)]
 mod arena;
@@ -267,7 +275,7 @@ const CHUNK: u64 = driver::svm::HUGE_PAGE;
 
 impl Addresses {
     fn with<T>(&self, action: impl FnOnce(&mut Arena) -> T) -> T {
-        action(self.arena.lock().unwrap().get_or_insert_with(Arena::new))
+        action(self.arena.lock().unwrap().get_or_insert_default())
     }
 
     fn reserve(&self, size: u64) -> u64 {
@@ -300,9 +308,9 @@ impl Addresses {
         })
     }
 
-    fn free(&self, address: u64, size: u64) {
+    fn free(&self, address: u64) {
         self.reserved.lock().unwrap().retain(|&(start, _)| start != address);
-        self.with(|arena| arena.free(address, size));
+        self.with(|arena| arena.free(address));
     }
 
     fn disable_idle_heaps(&self) {
@@ -327,9 +335,9 @@ pub fn addresses_do_not_overlap() {
                 spawn(move || {
                     let first = addresses.reserve(number * CHUNK);
                     let second = addresses.reserve(CHUNK);
-                    addresses.free(first, number * CHUNK);
+                    addresses.free(first);
                     addresses.disable_idle_heaps();
-                    addresses.free(second, CHUNK);
+                    addresses.free(second);
                     addresses.disable_idle_heaps();
                 })
             })

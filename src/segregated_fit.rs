@@ -1,0 +1,473 @@
+//! Which parts of some addresses are in use: segregated fit.
+//!
+//! An area of addresses is cut into runs, each of which is used, free, or a hole: addresses that
+//! have no memory behind them. A run knows its neighbours in its area, and neighbours that are both
+//! free, or both holes, are one run. Free runs and holes are in lists by size: each power of two has
+//! sixteen, and a bit for each list says whether it has any. So taking and freeing take a constant
+//! number of steps. Only a request that would otherwise be refused looks through a list.
+//!
+//! The crate `offset-allocator` does the same for offsets of 32 bits, but knows no alignment, no
+//! fixed addresses and no holes.
+
+use std::ops::Index;
+
+/// Lists of a power of two.
+const STEPS: u64 = 16;
+/// Units of the largest run: 256 TiB in units of 4 KiB.
+const LARGEST: u64 = 1 << 36;
+const CLASSES: usize = class(LARGEST) + 1;
+
+/// No run.
+const NONE: u32 = u32::MAX;
+
+/// What a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Used,
+    Free,
+    /// Without memory.
+    Hole,
+}
+
+/// A run of addresses, by a number that stays the same as long as it is used, or is the first of its
+/// area.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) state: State,
+    /// Neighbours in the area.
+    before: u32,
+    after: u32,
+    /// Neighbours in the list; `next` also links the records that are not in use.
+    next: u32,
+    previous: u32,
+}
+
+impl Run {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.size
+    }
+
+    /// The first multiple of an alignment at which `size` bytes fit.
+    fn fit(&self, size: u64, alignment: u64) -> Option<u64> {
+        let start = self.start.next_multiple_of(alignment);
+        (start - self.start <= self.size && size <= self.size - (start - self.start)).then_some(start)
+    }
+}
+
+/// Areas of addresses in units of `UNIT` bytes.
+#[derive(Debug)]
+pub(crate) struct SegregatedFit<const UNIT: u64> {
+    runs: Vec<Run>,
+    /// The first record that is not in use.
+    unused: u32,
+    free: Lists,
+    holes: Lists,
+}
+
+/// Runs by their size.
+#[derive(Debug)]
+struct Lists {
+    /// A bit for each list that has a run.
+    filled: [u64; CLASSES.div_ceil(64)],
+    first: [u32; CLASSES],
+}
+
+impl<const UNIT: u64> Default for SegregatedFit<UNIT> {
+    fn default() -> Self {
+        let lists = || Lists { filled: [0; CLASSES.div_ceil(64)], first: [NONE; CLASSES] };
+        SegregatedFit { runs: Vec::new(), unused: NONE, free: lists(), holes: lists() }
+    }
+}
+
+impl<const UNIT: u64> SegregatedFit<UNIT> {
+    /// Adds an area as one run that is free or a hole. Returns the run's number, which is that of
+    /// the area's first run from now on. Areas are never joined.
+    pub(crate) fn add_area(&mut self, start: u64, size: u64, state: State) -> u32 {
+        debug_assert!(start % UNIT == 0 && size % UNIT == 0 && size > 0, "{start:#x} {size:#x}");
+        let area = self.new_run(Run { start, size, state, before: NONE, after: NONE, next: NONE, previous: NONE });
+        self.link(area);
+        area
+    }
+
+    /// Removes an area that is one run again.
+    pub(crate) fn remove_area(&mut self, area: u32) {
+        debug_assert_eq!(self[area].after, NONE, "more than one run");
+        self.unlink(area);
+        self.forget(area);
+    }
+
+    /// Takes free addresses at a multiple of a power of two. Returns the number of their run.
+    pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u32> {
+        let (run, start) = self.find(State::Free, size, alignment)?;
+        Some(self.set(run, start, size, State::Used))
+    }
+
+    /// Frees a run that is used.
+    pub(crate) fn free(&mut self, run: u32) {
+        let Run { start, size, .. } = self[run];
+        self.set(run, start, size, State::Free);
+    }
+
+    /// Free addresses, or a hole, with room for `size` bytes at a multiple of a power of two: the
+    /// run, and where in it.
+    pub(crate) fn find(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
+        if size / UNIT > LARGEST {
+            return None;
+        }
+        let lists = if state == State::Hole { &self.holes } else { &self.free };
+        let fit = |run: u32| Some((run, self[run].fit(size, alignment)?));
+        // Runs of about this size waste least, but only some fit: a few are looked at.
+        if let Some(found) = self.list(lists.first[class(size / UNIT)]).take(8).find_map(fit) {
+            return Some(found);
+        }
+        // Every run from this list on fits.
+        let enough = class(round_up(size.checked_add(alignment.max(UNIT) - UNIT)? / UNIT));
+        if let Some(run) = lists.first_from(enough) {
+            return fit(run);
+        }
+        // One that is only just large enough, or aligned by chance.
+        let rest = class(size / UNIT)..enough.min(CLASSES);
+        lists.first[rest].iter().find_map(|&first| self.list(first).find_map(fit))
+    }
+
+    /// Makes a part of a run used, free or a hole, and joins it with neighbours that are the same.
+    /// Returns the number of the run that it is in then.
+    pub(crate) fn set(&mut self, run: u32, start: u64, size: u64, state: State) -> u32 {
+        self.unlink(run);
+        let (mut part, whole) = (run, self[run]);
+        if start > whole.start {
+            part = self.split(run, start);
+            self.link(run);
+        }
+        if whole.end() > start + size {
+            let rest = self.split(part, start + size);
+            self.link(rest);
+        }
+        self.runs[part as usize].state = state;
+        if state != State::Used {
+            part = self.join(part);
+        }
+        self.link(part);
+        part
+    }
+
+    /// The neighbour before a run in its area.
+    pub(crate) fn before(&self, run: u32) -> Option<Run> {
+        self.runs.get(self[run].before as usize).copied()
+    }
+
+    /// The number of the neighbour after a run in its area.
+    pub(crate) fn after(&self, run: u32) -> Option<u32> {
+        Some(self[run].after).filter(|&after| after != NONE)
+    }
+
+    /// The runs of an area, in order.
+    pub(crate) fn area(&self, area: u32) -> impl Iterator<Item = (u32, Run)> {
+        let mut next = area;
+        std::iter::from_fn(move || {
+            let (number, run) = (next, *self.runs.get(next as usize)?);
+            next = run.after;
+            Some((number, run))
+        })
+    }
+
+    /// The size of a free run that is at most a sixteenth smaller than the largest.
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.free.last().map_or(0, |run| self[run].size)
+    }
+
+    /// The free runs of at least some size, by size.
+    pub(crate) fn free_runs(&self, smallest: u64) -> impl Iterator<Item = (u32, Run)> {
+        let lists = &self.free.first[class(smallest / UNIT)..];
+        let runs = lists.iter().flat_map(|&first| self.list(first)).map(|run| (run, self[run]));
+        runs.filter(move |(_, run)| run.size >= smallest)
+    }
+
+    /// Cuts a run in two, neither of which is in a list. Returns the second.
+    fn split(&mut self, run: u32, at: u64) -> u32 {
+        let first = &mut self.runs[run as usize];
+        let second = Run { start: at, size: first.end() - at, before: run, ..*first };
+        first.size = at - first.start;
+        let number = self.new_run(second);
+        self.runs[run as usize].after = number;
+        if let Some(after) = self.runs.get_mut(second.after as usize) {
+            after.before = number;
+        }
+        number
+    }
+
+    /// Joins a run that is in no list with neighbours of its state. The number of the first stays.
+    fn join(&mut self, mut run: u32) -> u32 {
+        let Run { before, after, state, .. } = self[run];
+        for neighbour in [after, before] {
+            if !self.runs.get(neighbour as usize).is_some_and(|neighbour| neighbour.state == state) {
+                continue;
+            }
+            self.unlink(neighbour);
+            let (first, second) = if neighbour == before { (neighbour, run) } else { (run, neighbour) };
+            let Run { size, after, .. } = self[second];
+            self.runs[first as usize].size += size;
+            self.runs[first as usize].after = after;
+            if let Some(after) = self.runs.get_mut(after as usize) {
+                after.before = first;
+            }
+            self.forget(second);
+            run = first;
+        }
+        run
+    }
+
+    fn new_run(&mut self, run: Run) -> u32 {
+        match self.runs.get_mut(self.unused as usize) {
+            Some(unused) => {
+                let number = std::mem::replace(&mut self.unused, unused.next);
+                *unused = run;
+                number
+            }
+            None => {
+                self.runs.push(run);
+                self.runs.len() as u32 - 1
+            }
+        }
+    }
+
+    fn forget(&mut self, run: u32) {
+        self.runs[run as usize].next = std::mem::replace(&mut self.unused, run);
+    }
+
+    fn lists(&mut self, state: State) -> Option<&mut Lists> {
+        match state {
+            State::Used => None,
+            State::Free => Some(&mut self.free),
+            State::Hole => Some(&mut self.holes),
+        }
+    }
+
+    /// Puts a run at the head of its list.
+    fn link(&mut self, run: u32) {
+        let Run { size, state, .. } = self[run];
+        let Some(lists) = self.lists(state) else { return };
+        let next = lists.push(class(size / UNIT), run);
+        self.runs[run as usize].next = next;
+        self.runs[run as usize].previous = NONE;
+        if let Some(next) = self.runs.get_mut(next as usize) {
+            next.previous = run;
+        }
+    }
+
+    /// Takes a run out of its list.
+    fn unlink(&mut self, run: u32) {
+        let Run { size, state, next, previous, .. } = self[run];
+        let Some(lists) = self.lists(state) else { return };
+        if previous == NONE {
+            lists.set_first(class(size / UNIT), next);
+        } else {
+            self.runs[previous as usize].next = next;
+        }
+        if let Some(next) = self.runs.get_mut(next as usize) {
+            next.previous = previous;
+        }
+    }
+
+    /// The runs of a list, from one on.
+    fn list(&self, first: u32) -> impl Iterator<Item = u32> {
+        let some = |run: u32| (run != NONE).then_some(run);
+        std::iter::successors(some(first), move |&run| some(self[run].next))
+    }
+}
+
+impl<const UNIT: u64> Index<u32> for SegregatedFit<UNIT> {
+    type Output = Run;
+
+    fn index(&self, run: u32) -> &Run {
+        &self.runs[run as usize]
+    }
+}
+
+impl Lists {
+    fn push(&mut self, class: usize, run: u32) -> u32 {
+        self.filled[class / 64] |= 1 << (class % 64);
+        std::mem::replace(&mut self.first[class], run)
+    }
+
+    fn set_first(&mut self, class: usize, run: u32) {
+        self.first[class] = run;
+        if run == NONE {
+            self.filled[class / 64] &= !(1 << (class % 64));
+        }
+    }
+
+    /// The first run of the first list that has any, from one on.
+    fn first_from(&self, class: usize) -> Option<u32> {
+        let mut mask = u64::MAX << (class % 64);
+        for (word, filled) in self.filled.iter().enumerate().skip(class / 64) {
+            let filled = filled & std::mem::replace(&mut mask, u64::MAX);
+            if filled != 0 {
+                return Some(self.first[word * 64 + filled.trailing_zeros() as usize]);
+            }
+        }
+        None
+    }
+
+    /// The first run of the last list that has any.
+    fn last(&self) -> Option<u32> {
+        let (word, filled) = self.filled.iter().enumerate().rev().find(|(_, filled)| **filled != 0)?;
+        Some(self.first[word * 64 + filled.ilog2() as usize])
+    }
+}
+
+/// The list of a size in units. Sizes up to 31 have one each.
+const fn class(units: u64) -> usize {
+    let step = step_bits(units);
+    (step as u64 * STEPS + (units >> step)) as usize
+}
+
+/// Rounds up to the smallest size of a list.
+const fn round_up(units: u64) -> u64 {
+    let step = step_bits(units);
+    (units + (1 << step) - 1) >> step << step
+}
+
+/// How many low bits of a size its list does not tell.
+const fn step_bits(units: u64) -> u32 {
+    (units | STEPS).ilog2() - STEPS.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const UNIT: u64 = 4096;
+    type Fit = SegregatedFit<UNIT>;
+
+    /// Every area is cut without a gap, no two neighbours could be one, and the lists have exactly
+    /// the runs that are free or holes.
+    fn check(fit: &Fit, areas: &[(u32, u64, u64)]) {
+        let mut unused = vec![true; fit.runs.len()];
+        let (mut free, mut holes) = (Vec::new(), Vec::new());
+        for &(area, start, size) in areas {
+            let (mut at, mut before, mut state) = (start, NONE, State::Used);
+            for (number, run) in fit.area(area) {
+                assert!(run.start == at && run.before == before && run.size > 0);
+                assert!(run.state == State::Used || run.state != state, "two runs of {state:?}");
+                (at, before, state) = (run.end(), number, run.state);
+                unused[number as usize] = false;
+                match state {
+                    State::Used => {}
+                    State::Free => free.push(number),
+                    State::Hole => holes.push(number),
+                }
+            }
+            assert_eq!(at, start + size);
+        }
+        for (lists, mut expected) in [(&fit.free, free), (&fit.holes, holes)] {
+            let mut listed = Vec::new();
+            for (number, &first) in lists.first.iter().enumerate() {
+                assert_eq!(lists.filled[number / 64] >> (number % 64) & 1 == 1, first != NONE);
+                for run in fit.list(first) {
+                    assert_eq!(class(fit[run].size / UNIT), number);
+                    listed.push(run);
+                }
+            }
+            listed.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(listed, expected);
+        }
+        assert_eq!(fit.list(fit.unused).count(), unused.iter().filter(|&&unused| unused).count());
+    }
+
+    /// Whether a request fits anywhere, by looking everywhere.
+    fn fits(fit: &Fit, areas: &[(u32, u64, u64)], state: State, size: u64, alignment: u64) -> bool {
+        let mut runs = areas.iter().flat_map(|&(area, ..)| fit.area(area));
+        runs.any(|(_, run)| run.state == state && run.start.next_multiple_of(alignment) + size <= run.end())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_is_taken_and_freed_no_two_overlap_and_what_fits_is_found(
+            steps in prop::collection::vec((0..8, 1u64..=120, 0u32..8, any::<prop::sample::Index>()), 1..400),
+        ) {
+            let mut fit = Fit::default();
+            let mut areas = Vec::new();
+            // Side by side: they must not become one.
+            for (start, size, state) in [(0, 1000, State::Free), (1000, 700, State::Hole), (1 << 30, 300, State::Free)] {
+                areas.push((fit.add_area(start * UNIT, size * UNIT, state), start * UNIT, size * UNIT));
+            }
+            let mut used: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+            for (action, units, shift, choice) in steps {
+                let (size, alignment) = (units * UNIT, UNIT << shift);
+                match action {
+                    0..4 => {
+                        let expected = fits(&fit, &areas, State::Free, size, alignment);
+                        let taken = fit.take(size, alignment);
+                        prop_assert_eq!(taken.is_some(), expected);
+                        if let Some(number) = taken {
+                            let run = fit[number];
+                            prop_assert!(run.start % alignment == 0 && run.size == size);
+                            let before = used.range(..run.end()).next_back();
+                            prop_assert!(before.is_none_or(|(start, (size, _))| start + size <= run.start));
+                            used.insert(run.start, (size, number));
+                        }
+                    }
+                    4..6 if !used.is_empty() => {
+                        let &start = choice.get(&used.keys().copied().collect::<Vec<_>>());
+                        let (size, number) = used.remove(&start).unwrap();
+                        prop_assert_eq!((fit[number].start, fit[number].size), (start, size));
+                        fit.free(number);
+                    }
+                    _ => {
+                        let (from, to) = if action == 6 { (State::Hole, State::Free) } else { (State::Free, State::Hole) };
+                        let expected = fits(&fit, &areas, from, size, alignment);
+                        let found = fit.find(from, size, alignment);
+                        prop_assert_eq!(found.is_some(), expected);
+                        if let Some((run, start)) = found {
+                            let now = fit.set(run, start, size, to);
+                            prop_assert!(fit[now].start <= start && start + size <= fit[now].end());
+                        }
+                    }
+                }
+                check(&fit, &areas);
+            }
+            for (number, _) in used.into_values().map(|(_, number)| (number, ())) {
+                fit.free(number);
+            }
+            check(&fit, &areas);
+        }
+    }
+
+    #[test]
+    fn an_area_that_was_all_used_is_one_run_again_and_can_be_removed() {
+        let mut fit = Fit::default();
+        let area = fit.add_area(0, 64 << 20, State::Free);
+        let taken: Vec<u32> = std::iter::from_fn(|| fit.take(1 << 20, 1 << 20)).collect();
+        assert_eq!((taken.len(), fit.largest_free()), (64, 0));
+        taken.into_iter().for_each(|run| fit.free(run));
+        assert_eq!((fit.area(area).count(), fit.largest_free()), (1, 64 << 20));
+        fit.remove_area(area);
+        assert_eq!(fit.take(4096, 4096), None);
+    }
+
+    #[test]
+    fn sizes_of_a_list_are_at_most_a_sixteenth_apart() {
+        for units in (1..5000).chain([LARGEST - 1, LARGEST]) {
+            assert!(round_up(units) >= units && round_up(units) - units <= units / STEPS, "{units}");
+            assert!(class(units) <= class(units + 1) && class(round_up(units)) <= class(units) + 1);
+        }
+    }
+
+    #[test]
+    fn requests_that_no_run_can_have_are_refused() {
+        let mut fit = Fit::default();
+        fit.add_area(0, LARGEST * UNIT, State::Free);
+        assert!(fit.take(LARGEST * UNIT, UNIT).is_some());
+        for (size, alignment) in [(LARGEST * UNIT + UNIT, UNIT), (1 << 63, 1 << 30), (u64::MAX - UNIT + 1, UNIT)] {
+            assert_eq!(fit.take(size, alignment), None, "{size}");
+        }
+    }
+}
