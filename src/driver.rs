@@ -30,82 +30,36 @@ use crate::error::{Errno, Refused, SystemCall};
 use nix::libc;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// ioctl(2).
+/// The one place where this library calls ioctl(2).
 ///
 /// # Safety
 ///
 /// `arg` must point to memory that the driver behind `fd` may read and write as `request` demands.
 unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
-    // SAFETY: the caller vouches for the argument.
-    let answer = unsafe { ioctl_raw(fd, request, arg) };
-    if answer < 0 { Err(Errno::from_raw(-answer as i32)) } else { Ok(answer as i32) }
+    // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), request.into(), arg) } {
+        // Not by nix, which knows only the errnos of Linux: some modules have codes of their own.
+        -1 => Err(Errno::from_raw(nix::errno::Errno::last_raw())),
+        answer => Ok(answer),
+    }
 }
 
-/// ioctl(2), once more after a signal. SVM's commands do not answer EINTR, and none is known of the
+/// ioctl(2), repeated after a signal. SVM's commands do not answer EINTR, and none is known of the
 /// other commands that this library sends to `/dev/davinci_manager` (inferred: their source was
-/// searched for it, not read whole). It comes from a supervisor of this process, as some
-/// containers have it (seccomp_unotify(2)), that had not taken the call yet. With SA_RESTART the
-/// kernel repeats such a call by itself.
+/// searched for it, not read whole). It comes from a supervisor of this process, as some containers
+/// have it (seccomp_unotify(2)), that had not taken the call yet. With SA_RESTART the kernel repeats
+/// such a call by itself.
 ///
 /// # Safety
 ///
 /// As of [`ioctl`].
-#[inline]
 unsafe fn ioctl_uninterrupted(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
-    // SAFETY: the caller vouches for the argument.
-    let answer = unsafe { ioctl_raw(fd, request, arg) };
-    // SAFETY: as before.
-    if answer < 0 { unsafe { failed(fd, request, arg, answer) } } else { Ok(answer as i32) }
-}
-
-/// What becomes of a call with this negative answer. A call, so that success is a jump that is not
-/// taken.
-#[cold]
-#[inline(never)]
-unsafe fn failed(fd: &OwnedFd, request: u32, arg: *mut libc::c_void, mut answer: libc::c_long) -> Result<i32, Errno> {
-    while answer == -libc::c_long::from(libc::EINTR) {
-        // SAFETY: the caller of the first call vouches for the argument.
-        answer = unsafe { ioctl_raw(fd, request, arg) };
-    }
-    if answer < 0 { Err(Errno::from_raw(-answer as i32)) } else { Ok(answer as i32) }
-}
-
-/// The one place where this library calls ioctl(2). The answer is the kernel's: an errno is
-/// negative.
-///
-/// # Safety
-///
-/// As of [`ioctl`].
-#[inline(always)]
-unsafe fn ioctl_raw(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> libc::c_long {
-    // The C library's ioctl takes a variable number of arguments, which costs more instructions
-    // than the rest of a command together, and its syscall moves every argument once more.
-    let (number, fd, request) = (libc::SYS_ioctl, fd.as_raw_fd(), libc::c_ulong::from(request));
-    #[cfg(target_arch = "x86_64")]
-    {
-        let mut answer = number;
-        // SAFETY: ioctl(2) as the kernel takes it: the number and the answer in rax, arguments in
-        // rdi, rsi and rdx; the instruction overwrites rcx and r11. The caller vouches for the
-        // argument, which the kernel may write to; the descriptor is open while it is borrowed.
-        unsafe {
-            std::arch::asm!(
-                "syscall",
-                inlateout("rax") answer,
-                in("rdi") fd,
-                in("rsi") request,
-                in("rdx") arg,
-                lateout("rcx") _,
-                lateout("r11") _,
-                options(nostack)
-            );
+    loop {
+        // SAFETY: the caller vouches for the argument.
+        match unsafe { ioctl(fd, request, arg) } {
+            Err(Errno::EINTR) => {}
+            answer => return answer,
         }
-        answer
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
-        let answer = unsafe { libc::syscall(number, fd, request, arg) };
-        if answer == -1 { -libc::c_long::from(nix::errno::Errno::last_raw()) } else { answer }
     }
 }
 

@@ -148,7 +148,6 @@ impl DavinciFile {
     /// # Safety
     ///
     /// `arg` must point to memory that the module may read and write as its command demands.
-    #[inline]
     pub(super) unsafe fn raw(&self, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
         // SAFETY: the caller vouches for the argument.
         unsafe { ioctl_uninterrupted(&self.descriptor.fd, request, arg) }

@@ -88,7 +88,6 @@ impl LogPage {
 
     /// Makes the kernel start at the beginning of our page: commands that succeed leave sentences
     /// too.
-    #[inline]
     pub(crate) fn empty(&self) {
         if let LogPage::Ours(page) = self {
             page.empty();
@@ -96,7 +95,6 @@ impl LogPage {
     }
 
     /// The sentences about the command that just failed.
-    #[cold]
     pub(crate) fn take(&self) -> String {
         match self {
             LogPage::Ours(page) => page.take(),
@@ -145,7 +143,6 @@ impl OwnPage {
         unsafe { AtomicI32::from_ptr(&raw mut (*self.page.as_ptr()).write) }
     }
 
-    #[inline]
     fn empty(&self) {
         let written = self.write().load(Ordering::Relaxed);
         if written != 0 {
@@ -155,7 +152,6 @@ impl OwnPage {
     }
 
     /// The sentences that were left since the page was last emptied, and empties it.
-    #[cold]
     fn take(&self) -> String {
         let written = self.write().load(Ordering::Acquire);
         let from = self.read().load(Ordering::Relaxed);

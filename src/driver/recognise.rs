@@ -92,14 +92,12 @@ pub(crate) fn describe(family: Generation, segments: &[Segment]) -> String {
 }
 
 /// The error about a driver that has a command under none of its known numbers.
-#[cold]
 pub(crate) fn refused_everywhere(op: Op) -> Error {
     let numbers = families().into_iter().filter_map(|family| Some(family.svm(op)?.command.number.to_string()));
     let numbers = numbers.collect::<Vec<_>>().join(" and ");
     unknown(format!("{} is refused under each of its known numbers ({numbers})", op.name()))
 }
 
-#[cold]
 pub(crate) fn unknown(detected: String) -> Error {
     Error::UnknownGeneration(Box::new(UnknownDriver { detected }))
 }

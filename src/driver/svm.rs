@@ -14,17 +14,15 @@ use super::segments::Segments;
 use crate::error::{Errno, Error, Refused, Result, SystemCall};
 use crate::fork::ForkGuard;
 use crate::kind::{Kind, MemoryKind};
-use crate::trace::{Call, is_wanted, reported};
+use crate::trace::{Call, traced};
 use ascend_ioctl::Generation;
-use ascend_ioctl::svm::{self, Arg, Op, Para, Request, request};
+use ascend_ioctl::svm::{self, Arg, Para, Request, request};
 pub(crate) use ascend_ioctl::svm::{
     BATCH, DYNAMIC_START, GIANT_PAGE, HEAP_UNIT, HOST_AGENT_ID, HOST_ID, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX,
     SVM_START, Segment, TRUST_LIST,
 };
-use std::mem::MaybeUninit;
 use std::path::Path;
-use std::sync::atomic::{Ordering, compiler_fence};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The accounting module of the vendor's tools for our memory: the number for user programs.
 const MODULE: u32 = 33;
@@ -42,34 +40,11 @@ struct Buffer {
     arg: Arg,
     room: [u64; (ROOM - svm::ARG_SIZE) / 8],
     #[cfg(debug_assertions)]
-    canary: [u64; PIECE / 8],
+    canary: [u64; 2],
 }
-
-/// How much of a buffer is zeroed at a time: see [`Buffer::zeroed`].
-const PIECE: usize = 128;
 
 #[cfg(debug_assertions)]
-const CANARY: [u64; PIECE / 8] = [0x5EED_CA9A_5EED_CA9A; PIECE / 8];
-
-impl Buffer {
-    /// Zeroes a buffer. Done in pieces that the compiler stores inline: for the whole it calls
-    /// memset(3), which takes half as many instructions again.
-    #[inline(always)]
-    fn zeroed(buffer: &mut MaybeUninit<Buffer>) -> &mut Buffer {
-        const { assert!(size_of::<Buffer>() % PIECE == 0) };
-        let pieces = buffer.as_mut_ptr().cast::<[u8; PIECE]>();
-        // The first piece last, as the argument begins there: zeroes of it are not stored twice.
-        for piece in (0..size_of::<Buffer>() / PIECE).rev() {
-            // Keeps the compiler from joining the pieces.
-            compiler_fence(Ordering::SeqCst);
-            // SAFETY: the buffer is borrowed exclusively and has so many pieces.
-            unsafe { pieces.add(piece).write_bytes(0, 1) };
-        }
-        // SAFETY: every byte was written, and all zeroes are valid, as for all bytes of a
-        // `FromBytes`.
-        unsafe { buffer.assume_init_mut() }
-    }
-}
+const CANARY: [u64; 2] = [0x5EED_CA9A_5EED_CA9A; 2];
 
 /// A command with its request value in the driver at hand.
 #[derive(Debug, Clone, Copy)]
@@ -112,13 +87,11 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    #[inline]
     pub(crate) fn is_host(self) -> bool {
         self.device == HOST_ID
     }
 
     /// Side to repeat; NUMA memory is host memory.
-    #[inline]
     fn side(self) -> u32 {
         if self.is_host() { svm::SIDE_HOST } else { svm::SIDE_DEVICE }
     }
@@ -273,7 +246,6 @@ impl Svm {
     }
 
     /// Refuses to go on in a child of the process that opened the file.
-    #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
         if self.guard.in_child() { Err(other_process()) } else { Ok(()) }
     }
@@ -344,19 +316,16 @@ impl Svm {
     }
 
     /// ALLOC: makes a reservation inside a heap.
-    #[inline]
     pub(crate) fn alloc(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.call(const { stable(request::ALLOC) }, 0, size, &svm::Alloc { address, size }).map(drop)
     }
 
     /// FREE_PAGES: frees the reservation that starts at an address; `size` is for the trace.
-    #[inline]
     pub(crate) fn free_pages(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.call(const { stable(request::FREE_PAGES) }, 0, size, &svm::FreePages { address }).map(drop)
     }
 
     /// MEM_CREATE: physical memory on a device or on the host, there perhaps on one NUMA node.
-    #[inline]
     pub(crate) fn mem_create(
         &self,
         device: u32,
@@ -386,7 +355,6 @@ impl Svm {
     }
 
     /// MEM_RELEASE: refused while the memory is mapped. `size` is for the trace.
-    #[inline]
     pub(crate) fn mem_release(&self, handle: Handle, size: u64) -> Result<(), Box<Refused>> {
         let release =
             svm::MemRelease { id: handle.id, side: handle.side(), pages: handle.pages.into(), ..Default::default() };
@@ -394,7 +362,6 @@ impl Svm {
     }
 
     /// MEM_MAP: the beginning of a handle at an address inside one reservation.
-    #[inline]
     pub(crate) fn mem_map(&self, handle: Handle, address: u64, size: u64) -> Result<(), Box<Refused>> {
         let map = svm::MemMap {
             address,
@@ -409,7 +376,6 @@ impl Svm {
     }
 
     /// MEM_UNMAP: the whole mapping that starts at an address. `size` is for the trace.
-    #[inline]
     pub(crate) fn mem_unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         let unmap = svm::MemUnmap { address, ..Default::default() };
         // The id in the head is converted but not used; the host's always converts.
@@ -451,7 +417,6 @@ impl Svm {
     }
 
     /// MEM_EXPORT: makes a handle importable, once. Returns the number of the share.
-    #[inline]
     pub(crate) fn mem_export(&self, handle: Handle, size: u64) -> Result<u32, Box<Refused>> {
         let wanted = svm::MemExport { side: handle.side() as i32, id: handle.id, ..Default::default() };
         let exported = self.call(const { stable(request::MEM_EXPORT) }, handle.device, size, &wanted)?;
@@ -460,7 +425,6 @@ impl Svm {
 
     /// MEM_IMPORT: memory that another process exported, on a device or on the host. `size` is for
     /// the trace.
-    #[inline(always)]
     pub(crate) fn mem_import(&self, device: u32, export: &Export, size: u64) -> Result<Imported, Box<Refused>> {
         let wanted = svm::MemImport {
             share: export.share as i32,
@@ -491,7 +455,6 @@ impl Svm {
     }
 
     /// MEM_SET_PID: adds processes to a share's trust list, at most [`TRUST_LIST`].
-    #[inline]
     pub(crate) fn mem_set_pid(&self, device: u32, share: u32, tgids: &[i32]) -> Result<(), Box<Refused>> {
         let list = svm::MemSetPid {
             share: share as i32,
@@ -576,7 +539,6 @@ impl Svm {
     ///
     /// Addresses of the driver's must be mapped for the time of the call. Addresses of the
     /// process's own memory must be valid for `size` bytes, for writes if they are the destination.
-    #[inline(always)]
     pub(crate) unsafe fn memcpy(
         &self,
         device: u32,
@@ -676,12 +638,8 @@ impl Svm {
     }
 
     /// One command: its argument in, its answer out. `size` is for the trace only.
-    // Inlined by force: only then the command is a constant, and what a method does not need of the
-    // answer is not copied.
-    #[inline(always)]
     fn call<A: Para>(&self, command: Numbered<A>, device: u32, size: u64, argument: &A) -> Result<A, Box<Refused>> {
-        let mut buffer = MaybeUninit::uninit();
-        let buffer = Buffer::zeroed(&mut buffer);
+        let mut buffer = Buffer::new_zeroed();
         buffer.arg.head.device = device;
         // A member is never longer than the union, so this writes all of it.
         let _ = argument.write_to_prefix(buffer.arg.data.as_mut_bytes());
@@ -691,51 +649,26 @@ impl Svm {
         }
         self.log.empty();
         let op = command.request.op;
-        let answer = if is_wanted() {
-            self.reported(command.word, op, device, size, buffer)
-        } else {
-            self.send(command.word, buffer)
-        };
+        let call = || Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
+        // SAFETY: the buffer is writable, lives through the call and is larger than the argument of
+        // any known kernel. What addresses inside it point to is vouched for by the methods above,
+        // whose callers vouch for it in turn where they take addresses.
+        let answer = traced(call, || unsafe { self.file.raw(command.word, (&raw mut buffer).cast()) });
         #[cfg(debug_assertions)]
         debug_assert_eq!(buffer.canary, CANARY, "the kernel wrote more than {ROOM} bytes for {}", op.name());
         match answer {
             Ok(_) => Ok(buffer.arg.para()),
-            Err(errno) => Err(self.refused(op, errno)),
+            Err(errno) => Err(Refused::new(SystemCall::Svm(op), errno).kernel_log(self.log.take())),
         }
-    }
-
-    /// The ioctl of a command.
-    #[inline(always)]
-    fn send(&self, word: u32, buffer: &mut Buffer) -> Result<i32, Errno> {
-        // SAFETY: the buffer is writable, lives through the call and is larger than the argument of
-        // any known kernel. What addresses inside it point to is vouched for by the methods above,
-        // whose callers vouch for it in turn where they take addresses.
-        unsafe { self.file.raw(word, (&raw mut *buffer).cast()) }
-    }
-
-    /// The same with an event. Apart, so that what only the event needs is not kept at hand for the
-    /// usual case.
-    #[cold]
-    fn reported(&self, word: u32, op: Op, device: u32, size: u64, buffer: &mut Buffer) -> Result<i32, Errno> {
-        let call = Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
-        reported(call, || self.send(word, buffer))
-    }
-
-    /// The explanation of a command that just failed.
-    #[cold]
-    fn refused(&self, op: Op, errno: Errno) -> Box<Refused> {
-        Refused::new(SystemCall::Svm(op), errno).kernel_log(self.log.take())
     }
 }
 
 /// In what the host counts its own memory, whoever imports it
 /// (`devmm_ioctl_mem_import_local_server` passes on the exporter's count).
-#[cold]
 fn unit_of_host(page: u32) -> u64 {
     if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }
 }
 
-#[cold]
 fn other_process() -> Error {
     Error::OtherProcess { process: std::process::id() }
 }
@@ -748,17 +681,6 @@ mod tests {
     fn the_buffer_has_room_for_more_than_any_known_argument() {
         assert!(std::mem::offset_of!(Buffer, room) + size_of::<[u64; (ROOM - svm::ARG_SIZE) / 8]>() == ROOM);
         const { assert!(ROOM > svm::ARG_SIZE) };
-    }
-
-    #[test]
-    fn a_buffer_is_zero_to_its_last_byte() {
-        let mut buffer = MaybeUninit::<Buffer>::uninit();
-        // SAFETY: the buffer is ours, and any bytes are valid for it.
-        unsafe { buffer.as_mut_ptr().write_bytes(0xFF, 1) };
-        let buffer: *const Buffer = Buffer::zeroed(&mut buffer);
-        // SAFETY: all of it was written, and has no padding.
-        let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), size_of::<Buffer>()) };
-        assert!(bytes.iter().all(|&byte| byte == 0));
     }
 
     #[test]
