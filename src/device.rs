@@ -136,7 +136,7 @@ impl Device {
                 inner.drain();
                 return Ok(Device { inner });
             }
-            Found::Vacant(vacant) => vacant.take(),
+            Found::Vacant(slot) => slot,
         };
         let open = match session.take_left_device(number) {
             // It could not be closed when it was dropped, and still cannot: it is as good as new,
@@ -213,8 +213,7 @@ impl DeviceInner {
     pub(crate) fn host(session: &Arc<Live<Inner>>) -> Arc<Live<DeviceInner>> {
         match session.devices.find(HOST_ID) {
             Found::Object(host) => host,
-            Found::Vacant(vacant) => {
-                let slot = vacant.take();
+            Found::Vacant(slot) => {
                 let (open, session) = (OpenDevice::host(), session.clone());
                 let host = Arc::new(Live::new(DeviceInner { id: HOST_ID, open, sdid: OnceLock::new(), session }));
                 slot.fill(&host);

@@ -259,10 +259,10 @@ impl Block {
             memory: AtomicU8::new(answer.memory.min(u8::MAX.into()) as u8),
             imported: true,
             half_released: false,
-            exporter: key.exporter() as u8,
-            remote: key.sdid() != 0,
-            origin: AtomicU32::new(key.sdid()),
-            share: AtomicI32::new(key.share() as i32),
+            exporter: key.exporter as u8,
+            remote: key.sdid != 0,
+            origin: AtomicU32::new(key.sdid),
+            share: AtomicI32::new(key.share as i32),
         };
         if let Some(ticket) = ticket {
             // Tickets are of this server only.
@@ -274,15 +274,15 @@ impl Block {
 
     /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
     #[inline(always)]
-    pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<(), Box<Error>> {
+    pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
         if Page::from_code(answer.page).is_none() {
-            return Err(Box::new(normal_pages()));
+            return Err(normal_pages());
         }
         if answer.size == 0 {
-            return Err(Box::new(no_pages()));
+            return Err(no_pages());
         }
         match ticket {
-            Some(ticket) if ticket.size != answer.size => Err(Box::new(other_size(ticket.size, answer.size))),
+            Some(ticket) if ticket.size != answer.size => Err(other_size(ticket.size, answer.size)),
             _ => Ok(()),
         }
     }
@@ -359,7 +359,7 @@ impl Block {
         }
         let share = self.share()?;
         let sdid = if self.remote { self.origin.load(Ordering::Relaxed) } else { 0 };
-        Some(ImportKey::new(self.device.id, self.exporter.into(), share, sdid))
+        Some(ImportKey { device: self.device.id, share, exporter: self.exporter.into(), sdid })
     }
 }
 

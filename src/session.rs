@@ -32,7 +32,7 @@ use crate::share::Sharing;
 use crate::slots::{Slots, lock};
 use crate::trace::{self, quiet};
 use ascend_ioctl::Generation;
-use seat::Place;
+use seat::Seat;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -128,16 +128,16 @@ impl SessionBuilder {
     pub fn open(self) -> Result<Session> {
         // Nothing is reported while the seat is taken: a subscriber may ask for the session.
         let _quiet = quiet();
-        match seat::take() {
-            Ok(place) => open(&self, place),
+        match Seat::take() {
+            Ok(seat) => open(&self, seat),
             Err(_) => Err(Error::SessionOpen),
         }
     }
 }
 
-fn open(builder: &SessionBuilder, place: Place) -> Result<Session> {
-    let inner = Arc::new(Live::new(Inner::open(builder, place)?));
-    seat::set_open(&inner);
+fn open(builder: &SessionBuilder, seat: Seat) -> Result<Session> {
+    let inner = Arc::new(Live::new(Inner::open(builder, seat)?));
+    Seat::set_open(&inner);
     Ok(Session { inner })
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Inner {
     /// Held while a heap is enabled, so that no two threads enable the same.
     growing: Mutex<()>,
     pub(crate) mappings: MappingTable,
-    pub(crate) devices: Slots<u32, Live<DeviceInner>, 1>,
+    pub(crate) devices: Slots<u32, Live<DeviceInner>>,
     /// Pairs of devices that reach each other's memory.
     pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
     pub(crate) sharing: Sharing,
@@ -189,7 +189,7 @@ pub(crate) struct Inner {
     pub(crate) svm: Svm,
     left: Mutex<Vec<Left>>,
     pub(crate) devmng: Devmng,
-    place: Place,
+    seat: Seat,
 }
 
 /// Short: everything that is made through a session leads here, and its tables are long.
@@ -225,8 +225,8 @@ impl Session {
     pub fn current() -> Result<Session> {
         let _quiet = quiet();
         loop {
-            match seat::take() {
-                Ok(place) => return open(&SessionBuilder::default(), place),
+            match Seat::take() {
+                Ok(seat) => return open(&SessionBuilder::default(), seat),
                 Err(session) => {
                     if let Some(inner) = session.upgrade() {
                         return Ok(Session { inner });
@@ -366,8 +366,8 @@ impl Session {
 }
 
 impl Inner {
-    /// Opens a session on the seat that `place` is.
-    fn open(builder: &SessionBuilder, place: Place) -> Result<Inner> {
+    /// Opens a session on its seat.
+    fn open(builder: &SessionBuilder, seat: Seat) -> Result<Inner> {
         let devmng = Devmng::claim(&builder.davinci_manager);
         let (prepared, pages) = bringup::bring_up(builder)?;
         // Segments of an earlier attempt cannot be unmapped, but need not be used.
@@ -389,7 +389,7 @@ impl Inner {
             process: builder.process.clone(),
             svm: prepared.svm,
             devmng,
-            place,
+            seat,
         })
     }
 
@@ -484,7 +484,7 @@ impl Undo for Inner {
 
     /// Also after an error the session is at its end: dropping the fields closes its files.
     fn undo(&mut self) -> Result<()> {
-        self.place.close();
+        self.seat.close();
         self.retry();
         self.disable_idle_heaps();
         if !self.segments.has_svm() {

@@ -54,7 +54,7 @@ use crate::id::{LogicalId, PhysicalId};
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::Inner;
 use crate::session::undo::Live;
-use crate::slots::{Found, Key, Slots, lock};
+use crate::slots::{Found, Slots, lock};
 use crate::trace::{self, quiet};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -67,9 +67,9 @@ pub(crate) struct Sharing {
     exporting: Mutex<()>,
     /// Imports of this process: importing device, exporting device, share.
     // For a million shares; more than that have two to a place.
-    pub(crate) imports: Slots<ImportKey, Live<Block>, 2048>,
+    pub(crate) imports: Slots<ImportKey, Live<Block>>,
     /// Names that this process has opened.
-    names: Slots<Name, Live<named::Opened>, 1>,
+    names: Slots<Name, Live<named::Opened>>,
     bare_tgid: OnceLock<i32>,
     /// Whether this process lives in the initial pid namespace.
     initial: OnceLock<bool>,
@@ -102,43 +102,17 @@ impl Sharing {
     }
 }
 
-/// What tells imports apart for the kernel. Two words instead of four numbers: it is compared and
-/// copied often.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What tells imports apart for the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ImportKey {
-    /// The importing device, and the share in the lower half.
-    share: u64,
-    /// Super-pod id of an exporter on another server, whose numbers mean something else there, 0 on
-    /// this one; and the exporting device in the lower half.
-    exporter: u64,
-}
-
-impl ImportKey {
-    #[inline(always)]
-    pub(crate) fn new(device: u32, exporter: u32, share: u32, sdid: u32) -> ImportKey {
-        let pair = |upper: u32, lower: u32| u64::from(upper) << 32 | u64::from(lower);
-        ImportKey { share: pair(device, share), exporter: pair(sdid, exporter) }
-    }
-
-    pub(crate) fn share(self) -> u32 {
-        self.share as u32
-    }
-
-    pub(crate) fn exporter(self) -> u32 {
-        self.exporter as u32
-    }
-
-    pub(crate) fn sdid(self) -> u32 {
-        (self.exporter >> 32) as u32
-    }
-}
-
-impl Key for ImportKey {
-    /// Shares of one exporter have numbers of their own; those of different exporters are few.
-    #[inline]
-    fn number(&self) -> u32 {
-        self.share()
-    }
+    /// The importing device.
+    pub(crate) device: u32,
+    pub(crate) share: u32,
+    /// The exporting device.
+    pub(crate) exporter: u32,
+    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on
+    /// this one.
+    pub(crate) sdid: u32,
 }
 
 /// A device under its numbers.
@@ -473,45 +447,26 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let wanted = Wanted::new(device, source)?;
     let sdid = device.sdid()?;
     let key = wanted.key(device.id);
-    let vacant = match session.sharing.imports.find(key) {
+    let slot = match session.sharing.imports.find(key) {
         Found::Object(block) => {
             if let Some(ticket) = wanted.ticket {
                 block.agree(ticket)?;
             }
             return Ok(PhysicalMemory { block });
         }
-        Found::Vacant(vacant) => vacant,
+        Found::Vacant(slot) => slot,
     };
-    // In a box, so that what becomes of all this is one word.
-    let mut made = Ok(());
-    let block = vacant.make(|claim| {
-        let mut answer = svm::Imported::default();
-        match session.svm.mem_import(device.id, &wanted.export(sdid), wanted.size()) {
-            Ok(imported) => {
-                // An import vacates its key when it is released.
-                claim.keep();
-                match Block::check_import(&imported, wanted.ticket) {
-                    Ok(()) => answer = imported,
-                    Err(error) => {
-                        release(Block::imported(device, &imported, key, None));
-                        made = Err(error);
-                    }
-                }
-            }
-            Err(refused) => {
-                drop(claim);
-                made = Err(Box::new(wanted.refused(device, refused)));
-            }
-        }
-        Live::new_if(made.is_ok(), Block::imported(device, &answer, key, wanted.ticket))
-    });
-    made.map(|()| PhysicalMemory { block }).map_err(|error| *error)
-}
-
-/// Releases an import that is not what it should be.
-#[cold]
-fn release(block: Block) {
-    drop(Live::new(block));
+    let imported = session.svm.mem_import(device.id, &wanted.export(sdid), wanted.size());
+    let imported = imported.map_err(|refused| wanted.refused(device, refused))?;
+    let block = Live::new(Block::imported(device, &imported, key, wanted.ticket));
+    if let Err(error) = Block::check_import(&imported, wanted.ticket) {
+        // The import vacates its key when it is released.
+        slot.keep();
+        return Err(error);
+    }
+    let block = Arc::new(block);
+    slot.fill(&block);
+    Ok(PhysicalMemory { block })
 }
 
 /// An import whose facts were checked.
@@ -580,7 +535,7 @@ impl<'a> Wanted<'a> {
     /// Its key among the imports on a device.
     #[inline(always)]
     fn key(self, device: u32) -> ImportKey {
-        ImportKey::new(device, self.exporter, self.share, self.remote)
+        ImportKey { device, share: self.share, exporter: self.exporter, sdid: self.remote }
     }
 
     /// As the kernel takes it, for an import on a device with a super-pod id.

@@ -17,7 +17,7 @@ use crate::reserve::arena::Window;
 use crate::session::Inner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::share::BareTgid;
-use crate::slots::{Found, Key};
+use crate::slots::Found;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -57,12 +57,6 @@ impl Name {
     /// The name as the vendor's library takes it.
     pub fn to_bytes(self) -> [u8; NAME] {
         self.0
-    }
-}
-
-impl Key for Name {
-    fn number(&self) -> u32 {
-        self.0.iter().fold(0, |number, &byte| number.wrapping_mul(31).wrapping_add(byte.into()))
     }
 }
 
@@ -193,7 +187,7 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
                 "A process opens a name for one device: close it there first.",
             ));
         }
-        Found::Vacant(vacant) => vacant.take(),
+        Found::Vacant(slot) => slot,
     };
     // A process opens a name once: an earlier open that could not be closed is in the way.
     session.retry();

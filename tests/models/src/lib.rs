@@ -122,7 +122,7 @@ mod session {
     #[allow(dead_code, unused_imports)]
     mod seat;
 
-    use self::seat::Place;
+    use self::seat::Seat;
     use self::undo::Live;
     use real::prelude::rust_2024::*;
     use shuttle::sync::Arc;
@@ -133,19 +133,19 @@ mod session {
     pub(crate) struct Session {
         _inner: Arc<Live<Inner>>,
         kernel: Arc<AtomicUsize>,
-        _place: Place,
+        _seat: Seat,
     }
 
     /// Opens a session, unless another is open or the kernel refuses it.
     pub(crate) fn open(kernel: &Arc<AtomicUsize>, refused: bool) -> Option<Session> {
-        let place = seat::take().ok()?;
+        let seat = Seat::take().ok()?;
         if refused {
             return None;
         }
         assert_eq!(kernel.fetch_add(1, Ordering::SeqCst), 0, "two sessions");
         let inner = Arc::new(Live(Inner));
-        seat::set_open(&inner);
-        Some(Session { _inner: inner, kernel: kernel.clone(), _place: place })
+        Seat::set_open(&inner);
+        Some(Session { _inner: inner, kernel: kernel.clone(), _seat: seat })
     }
 
     impl Drop for Session {
@@ -181,12 +181,12 @@ use shuttle::thread::spawn;
 
 /// An object of which the kernel allows one.
 struct Object {
-    slots: Arc<Slots<u32, Object, 1>>,
+    slots: Arc<Slots<u32, Object>>,
     kernel: Arc<AtomicUsize>,
 }
 
 impl Object {
-    fn new(slots: &Arc<Slots<u32, Object, 1>>, kernel: &Arc<AtomicUsize>) -> Object {
+    fn new(slots: &Arc<Slots<u32, Object>>, kernel: &Arc<AtomicUsize>) -> Object {
         assert_eq!(kernel.fetch_add(1, Ordering::SeqCst), 0, "a second one is made");
         Object { slots: slots.clone(), kernel: kernel.clone() }
     }
@@ -203,7 +203,7 @@ impl Drop for Object {
 /// is gone.
 pub fn slots_make_one_object() {
     model(|| {
-        let slots: Arc<Slots<u32, Object, 1>> = Arc::new(Slots::default());
+        let slots: Arc<Slots<u32, Object>> = Arc::new(Slots::default());
         let kernel = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..4)
             .map(|number| {
@@ -213,16 +213,11 @@ pub fn slots_make_one_object() {
                         let object = match slots.find(1) {
                             Found::Object(object) => object,
                             // The kernel refuses.
-                            Found::Vacant(vacant) if number == 3 && round == 0 => {
-                                drop(vacant.take());
+                            Found::Vacant(slot) if number == 3 && round == 0 => {
+                                drop(slot);
                                 continue;
                             }
-                            Found::Vacant(vacant) if number == 2 => vacant.make(|claim| {
-                                claim.keep();
-                                Object::new(&slots, &kernel)
-                            }),
-                            Found::Vacant(vacant) => {
-                                let slot = vacant.take();
+                            Found::Vacant(slot) => {
                                 let object = Arc::new(Object::new(&slots, &kernel));
                                 slot.fill(&object);
                                 object
