@@ -17,8 +17,8 @@ const BLOCK: u64 = 2 << 20;
 pub fn figures(calls: usize, most: u64) -> Vec<Figure> {
     let ioctl = |threads| latency::compare(threads, calls).map(|it| it.ratio()).map_err(|error| error.to_string());
     let mut figures = vec![
-        ("emulated ioctl, to a bare seccomp round trip", ioctl(1), Target::must(1.9).aim(1.5)),
-        ("… with 8 client threads", ioctl(8), Target::must(2.0).aim(1.5)),
+        ("emulated ioctl, to a bare seccomp round trip", ioctl(1), Target::must(1.9)),
+        ("… with 8 client threads", ioctl(8), Target::must(2.0)),
     ];
     let rounds = calls / 100;
     let [written, read] = apart(of_session(|session| copies(session, rounds)));

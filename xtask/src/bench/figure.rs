@@ -42,9 +42,6 @@ impl fmt::Display for Unit {
 /// How a figure compares with its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Verdict {
-    /// Within the aim.
-    #[serde(rename = "good")]
-    Good,
     /// Within the limit.
     #[serde(rename = "kept")]
     Kept,
@@ -62,7 +59,6 @@ pub enum Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Verdict::Good => "good",
             Verdict::Kept => "kept",
             Verdict::Missed => "MISSED",
             Verdict::Shown => "",
@@ -76,8 +72,6 @@ impl fmt::Display for Verdict {
 pub struct Target {
     /// The limit.
     pub must: Option<f64>,
-    /// The aim, below the limit.
-    pub aim: Option<f64>,
     /// The figure of the vendor's library, counted without a kernel on x86_64.
     pub vendor: Option<f64>,
 }
@@ -86,17 +80,6 @@ impl Target {
     /// A target with this limit only.
     pub fn must(must: f64) -> Target {
         Target { must: Some(must), ..Target::default() }
-    }
-
-    /// A target whose limit is 5 % above what the figure was when the limit was set, so that a
-    /// regression shows, but never above `most`, which was promised.
-    pub fn today(figure: f64, most: Option<f64>) -> Target {
-        Target::must((figure * 1.05).ceil().min(most.unwrap_or(f64::INFINITY)))
-    }
-
-    /// Adds the aim.
-    pub fn aim(self, aim: f64) -> Target {
-        Target { aim: Some(aim), ..self }
     }
 
     /// Adds the figure of the vendor's library.
@@ -138,12 +121,10 @@ impl Figure {
             Ok(measured) => (Some(measured), None),
             Err(reason) => (None, Some(reason)),
         };
-        let within = |limit: Option<f64>| limit.is_some_and(|limit| measured.is_some_and(|measured| measured <= limit));
         let verdict = match measured {
             None => Verdict::NotMeasured,
             Some(_) if target.must.is_none() => Verdict::Shown,
-            Some(_) if !within(target.must) => Verdict::Missed,
-            Some(_) if target.aim.is_none() || within(target.aim) => Verdict::Good,
+            Some(measured) if target.must.is_some_and(|must| measured > must) => Verdict::Missed,
             Some(_) => Verdict::Kept,
         };
         Figure { name: name.into(), live, unit, measured, target, verdict, reason }
@@ -159,26 +140,15 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_compared_with_its_limit_and_its_aim() {
-        let target = Target::must(600.0).aim(400.0).vendor(2082.0);
-        assert_eq!(verdict(Ok(400.0), target), Verdict::Good);
-        assert_eq!(verdict(Ok(400.5), target), Verdict::Kept);
+    fn a_figure_is_compared_with_its_limit() {
+        let target = Target::must(600.0).vendor(2082.0);
         assert_eq!(verdict(Ok(600.0), target), Verdict::Kept);
         assert_eq!(verdict(Ok(600.1), target), Verdict::Missed);
-        assert_eq!(verdict(Ok(1.0), Target::must(1.0)), Verdict::Good);
         assert_eq!(verdict(Ok(1e9), Target::default()), Verdict::Shown);
     }
 
     #[test]
-    fn a_limit_is_near_the_figure_of_today_and_not_above_the_promise() {
-        assert_eq!(Target::today(400.0, None).must, Some(420.0));
-        assert_eq!(Target::today(400.0, Some(600.0)).must, Some(420.0));
-        assert_eq!(Target::today(400.0, Some(410.0)).must, Some(410.0));
-        assert_eq!(verdict(Ok(411.0), Target::today(411.0, Some(410.0))), Verdict::Missed);
-    }
-
-    #[test]
-    fn what_was_not_measured_is_not_called_good() {
+    fn what_was_not_measured_is_not_called_kept() {
         assert_eq!(verdict(Err("no ptrace".into()), Target::must(1.0)), Verdict::NotMeasured);
     }
 }
