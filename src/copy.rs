@@ -23,15 +23,14 @@ pub use pending::Pending;
 use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result, bytes};
-use crate::mapping::mapping_table::{self, Keeper};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::physical::Block;
 use crate::reserve::Reservation;
 use crate::session::Session;
 use crate::session::undo::Live;
 use crate::share::NamedMemory;
+use std::any::Any;
 use std::fmt;
-use std::iter;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
@@ -62,14 +61,20 @@ pub struct Slice<'a> {
     address: u64,
     size: u64,
     cover: Cover<'a>,
+    /// What must not be freed while it, its parts and the copies that they begin are alive: a block
+    /// of a pool.
+    keeper: Option<Keeper>,
 }
+
+/// Keeps something until the last copy of it is over.
+pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
 /// What keeps a slice mapped.
 enum Cover<'a> {
     /// A part of one mapping, which is borrowed.
     One(&'a Mapping),
     /// Several, or one that was found by its address.
-    Several(mapping_table::Cover),
+    Several(Vec<Arc<Live<Mapped>>>),
     /// Memory of another process that was opened by its name, and is borrowed.
     Named(&'a Arc<Live<DeviceInner>>),
     /// No bytes, so no mapping: copies of them are done by the CPU, which has nothing to do.
@@ -104,7 +109,7 @@ impl Mapping {
     #[inline]
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a mapping", offset, size, self.size())?;
-        Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self) })
+        Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self), keeper: None })
     }
 
     /// Copies a buffer into the memory, from `offset` on. Returns when it is done.
@@ -152,10 +157,10 @@ impl Reservation {
         let session = &self.inner.session;
         session.svm.check_process()?;
         if size == 0 {
-            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
+            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
         }
         let Some(cover) = session.mappings.cover(address, address + size) else { return Err(hole(address, size)) };
-        Ok(Slice { address, size, cover: Cover::Several(cover) })
+        Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
     }
 }
 
@@ -175,23 +180,23 @@ impl Session {
         &self,
         address: u64,
         size: u64,
-        cover: impl FnOnce(u64) -> Option<mapping_table::Cover>,
+        cover: impl FnOnce(u64) -> Option<Vec<Arc<Live<Mapped>>>>,
     ) -> Result<Slice<'static>> {
         let session = &self.inner;
         session.svm.check_process()?;
         if size == 0 {
-            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)) });
+            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
         }
         let end = address.checked_add(size).ok_or_else(|| hole(address, size))?;
         let Some(cover) = cover(end) else { return Err(hole(address, size)) };
-        if cover.others.iter().any(|other| !other.is_beside(&cover.first)) {
+        if cover.windows(2).any(|pair| !pair[0].is_beside(&pair[1])) {
             return Err(Invalid::because(
                 "take a part of mapped memory",
                 format!("{address:#x} with {} lies in more than one reservation", bytes(size)),
                 "Take a part of each: one copy of the driver stays in one reservation.",
             ));
         }
-        Ok(Slice { address, size, cover: Cover::Several(cover) })
+        Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
     }
 }
 
@@ -203,7 +208,7 @@ impl NamedMemory {
     /// [`Error::Invalid`] for what lies outside of the memory.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of named memory", offset, size, self.size())?;
-        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(self.device()) })
+        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(self.device()), keeper: None })
     }
 }
 
@@ -225,24 +230,37 @@ impl Slice<'_> {
     /// [`Error::Invalid`] for what lies outside.
     pub fn part(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a slice", offset, size, self.size)?;
+        let address = self.address + offset;
         let cover = match &self.cover {
             Cover::One(mapping) => Cover::One(mapping),
-            Cover::Several(cover) => Cover::Several(cover.part(self.address + offset, size)),
+            Cover::Several(all) => {
+                let (first, end) = (self.index_of(address), self.index_of((address + size).saturating_sub(1)));
+                Cover::Several(all.get(first..=end).unwrap_or_default().to_vec())
+            }
             Cover::Named(device) => Cover::Named(device),
             Cover::Empty(host) => Cover::Empty(host.clone()),
         };
-        Ok(Slice { address: self.address + offset, size, cover })
+        Ok(Slice { address, size, cover, keeper: self.keeper.clone() })
+    }
+
+    /// The mappings that it covers: none for named memory, and for no bytes.
+    pub(crate) fn mappings(&self) -> &[Arc<Live<Mapped>>] {
+        match &self.cover {
+            Cover::One(mapping) => std::slice::from_ref(&mapping.inner),
+            Cover::Several(all) => all,
+            Cover::Named(_) | Cover::Empty(_) => &[],
+        }
+    }
+
+    /// The place of the mapping that contains an address among them.
+    fn index_of(&self, address: u64) -> usize {
+        self.mappings().partition_point(|mapped| mapped.address <= address).saturating_sub(1)
     }
 
     /// The memory that it begins in, unless it is empty. All of it is of one device, and all or
     /// none is imported, as all of a reservation is; imports may be of different exporters.
-    #[inline]
     fn block(&self) -> Option<&Block> {
-        match &self.cover {
-            Cover::One(mapping) => Some(&mapping.inner.block),
-            Cover::Several(cover) => Some(&cover.first.block),
-            Cover::Named(_) | Cover::Empty(_) => None,
-        }
+        self.mappings().first().map(|mapped| &**mapped.block)
     }
 
     /// The device to which it can be sent in a batch: the driver takes no host memory, no imports
@@ -258,39 +276,24 @@ impl Slice<'_> {
     fn device(&self) -> &Arc<Live<DeviceInner>> {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner.block.device,
-            Cover::Several(cover) => &cover.first.block.device,
+            Cover::Several(all) => &all[0].block.device,
             Cover::Named(device) => device,
             Cover::Empty(host) => host,
         }
     }
 
-    /// The mappings that it covers: none for named memory, and for no bytes.
-    pub(crate) fn mappings(&self) -> Vec<Arc<Live<Mapped>>> {
-        match &self.cover {
-            Cover::One(mapping) => vec![mapping.inner.clone()],
-            Cover::Several(cover) => iter::once(&cover.first).chain(&cover.others).cloned().collect(),
-            Cover::Named(_) | Cover::Empty(_) => Vec::new(),
-        }
-    }
-
     /// Bytes from an offset to the end of the mapping that contains it, or of the slice.
     fn to_border(&self, offset: u64) -> u64 {
-        let left = self.size - offset;
-        match &self.cover {
-            Cover::Several(cover) => match cover.next_border(self.address + offset) {
-                Some(border) => left.min(border - self.address - offset),
-                None => left,
-            },
-            Cover::One(_) | Cover::Named(_) | Cover::Empty(_) => left,
-        }
+        let (address, left) = (self.address + offset, self.size - offset);
+        let next = self.mappings().get(self.index_of(address) + 1);
+        next.map_or(left, |next| left.min(next.address - address))
     }
 
     /// Whether one command must not go over a border of mappings, because the memory is imported:
     /// the driver would copy all of it with the DMA engine of the first mapping's exporter, and
     /// fill beyond the first mapping in its share.
-    #[inline]
     fn is_split(&self) -> bool {
-        matches!(&self.cover, Cover::Several(cover) if cover.first.block.imported && !cover.others.is_empty())
+        self.mappings().len() > 1 && self.block().is_some_and(|block| block.imported)
     }
 
     /// How much of it one synchronous command takes, from an offset on.
@@ -300,16 +303,7 @@ impl Slice<'_> {
 
     /// Keeps something until this, its parts and the copies that they began are over.
     pub(crate) fn keep(&mut self, keeper: Keeper) {
-        if let Cover::Several(cover) = &mut self.cover {
-            cover.keeper = Some(keeper);
-        }
-    }
-
-    fn keeper(&self) -> Option<Keeper> {
-        match &self.cover {
-            Cover::Several(cover) => cover.keeper.clone(),
-            Cover::One(_) | Cover::Named(_) | Cover::Empty(_) => None,
-        }
+        self.keeper = Some(keeper);
     }
 
     fn is_named(&self) -> bool {
@@ -595,19 +589,9 @@ impl Slice<'_> {
     #[inline(always)]
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
-        let impossible = match &self.cover {
-            Cover::One(mapping) => Some(&mapping.inner),
-            Cover::Several(cover) if cover.first.block.imported => {
-                let mut all = iter::once(&cover.first).chain(&cover.others);
-                all.find(|mapped| mapped.block.is_host_memory_on_a_device())
-            }
-            Cover::Several(_) | Cover::Named(_) | Cover::Empty(_) => None,
-        };
-        match impossible {
-            Some(mapped) if mapped.block.is_host_memory_on_a_device() => {
-                Err(host_memory_on_a_device(operation, &mapped.block))
-            }
-            _ => Ok(()),
+        match self.mappings().iter().find(|mapped| mapped.block.is_host_memory_on_a_device()) {
+            Some(mapped) => Err(host_memory_on_a_device(operation, &mapped.block)),
+            None => Ok(()),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::session::Inner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// Memory at an address. Unmapped when dropped.
 ///
@@ -120,56 +120,40 @@ impl Reservation {
         if block.handle.is_host() && !session.has_segments() {
             return Err(no_segments());
         }
-        // Lookups see a mapping when its strong count is not 0 any more: when MEM_MAP has returned,
-        // without taking the lock again.
-        let mut made = Ok(());
-        let inner = Arc::new_cyclic(|mapped| {
-            let nobody = Weak::new();
-            made = self.put(address, block, if hidden { &nobody } else { mapped });
-            Live::new_if(
-                made.is_ok(),
-                Mapped {
-                    address,
-                    block: block.clone(),
-                    reserved: reserved.clone(),
-                    granted: Mutex::default(),
-                    seen: AtomicBool::new(false),
-                },
-            )
-        });
-        made.map(|()| Mapping { inner }).map_err(|error| *error)
-    }
-
-    /// Enters a mapping into the table, and MEM_MAP. After an error it is not in the table.
-    // The error is in a box, so that what becomes of all this is one word.
-    #[inline]
-    fn put(&self, address: u64, block: &Arc<Live<Block>>, mapped: &Weak<Live<Mapped>>) -> Result<(), Box<Error>> {
-        let reserved = &self.inner;
-        let session = &reserved.session;
         // Entered before MEM_MAP, so that no two threads map the same.
         let mut table = session.mappings.lock();
-        if table.is_occupied(address, block.size) {
-            return Err(Box::new(occupied(address, block.size)));
+        if !table.begin(address, block) {
+            return Err(occupied(address, size));
         }
         if let Err(owner) = reserved.claim(block.device.id, block.imported) {
-            return Err(Box::new(other_owner(reserved, block, &owner)));
-        }
-        table.insert(address, mapped, block);
-        drop(table);
-        let Err(refused) = session.svm.mem_map(block.handle, address, block.size) else {
-            reserved.confirm();
-            return Ok(());
-        };
-        let mut table = session.mappings.lock();
-        table.remove(address);
-        // The kernel takes its mark back when the mapping that set it fails. Another that is being
-        // made does the same, or keeps it.
-        if !table.is_occupied(reserved.start, reserved.size) {
-            reserved.unclaim();
+            table.remove(address);
+            return Err(other_owner(reserved, block, &owner));
         }
         drop(table);
-        let arguments = format!("address {address:#x}, {}", block.describe());
-        Err(Box::new(block.device.failed(refused, OPERATION, arguments)))
+        if let Err(refused) = session.svm.mem_map(block.handle, address, size) {
+            let mut table = session.mappings.lock();
+            table.remove(address);
+            // The kernel takes its mark back when the mapping that set it fails. Another that is
+            // being made does the same, or keeps it.
+            if !table.is_occupied(reserved.start, reserved.size) {
+                reserved.unclaim();
+            }
+            drop(table);
+            let arguments = format!("address {address:#x}, {}", block.describe());
+            return Err(block.device.failed(refused, OPERATION, arguments));
+        }
+        reserved.confirm();
+        let inner = Arc::new(Live::new(Mapped {
+            address,
+            block: block.clone(),
+            reserved: reserved.clone(),
+            granted: Mutex::default(),
+            seen: AtomicBool::new(false),
+        }));
+        if !hidden {
+            session.mappings.lock().show(&inner);
+        }
+        Ok(Mapping { inner })
     }
 
     /// Maps memory at many offsets, all of it or none: what [`Reservation::map`] does for each.
@@ -189,7 +173,7 @@ impl Reservation {
         if reserved.session.svm.guard.in_child() {
             return Vec::new();
         }
-        let blocks = reserved.session.mappings.blocks(reserved.start, reserved.start + reserved.size);
+        let blocks = reserved.session.mappings.blocks(reserved.start..reserved.start + reserved.size);
         blocks.into_iter().map(|(address, block)| (address, PhysicalMemory { block })).collect()
     }
 
@@ -200,7 +184,7 @@ impl Reservation {
             // Nothing is mapped in a child, and the table's lock may be held for ever.
             return Vec::new();
         }
-        reserved.session.mappings.ranges(reserved.start, reserved.start + reserved.size)
+        reserved.session.mappings.ranges(reserved.start..reserved.start + reserved.size)
     }
 }
 
@@ -313,7 +297,7 @@ impl Undo for Mapped {
     }
 
     fn restore(mapped: &Arc<Live<Mapped>>) {
-        mapped.session().mappings.lock().restore(mapped);
+        mapped.session().mappings.lock().show(mapped);
     }
 }
 

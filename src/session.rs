@@ -316,8 +316,8 @@ impl Session {
         if self.inner.svm.guard.in_child() {
             return None;
         }
-        let cover = self.inner.mappings.cover(address, address.checked_add(1)?)?;
-        Some(Mapping { inner: cover.first })
+        let mut cover = self.inner.mappings.cover(address, address.checked_add(1)?)?;
+        cover.pop().map(|inner| Mapping { inner })
     }
 
     /// The driver's generation, as found out when the session was opened.

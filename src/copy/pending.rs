@@ -16,10 +16,9 @@
 //! The kernel can wait for a task, but not say whether it is over. So a [`Pending`] that is asked
 //! that, or polled as a future, starts a thread that waits.
 
-use super::Slice;
+use super::{Keeper, Slice};
 use crate::device::DeviceInner;
 use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall, bytes};
-use crate::mapping::mapping_table::Keeper;
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
 use crate::signals;
@@ -257,8 +256,8 @@ impl Slice<'_> {
             };
             Task::Running(device.begin_pieces(OPERATION, next, begin)?)
         };
-        let held = self.mappings().into_iter().chain(from.mappings()).collect();
-        let kept = [self, from].into_iter().filter_map(Slice::keeper).collect();
+        let held = self.mappings().iter().chain(from.mappings()).cloned().collect();
+        let kept = [self, from].into_iter().filter_map(|slice| slice.keeper.clone()).collect();
         Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held, kept })
     }
 
@@ -308,8 +307,8 @@ impl Slice<'_> {
     }
 
     fn pending<T>(&self, buffer: T, task: Task) -> Pending<T> {
-        let (device, held) = (self.device().clone(), self.mappings());
-        let kept = self.keeper().into_iter().collect();
+        let (device, held) = (self.device().clone(), self.mappings().to_vec());
+        let kept = self.keeper.iter().cloned().collect();
         Pending { buffer: Some(buffer), task, size: self.size, device, held, kept }
     }
 

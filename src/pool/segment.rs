@@ -14,7 +14,7 @@ use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
 use crate::mapping::Mapping;
-use crate::mapping::mapping_table::Cover;
+use crate::mapping::mapping_table::cover;
 use crate::physical::PhysicalMemory;
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::trace;
@@ -219,9 +219,7 @@ impl Segment {
             (address - mapping.address() < mapping.size()).then(|| mapping.inner.clone())
         };
         let start = self.address + offset;
-        self.cache.session().slice_of(start, size, |end| {
-            Cover::find(start, end, at).and_then(|(cover, covered)| (covered >= end).then_some(cover))
-        })
+        self.cache.session().slice_of(start, size, |end| cover(start, end, at).ok())
     }
 
     /// Hides all that is mapped, or will be, from lookups by address, so that nothing but

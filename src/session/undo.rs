@@ -71,12 +71,6 @@ impl<T: Undo> Live<T> {
         Live { over: false, object }
     }
 
-    /// An object that the kernel has only if `held`; otherwise there is nothing to undo.
-    #[inline]
-    pub(crate) fn new_if(held: bool, object: T) -> Live<T> {
-        Live { over: !held, object }
-    }
-
     /// Undoes it, and drops it whatever came of that.
     pub(crate) fn end(mut self) -> Result<()> {
         self.over = true;

@@ -418,7 +418,7 @@ impl Slice<'_> {
     /// Those of [`Mapping::publish`], and [`Error::Invalid`] for a slice of no bytes or of named
     /// memory.
     pub fn publish(&self) -> Result<Published> {
-        publish(self.address(), self.size(), self.mappings())
+        publish(self.address(), self.size(), self.mappings().to_vec())
     }
 }
 
