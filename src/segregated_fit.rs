@@ -4,7 +4,8 @@
 //! have no memory behind them. A run knows its neighbours in its area, and neighbours that are both
 //! free, or both holes, are one run. Free runs and holes are in lists by size: each power of two has
 //! sixteen, and a bit for each list says whether it has any. So taking and freeing take a constant
-//! number of steps. Only a request that would otherwise be refused looks through a list.
+//! number of steps. [`SegregatedFit::search`], which looks at every run that might do, is for
+//! requests that would otherwise be refused.
 //!
 //! The crate `offset-allocator` does the same for offsets of 32 bits, but knows no alignment, no
 //! fixed addresses and no holes.
@@ -47,12 +48,6 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.size
-    }
-
-    /// The first multiple of an alignment at which `size` bytes fit.
-    fn fit(&self, size: u64, alignment: u64) -> Option<u64> {
-        let start = self.start.next_multiple_of(alignment);
-        (start - self.start <= self.size && size <= self.size - (start - self.start)).then_some(start)
     }
 }
 
@@ -98,12 +93,6 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         self.forget(area);
     }
 
-    /// Takes free addresses at a multiple of a power of two. Returns the number of their run.
-    pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u32> {
-        let (run, start) = self.find(State::Free, size, alignment)?;
-        Some(self.set(run, start, size, State::Used))
-    }
-
     /// Frees a run that is used.
     pub(crate) fn free(&mut self, run: u32) {
         let Run { start, size, .. } = self[run];
@@ -111,25 +100,36 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     }
 
     /// Free addresses, or a hole, with room for `size` bytes at a multiple of a power of two: the
-    /// run, and where in it.
+    /// run, and where in it. May miss a run that is hardly larger, or aligned only by chance.
     pub(crate) fn find(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
         if size / UNIT > LARGEST {
             return None;
         }
-        let lists = if state == State::Hole { &self.holes } else { &self.free };
-        let fit = |run: u32| Some((run, self[run].fit(size, alignment)?));
+        let lists = self.lists(state);
         // Runs of about this size waste least, but only some fit: a few are looked at.
-        if let Some(found) = self.list(lists.first[class(size / UNIT)]).take(8).find_map(fit) {
+        let near = self.list(lists.first[class(size / UNIT)]).take(8);
+        if let Some(found) = near.filter_map(|run| self.fit(run, size, alignment)).next() {
             return Some(found);
         }
-        // Every run from this list on fits.
-        let enough = class(round_up(size.checked_add(alignment.max(UNIT) - UNIT)? / UNIT));
-        if let Some(run) = lists.first_from(enough) {
-            return fit(run);
+        // Every run of a list that begins at this size fits.
+        let enough = round_up(size.checked_add(alignment.max(UNIT) - UNIT)? / UNIT);
+        self.fit(lists.first_from(class(enough))?, size, alignment)
+    }
+
+    /// The same, but misses none.
+    pub(crate) fn search(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
+        if size / UNIT > LARGEST {
+            return None;
         }
-        // One that is only just large enough, or aligned by chance.
-        let rest = class(size / UNIT)..enough.min(CLASSES);
-        lists.first[rest].iter().find_map(|&first| self.list(first).find_map(fit))
+        let runs = self.lists(state).first[class(size / UNIT)..].iter().flat_map(|&first| self.list(first));
+        runs.filter_map(|run| self.fit(run, size, alignment)).next()
+    }
+
+    /// Where `size` bytes at a multiple of a power of two fit into a run.
+    pub(crate) fn fit(&self, run: u32, size: u64, alignment: u64) -> Option<(u32, u64)> {
+        let Run { start, size: whole, .. } = self[run];
+        let aligned = start.next_multiple_of(alignment);
+        (aligned - start <= whole && size <= whole - (aligned - start)).then_some((run, aligned))
     }
 
     /// Makes a part of a run used, free or a hole, and joins it with neighbours that are the same.
@@ -153,9 +153,9 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         part
     }
 
-    /// The neighbour before a run in its area.
-    pub(crate) fn before(&self, run: u32) -> Option<Run> {
-        self.runs.get(self[run].before as usize).copied()
+    /// The number of the neighbour before a run in its area.
+    pub(crate) fn before(&self, run: u32) -> Option<u32> {
+        Some(self[run].before).filter(|&before| before != NONE)
     }
 
     /// The number of the neighbour after a run in its area.
@@ -163,26 +163,15 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         Some(self[run].after).filter(|&after| after != NONE)
     }
 
-    /// The runs of an area, in order.
-    pub(crate) fn area(&self, area: u32) -> impl Iterator<Item = (u32, Run)> {
-        let mut next = area;
-        std::iter::from_fn(move || {
-            let (number, run) = (next, *self.runs.get(next as usize)?);
-            next = run.after;
-            Some((number, run))
-        })
-    }
-
     /// The size of a free run that is at most a sixteenth smaller than the largest.
     pub(crate) fn largest_free(&self) -> u64 {
         self.free.last().map_or(0, |run| self[run].size)
     }
 
-    /// The free runs of at least some size, by size.
-    pub(crate) fn free_runs(&self, smallest: u64) -> impl Iterator<Item = (u32, Run)> {
-        let lists = &self.free.first[class(smallest / UNIT)..];
-        let runs = lists.iter().flat_map(|&first| self.list(first)).map(|run| (run, self[run]));
-        runs.filter(move |(_, run)| run.size >= smallest)
+    /// The numbers of all free runs, or holes, of at least some size, by size.
+    pub(crate) fn all(&self, state: State, smallest: u64) -> impl Iterator<Item = u32> {
+        let lists = self.lists(state).first.get(class(smallest / UNIT)..).unwrap_or_default();
+        lists.iter().flat_map(|&first| self.list(first)).filter(move |&run| self[run].size >= smallest)
     }
 
     /// Cuts a run in two, neither of which is in a list. Returns the second.
@@ -237,7 +226,12 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         self.runs[run as usize].next = std::mem::replace(&mut self.unused, run);
     }
 
-    fn lists(&mut self, state: State) -> Option<&mut Lists> {
+    /// The lists of free runs, or of holes.
+    fn lists(&self, state: State) -> &Lists {
+        if state == State::Hole { &self.holes } else { &self.free }
+    }
+
+    fn lists_mut(&mut self, state: State) -> Option<&mut Lists> {
         match state {
             State::Used => None,
             State::Free => Some(&mut self.free),
@@ -248,7 +242,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     /// Puts a run at the head of its list.
     fn link(&mut self, run: u32) {
         let Run { size, state, .. } = self[run];
-        let Some(lists) = self.lists(state) else { return };
+        let Some(lists) = self.lists_mut(state) else { return };
         let next = lists.push(class(size / UNIT), run);
         self.runs[run as usize].next = next;
         self.runs[run as usize].previous = NONE;
@@ -260,7 +254,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     /// Takes a run out of its list.
     fn unlink(&mut self, run: u32) {
         let Run { size, state, next, previous, .. } = self[run];
-        let Some(lists) = self.lists(state) else { return };
+        let Some(lists) = self.lists_mut(state) else { return };
         if previous == NONE {
             lists.set_first(class(size / UNIT), next);
         } else {
@@ -351,7 +345,7 @@ mod tests {
         let (mut free, mut holes) = (Vec::new(), Vec::new());
         for &(area, start, size) in areas {
             let (mut at, mut before, mut state) = (start, NONE, State::Used);
-            for (number, run) in fit.area(area) {
+            for (number, run) in runs(fit, area) {
                 assert!(run.start == at && run.before == before && run.size > 0);
                 assert!(run.state == State::Used || run.state != state, "two runs of {state:?}");
                 (at, before, state) = (run.end(), number, run.state);
@@ -380,10 +374,20 @@ mod tests {
         assert_eq!(fit.list(fit.unused).count(), unused.iter().filter(|&&unused| unused).count());
     }
 
+    /// The runs of an area, in order.
+    fn runs(fit: &Fit, area: u32) -> impl Iterator<Item = (u32, Run)> {
+        std::iter::successors(Some(area), |&run| fit.after(run)).map(|run| (run, fit[run]))
+    }
+
+    fn take(fit: &mut Fit, size: u64, alignment: u64) -> Option<u32> {
+        let (run, start) = fit.find(State::Free, size, alignment)?;
+        Some(fit.set(run, start, size, State::Used))
+    }
+
     /// Whether a request fits anywhere, by looking everywhere.
     fn fits(fit: &Fit, areas: &[(u32, u64, u64)], state: State, size: u64, alignment: u64) -> bool {
-        let mut runs = areas.iter().flat_map(|&(area, ..)| fit.area(area));
-        runs.any(|(_, run)| run.state == state && run.start.next_multiple_of(alignment) + size <= run.end())
+        let mut all = areas.iter().flat_map(|&(area, ..)| runs(fit, area));
+        all.any(|(_, run)| run.state == state && run.start.next_multiple_of(alignment) + size <= run.end())
     }
 
     proptest! {
@@ -405,9 +409,11 @@ mod tests {
                 match action {
                     0..4 => {
                         let expected = fits(&fit, &areas, State::Free, size, alignment);
-                        let taken = fit.take(size, alignment);
-                        prop_assert_eq!(taken.is_some(), expected);
-                        if let Some(number) = taken {
+                        let found = fit.find(State::Free, size, alignment);
+                        let found = found.or_else(|| fit.search(State::Free, size, alignment));
+                        prop_assert_eq!(found.is_some(), expected);
+                        if let Some((number, start)) = found {
+                            let number = fit.set(number, start, size, State::Used);
                             let run = fit[number];
                             prop_assert!(run.start % alignment == 0 && run.size == size);
                             let before = used.range(..run.end()).next_back();
@@ -424,7 +430,7 @@ mod tests {
                     _ => {
                         let (from, to) = if action == 6 { (State::Hole, State::Free) } else { (State::Free, State::Hole) };
                         let expected = fits(&fit, &areas, from, size, alignment);
-                        let found = fit.find(from, size, alignment);
+                        let found = fit.search(from, size, alignment);
                         prop_assert_eq!(found.is_some(), expected);
                         if let Some((run, start)) = found {
                             let now = fit.set(run, start, size, to);
@@ -434,9 +440,7 @@ mod tests {
                 }
                 check(&fit, &areas);
             }
-            for (number, _) in used.into_values().map(|(_, number)| (number, ())) {
-                fit.free(number);
-            }
+            used.into_values().for_each(|(_, number)| fit.free(number));
             check(&fit, &areas);
         }
     }
@@ -445,12 +449,12 @@ mod tests {
     fn an_area_that_was_all_used_is_one_run_again_and_can_be_removed() {
         let mut fit = Fit::default();
         let area = fit.add_area(0, 64 << 20, State::Free);
-        let taken: Vec<u32> = std::iter::from_fn(|| fit.take(1 << 20, 1 << 20)).collect();
+        let taken: Vec<u32> = std::iter::from_fn(|| take(&mut fit, 1 << 20, 1 << 20)).collect();
         assert_eq!((taken.len(), fit.largest_free()), (64, 0));
         taken.into_iter().for_each(|run| fit.free(run));
-        assert_eq!((fit.area(area).count(), fit.largest_free()), (1, 64 << 20));
+        assert_eq!((runs(&fit, area).count(), fit.largest_free()), (1, 64 << 20));
         fit.remove_area(area);
-        assert_eq!(fit.take(4096, 4096), None);
+        assert_eq!(take(&mut fit, 4096, 4096), None);
     }
 
     #[test]
@@ -465,9 +469,10 @@ mod tests {
     fn requests_that_no_run_can_have_are_refused() {
         let mut fit = Fit::default();
         fit.add_area(0, LARGEST * UNIT, State::Free);
-        assert!(fit.take(LARGEST * UNIT, UNIT).is_some());
+        assert!(take(&mut fit, LARGEST * UNIT, UNIT).is_some());
         for (size, alignment) in [(LARGEST * UNIT + UNIT, UNIT), (1 << 63, 1 << 30), (u64::MAX - UNIT + 1, UNIT)] {
-            assert_eq!(fit.take(size, alignment), None, "{size}");
+            assert_eq!(fit.find(State::Free, size, alignment), None, "{size}");
+            assert_eq!(fit.search(State::Free, size, alignment), None, "{size}");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! user's runs while they are out, except when a tag falls asleep or wakes: then others do not wait
 //! but get an error.
 
-use super::blocks::{Blocks, Claim, Misuse, Request, Usage};
+use super::blocks::{Blocks, Claim, Hole, Misuse, Request, Usage};
 use super::page_cache::PageCache;
 use super::segment::{BeforeUnmap, Segment, SegmentOptions, joined};
 use super::sleep::Asleep;
@@ -17,7 +17,7 @@ use crate::fork::ForkGuard;
 use crate::reserve::ReserveOptions;
 use crate::slots::lock;
 use crate::trace::{self, quiet};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -139,67 +139,12 @@ impl Books {
     }
 }
 
-/// A segment, and where it has no memory.
+/// A segment with its addresses.
 pub(super) struct Room {
     pub(super) segment: Segment,
-    /// Offset and size of the holes, and the same by size.
-    holes: BTreeMap<u64, u64>,
-    by_size: BTreeSet<(u64, u64)>,
 }
 
 impl Room {
-    fn new(segment: Segment) -> Room {
-        let size = segment.size();
-        Room { segment, holes: BTreeMap::from([(0, size)]), by_size: BTreeSet::from([(size, 0)]) }
-    }
-
-    /// The smallest hole of at least `size`.
-    fn hole(&self, size: u64) -> Option<Range<u64>> {
-        self.by_size.range((size, 0)..).next().map(|&(size, offset)| offset..offset + size)
-    }
-
-    fn holes(&self) -> impl Iterator<Item = Range<u64>> {
-        self.holes.iter().map(|(&offset, &size)| offset..offset + size)
-    }
-
-    /// Whether a range lies inside of a hole.
-    fn is_hole(&self, range: &Range<u64>) -> bool {
-        let before = self.holes.range(..=range.start).next_back();
-        before.is_some_and(|(&offset, &size)| range.end <= offset + size)
-    }
-
-    /// A part of a hole got memory.
-    fn fill(&mut self, range: &Range<u64>) {
-        let Some((&start, &size)) = self.holes.range(..=range.start).next_back() else { return };
-        let end = start + size;
-        self.holes.remove(&start);
-        self.by_size.remove(&(size, start));
-        for hole in [start..range.start, range.end..end] {
-            if hole.start < hole.end {
-                self.holes.insert(hole.start, hole.end - hole.start);
-                self.by_size.insert((hole.end - hole.start, hole.start));
-            }
-        }
-    }
-
-    /// A range has no memory any more.
-    fn empty(&mut self, range: &Range<u64>) {
-        let mut hole = range.clone();
-        if let Some((&start, &size)) = self.holes.range(..range.start).next_back() {
-            if start + size == range.start {
-                self.holes.remove(&start);
-                self.by_size.remove(&(size, start));
-                hole.start = start;
-            }
-        }
-        if let Some(size) = self.holes.remove(&range.end) {
-            self.by_size.remove(&(size, range.end));
-            hole.end = range.end + size;
-        }
-        self.holes.insert(hole.start, hole.end - hole.start);
-        self.by_size.insert((hole.end - hole.start, hole.start));
-    }
-
     fn address(&self) -> u64 {
         self.segment.address()
     }
@@ -261,35 +206,27 @@ impl Need<'_> {
     /// Where memory is mapped in the segments that there are; `None` if they have not enough
     /// addresses in one piece.
     fn plan(&self, rooms: &[Room], blocks: &Blocks) -> Option<Growth> {
-        let needed = self.request.taken();
-        let rooms = || rooms.iter().enumerate();
-        // In the smallest hole that is large enough, unless the alignment is in the way; or in any
-        // other, together with what is free beside it.
-        let smallest = rooms().find_map(|(number, room)| {
-            self.fit(number, room, room.hole(needed.next_multiple_of(room.segment.step()))?, blocks)
-        });
-        smallest.or_else(|| {
-            rooms().find_map(|(number, room)| room.holes().find_map(|hole| self.fit(number, room, hole, blocks)))
-        })
+        let granule = rooms.first()?.segment.step();
+        // In a small hole that is large enough, unless the alignment is in the way; or in any other,
+        // together with what is free beside it.
+        let small = blocks.hole(self.request.taken().next_multiple_of(granule));
+        let small = small.and_then(|hole| self.fit(rooms, &hole));
+        small.or_else(|| blocks.holes().find_map(|hole| self.fit(rooms, &hole)))
     }
 
     /// What is mapped in a hole for the request, if that fits.
-    fn fit(&self, number: usize, room: &Room, hole: Range<u64>, blocks: &Blocks) -> Option<Growth> {
+    fn fit(&self, rooms: &[Room], hole: &Hole) -> Option<Growth> {
         let (needed, alignment) = (self.request.taken(), self.request.alignment());
-        let (granule, address) = (room.segment.step(), room.address());
+        let number = rooms.iter().position(|room| room.contains(hole.range.start))?;
+        let (granule, address) = (rooms[number].segment.step(), rooms[number].address());
+        let (start, end) = (hole.range.start - address, hole.range.end - address);
         // Memory that is free before the hole and after it is used with it.
-        let before = blocks.free_before(address + hole.start);
-        let after = blocks.free_after(address + hole.end);
-        let first = (address + hole.start - before).next_multiple_of(alignment) - address;
-        if first + needed > hole.end + after {
+        let first = (hole.range.start - hole.before).next_multiple_of(alignment) - address;
+        if first + needed > end + hole.after {
             return None;
         }
-        let start = hole.start.max(first / granule * granule);
-        let end = (first + needed).next_multiple_of(granule).min(hole.end);
-        if start >= end {
-            return None;
-        }
-        Some(self.growth(number, granule, start..end, hole.end))
+        let enough = start.max(first / granule * granule)..(first + needed).next_multiple_of(granule).min(end);
+        (!enough.is_empty()).then(|| self.growth(number, granule, enough, end))
     }
 
     /// What is enough, and as much after it as is mapped at once.
@@ -307,7 +244,7 @@ const RESET: &str = "reset a tag of a pool";
 impl Heap {
     pub(super) fn new(tag: Tag, shared: &Arc<Shared>) -> Heap {
         let books = Books {
-            blocks: Blocks::new(),
+            blocks: Blocks::default(),
             state: State::Awake,
             segments: Some(Vec::new()),
             generation: 0,
@@ -385,8 +322,8 @@ impl Heap {
             books = self.lock();
             let claim = match &grown {
                 Ok(range) => {
-                    let block = books.blocks.add_memory(range.start, range.end - range.start);
-                    books.blocks.allocate_in(block, request)
+                    let run = books.blocks.add_memory(range);
+                    run.and_then(|run| books.blocks.allocate_in(run, request))
                 }
                 Err(_) => books.blocks.search(request),
             };
@@ -426,10 +363,7 @@ impl Heap {
             ensured => ensured.map(|()| growth.wanted),
         };
         match grown {
-            Ok(range) => {
-                room.fill(&range);
-                Ok(room.address() + range.start..room.address() + range.end)
-            }
+            Ok(range) => Ok(room.address() + range.start..room.address() + range.end),
             Err(error) => {
                 self.remove_rooms(taken, |room| Some(room.address()) == new);
                 Err(error)
@@ -484,7 +418,7 @@ impl Heap {
         self.lock().blocks.add_area(start, end - start);
         let owner = Arc::downgrade(self);
         shared.owners.write().unwrap_or_else(PoisonError::into_inner).insert(start, (end, owner));
-        taken.rooms.push(Room::new(segment));
+        taken.rooms.push(Room { segment });
         Ok(&taken.rooms[taken.rooms.len() - 1])
     }
 
@@ -622,16 +556,13 @@ impl Heap {
         let _quiet = quiet();
         for &(address, size) in handles {
             let Some(room) = taken.rooms.iter_mut().find(|room| room.contains(address)) else { continue };
-            let offsets = address - room.address()..address - room.address() + size;
+            let range = address..address + size;
             // Another thread may have used the addresses meanwhile.
-            if !room.is_hole(&offsets) {
+            if !self.lock().blocks.is_hole(&range) {
                 continue;
             }
-            match room.segment.map_new(offsets.start, size) {
-                Ok(()) => {
-                    room.fill(&offsets);
-                    self.lock().blocks.add_memory(address, size);
-                }
+            match room.segment.map_new(address - room.address(), size) {
+                Ok(()) => drop(self.lock().blocks.add_memory(&range)),
                 Err(error) => return trace::warn(error, "free memory of a pool could not be mapped again"),
             }
         }
@@ -659,7 +590,7 @@ impl Heap {
     }
 
     pub(super) fn statistics(&self) -> Statistics {
-        let mut books = self.lock();
+        let books = self.lock();
         let Usage { in_use, peak, blocks } = books.blocks.usage();
         Statistics {
             in_use,
@@ -715,7 +646,7 @@ impl Victims<'_> {
             let offsets = range.start - room.address()..range.end - room.address();
             match room.segment.unmap(offsets.clone()) {
                 Ok(memories) => {
-                    room.empty(&offsets);
+                    self.heap.lock().blocks.remove_memory(&range);
                     let address = room.address();
                     for (offset, memory) in memories.into_iter().rev() {
                         unmapped.push((address + offset, memory.size()));
@@ -725,7 +656,8 @@ impl Victims<'_> {
                 Err((refused, lost)) => {
                     // Mostly nothing: the kernel did not map it again either.
                     for (offset, memory) in lost {
-                        room.empty(&(offset..offset + memory.size()));
+                        let start = room.address() + offset;
+                        self.heap.lock().blocks.remove_memory(&(start..start + memory.size()));
                         self.heap.shared.cache.put(memory);
                     }
                     let inside = |part: Range<u64>| part.start.max(range.start)..part.end.min(range.end);
@@ -755,7 +687,7 @@ impl Drop for Victims<'_> {
             return;
         }
         for range in &self.ranges {
-            books.blocks.add_memory(range.start, range.end - range.start);
+            books.blocks.add_memory(range);
         }
     }
 }
@@ -771,7 +703,7 @@ fn victims(rooms: &[Room], blocks: &mut Blocks) -> Vec<Range<u64>> {
         let offsets = free.start - room.address()..free.end - room.address();
         let Some(range) = room.segment.span(&offsets) else { continue };
         let range = room.address() + range.start..room.address() + range.end;
-        blocks.remove_memory(free.start, &range);
+        blocks.set_aside(&range);
         victims.push(range);
     }
     victims

@@ -104,9 +104,16 @@ pub(super) struct SmallBlocks {
     first: [u32; CLASSES],
 }
 
-impl SmallBlocks {
-    pub(super) fn new() -> SmallBlocks {
+impl Default for SmallBlocks {
+    fn default() -> SmallBlocks {
         SmallBlocks { runs: Vec::new(), spare: Vec::new(), first: [NONE; CLASSES] }
+    }
+}
+
+impl SmallBlocks {
+    /// The large block that a run is cut from.
+    pub(super) fn block(&self, number: u32) -> u32 {
+        self.runs[number as usize].block
     }
 
     /// A free block of a class, if a run has one: the run's number, and the address.
@@ -280,7 +287,7 @@ mod tests {
     #[test]
     fn a_run_hands_out_each_block_once_and_takes_it_back_once() {
         for class in 0..CLASSES {
-            let mut blocks = SmallBlocks::new();
+            let mut blocks = SmallBlocks::default();
             assert_eq!(blocks.take(class), None);
             let run = blocks.add(class, 1 << 30, 7);
             let mut all = std::collections::BTreeSet::new();
@@ -309,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_last_empty_run_of_a_class_stays_and_others_go() {
-        let mut blocks = SmallBlocks::new();
+        let mut blocks = SmallBlocks::default();
         let one = blocks.add(31, 0, 1);
         let first: Vec<u64> = std::iter::from_fn(|| blocks.take(31)).map(|(_, address)| address).collect();
         let other = blocks.add(31, 1 << 20, 2);

@@ -74,7 +74,10 @@ impl Arena {
     /// Takes `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the alignment a
     /// power of two. `None` if no enabled heap has them.
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
-        let run = self.fit.take(size, alignment)?;
+        let found = self.fit.find(State::Free, size, alignment);
+        // Before another heap is enabled, every run is looked at.
+        let (run, start) = found.or_else(|| self.fit.search(State::Free, size, alignment))?;
+        let run = self.fit.set(run, start, size, State::Used);
         Some(self.enter(run))
     }
 
