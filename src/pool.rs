@@ -28,7 +28,6 @@ mod blocks;
 mod file;
 mod heap;
 mod page_cache;
-mod pieces;
 mod segment;
 mod sleep;
 mod small_blocks;

@@ -106,6 +106,11 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         row.ranges.get_mut(index).map(|(_, value)| value)
     }
 
+    /// The range that starts at an address.
+    pub(crate) fn get(&self, start: u64) -> Option<Found<&V>> {
+        self.last_until(start).filter(|found| found.start == start)
+    }
+
     /// The range that contains an address.
     pub(crate) fn at(&self, address: u64) -> Option<Found<&V>> {
         self.last_until(address).filter(|found| address - found.start < found.size)
@@ -159,6 +164,12 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
             next = found.start.checked_add(found.size);
             Some(found)
         })
+    }
+
+    /// All values, in order.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        let rows = self.regions.iter_mut().flat_map(|(_, region)| region.rows.iter_mut().flatten());
+        rows.flat_map(|row| row.ranges.iter_mut().map(|(_, value)| value))
     }
 
     /// All ranges, in order.

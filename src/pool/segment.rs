@@ -9,13 +9,13 @@
 //! whole handles are unmapped: to give memory back in small steps, allow small handles only.
 
 use super::page_cache::{Loan, PageCache, Source};
-use super::pieces::Pieces;
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result, bytes};
 use crate::mapping::Mapping;
 use crate::mapping::mapping_table::cover;
 use crate::physical::PhysicalMemory;
+use crate::range_map::RangeMap;
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::trace;
 use std::fmt;
@@ -108,7 +108,7 @@ pub struct Segment {
     /// One after the other, without a gap: one reservation is at most 128 GiB.
     parts: Vec<Reservation>,
     /// What is mapped, by its offset.
-    pieces: Pieces,
+    pieces: RangeMap<Mapping, HUGE_PAGE>,
     address: u64,
     size: u64,
     mapped: u64,
@@ -172,7 +172,7 @@ impl Segment {
         };
         let parts = reserve(cache, size, &options.reserve)?;
         let address = parts[0].address();
-        let (pieces, unmapped) = (Pieces::default(), Vec::new());
+        let (pieces, unmapped) = (RangeMap::default(), Vec::new());
         Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, hidden: false, unmapped })
     }
 
@@ -193,13 +193,12 @@ impl Segment {
 
     /// What is mapped: offset and size of each handle, in order.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.pieces.range(0, self.size).map(|(offset, mapping)| (offset, mapping.size()))
+        self.pieces.iter().map(|piece| (piece.start, piece.size))
     }
 
     /// The memory behind an offset, to export it or to map it at a second place.
     pub fn memory_at(&self, offset: u64) -> Option<PhysicalMemory> {
-        let (start, mapping) = self.pieces.last_before(offset.checked_add(1)?)?;
-        (offset - start < mapping.size()).then(|| mapping.memory())
+        Some(self.pieces.at(offset)?.value.memory())
     }
 
     /// `size` bytes from `offset` on, all of which must be mapped. They cannot be unmapped while it
@@ -214,10 +213,7 @@ impl Segment {
             return Err(outside("take a part of a segment", &(offset..offset.saturating_add(size)), self.size));
         }
         // Of the segment's own mappings, which may be hidden from lookups by address.
-        let at = |address: u64| {
-            let (_, mapping) = self.pieces.last_before(address - self.address + 1)?;
-            (address - mapping.address() < mapping.size()).then(|| mapping.inner.clone())
-        };
+        let at = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
         let start = self.address + offset;
         self.cache.session().slice_of(start, size, |end| cover(start, end, at).ok())
     }
@@ -230,14 +226,14 @@ impl Segment {
     /// [`Error::InUse`] while a slice or a copy uses any of it. Nothing is hidden then.
     pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
         self.hidden = true;
-        let hidden = self.pieces.all_mut().try_for_each(|mapping| mapping.hide(operation));
+        let hidden = self.pieces.values_mut().try_for_each(|mapping| mapping.hide(operation));
         hidden.inspect_err(|_| self.show())
     }
 
     /// Lets lookups by address find all that is mapped.
     pub(super) fn show(&mut self) {
         self.hidden = false;
-        self.pieces.all_mut().for_each(|mapping| mapping.show());
+        self.pieces.values_mut().for_each(|mapping| mapping.show());
     }
 
     /// Puts memory behind all of a range of offsets that has none, from the cache, rounded out to
@@ -327,15 +323,15 @@ impl Segment {
 
     /// The offsets of the handles that lie inside of a range.
     pub(super) fn inside(&self, range: &Range<u64>) -> Vec<u64> {
-        let inside = |(offset, mapping): (u64, &Mapping)| (mapping.size() <= range.end - offset).then_some(offset);
-        self.pieces.range(range.start, range.end).filter_map(inside).collect()
+        let inside = self.pieces.starting_in(range.clone()).filter(|piece| piece.end() <= range.end);
+        inside.map(|piece| piece.start).collect()
     }
 
     /// The part of a range that whole handles cover, in a range that is mapped from end to end.
     pub(super) fn span(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let offsets = self.inside(range);
         let (first, last) = (offsets.first()?, offsets.last()?);
-        Some(*first..last + self.pieces.get(*last)?.size())
+        Some(*first..self.pieces.get(*last)?.end())
     }
 
     /// The step in which it grows.
@@ -359,8 +355,9 @@ impl Segment {
     fn unmap_inside(&mut self, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let Some((offset, mapping)) = self.pieces.first_from(at) else { break };
-            at = offset + mapping.size();
+            let Some(piece) = self.pieces.first_from(at) else { break };
+            let offset = piece.start;
+            at = piece.end();
             if at > range.end {
                 break;
             }
@@ -393,7 +390,7 @@ impl Segment {
 
     /// Maps new memory of a size at an offset, if it is not there yet.
     pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
-        if self.pieces.get(offset).is_some_and(|mapping| mapping.size() == size) {
+        if self.pieces.get(offset).is_some_and(|piece| piece.size == size) {
             return Ok(());
         }
         let mut loan = Loan::default();
@@ -450,7 +447,8 @@ impl Segment {
     #[inline(always)]
     fn insert(&mut self, offset: u64, mapping: Mapping) {
         self.mapped += mapping.size();
-        self.pieces.insert(offset, mapping);
+        // The session's table has no overlap either.
+        let _ = self.pieces.insert(offset, mapping.size(), mapping);
     }
 
     /// Unmaps one piece. If that is refused it stays.
@@ -467,7 +465,7 @@ impl Segment {
                 Ok(memory)
             }
             Err(failed) => {
-                self.pieces.insert(offset, failed.object);
+                let _ = self.pieces.insert(offset, failed.object.size(), failed.object);
                 Err(failed.error)
             }
         }
@@ -477,23 +475,16 @@ impl Segment {
     /// `end`.
     #[inline]
     fn missing(&self, mut at: u64, end: u64) -> Option<(u64, u64)> {
-        let end_of = |(offset, mapping): (u64, &Mapping)| offset + mapping.size();
-        // The next mapping, if the last one that begins before the end is not over before all this.
-        let mut next = None;
-        if self.pieces.last_before(end).map(end_of).is_some_and(|last| last > at) {
-            at = at.max(self.pieces.last_before(at + 1).map_or(0, end_of));
-            next = self.pieces.first_from(at);
-            while let Some(mapped) = next.take_if(|(offset, _)| *offset == at) {
-                at = end_of(mapped);
-                next = self.pieces.first_from(at);
-            }
+        while let Some(piece) = self.pieces.at(at).filter(|piece| piece.start < end) {
+            at = piece.end();
         }
         if at >= end {
             return None;
         }
         // A hole, up to the next mapping, the end, or the border of a reservation.
         let border = (at / ReserveOptions::MAX_SIZE + 1) * ReserveOptions::MAX_SIZE;
-        let hole = next.map_or(end, |(offset, _)| offset.min(end)).min(border) - at;
+        let next = self.pieces.first_from(at).map_or(end, |piece| piece.start.min(end));
+        let hole = next.min(border) - at;
         let size = self.options.handles.iter().rev().copied().find(|&size| size <= hole);
         // Memory of the caller's, which may have any size, can leave a smaller hole.
         Some((at, size.unwrap_or(hole)))
@@ -510,7 +501,7 @@ impl Segment {
     /// Calls the hook before these pieces are unmapped.
     fn announce(&self, offsets: &[u64]) {
         let Some(hook) = &self.options.before_unmap else { return };
-        let pieces = offsets.iter().filter_map(|&offset| Some((offset, self.pieces.get(offset)?.size())));
+        let pieces = offsets.iter().filter_map(|&offset| Some((offset, self.pieces.get(offset)?.size)));
         let ranges = joined(pieces.map(|(offset, size)| self.address + offset..self.address + offset + size));
         if !ranges.is_empty() {
             hook(&ranges);
