@@ -51,10 +51,10 @@ impl MappingTable {
     /// The mappings that cover `start..end` without a hole; `None` if there is one.
     pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Arc<Live<Mapped>>>> {
         let table = self.lock();
-        let found = cover(start, end, |address| table.0.at(address)?.value.mapped.upgrade());
+        let (found, whole) = cover(start, end, |address| table.0.at(address)?.value.mapped.upgrade());
         // Not dropped under the lock, even if of no use: the last reference unmaps, which takes it.
         drop(table);
-        found.ok()
+        whole.then_some(found)
     }
 
     /// The memory that is mapped in a range, in order.
@@ -125,20 +125,20 @@ impl Entry {
     }
 }
 
-/// The mappings from `start` to `end`; those up to the first hole are the error. `at` returns the
-/// mapping that contains an address.
+/// The mappings from `start` to `end` or to the first hole, and whether there is none. `at` returns
+/// the mapping that contains an address.
 pub(crate) fn cover(
     start: u64,
     end: u64,
     at: impl Fn(u64) -> Option<Arc<Live<Mapped>>>,
-) -> Result<Vec<Arc<Live<Mapped>>>, Vec<Arc<Live<Mapped>>>> {
+) -> (Vec<Arc<Live<Mapped>>>, bool) {
     let (mut found, mut covered) = (Vec::with_capacity(1), start);
     while covered < end {
-        let Some(mapped) = at(covered) else { return Err(found) };
+        let Some(mapped) = at(covered) else { return (found, false) };
         covered = mapped.address + mapped.size();
         found.push(mapped);
     }
-    Ok(found)
+    (found, true)
 }
 
 #[cfg(test)]

@@ -215,7 +215,10 @@ impl Segment {
         // Of the segment's own mappings, which may be hidden from lookups by address.
         let at = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
         let start = self.address + offset;
-        self.cache.session().slice_of(start, size, |end| cover(start, end, at).ok())
+        self.cache.session().slice_of(start, size, |end| {
+            let (found, whole) = cover(start, end, at);
+            whole.then_some(found)
+        })
     }
 
     /// Hides all that is mapped, or will be, from lookups by address, so that nothing but
