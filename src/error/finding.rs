@@ -540,7 +540,7 @@ impl Finding {
                  cores, the kind of machine, and whether a device was removed or is being reset were not asked, \
                  because that would end its device processes"
                     .into(),
-                "Nothing; a process of its own (cargo xtask probe) sees all facts.",
+                "Nothing; a process of its own (ascend-vmm probe) sees all facts.",
             ),
             Finding::VisibleDevicesEmpty => row(
                 "visible-devices-empty",
