@@ -216,6 +216,45 @@ fn a_summary_fits_a_terminal_and_says_what_tracing_costs() {
 }
 
 #[test]
+fn times_that_overflow_or_go_backwards_are_no_panic() {
+    let (trace, page, again) = (file("times.jsonl"), file("times.html"), file("again.jsonl"));
+    let (largest, half) = (u64::MAX, 1 << 63);
+    let calls: Vec<Record> = [(57_157, 392), (half, 161), (1, 70), (largest, largest), (half - 1, largest), (0, 1)]
+        .map(|(at, us)| Record {
+            call: "open",
+            at: Some(at),
+            us,
+            pid: 7,
+            file: Some(at),
+            path: Some("/dev/davinci_manager".into()),
+            ..Record::default()
+        })
+        .into();
+    let lines: Vec<String> = calls.iter().map(|call| serde_json::to_string(call).unwrap()).collect();
+    std::fs::write(&trace, lines.join("\n")).unwrap();
+    let [trace, page, json] = [&trace, &page, &again].map(|path| path.to_str().unwrap());
+    let output = run_program(&["trace", "--summary", "--read", trace, "--html", page, "--json", json]);
+    let text = stderr(&output);
+    assert!(output.status.success() && text.contains("6 calls on the driver"), "{text}");
+    assert_eq!(read(&again), calls, "what was read is written as it was");
+    // The page has every call, at times that its script can count with.
+    let html = std::fs::read_to_string(page).unwrap();
+    let data = html.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    let latest = 1i64 << 53;
+    let times = data["at"].as_array().unwrap().iter().scan(0, |time, step| {
+        *time += step.as_i64().unwrap();
+        Some(*time)
+    });
+    assert_eq!(times.collect::<Vec<_>>(), [57_157, latest, 1, latest, latest, 0]);
+    let objects = data["objects"].as_array().unwrap();
+    assert_eq!(objects.len(), 6);
+    for time in objects.iter().map(|object| &object["born"]).chain(data["us"].as_array().unwrap()) {
+        assert!(time.as_i64().is_some_and(|time| time <= latest), "{time}");
+    }
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_exit_2() {
     for (arguments, reason) in [
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation"),

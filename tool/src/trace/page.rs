@@ -22,6 +22,9 @@ const SLOWEST: usize = 30;
 const FAILED: usize = 300;
 /// Bytes of text lines that a page may have besides those of the tables.
 const TEXT: usize = 4 << 20;
+/// The latest time on the page, in microseconds. JavaScript's numbers are exact up to here, and no
+/// trace takes 285 years: a later time is damage to the file.
+const LATEST: u64 = 1 << 53;
 
 /// Numbers texts in the order of their first use.
 #[derive(Default)]
@@ -101,6 +104,7 @@ struct Drawn<'a> {
 impl<'a> Drawn<'a> {
     fn of(object: &'a Object) -> Self {
         let Object { kind, pid, device, size, resident, born, died, left, line, ref name, .. } = *object;
+        let (born, died) = (born.min(LATEST), died.map(|time| time.min(LATEST)));
         Drawn { kind, name, pid, device, size, resident, born, died, left, line }
     }
 }
@@ -133,10 +137,10 @@ impl Page {
     pub fn add(&mut self, record: &Record, module: &str, generation: Generation) {
         let index = self.at.len();
         // A record of the emulator has no times: its calls are drawn one after the other.
-        let at = record.at.unwrap_or(self.last);
+        let at = record.at.unwrap_or(self.last).min(LATEST);
         self.last = at.saturating_add(record.us);
         self.at.push(at);
-        self.us.push(record.us);
+        self.us.push(record.us.min(LATEST));
         self.name.push(self.names.number(&decode::name(record, module)));
         let tid = if record.tid == 0 { record.pid } else { record.tid };
         let thread = match record.pid == tid {

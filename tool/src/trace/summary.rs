@@ -85,7 +85,8 @@ impl Summary {
             let mut times = command.times.clone();
             times.sort_unstable();
             let [min, median, max] = [0, times.len() / 2, times.len() - 1].map(|at| times[at]);
-            (name.clone(), times.len(), command.failed, min, median, max, times.iter().sum::<u64>())
+            let total = times.iter().fold(0u64, |sum, time| sum.saturating_add(*time));
+            (name.clone(), times.len(), command.failed, min, median, max, total)
         };
         let mut rows: Vec<Row> = self.commands.iter().map(row).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.6));
