@@ -275,4 +275,4 @@ def test_copies_and_fills_over_several_mappings_leave_each_free(session):
     reservation.fill(7)
     assert reservation.read(4, offset=2 * MIB - 2) == b"\x07" * 4
     for mapping in mappings:
-        mapping.unmap()
+        mapping.close()
