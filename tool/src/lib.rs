@@ -22,6 +22,7 @@ macro_rules! errln {
 
 pub mod demo;
 pub mod emulate;
+#[cfg(feature = "installation")]
 mod installation;
 pub mod probe;
 mod replay;
@@ -49,8 +50,10 @@ pub enum Command {
     /// Show every call of a program on the driver.
     Trace(trace::Trace),
     /// Print a script that completes command lines of `ascend-vmm` in a shell.
+    #[cfg(feature = "installation")]
     Completions(installation::Completions),
     /// Print the manual page of `ascend-vmm` or of one of its commands.
+    #[cfg(feature = "installation")]
     Man(installation::Man),
     /// The process that becomes the program of `trace`.
     #[command(hide = true)]
@@ -80,7 +83,9 @@ impl Command {
             Command::Selftest(command) => command.run(),
             Command::Emulate(command) => emulate::run(*command),
             Command::Trace(trace) => trace.run(),
+            #[cfg(feature = "installation")]
             Command::Completions(completions) => completions.run(),
+            #[cfg(feature = "installation")]
             Command::Man(man) => man.run(),
             Command::TraceChild(child) => child.run(),
             Command::TraceMeasured(measured) => measured.run(),
