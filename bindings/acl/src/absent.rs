@@ -3,7 +3,8 @@
 //!
 //! They take whatever they are passed, which C allows on every architecture that has Ascend hosts,
 //! and answer that they are not supported: a code, or nothing where a pointer or a count is
-//! returned, since programs would use an error number as one.
+//! returned, since programs would use an error number as one. The build takes their names from
+//! `facts/acl-abi.json`.
 
 use crate::border;
 use crate::fault::code;
@@ -27,64 +28,7 @@ macro_rules! absent {
     };
 }
 
-absent! {
-    CODES -> i32 = code::RT_NOT_SUPPORTED;
-    [
-        aclDestroyDataBuffer aclDestroyGraphDumpOpt aclGenGraphAndDumpForOp aclGetTensorDescDimV2
-        aclSetTensorFormat aclSetTensorPlaceMent aclSetTensorShape aclmdlRIAddCondTask
-        aclmdlRICaptureBegin aclmdlRICaptureEnd aclmdlRICaptureTaskGrpBegin aclmdlRICaptureTaskGrpEnd
-        aclmdlRICaptureTaskUpdateBegin aclmdlRICaptureTaskUpdateEnd aclmdlRICaptureThreadExchangeMode
-        aclmdlRICaptureToModelRIBegin aclmdlRICondHandleCreate aclmdlRICondHandleGetCondPtr
-        aclmdlRIDebugJsonPrint aclmdlRIDebugPrint aclmdlRIDestroy aclmdlRIExecuteAsync aclmdlRIGetId
-        aclopCompileAndExecute aclopCompileAndExecuteV2 aclopSetAttrBool aclopSetAttrDataType
-        aclopSetAttrFloat aclopSetAttrInt aclopSetAttrListBool aclopSetAttrListFloat aclopSetAttrListInt
-        aclopSetAttrListListInt aclopSetAttrString aclprofDestroyConfig aclprofFinalize
-        aclprofGetStepTimestamp aclprofInit aclprofStart aclprofStop aclrtAllocatorDestroyDesc
-        aclrtAllocatorGetByStream aclrtAllocatorRegister aclrtAllocatorSetAllocAdviseFuncToDesc
-        aclrtAllocatorSetAllocFuncToDesc aclrtAllocatorSetFreeFuncToDesc
-        aclrtAllocatorSetGetAddrFromBlockFuncToDesc aclrtAllocatorSetObjToDesc aclrtAllocatorUnregister
-        aclrtBinaryGetFunction aclrtBinaryLoadFromData aclrtBinaryLoadFromFile aclrtBinaryUnLoad
-        aclrtCmoAsync aclrtDeviceTaskAbort aclrtGetErrorVerbose aclrtGetFunctionAddr
-        aclrtGetResInCurrentThread aclrtGetStreamResLimit aclrtIpcGetEventHandle aclrtIpcMemSetAttr
-        aclrtIpcOpenEventHandle aclrtKernelArgsAppend aclrtKernelArgsFinalize aclrtKernelArgsInit
-        aclrtLaunchKernelWithConfig aclrtMemAllocManaged aclrtMemUceRepair aclrtRepairError
-        aclrtResetDeviceResLimit aclrtResetStreamResLimit aclrtSetDeviceResLimit aclrtSetStreamResLimit
-        aclrtUnuseStreamResInCurrentThread aclrtUseStreamResInCurrentThread
-    ]
-
-    POINTERS -> *mut c_void = null_mut();
-    [
-        aclCreateDataBuffer aclCreateGraphDumpOpt aclCreateTensorDesc aclopCreateAttr
-        aclprofCreateConfig aclprofCreateStepInfo aclrtAllocatorCreateDesc
-    ]
-
-    COUNTS -> usize = 0;
-    [
-        aclGetTensorDescNumDims
-    ]
-
-    UNDEFINED -> i32 = -1;
-    [
-        aclGetTensorDescFormat aclGetTensorDescType
-    ]
-
-    NOTHING -> () = ();
-    [
-        aclDestroyTensorDesc aclSetTensorDescName aclopDestroyAttr aclprofDestroyStepInfo
-    ]
-
-    LINKED -> i32 = code::RT_NOT_SUPPORTED;
-    [
-        HcclAllGather HcclAllGatherV HcclAllReduce HcclAlltoAll HcclAlltoAllV HcclBatchSendRecv
-        HcclBroadcast HcclCommActivateCommMemory HcclCommDeactivateCommMemory HcclCommDeregister
-        HcclCommDestroy HcclCommExchangeMem HcclCommInitAll HcclCommInitClusterInfoConfig
-        HcclCommInitRootInfo HcclCommInitRootInfoConfig HcclCommRegister HcclCommResume
-        HcclCommSetMemoryRange HcclCommUnsetMemoryRange HcclCommWorkingDevNicSet HcclCreateSubCommConfig
-        HcclGetCommAsyncError HcclGetCommConfigCapability HcclGetCommName HcclGetRootInfo HcclRecv
-        HcclReduce HcclReduceScatter HcclReduceScatterV HcclScatter HcclSend HcclSetConfig
-        rtGetC2cCtrlAddr rtKernelLaunch
-    ]
-}
+include!(concat!(env!("OUT_DIR"), "/absent.rs"));
 
 /// Functions that framework libraries may call while they are loaded: they must succeed.
 pub const LOADED: &[&str] = &["rtDevBinaryRegister", "rtFunctionRegister"];

@@ -33,13 +33,11 @@ pub struct Signature {
 /// Exports functions. Each line is a C function and what serves it; what follows `by` is the
 /// function of the border that calls it.
 macro_rules! exports {
-    ($($list:ident {
-        $(by $border:ident {
-            $($name:ident($($argument:ident: $kind:ty),* $(,)?) => $serves:expr;)*
-        })*
+    ($(by $border:ident {
+        $($name:ident($($argument:ident: $kind:ty),* $(,)?) => $serves:expr;)*
     })*) => {
-        $($($(
-            #[doc = concat!("`", stringify!($name), "`: docs/cann.md says what it does.")]
+        $($(
+            #[doc = concat!("`", stringify!($name), "`: docs/cann.md says what programs can expect.")]
             ///
             /// # Safety
             ///
@@ -51,10 +49,10 @@ macro_rules! exports {
             }
         )*)*
 
-        /// The functions of this list.
-        pub const $list: &[Signature] = &[$($(
+        /// The functions that return a code.
+        pub const CODES: &[Signature] = &[$($(
             Signature { name: stringify!($name), parameters: &[$(stringify!($kind)),*], returns: "i32" },
-        )*)*];)*
+        )*)*];
     };
 }
 
@@ -64,7 +62,7 @@ macro_rules! exports_other {
         $($name:ident($($argument:ident: $kind:ty),*) -> $returns:ty = $otherwise:expr => $serves:expr;)*
     }) => {
         $(
-            #[doc = concat!("`", stringify!($name), "`: docs/cann.md says what it does.")]
+            #[doc = concat!("`", stringify!($name), "`: docs/cann.md says what programs can expect.")]
             ///
             /// # Safety
             ///
@@ -84,223 +82,211 @@ macro_rules! exports_other {
 }
 
 exports! {
-    MEMORY {
-        by ask {
-            aclGetDeviceCapability(device: u32, wanted: i32, value: Out<i64>) => devices::capability;
-            aclrtDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) => devices::can_access_peer;
-            aclrtDeviceGetByPCIBusId(text: Text, device: Out<i32>) => devices::by_pci_bus_id;
-            aclrtDeviceGetPCIBusId(device: i32, text: Out<c_char>, length: i32) => devices::pci_bus_id;
-            aclrtDeviceGetUuid(device: i32, uuid: Out<[u8; 16]>) => devices::uuid;
-            aclrtGetDeviceCount(count: Out<u32>) => devices::count;
-            aclrtGetDeviceInfo(device: u32, attribute: i32, value: Out<i64>) => devices::info;
-            aclrtGetLogicDevIdByPhyDevId(physical: i32, logical: Out<i32>) => devices::logical_by_physical;
-            aclrtGetLogicDevIdByUserDevId(user: i32, logical: Out<i32>) => devices::logical_by_user;
-            aclrtGetMemUsageInfo(device: i32, usage: In<devices::Usage>, room: usize, filled: Out<usize>)
-                => devices::memory_usage;
-            aclrtGetPhyDevIdByLogicDevId(logical: i32, physical: Out<i32>) => devices::physical_by_logical;
-            aclrtGetUserDevIdByLogicDevId(logical: i32, user: Out<i32>) => devices::user_by_logical;
-            aclrtMemGetAllocationGranularity(properties: In<Properties>, option: i32, granularity: Out<usize>)
-                => physical::granularity;
-            aclrtQueryDeviceStatus(device: i32, status: Out<i32>) => devices::status;
-        }
-        by call {
-            aclrtDeviceDisablePeerAccess(peer: i32) => devices::disable_peer_access;
-            aclrtDeviceEnablePeerAccess(peer: i32, flags: u32) => devices::enable_peer_access;
-            aclrtDeviceGetBareTgid(process: Out<i32>) => share::bare_tgid;
-            aclrtDevicePeerAccessStatus(device: i32, peer: i32, status: Out<i32>) => devices::peer_access_status;
-            aclrtFree(address: Address) => malloc::free;
-            aclrtFreeHost(address: Address) => host::free;
-            aclrtFreeHostWithDevSync(address: Address) => host::free_after_work;
-            aclrtFreePhysical(handle: Handle) => physical::free;
-            aclrtFreeWithDevSync(address: Address) => malloc::free_after_work;
-            aclrtGetMemInfo(attribute: i32, free: Out<usize>, total: Out<usize>) => settings::memory_info;
-            aclrtHostGetDevicePointer(address: Address, device: Out<Address>, flags: u32) => host::device_pointer;
-            aclrtHostRegister(address: Address, size: u64, kind: i32, device: Out<Address>) => host::register;
-            aclrtHostRegisterV2(address: Address, size: u64, flags: u32) => host::register_v2;
-            aclrtHostUnregister(address: Address) => host::unregister;
-            aclrtIpcMemClose(key: Text) => ipc::close;
-            aclrtIpcMemGetExportKey(address: Address, size: usize, key: Out<c_char>, length: usize, flags: u64)
-                => ipc::export_key;
-            aclrtIpcMemImportByKey(address: Out<Address>, key: Text, flags: u64) => ipc::import;
-            aclrtIpcMemSetImportPid(key: Text, processes: In<i32>, count: usize) => ipc::trust;
-            aclrtMalloc(address: Out<Address>, size: usize, policy: i32) => malloc::allocate;
-            aclrtMallocAlign32(address: Out<Address>, size: usize, policy: i32) => malloc::allocate_unpadded;
-            aclrtMallocCached(address: Out<Address>, size: usize, policy: i32) => malloc::allocate;
-            aclrtMallocHost(address: Out<Address>, size: usize) => host::allocate;
-            aclrtMallocHostWithCfg(address: Out<Address>, size: u64, config: In<Config>) => host::allocate_with;
-            aclrtMallocPhysical(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64)
-                => physical::allocate;
-            aclrtMallocWithCfg(address: Out<Address>, size: usize, policy: i32, config: In<Config>)
-                => malloc::allocate_with;
-            aclrtMapMem(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) => addresses::map;
-            aclrtMemExportToShareableHandle(handle: Handle, kind: i32, flags: u64, shareable: Out<u64>)
-                => share::export;
-            aclrtMemExportToShareableHandleV2(handle: Handle, flags: u64, kind: i32, shareable: Out<[u8; 128]>)
-                => share::export_v2;
-            aclrtMemGetAccess(address: Address, location: In<Location>, flags: Out<u64>) => addresses::get_access;
-            aclrtMemGetAddressRange(address: Address, base: Out<Address>, size: Out<usize>) => addresses::range;
-            aclrtMemGetAllocationPropertiesFromHandle(handle: Handle, properties: Out<Properties>)
-                => physical::properties;
-            aclrtMemImportFromShareableHandle(shareable: u64, device: i32, handle: Out<Handle>) => share::import;
-            aclrtMemImportFromShareableHandleV2(shareable: In<[u8; 128]>, kind: i32, flags: u64, handle: Out<Handle>)
-                => share::import_v2;
-            aclrtMemMapNoAccess(address: Address, size: usize, offset: usize, handle: Handle, flags: u64)
-                => addresses::map;
-            aclrtMemP2PMap(address: Address, size: usize, device: i32, flags: u64) => malloc::grant;
-            aclrtMemRetainAllocationHandle(address: Address, handle: Out<Handle>) => physical::retain;
-            aclrtMemSetAccess(address: Address, size: usize, access: In<addresses::Access>, count: usize)
-                => addresses::set_access;
-            aclrtMemSetPidToShareableHandle(shareable: u64, processes: In<i32>, count: usize) => share::trust;
-            aclrtMemSetPidToShareableHandleV2(shareable: In<[u8; 128]>, kind: i32, processes: In<i32>, count: usize)
-                => share::trust_v2;
-            aclrtMemcpy(to: Address, room: usize, from: Address, size: usize, kind: i32) => copy::memcpy;
-            aclrtMemcpy2d(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize,
-                kind: i32) => copy::memcpy_2d;
-            aclrtMemcpy2dAsync(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize,
-                height: usize, kind: i32, stream: Handle) => copy::memcpy_2d_async;
-            aclrtMemcpyAsync(to: Address, room: usize, from: Address, size: usize, kind: i32, stream: Handle)
-                => copy::memcpy_async;
-            aclrtMemcpyAsyncWithCondition(to: Address, room: usize, from: Address, size: usize, kind: i32,
-                stream: Handle) => copy::memcpy_async;
-            aclrtMemcpyBatch(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
-                attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize, failed: Out<usize>)
-                => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, failed| {
-                    let arguments =
-                        BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
-                    copy::memcpy_batch(arguments, failed)
-                };
-            aclrtMemcpyBatchAsync(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
-                attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize, failed: Out<usize>,
-                stream: Handle)
-                => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, failed, stream| {
-                    let arguments =
-                        BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
-                    copy::memcpy_batch_async(arguments, failed, stream)
-                };
-            aclrtMemcpyBatchAsyncV2(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>,
-                count: usize, attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize,
-                stream: Handle)
-                => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, stream| {
-                    let arguments =
-                        BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
-                    copy::memcpy_batch_async(arguments, Out::to(std::ptr::null_mut()), stream)
-                };
-            aclrtMemcpyBatchV2(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
-                attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize)
-                => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count| {
-                    let arguments =
-                        BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
-                    copy::memcpy_batch(arguments, Out::to(std::ptr::null_mut()))
-                };
-            aclrtMemset(address: Address, room: usize, value: i32, size: usize) => copy::memset;
-            aclrtMemsetAsync(address: Address, room: usize, value: i32, size: usize, stream: Handle)
-                => copy::memset_async;
-            aclrtMemsetD32(address: Address, room: usize, value: u32, count: usize) => copy::memset_numbers;
-            aclrtMemsetD32Async(address: Address, room: usize, value: u32, count: usize, stream: Handle)
-                => copy::memset_numbers_async;
-            aclrtPointerGetAttributes(address: Address, attributes: Out<copy::Attributes>) => copy::attributes;
-            aclrtReleaseMemAddress(address: Address) => addresses::release;
-            aclrtReserveMemAddress(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64)
-                => addresses::reserve;
-            aclrtReserveMemAddressNoUCMemory(address: Out<Address>, size: usize, alignment: usize, wanted: Address,
-                flags: u64) => addresses::reserve_cached;
-            aclrtUnmapMem(address: Address) => addresses::unmap;
-            aclrtValueWait(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_wait;
-            aclrtValueWrite(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_write;
-        }
+    by ask {
+        aclGetCannAttribute(attribute: i32, value: Out<i32>) => settings::attribute;
+        aclGetCannAttributeList(list: Out<*const i32>, count: Out<usize>) => settings::attribute_list;
+        aclGetCompileopt(option: i32, value: Out<c_char>, length: usize) => settings::compile_option;
+        aclGetDeviceCapability(device: u32, wanted: i32, value: Out<i64>) => devices::capability;
+        aclSetCompileopt(option: i32, value: Text) => settings::set_compile_option;
+        aclmdlFinalizeDump() => settings::nothing;
+        aclmdlInitDump() => settings::nothing;
+        aclmdlSetDump(path: Text) => settings::set_dump;
+        aclrtDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) => devices::can_access_peer;
+        aclrtDeviceGetByPCIBusId(text: Text, device: Out<i32>) => devices::by_pci_bus_id;
+        aclrtDeviceGetPCIBusId(device: i32, text: Out<c_char>, length: i32) => devices::pci_bus_id;
+        aclrtDeviceGetUuid(device: i32, uuid: Out<[u8; 16]>) => devices::uuid;
+        aclrtGetCurrentContext(context: Out<Handle>) => context::get;
+        aclrtGetDevice(device: Out<i32>) => context::get_device;
+        aclrtGetDeviceCount(count: Out<u32>) => devices::count;
+        aclrtGetDeviceInfo(device: u32, attribute: i32, value: Out<i64>) => devices::info;
+        aclrtGetDeviceResLimit(device: i32, kind: i32, value: Out<u32>) => settings::core_limit;
+        aclrtGetDeviceSatMode(mode: Out<i32>) => settings::saturation;
+        aclrtGetDeviceUtilizationRate(device: i32, utilization: Out<devices::Utilization>) => devices::utilization;
+        aclrtGetLogicDevIdByPhyDevId(physical: i32, logical: Out<i32>) => devices::logical_by_physical;
+        aclrtGetLogicDevIdByUserDevId(user: i32, logical: Out<i32>) => devices::logical_by_user;
+        aclrtGetMemUceInfo(device: i32, list: In<u8>, room: usize, found: Out<usize>) => settings::memory_errors;
+        aclrtGetMemUsageInfo(device: i32, usage: In<devices::Usage>, room: usize, filled: Out<usize>)
+            => devices::memory_usage;
+        aclrtGetPhyDevIdByLogicDevId(logical: i32, physical: Out<i32>) => devices::physical_by_logical;
+        aclrtGetUserDevIdByLogicDevId(logical: i32, user: Out<i32>) => devices::user_by_logical;
+        aclrtMemGetAllocationGranularity(properties: In<Properties>, option: i32, granularity: Out<usize>)
+            => physical::granularity;
+        aclrtQueryDeviceStatus(device: i32, status: Out<i32>) => devices::status;
+        aclrtSetDeviceSatMode(mode: i32) => settings::set_saturation;
+        aclrtSetExceptionInfoCallback(callback: *const c_void) => settings::set_exception_callback;
+        aclrtSetOpExecuteTimeOut(timeout: u32) => settings::set_timeout;
+        aclrtSetOpExecuteTimeOutV2(timeout: u64, actual: Out<u64>) => settings::set_execute_timeout;
+        aclrtSetOpWaitTimeout(timeout: u32) => settings::set_timeout;
     }
-
-    THIN {
-        by ask {
-            aclGetCannAttribute(attribute: i32, value: Out<i32>) => settings::attribute;
-            aclGetCannAttributeList(list: Out<*const i32>, count: Out<usize>) => settings::attribute_list;
-            aclGetCompileopt(option: i32, value: Out<c_char>, length: usize) => settings::compile_option;
-            aclSetCompileopt(option: i32, value: Text) => settings::set_compile_option;
-            aclmdlFinalizeDump() => settings::nothing;
-            aclmdlInitDump() => settings::nothing;
-            aclmdlSetDump(path: Text) => settings::set_dump;
-            aclrtGetCurrentContext(context: Out<Handle>) => context::get;
-            aclrtGetDevice(device: Out<i32>) => context::get_device;
-            aclrtGetDeviceResLimit(device: i32, kind: i32, value: Out<u32>) => settings::core_limit;
-            aclrtGetDeviceSatMode(mode: Out<i32>) => settings::saturation;
-            aclrtGetDeviceUtilizationRate(device: i32, utilization: Out<devices::Utilization>) => devices::utilization;
-            aclrtGetMemUceInfo(device: i32, list: In<u8>, room: usize, found: Out<usize>) => settings::memory_errors;
-            aclrtSetDeviceSatMode(mode: i32) => settings::set_saturation;
-            aclrtSetExceptionInfoCallback(callback: *const c_void) => settings::set_exception_callback;
-            aclrtSetOpExecuteTimeOut(timeout: u32) => settings::set_timeout;
-            aclrtSetOpExecuteTimeOutV2(timeout: u64, actual: Out<u64>) => settings::set_execute_timeout;
-            aclrtSetOpWaitTimeout(timeout: u32) => settings::set_timeout;
-        }
-        by call {
-            aclFinalize() => process::finalize;
-            aclFinalizeReference(left: Out<u64>) => process::finalize_reference;
-            aclInit(path: Text) => process::init;
-            aclmdlRICaptureGetInfo(stream: Handle, status: Out<i32>, model: Out<Handle>) => settings::capture_info;
-            aclrtCreateContext(context: Out<Handle>, device: i32) => context::create;
-            aclrtCreateEvent(event: Out<Handle>) => event::create;
-            aclrtCreateEventExWithFlag(event: Out<Handle>, flags: u32) => event::create_newer_with;
-            aclrtCreateEventWithFlag(event: Out<Handle>, flags: u32) => event::create_with;
-            aclrtCreateStream(stream: Out<Handle>) => stream::create;
-            aclrtCreateStreamWithConfig(stream: Out<Handle>, priority: u32, flags: u32) => stream::create_with;
-            aclrtCtxGetCurrentDefaultStream(stream: Out<Handle>) => stream::current_default;
-            aclrtCtxSetSysParamOpt(option: i32, value: i64) => settings::set_context_parameter;
-            aclrtDestroyContext(context: Handle) => context::destroy;
-            aclrtDestroyEvent(event: Handle) => event::destroy;
-            aclrtDestroyStream(stream: Handle) => stream::destroy;
-            aclrtDestroyStreamForce(stream: Handle) => stream::destroy_force;
-            aclrtEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) => event::elapsed;
-            aclrtEventGetTimestamp(event: Handle, microseconds: Out<u64>) => event::timestamp;
-            aclrtGetEventId(event: Handle, id: Out<u32>) => event::id;
-            aclrtGetPrimaryCtxState(device: i32, flags: Out<u32>, active: Out<i32>) => context::primary_state;
-            aclrtGetStreamOverflowSwitch(stream: Handle, on: Out<u32>) => stream::overflow;
-            aclrtGetSysParamOpt(option: i32, value: Out<i64>) => settings::parameter;
-            aclrtLaunchCallback(function: Function, argument: *mut c_void, block: i32, stream: Handle)
-                => report::launch;
-            aclrtLaunchHostFunc(stream: Handle, function: Function, argument: *mut c_void)
-                => stream::launch_host_function;
-            aclrtProcessReport(timeout: i32) => report::process;
-            aclrtQueryEventStatus(event: Handle, status: Out<i32>) => event::query;
-            aclrtQueryEventWaitStatus(event: Handle, status: Out<i32>) => event::query_wait;
-            aclrtRecordEvent(event: Handle, stream: Handle) => event::record;
-            aclrtResetDevice(device: i32) => context::reset_device;
-            aclrtResetDeviceForce(device: i32) => context::reset_device_force;
-            aclrtResetEvent(event: Handle, stream: Handle) => event::reset;
-            aclrtSetCurrentContext(context: Handle) => context::set;
-            aclrtSetDevice(device: i32) => context::set_device;
-            aclrtSetStreamAttribute(stream: Handle, attribute: i32, value: In<u64>) => stream::set_attribute;
-            aclrtSetStreamFailureMode(stream: Handle, mode: u64) => stream::set_failure_mode;
-            aclrtSetStreamOverflowSwitch(stream: Handle, on: u32) => stream::set_overflow;
-            aclrtSetSysParamOpt(option: i32, value: i64) => settings::set_parameter;
-            aclrtStreamGetFlags(stream: Handle, flags: Out<u32>) => stream::flags;
-            aclrtStreamGetId(stream: Handle, id: Out<i32>) => stream::id;
-            aclrtStreamGetPriority(stream: Handle, priority: Out<u32>) => stream::priority;
-            aclrtStreamQuery(stream: Handle, status: Out<i32>) => stream::query;
-            aclrtStreamWaitEvent(stream: Handle, event: Handle) => event::wait_on_stream;
-            aclrtSubscribeReport(thread: u64, stream: Handle) => report::subscribe;
-            aclrtSynchronizeDevice() => stream::synchronize_device;
-            aclrtSynchronizeDeviceWithTimeout(timeout: i32) => stream::synchronize_device_within;
-            aclrtSynchronizeEvent(event: Handle) => event::synchronize;
-            aclrtSynchronizeEventWithTimeout(event: Handle, timeout: i32) => event::synchronize_within;
-            aclrtSynchronizeStream(stream: Handle) => stream::synchronize;
-            aclrtSynchronizeStreamWithTimeout(stream: Handle, timeout: i32) => stream::synchronize_within;
-            aclrtUnSubscribeReport(thread: u64, stream: Handle) => report::unsubscribe;
-        }
+    by call {
+        aclFinalize() => process::finalize;
+        aclFinalizeReference(left: Out<u64>) => process::finalize_reference;
+        aclInit(path: Text) => process::init;
+        aclmdlRICaptureGetInfo(stream: Handle, status: Out<i32>, model: Out<Handle>) => settings::capture_info;
+        aclrtCreateContext(context: Out<Handle>, device: i32) => context::create;
+        aclrtCreateEvent(event: Out<Handle>) => event::create;
+        aclrtCreateEventExWithFlag(event: Out<Handle>, flags: u32) => event::create_newer_with;
+        aclrtCreateEventWithFlag(event: Out<Handle>, flags: u32) => event::create_with;
+        aclrtCreateStream(stream: Out<Handle>) => stream::create;
+        aclrtCreateStreamWithConfig(stream: Out<Handle>, priority: u32, flags: u32) => stream::create_with;
+        aclrtCtxGetCurrentDefaultStream(stream: Out<Handle>) => stream::current_default;
+        aclrtCtxSetSysParamOpt(option: i32, value: i64) => settings::set_context_parameter;
+        aclrtDestroyContext(context: Handle) => context::destroy;
+        aclrtDestroyEvent(event: Handle) => event::destroy;
+        aclrtDestroyStream(stream: Handle) => stream::destroy;
+        aclrtDestroyStreamForce(stream: Handle) => stream::destroy_force;
+        aclrtDeviceDisablePeerAccess(peer: i32) => devices::disable_peer_access;
+        aclrtDeviceEnablePeerAccess(peer: i32, flags: u32) => devices::enable_peer_access;
+        aclrtDeviceGetBareTgid(process: Out<i32>) => share::bare_tgid;
+        aclrtDevicePeerAccessStatus(device: i32, peer: i32, status: Out<i32>) => devices::peer_access_status;
+        aclrtEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) => event::elapsed;
+        aclrtEventGetTimestamp(event: Handle, microseconds: Out<u64>) => event::timestamp;
+        aclrtFree(address: Address) => malloc::free;
+        aclrtFreeHost(address: Address) => host::free;
+        aclrtFreeHostWithDevSync(address: Address) => host::free_after_work;
+        aclrtFreePhysical(handle: Handle) => physical::free;
+        aclrtFreeWithDevSync(address: Address) => malloc::free_after_work;
+        aclrtGetEventId(event: Handle, id: Out<u32>) => event::id;
+        aclrtGetMemInfo(attribute: i32, free: Out<usize>, total: Out<usize>) => settings::memory_info;
+        aclrtGetPrimaryCtxState(device: i32, flags: Out<u32>, active: Out<i32>) => context::primary_state;
+        aclrtGetStreamOverflowSwitch(stream: Handle, on: Out<u32>) => stream::overflow;
+        aclrtGetSysParamOpt(option: i32, value: Out<i64>) => settings::parameter;
+        aclrtHostGetDevicePointer(address: Address, device: Out<Address>, flags: u32) => host::device_pointer;
+        aclrtHostRegister(address: Address, size: u64, kind: i32, device: Out<Address>) => host::register;
+        aclrtHostRegisterV2(address: Address, size: u64, flags: u32) => host::register_v2;
+        aclrtHostUnregister(address: Address) => host::unregister;
+        aclrtIpcMemClose(key: Text) => ipc::close;
+        aclrtIpcMemGetExportKey(address: Address, size: usize, key: Out<c_char>, length: usize, flags: u64)
+            => ipc::export_key;
+        aclrtIpcMemImportByKey(address: Out<Address>, key: Text, flags: u64) => ipc::import;
+        aclrtIpcMemSetImportPid(key: Text, processes: In<i32>, count: usize) => ipc::trust;
+        aclrtLaunchCallback(function: Function, argument: *mut c_void, block: i32, stream: Handle)
+            => report::launch;
+        aclrtLaunchHostFunc(stream: Handle, function: Function, argument: *mut c_void)
+            => stream::launch_host_function;
+        aclrtMalloc(address: Out<Address>, size: usize, policy: i32) => malloc::allocate;
+        aclrtMallocAlign32(address: Out<Address>, size: usize, policy: i32) => malloc::allocate_unpadded;
+        aclrtMallocCached(address: Out<Address>, size: usize, policy: i32) => malloc::allocate;
+        aclrtMallocHost(address: Out<Address>, size: usize) => host::allocate;
+        aclrtMallocHostWithCfg(address: Out<Address>, size: u64, config: In<Config>) => host::allocate_with;
+        aclrtMallocPhysical(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64)
+            => physical::allocate;
+        aclrtMallocWithCfg(address: Out<Address>, size: usize, policy: i32, config: In<Config>)
+            => malloc::allocate_with;
+        aclrtMapMem(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) => addresses::map;
+        aclrtMemExportToShareableHandle(handle: Handle, kind: i32, flags: u64, shareable: Out<u64>)
+            => share::export;
+        aclrtMemExportToShareableHandleV2(handle: Handle, flags: u64, kind: i32, shareable: Out<[u8; 128]>)
+            => share::export_v2;
+        aclrtMemGetAccess(address: Address, location: In<Location>, flags: Out<u64>) => addresses::get_access;
+        aclrtMemGetAddressRange(address: Address, base: Out<Address>, size: Out<usize>) => addresses::range;
+        aclrtMemGetAllocationPropertiesFromHandle(handle: Handle, properties: Out<Properties>)
+            => physical::properties;
+        aclrtMemImportFromShareableHandle(shareable: u64, device: i32, handle: Out<Handle>) => share::import;
+        aclrtMemImportFromShareableHandleV2(shareable: In<[u8; 128]>, kind: i32, flags: u64, handle: Out<Handle>)
+            => share::import_v2;
+        aclrtMemMapNoAccess(address: Address, size: usize, offset: usize, handle: Handle, flags: u64)
+            => addresses::map;
+        aclrtMemP2PMap(address: Address, size: usize, device: i32, flags: u64) => malloc::grant;
+        aclrtMemRetainAllocationHandle(address: Address, handle: Out<Handle>) => physical::retain;
+        aclrtMemSetAccess(address: Address, size: usize, access: In<addresses::Access>, count: usize)
+            => addresses::set_access;
+        aclrtMemSetPidToShareableHandle(shareable: u64, processes: In<i32>, count: usize) => share::trust;
+        aclrtMemSetPidToShareableHandleV2(shareable: In<[u8; 128]>, kind: i32, processes: In<i32>, count: usize)
+            => share::trust_v2;
+        aclrtMemcpy(to: Address, room: usize, from: Address, size: usize, kind: i32) => copy::memcpy;
+        aclrtMemcpy2d(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize,
+            kind: i32) => copy::memcpy_2d;
+        aclrtMemcpy2dAsync(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize,
+            height: usize, kind: i32, stream: Handle) => copy::memcpy_2d_async;
+        aclrtMemcpyAsync(to: Address, room: usize, from: Address, size: usize, kind: i32, stream: Handle)
+            => copy::memcpy_async;
+        aclrtMemcpyAsyncWithCondition(to: Address, room: usize, from: Address, size: usize, kind: i32,
+            stream: Handle) => copy::memcpy_async;
+        aclrtMemcpyBatch(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
+            attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize, failed: Out<usize>)
+            => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, failed| {
+                let arguments =
+                    BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
+                copy::memcpy_batch(arguments, failed)
+            };
+        aclrtMemcpyBatchAsync(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
+            attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize, failed: Out<usize>,
+            stream: Handle)
+            => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, failed, stream| {
+                let arguments =
+                    BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
+                copy::memcpy_batch_async(arguments, failed, stream)
+            };
+        aclrtMemcpyBatchAsyncV2(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>,
+            count: usize, attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize,
+            stream: Handle)
+            => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count, stream| {
+                let arguments =
+                    BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
+                copy::memcpy_batch_async(arguments, Out::to(std::ptr::null_mut()), stream)
+            };
+        aclrtMemcpyBatchV2(to: In<Address>, rooms: In<usize>, from: In<Address>, sizes: In<usize>, count: usize,
+            attributes: In<BatchAttribute>, indexes: In<usize>, attribute_count: usize)
+            => |to, rooms, from, sizes, count, attributes, _indexes, attribute_count| {
+                let arguments =
+                    BatchArguments { to, rooms, from, sizes, count, attributes, attribute_count };
+                copy::memcpy_batch(arguments, Out::to(std::ptr::null_mut()))
+            };
+        aclrtMemset(address: Address, room: usize, value: i32, size: usize) => copy::memset;
+        aclrtMemsetAsync(address: Address, room: usize, value: i32, size: usize, stream: Handle)
+            => copy::memset_async;
+        aclrtMemsetD32(address: Address, room: usize, value: u32, count: usize) => copy::memset_numbers;
+        aclrtMemsetD32Async(address: Address, room: usize, value: u32, count: usize, stream: Handle)
+            => copy::memset_numbers_async;
+        aclrtPointerGetAttributes(address: Address, attributes: Out<copy::Attributes>) => copy::attributes;
+        aclrtProcessReport(timeout: i32) => report::process;
+        aclrtQueryEventStatus(event: Handle, status: Out<i32>) => event::query;
+        aclrtQueryEventWaitStatus(event: Handle, status: Out<i32>) => event::query_wait;
+        aclrtRecordEvent(event: Handle, stream: Handle) => event::record;
+        aclrtReleaseMemAddress(address: Address) => addresses::release;
+        aclrtReserveMemAddress(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64)
+            => addresses::reserve;
+        aclrtReserveMemAddressNoUCMemory(address: Out<Address>, size: usize, alignment: usize, wanted: Address,
+            flags: u64) => addresses::reserve_cached;
+        aclrtResetDevice(device: i32) => context::reset_device;
+        aclrtResetDeviceForce(device: i32) => context::reset_device_force;
+        aclrtResetEvent(event: Handle, stream: Handle) => event::reset;
+        aclrtSetCurrentContext(context: Handle) => context::set;
+        aclrtSetDevice(device: i32) => context::set_device;
+        aclrtSetStreamAttribute(stream: Handle, attribute: i32, value: In<u64>) => stream::set_attribute;
+        aclrtSetStreamFailureMode(stream: Handle, mode: u64) => stream::set_failure_mode;
+        aclrtSetStreamOverflowSwitch(stream: Handle, on: u32) => stream::set_overflow;
+        aclrtSetSysParamOpt(option: i32, value: i64) => settings::set_parameter;
+        aclrtStreamGetFlags(stream: Handle, flags: Out<u32>) => stream::flags;
+        aclrtStreamGetId(stream: Handle, id: Out<i32>) => stream::id;
+        aclrtStreamGetPriority(stream: Handle, priority: Out<u32>) => stream::priority;
+        aclrtStreamQuery(stream: Handle, status: Out<i32>) => stream::query;
+        aclrtStreamWaitEvent(stream: Handle, event: Handle) => event::wait_on_stream;
+        aclrtSubscribeReport(thread: u64, stream: Handle) => report::subscribe;
+        aclrtSynchronizeDevice() => stream::synchronize_device;
+        aclrtSynchronizeDeviceWithTimeout(timeout: i32) => stream::synchronize_device_within;
+        aclrtSynchronizeEvent(event: Handle) => event::synchronize;
+        aclrtSynchronizeEventWithTimeout(event: Handle, timeout: i32) => event::synchronize_within;
+        aclrtSynchronizeStream(stream: Handle) => stream::synchronize;
+        aclrtSynchronizeStreamWithTimeout(stream: Handle, timeout: i32) => stream::synchronize_within;
+        aclrtUnSubscribeReport(thread: u64, stream: Handle) => report::unsubscribe;
+        aclrtUnmapMem(address: Address) => addresses::unmap;
+        aclrtValueWait(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_wait;
+        aclrtValueWrite(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_write;
     }
-
     // These touch no lock and no object, so a child of fork may call them.
-    ANYWHERE {
-        by call_anywhere {
-            MsprofRegisterCallback(module: u32, callback: *const c_void) => settings::profile;
-            MsprofReportAdditionalInfo(aging: u32, data: *const c_void, length: u32)
-                => |aging, data, _length| settings::profile(aging, data);
-            MsprofReportApi(aging: u32, api: *const c_void) => settings::profile;
-            MsprofReportCompactInfo(aging: u32, data: *const c_void, length: u32)
-                => |aging, data, _length| settings::profile(aging, data);
-            aclrtGetRunMode(mode: Out<i32>) => settings::run_mode;
-            aclrtGetVersion(major: Out<i32>, minor: Out<i32>, patch: Out<i32>) => settings::interface_version;
-            aclsysGetCANNVersion(package: i32, version: Out<settings::PackageVersion>) => settings::package_version;
-            aclsysGetVersionStr(package: Text, text: Out<[u8; 128]>) => settings::version_text;
-        }
+    by call_anywhere {
+        MsprofRegisterCallback(module: u32, callback: *const c_void) => settings::profile;
+        MsprofReportAdditionalInfo(aging: u32, data: *const c_void, length: u32)
+            => |aging, data, _length| settings::profile(aging, data);
+        MsprofReportApi(aging: u32, api: *const c_void) => settings::profile;
+        MsprofReportCompactInfo(aging: u32, data: *const c_void, length: u32)
+            => |aging, data, _length| settings::profile(aging, data);
+        aclrtGetRunMode(mode: Out<i32>) => settings::run_mode;
+        aclrtGetVersion(major: Out<i32>, minor: Out<i32>, patch: Out<i32>) => settings::interface_version;
+        aclsysGetCANNVersion(package: i32, version: Out<settings::PackageVersion>) => settings::package_version;
+        aclsysGetVersionStr(package: Text, text: Out<[u8; 128]>) => settings::version_text;
     }
 }
 
@@ -352,7 +338,7 @@ pub unsafe extern "C" fn aclAppLog(level: i32, function: Text, file: Text, line:
     border::log_of_program(level, function, file, line, format);
 }
 
-/// The structs that C passes have the sizes of the table.
+/// The structs that C passes have the sizes of the facts.
 const _: () = {
     assert!(size_of::<Properties>() == 32 && align_of::<Properties>() == 8);
     assert!(size_of::<Location>() == 8 && size_of::<addresses::Access>() == 24);

@@ -2,7 +2,8 @@
 //! with which programs that were written for CANN allocate, map, copy and share memory without it.
 //!
 //! There is no computing here: functions that would need kernels exist and answer that they are
-//! not supported. docs/cann.md has a row for each function, and the differences to the vendor's.
+//! not supported. docs/cann.md has the differences to the vendor's. `facts/acl-abi.json` lists
+//! all functions with their class; the header and the functions that are not supported come from it.
 //!
 //! Rust programs use [`ascend_vmm`] itself. Bindings for other languages can call the functions of
 //! [`exports`], under their C names.
@@ -32,5 +33,4 @@ mod report;
 mod settings;
 mod share;
 mod stream;
-pub mod table;
 pub mod toolkit;

@@ -84,7 +84,7 @@ pub fn write(tree: &Path, library: &Path, archive: Option<&Path>) -> io::Result<
     for directory in [&include.join("error_codes"), &lib, &tree.join("bin"), &tree.join("cmake"), &tree.join("opp")] {
         fs::create_dir_all(directory)?;
     }
-    fs::write(include.join(header::MAIN), header::text())?;
+    fs::write(include.join(header::MAIN), header::TEXT)?;
     for path in header::FORWARDING {
         fs::write(include.join(path), header::forwarding(path))?;
     }

@@ -7,34 +7,33 @@ use ascendcl::header;
 use serde_json::Value;
 use std::fmt::Write;
 use std::process::Command;
+use support::facts::{list, text};
 use support::{Linked, compile_file, has_compiler, tree};
 
 /// A program that does not compile if the header says something else than the facts.
 fn assertions() -> String {
-    let facts: Value = serde_json::from_str(include_str!("facts/acl-abi.json")).unwrap();
     // In an order in which no file comes first in all programs.
-    let mut text = String::new();
+    let mut program = String::new();
     for file in header::FORWARDING.iter().rev().copied().chain([header::MAIN]) {
-        writeln!(text, "#include \"acl/{file}\"").unwrap();
+        writeln!(program, "#include \"acl/{file}\"").unwrap();
     }
-    text += "#ifdef __cplusplus\n#define SAME(a, b) static_assert((a) == (b), #a)\n#else\n\
+    program += "#ifdef __cplusplus\n#define SAME(a, b) static_assert((a) == (b), #a)\n#else\n\
              #define SAME(a, b) _Static_assert((a) == (b), #a)\n#endif\n";
-    let mut same = |name: &str, value: &Value| writeln!(text, "SAME({name}, {value});").unwrap();
-    for list in ["error_codes", "macros"] {
-        facts[list].as_object().unwrap().iter().for_each(|(name, value)| same(name, value));
+    let mut same = |name: &str, value: &Value| writeln!(program, "SAME({name}, {value});").unwrap();
+    let values = list("enums").iter().flat_map(|enumeration| enumeration["values"].as_array().unwrap());
+    for number in list("error_codes").iter().chain(list("macros")).chain(values) {
+        same(text(&number[0]), &number[1]);
     }
-    for values in facts["enums"].as_object().unwrap().values() {
-        values.as_object().unwrap().iter().for_each(|(name, value)| same(name, value));
-    }
-    for (name, layout) in facts["structs"].as_object().unwrap() {
+    for layout in list("structs") {
+        let name = text(&layout["name"]);
         same(&format!("sizeof({name})"), &layout["size"]);
         for field in layout["fields"].as_array().unwrap() {
-            let member = field[0].as_str().unwrap();
+            let member = text(&field[1]);
             same(&format!("offsetof({name}, {member})"), &field[2]);
             same(&format!("sizeof((({name} *)0)->{member})"), &field[3]);
         }
     }
-    text + "int main(void) { return 0; }\n"
+    program + "int main(void) { return 0; }\n"
 }
 
 #[test]

@@ -18,8 +18,8 @@ from ascend_vmm import acl
 from ascend_vmm.acl import _table
 from conftest import MIB
 
-C_LIBRARY = pathlib.Path(__file__).parents[2] / "acl" / "tests"
-ROWS, FACTS = C_LIBRARY / "misuse" / "rows.txt", C_LIBRARY / "facts" / "acl-abi.json"
+C_LIBRARY = pathlib.Path(__file__).parents[2] / "acl"
+ROWS, FACTS = C_LIBRARY / "tests" / "misuse" / "rows.txt", C_LIBRARY / "facts" / "acl-abi.json"
 
 pytestmark = [
     pytest.mark.ascend_npu(generation="all", leaky=True),
@@ -96,10 +96,10 @@ class Program:
             "nothing": lambda arguments: None,
             "FORGED": lambda kind: 0x5A00000000000000 | kind << 52 | 12345,
             "prop": self.prop,
-            **facts["macros"],
+            **dict(facts["macros"]),
         }
-        for values in facts["enums"].values():
-            self.names.update(values)
+        for enumeration in facts["enums"]:
+            self.names.update(enumeration["values"])
         self.served, self.wrong, self.compared, self.unsayable = served(), [], 0, []
 
     @staticmethod

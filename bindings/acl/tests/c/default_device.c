@@ -24,6 +24,7 @@ int main(void)
 {
     char path[] = "/tmp/acl-default-XXXXXX";
     int fd = mkstemp(path);
+    /* promise: aclInit, aclrtGetDevice: a default device */
     const char *text = "{\"dump\": {}, \"defaultDevice\": {\"default_device\": \"1\"}}\n";
     CHECK(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
     close(fd);
@@ -35,6 +36,7 @@ int main(void)
     fd = open(path, O_WRONLY | O_TRUNC);
     CHECK(fd >= 0 && write(fd, "[1, 2]", 6) == 6);
     close(fd);
+    /* promise: aclInit: a file that is no configuration */
     IS(aclInit(path), ACL_ERROR_PARSE_FILE);
     unlink(path);
     return 0;

@@ -8,6 +8,7 @@ int main(int count, char **arguments)
     void *memory = NULL;
     size_t available = 0, total = 0;
     if (strcmp(way, "no-driver") == 0 || strcmp(way, "hidden") == 0) {
+        /* promise: aclrtGetDeviceCount: no device */
         IS(aclrtGetDeviceCount(&devices), ACL_ERROR_RT_NO_DEVICE);
         CHECK(strlen(aclGetRecentErrMsg()) > 40);
         CHECK(aclrtGetSocName() == NULL);
@@ -23,6 +24,7 @@ int main(int count, char **arguments)
         /* The devices are there, and none can be set up. */
         OK(aclrtGetDeviceCount(&devices));
         CHECK(devices == 2);
+        /* promise: aclrtSetDevice: cannot be set up */
         IS(aclrtSetDevice(0), ACL_ERROR_RT_DEV_SETUP_ERROR);
         const char *said = aclGetRecentErrMsg();
         CHECK(said != NULL && strstr(said, "aclrtSetDevice") != NULL);
@@ -35,6 +37,7 @@ int main(int count, char **arguments)
         return 0;
     }
     if (strcmp(way, "named") == 0) {
+        /* promise: aclrtGetSocName: overridden */
         CHECK(strcmp(aclrtGetSocName(), "Ascend910_9392") == 0);
         return 0;
     }
@@ -44,6 +47,7 @@ int main(int count, char **arguments)
         OK(aclrtGetMemInfo(ACL_HBM_MEM_HUGE1G, &available, &total));
         CHECK(available >= (size_t)2 << 30);
         const size_t before = available;
+        /* promise: aclrtMalloc: pages of 1 GiB */
         OK(aclrtMalloc(&memory, 5 * MIB, ACL_MEM_MALLOC_HUGE1G_ONLY));
         CHECK((size_t)memory % ((size_t)1 << 30) == 0);
         OK(aclrtGetMemInfo(ACL_HBM_MEM_HUGE1G, &available, &total));
@@ -114,6 +118,7 @@ int main(int count, char **arguments)
         CHECK(total == (size_t)8 << 30 && available <= total);
         size_t same = 0, same_total = 0;
         OK(aclrtGetMemInfo(ACL_HBM_MEM, &same, &same_total));
+        /* promise: aclrtGetMemInfo: a card without HBM */
         CHECK(same == available && same_total == total);
         OK(aclrtGetMemInfo(ACL_DDR_MEM_HUGE, &same, &same_total));
         CHECK(same == available && same_total == total);
@@ -133,6 +138,7 @@ int main(int count, char **arguments)
             OK(aclrtMallocPhysical(&handle, 2 * MIB, &prop, 0));
             aclrtPhysicalMemProp found;
             OK(aclrtMemGetAllocationPropertiesFromHandle(handle, &found));
+            /* promise: aclrtMemGetAllocationPropertiesFromHandle: what was asked for */
             CHECK(found.location.id == node && found.location.type == ACL_MEM_LOCATION_TYPE_HOST_NUMA);
             OK(aclrtFreePhysical(handle));
         }

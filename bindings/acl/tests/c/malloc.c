@@ -43,6 +43,7 @@ int main(void)
     void *blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) {
         OK(aclrtMalloc(&blocks[i], 4, ACL_MEM_MALLOC_HUGE_FIRST));
+        /* promise: aclrtMalloc: alignment */
         CHECK((size_t)blocks[i] % 512 == 0);
         int number = i * 77;
         OK(aclrtMemcpy(blocks[i], 4, &number, 4, ACL_MEMCPY_HOST_TO_DEVICE));
@@ -56,12 +57,14 @@ int main(void)
     IS(aclrtFree((char *)blocks[0] + 32), ACL_ERROR_RT_PARAM_INVALID);
     for (int i = 0; i < BLOCKS; i++) {
         OK(aclrtFree(blocks[i]));
+        /* promise: aclrtFree: twice */
         IS(aclrtFree(blocks[i]), ACL_ERROR_RT_PARAM_INVALID);
     }
 
     /* What is asked for without padding costs no more than that, and is free when it is freed. */
     const size_t idle = free_memory();
     OK(aclrtMallocAlign32(&p, 2 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    /* promise: aclrtMallocAlign32: no padding */
     CHECK(idle - free_memory() == 2 * MIB);
     OK(aclrtFree(p));
     /* With padding it does, but for pages of 1 GiB. */
@@ -82,6 +85,7 @@ int main(void)
     CHECK(start == p && size == 302 * MIB);
     aclrtDrvMemHandle handle = NULL;
     IS(aclrtMemRetainAllocationHandle(p, &handle), ACL_ERROR_RT_PARAM_INVALID);
+    /* promise: aclrtMemP2PMap: a block for another device */
     OK(aclrtMemP2PMap(p, 302 * MIB, 1, 0));
     OK(aclrtFree(p));
     CHECK(free_memory() == idle);
@@ -91,7 +95,9 @@ int main(void)
     const char *said = aclGetRecentErrMsg();
     CHECK(said != NULL && strstr(said, "out of memory") != NULL);
     IS(aclrtMalloc(&p, (size_t)-1, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_INVALID_PARAM);
+    /* promise: aclrtMallocCached: as aclrtMalloc */
     OK(aclrtMallocCached(&p, 100, ACL_MEM_MALLOC_NORMAL_ONLY));
+    /* promise: aclrtFreeWithDevSync: waits */
     OK(aclrtFreeWithDevSync(p));
     aclrtMallocAttribute attribute;
     memset(&attribute, 0, sizeof(attribute));
@@ -106,11 +112,13 @@ int main(void)
     /* Host memory, and fills of any memory. */
     unsigned char *host = NULL, *other = NULL;
     OK(aclrtMallocHost((void **)&host, 3 * MIB + 5));
+    /* promise: aclrtMallocHost: pages */
     CHECK((size_t)host % 4096 == 0);
     OK(aclrtMallocHostWithCfg((void **)&other, 3 * MIB + 5, NULL));
     OK(aclrtPointerGetAttributes(host + 3 * MIB, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_HOST && attributes.location.id == 0);
     int local = 0;
+    /* promise: aclrtMemset: host memory */
     OK(aclrtMemset(&local, sizeof(local), 0x11, sizeof(local)));
     CHECK(local == 0x11111111);
     OK(aclrtMemset(host, 3 * MIB, 7, 3 * MIB));
@@ -123,9 +131,11 @@ int main(void)
     OK(aclrtMemcpy(host, 3 * MIB, p, 3 * MIB, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(host[0] == 4 && host[3 * MIB - 1] == 1);
     fill_pattern(host, 3 * MIB, 3);
+    /* promise: aclrtMemcpy: within the host */
     OK(aclrtMemcpy(other, 3 * MIB, host, 3 * MIB, ACL_MEMCPY_HOST_TO_HOST));
     CHECK(has_pattern(other, 3 * MIB, 3));
     /* The kind is checked and not used. */
+    /* promise: aclrtMemcpy: a kind that goes another way */
     OK(aclrtMemcpy(p, 3 * MIB, host, 3 * MIB, ACL_MEMCPY_DEVICE_TO_HOST));
     memset(other, 0, 3 * MIB);
     OK(aclrtMemcpy(other, 3 * MIB, p, 3 * MIB, ACL_MEMCPY_HOST_TO_DEVICE));
@@ -139,6 +149,7 @@ int main(void)
     OK(aclrtMemcpy(q, 3 * MIB, p, 3 * MIB, ACL_MEMCPY_DEVICE_TO_DEVICE));
     OK(aclrtMemcpy(other, 3 * MIB, q, 3 * MIB, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(has_pattern(other, 3 * MIB, 3));
+    /* promise: aclrtMemcpy: between devices, and over each other */
     OK(aclrtMemcpy((char *)q + 1000, 2 * MIB, q, 2 * MIB, ACL_MEMCPY_DEVICE_TO_DEVICE));
     OK(aclrtMemcpy(other, 2 * MIB, (char *)q + 1000, 2 * MIB, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(has_pattern(other, 2 * MIB, 3));
@@ -155,6 +166,7 @@ int main(void)
     /* Rows. */
     memset(other, 0, 3 * MIB);
     OK(aclrtMemcpy2d(q, 256, host, 100, 100, 50, ACL_MEMCPY_HOST_TO_DEVICE));
+    /* promise: aclrtMemcpy2d: rows */
     OK(aclrtMemcpy2d(other, 128, q, 256, 100, 50, ACL_MEMCPY_DEVICE_TO_HOST));
     for (int row = 0; row < 50; row++) {
         CHECK(memcmp(other + row * 128, host + row * 100, 100) == 0);
@@ -186,6 +198,7 @@ int main(void)
     }
     sizes[7] = 901;
     IS(aclrtMemcpyBatch(dsts, maxs, srcs, sizes, COPIES, &batch, &index, 1, &failed), ACL_ERROR_INVALID_PARAM);
+    /* promise: aclrtMemcpyBatch, aclrtMemcpyBatchV2: which failed */
     CHECK(failed == 7);
 
     /* Registered memory. */
@@ -193,15 +206,18 @@ int main(void)
     void *device = NULL;
     OK(aclrtHostRegister(plain, sizeof(plain), ACL_HOST_REGISTER_MAPPED, &device));
     IS(aclrtHostRegister(plain + 4096, 10, ACL_HOST_REGISTER_MAPPED, &device),
+       /* promise: aclrtHostRegister: twice */
        ACL_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     OK(aclrtPointerGetAttributes(plain + 5000, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_HOST);
+    /* promise: aclrtHostGetDevicePointer: registered memory */
     OK(aclrtHostGetDevicePointer(plain, &device, 0));
     OK(aclrtHostUnregister(plain));
     IS(aclrtHostUnregister(plain), ACL_ERROR_HOST_MEMORY_NOT_REGISTERED);
     OK(aclrtHostRegisterV2(plain, sizeof(plain), ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED));
     OK(aclrtHostUnregister(plain));
 
+    /* promise: aclrtFreeHostWithDevSync: waits */
     OK(aclrtFreeHostWithDevSync(host));
     OK(aclrtFreeHost(other));
     IS(aclrtFreeHost(other), ACL_ERROR_RT_PARAM_INVALID);
@@ -220,6 +236,7 @@ int main(void)
     /* The last reset takes what was not freed. */
     OK(aclrtMalloc(&p, 100, ACL_MEM_MALLOC_HUGE_FIRST));
     OK(aclrtMalloc(&q, 100 * MIB, ACL_MEM_MALLOC_HUGE_FIRST));
+    /* promise: aclrtResetDeviceForce: ends at once, with the memory */
     OK(aclrtResetDeviceForce(0));
     IS(aclrtFree(p), ACL_ERROR_RT_PARAM_INVALID);
     IS(aclrtFree(q), ACL_ERROR_RT_PARAM_INVALID);

@@ -60,6 +60,7 @@ static int importer(enum way way)
     struct message message;
     memset(&message, 0, sizeof(message));
     OK(aclrtDeviceGetBareTgid(&message.process));
+    /* promise: aclrtDeviceGetBareTgid: of this process */
     CHECK(message.process == (int32_t)getpid());
     give(1, &message);
     message = take(0);
@@ -75,12 +76,15 @@ static int importer(enum way way)
                 snprintf(forged + 48, 17, "%016llx", places[i]);
                 IS(aclrtIpcMemImportByKey(&memory, forged, 1), ACL_ERROR_RT_PARAM_INVALID);
                 CHECK(memory == NULL);
+                /* promise: aclrtMemExportToShareableHandle: twice */
                 IS(aclrtIpcMemClose(forged), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
             }
         }
         OK(aclrtIpcMemImportByKey(&memory, message.key, 1));
         OK(aclrtIpcMemImportByKey(&same, message.key, 0));
+        /* promise: aclrtIpcMemImportByKey: twice */
         CHECK(memory == same);
+        /* promise: aclrtIpcMemClose: the exporter first */
         if (way == KEY_CLOSED) {
             /* The exporter closes first. */
             give(1, &message);
@@ -94,6 +98,7 @@ static int importer(enum way way)
         IS(aclrtFree(memory), ACL_ERROR_RT_PARAM_INVALID);
     } else if (way == UNLISTED) {
         aclrtDrvMemHandle handle = NULL;
+        /* promise: aclrtMemImportFromShareableHandle: not listed */
         IS(aclrtMemImportFromShareableHandle(message.shareable, 0, &handle), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
         CHECK(handle == NULL);
         IS(aclrtMemImportFromShareableHandle(message.shareable + 1000, 0, &handle), ACL_ERROR_RT_INVALID_HANDLE);
@@ -149,6 +154,7 @@ static void exporter(const char *program, enum way way)
         OK(aclrtMalloc(&before, size, ACL_MEM_MALLOC_HUGE_FIRST));
         OK(aclrtMalloc(&memory, size, ACL_MEM_MALLOC_HUGE_FIRST));
         OK(aclrtIpcMemGetExportKey(memory, size, message.key, sizeof(message.key), way == KEY_ANYONE));
+        /* promise: aclrtIpcMemGetExportKey: a string of 64 */
         CHECK(strlen(message.key) == 64);
         if (way != KEY_ANYONE) {
             OK(aclrtIpcMemSetImportPid(message.key, &process, 1));
@@ -162,6 +168,9 @@ static void exporter(const char *program, enum way way)
         OK(aclrtMapMem(memory, SIZE, 0, handle, 0));
         if (way == FABRIC) {
             OK(aclrtMemExportToShareableHandleV2(handle, 0, ACL_MEM_SHARE_HANDLE_TYPE_FABRIC, &message.fabric));
+            /* promise: aclrtMemExportToShareableHandleV2: over the fabric */
+            /* promise: aclrtMemSetPidToShareableHandleV2: over the fabric */
+            /* promise: aclrtMemImportFromShareableHandleV2: over the fabric */
             OK(aclrtMemSetPidToShareableHandleV2(&message.fabric, ACL_MEM_SHARE_HANDLE_TYPE_FABRIC, &process, 1));
         } else {
             OK(aclrtMemExportToShareableHandle(handle, ACL_MEM_HANDLE_TYPE_NONE, way == ANYONE, &message.shareable));

@@ -53,6 +53,7 @@ public:
             if (block.tag == kept) {
                 checked(aclrtMallocHost(&block.backup, block.size), "allocate a backup");
                 // The destination's size is nonsense in a known program, and too large.
+                /* promise: aclrtMemcpy: destMax nonsense and large */
                 size_t room = (size_t)block.backup + 2 * block.size;
                 checked(aclrtMemcpy(block.backup, room, address, block.size, ACL_MEMCPY_DEVICE_TO_HOST), "save");
             }
@@ -85,6 +86,7 @@ private:
     {
         // As a known program does it: the code is ignored, the variable not set.
         aclrtContext context;
+        /* promise: aclrtGetCurrentContext: a variable that was not set */
         aclrtGetCurrentContext(&context);
         if (context == nullptr) {
             checked(aclrtCreateContext(&context, 0), "create a context");

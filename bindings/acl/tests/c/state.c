@@ -13,6 +13,7 @@ static void *other_thread(void *unused)
     IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
     aclrtContext context = (aclrtContext)1;
     IS(aclrtGetCurrentContext(&context), ACL_ERROR_RT_CONTEXT_NULL);
+    /* promise: aclrtGetCurrentContext: none is NULL */
     CHECK(context == NULL);
     OK(aclrtSetDevice(0));
     OK(aclrtGetCurrentContext(&context));
@@ -25,11 +26,13 @@ int main(void)
 {
     aclrtRunMode mode = ACL_DEVICE;
     OK(aclrtGetRunMode(&mode));
+    /* promise: aclrtGetDeviceCount, aclrtGetSocName, aclrtGetRunMode: before aclInit */
     CHECK(mode == ACL_HOST);
     uint32_t count = 0;
     OK(aclrtGetDeviceCount(&count));
     CHECK(count == 2);
     CHECK(strcmp(aclrtGetSocName(), "Ascend910B3") == 0);
+    /* promise: aclGetRecentErrMsg: once, with the function's name */
     CHECK(aclGetRecentErrMsg() == NULL);
 
     int32_t device = -1;
@@ -37,6 +40,7 @@ int main(void)
     IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
     /* A call that succeeds leaves the latest failure as it is. */
     OK(aclrtGetRunMode(&mode));
+    /* promise: aclrtPeekAtLastError, aclrtGetLastError: kept over success, then forgotten */
     IS(aclrtGetLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_RT_CONTEXT_NULL);
     IS(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL), 0);
     const char *said = aclGetRecentErrMsg();
@@ -47,6 +51,7 @@ int main(void)
     IS(aclInit(NULL), ACL_ERROR_REPEAT_INITIALIZE);
     uint64_t left = 99;
     OK(aclFinalizeReference(&left));
+    /* promise: aclFinalizeReference: counts down */
     CHECK(left == 1);
 
     IS(aclrtSetDevice(2), ACL_ERROR_RT_INVALID_DEVICEID);
@@ -60,6 +65,7 @@ int main(void)
     uint32_t flags = 9;
     int32_t active = 0;
     OK(aclrtGetPrimaryCtxState(0, &flags, &active));
+    /* promise: aclrtGetPrimaryCtxState: active */
     CHECK(active == 1);
 
     pthread_t thread;
@@ -67,6 +73,7 @@ int main(void)
     CHECK(pthread_join(thread, NULL) == 0);
 
     aclrtContext other = NULL;
+    /* promise: aclrtCreateContext: current in its thread */
     OK(aclrtCreateContext(&other, 1));
     CHECK(other != primary);
     OK(aclrtGetDevice(&device));
@@ -74,6 +81,7 @@ int main(void)
     OK(aclrtSetCurrentContext(primary));
     OK(aclrtGetDevice(&device));
     CHECK(device == 0);
+    /* promise: aclrtDestroyContext: of a device's own */
     IS(aclrtDestroyContext(primary), ACL_ERROR_RT_CONTEXT_NULL);
     OK(aclrtDestroyContext(other));
     IS(aclrtDestroyContext(other), ACL_ERROR_RT_CONTEXT_NULL);
@@ -89,6 +97,7 @@ int main(void)
     OK(aclrtResetDevice(0));
     OK(aclrtGetDevice(&device));
     OK(aclrtGetCurrentContext(&current));
+    /* promise: aclrtSetDevice, aclrtResetDevice: counted */
     CHECK(device == 0 && current == primary);
     /* A context that is destroyed while it is current leaves none. */
     OK(aclrtCreateContext(&other, 1));
@@ -106,6 +115,9 @@ int main(void)
     OK(aclrtDeviceEnablePeerAccess(1, 0));
     int32_t status = -1;
     OK(aclrtDevicePeerAccessStatus(0, 1, &status));
+    /* promise: aclrtDeviceEnablePeerAccess: twice */
+    /* promise: aclrtDevicePeerAccessStatus: twice */
+    /* promise: aclrtDeviceDisablePeerAccess: twice */
     CHECK(status == 1);
     OK(aclrtDeviceDisablePeerAccess(1));
 
@@ -113,17 +125,20 @@ int main(void)
     OK(aclrtGetLogicDevIdByUserDevId(1, &id));
     CHECK(id == 1);
     OK(aclrtGetPhyDevIdByLogicDevId(1, &id));
+    /* promise: aclrtGetPhyDevIdByLogicDevId, aclrtGetLogicDevIdByPhyDevId: there and back */
     OK(aclrtGetLogicDevIdByPhyDevId(id, &id));
     CHECK(id == 1);
     OK(aclrtGetUserDevIdByLogicDevId(1, &id));
     CHECK(id == 1);
     char pci[32];
     OK(aclrtDeviceGetPCIBusId(1, pci, sizeof(pci)));
+    /* promise: aclrtDeviceGetPCIBusId, aclrtDeviceGetByPCIBusId: there and back */
     OK(aclrtDeviceGetByPCIBusId(pci, &id));
     CHECK(id == 1);
     aclrtUuid first, second;
     OK(aclrtDeviceGetUuid(0, &first));
     OK(aclrtDeviceGetUuid(1, &second));
+    /* promise: aclrtDeviceGetUuid: differ */
     CHECK(memcmp(&first, &second, sizeof(first)) != 0);
     int64_t value = 0;
     OK(aclGetDeviceCapability(0, ACL_DEVICE_INFO_AI_CORE_NUM, &value));
@@ -131,6 +146,7 @@ int main(void)
     OK(aclrtGetDeviceInfo(0, ACL_DEV_ATTR_VECTOR_CORE_NUM, &value));
     aclrtDeviceStatus well = ACL_RT_DEVICE_STATUS_END;
     OK(aclrtQueryDeviceStatus(0, &well));
+    /* promise: aclrtQueryDeviceStatus, aclrtGetDeviceUtilizationRate: a healthy device */
     CHECK(well == ACL_RT_DEVICE_STATUS_NORMAL);
     aclrtUtilizationInfo utilization;
     OK(aclrtGetDeviceUtilizationRate(0, &utilization));
@@ -138,6 +154,7 @@ int main(void)
     size_t available = 0, total = 0;
     OK(aclrtGetMemInfo(ACL_HBM_MEM, &available, &total));
     CHECK(total > 0 && available <= total);
+    /* promise: aclrtGetMemInfo: a kind that the card does not have */
     OK(aclrtGetMemInfo(ACL_DDR_MEM, &available, &total));
     IS(aclrtGetMemInfo((aclrtMemAttr)18, &available, &total), ACL_ERROR_RT_INVALID_MEMORY_TYPE);
 
@@ -149,20 +166,29 @@ int main(void)
     /* Programs read it whatever the answer is. */
     memset(&version, 'x', sizeof(version));
     IS(aclsysGetCANNVersion((aclCANNPackageName)99, &version), ACL_ERROR_INVALID_PARAM);
+    /* promise: aclsysGetCANNVersion: filled on every answer */
     CHECK(version.version[0] == 0 && version.majorVersion[0] == 0);
 
     int32_t newer = -1;
     OK(aclGetCannAttribute(ACL_CANN_ATTR_INF_NAN, &newer));
+    /* promise: aclGetCannAttribute: newer chips */
     CHECK(newer == 1);
 
     /* What only a profiler or a compiler would use. */
+    /* promise: aclGetCompileoptSize: an empty value */
     CHECK(aclGetCompileoptSize(ACL_PRECISION_MODE) == 1);
     CHECK(MsprofGetHashId("name", 4) == MsprofGetHashId("names", 4));
     CHECK(MsprofGetHashId("name", 4) != MsprofGetHashId("game", 4));
     const uint64_t cycles = MsprofSysCycleTime();
     CHECK(MsprofSysCycleTime() >= cycles);
+    /* promise: MsprofGetHashId: succeed */
+    /* promise: MsprofSysCycleTime: succeed */
+    /* promise: MsprofRegisterCallback: succeed */
+    /* promise: MsprofReportApi: succeed */
     CHECK(MsprofRegisterCallback(1, NULL) == 0 && MsprofReportApi(0, NULL) == 0);
+    /* promise: MsprofReportAdditionalInfo, MsprofReportCompactInfo: succeed */
     CHECK(MsprofReportAdditionalInfo(0, "x", 1) == 0 && MsprofReportCompactInfo(0, "x", 1) == 0);
+    /* promise: aclAppLog: more arguments than are read */
     aclAppLog(ACL_INFO, "main", "state.c", 1, "a line of the program's, %d", 7);
 
     CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);

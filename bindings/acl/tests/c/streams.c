@@ -100,6 +100,7 @@ static void between_devices(aclrtStream stream, unsigned char *back)
     OK(aclrtLaunchHostFunc(stream, wait_for_gate, NULL));
     OK(aclrtMemcpyAsync(first, size, host, size, ACL_MEMCPY_HOST_TO_DEVICE, stream));
     OK(aclrtMemcpyAsync(second, size, first, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+    /* promise: aclrtMemcpyAsync: from device to device */
     OK(aclrtMemcpyAsync(far, size, second, size, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
     OK(aclrtMemcpyAsync((char *)second + 1000, MIB, second, MIB, ACL_MEMCPY_DEFAULT, stream));
     /* Nothing has happened yet. */
@@ -124,6 +125,7 @@ static void between_devices(aclrtStream stream, unsigned char *back)
     OK(aclrtSynchronizeStream(stream));
     OK(aclrtFree(first));
     OK(aclrtFree(far));
+    /* promise: aclrtFreeHost: before its copy is done */
     OK(aclrtFreeHost(host));
 }
 
@@ -138,15 +140,22 @@ int main(void)
     int32_t id = -1, other_id = -1;
     OK(aclrtStreamGetId(stream, &id));
     OK(aclrtStreamGetId(second, &other_id));
+    /* promise: aclrtStreamGetId: differ */
     CHECK(id != other_id);
     uint32_t value = 0;
     OK(aclrtStreamGetPriority(second, &value));
+    /* promise: aclrtCreateStreamWithConfig: priorities are clamped */
+    /* promise: aclrtStreamGetPriority: priorities are clamped */
+    /* promise: aclrtStreamGetFlags: priorities are clamped */
     CHECK(value == 7);
     OK(aclrtStreamGetFlags(second, &value));
     CHECK(value == 3);
     OK(aclrtSetStreamFailureMode(stream, ACL_STOP_ON_FAILURE));
     OK(aclrtSetStreamOverflowSwitch(stream, 1));
     OK(aclrtGetStreamOverflowSwitch(stream, &value));
+    /* promise: aclrtSetStreamFailureMode: kept */
+    /* promise: aclrtSetStreamOverflowSwitch: kept */
+    /* promise: aclrtGetStreamOverflowSwitch: kept */
     CHECK(value == 1);
 
     /* A stream runs beside the program, in order. */
@@ -162,8 +171,11 @@ int main(void)
     OK(aclrtMemcpyAsync(back, 4 * MIB, device, 4 * MIB, ACL_MEMCPY_DEFAULT, stream));
     aclrtStreamStatus status = ACL_STREAM_STATUS_RESERVED;
     OK(aclrtStreamQuery(stream, &status));
+    /* promise: aclrtStreamQuery: ready or not */
     CHECK(status == ACL_STREAM_STATUS_NOT_READY);
+    /* promise: aclrtSynchronizeStreamWithTimeout: too late */
     IS(aclrtSynchronizeStreamWithTimeout(stream, 20), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+    /* promise: aclrtMemcpyAsync: in order, beside the caller */
     CHECK(back[0] == 0 && back[4 * MIB - 1] == 0);
     atomic_store(&gate, 1);
     OK(aclrtSynchronizeStream(stream));
@@ -174,6 +186,7 @@ int main(void)
     /* Host memory that is freed early stays until its copy is done. */
     atomic_store(&gate, 0);
     OK(aclrtLaunchHostFunc(stream, wait_for_gate, NULL));
+    /* promise: aclrtMemsetAsync: in order */
     OK(aclrtMemsetAsync(host, 4 * MIB, 5, 4 * MIB, stream));
     OK(aclrtMemcpyAsync(device, 4 * MIB, host, 4 * MIB, ACL_MEMCPY_HOST_TO_DEVICE, stream));
     OK(aclrtFreeHost(host));
@@ -187,6 +200,7 @@ int main(void)
     fill_pattern(plain, sizeof(plain), 9);
     OK(aclrtMemcpyAsync(device, MIB, plain, MIB, ACL_MEMCPY_HOST_TO_DEVICE, NULL));
     memset(plain, 0, sizeof(plain));
+    /* promise: aclrtMemcpyAsync: host memory that is not known */
     OK(aclrtMemcpyAsync(plain, MIB, device, MIB, ACL_MEMCPY_DEVICE_TO_HOST, NULL));
     CHECK(has_pattern(plain, sizeof(plain), 9));
     IS(aclrtMemcpyAsync(plain, MIB, back, MIB, ACL_MEMCPY_DEFAULT, stream), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
@@ -199,9 +213,11 @@ int main(void)
     OK(aclrtCreateEvent(&old));
     aclrtEventRecordedStatus recorded = ACL_EVENT_RECORDED_STATUS_NOT_READY;
     OK(aclrtQueryEventStatus(start, &recorded));
+    /* promise: aclrtQueryEventStatus: never recorded */
     CHECK(recorded == ACL_EVENT_RECORDED_STATUS_COMPLETE);
     OK(aclrtQueryEventStatus(old, &recorded));
     CHECK(recorded == ACL_EVENT_RECORDED_STATUS_NOT_READY);
+    /* promise: aclrtSynchronizeEvent: never recorded */
     OK(aclrtSynchronizeEvent(old));
     float elapsed = -1;
     IS(aclrtEventElapsedTime(&elapsed, start, end), ACL_ERROR_RT_PARAM_INVALID);
@@ -211,15 +227,20 @@ int main(void)
     OK(aclrtLaunchHostFunc(stream, wait_for_gate, NULL));
     OK(aclrtLaunchHostFunc(stream, note, &first));
     OK(aclrtRecordEvent(end, stream));
+    /* promise: aclrtStreamWaitEvent: orders streams */
     OK(aclrtStreamWaitEvent(second, end));
+    /* promise: aclrtLaunchHostFunc: in order */
     OK(aclrtLaunchHostFunc(second, note, &then));
+    /* promise: aclrtSynchronizeEventWithTimeout: too late */
     IS(aclrtSynchronizeEventWithTimeout(end, 10), ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
     OK(aclrtQueryEventStatus(end, &recorded));
     CHECK(recorded == ACL_EVENT_RECORDED_STATUS_NOT_READY);
     atomic_store(&gate, 1);
     OK(aclrtSynchronizeDevice());
+    /* promise: aclrtSynchronizeDevice: all streams */
     CHECK(first == 1 && then == 2);
     OK(aclrtEventElapsedTime(&elapsed, start, end));
+    /* promise: aclrtEventElapsedTime, aclrtEventGetTimestamp: milliseconds */
     CHECK(elapsed >= 10);
     uint64_t early = 0, late = 0;
     OK(aclrtEventGetTimestamp(start, &early));
@@ -231,12 +252,14 @@ int main(void)
     OK(aclrtSynchronizeStream(NULL));
     OK(aclrtQueryEventStatus(old, &recorded));
     CHECK(recorded == ACL_EVENT_RECORDED_STATUS_NOT_READY);
+    /* promise: aclrtCreateEvent, aclrtRecordEvent, aclrtResetEvent: the older kind only */
     IS(aclrtResetEvent(start, NULL), ACL_ERROR_RT_PARAM_INVALID);
 
     between_devices(stream, back);
 
     /* Numbers that one stream writes and another waits for. */
     OK(aclrtMemset(device, 4 * MIB, 0, 4 * MIB));
+    /* promise: aclrtValueWrite, aclrtValueWait: between streams */
     OK(aclrtValueWait(device, 5, ACL_STREAM_WAIT_VALUE_GEQ, second));
     OK(aclrtMemsetAsync((char *)device + 64, 8, 1, 8, second));
     OK(aclrtStreamQuery(second, &status));
@@ -246,9 +269,13 @@ int main(void)
 
     /* Callbacks run in the thread that processes reports. */
     int called = 0;
+    /* promise: aclrtLaunchCallback: without a thread for it */
     IS(aclrtLaunchCallback(note, &called, ACL_CALLBACK_BLOCK, stream), ACL_ERROR_RT_STREAM_NO_CB_REG);
     IS(aclrtProcessReport(10), ACL_ERROR_RT_THREAD_SUBSCRIBE);
     OK(aclrtSubscribeReport((uint64_t)pthread_self(), stream));
+    /* promise: aclrtProcessReport: nothing in time, no subscription */
+    /* promise: aclrtSubscribeReport: nothing in time, no subscription */
+    /* promise: aclrtUnSubscribeReport: nothing in time, no subscription */
     IS(aclrtProcessReport(10), ACL_ERROR_RT_REPORT_TIMEOUT);
     OK(aclrtUnSubscribeReport((uint64_t)pthread_self(), stream));
     IS(aclrtProcessReport(10), ACL_ERROR_RT_THREAD_SUBSCRIBE);
@@ -292,6 +319,7 @@ int main(void)
     /* Another context's stream. */
     OK(aclrtCreateStream(&stream));
     OK(aclrtSetDevice(1));
+    /* promise: aclrtMemcpyAsync: another context's stream */
     IS(aclrtMemcpyAsync(device, MIB, back, MIB, ACL_MEMCPY_HOST_TO_DEVICE, stream), ACL_ERROR_RT_STREAM_CONTEXT);
     OK(aclFinalize());
     return 0;

@@ -143,17 +143,20 @@ int main(void)
     CHECK(granularity == 2 * MIB);
     prop.memAttr = ACL_HBM_MEM_HUGE1G;
     OK(aclrtMemGetAllocationGranularity(&prop, ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM, &granularity));
+    /* promise: aclrtMemGetAllocationGranularity: pages */
     CHECK(granularity == 1024 * MIB);
     prop = on_device(0);
 
     /* A framework asks for 512 bytes to see whether there are reservations at all. */
     void *probe = NULL;
+    /* promise: aclrtReserveMemAddress: a probe of 512 bytes */
     OK(aclrtReserveMemAddress(&probe, 512, 0, NULL, 1));
     OK(aclrtReleaseMemAddress(probe));
 
     /* One reservation for all of a card's memory, piece by piece. */
     void *base = NULL;
     const size_t piece = 6 * MIB;
+    /* promise: aclrtReserveMemAddress: more than the card has */
     OK(aclrtReserveMemAddress(&base, (size_t)72 << 30, 0, NULL, 1));
     aclrtDrvMemHandle handles[4];
     for (int i = 0; i < 4; i++) {
@@ -169,6 +172,7 @@ int main(void)
     unsigned char *host = (unsigned char *)malloc(4 * piece);
     unsigned char *back = (unsigned char *)calloc(1, 4 * piece);
     fill_pattern(host, 4 * piece, 7);
+    /* promise: aclrtMemcpy: over many mappings */
     OK(aclrtMemcpy(base, (size_t)-1, host, 4 * piece, ACL_MEMCPY_HOST_TO_DEVICE));
     OK(aclrtMemcpy(back, 4 * piece, base, 4 * piece, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(has_pattern(back, 4 * piece, 7));
@@ -205,6 +209,7 @@ int main(void)
     aclrtPtrAttributes attributes;
     OK(aclrtPointerGetAttributes((char *)base + piece + 5, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_DEVICE && attributes.location.id == 0);
+    /* promise: aclrtPointerGetAttributes: device and host */
     CHECK(attributes.pageSize == 2 * MIB);
     OK(aclrtPointerGetAttributes(host, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_UNREGISTERED);
@@ -218,16 +223,19 @@ int main(void)
     /* A mapping knows its handle, and keeps the memory after the handle is freed. */
     aclrtDrvMemHandle again = NULL;
     OK(aclrtMemRetainAllocationHandle((char *)base + piece, &again));
+    /* promise: aclrtMemRetainAllocationHandle: the same handle, counted */
     CHECK(again == handles[1]);
     aclrtPhysicalMemProp found;
     OK(aclrtMemGetAllocationPropertiesFromHandle(again, &found));
     CHECK(memcmp(&found.location, &prop.location, sizeof(prop.location)) == 0);
     OK(aclrtFreePhysical(again));
     OK(aclrtFreePhysical(again));
+    /* promise: aclrtFreePhysical: once too often */
     IS(aclrtFreePhysical(again), ACL_ERROR_RT_PARAM_INVALID);
     OK(aclrtMemcpy(back, piece, (char *)base + piece, piece, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(memcmp(back, host + piece, piece) == 0);
     OK(aclrtUnmapMem((char *)base + piece));
+    /* promise: aclrtFreePhysical: while mapped */
     CHECK(free_memory() == before - 3 * piece);
     IS(aclrtUnmapMem((char *)base + piece), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
     IS(aclrtFreePhysical(again), ACL_ERROR_RT_PARAM_INVALID);
@@ -246,6 +254,7 @@ int main(void)
 
     /* Sizes that are no multiple of a page: rounded up, the same in both calls. */
     aclrtDrvMemHandle odd = NULL;
+    /* promise: aclrtMallocPhysical: odd sizes */
     OK(aclrtMallocPhysical(&odd, 3 * MIB + 77, &prop, 0));
     OK(aclrtReserveMemAddress(&base, 3 * MIB + 77, 0, NULL, 0));
     OK(aclrtMapMem(base, 3 * MIB + 77, 0, odd, 0));
@@ -255,6 +264,7 @@ int main(void)
     void *wanted = base;
     OK(aclrtReleaseMemAddress(base));
     OK(aclrtReserveMemAddress(&base, 4 * MIB, 0, wanted, 0));
+    /* promise: aclrtReserveMemAddress: at an address */
     CHECK(base == wanted);
     OK(aclrtReleaseMemAddress(base));
 
@@ -268,6 +278,7 @@ int main(void)
     OK(aclrtPointerGetAttributes(base, &attributes));
     CHECK(attributes.location.type == ACL_MEM_LOCATION_TYPE_HOST);
     OK(aclrtMemcpy(base, 2 * MIB, host, 2 * MIB, ACL_MEMCPY_HOST_TO_HOST));
+    /* promise: aclrtMallocPhysical: the host's */
     CHECK(memcmp(base, host, 2 * MIB) == 0);
     OK(aclrtUnmapMem(base));
     OK(aclrtReleaseMemAddress(base));

@@ -8,9 +8,12 @@ int main(void)
     CHECK(count == 2);
     int32_t id = -1;
     OK(aclrtGetLogicDevIdByUserDevId(0, &id));
+    /* promise: aclrtGetLogicDevIdByUserDevId: the order of the environment */
+    /* promise: aclrtGetUserDevIdByLogicDevId: the order of the environment */
     CHECK(id == 1);
     OK(aclrtGetUserDevIdByLogicDevId(0, &id));
     CHECK(id == 1);
+    /* promise: aclrtSetDevice: by the program's number */
     OK(aclrtSetDevice(0));
     int32_t device = -1;
     OK(aclrtGetDevice(&device));
@@ -31,6 +34,7 @@ int main(void)
     aclrtMemLocation owner = {1, ACL_MEM_LOCATION_TYPE_DEVICE};
     uint64_t flags = 0;
     OK(aclrtMemGetAccess(area, &owner, &flags));
+    /* promise: aclrtMemGetAccess: by the driver's number */
     CHECK(flags == ACL_RT_MEM_ACCESS_FLAGS_READWRITE);
     aclrtMemLocation other = {0, ACL_MEM_LOCATION_TYPE_DEVICE};
     OK(aclrtMemGetAccess(area, &other, &flags));

@@ -4,6 +4,8 @@
 // Every test binary compiles all of this and uses its own part of it.
 #![allow(dead_code)]
 
+pub mod facts;
+
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
