@@ -374,7 +374,7 @@ impl Player {
             let what = format!("the emulated kernel would have crashed: {trap}");
             self.report.behaviour(line.number, name(line), "an answer", &what);
         }
-        self.driver.svm.settle_windows();
+        self.driver.svm.settle_windows(&mut self.driver.machine);
     }
 
     /// Compares what a call returned; true if both succeeded or both failed.

@@ -4,7 +4,7 @@
 //! Methods of several steps return a [`Failure`] that names the step that the driver refused.
 
 use crate::host::Host;
-use crate::manager::{Manager, mmap, munmap};
+use crate::manager::{Manager, errno, mmap, munmap};
 use crate::rule::{Answer, Failure, Judge, Verdict, asked};
 use crate::tsd::{Channel, Identity, register, start_device_process};
 use ascend_ioctl::svm::{self, Op, Para};
@@ -551,6 +551,27 @@ pub fn poke(address: u64, value: u64) {
     // SAFETY: rules write only addresses that they made visible to the CPU, or in a child that may
     // be killed for it.
     unsafe { std::ptr::write_volatile(address as *mut u64, value) };
+}
+
+/// Lets the kernel write a word to memory through the CPU's mapping, by read(2) of a pipe. Where the
+/// CPU may not write, that is EFAULT, and no signal.
+pub fn poke_by_kernel(address: u64, value: u64) -> Answer<()> {
+    let mut ends = [0; 2];
+    let size = size_of::<u64>();
+    // SAFETY: the array takes two descriptors, which only this function uses, and the value is as
+    // long as it says. The kernel writes only to an address that a rule made visible to the CPU.
+    unsafe {
+        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
+            return Err(errno());
+        }
+        libc::write(ends[1], (&raw const value).cast(), size);
+        let read = libc::read(ends[0], std::ptr::without_provenance_mut(address as usize), size);
+        let answer = if read == size as isize { Ok(()) } else { Err(errno()) };
+        for end in ends {
+            libc::close(end);
+        }
+        answer
+    }
 }
 
 /// How long a rule waits for what the driver does in the background. It takes some seconds, and

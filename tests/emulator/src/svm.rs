@@ -38,6 +38,7 @@ pub use memory_state::{HandleState, HeapState, MappingState, SessionState, Share
 use crate::caller::{Caller, Outcome};
 use crate::driver::FileId;
 use crate::machine::{HOST, Machine};
+use crate::trap::Trap;
 use ascend_ioctl::Generation;
 use ascend_ioctl::command;
 use ascend_ioctl::svm::{self, Arg, Op, SvmCommand};
@@ -110,6 +111,8 @@ struct World {
     /// References to the host's device object that copies of host memory imported on a device took
     /// and did not give back.
     leaked: u32,
+    /// Found where they could not be reported yet.
+    traps: Vec<Trap>,
 }
 
 /// State of the SVM module: every process's session and every share.
@@ -308,6 +311,7 @@ impl Svm {
         let mut call = Call { machine, caller, world, process, logical, physical, pace };
         let answer = call.pause_before().and_then(|()| call.carry_out(known.op, arg)).and_then(|()| call.pause_after());
         call.keep_paused(passed, matches!(answer, Err(Stop::Sleep(_))));
+        machine.traps.append(&mut world.traps);
         answer
     }
 
@@ -318,13 +322,19 @@ impl Svm {
 
     /// Copies bytes between windows on the same memory, a part at a time. Call it every millisecond
     /// while [`Svm::is_aliased`]; more frequent calls do nothing.
-    pub fn settle_windows(&mut self) {
+    pub fn settle_windows(&mut self, machine: &mut Machine) {
         if !self.is_aliased() {
             return;
         }
         let now = Instant::now();
         if self.settled.is_none_or(|next| now >= next) {
             self.world.store.settle(now + SETTLING_TIME);
+            for process in self.processes.values() {
+                for view in process.parts.values().chain(&process.orphans) {
+                    process.find_violation(&mut self.world, view);
+                }
+            }
+            machine.traps.append(&mut self.world.traps);
             // Most of the time is for calls, also when the machine is slow.
             self.settled = Some(Instant::now() + SETTLING.max(4 * now.elapsed()));
         }

@@ -4,7 +4,8 @@
 mod client;
 
 use ascend_emulator::config::DeviceProcess;
-use ascend_emulator::{Config, fork, isolated};
+use ascend_emulator::{Config, fork, isolated, on_each_generation};
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
 use client::Session;
 use nix::errno::Errno;
@@ -246,5 +247,104 @@ fn what_the_cpu_saw_of_a_heap_that_was_disabled_is_still_there() {
         session.call(Op::Alloc, 0, &svm::Alloc { address, size: svm::HUGE_PAGE }).unwrap();
         map_again(&session, address);
         remote_map(&session, address);
+    });
+}
+
+/// An access of MEM_REMOTE_MAP that asks for a read-only mapping.
+const READ_ONLY: u32 = 1 << 28;
+
+/// The word of device memory that the CPU sees with an access.
+fn seen_with(generation: Generation, access: u32) -> (Session, *mut u64, impl Fn(&Session)) {
+    let session = Session::start(generation).unwrap();
+    let address = session.heap().unwrap();
+    let id = session.create(1).unwrap();
+    session.map(address, id, 1).unwrap();
+    let map = svm::RemoteMap { src_va: address, size: svm::HUGE_PAGE, map_type: 2, access, ..Default::default() };
+    let show = move |session: &Session| {
+        session.call(Op::MemRemoteMap, 0, &map).unwrap();
+    };
+    show(&session);
+    (session, address as *mut u64, show)
+}
+
+fn remote_unmap(session: &Session, word: *mut u64) {
+    let unmap = svm::RemoteUnmap { src_va: word as u64, map_type: 2, ..Default::default() };
+    session.call(Op::MemRemoteUnmap, 0, &unmap).unwrap();
+}
+
+/// Writes through a window that is read-only.
+fn write_to_read_only(generation: Generation, access: u32) -> (Session, *mut u64) {
+    let (session, word, _) = seen_with(generation, access);
+    // SAFETY: the segment is mapped, and nothing else lives there.
+    unsafe { word.write_volatile(7) };
+    (session, word)
+}
+
+/// Makes no calls until it is killed.
+fn wait_for_death() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `write-to-read-only-window`")]
+fn on_9_0_0_any_access_makes_a_window_read_only_and_a_write_kills_its_client() {
+    isolated(Config { generation: Generation::V9_0_0, ..config() }, |_| {
+        let _session = write_to_read_only(Generation::V9_0_0, svm::ACCESS_READ_WRITE);
+        wait_for_death();
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `write-to-read-only-window`")]
+fn on_26_1_a_window_is_read_only_if_that_is_asked_for() {
+    isolated(Config { generation: Generation::V26_1, ..config() }, |_| {
+        let status = fork(|| {
+            let _session = write_to_read_only(Generation::V26_1, READ_ONLY);
+            wait_for_death();
+        })
+        .wait();
+        assert!(matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "{status:?}");
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `write-to-read-only-window`")]
+fn a_write_to_a_read_only_window_is_found_when_the_window_ends() {
+    isolated(Config { generation: Generation::V9_0_0, ..config() }, |_| {
+        let (session, word) = write_to_read_only(Generation::V9_0_0, 1);
+        remote_unmap(&session, word);
+    });
+}
+
+#[test]
+#[should_panic(expected = "kernel trap `write-to-read-only-window`")]
+fn a_write_to_a_read_only_window_is_found_when_the_process_ends() {
+    isolated(Config { generation: Generation::V9_0_0, ..config() }, |_| {
+        let _ = fork(|| drop(write_to_read_only(Generation::V9_0_0, 1))).wait();
+    });
+}
+
+#[test]
+fn a_window_is_written_where_its_access_allows_that() {
+    on_each_generation(config(), |generation, _| {
+        let accesses: &[u32] = match generation {
+            Generation::V8_5_0 => &[0, svm::ACCESS_READ_WRITE, READ_ONLY],
+            Generation::V9_0_0 => &[0],
+            _ => &[0, svm::ACCESS_READ_WRITE],
+        };
+        for &access in accesses {
+            fork(|| {
+                let (session, word, show) = seen_with(generation, access);
+                // SAFETY: the segment is mapped, and nothing else lives there.
+                unsafe { word.write_volatile(7) };
+                remote_unmap(&session, word);
+                show(&session);
+                // SAFETY: as above.
+                assert_eq!(unsafe { word.read_volatile() }, 7, "{generation} {access:#x}");
+            })
+            .join();
+        }
     });
 }

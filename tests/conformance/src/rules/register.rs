@@ -4,7 +4,7 @@ use super::plain_memory::{managed, pinned, populated};
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
 use crate::rule::{Answer, Judge, Need, Rule, Verdict, equal, rule};
-use crate::session::{MIB2, Session, peek, poke};
+use crate::session::{MIB2, Session, peek, poke, poke_by_kernel};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
 use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, ENOENT, EOPNOTSUPP, ESRCH};
@@ -54,6 +54,8 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_shm_send_info_to_dev, svm_master_remote_map.c"),
     rule!(the_cpu_sees_memory_of_a_handle_that_is_mapped_for_it, Inferred)
         .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
+    rule!(the_cpu_writes_device_memory_if_the_access_allows_it, Source)
+        .decided_by("devmm_is_read_only_mem, svm_master_remote_map.c"),
     rule!(memory_of_a_handle_that_the_cpu_sees_is_not_unmapped, Source)
         .decided_by("devmm_vmma_exclusive_set, svm_vmma_mng.c"),
     rule!(memory_of_a_handle_is_mapped_for_the_cpu_by_whole_pages, Source)
@@ -91,8 +93,9 @@ fn unregister(session: &Session, address: u64) -> Answer<()> {
 }
 
 fn map(session: &Session, address: u64, size: u64, kind: u32, process: u32) -> Answer<()> {
+    let access = svm::ACCESS_READ_WRITE;
     let para =
-        svm::RemoteMap { src_va: address, size, map_type: kind, proc_type: process, access: 3, ..Default::default() };
+        svm::RemoteMap { src_va: address, size, map_type: kind, proc_type: process, access, ..Default::default() };
     session.svm.call(Op::MemRemoteMap, 0, &para).map(drop)
 }
 
@@ -245,8 +248,8 @@ fn the_cpu_sees_device_memory_that_is_mapped_for_it(host: &Host) -> Verdict {
     unmap(&session, address, DEVICE_MEMORY).granted()
 }
 
-/// Whether the CPU may write through a window. 9.0.0 takes every access for a read-only one
-/// (`devmm_is_read_only_mem`), and a write is SIGSEGV there.
+/// Whether the CPU may write through a window of [`map`]: see
+/// [`the_cpu_writes_device_memory_if_the_access_allows_it`].
 fn is_writable(host: &Host) -> bool {
     host.generation != Generation::V9_0_0
 }
@@ -385,6 +388,41 @@ fn the_cpu_sees_memory_of_a_handle_that_is_mapped_for_it(host: &Host) -> Verdict
     }
     unmap(&session, address, DEVICE_MEMORY).granted()?;
     equal("what is left", session.read(other + 8, 8).granted()?, 9u64.to_le_bytes().to_vec())
+}
+
+/// The mapping itself says nothing: in `/proc/self/maps` the segment stays writable.
+fn the_cpu_writes_device_memory_if_the_access_allows_it(host: &Host) -> Verdict {
+    /// `MEM_REGISTER_READ_ONLY`.
+    const READ_ONLY: u32 = 1 << 28;
+    let session = Session::start(host)?;
+    let (_, address) = session.device_mapping(0, MIB2)?;
+    for access in [0, svm::ACCESS_READ_WRITE, READ_ONLY] {
+        let para =
+            svm::RemoteMap { src_va: address, size: MIB2, map_type: DEVICE_MEMORY, access, ..Default::default() };
+        match session.svm.call(Op::MemRemoteMap, 0, &para).map(drop) {
+            Err(EOPNOTSUPP | EINVAL) => {
+                return Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"));
+            }
+            answer => answer.granted()?,
+        }
+        let read_only = match host.generation {
+            // Its command has no access.
+            Generation::V8_5_0 => false,
+            Generation::V9_0_0 => access != 0,
+            _ => access & READ_ONLY != 0,
+        };
+        session.write(address, &7u64.to_le_bytes()).granted()?;
+        if !read_only {
+            poke_by_kernel(address, 9).granted()?;
+        } else if host.own_files {
+            // An emulation on ordinary files can only find such a write later.
+            poke_by_kernel(address, 9).refused(EFAULT)?;
+        }
+        let expected: u64 = if read_only { 7 } else { 9 };
+        equal("what the device has", session.read(address, 8).granted()?, expected.to_le_bytes().to_vec())?;
+        unmap(&session, address, DEVICE_MEMORY).granted()?;
+    }
+    session.unmap(address).granted().map(drop)
 }
 
 fn memory_of_a_handle_that_the_cpu_sees_is_not_unmapped(host: &Host) -> Verdict {

@@ -265,7 +265,8 @@ impl Server {
                 self.resume();
                 self.watch();
                 // Keep memory that CPUs see at two addresses equal.
-                self.driver.svm.settle_windows();
+                self.driver.svm.settle_windows(&mut self.driver.machine);
+                self.kill_trapped_clients();
             }
             self.arm();
         }

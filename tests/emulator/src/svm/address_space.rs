@@ -6,9 +6,9 @@
 //! are exempt. A session without segments ends as well when a range is exactly one of the driver's
 //! areas, whatever is mapped there. A call on a range where nothing is mapped goes unnoticed.
 
-use super::session::{Process, Stage, Vma, host_pin_start};
+use super::session::{Process, Stage, View, Vma, host_pin_start};
 use super::store::{for_each_piece, punch};
-use super::{ProcessId, Svm, page_size};
+use super::{ProcessId, Svm, World, page_size};
 use crate::caller::Caller;
 use crate::driver::{AddressSpaceChange, Change, ChangeKind};
 use crate::machine::Machine;
@@ -144,6 +144,16 @@ impl Process {
         );
         Trap { name: "touch-of-unmapped-address", tgid, detail }
     }
+
+    /// Keeps a trap if the CPU was found to have written through a read-only view.
+    pub(super) fn find_violation(&self, world: &mut World, view: &View) {
+        if world.store.take_violation(view.block, view.window) {
+            let address = self.addresses(view.offset).next().unwrap_or(0);
+            let detail =
+                format!("the CPU wrote to device memory that it may only read, mapped at {address:#x}: SIGSEGV");
+            world.traps.push(Trap { name: "write-to-read-only-window", tgid: self.tgid, detail });
+        }
+    }
 }
 
 impl Svm {
@@ -234,6 +244,7 @@ impl Svm {
                 _ => Ok(Change::ByKernel),
             };
         }
+        machine.traps.append(&mut self.world.traps);
         answer
     }
 

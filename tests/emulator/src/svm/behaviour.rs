@@ -111,6 +111,8 @@ pub struct Behaviour {
     pub huge_pinned_pages: bool,
     /// How many kinds of MEM_REMOTE_MAP there are.
     pub remote_kinds: u32,
+    /// The bits of an access of MEM_REMOTE_MAP with which the CPU may only read device memory.
+    pub read_only_access: u32,
     /// Refreshing an asynchronous copy releases the mappings of its first part only: the others stay
     /// occupied until the process ends.
     pub refresh_releases_first_part: bool,
@@ -124,6 +126,8 @@ const V8_5_0: Behaviour = Behaviour {
     dynamic_unmap_ends_session: true,
     huge_pinned_pages: false,
     remote_kinds: 6,
+    // Its command has no access.
+    read_only_access: 0,
     refresh_releases_first_part: true,
 };
 
@@ -133,11 +137,18 @@ const V9_0_0: Behaviour = Behaviour {
     dynamic_unmap_ends_session: false,
     huge_pinned_pages: true,
     remote_kinds: 7,
+    // It takes every access but 0 for a read-only one (`devmm_is_read_only_mem`).
+    read_only_access: u32::MAX,
     ..V8_5_0
 };
 
-const V26_1: Behaviour =
-    Behaviour { reports_uvm_page: true, has_soma_pools: true, refresh_releases_first_part: false, ..V9_0_0 };
+const V26_1: Behaviour = Behaviour {
+    reports_uvm_page: true,
+    has_soma_pools: true,
+    read_only_access: 1 << 28,
+    refresh_releases_first_part: false,
+    ..V9_0_0
+};
 
 impl Behaviour {
     /// The behaviour of a generation. A newer one is assumed to behave like the newest of these.

@@ -307,6 +307,9 @@ impl Call<'_, '_> {
                     };
                 }
             };
+            if para.access & Behaviour::of(self.machine.config.generation).read_only_access != 0 {
+                self.world.store.protect(view.block, view.window);
+            }
             self.process.parts.insert(part.start, view);
         }
         self.process.remote.insert((device, address), Remote { size, left: false });

@@ -235,6 +235,8 @@ impl Process {
 
     /// Ends a view.
     pub fn hide(&mut self, world: &mut World, view: View) {
+        world.store.settle_block(view.block);
+        self.find_violation(world, &view);
         let length = self.windows.remove(&view.offset);
         if !world.store.hide(view.block, view.window) {
             // The memory is gone, and the CPU may have written to its place since.
@@ -467,6 +469,7 @@ impl Svm {
             process.stage = Stage::Unmapped;
         }
         process.end_device_side(machine, &mut self.world);
+        machine.traps.append(&mut self.world.traps);
         process.released = true;
         if process.stage == Stage::Unmapped {
             self.processes.remove(&id);
@@ -480,6 +483,7 @@ impl Svm {
             if let Some(process) = self.processes.get(&id).filter(|process| process.start_time == start_time) {
                 process.report_touches(machine);
                 self.kill(id);
+                machine.traps.append(&mut self.world.traps);
             }
         }
         for process in self.processes.values_mut() {

@@ -12,6 +12,9 @@
 //! goes, and in between by [`Store::settle`], a part at a time. This is weaker than hardware: two
 //! CPUs that access one page through two windows see each other's stores late, and two stores to
 //! one byte may be seen in either order.
+//!
+//! A *read-only* window never has the current bytes. Nobody can take the right to write away from
+//! another process, so what a CPU wrote there is found when windows are compared.
 
 mod chunks;
 
@@ -21,7 +24,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Whence, lseek64};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
@@ -62,6 +65,9 @@ struct Window {
     /// What it shows of the block.
     start: u64,
     length: u64,
+    read_only: bool,
+    /// A CPU wrote to it although it is read-only.
+    violated: Cell<bool>,
 }
 
 struct Block {
@@ -79,7 +85,7 @@ pub struct Store {
     pools: HashMap<u32, Pool>,
     blocks: HashMap<BlockId, Block>,
     last: u64,
-    /// Blocks with more than one window.
+    /// Blocks whose windows must be compared: see [`Block::is_aliased`].
     aliased: BTreeSet<BlockId>,
     /// Where the next [`Store::settle`] begins.
     cursor: Option<(BlockId, u64)>,
@@ -170,20 +176,45 @@ impl Store {
         let window = WindowId(self.last);
         let block = self.blocks.get_mut(&id).ok_or(Errno::EINVAL)?;
         let pool = self.pools.get(&block.pool).ok_or(Errno::EINVAL)?;
-        match block.windows.as_slice() {
-            [] => {}
+        match block.sole() {
             // From now on the store has the current bytes.
-            [only] => carry_range(&only.file, only.offset, &pool.file, block.offset + only.start, only.length)?,
-            _ => block.settle(pool)?,
+            Some(only) => carry_range(&only.file, only.offset, &pool.file, block.offset + only.start, only.length)?,
+            None => block.settle(pool)?,
         }
         block.solid.take();
         punch(&file, offset, length);
         carry_data(&pool.file, block.offset + start, &file, offset, length)?;
-        block.windows.push(Window { id: window, file, offset, start, length });
-        if block.windows.len() == 2 {
+        let violated = Cell::new(false);
+        block.windows.push(Window { id: window, file, offset, start, length, read_only: false, violated });
+        if block.is_aliased() {
             self.aliased.insert(id);
         }
         Ok(window)
+    }
+
+    /// Makes a window read-only that was shown just now.
+    pub fn protect(&mut self, id: BlockId, window: WindowId) {
+        let Some(block) = self.blocks.get_mut(&id) else { return };
+        if let Some(window) = block.windows.iter_mut().find(|it| it.id == window) {
+            window.read_only = true;
+            block.solid.take();
+            self.aliased.insert(id);
+        }
+    }
+
+    /// Whether a CPU was found to have written to a read-only window since the last call.
+    pub fn take_violation(&self, id: BlockId, window: WindowId) -> bool {
+        let mut windows = self.blocks.get(&id).into_iter().flat_map(|block| &block.windows);
+        windows.any(|it| it.id == window && it.violated.take())
+    }
+
+    /// Compares all windows on a block.
+    pub fn settle_block(&self, id: BlockId) {
+        if let Ok((block, pool)) = self.find(id) {
+            if block.is_aliased() {
+                let _ = block.settle(pool);
+            }
+        }
     }
 
     /// Ends a window; its place in the client's file becomes a hole. Returns false if there is no
@@ -192,26 +223,26 @@ impl Store {
         let Some(block) = self.blocks.get_mut(&id) else { return false };
         let Some(pool) = self.pools.get(&block.pool) else { return false };
         let Some(index) = block.windows.iter().position(|it| it.id == window) else { return false };
-        if block.windows.len() == 1 {
-            let only = &block.windows[0];
+        if let Some(only) = block.sole() {
             let length = only.length.min(block.length.saturating_sub(only.start));
             // This fails only if the real host is out of memory. The bytes are lost then.
             let _ = carry_range(&only.file, only.offset, &pool.file, block.offset + only.start, length);
         } else {
             let _ = block.settle(pool);
-            if block.windows.len() == 2 {
-                self.aliased.remove(&id);
-            }
         }
         block.solid.take();
         let window = block.windows.remove(index);
+        if !block.is_aliased() {
+            // A single window that can be written has the current bytes of what it shows from now on,
+            // the store the rest.
+            self.aliased.remove(&id);
+        }
         self.chunks.forget(&window.file, window.offset, window.length);
         punch(&window.file, window.offset, window.length);
-        // A single remaining window now has the current bytes of what it shows, the store the rest.
         true
     }
 
-    /// Whether some block has more than one window.
+    /// Whether some block has windows that must be compared.
     pub fn is_aliased(&self) -> bool {
         !self.aliased.is_empty()
     }
@@ -310,12 +341,11 @@ impl Store {
     fn place(&self, id: BlockId, at: u64) -> Option<(&Arc<File>, u64, u64)> {
         let (block, pool) = self.find(id).ok()?;
         let stored = |end: u64| Some((&pool.file, block.offset + at, end));
-        match block.windows.as_slice() {
-            [] => stored(block.length),
-            [only] if at < only.start => stored(only.start),
-            [only] if at < only.start + only.length => Some((&only.file, only.place(at), only.start + only.length)),
-            [_] => stored(block.length),
-            _ => None,
+        match block.sole() {
+            None if block.is_aliased() => None,
+            Some(only) if at < only.start => stored(only.start),
+            Some(only) if at < only.start + only.length => Some((&only.file, only.place(at), only.start + only.length)),
+            _ => stored(block.length),
         }
     }
 
@@ -343,7 +373,7 @@ impl Store {
     /// Reads from a block.
     pub fn read(&self, id: BlockId, offset: u64, buffer: &mut [u8]) -> Result<(), Errno> {
         let (block, pool) = self.find(id)?;
-        if let [only] = block.windows.as_slice() {
+        if let Some(only) = block.sole() {
             let part = only.part(offset, buffer.len());
             if part.len() < buffer.len() {
                 pool.file.read_exact_at(buffer, block.offset + offset).map_err(errno)?;
@@ -351,7 +381,7 @@ impl Store {
             let place = only.place(offset + part.start as u64);
             return only.file.read_exact_at(&mut buffer[part], place).map_err(errno);
         }
-        if block.windows.len() > 1 {
+        if block.is_aliased() {
             block.settle_range(pool, offset, buffer.len() as u64)?;
         }
         pool.file.read_exact_at(buffer, block.offset + offset).map_err(errno)
@@ -360,13 +390,13 @@ impl Store {
     /// Writes to a block.
     pub fn write(&self, id: BlockId, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (block, pool) = self.find(id)?;
-        if let [only] = block.windows.as_slice() {
+        if let Some(only) = block.sole() {
             if only.part(offset, bytes.len()).len() < bytes.len() {
                 pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
             }
             return only.write(offset, bytes);
         }
-        if block.windows.len() > 1 {
+        if block.is_aliased() {
             block.settle_range(pool, offset, bytes.len() as u64)?;
         }
         pool.file.write_all_at(bytes, block.offset + offset).map_err(errno)?;
@@ -378,7 +408,7 @@ impl Store {
         if value == 0 {
             // Holes read as zeros.
             let (block, pool) = self.find(id)?;
-            if block.windows.len() > 1 {
+            if block.is_aliased() {
                 block.settle(pool)?;
             }
             block.solid.take();
@@ -426,6 +456,19 @@ impl Window {
 }
 
 impl Block {
+    /// The window that has the current bytes of what it shows.
+    fn sole(&self) -> Option<&Window> {
+        match self.windows.as_slice() {
+            [only] if !only.read_only => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Whether the store has the current bytes although there are windows.
+    fn is_aliased(&self) -> bool {
+        !self.windows.is_empty() && self.sole().is_none()
+    }
+
     /// Copies what CPUs wrote in any window to the store and to all other windows.
     fn settle(&self, pool: &Pool) -> Result<(), Errno> {
         self.settle_range(pool, 0, self.length)
@@ -459,6 +502,10 @@ impl Block {
                 window.file.read_exact_at(seen, at).map_err(errno)?;
                 pool.file.read_exact_at(known, self.offset + inside).map_err(errno)?;
                 if seen == known {
+                    return Ok(());
+                }
+                if window.read_only {
+                    window.violated.set(true);
                     return Ok(());
                 }
                 for (start, end) in differences(seen, known) {

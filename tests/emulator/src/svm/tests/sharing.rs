@@ -60,7 +60,7 @@ fn two_processes_see_each_others_stores_in_shared_host_memory() {
     bench.map(&importer, HOST, got.id, VA + 8 * MIB, 2 * MIB, 1).unwrap();
     assert_eq!(bench.peek(&importer, VA + 8 * MIB), b'b');
     bench.poke(&importer, VA + 8 * MIB + 100, b"x");
-    bench.svm.settle_windows();
+    bench.svm.settle_windows(&mut bench.machine);
     assert_eq!(bench.peek(&exporter, VA + 100), b'x');
     bench.exit(&exporter);
     assert_eq!(bench.peek(&importer, VA + 8 * MIB + 100), b'x');
