@@ -338,15 +338,27 @@ fn ask_devices(
             None
         }
     };
-    // Both parts of the driver come in one package. The rest of it is asked only where the memory
-    // driver did not tell: the questions leave error lines in the kernel's log.
-    let generation = memory.or_else(|| match recognise::by_keys(urd.as_ref()?) {
-        Ok(generation) => Some(generation),
-        Err(seen) => {
-            findings.push(Finding::UnknownGeneration(seen));
-            None
+    // Both parts of the driver come in one package. The rest of it is asked for its keys only where
+    // the memory driver did not tell: these questions leave error lines in the kernel's log.
+    let generation = match (memory, &urd) {
+        (Some(memory), Some(urd)) => {
+            let other = listed.first().and_then(|device| recognise::disagrees(urd, device.logical, memory));
+            if let Some(other) = other {
+                findings.push(Finding::Unexpected(format!(
+                    "the memory driver is of generation {memory} and the rest of the driver of another, like {other}"
+                )));
+            }
+            other.or(Some(memory))
         }
-    });
+        (None, Some(urd)) => match recognise::by_keys(urd) {
+            Ok(generation) => Some(generation),
+            Err(seen) => {
+                findings.push(Finding::UnknownGeneration(seen));
+                None
+            }
+        },
+        (memory, None) => memory,
+    };
     let sources =
         Sources { devmng: devmng.as_ref(), urd: urd.as_ref(), generation, visible: &options.visible, functions };
     let devices: Vec<_> = listed.iter().map(|device| Npu::ask(&sources, device)).collect();

@@ -6,12 +6,12 @@ mod support;
 use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
-use ascend_ioctl::{davinci, uda};
+use ascend_ioctl::{Generation, davinci, uda};
 use ascend_vmm::discovery::{
     self, Environment, Finding, Health, MemoryDriver, Options, Severity, Split, State, Survey,
 };
 use ascend_vmm::error::Errno;
-use ascend_vmm::{LogicalId, PhysicalId, UserId};
+use ascend_vmm::{LogicalId, PhysicalId, Session, UserId};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::path::PathBuf;
@@ -450,13 +450,52 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
 }
 
 #[test]
-fn discovery_leaves_no_error_in_the_kernels_log() {
-    on_each_generation(Config::default(), |_, emulator| {
+fn discovery_and_opening_leave_errors_in_the_kernels_log_on_8_5_0_alone() {
+    on_each_generation(Config::default(), |generation, emulator| {
+        // The first number that is asked for is one that 8.5.0 does not have.
+        let wrong_number = u32::from(generation == Generation::V8_5_0);
+        let logged = || emulator.control(|driver| std::mem::take(&mut driver.machine.logged_refusals));
         let survey = survey();
         assert_eq!(codes(&survey), [""; 0]);
         assert!(survey.devices.iter().all(|npu| npu.hbm.is_some()), "{survey:?}");
+        assert_eq!(logged(), wrong_number, "survey");
         assert!(discovery::can_access(LogicalId(0), LogicalId(1)).unwrap());
-        assert_eq!(emulator.control(|driver| driver.machine.feature_errors), 0);
+        assert_eq!(logged(), wrong_number, "peer access");
+        let session = Session::open().unwrap();
+        assert_eq!(logged(), wrong_number, "session");
+        session.device(LogicalId(0)).unwrap();
+        assert_eq!(logged(), 0, "device");
+    });
+}
+
+/// What a survey says about a memory driver of one generation with the rest of another.
+fn assert_mixture(generation: Generation, is_reported: bool) {
+    let survey = survey();
+    let text = format!("the memory driver is of generation {generation} and the rest of the driver of another");
+    let reported = survey.findings.iter().any(|finding| finding.to_string().contains(&text));
+    assert_eq!(reported, is_reported, "{:?}", survey.findings);
+    assert_eq!(survey.generation, Some(generation));
+    assert!(survey.devices.iter().all(|npu| npu.hbm.is_some()), "{survey:?}");
+}
+
+#[test]
+fn a_newer_memory_driver_with_the_rest_of_8_5_0_is_reported() {
+    let config = Config { other_modules: Some(Generation::V8_5_0), ..Config::default() };
+    on_each_generation(config, |generation, emulator| {
+        assert_mixture(generation, generation != Generation::V8_5_0);
+        let logged = emulator.control(|driver| driver.machine.logged_refusals);
+        assert_eq!(logged, u32::from(generation == Generation::V8_5_0));
+    });
+}
+
+/// 9.0.0 and 26.1 are told apart by firmware's answers alone, which would leave error lines.
+#[test]
+fn a_memory_driver_of_8_5_0_with_the_rest_of_a_newer_one_is_reported() {
+    let config = Config { other_modules: Some(Generation::V26_1), ..Config::default() };
+    on_each_generation(config, |generation, emulator| {
+        assert_mixture(generation, generation == Generation::V8_5_0);
+        let logged = emulator.control(|driver| driver.machine.logged_refusals);
+        assert_eq!(logged, u32::from(generation == Generation::V8_5_0));
     });
 }
 

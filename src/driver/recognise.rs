@@ -8,6 +8,7 @@
 use super::svm::{Segment, Svm};
 use super::urd::Urd;
 use crate::error::{Errno, Error, Result, UnknownDriver};
+use crate::id::LogicalId;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, Op};
 use ascend_ioctl::urd::Key;
@@ -78,6 +79,15 @@ pub(crate) fn by_keys(urd: &Urd) -> Result<Generation, String> {
         let words = telling.iter().map(|(key, known)| format!("{:#x}/{} {}", key.main, key.sub, word(*known)));
         format!("URD key {}", words.collect::<Vec<_>>().join(", "))
     })
+}
+
+/// A generation that the rest of the driver can be of, if it cannot be of the memory driver's.
+/// 9.0.0 and 26.1 are not told apart: their keys differ in one that only firmware answers.
+pub(crate) fn disagrees(urd: &Urd, device: LogicalId, memory: Generation) -> Option<Generation> {
+    if !urd.lacks_published_values(device, memory) {
+        return None;
+    }
+    Generation::ALL.into_iter().rev().find(|&other| !urd.lacks_published_values(device, other))
 }
 
 /// What was seen of a driver that is of no known generation.

@@ -75,6 +75,20 @@ fn the_table_of_asynchronous_copies_is_as_large_as_the_drivers() {
 }
 
 #[test]
+fn firmware_without_the_drivers_shared_memory_skips_the_rules_about_health() {
+    let rules = ["an_absent_device_has_no_state", "health_answers_positive_numbers"];
+    for generation in Generation::ALL {
+        let (output, code) = run(Config { generation, ..Config::default() }, &rules);
+        assert!(output.contains("2 passed, 0 failed, 0 skipped"), "{output}");
+        assert_eq!(code, Some(0), "{output}");
+        let (output, code) = run(Config { generation, strange_firmware: true, ..Config::default() }, &rules);
+        assert!(output.contains("0 passed, 0 failed, 2 skipped"), "{output}");
+        assert!(output.contains(": needs firmware that keeps the state of devices"), "{output}");
+        assert_eq!(code, Some(0), "{output}");
+    }
+}
+
+#[test]
 fn a_host_with_one_device_skips_what_needs_two() {
     let (output, code) = run(Config { devices: 1, ..Config::default() }, &["copies_between_devices", "mapped_host"]);
     assert!(output.contains("skip copies_between_devices_are_done: needs two devices"), "{output}");

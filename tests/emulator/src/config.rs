@@ -157,6 +157,8 @@ pub enum Daemon {
 pub struct Config {
     /// Driver generation.
     pub generation: Generation,
+    /// Generation of the modules besides the memory module, if it is another one.
+    pub other_modules: Option<Generation>,
     /// Number of NPUs. Without any, the first SETUP waits for one: see [`Config::setup_patience`].
     pub devices: u32,
     /// Bytes of HBM per NPU.
@@ -211,6 +213,9 @@ pub struct Config {
     /// How long the first SETUP waits for detected devices. The real driver waits 1501 times 100
     /// ms.
     pub setup_patience: Duration,
+    /// The memory that firmware shares with the host has not the magic number and version that the
+    /// driver knows, so the driver has no health of any device.
+    pub strange_firmware: bool,
     /// How long each copy and each fill takes; other commands are answered meanwhile. Half of the
     /// bytes are moved before and half after it.
     pub copy_time: Duration,
@@ -225,10 +230,18 @@ pub struct Config {
     pub server: u32,
 }
 
+impl Config {
+    /// Generation of the modules besides the memory module.
+    pub fn rest_of_driver(&self) -> Generation {
+        self.other_modules.unwrap_or(self.generation)
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
             generation: Generation::NEWEST,
+            other_modules: None,
             devices: 2,
             hbm: 64 << 30,
             ddr: false,
@@ -253,6 +266,7 @@ impl Default for Config {
             phases: Vec::new(),
             boot: None,
             setup_patience: Duration::from_millis(1501 * 100),
+            strange_firmware: false,
             copy_time: Duration::ZERO,
             daemon: Daemon::default(),
             device_process_limit: 64,

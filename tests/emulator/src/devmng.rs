@@ -77,7 +77,7 @@ impl Devmng {
         let number = number(request);
         // A null pointer is EINVAL for every handler but one, which reports a failed copy.
         let null = arg == 0 && number != GET_PCIINFO.number;
-        if number >= machine.config.generation.delta().devmng_numbers || null {
+        if number >= machine.config.rest_of_driver().delta().devmng_numbers || null {
             return Errno::EINVAL.into();
         }
         let harmless =
@@ -175,7 +175,7 @@ fn pcie_ids(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, Err
 fn device_info(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, Errno> {
     // The id has the same offset in both layouts.
     let head: [u32; 2] = get(caller, arg, Errno::EINVAL)?;
-    let mut bytes = vec![0; machine.config.generation.delta().devinfo_size];
+    let mut bytes = vec![0; machine.config.rest_of_driver().delta().devinfo_size];
     caller.memory.read(arg, &mut bytes).map_err(|_| Errno::EINVAL)?;
     let logical = head[1];
     if logical >= MAX_PHYSICAL {
@@ -228,8 +228,7 @@ fn machine_flag(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64,
 fn health(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, Errno> {
     let mut health: Health = get(caller, arg, Errno::EFAULT)?;
     let physical = machine.physical(caller, health.device).map_err(|_| Errno::EFAULT)?;
-    let device = machine.device(physical).filter(|it| matches!(it.phase, Phase::Ready | Phase::Resetting));
-    health.health = device.ok_or(Errno::EFAULT)?.alarm;
+    health.health = machine.health(physical).ok_or(Errno::EFAULT)?;
     put(caller, arg, &health, Errno::EFAULT)
 }
 

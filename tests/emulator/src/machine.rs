@@ -81,8 +81,9 @@ pub struct Machine {
     pub traps: Vec<Trap>,
     /// Copies between host and devices fail on the link.
     pub link_broken: bool,
-    /// Features that were refused in a way that the driver reports as an error in the kernel's log.
-    pub feature_errors: u32,
+    /// Calls of URD and of the memory module that were refused in a way that the driver reports as
+    /// an error in the kernel's log. Of the memory module these are unknown numbers alone.
+    pub logged_refusals: u32,
     /// Behaviour of the daemon, as configured or as set by a test since.
     pub daemon: Daemon,
     /// Processes and devices for which SETUP_DEVICE was refused because no device process runs, and
@@ -99,6 +100,12 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// The health of a device, if the driver can read it.
+    pub fn health(&self, physical: u32) -> Option<u32> {
+        let device = self.device(physical).filter(|_| !self.config.strange_firmware)?;
+        matches!(device.phase, Phase::Ready | Phase::Resetting).then_some(device.alarm)
+    }
+
     /// A freshly booted host.
     pub fn new(config: Config) -> Self {
         let phase = |id: u32| config.phases.iter().find(|(of, _)| *of == id).map_or(Phase::Ready, |(_, phase)| *phase);
@@ -107,7 +114,7 @@ impl Machine {
         Machine {
             traps: Vec::new(),
             link_broken: false,
-            feature_errors: 0,
+            logged_refusals: 0,
             daemon: config.daemon.clone(),
             refused_setups: BTreeSet::new(),
             identity: |_| Some(0),

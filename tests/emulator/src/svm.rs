@@ -233,6 +233,7 @@ impl Svm {
             return refuse(Errno::EINVAL, "the argument is a null pointer");
         }
         if command::magic(request) != svm::MAGIC || number >= delta.svm_numbers {
+            machine.logged_refusals += 1;
             return refuse(Errno::EINVAL, "no such command");
         }
         if command::writes(request) && caller.memory.read(address, arg.as_mut_bytes()).is_err() {

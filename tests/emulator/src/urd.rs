@@ -133,7 +133,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
         Ok(buffers) => buffers,
         Err(errno) => return errno.into(),
     };
-    let Some(handler) = handler(machine.config.generation, call.key.main, call.key.sub, &filter) else {
+    let Some(handler) = handler(machine.config.rest_of_driver(), call.key.main, call.key.sub, &filter) else {
         return Errno::EOPNOTSUPP.into();
     };
     if let Some(wake) = machine.must_wait(caller) {
@@ -147,7 +147,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
     match answer {
         Err(Refusal::Errno(errno)) => {
             // What is not supported is no error to the driver; everything else leaves a line.
-            machine.feature_errors += u32::from(errno != Errno::EOPNOTSUPP);
+            machine.logged_refusals += u32::from(errno != Errno::EOPNOTSUPP);
             errno.into()
         }
         Err(Refusal::Number(number)) => Outcome::Done(Ok(number)),
@@ -263,8 +263,8 @@ fn health(call: &mut Call) -> Answer {
         return Err(Refusal::Number(BAD_LENGTH));
     }
     let physical = call.target().map_err(|_| Refusal::Number(NO_DEVICE))?;
-    match call.machine.device(physical).filter(|device| matches!(device.phase, Phase::Ready | Phase::Resetting)) {
-        Some(device) => call.word(device.alarm),
+    match call.machine.health(physical) {
+        Some(health) => call.word(health),
         None => Err(Refusal::Number(NOT_READY)),
     }
 }
@@ -416,7 +416,7 @@ fn published(call: &mut Call) -> Answer {
 }
 
 fn p2p(call: &mut Call) -> Answer {
-    let size = call.machine.config.generation.delta().p2p_size;
+    let size = call.machine.config.rest_of_driver().delta().p2p_size;
     let old = size == size_of::<P2pAttr85>();
     if call.input.len() != size || call.output_length < size {
         return Err(Errno::EINVAL.into());
