@@ -314,6 +314,19 @@ fn calls_are_recorded_as_json_lines() {
     assert_eq!(calls.last().unwrap()["call"], "close");
 }
 
+#[test]
+fn with_a_copy_time_every_copy_takes_it() {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulate-copy-time.jsonl");
+    let record = file.to_str().unwrap();
+    let output = emulate(&["--copy-time", "50ms", "--record", record, "--", PROGRAM, "demo"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let calls: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let copies: Vec<u64> =
+        calls.iter().filter(|call| call["cmd"] == "MEMCPY").filter_map(|call| call["us"].as_u64()).collect();
+    assert!(!copies.is_empty() && copies.iter().all(|&time| time >= 50_000), "{copies:?}");
+}
+
 /// Compiles a C program of this directory and returns its path.
 fn compile(name: &str) -> String {
     let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));

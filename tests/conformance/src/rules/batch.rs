@@ -10,7 +10,7 @@ use ascend_ioctl::svm::{self, MemcpyBatch, Op};
 use libc::{EINVAL, EOPNOTSUPP};
 
 pub const RULES: &[Rule] = &[
-    rule!(batches_of_host_memory_imported_on_a_device_are_eopnotsupp, Source)
+    rule!(batches_of_host_memory_imported_on_a_device_are_eopnotsupp, Ran)
         .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c")
         .since(Generation::V9_0_0),
     rule!(batches_are_copied, Ran).decided_by("devmm_memcpy_batch_proc, svm_master_memcpy.c"),

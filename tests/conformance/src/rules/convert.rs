@@ -18,26 +18,23 @@ pub const RULES: &[Rule] = &[
     rule!(mapped_memory_is_converted, Inferred).decided_by("devmm_convert2d_addr, svm_master_convert.c"),
     rule!(a_conversion_goes_on_where_the_last_one_ended, Inferred)
         .decided_by("devmm_make_convrt2d_input, svm_master_convert.c"),
-    rule!(a_conversion_has_a_width_and_a_height, Source).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
-    rule!(a_conversion_between_host_addresses_is_eopnotsupp, Source)
+    rule!(a_conversion_has_a_width_and_a_height, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
+    rule!(a_conversion_between_host_addresses_is_eopnotsupp, Ran)
         .decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
-    rule!(a_conversion_has_at_most_five_million_rows, Source)
+    rule!(a_conversion_has_at_most_five_million_rows, Ran)
         .decided_by("devmm_ioctl_convert_para_check, svm_master_convert.c"),
-    rule!(converting_more_than_there_is_is_einval, Source)
+    rule!(converting_more_than_there_is_is_einval, Ran)
         .decided_by("devmm_ioctl_convert_para_check, svm_master_convert.c"),
-    rule!(converting_host_memory_alone_is_einval, Source)
+    rule!(converting_host_memory_alone_is_einval, Ran)
         .decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
-    rule!(converting_within_a_device_is_einval, Source)
-        .decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
-    rule!(converting_in_the_wrong_direction_is_einval, Source)
-        .decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
-    rule!(memory_without_pages_is_not_converted, Source)
-        .decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
-    rule!(unmapped_rows_are_not_converted, Source).decided_by("devmm_convert_vmmas_occupy_inc, svm_master_convert.c"),
+    rule!(converting_within_a_device_is_einval, Ran).decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
+    rule!(converting_in_the_wrong_direction_is_einval, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
+    rule!(memory_without_pages_is_not_converted, Ran).decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
+    rule!(unmapped_rows_are_not_converted, Ran).decided_by("devmm_convert_vmmas_occupy_inc, svm_master_convert.c"),
     rule!(converted_memory_is_not_unmapped, Inferred)
         .decided_by("devmm_convert_vmmas_occupy_inc, svm_master_convert.c"),
     rule!(converted_memory_is_not_freed, Inferred).decided_by("devmm_convert_dec_page_ref, svm_master_convert.c"),
-    rule!(an_address_that_was_not_converted_is_efault, Source)
+    rule!(an_address_that_was_not_converted_is_efault, Ran)
         .decided_by("devmm_ioctl_destroy_addr_proc_inner, devmm_proc_mem_copy.c"),
     rule!(a_converted_address_is_destroyed_once, Inferred)
         .decided_by("devmm_ioctl_destroy_addr_proc_inner, devmm_proc_mem_copy.c"),
@@ -47,7 +44,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_convert_node_state_trans, svm_master_convert.c"),
     rule!(converted_addresses_are_destroyed_together, Inferred)
         .decided_by("devmm_destroy_addr_batch_sync, svm_master_convert.c"),
-    rule!(a_batch_of_converted_addresses_needs_all_of_them, Source)
+    rule!(a_batch_of_converted_addresses_needs_all_of_them, Ran)
         .decided_by("devmm_destroy_batch_para_init, svm_master_convert.c"),
     rule!(converted_addresses_end_with_their_device, Inferred)
         .decided_by("devmm_convert_nodes_destroy_by_task_release, svm_master_convert.c"),

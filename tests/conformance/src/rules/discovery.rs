@@ -59,7 +59,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_null_question_for_the_device_info_is_einval, Ran).decided_by("copy_from_user_safe, devdrv_manager.c"),
     rule!(a_null_question_for_the_pci_address_is_efault, Ran)
         .decided_by("devdrv_manager_get_pci_info, devdrv_pci_info.c"),
-    rule!(null_questions_for_ids_and_platform_are_einval, Source)
+    rule!(null_questions_for_ids_and_platform_are_einval, Ran)
         .decided_by("devdrv_manager_devinfo_ioctl, devdrv_manager_ioctl.c"),
     rule!(unknown_numbers_of_devmng_are_einval, Ran).decided_by("devdrv_manager_ioctl, devdrv_manager_ioctl.c"),
     rule!(pci_ids_come_with_the_logical_id, Ran).decided_by("devdrv_get_pcie_id, devdrv_pci_info.c"),

@@ -29,7 +29,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_page_that_claims_more_room_is_left_alone, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
     rule!(an_empty_page_may_claim_no_room, Ran).decided_by("share_log_formatting, dmc_share_log.h"),
     rule!(a_page_that_claims_less_room_gets_no_more, Ran).decided_by("share_log_record_sub, dmc_share_log.h"),
-    rule!(a_page_that_was_written_beyond_its_room_is_left_alone, Source)
+    rule!(a_page_that_was_written_beyond_its_room_is_left_alone, Ran)
         .decided_by("share_log_record_sub, dmc_share_log.h"),
     rule!(refusing_a_type_of_import_leaves_no_error, Ran).decided_by("devmm_import_para_check, svm_master_mem_share.c"),
     rule!(a_shared_page_collects_a_childs_sentences_too, Ran)

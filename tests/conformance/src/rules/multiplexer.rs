@@ -47,14 +47,14 @@ pub const RULES: &[Rule] = &[
     rule!(a_dying_child_does_not_hurt_an_inherited_file, Ran).decided_by("__fput, linux/fs/file_table.c"),
     rule!(a_childs_announcement_does_nothing, Ran).decided_by("drv_ascend_intf_ioctl_close_cmd, davinci_intf_init.c"),
     rule!(reading_is_einval, Ran).decided_by("vfs_read, linux/fs/read_write.c"),
-    rule!(writing_is_einval, Source).decided_by("vfs_write, linux/fs/read_write.c"),
+    rule!(writing_is_einval, Ran).decided_by("vfs_write, linux/fs/read_write.c"),
     rule!(a_node_of_a_device_cannot_be_read, Ran).decided_by("vfs_read, linux/fs/read_write.c"),
     rule!(a_file_keeps_the_flags_that_it_was_opened_with, Ran).decided_by("do_fcntl, linux/fs/fcntl.c"),
     rule!(the_status_of_an_unknown_module_is_unused, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
     rule!(the_status_of_a_bound_module_is_used, Ran).decided_by("check_module_file_close, davinci_intf_process.c"),
     rule!(the_status_of_no_name_is_einval, Ran)
         .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
-    rule!(the_status_of_a_name_without_an_end_is_einval, Source)
+    rule!(the_status_of_a_name_without_an_end_is_einval, Ran)
         .decided_by("drv_ascend_intf_ioctl_check_module_no_use, davinci_intf_init.c"),
     rule!(every_module_that_a_client_needs_binds, Ran)
         .decided_by("drv_davinci_register_sub_module, davinci_intf_init.c"),

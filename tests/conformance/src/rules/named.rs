@@ -9,42 +9,39 @@ use ascend_ioctl::svm::{self, COPY_DETECT, HEAP_HUGE, Op, SUB_SVM};
 use libc::{EACCES, EADDRINUSE, EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP, EPERM};
 
 pub const RULES: &[Rule] = &[
-    rule!(a_name_has_64_characters, Source).decided_by("_devmm_ipc_mem_name_create, svm_shmem_interprocess.c"),
-    rule!(a_name_tells_what_it_names, Source).decided_by("devmm_ioctl_ipc_mem_query, svm_shmem_interprocess.c"),
-    rule!(an_unknown_name_is_einval, Source).decided_by("_devmm_ipc_node_get, svm_shmem_node.c"),
-    rule!(a_name_needs_room_for_65_bytes, Source).decided_by("devmm_ioctl_ipc_mem_create, svm_shmem_interprocess.c"),
-    rule!(memory_of_the_host_has_no_name, Source)
+    rule!(a_name_has_64_characters, Ran).decided_by("_devmm_ipc_mem_name_create, svm_shmem_interprocess.c"),
+    rule!(a_name_tells_what_it_names, Ran).decided_by("devmm_ioctl_ipc_mem_query, svm_shmem_interprocess.c"),
+    rule!(an_unknown_name_is_einval, Ran).decided_by("_devmm_ipc_node_get, svm_shmem_node.c"),
+    rule!(a_name_needs_room_for_65_bytes, Ran).decided_by("devmm_ioctl_ipc_mem_create, svm_shmem_interprocess.c"),
+    rule!(memory_of_the_host_has_no_name, Ran).decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
+    rule!(memory_without_pages_has_no_name, Ran)
         .decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
-    rule!(memory_without_pages_has_no_name, Source)
+    rule!(a_named_range_begins_at_a_page_and_stays_in_its_heap, Ran)
         .decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
-    rule!(a_named_range_begins_at_a_page_and_stays_in_its_heap, Source)
-        .decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
-    rule!(memory_can_have_several_names, Source).decided_by("devmm_ipc_node_create, svm_shmem_node.c"),
-    rule!(mapped_device_memory_can_have_a_name, Source).decided_by("devmm_ipc_mem_node_init, svm_shmem_interprocess.c"),
-    rule!(named_memory_cannot_be_unmapped, Source).decided_by("devmm_ipc_vmmas_occupy_inc, svm_shmem_interprocess.c"),
-    rule!(exported_memory_has_no_name, Source).decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
-    rule!(destroying_a_name_twice_is_einval, Source)
-        .decided_by("devmm_ioctl_ipc_mem_destroy, svm_shmem_interprocess.c"),
-    rule!(only_the_creator_destroys_a_name, Source).decided_by("_devmm_ipc_node_uninit, svm_shmem_node.c"),
-    rule!(between_1_and_31_processes_are_listed_at_once, Source)
+    rule!(memory_can_have_several_names, Ran).decided_by("devmm_ipc_node_create, svm_shmem_node.c"),
+    rule!(mapped_device_memory_can_have_a_name, Ran).decided_by("devmm_ipc_mem_node_init, svm_shmem_interprocess.c"),
+    rule!(named_memory_cannot_be_unmapped, Ran).decided_by("devmm_ipc_vmmas_occupy_inc, svm_shmem_interprocess.c"),
+    rule!(exported_memory_has_no_name, Ran).decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
+    rule!(destroying_a_name_twice_is_einval, Ran).decided_by("devmm_ioctl_ipc_mem_destroy, svm_shmem_interprocess.c"),
+    rule!(only_the_creator_destroys_a_name, Ran).decided_by("_devmm_ipc_node_uninit, svm_shmem_node.c"),
+    rule!(between_1_and_31_processes_are_listed_at_once, Ran)
         .decided_by("devmm_ipc_node_set_pids_check, svm_shmem_node.c"),
-    rule!(the_creator_cannot_list_itself, Source).decided_by("_devmm_ipc_node_set_pids, svm_shmem_node.c"),
-    rule!(only_the_creator_lists_processes, Source).decided_by("devmm_ipc_node_set_pids_check, svm_shmem_node.c"),
-    rule!(processes_of_this_server_are_listed_with_its_id, Source)
+    rule!(the_creator_cannot_list_itself, Ran).decided_by("_devmm_ipc_node_set_pids, svm_shmem_node.c"),
+    rule!(only_the_creator_lists_processes, Ran).decided_by("devmm_ipc_node_set_pids_check, svm_shmem_node.c"),
+    rule!(processes_of_this_server_are_listed_with_its_id, Ran)
         .decided_by("devmm_ipc_pod_get_devid_and_sdid, svm_shmem_node_pod.c")
         .needs(&[Need::Sdid]),
     rule!(processes_of_a_server_that_does_not_answer_are_efault, Inferred)
         .decided_by("devmm_ipc_pod_setpid_msg_send, svm_shmem_node_pod.c")
         .needs(&[Need::Sdid]),
-    rule!(a_name_of_another_form_lists_nobody_in_the_pod, Source)
+    rule!(a_name_of_another_form_lists_nobody_in_the_pod, Ran)
         .decided_by("devmm_ipc_node_get_inst_by_name, svm_shmem_node.c"),
-    rule!(a_name_has_two_attributes, Source).decided_by("devmm_ioctl_ipc_set_attr, svm_shmem_interprocess.c"),
-    rule!(attributes_of_a_name_have_two_values, Source)
+    rule!(a_name_has_two_attributes, Ran).decided_by("devmm_ioctl_ipc_set_attr, svm_shmem_interprocess.c"),
+    rule!(attributes_of_a_name_have_two_values, Ran)
         .decided_by("devmm_ipc_set_no_wlist_in_server_attr, svm_shmem_node.c"),
-    rule!(only_the_creator_sets_attributes_of_a_name, Source)
-        .decided_by("devmm_ipc_set_mem_map_attr, svm_shmem_node.c"),
-    rule!(a_name_without_a_trust_list_lists_nobody, Source).decided_by("devmm_ipc_node_set_pids, svm_shmem_node.c"),
-    rule!(a_name_with_listed_processes_keeps_its_trust_list, Source)
+    rule!(only_the_creator_sets_attributes_of_a_name, Ran).decided_by("devmm_ipc_set_mem_map_attr, svm_shmem_node.c"),
+    rule!(a_name_without_a_trust_list_lists_nobody, Ran).decided_by("devmm_ipc_node_set_pids, svm_shmem_node.c"),
+    rule!(a_name_with_listed_processes_keeps_its_trust_list, Ran)
         .decided_by("devmm_ipc_set_no_wlist_in_server_attr, svm_shmem_node.c"),
     rule!(a_listed_process_opens_prefetches_and_reads, Inferred)
         .decided_by("devmm_ipc_page_table_create_process, svm_master_advise.c"),
@@ -52,32 +49,30 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_ipc_page_table_create_process, svm_master_advise.c"),
     rule!(mapped_memory_is_opened_by_its_name, Inferred)
         .decided_by("devmm_ipc_page_table_create_process, svm_master_advise.c"),
-    rule!(a_process_that_is_not_listed_cannot_open, Source).decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
-    rule!(any_process_opens_a_name_without_a_trust_list, Source)
-        .decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
-    rule!(any_process_queries_a_name, Source).decided_by("devmm_ipc_query_node_attr, svm_shmem_node.c"),
-    rule!(a_process_opens_a_name_once, Source).decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
-    rule!(two_names_at_one_address_are_eaddrinuse, Source).decided_by("_devmm_ipc_open_check, svm_shmem_node.c"),
-    rule!(a_name_is_opened_outside_of_reservations, Source).decided_by("devmm_get_reserve_mem_attr, devmm_proc_info.c"),
-    rule!(a_name_is_opened_in_an_allocation, Source).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
-    rule!(opened_memory_has_no_pages_before_the_prefetch, Source)
+    rule!(a_process_that_is_not_listed_cannot_open, Ran).decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
+    rule!(any_process_opens_a_name_without_a_trust_list, Ran).decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
+    rule!(any_process_queries_a_name, Ran).decided_by("devmm_ipc_query_node_attr, svm_shmem_node.c"),
+    rule!(a_process_opens_a_name_once, Ran).decided_by("_devmm_ipc_node_get_wlist, svm_shmem_node.c"),
+    rule!(two_names_at_one_address_are_eaddrinuse, Ran).decided_by("_devmm_ipc_open_check, svm_shmem_node.c"),
+    rule!(a_name_is_opened_outside_of_reservations, Ran).decided_by("devmm_get_reserve_mem_attr, devmm_proc_info.c"),
+    rule!(a_name_is_opened_in_an_allocation, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(opened_memory_has_no_pages_before_the_prefetch, Ran)
         .decided_by("devmm_insert_host_page_range, devmm_proc_info.c"),
-    rule!(opened_memory_belongs_to_one_device, Source)
+    rule!(opened_memory_belongs_to_one_device, Ran)
         .decided_by("devmm_ioctl_advise_populate, svm_master_advise.c")
         .needs(&[Need::TwoDevices]),
-    rule!(opened_memory_is_not_copied_in_a_batch, Source)
+    rule!(opened_memory_is_not_copied_in_a_batch, Ran)
         .decided_by("devmm_memcpy_batch_mem_attr_check, svm_master_memcpy.c"),
-    rule!(opened_memory_has_no_name_of_its_own, Source)
+    rule!(opened_memory_has_no_name_of_its_own, Ran)
         .decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
-    rule!(closing_where_nothing_is_open_is_einval, Source)
-        .decided_by("devmm_ipc_proc_query_name_by_va, svm_shmem_node.c"),
-    rule!(a_closed_name_can_be_opened_again, Source).decided_by("_devmm_ipc_node_close, svm_shmem_node.c"),
-    rule!(a_destroyed_name_cannot_be_opened, Source).decided_by("_devmm_ipc_open_check, svm_shmem_node.c"),
-    rule!(a_name_of_freed_memory_cannot_be_opened, Source)
+    rule!(closing_where_nothing_is_open_is_einval, Ran).decided_by("devmm_ipc_proc_query_name_by_va, svm_shmem_node.c"),
+    rule!(a_closed_name_can_be_opened_again, Ran).decided_by("_devmm_ipc_node_close, svm_shmem_node.c"),
+    rule!(a_destroyed_name_cannot_be_opened, Ran).decided_by("_devmm_ipc_open_check, svm_shmem_node.c"),
+    rule!(a_name_of_freed_memory_cannot_be_opened, Ran)
         .decided_by("devmm_ipc_proc_node_free_open_pages, svm_shmem_node.c"),
-    rule!(a_destroyed_name_is_known_while_it_is_open, Source).decided_by("devmm_ipc_node_destroy, svm_shmem_node.c"),
-    rule!(a_name_ends_with_its_creator, Source).decided_by("devmm_ipc_proc_node_recycle, svm_shmem_node.c"),
-    rule!(closing_the_device_ends_its_names, Source).decided_by("devmm_ipc_proc_node_create_recycle, svm_shmem_node.c"),
+    rule!(a_destroyed_name_is_known_while_it_is_open, Ran).decided_by("devmm_ipc_node_destroy, svm_shmem_node.c"),
+    rule!(a_name_ends_with_its_creator, Ran).decided_by("devmm_ipc_proc_node_recycle, svm_shmem_node.c"),
+    rule!(closing_the_device_ends_its_names, Ran).decided_by("devmm_ipc_proc_node_create_recycle, svm_shmem_node.c"),
 ];
 
 type Name = [u8; 65];

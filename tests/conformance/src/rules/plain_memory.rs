@@ -15,66 +15,66 @@ pub const RULES: &[Rule] = &[
     rule!(populated_memory_holds_bytes, Inferred).decided_by("devmm_populate_to_device_frame, svm_master_advise.c"),
     rule!(populated_memory_in_small_pages_holds_bytes, Inferred)
         .decided_by("devmm_populate_to_device_frame, svm_master_advise.c"),
-    rule!(copies_know_where_populated_memory_is, Source).decided_by("devmm_find_memcpy_dir, svm_master_memcpy.c"),
-    rule!(populating_twice_is_einval, Source).decided_by("devmm_advise_check, svm_master_advise.c"),
-    rule!(populating_for_another_device_is_einval, Source)
+    rule!(copies_know_where_populated_memory_is, Ran).decided_by("devmm_find_memcpy_dir, svm_master_memcpy.c"),
+    rule!(populating_twice_is_einval, Ran).decided_by("devmm_advise_check, svm_master_advise.c"),
+    rule!(populating_for_another_device_is_einval, Ran)
         .decided_by("devmm_advise_populate_arg_check, svm_master_advise.c")
         .needs(&[Need::TwoDevices]),
-    rule!(a_device_heap_needs_its_device, Source).decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
+    rule!(a_device_heap_needs_its_device, Ran).decided_by("devmm_check_dev_heap_size, devmm_proc_info.c"),
     rule!(populating_for_a_device_that_is_not_set_up_is_esrch, Inferred)
         .decided_by("devmm_query_page_by_msg, devmm_channel.c"),
-    rule!(advice_needs_an_allocation, Source).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
-    rule!(advice_beyond_the_allocation_is_einval, Source).decided_by("devmm_advise_check, svm_master_advise.c"),
-    rule!(advice_beyond_the_heap_is_einval, Source).decided_by("devmm_check_va_add_size_by_heap, devmm_common.c"),
-    rule!(huge_advice_in_a_heap_of_small_pages_is_eaddrnotavail, Source)
+    rule!(advice_needs_an_allocation, Ran).decided_by("_devmm_find_first_page_ref, devmm_proc_info.c"),
+    rule!(advice_beyond_the_allocation_is_einval, Ran).decided_by("devmm_advise_check, svm_master_advise.c"),
+    rule!(advice_beyond_the_heap_is_einval, Ran).decided_by("devmm_check_va_add_size_by_heap, devmm_common.c"),
+    rule!(huge_advice_in_a_heap_of_small_pages_is_eaddrnotavail, Ran)
         .decided_by("devmm_advise_check_type, svm_master_advise.c"),
-    rule!(memory_without_pages_is_no_source, Source).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
-    rule!(locked_memory_without_pages_is_no_destination, Source)
+    rule!(memory_without_pages_is_no_source, Ran).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
+    rule!(locked_memory_without_pages_is_no_destination, Ran)
         .decided_by("devmm_insert_host_page_range, devmm_proc_info.c"),
-    rule!(filling_locked_memory_without_pages_is_einval, Source)
+    rule!(filling_locked_memory_without_pages_is_einval, Ran)
         .decided_by("devmm_ioctl_memset_device_process, svm_master_memset.c"),
-    rule!(a_copy_to_managed_memory_gives_it_host_pages, Source)
+    rule!(a_copy_to_managed_memory_gives_it_host_pages, Ran)
         .decided_by("devmm_insert_host_page_range, devmm_proc_info.c"),
-    rule!(a_fill_of_managed_memory_gives_it_host_pages, Source)
+    rule!(a_fill_of_managed_memory_gives_it_host_pages, Ran)
         .decided_by("devmm_ioctl_memset_process, svm_master_memset.c"),
     rule!(populating_managed_memory_moves_its_bytes, Inferred)
         .decided_by("devmm_prefetch_to_device, svm_master_advise.c"),
-    rule!(a_touch_of_the_cpu_gives_managed_memory_host_pages, Source)
+    rule!(a_touch_of_the_cpu_gives_managed_memory_host_pages, Ran)
         .decided_by("devmm_svm_vm_fault_host_proc, svm_master_vma_ops.c"),
     rule!(what_the_cpu_wrote_moves_to_the_device, Inferred).decided_by("devmm_prefetch_to_device, svm_master_advise.c"),
     rule!(the_cpu_reads_what_managed_memory_had_on_the_device, Inferred)
         .decided_by("devmm_svm_vm_fault_host_sync_device_data, svm_master_vma_ops.c"),
-    rule!(managed_memory_that_was_touched_is_freed, Source)
+    rule!(managed_memory_that_was_touched_is_freed, Ran)
         .decided_by("devmm_svm_vm_fault_host_proc, svm_master_vma_ops.c"),
-    rule!(managed_memory_is_populated_on_its_home, Source)
+    rule!(managed_memory_is_populated_on_its_home, Ran)
         .decided_by("devmm_advise_svm_check, svm_master_advise.c")
         .needs(&[Need::TwoDevices]),
     rule!(prefetching_populates, Inferred).decided_by("devmm_ioctl_advise_populate, svm_master_advise.c"),
-    rule!(prefetching_populated_memory_again_is_granted, Source)
+    rule!(prefetching_populated_memory_again_is_granted, Ran)
         .decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c"),
     rule!(prefetching_for_a_peer_is_granted, Inferred)
         .decided_by("devmm_advise_d2d_populate_process, svm_master_advise.c")
         .needs(&[Need::TwoDevices]),
-    rule!(pinned_host_memory_is_the_cpus, Source).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
+    rule!(pinned_host_memory_is_the_cpus, Ran).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
     rule!(pinned_host_memory_is_copied_by_the_device, Inferred)
         .decided_by("devmm_find_memcpy_dir, svm_master_memcpy.c"),
-    rule!(pinning_wants_a_whole_allocation, Source).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
-    rule!(pinning_twice_is_eaddrinuse, Source).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
-    rule!(pinned_host_memory_is_not_prefetched, Source).decided_by("devmm_prefetch_para_check, svm_master_advise.c"),
-    rule!(huge_pages_can_be_pinned, Source)
+    rule!(pinning_wants_a_whole_allocation, Ran).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
+    rule!(pinning_twice_is_eaddrinuse, Ran).decided_by("devmm_ioctl_advise_master, svm_master_advise.c"),
+    rule!(pinned_host_memory_is_not_prefetched, Ran).decided_by("devmm_prefetch_para_check, svm_master_advise.c"),
+    rule!(huge_pages_can_be_pinned, Ran)
         .decided_by("devmm_advise_check_type, svm_master_advise.c")
         .since(Generation::V9_0_0),
     rule!(huge_pages_cannot_be_pinned_before_9_0_0, Source)
         .decided_by("devmm_advise_check_type, svm_master_advise.c")
         .before(Generation::V9_0_0),
-    rule!(a_read_only_heap_wants_read_only_advice, Source).decided_by("devmm_advise_check, svm_master_advise.c"),
-    rule!(read_only_memory_is_not_copied, Source).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
-    rule!(freeing_populated_memory_frees_it_once, Source).decided_by("devmm_free_page_process, devmm_proc_info.c"),
-    rule!(an_asynchronous_copy_keeps_populated_memory, Source).decided_by("devmm_set_page_ref_free, svm_heap_mng.h"),
-    rule!(populated_memory_is_no_mapping, Source).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
-    rule!(populated_memory_is_found_by_its_kind, Source).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
+    rule!(a_read_only_heap_wants_read_only_advice, Ran).decided_by("devmm_advise_check, svm_master_advise.c"),
+    rule!(read_only_memory_is_not_copied, Ran).decided_by("devmm_memcpy_para_check, svm_master_memcpy.c"),
+    rule!(freeing_populated_memory_frees_it_once, Ran).decided_by("devmm_free_page_process, devmm_proc_info.c"),
+    rule!(an_asynchronous_copy_keeps_populated_memory, Ran).decided_by("devmm_set_page_ref_free, svm_heap_mng.h"),
+    rule!(populated_memory_is_no_mapping, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(populated_memory_is_found_by_its_kind, Ran).decided_by("devmm_check_meminfo, devmm_proc_info.c"),
     rule!(disabling_a_heap_frees_its_pages, Inferred).decided_by("devmm_ioctl_disable_heap, devmm_proc_info.c"),
-    rule!(closing_the_device_leaves_the_addresses, Source).decided_by("devmm_ioctl_close_device, devmm_proc_info.c"),
+    rule!(closing_the_device_leaves_the_addresses, Ran).decided_by("devmm_ioctl_close_device, devmm_proc_info.c"),
     rule!(populating_more_than_the_device_has_is_enomem, Inferred)
         .decided_by("devmm_populate_to_device_frame, svm_master_advise.c")
         .needs(&[Need::Exhaustion]),

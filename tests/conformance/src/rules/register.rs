@@ -11,42 +11,41 @@ use libc::{EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, ENOENT, EOPNOTSUPP, ESRCH};
 
 pub const RULES: &[Rule] = &[
     rule!(device_memory_is_translated, Inferred).decided_by("devmm_ioctl_translate, devmm_proc_info.c"),
-    rule!(host_memory_is_not_translated, Source).decided_by("devmm_ioctl_translate, devmm_proc_info.c"),
-    rule!(memory_without_pages_is_not_translated, Source).decided_by("devmm_ioctl_translate, devmm_proc_info.c"),
-    rule!(host_memory_is_registered_for_transfers_once, Source)
+    rule!(host_memory_is_not_translated, Ran).decided_by("devmm_ioctl_translate, devmm_proc_info.c"),
+    rule!(memory_without_pages_is_not_translated, Ran).decided_by("devmm_ioctl_translate, devmm_proc_info.c"),
+    rule!(host_memory_is_registered_for_transfers_once, Ran)
         .decided_by("devmm_insert_register_dma_node, devmm_register_dma.c"),
-    rule!(an_empty_range_is_not_registered, Source).decided_by("devmm_register_dma_para_check, devmm_register_dma.c"),
-    rule!(unmapped_memory_is_not_registered, Source).decided_by("devmm_get_host_addr_pa_list, devmm_register_dma.c"),
-    rule!(a_registration_ends_by_its_first_address, Source)
-        .decided_by("devmm_ioctl_unregister_dma, devmm_register_dma.c"),
-    rule!(a_registration_ends_with_its_device, Source)
+    rule!(an_empty_range_is_not_registered, Ran).decided_by("devmm_register_dma_para_check, devmm_register_dma.c"),
+    rule!(unmapped_memory_is_not_registered, Ran).decided_by("devmm_get_host_addr_pa_list, devmm_register_dma.c"),
+    rule!(a_registration_ends_by_its_first_address, Ran).decided_by("devmm_ioctl_unregister_dma, devmm_register_dma.c"),
+    rule!(a_registration_ends_with_its_device, Ran)
         .decided_by("devmm_destory_register_dma_mng_by_devid, devmm_register_dma.c"),
-    rule!(host_memory_is_mapped_for_a_device_by_whole_pages, Source)
+    rule!(host_memory_is_mapped_for_a_device_by_whole_pages, Ran)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
-    rule!(remote_mappings_have_the_kinds_of_their_generation, Source)
+    rule!(remote_mappings_have_the_kinds_of_their_generation, Ran)
         .decided_by("devmm_ioctl_mem_remote_map, svm_master_remote_map.c"),
-    rule!(ordinary_memory_is_not_mapped_as_pinned, Source)
+    rule!(ordinary_memory_is_not_mapped_as_pinned, Ran)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
-    rule!(remote_mappings_are_for_the_first_process, Source)
+    rule!(remote_mappings_are_for_the_first_process, Ran)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
-    rule!(remote_unmapping_wants_a_mapping, Source).decided_by("devmm_unmap_local_mem, svm_master_remote_map.c"),
+    rule!(remote_unmapping_wants_a_mapping, Ran).decided_by("devmm_unmap_local_mem, svm_master_remote_map.c"),
     rule!(pinned_memory_that_a_device_maps_is_not_freed, Inferred)
         .decided_by("devmm_svm_mem_remote_map, svm_master_remote_map.c"),
     rule!(the_cpu_sees_device_memory_that_is_mapped_for_it, Inferred)
         .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
     rule!(device_memory_is_mapped_for_the_cpu_once, Inferred)
         .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
-    rule!(parts_of_device_memory_are_mapped_for_the_cpu, Source)
+    rule!(parts_of_device_memory_are_mapped_for_the_cpu, Ran)
         .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c"),
     rule!(device_memory_that_the_cpu_sees_is_not_freed, Inferred)
         .decided_by("devmm_mem_remote_map_of_svm_mem, svm_master_remote_map.c"),
-    rule!(device_memory_is_mapped_as_such_and_by_whole_pages, Source)
+    rule!(device_memory_is_mapped_as_such_and_by_whole_pages, Ran)
         .decided_by("devmm_svm_mem_map_para_check, svm_master_remote_map.c"),
-    rule!(memory_without_pages_is_not_mapped_for_others, Source)
+    rule!(memory_without_pages_is_not_mapped_for_others, Ran)
         .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
-    rule!(host_memory_of_a_handle_is_not_mapped_for_a_device, Source)
+    rule!(host_memory_of_a_handle_is_not_mapped_for_a_device, Ran)
         .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
-    rule!(managed_memory_on_the_host_is_not_mapped_for_others, Source)
+    rule!(managed_memory_on_the_host_is_not_mapped_for_others, Ran)
         .decided_by("devmm_get_remote_mem_type, svm_master_remote_map.c"),
     rule!(pinned_memory_is_mapped_for_one_device, Inferred)
         .decided_by("devmm_check_and_set_remote_map_state, svm_master_remote_map.c"),
@@ -56,25 +55,24 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_map_agent_svm_mem_to_master, svm_master_remote_map.c"),
     rule!(the_cpu_writes_device_memory_if_the_access_allows_it, Source)
         .decided_by("devmm_is_read_only_mem, svm_master_remote_map.c"),
-    rule!(memory_of_a_handle_that_the_cpu_sees_is_not_unmapped, Source)
+    rule!(memory_of_a_handle_that_the_cpu_sees_is_not_unmapped, Ran)
         .decided_by("devmm_vmma_exclusive_set, svm_vmma_mng.c"),
-    rule!(memory_of_a_handle_is_mapped_for_the_cpu_by_whole_pages, Source)
+    rule!(memory_of_a_handle_is_mapped_for_the_cpu_by_whole_pages, Ran)
         .decided_by("devmm_mem_remote_map_of_svm_mem, svm_master_remote_map.c"),
-    rule!(memory_of_a_handle_is_mapped_for_the_cpu_as_such, Source)
+    rule!(memory_of_a_handle_is_mapped_for_the_cpu_as_such, Ran)
         .decided_by("devmm_dev_svm_map_para_check, svm_master_remote_map.c"),
-    rule!(a_remote_mapping_holds_each_mapping_that_it_covers, Source)
-        .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
+    rule!(a_remote_mapping_holds_each_mapping_that_it_covers, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
     // The driver forgets to unmap here, and in the next three: what becomes of it is not known.
-    rule!(a_remote_mapping_from_inside_a_mapping_holds_that_one_only, Source)
+    rule!(a_remote_mapping_from_inside_a_mapping_holds_that_one_only, Ran)
         .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c")
         .needs(&[Need::Leak]),
-    rule!(a_remote_mapping_ends_with_the_reservation_it_begins_in, Source)
+    rule!(a_remote_mapping_ends_with_the_reservation_it_begins_in, Ran)
         .decided_by("devmm_get_remote_map_size_from_va, svm_master_remote_map.c")
         .needs(&[Need::Leak]),
-    rule!(a_remote_mapping_outlives_its_closed_device, Source)
+    rule!(a_remote_mapping_outlives_its_closed_device, Ran)
         .decided_by("devmm_destroy_all_heap_vmmas_by_devid, svm_master_mem_map.c")
         .needs(&[Need::Leak]),
-    rule!(a_remote_mapping_ends_with_its_heap, Source)
+    rule!(a_remote_mapping_ends_with_its_heap, Ran)
         .decided_by("devmm_destroy_reserve_heap_mem, svm_heap_mng.c")
         .needs(&[Need::Leak]),
 ];

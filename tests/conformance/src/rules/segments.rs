@@ -46,8 +46,8 @@ pub const RULES: &[Rule] = &[
     rule!(locking_a_part_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
     rule!(locking_everything_is_harmless_and_costs_nothing, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
     rule!(locking_everything_that_will_be_mapped_is_harmless, Ran).decided_by("mlock_fixup, linux/mm/mlock.c"),
-    rule!(advice_to_page_out_is_einval, Source).decided_by("can_madv_lru_vma, linux/mm/madvise.c"),
-    rule!(populating_the_segment_is_einval, Source).decided_by("madvise_populate, linux/mm/madvise.c"),
+    rule!(advice_to_page_out_is_einval, Ran).decided_by("can_madv_lru_vma, linux/mm/madvise.c"),
+    rule!(populating_the_segment_is_einval, Ran).decided_by("madvise_populate, linux/mm/madvise.c"),
     rule!(memory_mapped_under_a_read_only_segment_is_writable, Ran)
         .decided_by("devmm_insert_pages_to_vma_owner, devmm_dev.c"),
     rule!(shrinking_the_svm_segment_ends_the_session, Ran).decided_by("devmm_vm_open, svm_master_vma_ops.c"),
@@ -58,7 +58,7 @@ pub const RULES: &[Rule] = &[
     rule!(without_segments_dropping_the_svm_range_ends_the_session, Ran)
         .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
     rule!(without_segments_unmapping_nothing_is_harmless, Ran).decided_by("do_vmi_munmap, linux/mm/mmap.c"),
-    rule!(without_segments_dropping_nothing_is_harmless, Source).decided_by("madvise_walk_vmas, linux/mm/madvise.c"),
+    rule!(without_segments_dropping_nothing_is_harmless, Ran).decided_by("madvise_walk_vmas, linux/mm/madvise.c"),
     rule!(without_segments_one_page_in_the_svm_range_is_enough_to_end_the_session, Ran)
         .decided_by("_devmm_notifier_start, svm_mmu_notifier.c"),
     rule!(without_segments_other_unmappings_are_harmless, Ran)

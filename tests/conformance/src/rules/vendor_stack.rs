@@ -14,21 +14,20 @@ use libc::{EINVAL, ENODEV, ENOENT, EOPNOTSUPP};
 use std::ffi::CString;
 
 pub const RULES: &[Rule] = &[
-    rule!(a_node_is_no_link, Source).decided_by("do_readlinkat, linux/fs/stat.c"),
-    rule!(a_node_is_its_own_real_path, Source).decided_by("do_readlinkat, linux/fs/stat.c"),
-    rule!(the_list_of_modules_names_the_base_module, Source).decided_by("m_show, linux/kernel/module/procfs.c"),
-    rule!(the_log_level_is_between_0_and_7, Source)
+    rule!(a_node_is_no_link, Ran).decided_by("do_readlinkat, linux/fs/stat.c"),
+    rule!(a_node_is_its_own_real_path, Ran).decided_by("do_readlinkat, linux/fs/stat.c"),
+    rule!(the_list_of_modules_names_the_base_module, Ran).decided_by("m_show, linux/kernel/module/procfs.c"),
+    rule!(the_log_level_is_between_0_and_7, Ran)
         .decided_by("devdrv_manager_ioctl_get_console_loglevel, devdrv_manager_ioctl.c"),
-    rule!(an_unwritable_log_level_is_enodev, Source).decided_by("copy_to_user_safe, devdrv_manager.c"),
-    rule!(the_master_of_a_device_is_a_device, Source).decided_by("dms_get_master_dev, dms_basic_info.c"),
-    rule!(the_master_is_asked_by_physical_id, Source).decided_by("uda_get_master_id, uda_dev.c"),
-    rule!(the_master_query_wants_four_bytes_each_way, Source).decided_by("dms_get_master_dev, dms_basic_info.c"),
+    rule!(an_unwritable_log_level_is_enodev, Ran).decided_by("copy_to_user_safe, devdrv_manager.c"),
+    rule!(the_master_of_a_device_is_a_device, Ran).decided_by("dms_get_master_dev, dms_basic_info.c"),
+    rule!(the_master_is_asked_by_physical_id, Ran).decided_by("uda_get_master_id, uda_dev.c"),
+    rule!(the_master_query_wants_four_bytes_each_way, Ran).decided_by("dms_get_master_dev, dms_basic_info.c"),
     rule!(a_copy_that_names_its_device_reads_managed_memory, Ran)
         .decided_by("_devmm_get_memcpy_mem_attrs, svm_master_memcpy.c"),
-    rule!(a_device_local_source_must_lie_in_the_devices_pools, Source)
+    rule!(a_device_local_source_must_lie_in_the_devices_pools, Ran)
         .decided_by("devmm_get_local_dev_mem_attrs, devmm_proc_info.c"),
-    rule!(a_device_local_source_needs_a_device_id, Source)
-        .decided_by("devmm_get_local_dev_mem_attrs, devmm_proc_info.c"),
+    rule!(a_device_local_source_needs_a_device_id, Ran).decided_by("devmm_get_local_dev_mem_attrs, devmm_proc_info.c"),
 ];
 
 /// readlink(2).
