@@ -31,7 +31,6 @@ use crate::session::undo::Live;
 use crate::share::NamedMemory;
 use std::any::Any;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -120,8 +119,7 @@ impl Mapping {
     /// [`Error::Refused`] if the kernel or the device could not copy, and then some of it may have
     /// been.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        // A part of one mapping has nothing to drop.
-        ManuallyDrop::new(self.slice(offset, from.len() as u64)?).write_here(from)
+        self.slice(offset, from.len() as u64)?.write(from)
     }
 
     /// Copies memory, from `offset` on, into a buffer.
@@ -130,7 +128,7 @@ impl Mapping {
     ///
     /// Those of [`Mapping::write`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        ManuallyDrop::new(self.slice(offset, to.len() as u64)?).read_here(to)
+        self.slice(offset, to.len() as u64)?.read(to)
     }
 
     /// Sets `size` bytes from `offset` on.
@@ -265,7 +263,6 @@ impl Slice<'_> {
 
     /// The device to which it can be sent in a batch: the driver takes no host memory, no imports
     /// and nothing empty.
-    #[inline(always)]
     fn batched_on(&self) -> Option<&Live<DeviceInner>> {
         let block = self.block()?;
         (self.size != 0 && !block.imported && !block.handle.is_host()).then_some(&*block.device)
@@ -338,12 +335,6 @@ impl Slice<'_> {
     ///
     /// Those of [`Mapping::write`].
     pub fn write(&self, from: &[u8]) -> Result<()> {
-        self.write_here(from)
-    }
-
-    /// [`Slice::write`], as a part of the caller: it knows what the slice is.
-    #[inline(always)]
-    fn write_here(&self, from: &[u8]) -> Result<()> {
         self.same_size("copy to mapped memory", from.len() as u64)?;
         if self.is_host() {
             // SAFETY: host memory of this slice's range, which is mapped while the slice lives.
@@ -363,12 +354,6 @@ impl Slice<'_> {
     ///
     /// Those of [`Mapping::write`].
     pub fn read(&self, to: &mut [u8]) -> Result<()> {
-        self.read_here(to)
-    }
-
-    /// [`Slice::read`], as a part of the caller: it knows what the slice is.
-    #[inline(always)]
-    fn read_here(&self, to: &mut [u8]) -> Result<()> {
         self.same_size("copy from mapped memory", to.len() as u64)?;
         if self.is_host() {
             // SAFETY: host memory of this slice's range, which is mapped while the slice lives.
@@ -532,7 +517,6 @@ impl Slice<'_> {
     /// # Safety
     ///
     /// As for [`Svm::memcpy`](crate::driver::svm::Svm::memcpy).
-    #[inline(always)]
     unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64, expected: Direction) -> Result<()> {
         let mut done = 0;
         while done < self.size {
@@ -552,7 +536,6 @@ impl Slice<'_> {
     /// # Safety
     ///
     /// As for [`Slice::memcpy`].
-    #[inline(always)]
     unsafe fn memcpy_part(
         &self,
         operation: &'static str,
@@ -586,7 +569,6 @@ impl Slice<'_> {
 
     /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
     /// the driver can copy such memory.
-    #[inline(always)]
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.svm().check_process()?;
         match self.mappings().iter().find(|mapped| mapped.block.is_host_memory_on_a_device()) {
@@ -596,7 +578,6 @@ impl Slice<'_> {
     }
 
     /// Before every copy: it is possible, and the sizes agree.
-    #[inline(always)]
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.check_copy(operation)?;
         if self.size == other { Ok(()) } else { Err(other_size(operation, self.size, other)) }
@@ -621,7 +602,6 @@ impl Slice<'_> {
         ))
     }
 
-    #[cold]
     fn failed(&self, refused: Box<Refused>, operation: &'static str, address: u64, size: u64) -> Error {
         let arguments = format!("address {address:#x}, size {}", bytes(size));
         self.device().failed(refused, operation, arguments)
@@ -737,7 +717,6 @@ impl Batch {
         }
     }
 
-    #[cold]
     fn plan_several<'a>(&self, slices: impl Iterator<Item = &'a Slice<'a>>) -> Result<Plan<'a>> {
         let (mut groups, mut alone) = (Vec::<(&Live<DeviceInner>, Vec<usize>)>::new(), Vec::new());
         for (index, (slice, &size)) in slices.zip(&self.sizes).enumerate() {
@@ -792,7 +771,6 @@ impl Batch {
     }
 }
 
-#[cold]
 fn host_memory_on_a_device(operation: &'static str, block: &Block) -> Error {
     Invalid::because(
         operation,
@@ -801,7 +779,6 @@ fn host_memory_on_a_device(operation: &'static str, block: &Block) -> Error {
     )
 }
 
-#[cold]
 fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
     let problem = format!("{} and {} are not the same", bytes(slice), bytes(buffer));
     Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
@@ -812,13 +789,11 @@ fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<
     if offset <= whole && size <= whole - offset { Ok(()) } else { Err(outside(operation, offset, size, whole)) }
 }
 
-#[cold]
 fn outside(operation: &'static str, offset: u64, size: u64, whole: u64) -> Error {
     let problem = format!("{} at offset {offset:#x} are not inside of {}", bytes(size), bytes(whole));
     Invalid::because(operation, problem, "Stay inside.")
 }
 
-#[cold]
 fn hole(address: u64, size: u64) -> Error {
     Invalid::because(
         "take a part of a reservation",
@@ -828,7 +803,6 @@ fn hole(address: u64, size: u64) -> Error {
 }
 
 /// The kernel says that it did it, but also that it did not.
-#[cold]
 fn not_done(operation: &'static str, direction: Direction) -> Error {
     Invalid::because(
         operation,

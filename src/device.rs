@@ -276,7 +276,6 @@ impl DeviceInner {
     }
 
     /// The error of a command on this device that just failed.
-    #[cold]
     pub(crate) fn failed(&self, refused: Box<Refused>, operation: &'static str, arguments: String) -> Error {
         if refused.errno == Errno::ESRCH && !self.is_host() {
             // The device was set up, so its counterpart existed: now the device does not find it.
@@ -349,7 +348,6 @@ impl Undo for DeviceInner {
 /// What is lost of a device whose CLOSE_DEVICE was refused.
 const PREPARED: &str = "closing has begun: asynchronous copies are refused until it is closed and opened again";
 
-#[cold]
 fn half_closed(session: &Inner, device: OpenDevice) -> Error {
     let number = device.id;
     let error = Error::InUse {

@@ -238,7 +238,6 @@ pub struct Refused {
 impl Refused {
     /// A refusal, with the meaning that the errno has for the call. What it was for is said by the
     /// caller of the floor below: [`Refused::operation`].
-    #[cold]
     pub(crate) fn new(call: SystemCall, errno: Errno) -> Box<Refused> {
         let (cause, remedy) = refusal::command(call, errno);
         Box::new(Refused {
@@ -385,7 +384,6 @@ pub struct Invalid {
 
 impl Invalid {
     /// An error to be returned.
-    #[cold]
     pub(crate) fn because(operation: &'static str, problem: impl Into<String>, rule: &'static str) -> Error {
         Error::Invalid(Box::new(Invalid { operation, problem: problem.into(), rule }))
     }
@@ -430,7 +428,6 @@ pub struct FileFailed {
 
 impl FileFailed {
     /// A system call on the file failed.
-    #[cold]
     pub(crate) fn call(operation: &'static str, path: &Path, error: &std::io::Error) -> Error {
         let errno = error.raw_os_error().map(Errno::from_raw);
         let problem = if errno.is_some() { String::new() } else { error.to_string() };
@@ -447,7 +444,6 @@ impl FileFailed {
     }
 
     /// The file is not what it should be.
-    #[cold]
     pub(crate) fn because(
         operation: &'static str,
         path: &Path,

@@ -285,13 +285,11 @@ impl Undo for Mapped {
         }
     }
 
-    #[cold]
     fn abandon(&mut self, error: Error) {
         // The table keeps the range: the kernel still has something there.
         self.session().keep(Left::Mapping { address: self.address, size: self.size() }, error);
     }
 
-    #[cold]
     fn users(&self, others: usize) -> String {
         format!("{others} slice(s) or copies of {} are alive. Wait for them first.", self.describe())
     }
@@ -301,7 +299,6 @@ impl Undo for Mapped {
     }
 }
 
-#[cold]
 fn outside(reserved: &Reserved, offset: u64, size: u64) -> Error {
     if offset % HUGE_PAGE != 0 {
         let problem = format!("the offset {offset:#x} is not aligned");
@@ -314,7 +311,6 @@ fn outside(reserved: &Reserved, offset: u64, size: u64) -> Error {
     )
 }
 
-#[cold]
 fn not_giant(address: u64) -> Error {
     Invalid::because(
         OPERATION,
@@ -323,12 +319,10 @@ fn not_giant(address: u64) -> Error {
     )
 }
 
-#[cold]
 fn other_session() -> Error {
     Invalid::because(OPERATION, "the memory and the reservation are of different sessions", "Use one session.")
 }
 
-#[cold]
 fn no_segments() -> Error {
     Invalid::because(
         OPERATION,
@@ -337,7 +331,6 @@ fn no_segments() -> Error {
     )
 }
 
-#[cold]
 fn occupied(address: u64, size: u64) -> Error {
     Invalid::because(
         OPERATION,
@@ -346,7 +339,6 @@ fn occupied(address: u64, size: u64) -> Error {
     )
 }
 
-#[cold]
 fn other_owner(reserved: &Reserved, block: &Block, owner: &Owner) -> Error {
     let name = |device: u32, imported: bool| {
         let place = if device == HOST_ID { "the host".to_owned() } else { format!("device {device}") };

@@ -242,7 +242,6 @@ impl PhysicalMemory {
 
 impl Block {
     /// Memory that was just imported, with what the ticket says of it.
-    #[inline(always)]
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
@@ -273,7 +272,6 @@ impl Block {
     }
 
     /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
-    #[inline(always)]
     pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
         if Page::from_code(answer.page).is_none() {
             return Err(normal_pages());
@@ -301,7 +299,6 @@ impl Block {
     }
 
     /// Compares an import with what another ticket says of it.
-    #[inline(always)]
     pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
         if ticket.size != self.size {
             return Err(other_size(ticket.size, self.size));
@@ -320,7 +317,6 @@ impl Block {
 
     /// Takes over from a ticket what the driver does not say: that a device's 2 MiB pages are parts
     /// of 1 GiB ones, which can be mapped at whole GiBs only, and before 9.0.0 which memory it is.
-    #[inline(always)]
     fn take_over(&self, ticket: &Ticket) {
         if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
             self.giant.store(true, Ordering::Relaxed);
@@ -382,7 +378,6 @@ impl Undo for Block {
         }
     }
 
-    #[cold]
     fn abandon(&mut self, error: Error) {
         let session = &self.device.session;
         // Whatever becomes of it, this process can use it no more.
@@ -396,7 +391,6 @@ impl Undo for Block {
         session.keep(Left::Memory { handle: self.handle, size: self.size }, error);
     }
 
-    #[cold]
     fn users(&self, others: usize) -> String {
         format!(
             "{others} other reference(s) to {} are alive: clones, mappings or copies. Drop them first.",
@@ -417,7 +411,6 @@ impl Undo for Block {
     }
 }
 
-#[cold]
 fn bad_size(size: u64, page: Page) -> Error {
     let rule = match page {
         _ if size != 0 && size % page.size() == 0 => "The driver counts pages in 32 bits: ask for less.",
@@ -427,7 +420,6 @@ fn bad_size(size: u64, page: Page) -> Error {
     Invalid::because(OPERATION, format!("{} is not a size of memory", bytes(size)), rule)
 }
 
-#[cold]
 fn normal_pages() -> Error {
     Invalid::because(
         "import memory",
@@ -436,18 +428,15 @@ fn normal_pages() -> Error {
     )
 }
 
-#[cold]
 fn no_pages() -> Error {
     Invalid::because("import memory", "the driver says that it has no pages", "Ask the exporter for a new ticket.")
 }
 
-#[cold]
 fn other_size(ticket: u64, driver: u64) -> Error {
     let problem = format!("the ticket says {ticket} bytes, the driver {driver}");
     Invalid::because("import memory", problem, "The ticket is of another export: get a new one.")
 }
 
-#[cold]
 fn other_exporter(tgid: i32) -> Error {
     Invalid::because(
         "import memory",
@@ -457,12 +446,10 @@ fn other_exporter(tgid: i32) -> Error {
     )
 }
 
-#[cold]
 fn no_giant_pages(device: &DeviceInner) -> Error {
     Invalid::because(OPERATION, format!("{} has no 1 GiB pages", device.name()), "Use pages of 2 MiB.")
 }
 
-#[cold]
 fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, refused: Box<Refused>) -> Error {
     if refused.errno == Errno::ENOMEM {
         let place = match node {

@@ -200,7 +200,6 @@ impl Pool {
     }
 
     /// Tries once more with what is free in all tags. If that does not help it is mapped again.
-    #[cold]
     fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u32)> {
         if !self.may_fit(&error) {
             return Err(error);
@@ -254,14 +253,12 @@ impl Pool {
         &self.inner.near[tag.0 as usize % NEAR]
     }
 
-    #[cold]
     fn far(&self, tag: Tag) -> Option<Arc<Heap>> {
         let heaps = self.inner.heaps.read().unwrap_or_else(PoisonError::into_inner);
         let at = heaps.binary_search_by_key(&tag, |heap| heap.tag).ok()?;
         heaps.get(at).cloned()
     }
 
-    #[cold]
     fn new_heap(&self, tag: Tag) -> Arc<Heap> {
         let mut heaps = self.inner.heaps.write().unwrap_or_else(PoisonError::into_inner);
         match heaps.binary_search_by_key(&tag, |heap| heap.tag) {

@@ -220,12 +220,10 @@ impl Undo for Reserved {
         freed.map_err(|refused| refused.operation(Self::OPERATION).object(self.describe()).into())
     }
 
-    #[cold]
     fn abandon(&mut self, error: Error) {
         self.session.keep(Left::Reservation { address: self.start, size: self.size }, error);
     }
 
-    #[cold]
     fn users(&self, others: usize) -> String {
         format!("{others} mapping(s) or copies in {} are alive. Unmap them first.", self.describe())
     }
@@ -238,8 +236,6 @@ pub(crate) struct Owner {
 }
 
 /// Addresses from the arena, with a new heap if it needs one.
-// Inlined by force: it has one caller.
-#[inline(always)]
 fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
     let taken = lock(&session.arena).take(size, alignment);
     match taken {
@@ -248,7 +244,6 @@ fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
     }
 }
 
-#[cold]
 fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
     // A new heap is at least as large as what is asked for and starts at a whole GiB.
     let taken = session.take_with_heap(|arena| match arena.take(size, alignment) {
@@ -259,7 +254,6 @@ fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64>
 }
 
 /// The same at a fixed address.
-#[cold]
 fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u64> {
     let end = address.checked_add(size);
     let Range { start: low, end: high } = ReserveOptions::ADDRESSES;
@@ -304,7 +298,6 @@ fn check_alignment(alignment: u64) -> Result<()> {
     ))
 }
 
-#[cold]
 fn bad_size(size: u64) -> Error {
     if size > RESERVE_HEAP_MAX {
         let rule = "One reservation lies inside one heap of the kernel, which is at most 128 GiB: reserve several.";
@@ -314,7 +307,6 @@ fn bad_size(size: u64) -> Error {
     Invalid::because(OPERATION, problem, "Sizes are multiples of 2 MiB, and not 0.")
 }
 
-#[cold]
 fn exhausted(size: u64) -> Error {
     Invalid::because(
         OPERATION,

@@ -134,7 +134,6 @@ impl DeviceInner {
         }
     }
 
-    #[cold]
     fn ask_sdid(&self) -> Result<u32> {
         let id = if self.is_host() { 0 } else { self.id };
         let found = self.session.numbers()?.iter().find(|numbers| numbers.logical.0 == id);
@@ -483,8 +482,6 @@ struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    // This and what it uses is inlined by force: only one caller has each source.
-    #[inline(always)]
     fn new(device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
         let session = &device.session;
         match source {
@@ -502,12 +499,10 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    #[inline(always)]
     fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
         Wanted { share, exporter, ticket, fabric: None, remote: 0 }
     }
 
-    #[cold]
     fn fabric(numbers: &[Numbers], fabric: &FabricHandle) -> Result<Wanted<'a>> {
         let mut wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
         // Where the exporting device has no super-pod id, the long form is no more than the short
@@ -533,13 +528,11 @@ impl<'a> Wanted<'a> {
     }
 
     /// Its key among the imports on a device.
-    #[inline(always)]
     fn key(self, device: u32) -> ImportKey {
         ImportKey { device, share: self.share, exporter: self.exporter, sdid: self.remote }
     }
 
     /// As the kernel takes it, for an import on a device with a super-pod id.
-    #[inline(always)]
     fn export(self, sdid: u32) -> svm::Export {
         let Wanted { share, exporter, .. } = self;
         match self.fabric {
@@ -554,7 +547,6 @@ impl<'a> Wanted<'a> {
         self.ticket.map_or(0, |ticket| ticket.size)
     }
 
-    #[cold]
     fn refused(self, device: &DeviceInner, refused: Box<Refused>) -> Error {
         let Wanted { share, exporter, .. } = self;
         let mut arguments = format!("share {share} of device {exporter}");
@@ -573,7 +565,6 @@ impl<'a> Wanted<'a> {
     /// Whether the kernel takes this process for the exporter, on the device of the import: it
     /// answers an order to demand a trust list again differently to the exporter
     /// (`devmm_share_mem_set_attr_no_wlist_in_server`).
-    #[cold]
     fn is_own(self, device: &DeviceInner) -> bool {
         let Wanted { share, exporter, .. } = self;
         let demand = || device.session.svm.mem_set_attr(device.id, share, true);
@@ -603,7 +594,6 @@ fn ticket_device(numbers: &[Numbers], ticket: &Ticket, here: bool) -> Result<u32
 }
 
 /// A ticket of another boot, of this machine or not.
-#[cold]
 fn foreign(same_machine: bool) -> Error {
     let (problem, rule) = if same_machine {
         ("this host was rebooted since the ticket was made", "The memory is gone: export it again.")
@@ -616,7 +606,6 @@ fn foreign(same_machine: bool) -> Error {
     Invalid::because(OPERATION_IMPORT, problem, rule)
 }
 
-#[cold]
 fn other_hardware(physical: u32) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
@@ -625,7 +614,6 @@ fn other_hardware(physical: u32) -> Error {
     )
 }
 
-#[cold]
 fn not_visible(physical: u32) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
@@ -642,7 +630,6 @@ fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
         && bare_tgid::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
 }
 
-#[cold]
 fn own_export(device: &DeviceInner) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
@@ -663,7 +650,6 @@ impl Inner {
         }
     }
 
-    #[cold]
     fn ask_bare_tgid(&self) -> Result<i32> {
         let tgid = self.devmng.bare_tgid()?;
         Ok(*self.sharing.bare_tgid.get_or_init(|| tgid))
@@ -691,7 +677,6 @@ impl Inner {
         }
     }
 
-    #[cold]
     fn ask_identity(&self) -> Result<&Identity> {
         let tgid = self.bare_tgid()?;
         let start = bare_tgid::start_time("self").unwrap_or(0);
@@ -707,7 +692,6 @@ impl Inner {
         }
     }
 
-    #[cold]
     fn ask_numbers(&self) -> Result<&[Numbers]> {
         if self.devices.all(|&device| device == HOST_ID) {
             // This process used no device yet. In a container, the list must be made before it is

@@ -43,20 +43,17 @@ pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Resu
 }
 
 /// Whether system calls are reported.
-#[inline(always)]
 pub(crate) fn is_wanted() -> bool {
     LevelFilter::current() >= Level::TRACE && is_enabled()
 }
 
 /// Asks the subscriber whether it wants them, which is its code too: not while this thread holds a
 /// lock. What is kept back then is handed to it if it wants it.
-#[cold]
 fn is_enabled() -> bool {
     STATE.get() >= HELD || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
 }
 
 /// Makes a system call and reports it.
-#[cold]
 pub(crate) fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let start = Instant::now();
     let result = make();
@@ -66,19 +63,16 @@ pub(crate) fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -
 }
 
 /// Reports something that a person should know and that is in no returned error.
-#[cold]
 pub(crate) fn warn(detail: impl Display, message: &'static str) {
     report(Event::Note { level: Level::WARN, detail: printable(&detail.to_string()), message });
 }
 
 /// As [`warn`], for what was lost or left behind.
-#[cold]
 pub(crate) fn error(detail: impl Display, message: &'static str) {
     report(Event::Note { level: Level::ERROR, detail: printable(&detail.to_string()), message });
 }
 
 /// As [`warn`], for those who look for the cause of something else.
-#[cold]
 pub(crate) fn debug(detail: impl Display, message: &'static str) {
     if LevelFilter::current() >= Level::DEBUG {
         report(Event::Note { level: Level::DEBUG, detail: printable(&detail.to_string()), message });
@@ -131,7 +125,6 @@ impl Drop for Quiet {
     }
 }
 
-#[cold]
 fn report_kept() {
     STATE.set(0);
     let kept = KEPT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut()));

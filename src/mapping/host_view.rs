@@ -184,7 +184,6 @@ impl<'a> HostView<'a> {
         self.at(offset, size)
     }
 
-    #[cold]
     fn outside(&self, offset: usize, length: usize) -> Error {
         Invalid::because(
             "touch memory by the CPU",

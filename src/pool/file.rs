@@ -210,7 +210,6 @@ fn read_exactly(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {
     })
 }
 
-#[cold]
 fn cut_off(file: &File, end: Option<u64>, wanted: u64, offset: u64) -> Error {
     let end = end.map_or_else(|| "too early".to_owned(), |end| format!("at byte {end}"));
     FileFailed::because(
@@ -221,7 +220,6 @@ fn cut_off(file: &File, end: Option<u64>, wanted: u64, offset: u64) -> Error {
     )
 }
 
-#[cold]
 fn failed(operation: &'static str, file: &File, error: &io::Error) -> Error {
     FileFailed::call(operation, &path(file), error)
 }

@@ -295,7 +295,6 @@ impl Heap {
         self.allocate_new(books, request)
     }
 
-    #[cold]
     fn allocate_new<'a>(
         self: &'a Arc<Self>,
         mut books: MutexGuard<'a, Books>,
@@ -372,7 +371,6 @@ impl Heap {
     }
 
     /// An error of a growth, in the words of its caller.
-    #[cold]
     fn explain(&self, error: Error, request: Request) -> Error {
         let Error::OutOfMemory(mut details) = error else { return error };
         details.asked = request.size;
@@ -607,7 +605,6 @@ impl Heap {
         }
     }
 
-    #[cold]
     pub(super) fn asleep(&self, state: &State, operation: &'static str) -> Error {
         let state = match state {
             State::Changing => "is falling asleep or waking",
@@ -709,7 +706,6 @@ fn victims(rooms: &[Room], blocks: &mut Blocks) -> Vec<Range<u64>> {
     victims
 }
 
-#[cold]
 pub(super) fn no_block(address: u64) -> Error {
     Invalid::because(
         FREE,
@@ -718,7 +714,6 @@ pub(super) fn no_block(address: u64) -> Error {
     )
 }
 
-#[cold]
 pub(super) fn impossible(size: u64, alignment: u64) -> Error {
     if alignment.is_power_of_two() && alignment <= GIANT_PAGE {
         let problem = format!("{} is not a size of blocks", bytes(size));

@@ -168,7 +168,6 @@ impl Kept {
         self.statistics.handles += 1;
     }
 
-    #[inline(always)]
     fn pop(&mut self, size: u64) -> Option<PhysicalMemory> {
         let at = self.find(size).ok()?;
         let memories = &mut self.shelves[at].memories;

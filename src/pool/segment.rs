@@ -354,7 +354,6 @@ impl Segment {
     }
 
     /// The same, with the memory in [`Segment::unmapped`].
-    #[inline(always)]
     fn unmap_inside(&mut self, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -447,7 +446,6 @@ impl Segment {
         self.parts[part].map_as(offset % ReserveOptions::MAX_SIZE, memory, self.hidden)
     }
 
-    #[inline(always)]
     fn insert(&mut self, offset: u64, mapping: Mapping) {
         self.mapped += mapping.size();
         // The session's table has no overlap either.
@@ -455,8 +453,6 @@ impl Segment {
     }
 
     /// Unmaps one piece. If that is refused it stays.
-    // Inlined by force: most calls unmap one handle.
-    #[inline(always)]
     fn unmap_piece(&mut self, offset: u64) -> Result<PhysicalMemory> {
         let Some(mapping) = self.pieces.remove(offset) else {
             return Err(outside(SHRINK, &(offset..offset), self.size));
@@ -582,7 +578,6 @@ fn reserve(cache: &PageCache, size: u64, options: &ReserveOptions) -> Result<Vec
     Err(contiguous(size))
 }
 
-#[cold]
 fn contiguous(size: u64) -> Error {
     Invalid::because(
         NEW,
@@ -592,7 +587,6 @@ fn contiguous(size: u64) -> Error {
     )
 }
 
-#[cold]
 fn outside(operation: &'static str, range: &Range<u64>, size: u64) -> Error {
     let problem = format!("the offsets {:#x} to {:#x} are not inside of {}", range.start, range.end, bytes(size));
     Invalid::because(operation, problem, "A range begins before it ends, and lies inside of its segment.")

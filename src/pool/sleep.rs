@@ -391,7 +391,6 @@ impl Drop for Waking<'_> {
 }
 
 /// Says that the tag is asleep, although it was refused.
-#[cold]
 fn still_asleep(error: Error, tag: Tag) -> Error {
     match error {
         Error::Refused(mut refused) => {
@@ -403,7 +402,6 @@ fn still_asleep(error: Error, tag: Tag) -> Error {
 }
 
 /// Says how much is missing.
-#[cold]
 fn missing(error: Error, tags: &[Tag], had: u64, total: u64) -> Error {
     let Error::OutOfMemory(mut error) = error else { return error };
     let tags: Vec<String> = tags.iter().map(Tag::to_string).collect();
@@ -525,7 +523,6 @@ fn slice<'a>(rooms: &'a [Room], range: &Range<u64>) -> Result<Slice<'a>> {
     }
 }
 
-#[cold]
 fn no_host_memory(total: u64, place: &str) -> Error {
     let error = OutOfMemory {
         place: format!("the host, in this {place}, for what is kept of a tag"),
@@ -809,7 +806,6 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-#[cold]
 fn exists(path: &Path) -> Error {
     FileFailed::because(
         SLEEP,
@@ -819,7 +815,6 @@ fn exists(path: &Path) -> Error {
     )
 }
 
-#[cold]
 fn unnamed(path: &Path, error: &io::Error) -> Error {
     FileFailed::because(
         SLEEP,

@@ -144,7 +144,6 @@ pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<
 }
 
 /// The error about an object that others use.
-#[cold]
 pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
     let others = Arc::strong_count(object).saturating_sub(1);
     Error::InUse { operation: T::OPERATION, users: object.users(others) }
@@ -192,7 +191,6 @@ impl Inner {
     }
 
     /// Keeps what a dropped object could not undo.
-    #[cold]
     pub(crate) fn keep(&self, left: Left, error: Error) {
         lock(&self.left).push(left);
         trace::error(error, "not undone now; it is tried again when the device or the session is closed");

@@ -179,7 +179,6 @@ pub(super) fn exists(pid: i32) -> Result<()> {
     }
 }
 
-#[cold]
 fn not_started(pid: i32) -> Error {
     Invalid::because(
         TRUST,

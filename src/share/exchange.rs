@@ -405,7 +405,6 @@ impl<'a> Wire<'a> {
         }
     }
 
-    #[cold]
     pub(super) fn failed(&self, what: &str, errno: Errno) -> Error {
         match errno {
             Errno::EPIPE | Errno::ECONNRESET => self.gone(what),
@@ -413,7 +412,6 @@ impl<'a> Wire<'a> {
         }
     }
 
-    #[cold]
     fn gone(&self, what: &str) -> Error {
         self.wrong(
             format!("the other process closed the socket or died before the {what}"),
@@ -421,7 +419,6 @@ impl<'a> Wire<'a> {
         )
     }
 
-    #[cold]
     fn late(&self, what: &str) -> Error {
         self.wrong(
             format!("the {what} did not come in time"),
@@ -429,7 +426,6 @@ impl<'a> Wire<'a> {
         )
     }
 
-    #[cold]
     pub(super) fn wrong(&self, problem: impl Into<String>, remedy: &'static str) -> Error {
         Error::Exchange(Box::new(Exchange { operation: self.operation, problem: problem.into(), remedy }))
     }
