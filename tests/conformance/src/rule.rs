@@ -41,6 +41,9 @@ pub enum Need {
     /// Character devices of a kernel driver. An emulation on ordinary files cannot refuse read(2),
     /// a CPU access or the copy of a mapping at fork(2).
     OwnFiles,
+    /// Children whose inherited mappings the driver can remove. An emulation does that by ptrace(2),
+    /// which another tracer keeps from it.
+    Heirs,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
     /// Permission to cost the kernel or a device memory, or a reference that delays unloading, until
@@ -65,6 +68,7 @@ impl Need {
             Need::Hccs => (host.hccs, "needs devices on HCCS"),
             Need::Admin => (host.admin, "needs a caller that sees the host's device table"),
             Need::OwnFiles => (host.own_files, "needs a kernel driver's character devices; these are ordinary files"),
+            Need::Heirs => (host.own_files || !is_traced(), "needs a process that no debugger or tracer follows"),
             Need::Exhaustion => (host.exhaustion, "uses up a whole resource: not allowed in this run"),
             Need::Leak => (host.exhaustion, "may cost memory until the driver is loaded anew: not allowed in this run"),
             Need::Hdc => (host.hdc, "needs /dev/hisi_hdc, which cannot be opened here"),
@@ -74,6 +78,12 @@ impl Need {
         };
         (!there).then_some(reason)
     }
+}
+
+/// Whether another process follows this one by ptrace(2).
+fn is_traced() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
 }
 
 /// All generations, oldest first.

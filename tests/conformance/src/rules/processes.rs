@@ -3,7 +3,7 @@
 use crate::host::Host;
 use crate::manager::munmap;
 use crate::peer::{End, Peer, check_in_child, in_child, leave};
-use crate::rule::{Failure, Judge, Rule, Verdict, equal, holds, rule};
+use crate::rule::{Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
 use crate::session::{MIB2, Session, Svm, eventually};
 use ascend_ioctl::svm::{self, HOST_ID};
 use libc::{EALREADY, EBADFD, EFAULT, EINVAL};
@@ -17,7 +17,9 @@ pub const RULES: &[Rule] = &[
     rule!(the_session_belongs_to_who_initialises_it, Ran).decided_by("devmm_ioctl_init_process, devmm_proc_info.c"),
     rule!(a_child_may_go_on_where_its_parent_began, Ran)
         .decided_by("_devmm_svm_mmap_config_svm_proc, svm_module_ops.c"),
-    rule!(a_child_has_a_session_of_its_own, Source).decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c"),
+    rule!(a_child_has_a_session_of_its_own, Source)
+        .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c")
+        .needs(&[Need::Heirs]),
     rule!(an_abandoned_second_file_ends_the_session, Ran).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
     rule!(a_closed_file_lives_on_while_its_segments_are_mapped, Ran).decided_by("__fput, linux/fs/file_table.c"),
     rule!(shares_outlive_the_segments_while_the_file_is_open, Ran)
