@@ -3,7 +3,7 @@
 //! A record has what the caller passed and what the model returned. Pointers change from run to
 //! run. Bytes are in hexadecimal without trailing zeros, since argument structs are mostly empty.
 //!
-//! `cargo xtask trace` writes the same format about any driver, and `emulate --replay` reads it.
+//! `ascend-vmm trace` writes the same format about any driver, and `emulate --replay` reads it.
 //! The buffers that an argument points to are part of it where they are arguments themselves
 //! ([`buffer`]); the memory that is copied never is.
 
