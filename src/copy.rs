@@ -7,9 +7,9 @@
 //! keeps what it covers mapped for as long as it lives. Copies are synchronous, except those of
 //! [`Pending`].
 //!
-//! A slice may cover many mappings. The driver takes some facts of the first one for all: the device
-//! whose DMA engine copies imports, the share that it fills, and what an asynchronous copy releases.
-//! So imports and asynchronous copies are done mapping by mapping.
+//! A slice may cover many mappings. The driver takes some facts of the first one for all: the
+//! device whose DMA engine copies imports, the share that it fills, and what an asynchronous copy
+//! releases. So imports and asynchronous copies are done mapping by mapping.
 //!
 //! Directions: host to and from device memory; device to device on one or across two devices of
 //! this process (imported memory not on its own importing device, says the driver); rows with a

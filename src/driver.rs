@@ -47,8 +47,8 @@ unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i3
 /// ioctl(2), repeated after a signal. SVM's commands do not answer EINTR, and none is known of the
 /// other commands that this library sends to `/dev/davinci_manager` (inferred: their source was
 /// searched for it, not read whole). It comes from a supervisor of this process, as some containers
-/// have it (seccomp_unotify(2)), that had not taken the call yet. With SA_RESTART the kernel repeats
-/// such a call by itself.
+/// have it (seccomp_unotify(2)), that had not taken the call yet. With SA_RESTART the kernel
+/// repeats such a call by itself.
 ///
 /// # Safety
 ///

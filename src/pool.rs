@@ -183,8 +183,8 @@ impl Pool {
     ///
     /// [`Error::Invalid`] for sizes and alignments that cannot be, and for a tag that is asleep;
     /// [`Error::OutOfMemory`] if the device has not enough memory with all that is free here given
-    /// back, with what was asked for and what is free; [`Error::Refused`] with what the kernel says.
-    /// Free memory, the cache and the addresses are then as they were before.
+    /// back, with what was asked for and what is free; [`Error::Refused`] with what the kernel
+    /// says. Free memory, the cache and the addresses are then as they were before.
     #[doc(alias = "aclrtMalloc")]
     #[inline]
     pub fn allocate(&self, size: u64, alignment: u64, tag: Tag) -> Result<Block> {
@@ -287,8 +287,8 @@ impl Pool {
     /// Frees the block that begins at an address, which [`Block::into_address`] returned.
     ///
     /// Work that is running on the NPU may still use it: the memory stays mapped, but may become
-    /// part of another block at once. Only copies that a slice of the [`Block`] has begun are waited
-    /// for: it becomes free when they are over.
+    /// part of another block at once. Only copies that a slice of the [`Block`] has begun are
+    /// waited for: it becomes free when they are over.
     ///
     /// # Errors
     ///

@@ -2,10 +2,10 @@
 //!
 //! An area of addresses is cut into runs, each of which is used, free, or a hole: addresses that
 //! have no memory behind them. A run knows its neighbours in its area, and neighbours that are both
-//! free, or both holes, are one run. Free runs and holes are in lists by size: each power of two has
-//! sixteen, and a bit for each list says whether it has any. So taking and freeing take a constant
-//! number of steps. [`SegregatedFit::search`], which looks at every run that might do, is for
-//! requests that would otherwise be refused.
+//! free, or both holes, are one run. Free runs and holes are in lists by size: each power of two
+//! has sixteen, and a bit for each list says whether it has any. So taking and freeing take a
+//! constant number of steps. [`SegregatedFit::search`], which looks at every run that might do, is
+//! for requests that would otherwise be refused.
 //!
 //! The crate `offset-allocator` does the same for offsets of 32 bits, but knows no alignment, no
 //! fixed addresses and no holes.
@@ -30,8 +30,8 @@ pub(crate) enum State {
     Hole,
 }
 
-/// A run of addresses, by a number that stays the same as long as it is used, or is the first of its
-/// area.
+/// A run of addresses, by a number that stays the same as long as it is used, or is the first of
+/// its area.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run {
     pub(crate) start: u64,
@@ -400,7 +400,8 @@ mod tests {
             let mut fit = Fit::default();
             let mut areas = Vec::new();
             // Side by side: they must not become one.
-            for (start, size, state) in [(0, 1000, State::Free), (1000, 700, State::Hole), (1 << 30, 300, State::Free)] {
+            let pieces = [(0, 1000, State::Free), (1000, 700, State::Hole), (1 << 30, 300, State::Free)];
+            for (start, size, state) in pieces {
                 areas.push((fit.add_area(start * UNIT, size * UNIT, state), start * UNIT, size * UNIT));
             }
             let mut used: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
@@ -428,7 +429,10 @@ mod tests {
                         fit.free(number);
                     }
                     _ => {
-                        let (from, to) = if action == 6 { (State::Hole, State::Free) } else { (State::Free, State::Hole) };
+                        let (from, to) = match action {
+                            6 => (State::Hole, State::Free),
+                            _ => (State::Free, State::Hole),
+                        };
                         let expected = fits(&fit, &areas, from, size, alignment);
                         let found = fit.search(from, size, alignment);
                         prop_assert_eq!(found.is_some(), expected);

@@ -102,8 +102,8 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         }
     }
 
-    /// Takes the slot of a key, which the caller fills or vacates; the object if there is one. Waits
-    /// while another thread makes or undoes it.
+    /// Takes the slot of a key, which the caller fills or vacates; the object if there is one.
+    /// Waits while another thread makes or undoes it.
     ///
     /// The object comes as a weak reference: a strong one, however short, would keep its owner from
     /// undoing it.

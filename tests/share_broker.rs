@@ -616,7 +616,8 @@ fn descriptors_that_clients_send_are_closed_and_killed_clients_leave_nothing() {
                     channel.wait();
                     let mut socket = UnixStream::connect(path).unwrap();
                     let line = format!("pages {}\n", own_tgid());
-                    // Killed at any point: some before they ask, some with an answer that is not read.
+                    // Killed at any point: some before they ask, some with an answer that is not
+                    // read.
                     socket.write_all(&line.as_bytes()[..line.len() * number / 9]).unwrap();
                     channel.pause();
                 })

@@ -8,8 +8,8 @@
 //! that case, refuses to unmap the memory until the session is closed.
 //!
 //! One task stays inside one mapping of each side. Of a longer one older drivers release the first
-//! mapping only, and the others can be unmapped no more; and no driver holds the second mapping of a
-//! task that is not longer than its first one (`devmm_vmmas_occupy_inc`). So a copy over several
+//! mapping only, and the others can be unmapped no more; and no driver holds the second mapping of
+//! a task that is not longer than its first one (`devmm_vmmas_occupy_inc`). So a copy over several
 //! mappings is several tasks. If one of them cannot be begun, those before it run: the [`Pending`]
 //! waits for them, and then reports the error.
 //!
@@ -212,12 +212,13 @@ impl Slice<'_> {
     /// Begins to copy a buffer of the same size into the memory; the buffer comes back when the
     /// copy is waited for. What it covers stays mapped until then.
     ///
-    /// The driver copies mapping by mapping. Over more than 1024 of them, this returns when 1024 are
-    /// left to copy.
+    /// The driver copies mapping by mapping. Over more than 1024 of them, this returns when 1024
+    /// are left to copy.
     ///
     /// # Errors
     ///
-    /// Those of [`Mapping::write_async`]; what fails after the first mapping is an error of waiting.
+    /// Those of [`Mapping::write_async`]; what fails after the first mapping is an error of
+    /// waiting.
     pub fn write_async(&self, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         self.begin(from, true)
     }
@@ -333,16 +334,16 @@ impl Slice<'_> {
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
         let device = self.device().id;
         let begin = |done: u64, size: u64| {
-            // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until the
-            // copy is over, or for ever.
+            // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until
+            // the copy is over, or for ever.
             unsafe { self.svm().async_memcpy(device, destination + done, source + done, size) }
         };
         self.begin_pieces("begin a copy", |done| self.to_border(done), begin).map(Task::Running)
     }
 
-    /// Begins a copy of all of the slice, piece by piece: `next` says how long the piece at an offset
-    /// is, and `begin` begins it. An error if nothing was begun; what fails after that is known to
-    /// the tasks.
+    /// Begins a copy of all of the slice, piece by piece: `next` says how long the piece at an
+    /// offset is, and `begin` begins it. An error if nothing was begun; what fails after that is
+    /// known to the tasks.
     fn begin_pieces(
         &self,
         operation: &'static str,

@@ -14,8 +14,8 @@
 //! registration (kernels from 5.17 on).
 //!
 //! It also stays open while another process has a copy of it, from a fork. The driver would see the
-//! close only when that process closes its copy, and by then it could end our next session. The last
-//! claim of that session tries again.
+//! close only when that process closes its copy, and by then it could end our next session. The
+//! last claim of that session tries again.
 
 use super::Answer;
 use super::davinci::{self, DavinciFile, module};

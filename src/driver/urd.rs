@@ -96,8 +96,8 @@ impl Urd {
         (length >= 144 && total != 0).then(|| (total.saturating_mul(1024), free.saturating_mul(1024)))
     }
 
-    /// Whether the driver does not know the key under which a generation publishes values. Leaves no
-    /// line in the kernel's log: the question is complete.
+    /// Whether the driver does not know the key under which a generation publishes values. Leaves
+    /// no line in the kernel's log: the question is complete.
     pub(super) fn lacks_published_values(&self, device: LogicalId, generation: Generation) -> bool {
         let answer = self.memory_sizes(device, &generation.delta().udis_get);
         matches!(answer, Err(Answer::Refused(Errno::EOPNOTSUPP)))

@@ -1,9 +1,10 @@
 //! What is mapped where.
 //!
 //! A range is entered before MEM_MAP and removed after MEM_UNMAP, so that no two threads ever call
-//! the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping exists
-//! while it can be upgraded, which is from the return of MEM_MAP to the beginning of MEM_UNMAP. Its
-//! owner can hide it for a while, if nothing else uses it: then only the owner can make slices of it.
+//! the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping
+//! exists while it can be upgraded, which is from the return of MEM_MAP to the beginning of
+//! MEM_UNMAP. Its owner can hide it for a while, if nothing else uses it: then only the owner can
+//! make slices of it.
 
 use super::Mapped;
 use crate::driver::svm::HUGE_PAGE;

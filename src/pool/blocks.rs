@@ -1,16 +1,16 @@
 //! Which parts of a tag's addresses are in use.
 //!
 //! Every run of pages of 4 KiB is in use, free, or a hole without memory: a segregated fit chooses
-//! among them, and a map has the blocks in use by their address. Blocks of up to 32 KiB are cut from
-//! larger ones (`small_blocks.rs`).
+//! among them, and a map has the blocks in use by their address. Blocks of up to 32 KiB are cut
+//! from larger ones (`small_blocks.rs`).
 //!
 //! What that costs: a size is rounded up to 64 bytes, by at most a fifth, up to 32 KiB, and to 4
 //! KiB beyond. A request goes without new memory whenever a free block is at least a sixteenth
 //! larger than it and its alignment together; where there is no new memory, every free block is
 //! looked at, so none that fits is missed ([`Blocks::search`]). Free blocks are never moved, so, as
-//! for every allocator that moves nothing, an adversary can need log2(largest / smallest size) / 2 +
-//! 1 times the memory in use (Robson 1974); the tags, each with memory of its own, multiply that by
-//! nothing, but each may have a last handle that is nearly empty.
+//! for every allocator that moves nothing, an adversary can need one more than half of
+//! log2(largest / smallest size) times the memory in use (Robson 1974); the tags, each with memory
+//! of its own, multiply that by nothing, but each may have a last handle that is nearly empty.
 
 use super::small_blocks::{self, SmallBlocks};
 use crate::driver::svm::GIANT_PAGE;
@@ -222,8 +222,8 @@ impl Blocks {
         self.cut(request, run, start)
     }
 
-    /// The same where no memory can be added: looks at every free run. A small block may be one of a
-    /// larger class then, or whole pages.
+    /// The same where no memory can be added: looks at every free run. A small block may be one of
+    /// a larger class then, or whole pages.
     pub(super) fn search(&mut self, request: Request) -> Option<Claim> {
         self.free_empty_runs();
         if let Some(claim) = self.allocate(request) {
@@ -342,8 +342,8 @@ impl Blocks {
         self.fit.largest_free()
     }
 
-    /// Free memory, in order of addresses, in runs of at least `smallest` bytes. Empty runs of small
-    /// blocks become free first.
+    /// Free memory, in order of addresses, in runs of at least `smallest` bytes. Empty runs of
+    /// small blocks become free first.
     pub(super) fn free_ranges(&mut self, smallest: u64) -> Vec<Range<u64>> {
         self.free_empty_runs();
         let free = self.fit.all(State::Free, smallest).map(|run| self.fit[run].start..self.fit[run].end());

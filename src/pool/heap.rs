@@ -207,8 +207,8 @@ impl Need<'_> {
     /// addresses in one piece.
     fn plan(&self, rooms: &[Room], blocks: &Blocks) -> Option<Growth> {
         let granule = rooms.first()?.segment.step();
-        // In a small hole that is large enough, unless the alignment is in the way; or in any other,
-        // together with what is free beside it.
+        // In a small hole that is large enough, unless the alignment is in the way; or in any
+        // other, together with what is free beside it.
         let small = blocks.hole(self.request.taken().next_multiple_of(granule));
         let small = small.and_then(|hole| self.fit(rooms, &hole));
         small.or_else(|| blocks.holes().find_map(|hole| self.fit(rooms, &hole)))
@@ -340,8 +340,8 @@ impl Heap {
         }
     }
 
-    /// Maps memory for a request, in new addresses if there is no place for it. Returns where. After
-    /// an error everything is as it was.
+    /// Maps memory for a request, in new addresses if there is no place for it. Returns where.
+    /// After an error everything is as it was.
     fn grow(self: &Arc<Self>, taken: &mut Taken<'_>, request: Request) -> Result<Range<u64>> {
         let need = Need { request, options: &self.shared.options };
         let planned = need.plan(&taken.rooms, &self.lock().blocks);
@@ -506,7 +506,8 @@ impl Heap {
         if !matches!(books.state, State::Awake) {
             return Err(self.asleep(&books.state, RESET));
         }
-        // What a slice or a copy uses must not become part of another block. New ones need the lock.
+        // What a slice or a copy uses must not become part of another block. New ones need the
+        // lock.
         let unused = taken.rooms.iter_mut().try_for_each(|room| room.segment.hide(RESET));
         taken.rooms.iter_mut().for_each(|room| room.segment.show());
         unused?;

@@ -84,8 +84,8 @@ pub struct CacheStatistics {
     pub hits: u64,
     /// How often memory had to be created.
     pub created: u64,
-    /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or of a tag of a
-    /// pool that fell asleep.
+    /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or of a tag of
+    /// a pool that fell asleep.
     pub released: u64,
 }
 
@@ -220,7 +220,8 @@ impl PageCache {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::create_with`](crate::Device::create_with). As much is kept then as before.
+    /// Those of [`Device::create_with`](crate::Device::create_with). As much is kept then as
+    /// before.
     pub fn take(&self, size: u64) -> Result<PhysicalMemory> {
         let mut loan = Loan::default();
         match self.take_for(size, &mut loan) {
@@ -326,7 +327,8 @@ impl PageCache {
         Ok(self.release(popped))
     }
 
-    /// Releases memory that was taken from it, without keeping it. Returns how many bytes that were.
+    /// Releases memory that was taken from it, without keeping it. Returns how many bytes that
+    /// were.
     pub(super) fn release(&self, memories: Vec<PhysicalMemory>) -> u64 {
         memories.into_iter().map(|memory| self.release_one(memory)).sum()
     }

@@ -3,12 +3,13 @@
 //! Falling asleep makes sure that nothing uses the memory and hides it from everyone else, copies
 //! what is in use to where it is kept, unmaps all handles of the tag and releases them. So no write
 //! comes after its copy, whatever the driver does at the same time. Waking takes handles of the
-//! same sizes, maps them where the old ones were, copies back, and only then shows them. Each is all or nothing: after an error, or a panic of the caller's progress
-//! callback, the tag is as it was before, and what was kept is kept until a waking has succeeded.
+//! same sizes, maps them where the old ones were, copies back, and only then shows them. Each is
+//! all or nothing: after an error, or a panic of the caller's progress callback, the tag is as it
+//! was before, and what was kept is kept until a waking has succeeded.
 //!
 //! Contents that are kept in a file survive this process. The file is written under a temporary
-//! name, brought to the disk and renamed before anything is unmapped, in place of nothing, and it says itself which
-//! addresses its parts are of ([`BackupFile`]).
+//! name, brought to the disk and renamed before anything is unmapped, in place of nothing, and it
+//! says itself which addresses its parts are of ([`BackupFile`]).
 
 use super::file::{Progress, load, store};
 use super::heap::{Heap, Room, State, Taken};
@@ -93,11 +94,12 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] if slices
-    /// or copies of its blocks are alive after the hook, before anything is copied; [`Error::File`] if the file cannot be written, for
-    /// example because the disk is full; those of copies and of unmapping. The tag is awake then,
-    /// and nothing is lost. If the kernel refuses first to unmap and then, twice, to map again what
-    /// was unmapped, the tag is asleep with what should be kept, and the error says so.
+    /// [`Error::Invalid`] if another thread puts it to sleep or wakes it; [`Error::InUse`] if
+    /// slices or copies of its blocks are alive after the hook, before anything is copied;
+    /// [`Error::File`] if the file cannot be written, for example because the disk is full; those
+    /// of copies and of unmapping. The tag is awake then, and nothing is lost. If the kernel
+    /// refuses first to unmap and then, twice, to map again what was unmapped, the tag is asleep
+    /// with what should be kept, and the error says so.
     ///
     /// ```standalone_crate
     /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;

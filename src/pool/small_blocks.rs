@@ -224,8 +224,8 @@ impl SmallBlocks {
         was_loose
     }
 
-    /// Removes the runs that are empty: none of their blocks is in use, so none has a size any more.
-    /// Returns the large blocks that they were cut from.
+    /// Removes the runs that are empty: none of their blocks is in use, so none has a size any
+    /// more. Returns the large blocks that they were cut from.
     pub(super) fn remove_empty(&mut self) -> Vec<u32> {
         let mut blocks = Vec::new();
         for class in 0..CLASSES {

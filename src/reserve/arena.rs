@@ -9,8 +9,8 @@ use crate::range_map::{Found, RangeMap};
 use crate::segregated_fit::{SegregatedFit, State};
 use std::ops::Range;
 
-/// Where heaps can be: the range in which the vendor's library puts ordinary heaps, up to the end of
-/// the SVM segment.
+/// Where heaps can be: the range in which the vendor's library puts ordinary heaps, up to the end
+/// of the SVM segment.
 const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
 /// Whole GiB that are, or could become, a heap.
@@ -71,8 +71,8 @@ impl Arena {
         heaps.iter().map(|Found { start, size, .. }| Window { start, size }).collect()
     }
 
-    /// Takes `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the alignment a
-    /// power of two. `None` if no enabled heap has them.
+    /// Takes `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the alignment
+    /// a power of two. `None` if no enabled heap has them.
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let found = self.fit.find(State::Free, size, alignment);
         // Before another heap is enabled, every run is looked at.
@@ -92,8 +92,8 @@ impl Arena {
             return Err(Taken::Border);
         }
         let &Some(first) = heap.value else { return Err(Taken::Reserved) };
-        // Free neighbours are one run, so the run around an address that is not reserved follows the
-        // reservation before it, or is the first of the heap.
+        // Free neighbours are one run, so the run around an address that is not reserved follows
+        // the reservation before it, or is the first of the heap.
         let before = self.reserved.last_until(address).filter(|before| before.start >= heap.start);
         let run = before.map_or(Some(first), |before| self.fit.after(*before.value));
         let run = run.filter(|&run| self.fit[run].state == State::Free && self.fit[run].start <= address);
@@ -162,8 +162,8 @@ impl Arena {
         })
     }
 
-    /// A free window that covers a range: the 128 GiB one that [`Arena::next_window`] would make, if
-    /// that is free, or just as many GiB as are needed.
+    /// A free window that covers a range: the 128 GiB one that [`Arena::next_window`] would make,
+    /// if that is free, or just as many GiB as are needed.
     fn window_around(&self, start: u64, end: u64) -> Option<Window> {
         let most = ADDRESSES.start + (start - ADDRESSES.start) / RESERVE_HEAP_MAX * RESERVE_HEAP_MAX;
         let needed = start / HEAP_UNIT * HEAP_UNIT..end.next_multiple_of(HEAP_UNIT);

@@ -24,7 +24,8 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Takes the seat; the session if one is open. One that is being opened or closed is waited for.
+    /// Takes the seat; the session if one is open. One that is being opened or closed is waited
+    /// for.
     pub(super) fn take() -> Result<Seat, Weak<Live<Inner>>> {
         seat().take(())?;
         Ok(Seat { process: ForkGuard::new(), closing: false })

@@ -122,8 +122,9 @@ pub(super) struct Credentials<'a> {
     pidfd: Option<bool>,
 }
 
-/// Makes messages from the clients of a listening socket say which process sent them, from the first
-/// on: an accepted socket inherits it, and the kernel signs what is sent before it is accepted.
+/// Makes messages from the clients of a listening socket say which process sent them, from the
+/// first on: an accepted socket inherits it, and the kernel signs what is sent before it is
+/// accepted.
 pub(super) fn sign_from_the_first(listener: &UnixListener) -> nix::Result<()> {
     setsockopt(listener, PassCred, &true)?;
     // Not before Linux 6.5.

@@ -410,7 +410,8 @@ const LOOKUP: Setup = Setup::of(Work::MappingAt);
 const HANDLE: Setup = Setup::of(Work::ImportHandle);
 const TICKET: Setup = Setup::of(Work::ImportTicket);
 
-/// What an operation may cost with a million live objects, or 64 GiB, as a multiple of one of 2 MiB.
+/// What an operation may cost with a million live objects, or 64 GiB, as a multiple of one of 2
+/// MiB.
 const GROWTH: f64 = 1.5;
 
 /// What is counted. The figures of the vendor's library are instructions of a pair of calls on

@@ -3,7 +3,8 @@
 //!
 //! There is no computing here: functions that would need kernels exist and answer that they are
 //! not supported. docs/cann.md has the differences to the vendor's. `facts/acl-abi.json` lists
-//! all functions with their class; the header and the functions that are not supported come from it.
+//! all functions with their class; the header and the functions that are not supported come from
+//! it.
 //!
 //! Rust programs use [`ascend_vmm`] itself. Bindings for other languages can call the functions of
 //! [`exports`], under their C names.

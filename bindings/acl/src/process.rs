@@ -15,8 +15,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// `off`: the session has no address segments. Tools that put their own memory at the driver's fixed
-/// addresses need that.
+/// `off`: the session has no address segments. Tools that put their own memory at the driver's
+/// fixed addresses need that.
 pub const SEGMENTS: &str = "ASCEND_ACL_SEGMENTS";
 
 static SESSION: RwLock<Option<Session>> = RwLock::new(None);

@@ -1,5 +1,5 @@
-//! What programs rely on is held by a test: a comment `promise: function: what` stands before the call
-//! that fails if it changes, in `misuse/rows.txt` or in a program of `c/`.
+//! What programs rely on is held by a test: a comment `promise: function: what` stands before the
+//! call that fails if it changes, in `misuse/rows.txt` or in a program of `c/`.
 
 mod support;
 

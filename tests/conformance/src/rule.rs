@@ -41,13 +41,14 @@ pub enum Need {
     /// Character devices of a kernel driver. An emulation on ordinary files cannot refuse read(2),
     /// a CPU access or the copy of a mapping at fork(2).
     OwnFiles,
-    /// Children whose inherited mappings the driver can remove. An emulation does that by ptrace(2),
-    /// which another tracer keeps from it.
+    /// Children whose inherited mappings the driver can remove. An emulation does that by
+    /// ptrace(2), which another tracer keeps from it.
     Heirs,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
-    /// Permission to cost the kernel or a device memory, or a reference that delays unloading, until
-    /// the driver is loaded anew: the rule does, or a driver that answers differently makes it so.
+    /// Permission to cost the kernel or a device memory, or a reference that delays unloading,
+    /// until the driver is loaded anew: the rule does, or a driver that answers differently makes
+    /// it so.
     Leak,
     /// `/dev/hisi_hdc`.
     Hdc,

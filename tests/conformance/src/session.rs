@@ -553,8 +553,8 @@ pub fn poke(address: u64, value: u64) {
     unsafe { std::ptr::write_volatile(address as *mut u64, value) };
 }
 
-/// Lets the kernel write a word to memory through the CPU's mapping, by read(2) of a pipe. Where the
-/// CPU may not write, that is EFAULT, and no signal.
+/// Lets the kernel write a word to memory through the CPU's mapping, by read(2) of a pipe. Where
+/// the CPU may not write, that is EFAULT, and no signal.
 pub fn poke_by_kernel(address: u64, value: u64) -> Answer<()> {
     let mut ends = [0; 2];
     let size = size_of::<u64>();

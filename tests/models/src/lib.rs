@@ -1,5 +1,5 @@
-//! The slots, the seat and the arena under a model scheduler (`shuttle`), which runs their threads in
-//! many orders and notices when all of them wait.
+//! The slots, the seat and the arena under a model scheduler (`shuttle`), which runs their threads
+//! in many orders and notices when all of them wait.
 //!
 //! The code is the library's own: its files are compiled here once more, with this crate in the
 //! place of `std`, so that `std::sync` is the model's. What these files need of the library stands

@@ -6,7 +6,8 @@ use ascend_emulator::svm::is_modelled;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
 
-/// Modules and constants that the library's source names: the commands that it makes are among them.
+/// Modules and constants that the library's source names: the commands that it makes are among
+/// them.
 const LIBRARY: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/library_commands.rs"));
 
 /// Whether the library makes a command of a module.

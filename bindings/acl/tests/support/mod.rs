@@ -99,8 +99,8 @@ pub fn compile_file(source: &Path, linked: Linked) -> Option<PathBuf> {
                 command.arg("-fsanitize=address");
             }
             command.arg("-L").arg(&libraries).arg("-lascendcl");
-            // A path that LD_LIBRARY_PATH does not override: Cargo sets it for tests, to a directory
-            // with the library of an earlier `cargo build`.
+            // A path that LD_LIBRARY_PATH does not override: Cargo sets it for tests, to a
+            // directory with the library of an earlier `cargo build`.
             command.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display()));
         }
         Linked::Not => {

@@ -2,9 +2,9 @@
 //!
 //! The real driver's mappings are not copied by fork (VM_DONTCOPY), so a child can map the segments
 //! at their fixed addresses and have a session of its own. The emulated files' mappings are copied,
-//! unless madvise forbids it, and only the process itself can do that or unmap them. So when a child
-//! opens one of the driver's nodes for the first time, its call is stopped, and it unmaps them with
-//! its own hands (ptrace). Then its call begins again.
+//! unless madvise forbids it, and only the process itself can do that or unmap them. So when a
+//! child opens one of the driver's nodes for the first time, its call is stopped, and it unmaps
+//! them with its own hands (ptrace). Then its call begins again.
 
 use nix::errno::Errno;
 use std::ops::Range;

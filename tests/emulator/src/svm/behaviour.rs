@@ -113,8 +113,8 @@ pub struct Behaviour {
     pub remote_kinds: u32,
     /// The bits of an access of MEM_REMOTE_MAP with which the CPU may only read device memory.
     pub read_only_access: u32,
-    /// Refreshing an asynchronous copy releases the mappings of its first part only: the others stay
-    /// occupied until the process ends.
+    /// Refreshing an asynchronous copy releases the mappings of its first part only: the others
+    /// stay occupied until the process ends.
     pub refresh_releases_first_part: bool,
 }
 

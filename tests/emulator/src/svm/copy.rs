@@ -509,8 +509,8 @@ impl Call<'_, '_> {
         Ok(words.collect())
     }
 
-    /// ASYNC_MEMCPY. The bytes are copied at once, unless it pauses; then the refresh waits and copies
-    /// the rest. The mappings are held until the refresh.
+    /// ASYNC_MEMCPY. The bytes are copied at once, unless it pauses; then the refresh waits and
+    /// copies the rest. The mappings are held until the refresh.
     pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> Answer {
         let mut para: svm::AsyncMemcpy = arg.para();
         let (destination, source, size) = (para.destination, para.source, para.size);
@@ -621,8 +621,8 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// MEMSET8 of imported memory: the device fills the share of the *first* mapping, all of the size,
-    /// mapped or not (`devmm_share_mem_memset`). Other mappings are not touched.
+    /// MEMSET8 of imported memory: the device fills the share of the *first* mapping, all of the
+    /// size, mapped or not (`devmm_share_mem_memset`). Other mappings are not touched.
     fn fill_share(&mut self, para: &svm::Memset) -> Answer {
         let found = self.process.heap(para.destination).and_then(|heap| heap.mapping(para.destination));
         let Some(mapping) = found else { return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address") };

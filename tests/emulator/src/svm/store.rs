@@ -233,8 +233,8 @@ impl Store {
         block.solid.take();
         let window = block.windows.remove(index);
         if !block.is_aliased() {
-            // A single window that can be written has the current bytes of what it shows from now on,
-            // the store the rest.
+            // A single window that can be written has the current bytes of what it shows from now
+            // on, the store the rest.
             self.aliased.remove(&id);
         }
         self.chunks.forget(&window.file, window.offset, window.length);
