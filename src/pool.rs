@@ -200,7 +200,7 @@ impl Pool {
     }
 
     /// Tries once more with what is free in all tags. If that does not help it is mapped again.
-    fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u32)> {
+    fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u64)> {
         if !self.may_fit(&error) {
             return Err(error);
         }
@@ -413,7 +413,7 @@ pub struct Block {
     size: u64,
     /// Of the claim; [`DISOWNED`] if the block is freed by its address.
     number: u32,
-    generation: u32,
+    generation: u64,
 }
 
 const DISOWNED: u32 = u32::MAX;

@@ -85,7 +85,7 @@ pub(super) struct Books {
     /// `None` while a thread has them.
     segments: Option<Vec<Room>>,
     /// Counts resets: blocks of before are no longer anyone's.
-    pub(super) generation: u32,
+    pub(super) generation: u64,
     /// Blocks of which slices or copies are alive, by their address.
     pins: BTreeMap<u64, Pinned>,
     mapped: u64,
@@ -284,7 +284,7 @@ impl Heap {
 
     /// A block for a request, and the generation that it belongs to.
     #[inline]
-    pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(Claim, u32)> {
+    pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(Claim, u64)> {
         let mut books = self.lock();
         if let State::Awake = books.state {
             if let Some(claim) = books.blocks.allocate(request) {
@@ -299,7 +299,7 @@ impl Heap {
         self: &'a Arc<Self>,
         mut books: MutexGuard<'a, Books>,
         request: Request,
-    ) -> Result<(Claim, u32)> {
+    ) -> Result<(Claim, u64)> {
         let _quiet = quiet();
         loop {
             if !matches!(books.state, State::Awake) {
@@ -422,7 +422,7 @@ impl Heap {
 
     /// Frees the block of a handle. The block may have gone by a reset.
     #[inline]
-    pub(super) fn free(&self, claim: Claim, generation: u32) {
+    pub(super) fn free(&self, claim: Claim, generation: u64) {
         let mut books = self.lock();
         if books.generation == generation {
             if !books.pins.is_empty() && books.free_pinned(claim) {
@@ -436,7 +436,7 @@ impl Heap {
 
     /// Leaves the block of a handle without it.
     #[inline]
-    pub(super) fn disown(&self, claim: Claim, generation: u32) {
+    pub(super) fn disown(&self, claim: Claim, generation: u64) {
         let mut books = self.lock();
         if books.generation == generation {
             books.blocks.disown(claim);
@@ -518,7 +518,7 @@ impl Heap {
         let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
         let Usage { in_use, .. } = books.blocks.usage();
         books.blocks.reset(&mapped);
-        books.generation = books.generation.wrapping_add(1);
+        books.generation += 1;
         drop(books);
         drop(taken);
         self.shared.uncount(in_use);
@@ -622,7 +622,7 @@ struct Victims<'a> {
     ranges: Vec<Range<u64>>,
     /// A reset makes all that is mapped free, these ranges among it: then they are not victims any
     /// more.
-    generation: u32,
+    generation: u64,
 }
 
 impl Victims<'_> {
