@@ -39,19 +39,25 @@ fn next<T>(messages: &Receiver<T>) -> PyResult<Option<T>> {
     }
 }
 
+/// The error of a call that needs a thread and cannot start one, as Python's own threads say it.
+fn no_thread(error: std::io::Error) -> PyErr {
+    let remedy = "Raise the limit of threads or of memory (ulimit, cgroup), or end threads, and call again.";
+    PyRuntimeError::new_err(format!("the thread for this call cannot be started: {error}. {remedy}"))
+}
+
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, that is
 /// returned at once, and the work goes on without anyone to use its result: for questions only.
 pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (done, over) = channel();
-    std::thread::Builder::new().name("ascend_vmm".to_owned()).spawn(move || {
-        let _ = done.send(work());
-    })?;
+    let worker = std::thread::Builder::new().name("ascend_vmm".to_owned());
+    worker.spawn(move || drop(done.send(work()))).map_err(no_thread)?;
     let result = py.detach(move || next(&over))?;
     result.ok_or_else(|| PyRuntimeError::new_err("a thread of ascend_vmm panicked"))
 }
 
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, `cancel` is
-/// called, which must make `work` return soon, and the exception is returned.
+/// called, which must make `work` return soon, and the exception is returned. Where no thread can be
+/// started, that is the error, and `work` has not run.
 pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
@@ -60,11 +66,13 @@ pub(crate) fn interruptible<T: Send>(
     py.detach(|| {
         std::thread::scope(|scope| {
             let (done, over) = channel();
-            let worker = scope.spawn(move || {
+            let worker = std::thread::Builder::new().name("ascend_vmm".to_owned());
+            let worker = worker.spawn_scoped(scope, move || {
                 let result = work();
                 let _ = done.send(());
                 result
             });
+            let worker = worker.map_err(no_thread)?;
             let waited = next(&over);
             if waited.is_err() {
                 cancel();

@@ -78,6 +78,30 @@ def test_a_handler_cannot_open_a_device_under_the_wait_for_one():
     assert "while its thread waits for one" in on_a_host("--daemon", "silent", program=program)
 
 
+def test_where_no_thread_can_be_started_an_exchange_is_an_error():
+    """No address space is left for a thread's stack, as where a container's limit of threads is reached."""
+    program = """if True:
+        import ascend_vmm, resource, socket
+        ours, theirs = socket.socketpair()
+        with ascend_vmm.Session() as session:
+            memory = session.device(0).create("2MiB")
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 20, hard))
+            try:
+                ascend_vmm.send(ours, memory, timeout=1)
+            except RuntimeError as error:
+                print(str(error).split(':')[0])
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+            theirs.setblocking(False)
+            try:
+                theirs.recv(1)
+            except BlockingIOError:
+                print("nothing was sent")
+    """
+    assert on_a_host(program=program) == "the thread for this call cannot be started\nnothing was sent\n"
+
+
 def test_control_c_ends_sleep_and_files_and_nothing_is_lost(session, tmp_path):
     with ascend_vmm.Pool(session.device(0)) as pool:
         block = pool.allocate("64MiB", tag=1)
