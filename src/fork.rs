@@ -25,6 +25,29 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Counts forks from now on.
+extern "C" fn register() {
+    // Not a `Once`: a child of fork would wait for ever for a thread of its parent that was inside.
+    // Two threads that register twice only make each fork count twice.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.load(Ordering::Acquire) {
+        // SAFETY: the handler only adds to an atomic, which a child of a threaded process may.
+        let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if failed != 0 {
+            crate::trace::warn("no memory for the handler", "forks go unnoticed: do not use a session in children");
+        }
+        REGISTERED.store(true, Ordering::Release);
+    }
+}
+
+/// Registers when the library is loaded. A fork that has begun does not run handlers that are
+/// registered while it waits for malloc's locks, so its child would not know that it is one.
+// SAFETY: the loader calls what is in this section once, before any other code of this library; the
+// function takes no arguments and uses nothing that is not there yet.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = register;
+
 /// A point in the line of forks: valid only in the process that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForkGuard(u32);
@@ -32,17 +55,7 @@ pub(crate) struct ForkGuard(u32);
 impl ForkGuard {
     /// The guard of this process.
     pub(crate) fn new() -> ForkGuard {
-        // Not a `Once`: a child of fork would wait for ever for a thread of its parent that was
-        // inside. Two threads that register twice only make each fork count twice.
-        static REGISTERED: AtomicBool = AtomicBool::new(false);
-        if !REGISTERED.load(Ordering::Acquire) {
-            // SAFETY: the handler only adds to an atomic, which a child of a threaded process may.
-            let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-            if failed != 0 {
-                crate::trace::warn("no memory for the handler", "forks go unnoticed: do not use a session in children");
-            }
-            REGISTERED.store(true, Ordering::Release);
-        }
+        register();
         ForkGuard(FORKS.load(Ordering::Relaxed))
     }
 

@@ -35,8 +35,23 @@ thread_local! {
 }
 
 extern "C" fn in_child() {
-    STATE.fetch_or(INHERITED, Ordering::Relaxed);
+    if STATE.load(Ordering::Relaxed) & USED != 0 {
+        STATE.fetch_or(INHERITED, Ordering::Relaxed);
+    }
 }
+
+extern "C" fn register() {
+    // SAFETY: the handler only stores to an atomic, which a child of a threaded process may.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// Registers when the library is loaded. A fork that has begun does not run handlers that are
+/// registered while it waits for malloc's locks, so its child would not know that it is one.
+// SAFETY: the loader calls what is in this section once, before any other code of this library; the
+// function takes no arguments and uses nothing that is not there yet.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = register;
 
 /// The code that a call returns which must not be made: it comes from a child.
 fn enter(name: &'static str, uses: bool) -> Option<i32> {
@@ -45,9 +60,6 @@ fn enter(name: &'static str, uses: bool) -> Option<i32> {
         return Some(failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD)));
     }
     if uses && state & USED == 0 {
-        // Not a `Once`, for which a child could wait for ever. Registering twice does no harm.
-        // SAFETY: the handler only stores to an atomic, which a child of a threaded process may.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         STATE.fetch_or(USED, Ordering::Release);
     }
     None
