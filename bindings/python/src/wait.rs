@@ -56,8 +56,8 @@ pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce()
 }
 
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, `cancel` is
-/// called, which must make `work` return soon, and the exception is returned. Where no thread can be
-/// started, that is the error, and `work` has not run.
+/// called, which must make `work` return soon, and the exception is returned. Where no thread can
+/// be started, that is the error, and `work` has not run.
 pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
