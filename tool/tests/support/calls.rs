@@ -67,10 +67,10 @@ pub fn assert_same(emulator: &[Record], trace: &[Record]) {
         named.sort_unstable();
         named
     };
-    let renumbered: Vec<Record> = emulator
-        .iter()
-        .map(|it| Record { file: it.file.map(|file| files.get(&file).copied().unwrap_or(file)), ..it.clone() })
-        .collect();
+    // The trace does not know the file of an unfinished open, so it tells no close of it.
+    let known = emulator.iter().filter(|it| it.file.is_none_or(|file| files.contains_key(&file)));
+    let renumbered: Vec<Record> =
+        known.map(|it| Record { file: it.file.and_then(|file| files.get(&file).copied()), ..it.clone() }).collect();
     assert_eq!(named(&renumbered, "close"), named(trace, "close"));
     // The emulator also sees the end of processes that only looked for the nodes.
     let callers: HashSet<i32> = emulator.iter().filter(|it| it.call != "end").map(|it| it.pid).collect();
