@@ -20,9 +20,10 @@ mod pending;
 
 pub use pending::Pending;
 
+use crate::bytes::Bytes;
 use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
-use crate::error::{Error, Invalid, Refused, Result, bytes};
+use crate::error::{Error, Invalid, Refused, Result};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::physical::Block;
 use crate::reserve::Reservation;
@@ -82,7 +83,7 @@ enum Cover<'a> {
 
 impl fmt::Debug for Slice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slice({:#x}, {})", self.address, bytes(self.size))
+        write!(f, "Slice({:#x}, {})", self.address, Bytes(self.size))
     }
 }
 
@@ -190,7 +191,7 @@ impl Session {
         if cover.windows(2).any(|pair| !pair[0].is_beside(&pair[1])) {
             return Err(Invalid::because(
                 "take a part of mapped memory",
-                format!("{address:#x} with {} lies in more than one reservation", bytes(size)),
+                format!("{address:#x} with {} lies in more than one reservation", Bytes(size)),
                 "Take a part of each: one copy of the driver stays in one reservation.",
             ));
         }
@@ -381,7 +382,7 @@ impl Slice<'_> {
         if self.address < from.address + from.size && from.address < self.address + self.size {
             return Err(Invalid::because(
                 OPERATION,
-                format!("{:#x} and {:#x} with {} overlap", self.address, from.address, bytes(self.size)),
+                format!("{:#x} and {:#x} with {} overlap", self.address, from.address, Bytes(self.size)),
                 "Copy by way of a buffer.",
             ));
         }
@@ -597,13 +598,13 @@ impl Slice<'_> {
         }
         Err(Invalid::because(
             "copy rows",
-            format!("{rows:?} do not fit in {} of memory and a buffer of {}", bytes(self.size), bytes(buffer)),
+            format!("{rows:?} do not fit in {} of memory and a buffer of {}", Bytes(self.size), Bytes(buffer)),
             "Pitches are at least the width, and all rows must be inside.",
         ))
     }
 
     fn failed(&self, refused: Box<Refused>, operation: &'static str, address: u64, size: u64) -> Error {
-        let arguments = format!("address {address:#x}, size {}", bytes(size));
+        let arguments = format!("address {address:#x}, size {}", Bytes(size));
         self.device().failed(refused, operation, arguments)
     }
 }
@@ -763,7 +764,7 @@ impl Batch {
         {
             // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
             if let Err(refused) = unsafe { device.session.svm.memcpy_batch(device.id, destinations, sources, sizes) } {
-                let arguments = format!("{} copies, {}", sizes.len(), bytes(sizes.iter().sum()));
+                let arguments = format!("{} copies, {}", sizes.len(), Bytes(sizes.iter().sum()));
                 return Err(device.failed(refused, self.operation, arguments));
             }
         }
@@ -780,7 +781,7 @@ fn host_memory_on_a_device(operation: &'static str, block: &Block) -> Error {
 }
 
 fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
-    let problem = format!("{} and {} are not the same", bytes(slice), bytes(buffer));
+    let problem = format!("{} and {} are not the same", Bytes(slice), Bytes(buffer));
     Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
 }
 
@@ -790,14 +791,14 @@ fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<
 }
 
 fn outside(operation: &'static str, offset: u64, size: u64, whole: u64) -> Error {
-    let problem = format!("{} at offset {offset:#x} are not inside of {}", bytes(size), bytes(whole));
+    let problem = format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole));
     Invalid::because(operation, problem, "Stay inside.")
 }
 
 fn hole(address: u64, size: u64) -> Error {
     Invalid::because(
         "take a part of a reservation",
-        format!("not all of {address:#x} with {} is mapped", bytes(size)),
+        format!("not all of {address:#x} with {} is mapped", Bytes(size)),
         "Map all of it first.",
     )
 }

@@ -336,16 +336,16 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (asked, page) = (bytes(self.asked), bytes(self.page.size()));
+        let (asked, page) = (Bytes(self.asked), Bytes(self.page.size()));
         write!(f, "out of memory on {}: {asked} were asked for in pages of {page}", self.place)?;
         if let Some(free) = self.free_huge {
-            write!(f, "; free in 2 MiB pages: {}", bytes(free))?;
+            write!(f, "; free in 2 MiB pages: {}", Bytes(free))?;
         }
         if let Some(free) = self.free_giant {
-            write!(f, "; free in 1 GiB pages: {}", bytes(free))?;
+            write!(f, "; free in 1 GiB pages: {}", Bytes(free))?;
         }
         match self.page_that_fits() {
-            Some(page) if page != self.page => write!(f, ". It would fit in pages of {}.", bytes(page.size()))?,
+            Some(page) if page != self.page => write!(f, ". It would fit in pages of {}.", Bytes(page.size()))?,
             Some(_) => f.write_str(
                 ". By these figures it should fit: the memory may be fragmented, just taken by \
                  another process, or limited by a cgroup.",
@@ -632,11 +632,6 @@ impl fmt::Display for VendorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the vendor's codes: drvError {} {}, aclError {}", self.driver, self.driver_name, self.acl)
     }
-}
-
-/// A size as people write it.
-pub(crate) fn bytes(size: u64) -> Bytes {
-    Bytes(size)
 }
 
 #[cfg(test)]

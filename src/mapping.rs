@@ -15,9 +15,10 @@ mod shared_memory;
 pub use host_view::HostView;
 pub(crate) use shared_memory::{copy_in, copy_out, fill};
 
+use crate::bytes::Bytes;
 use crate::device::DeviceInner;
 use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE, Svm};
-use crate::error::{Error, Failed, Invalid, Result, bytes};
+use crate::error::{Error, Failed, Invalid, Result};
 use crate::kind::Page;
 use crate::physical::{Block, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
@@ -265,7 +266,7 @@ impl Mapped {
     }
 
     fn describe(&self) -> String {
-        format!("{:#x}, {}", self.address, bytes(self.size()))
+        format!("{:#x}, {}", self.address, Bytes(self.size()))
     }
 }
 
@@ -306,7 +307,7 @@ fn outside(reserved: &Reserved, offset: u64, size: u64) -> Error {
     }
     Invalid::because(
         OPERATION,
-        format!("{} at offset {offset:#x} do not fit in a reservation of {}", bytes(size), bytes(reserved.size)),
+        format!("{} at offset {offset:#x} do not fit in a reservation of {}", Bytes(size), Bytes(reserved.size)),
         "A mapping must lie inside its reservation.",
     )
 }
@@ -334,7 +335,7 @@ fn no_segments() -> Error {
 fn occupied(address: u64, size: u64) -> Error {
     Invalid::because(
         OPERATION,
-        format!("{address:#x} with {} overlaps what is mapped there", bytes(size)),
+        format!("{address:#x} with {} overlaps what is mapped there", Bytes(size)),
         "Unmap that first, or map at another offset.",
     )
 }

@@ -6,9 +6,10 @@
 //! mapped; here that follows from ownership: every mapping keeps its memory alive, and the last
 //! owner releases it.
 
+use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
 use crate::driver::svm::{HOST_ID, Handle, Imported, Svm};
-use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Refused, Result, bytes};
+use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Refused, Result};
 use crate::id::LogicalId;
 use crate::kind::{Kind, MemoryKind, Page};
 use crate::session::Session;
@@ -344,7 +345,7 @@ impl Block {
 
     pub(crate) fn describe(&self) -> String {
         let imported = if self.imported { "imported " } else { "" };
-        format!("{imported}handle {} of {}, {}", self.handle.id, self.device.name(), bytes(self.size))
+        format!("{imported}handle {} of {}, {}", self.handle.id, self.device.name(), Bytes(self.size))
     }
 
     /// Its key among the imports, if it is one.
@@ -417,7 +418,7 @@ fn bad_size(size: u64, page: Page) -> Error {
         Page::Huge => "Sizes are multiples of 2 MiB, and not 0.",
         Page::Giant => "Sizes of memory in 1 GiB pages are multiples of 1 GiB, and not 0.",
     };
-    Invalid::because(OPERATION, format!("{} is not a size of memory", bytes(size)), rule)
+    Invalid::because(OPERATION, format!("{} is not a size of memory", Bytes(size)), rule)
 }
 
 fn normal_pages() -> Error {
@@ -468,9 +469,9 @@ fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, r
         }
         .into();
     }
-    let page = bytes(kind.page.size());
+    let page = Bytes(kind.page.size());
     let node = node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
-    let arguments = format!("size {}, pages of {page}, {}{node}", bytes(size), kind.memory);
+    let arguments = format!("size {}, pages of {page}, {}{node}", Bytes(size), kind.memory);
     device.failed(refused, OPERATION, arguments)
 }
 

@@ -37,9 +37,10 @@ pub use page_cache::{CacheOptions, CacheStatistics, PageCache};
 pub use segment::{BeforeUnmap, Segment, SegmentOptions};
 pub use sleep::{BackupFile, BackupPart, Keep};
 
+use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
-use crate::error::{Error, Invalid, Result, bytes};
+use crate::error::{Error, Invalid, Result};
 use blocks::{Claim, Request};
 use heap::{Heap, Shared, State, impossible, no_block};
 use std::fmt;
@@ -420,7 +421,7 @@ const DISOWNED: u32 = u32::MAX;
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Block({:#x}, {}, {})", self.address, bytes(self.size), self.heap.tag)
+        write!(f, "Block({:#x}, {}, {})", self.address, Bytes(self.size), self.heap.tag)
     }
 }
 
@@ -462,7 +463,7 @@ impl Block {
         if offset > self.size || size > self.size - offset {
             return Err(Invalid::because(
                 OPERATION,
-                format!("{} at offset {offset:#x} are not inside of {}", bytes(size), bytes(self.size)),
+                format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(self.size)),
                 "Stay inside.",
             ));
         }

@@ -10,8 +10,9 @@
 
 pub(crate) mod arena;
 
+use crate::bytes::Bytes;
 use crate::driver::svm::{DYNAMIC_START, GIANT_PAGE, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, Svm};
-use crate::error::{Error, Failed, Invalid, Result, bytes};
+use crate::error::{Error, Failed, Invalid, Result};
 use crate::session::Inner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::slots::lock;
@@ -124,7 +125,7 @@ impl Reservation {
         // No other code knows the address, so nothing can use it while ALLOC lays out its books.
         if let Err(refused) = session.svm.alloc(start, size) {
             lock(&session.arena).free(start);
-            let arguments = format!("address {start:#x}, size {}", bytes(size));
+            let arguments = format!("address {start:#x}, size {}", Bytes(size));
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
         let owner = AtomicU32::new(Reserved::NONE);
@@ -169,7 +170,7 @@ impl Reserved {
     const MAPPED: u32 = 1 << 30;
 
     fn describe(&self) -> String {
-        format!("{:#x}, {}", self.start, bytes(self.size))
+        format!("{:#x}, {}", self.start, Bytes(self.size))
     }
 
     /// Ties the reservation to the owner of the memory that is about to be mapped. The kernel does
@@ -267,7 +268,7 @@ fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u
     if address < low || end.is_none_or(|end| end > high) {
         return Err(Invalid::because(
             OPERATION,
-            format!("{address:#x} with {} lies outside of the driver's addresses", bytes(size)),
+            format!("{address:#x} with {} lies outside of the driver's addresses", Bytes(size)),
             "Fixed addresses lie between 0x12c000000000 and 0x180000000000 (24 TiB).",
         ));
     }
@@ -275,13 +276,13 @@ fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u
     taken.map_err(|taken| match taken {
         Taken::Border | Taken::NeedsHeap(_) => Invalid::because(
             OPERATION,
-            format!("{address:#x} with {} lies across the border of a heap", bytes(size)),
+            format!("{address:#x} with {} lies across the border of a heap", Bytes(size)),
             "A reservation must lie inside one heap of the kernel, and heaps that are in use do not \
              move: choose another address, or reserve the largest ranges first.",
         ),
         Taken::Reserved => Invalid::because(
             OPERATION,
-            format!("part of {address:#x} with {} is already reserved", bytes(size)),
+            format!("part of {address:#x} with {} is already reserved", Bytes(size)),
             "Free it first, or choose another address.",
         ),
     })
@@ -301,16 +302,16 @@ fn check_alignment(alignment: u64) -> Result<()> {
 fn bad_size(size: u64) -> Error {
     if size > RESERVE_HEAP_MAX {
         let rule = "One reservation lies inside one heap of the kernel, which is at most 128 GiB: reserve several.";
-        return Invalid::because(OPERATION, format!("{} are too much", bytes(size)), rule);
+        return Invalid::because(OPERATION, format!("{} are too much", Bytes(size)), rule);
     }
-    let problem = format!("{} is not a size of reservations", bytes(size));
+    let problem = format!("{} is not a size of reservations", Bytes(size));
     Invalid::because(OPERATION, problem, "Sizes are multiples of 2 MiB, and not 0.")
 }
 
 fn exhausted(size: u64) -> Error {
     Invalid::because(
         OPERATION,
-        format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", bytes(size)),
+        format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", Bytes(size)),
         "Free reservations, or ask for a smaller one.",
     )
 }

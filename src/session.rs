@@ -14,6 +14,7 @@ mod bringup;
 mod seat;
 pub(crate) mod undo;
 
+use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
 use crate::device_process;
 use crate::discovery::PeerAccess;
@@ -21,7 +22,7 @@ use crate::driver::davinci::MANAGER;
 use crate::driver::devmng::Devmng;
 use crate::driver::segments::{self, Segments};
 use crate::driver::svm::{HeapKind, HostPages, Svm};
-use crate::error::{Error, Failed, Refused, Result, bytes};
+use crate::error::{Error, Failed, Refused, Result};
 use crate::id::LogicalId;
 use crate::mapping::Mapping;
 use crate::mapping::mapping_table::MappingTable;
@@ -427,7 +428,7 @@ impl Inner {
         let taken = take(&mut lock(&self.arena));
         let Err(Taken::NeedsHeap(window)) = taken else { return Ok(taken) };
         self.svm.update_heap(true, HeapKind::Reserve, window.index(), window.size()).map_err(|refused| {
-            let arguments = format!("index {}, size {}", window.index(), bytes(window.size()));
+            let arguments = format!("index {}, size {}", window.index(), Bytes(window.size()));
             refused.operation("enable a heap for reservations").arguments(arguments)
         })?;
         let mut arena = lock(&self.arena);

@@ -17,8 +17,9 @@
 //! that, or polled as a future, starts a thread that waits.
 
 use super::{Keeper, Slice};
+use crate::bytes::Bytes;
 use crate::device::DeviceInner;
-use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall, bytes};
+use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall};
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
 use crate::signals;
@@ -141,7 +142,7 @@ impl Tasks {
         let Some(Piece { task, size }) = self.first.take() else { return };
         self.first = self.others.pop_front();
         let failed = |refused: Box<Refused>, operation: &'static str| {
-            device.failed(refused, operation, format!("task {task}, size {}", bytes(size)))
+            device.failed(refused, operation, format!("task {task}, size {}", Bytes(size)))
         };
         match device.session.svm.memcpy_result_refresh(device.id, task, size) {
             Ok(true) => {}
@@ -176,7 +177,7 @@ impl<T> fmt::Debug for Pending<T> {
             Task::Running(_) | Task::Waited(_) => "running",
             Task::Over | Task::Taken => "over",
         };
-        write!(f, "Pending({}, {state})", bytes(self.size))
+        write!(f, "Pending({}, {state})", Bytes(self.size))
     }
 }
 

@@ -10,8 +10,9 @@
 //! device wrote to as changed (`devmm_unpin_user_pages`), so Linux could forget what a device wrote
 //! into a mapped file.
 
+use crate::bytes::Bytes;
 use crate::copy::{Pending, Slice};
-use crate::error::{Error, Failed, FileFailed, Result, bytes};
+use crate::error::{Error, Failed, FileFailed, Result};
 use crate::signals::uninterrupted;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::collections::VecDeque;
@@ -215,7 +216,7 @@ fn cut_off(file: &File, end: Option<u64>, wanted: u64, offset: u64) -> Error {
     FileFailed::because(
         LOAD,
         &path(file),
-        format!("it ends {end}, and {} from byte {offset} on are wanted", bytes(wanted)),
+        format!("it ends {end}, and {} from byte {offset} on are wanted", Bytes(wanted)),
         "It is shorter than it should be, or was cut off while it was read.",
     )
 }

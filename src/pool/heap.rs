@@ -11,8 +11,9 @@ use super::page_cache::PageCache;
 use super::segment::{BeforeUnmap, Segment, SegmentOptions, joined};
 use super::sleep::Asleep;
 use super::{PoolOptions, Statistics, Tag};
+use crate::bytes::Bytes;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
-use crate::error::{Error, Invalid, Result, bytes};
+use crate::error::{Error, Invalid, Result};
 use crate::fork::ForkGuard;
 use crate::reserve::ReserveOptions;
 use crate::slots::lock;
@@ -388,7 +389,7 @@ impl Heap {
         if needed > largest {
             return Err(Invalid::because(
                 ALLOCATE,
-                format!("{} in handles of {} are more than one reservation", bytes(needed), bytes(granule)),
+                format!("{} in handles of {} are more than one reservation", Bytes(needed), Bytes(granule)),
                 "Allow smaller handles, or ask for less.",
             ));
         }
@@ -717,7 +718,7 @@ pub(super) fn no_block(address: u64) -> Error {
 
 pub(super) fn impossible(size: u64, alignment: u64) -> Error {
     if alignment.is_power_of_two() && alignment <= GIANT_PAGE {
-        let problem = format!("{} is not a size of blocks", bytes(size));
+        let problem = format!("{} is not a size of blocks", Bytes(size));
         return Invalid::because(ALLOCATE, problem, "Blocks have 1 byte to 128 GiB (ReserveOptions::MAX_SIZE).");
     }
     let problem = format!("the alignment {alignment:#x} is not possible");

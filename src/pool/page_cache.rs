@@ -6,8 +6,9 @@
 //! still this process's memory, so no other process can have it: a limit says how much may be kept,
 //! and [`PageCache::trim`] releases it.
 
+use crate::bytes::Bytes;
 use crate::device::DeviceInner;
-use crate::error::{Error, Invalid, Result, bytes};
+use crate::error::{Error, Invalid, Result};
 use crate::kind::{Kind, MemoryKind, Page};
 use crate::physical::{PhysicalMemory, free_bytes};
 use crate::session::Session;
@@ -377,7 +378,7 @@ impl Inner {
         if size == 0 || size % Page::Giant.size() != 0 {
             return Err(Invalid::because(
                 OPERATION,
-                format!("{} is not a multiple of 1 GiB", bytes(size)),
+                format!("{} is not a multiple of 1 GiB", Bytes(size)),
                 "A cache of 1 GiB pages hands out whole ones, also where 2 MiB pages take their place.",
             ));
         }

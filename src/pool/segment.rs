@@ -9,9 +9,10 @@
 //! whole handles are unmapped: to give memory back in small steps, allow small handles only.
 
 use super::page_cache::{Loan, PageCache, Source};
+use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
-use crate::error::{Error, Invalid, Result, bytes};
+use crate::error::{Error, Invalid, Result};
 use crate::mapping::Mapping;
 use crate::mapping::mapping_table::cover;
 use crate::physical::PhysicalMemory;
@@ -127,7 +128,7 @@ const ROOM: usize = 64;
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Segment { address, size, mapped, .. } = self;
-        write!(f, "Segment({address:#x}, {}, {} mapped)", bytes(*size), bytes(*mapped))
+        write!(f, "Segment({address:#x}, {}, {} mapped)", Bytes(*size), Bytes(*mapped))
     }
 }
 
@@ -168,7 +169,7 @@ impl Segment {
             options.reserve = options.reserve.alignment(GIANT_PAGE);
         }
         let Some(size) = size.checked_next_multiple_of(step) else {
-            return Err(Invalid::because(NEW, format!("{} are too much", bytes(size)), "Ask for less."));
+            return Err(Invalid::because(NEW, format!("{} are too much", Bytes(size)), "Ask for less."));
         };
         let parts = reserve(cache, size, &options.reserve)?;
         let address = parts[0].address();
@@ -581,13 +582,13 @@ fn reserve(cache: &PageCache, size: u64, options: &ReserveOptions) -> Result<Vec
 fn contiguous(size: u64) -> Error {
     Invalid::because(
         NEW,
-        format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", bytes(size)),
+        format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", Bytes(size)),
         "One reservation is at most 128 GiB (ReserveOptions::MAX_SIZE), and several make a segment only side by side: \
          make it early, or use several segments.",
     )
 }
 
 fn outside(operation: &'static str, range: &Range<u64>, size: u64) -> Error {
-    let problem = format!("the offsets {:#x} to {:#x} are not inside of {}", range.start, range.end, bytes(size));
+    let problem = format!("the offsets {:#x} to {:#x} are not inside of {}", range.start, range.end, Bytes(size));
     Invalid::because(operation, problem, "A range begins before it ends, and lies inside of its segment.")
 }

@@ -16,8 +16,9 @@ use super::heap::{Heap, Room, State, Taken};
 use super::page_cache::PageCache;
 use super::segment::{Segment, Unmapped};
 use super::{Pool, Tag};
+use crate::bytes::Bytes;
 use crate::copy::Slice;
-use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result, bytes};
+use crate::error::{Error, FileFailed, Invalid, OutOfMemory, Result};
 use crate::fork::ForkGuard;
 use crate::kind::Page;
 use crate::physical::PhysicalMemory;
@@ -408,7 +409,7 @@ fn missing(error: Error, tags: &[Tag], had: u64, total: u64) -> Error {
     let Error::OutOfMemory(mut error) = error else { return error };
     let tags: Vec<String> = tags.iter().map(Tag::to_string).collect();
     let OutOfMemory { place, asked, .. } = &mut *error;
-    place.push_str(&format!(", waking {} with {}, of which {} are there", tags.join(", "), bytes(total), bytes(had)));
+    place.push_str(&format!(", waking {} with {}, of which {} are there", tags.join(", "), Bytes(total), Bytes(had)));
     *asked = total - had;
     Error::OutOfMemory(error)
 }

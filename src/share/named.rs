@@ -7,10 +7,11 @@
 //! keep the memory alive**, which is gone when its owner frees it or ends, and there is one open of
 //! a name per process, for one device.
 
+use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::device::{Device, DeviceInner};
 use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST, Svm};
-use crate::error::{Error, Failed, Invalid, Refused, Result, bytes};
+use crate::error::{Error, Failed, Invalid, Refused, Result};
 use crate::id::PhysicalId;
 use crate::mapping::{Mapped, Mapping};
 use crate::reserve::arena::Window;
@@ -197,7 +198,7 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
     let Some(window) = session.open_heap(kind, found.size).map_err(failed)? else {
         return Err(Invalid::because(
             OPERATION_OPEN,
-            format!("no {} of the driver's addresses are free in one piece", bytes(found.size)),
+            format!("no {} of the driver's addresses are free in one piece", Bytes(found.size)),
             "Free reservations, or close other names.",
         ));
     };
@@ -270,7 +271,7 @@ impl NamedMemory {
         if offset > self.size() || size > self.size() - offset {
             return Err(Invalid::because(
                 "copy named memory",
-                format!("{} at offset {offset:#x} lie outside of {}", bytes(size), bytes(self.size())),
+                format!("{} at offset {offset:#x} lie outside of {}", Bytes(size), Bytes(self.size())),
                 "Copy inside the memory.",
             ));
         }
@@ -318,7 +319,7 @@ impl Opened {
     }
 
     fn describe(&self) -> String {
-        format!("{}, {} at {:#x}", self.name, bytes(self.at.size), self.at.address())
+        format!("{}, {} at {:#x}", self.name, Bytes(self.at.size), self.at.address())
     }
 }
 
@@ -443,7 +444,7 @@ fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Pu
         }
     }
     let created = session.svm.ipc_mem_create(device.id, address, size);
-    let named = || format!("{address:#x}, {}", bytes(size));
+    let named = || format!("{address:#x}, {}", Bytes(size));
     let name = created.map_err(|refused| device.failed(refused, OPERATION_PUBLISH, named()))?;
     let publication = Publication { name: Name(name), session, mapped };
     Ok(Published { inner: Arc::new(Live::new(publication)) })
