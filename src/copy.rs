@@ -154,7 +154,7 @@ impl Reservation {
         check("take a part of a reservation", offset, size, self.size())?;
         let address = self.address() + offset;
         let session = &self.inner.session;
-        session.svm.check_process()?;
+        session.check_process()?;
         if size == 0 {
             return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
         }
@@ -182,7 +182,7 @@ impl Session {
         cover: impl FnOnce(u64) -> Option<Vec<Arc<Live<Mapped>>>>,
     ) -> Result<Slice<'static>> {
         let session = &self.inner;
-        session.svm.check_process()?;
+        session.check_process()?;
         if size == 0 {
             return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
         }
@@ -571,7 +571,7 @@ impl Slice<'_> {
     /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
     /// the driver can copy such memory.
     fn check_copy(&self, operation: &'static str) -> Result<()> {
-        self.svm().check_process()?;
+        self.device().session.check_process()?;
         match self.mappings().iter().find(|mapped| mapped.block.is_host_memory_on_a_device()) {
             Some(mapped) => Err(host_memory_on_a_device(operation, &mapped.block)),
             None => Ok(()),
@@ -711,7 +711,7 @@ impl Batch {
         };
         match device {
             Some(device) if slices.clone().zip(&self.sizes).all(is_usual) => {
-                device.session.svm.check_process()?;
+                device.session.check_process()?;
                 Ok(Plan::One(device))
             }
             _ => self.plan_several(slices),

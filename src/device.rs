@@ -14,7 +14,7 @@ use crate::error::{Errno, Error, Failed, Invalid, Refused, Result};
 use crate::id::LogicalId;
 use crate::kind::MemoryKind;
 use crate::session::undo::{Left, Live, Undo, undo};
-use crate::session::{Inner, Session};
+use crate::session::{Session, SessionInner};
 use crate::slots::{Found, lock};
 use crate::trace::{self, quiet};
 use std::collections::btree_map::Entry;
@@ -65,7 +65,7 @@ pub(crate) struct DeviceInner {
     open: OpenDevice,
     /// The super-pod id for imports, when it was first needed.
     pub(crate) sdid: OnceLock<u32>,
-    pub(crate) session: Arc<Live<Inner>>,
+    pub(crate) session: Arc<Live<SessionInner>>,
 }
 
 /// What the kernel has of an open device.
@@ -114,8 +114,8 @@ impl fmt::Debug for Host {
 }
 
 impl Device {
-    pub(crate) fn open(session: &Arc<Live<Inner>>, id: LogicalId) -> Result<Device> {
-        session.svm.check_process()?;
+    pub(crate) fn open(session: &Arc<Live<SessionInner>>, id: LogicalId) -> Result<Device> {
+        session.check_process()?;
         let LogicalId(number) = id;
         if number == HOST_ID || number == HOST_AGENT_ID {
             return Err(Invalid::because(
@@ -210,7 +210,7 @@ impl Device {
 
 impl DeviceInner {
     /// The host of a session.
-    pub(crate) fn host(session: &Arc<Live<Inner>>) -> Arc<Live<DeviceInner>> {
+    pub(crate) fn host(session: &Arc<Live<SessionInner>>) -> Arc<Live<DeviceInner>> {
         match session.devices.find(HOST_ID) {
             Found::Object(host) => host,
             Found::Vacant(slot) => {
@@ -239,10 +239,11 @@ impl DeviceInner {
     }
 
     pub(crate) fn memory_info(&self, memory: MemoryKind) -> Result<MemoryInfo> {
-        let svm = &self.session.svm;
-        svm.check_process()?;
+        self.session.check_process()?;
         self.drain();
-        svm.query_mem_usedinfo(self.id, memory)
+        self.session
+            .svm
+            .query_mem_usedinfo(self.id, memory)
             .map_err(|refused| self.failed(refused, "find out how much memory is free", String::new()))
     }
 
@@ -254,7 +255,7 @@ impl DeviceInner {
 
     pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let session = &self.session;
-        session.svm.check_process()?;
+        session.check_process()?;
         if !Arc::ptr_eq(session, &peer.inner.session) {
             return Err(Invalid::because(
                 "enable access between devices",
@@ -289,8 +290,8 @@ impl DeviceInner {
 impl Undo for DeviceInner {
     const OPERATION: &'static str = "close the device";
 
-    fn svm(&self) -> &Svm {
-        &self.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.session
     }
 
     fn undo(&mut self) -> Result<()> {
@@ -348,7 +349,7 @@ impl Undo for DeviceInner {
 /// What is lost of a device whose CLOSE_DEVICE was refused.
 const PREPARED: &str = "closing has begun: asynchronous copies are refused until it is closed and opened again";
 
-fn half_closed(session: &Inner, device: OpenDevice) -> Error {
+fn half_closed(session: &SessionInner, device: OpenDevice) -> Error {
     let number = device.id;
     let error = Error::InUse {
         operation: "open a device",
@@ -359,7 +360,7 @@ fn half_closed(session: &Inner, device: OpenDevice) -> Error {
 }
 
 /// SETUP_DEVICE, with a device process if it needs one.
-fn set_up(session: &Inner, id: LogicalId) -> Result<OpenDevice> {
+fn set_up(session: &SessionInner, id: LogicalId) -> Result<OpenDevice> {
     let mut capabilities = Capabilities::default();
     let process = device_process::bring_up(id, &session.devmng, &session.process, || {
         let answer = session.svm.setup_device(id.0);

@@ -9,6 +9,7 @@
 //! Nothing here waits for another thread: a child may have been forked while any thread of its
 //! parent was at any point.
 
+use crate::error::{Error, Result};
 use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -63,6 +64,11 @@ impl ForkGuard {
     #[inline]
     pub(crate) fn in_child(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.0
+    }
+
+    /// An error in another process than the one that made the guard.
+    pub(crate) fn check(self) -> Result<()> {
+        if self.in_child() { Err(Error::OtherProcess { process: std::process::id() }) } else { Ok(()) }
     }
 }
 

@@ -17,12 +17,12 @@ pub(crate) use shared_memory::{copy_in, copy_out, fill};
 
 use crate::bytes::Bytes;
 use crate::device::DeviceInner;
-use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE, Svm};
+use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE};
 use crate::error::{Error, Failed, Invalid, Result};
 use crate::kind::Page;
 use crate::physical::{Block, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
-use crate::session::Inner;
+use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -106,7 +106,7 @@ impl Reservation {
         let reserved = &self.inner;
         let block = &memory.block;
         let session = &reserved.session;
-        session.svm.check_process()?;
+        session.check_process()?;
         let size = block.size;
         if offset % HUGE_PAGE != 0 || offset > reserved.size || size > reserved.size - offset {
             return Err(outside(reserved, offset, size));
@@ -171,7 +171,7 @@ impl Reservation {
     /// keeps the memory alive, but not the mappings.
     pub fn memories(&self) -> Vec<(u64, PhysicalMemory)> {
         let reserved = &self.inner;
-        if reserved.session.svm.guard.in_child() {
+        if reserved.session.in_child() {
             return Vec::new();
         }
         let blocks = reserved.session.mappings.blocks(reserved.start..reserved.start + reserved.size);
@@ -181,7 +181,7 @@ impl Reservation {
     /// Address and size of everything that is mapped in this reservation, in order.
     pub fn mappings(&self) -> Vec<(u64, u64)> {
         let reserved = &self.inner;
-        if reserved.session.svm.guard.in_child() {
+        if reserved.session.in_child() {
             // Nothing is mapped in a child, and the table's lock may be held for ever.
             return Vec::new();
         }
@@ -256,7 +256,7 @@ impl Mapped {
     }
 
     #[inline]
-    pub(crate) fn session(&self) -> &Arc<Live<Inner>> {
+    pub(crate) fn session(&self) -> &Arc<Live<SessionInner>> {
         &self.reserved.session
     }
 
@@ -274,8 +274,8 @@ impl Undo for Mapped {
     const OPERATION: &'static str = "unmap memory";
 
     #[inline]
-    fn svm(&self) -> &Svm {
-        &self.reserved.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.reserved.session
     }
 
     #[inline]

@@ -8,12 +8,12 @@
 
 use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
-use crate::driver::svm::{HOST_ID, Handle, Imported, Svm};
+use crate::driver::svm::{HOST_ID, Handle, Imported};
 use crate::error::{Errno, Error, Failed, Invalid, OutOfMemory, Refused, Result};
 use crate::id::LogicalId;
 use crate::kind::{Kind, MemoryKind, Page};
-use crate::session::Session;
 use crate::session::undo::{Left, Live, Undo, undo};
+use crate::session::{Session, SessionInner};
 use crate::share::{ImportKey, Ticket};
 use crate::trace;
 use std::fmt;
@@ -158,8 +158,7 @@ impl PhysicalMemory {
         kind: Kind,
         node: Option<u32>,
     ) -> Result<PhysicalMemory> {
-        let svm = &device.session.svm;
-        svm.check_process()?;
+        device.session.check_process()?;
         // The kernel itself counts pages in 32 bits.
         if size == 0 || size % kind.page.size() != 0 || size / kind.page.size() > u64::from(u32::MAX) {
             return Err(bad_size(size, kind.page));
@@ -167,7 +166,7 @@ impl PhysicalMemory {
         if kind.page == Page::Giant && !device.has_giant_pages() {
             return Err(no_giant_pages(device));
         }
-        match svm.mem_create(device.id, size, kind, node) {
+        match device.session.svm.mem_create(device.id, size, kind, node) {
             Ok(handle) => {
                 device.session.counts.physical.fetch_add(size, Ordering::Relaxed);
                 let block = Block {
@@ -364,8 +363,8 @@ impl Undo for Block {
     const OPERATION: &'static str = "release physical memory";
 
     #[inline]
-    fn svm(&self) -> &Svm {
-        &self.device.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.device.session
     }
 
     #[inline]

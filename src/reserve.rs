@@ -11,9 +11,9 @@
 pub(crate) mod arena;
 
 use crate::bytes::Bytes;
-use crate::driver::svm::{DYNAMIC_START, GIANT_PAGE, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, Svm};
+use crate::driver::svm::{DYNAMIC_START, GIANT_PAGE, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX};
 use crate::error::{Error, Failed, Invalid, Result};
-use crate::session::Inner;
+use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::slots::lock;
 use arena::Taken;
@@ -103,15 +103,15 @@ pub(crate) struct Reserved {
     /// The owner of the memory that is mapped here: see [`Reserved::NONE`]. Changed only under the
     /// lock of the session's mappings.
     owner: AtomicU32,
-    pub(crate) session: Arc<Live<Inner>>,
+    pub(crate) session: Arc<Live<SessionInner>>,
 }
 
 const OPERATION: &str = "reserve addresses";
 
 impl Reservation {
     #[inline]
-    pub(crate) fn new(session: &Arc<Live<Inner>>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
-        session.svm.check_process()?;
+    pub(crate) fn new(session: &Arc<Live<SessionInner>>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
+        session.check_process()?;
         if size == 0 || size % HUGE_PAGE != 0 || size > RESERVE_HEAP_MAX {
             return Err(bad_size(size));
         }
@@ -211,8 +211,8 @@ impl Undo for Reserved {
     const OPERATION: &'static str = "free reserved addresses";
 
     #[inline]
-    fn svm(&self) -> &Svm {
-        &self.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.session
     }
 
     #[inline]
@@ -237,7 +237,7 @@ pub(crate) struct Owner {
 }
 
 /// Addresses from the arena, with a new heap if it needs one.
-fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
+fn take(session: &SessionInner, size: u64, alignment: u64) -> Result<u64> {
     let taken = lock(&session.arena).take(size, alignment);
     match taken {
         Some(start) => Ok(start),
@@ -245,7 +245,7 @@ fn take(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
     }
 }
 
-fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64> {
+fn take_from_new_heap(session: &SessionInner, size: u64, alignment: u64) -> Result<u64> {
     // A new heap is at least as large as what is asked for and starts at a whole GiB.
     let taken = session.take_with_heap(|arena| match arena.take(size, alignment) {
         Some(start) => Ok(start),
@@ -255,7 +255,7 @@ fn take_from_new_heap(session: &Inner, size: u64, alignment: u64) -> Result<u64>
 }
 
 /// The same at a fixed address.
-fn take_at(session: &Inner, address: u64, size: u64, alignment: u64) -> Result<u64> {
+fn take_at(session: &SessionInner, address: u64, size: u64, alignment: u64) -> Result<u64> {
     let end = address.checked_add(size);
     let Range { start: low, end: high } = ReserveOptions::ADDRESSES;
     if address % HUGE_PAGE != 0 || address % alignment != 0 {

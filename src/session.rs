@@ -23,6 +23,7 @@ use crate::driver::devmng::Devmng;
 use crate::driver::segments::{self, Segments};
 use crate::driver::svm::{HeapKind, HostPages, Svm};
 use crate::error::{Error, Failed, Refused, Result};
+use crate::fork::ForkGuard;
 use crate::id::LogicalId;
 use crate::mapping::Mapping;
 use crate::mapping::mapping_table::MappingTable;
@@ -58,7 +59,7 @@ use undo::{Left, Live, Undo, in_use};
 /// ```
 #[derive(Clone)]
 pub struct Session {
-    pub(crate) inner: Arc<Live<Inner>>,
+    pub(crate) inner: Arc<Live<SessionInner>>,
 }
 
 impl fmt::Debug for Session {
@@ -137,7 +138,7 @@ impl SessionBuilder {
 }
 
 fn open(builder: &SessionBuilder, seat: Seat) -> Result<Session> {
-    let inner = Arc::new(Live::new(Inner::open(builder, seat)?));
+    let inner = Arc::new(Live::new(SessionInner::open(builder, seat)?));
     Seat::set_open(&inner);
     Ok(Session { inner })
 }
@@ -167,7 +168,7 @@ pub(crate) struct Counts {
 }
 
 /// The session itself.
-pub(crate) struct Inner {
+pub(crate) struct SessionInner {
     pub(crate) counts: Counts,
     pub(crate) arena: Mutex<Arena>,
     /// Held while a heap is enabled, so that no two threads enable the same.
@@ -185,6 +186,8 @@ pub(crate) struct Inner {
     davinci_manager: PathBuf,
     /// How device processes are started.
     pub(crate) process: device_process::Settings,
+    /// The process that opened the session.
+    pub(crate) guard: ForkGuard,
     // Fields are dropped in this order: the file, what could not be undone and went with it, the
     // claim on the DEVMNG file that must be closed after it, and the process's seat.
     pub(crate) svm: Svm,
@@ -194,7 +197,7 @@ pub(crate) struct Inner {
 }
 
 /// Short: everything that is made through a session leads here, and its tables are long.
-impl fmt::Debug for Inner {
+impl fmt::Debug for SessionInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("generation", &self.generation.name()).finish_non_exhaustive()
     }
@@ -255,7 +258,7 @@ impl Session {
     ///
     /// [`Error::OtherProcess`] in a child of the process that opened the session.
     pub fn host(&self) -> Result<Host> {
-        self.inner.svm.check_process()?;
+        self.inner.check_process()?;
         Ok(Host { inner: DeviceInner::host(&self.inner) })
     }
 
@@ -314,7 +317,7 @@ impl Session {
     /// The mapping that contains an address. A reference: the memory stays mapped while it lives,
     /// and [`Mapping::unmap`] of its owner is refused.
     pub fn mapping(&self, address: u64) -> Option<Mapping> {
-        if self.inner.svm.guard.in_child() {
+        if self.inner.in_child() {
             return None;
         }
         let mut cover = self.inner.mappings.cover(address, address.checked_add(1)?)?;
@@ -354,7 +357,7 @@ impl Session {
     /// through it is left. Without the session if it was closed, but something in it could not be
     /// undone; the kernel frees that when the process ends.
     pub fn close(self) -> Result<(), Failed<Option<Session>>> {
-        if let Err(error) = self.inner.svm.check_process() {
+        if let Err(error) = self.inner.check_process() {
             return Err(Failed { error, object: Some(self) });
         }
         match Arc::try_unwrap(self.inner) {
@@ -366,14 +369,14 @@ impl Session {
     }
 }
 
-impl Inner {
+impl SessionInner {
     /// Opens a session on its seat.
-    fn open(builder: &SessionBuilder, seat: Seat) -> Result<Inner> {
+    fn open(builder: &SessionBuilder, seat: Seat) -> Result<SessionInner> {
         let devmng = Devmng::claim(&builder.davinci_manager);
         let (prepared, pages) = bringup::bring_up(builder)?;
         // Segments of an earlier attempt cannot be unmapped, but need not be used.
         let cpu_access = builder.segments && prepared.segments.has_svm();
-        Ok(Inner {
+        Ok(SessionInner {
             counts: Counts::default(),
             arena: Mutex::new(Arena::default()),
             growing: Mutex::default(),
@@ -388,16 +391,27 @@ impl Inner {
             cpu_access,
             davinci_manager: builder.davinci_manager.clone(),
             process: builder.process.clone(),
+            guard: ForkGuard::new(),
             svm: prepared.svm,
             devmng,
             seat,
         })
     }
 
+    /// True in a child of the process that opened the session.
+    pub(crate) fn in_child(&self) -> bool {
+        self.guard.in_child()
+    }
+
+    /// Refuses to go on in such a child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.guard.check()
+    }
+
     /// The table of mappings. `None` in a child of fork: nothing is mapped there, and the table's
     /// lock may be held for ever.
     fn mappings(&self) -> Option<&MappingTable> {
-        (!self.svm.guard.in_child()).then_some(&self.mappings)
+        (!self.in_child()).then_some(&self.mappings)
     }
 
     /// Path of the driver's multiplexer.
@@ -476,11 +490,11 @@ impl Inner {
     }
 }
 
-impl Undo for Inner {
+impl Undo for SessionInner {
     const OPERATION: &'static str = "close the session";
 
-    fn svm(&self) -> &Svm {
-        &self.svm
+    fn session(&self) -> &SessionInner {
+        self
     }
 
     /// Also after an error the session is at its end: dropping the fields closes its files.

@@ -52,7 +52,7 @@ use crate::driver::svm::{self, HOST_ID, TRUST_LIST};
 use crate::error::{Errno, Error, Invalid, Refused, Result};
 use crate::id::{LogicalId, PhysicalId};
 use crate::physical::{Block, PhysicalMemory};
-use crate::session::Inner;
+use crate::session::SessionInner;
 use crate::session::undo::Live;
 use crate::slots::{Found, Slots, lock};
 use crate::trace::{self, quiet};
@@ -164,7 +164,7 @@ impl PhysicalMemory {
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self) -> Result<Export> {
         let (block, session) = (&self.block, &self.block.device.session);
-        session.svm.check_process()?;
+        session.check_process()?;
         if block.imported {
             return Err(Invalid::because(
                 OPERATION_EXPORT,
@@ -245,7 +245,7 @@ impl Export {
     ///
     /// [`Error::Invalid`] if the device is not in the driver's list any more.
     pub fn fabric_handle(&self, kind: HandleKind) -> Result<FabricHandle> {
-        self.memory.block.device.session.svm.check_process()?;
+        self.memory.block.device.session.check_process()?;
         let numbers = self.numbers()?;
         // For host memory the vendor's library writes the first device's, and refuses an import
         // without.
@@ -270,7 +270,7 @@ impl Export {
     /// Those of [`Export::fabric_handle`], and of looking up this process's id.
     pub fn ticket(&self) -> Result<Ticket> {
         let block = &self.memory.block;
-        block.device.session.svm.check_process()?;
+        block.device.session.check_process()?;
         let (identity, kind) = (block.device.session.identity()?, block.kind());
         Ok(Ticket {
             handle: self.handle,
@@ -302,7 +302,7 @@ impl Export {
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
         let device = &self.memory.block.device;
         let session = &device.session;
-        session.svm.check_process()?;
+        session.check_process()?;
         if processes.is_empty() {
             return Ok(());
         }
@@ -327,7 +327,7 @@ impl Export {
     /// [`Error::Refused`] if a process was trusted already.
     pub fn trust_anyone(&self) -> Result<()> {
         let device = &self.memory.block.device;
-        device.session.svm.check_process()?;
+        device.session.check_process()?;
         let set = device.session.svm.mem_set_attr(device.id, self.handle.share_id(), false);
         set.map_err(|refused| device.failed(refused, "turn the trust list off", self.memory.block.describe()))
     }
@@ -339,7 +339,7 @@ impl Export {
     /// [`Error::Refused`] with what the kernel says.
     pub fn trusts_anyone(&self) -> Result<bool> {
         let device = &self.memory.block.device;
-        device.session.svm.check_process()?;
+        device.session.check_process()?;
         match device.session.svm.mem_get_attr(device.id, self.handle.share_id()) {
             Ok(trust_list) => Ok(!trust_list),
             Err(refused) => Err(device.failed(refused, "look up the trust list", self.memory.block.describe())),
@@ -442,7 +442,7 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let (place, source) = (place.into(), source.into());
     let device = place.inner();
     let session = &device.session;
-    session.svm.check_process()?;
+    session.check_process()?;
     let wanted = Wanted::new(device, source)?;
     let sdid = device.sdid()?;
     let key = wanted.key(device.id);
@@ -624,7 +624,7 @@ fn not_visible(physical: u32) -> Error {
 
 /// Whether the exporter of a ticket is known to be gone. The memory may live on with other
 /// importers, so the kernel is called all the same.
-fn exporter_is_gone(session: &Inner, ticket: &Ticket) -> bool {
+fn exporter_is_gone(session: &SessionInner, ticket: &Ticket) -> bool {
     session.is_initial_namespace().unwrap_or(false)
         && ticket.exporter_start != 0
         && bare_tgid::start_time(&ticket.exporter.to_string()) != Some(ticket.exporter_start)
@@ -638,12 +638,12 @@ fn own_export(device: &DeviceInner) -> Error {
     )
 }
 
-impl Inner {
+impl SessionInner {
     /// This process's id in the initial pid namespace. One session lives in one process, so the
     /// driver is asked once.
     #[inline]
     pub(crate) fn bare_tgid(&self) -> Result<i32> {
-        self.svm.check_process()?;
+        self.check_process()?;
         match self.sharing.bare_tgid.get() {
             Some(&tgid) => Ok(tgid),
             None => self.ask_bare_tgid(),
@@ -660,7 +660,7 @@ impl Inner {
     /// of the initial namespace; nothing in /proc says more in a container.)
     #[inline]
     pub(crate) fn is_initial_namespace(&self) -> Result<bool> {
-        self.svm.check_process()?;
+        self.check_process()?;
         if let Some(&initial) = self.sharing.initial.get() {
             return Ok(initial);
         }

@@ -397,7 +397,7 @@ impl<T> Pending<T> {
 
     /// Whether the copy may still be running. If it is, the waker is called when it is over.
     fn is_running(&mut self, waker: Option<&Waker>) -> bool {
-        if self.device.session.svm.guard.in_child() {
+        if self.device.session.in_child() {
             return false;
         }
         if matches!(self.task, Task::Running(_)) && !self.start_waiter() {
@@ -445,7 +445,7 @@ impl<T> Pending<T> {
     }
 
     fn take_result(&mut self) -> Result<T, Failed<Option<T>>> {
-        let finished = self.device.session.svm.check_process().and_then(|()| self.finish());
+        let finished = self.device.session.check_process().and_then(|()| self.finish());
         match (finished, self.buffer.take()) {
             (Ok(()), Some(buffer)) => Ok(buffer),
             (Ok(()), None) => Err(Failed {
@@ -496,7 +496,7 @@ impl<T: Unpin> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        if self.device.session.svm.guard.in_child() {
+        if self.device.session.in_child() {
             // The parent's copy.
             return;
         }

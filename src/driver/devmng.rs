@@ -222,9 +222,7 @@ impl Devmng {
     }
 
     fn file(&self) -> Result<Arc<DavinciFile>> {
-        if self.is_inherited() {
-            return Err(Error::OtherProcess { process: std::process::id() });
-        }
+        self.process.check()?;
         let _quiet: Quiet = quiet();
         let mut shared = lock(shared());
         if let Some(file) = &shared.file {

@@ -11,8 +11,7 @@
 use super::davinci::{DavinciFile, module};
 use super::log_page::LogPage;
 use super::segments::Segments;
-use crate::error::{Errno, Error, Refused, Result, SystemCall};
-use crate::fork::ForkGuard;
+use crate::error::{Errno, Refused, Result, SystemCall};
 use crate::kind::{Kind, MemoryKind};
 use crate::trace::{Call, traced};
 use ascend_ioctl::Generation;
@@ -67,7 +66,6 @@ const fn stable<A>(request: Request<A>) -> Numbered<A> {
 pub(crate) struct Svm {
     // The log page is dropped last, so that nothing that happens at the end goes unexplained.
     file: DavinciFile,
-    pub(crate) guard: ForkGuard,
     log: LogPage,
 }
 
@@ -232,7 +230,7 @@ pub(crate) struct CopyRows {
 impl Svm {
     /// Opens a file. It has no session before INIT_PROCESS.
     pub(crate) fn open(manager: &Path) -> Result<Svm> {
-        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, guard: ForkGuard::new(), log: LogPage::None })
+        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, log: LogPage::None })
     }
 
     /// Maps the driver's address segments, in its order.
@@ -243,11 +241,6 @@ impl Svm {
     /// Puts the page in place in which the kernel explains its errors.
     pub(crate) fn map_log_page(&mut self) {
         self.log = LogPage::map();
-    }
-
-    /// Refuses to go on in a child of the process that opened the file.
-    pub(crate) fn check_process(&self) -> Result<()> {
-        if self.guard.in_child() { Err(other_process()) } else { Ok(()) }
     }
 
     /// ALLOC_PROC_STRUCT, under the number that it has in a generation.
@@ -667,10 +660,6 @@ impl Svm {
 /// (`devmm_ioctl_mem_import_local_server` passes on the exporter's count).
 fn unit_of_host(page: u32) -> u64 {
     if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }
-}
-
-fn other_process() -> Error {
-    Error::OtherProcess { process: std::process::id() }
 }
 
 #[cfg(test)]

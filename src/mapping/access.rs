@@ -33,7 +33,7 @@ impl Mapping {
     #[doc(alias = "cuMemSetAccess")]
     pub fn grant(&self, peer: &Device) -> Result<()> {
         let mapped = &*self.inner;
-        mapped.session().svm.check_process()?;
+        mapped.session().check_process()?;
         if !Arc::ptr_eq(&peer.inner.session, mapped.session()) {
             return Err(Invalid::because(
                 "grant access to a mapping",
@@ -89,7 +89,7 @@ impl Mapping {
     pub fn host_view(&self) -> Result<HostView<'_>> {
         let mapped = &*self.inner;
         let session = mapped.session();
-        session.svm.check_process()?;
+        session.check_process()?;
         if !session.has_segments() {
             return Err(Invalid::because(
                 "make memory visible to the CPU",
@@ -123,9 +123,11 @@ impl Mapped {
     }
 
     fn access(&self, of: u32) -> Result<bool> {
-        let svm = &self.session().svm;
-        svm.check_process()?;
-        svm.mem_get_access(self.address, self.size(), of)
+        let session = self.session();
+        session.check_process()?;
+        session
+            .svm
+            .mem_get_access(self.address, self.size(), of)
             .map_err(|refused| self.block.device.failed(refused, "look up who has access", self.describe_access(of)))
     }
 

@@ -38,7 +38,7 @@ impl<'a> HostView<'a> {
         // segment exposed its provenance.
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(address as usize)).unwrap_or(NonNull::dangling());
-        let guard = mapping.inner.session().svm.guard;
+        let guard = mapping.inner.session().guard;
         HostView { start, size: size as usize, guard, mapping: PhantomData }
     }
 
@@ -163,9 +163,7 @@ impl<'a> HostView<'a> {
     }
 
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
-        if self.guard.in_child() {
-            return Err(Error::OtherProcess { process: std::process::id() });
-        }
+        self.guard.check()?;
         if offset > self.size || length > self.size - offset {
             return Err(self.outside(offset, length));
         }

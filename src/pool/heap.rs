@@ -37,14 +37,14 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(cache: PageCache, options: PoolOptions) -> Shared {
-        let guard = cache.place().session.svm.guard;
+        let guard = cache.place().session.guard;
         let owners = RwLock::default();
         Shared { cache, options, guard, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
     #[inline]
     pub(super) fn check_process(&self) -> Result<()> {
-        if self.in_child() { self.cache.place().session.svm.check_process() } else { Ok(()) }
+        if self.in_child() { self.cache.place().session.check_process() } else { Ok(()) }
     }
 
     #[inline]

@@ -238,7 +238,7 @@ impl PageCache {
     /// growth fails, its caller gives that back, then calls [`PageCache::refill`].
     pub(super) fn take_for(&self, size: u64, loan: &mut Loan) -> Result<(PhysicalMemory, Source)> {
         let inner = &*self.inner;
-        inner.place.session.svm.check_process()?;
+        inner.place.session.check_process()?;
         {
             let mut kept = lock(&inner.kept);
             if let Some(memory) = kept.pop(size) {
@@ -298,7 +298,7 @@ impl PageCache {
     /// is not kept: this reference of it is dropped.
     pub fn put(&self, mut memory: PhysicalMemory) {
         let inner = &*self.inner;
-        if inner.place.session.svm.guard.in_child() {
+        if inner.place.session.in_child() {
             return;
         }
         let size = memory.size();
@@ -323,7 +323,7 @@ impl PageCache {
     /// kernel does not release is logged, not counted, and tried again when the device is closed.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         let inner = &*self.inner;
-        inner.place.session.svm.check_process()?;
+        inner.place.session.check_process()?;
         let popped = lock(&inner.kept).pop_beyond(keep);
         Ok(self.release(popped))
     }
@@ -348,7 +348,7 @@ impl PageCache {
 
     /// What it did and has. All zero in a child of fork.
     pub fn statistics(&self) -> CacheStatistics {
-        if self.inner.place.session.svm.guard.in_child() {
+        if self.inner.place.session.in_child() {
             return CacheStatistics::default();
         }
         lock(&self.inner.kept).statistics

@@ -251,7 +251,7 @@ impl Segment {
     /// refuses to take back after such an error stays, and the next call uses it.)
     pub fn ensure(&mut self, range: Range<u64>) -> Result<()> {
         self.check(ENSURE, &range)?;
-        self.cache.place().session.svm.check_process()?;
+        self.cache.place().session.check_process()?;
         let step = self.step();
         let (start, end) = match range.is_empty() {
             true => return Ok(()),
@@ -310,7 +310,7 @@ impl Segment {
     /// just now, also at a second try, that is logged, and its memory goes to the cache.)
     pub fn shrink(&mut self, range: Range<u64>) -> Result<u64> {
         self.check(SHRINK, &range)?;
-        self.cache.place().session.svm.check_process()?;
+        self.cache.place().session.check_process()?;
         if self.options.before_unmap.is_some() {
             self.announce(&self.inside(&range));
         }
@@ -511,7 +511,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if self.cache.place().session.svm.guard.in_child() {
+        if self.cache.place().session.in_child() {
             return;
         }
         let offsets: Vec<u64> = self.pieces().map(|(offset, _)| offset).collect();

@@ -744,7 +744,7 @@ impl KeptFile {
             done += size;
         }
         // The callback may have forked, and its child returned: the file is the parent's to name.
-        session.inner.svm.check_process()?;
+        session.inner.check_process()?;
         if done == 0 {
             file.set_len(start).map_err(failed)?;
         }

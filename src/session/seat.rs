@@ -1,6 +1,6 @@
 //! The process's seat for a session: the driver allows one per process.
 
-use super::Inner;
+use super::SessionInner;
 use super::undo::Live;
 use crate::fork::{ForkGuard, PerProcess};
 use crate::slots::Slots;
@@ -8,8 +8,8 @@ use crate::trace::{Quiet, quiet};
 use std::sync::{Arc, Weak};
 
 /// This process's. A child of fork has none of its parent's sessions.
-fn seat() -> &'static Slots<(), Live<Inner>> {
-    static SEAT: PerProcess<Slots<(), Live<Inner>>> = PerProcess::new();
+fn seat() -> &'static Slots<(), Live<SessionInner>> {
+    static SEAT: PerProcess<Slots<(), Live<SessionInner>>> = PerProcess::new();
     SEAT.get(|_| Slots::default())
 }
 
@@ -26,13 +26,13 @@ pub(super) struct Seat {
 impl Seat {
     /// Takes the seat; the session if one is open. One that is being opened or closed is waited
     /// for.
-    pub(super) fn take() -> Result<Seat, Weak<Live<Inner>>> {
+    pub(super) fn take() -> Result<Seat, Weak<Live<SessionInner>>> {
         seat().take(())?;
         Ok(Seat { process: ForkGuard::new(), closing: false })
     }
 
     /// The session on the seat is open.
-    pub(super) fn set_open(session: &Arc<Live<Inner>>) {
+    pub(super) fn set_open(session: &Arc<Live<SessionInner>>) {
         seat().fill((), session);
     }
 

@@ -17,9 +17,9 @@
 //! cannot be undone in drop is kept as a [`Left`] of plain numbers and tried again, in the same
 //! order, when a device or the session is closed.
 
-use super::Inner;
+use super::SessionInner;
 use crate::device::OpenDevice;
-use crate::driver::svm::{Handle, NAME, Svm};
+use crate::driver::svm::{Handle, NAME};
 use crate::error::{Error, Refused, Result};
 use crate::share::{ImportKey, OpenedAt};
 use crate::slots::lock;
@@ -33,8 +33,8 @@ pub(crate) trait Undo: Sized {
     /// What undoing it is, as a verb phrase.
     const OPERATION: &'static str;
 
-    /// The file that it belongs to.
-    fn svm(&self) -> &Svm;
+    /// The session that it belongs to.
+    fn session(&self) -> &SessionInner;
 
     /// Undoes it. After an error the kernel still has it, and it can be tried again.
     fn undo(&mut self) -> Result<()>;
@@ -99,7 +99,7 @@ impl<T: Undo> Drop for Live<T> {
         if self.over {
             return;
         }
-        if self.object.svm().guard.in_child() {
+        if self.object.session().in_child() {
             return self.object.forget();
         }
         let _quiet = self.object.is_awaited().then(quiet);
@@ -113,7 +113,7 @@ impl<T: Undo> Drop for Live<T> {
 /// comes back.
 #[inline]
 pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
-    if let Err(error) = object.svm().check_process() {
+    if let Err(error) = object.session().check_process() {
         return Err((error, object));
     }
     let _quiet = object.is_awaited().then(quiet);
@@ -161,7 +161,7 @@ pub(crate) enum Left {
     Device(OpenDevice),
 }
 
-impl Inner {
+impl SessionInner {
     /// MEM_UNMAP, and the table of mappings.
     #[inline]
     pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {

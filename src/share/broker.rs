@@ -161,7 +161,7 @@ impl Broker {
         options: BrokerOptions,
         answer: impl Fn(&Request) -> Result<Vec<PhysicalMemory>, String> + Send + Sync + 'static,
     ) -> Result<Broker> {
-        session.inner.svm.check_process()?;
+        session.inner.check_process()?;
         let failed = |error: io::Error| {
             Error::Exchange(Box::new(crate::error::Exchange {
                 operation: "start a broker",

@@ -105,7 +105,7 @@ pub fn send_many(socket: &UnixStream, memories: &[PhysicalMemory], timeout: Dura
 
 fn send_all(socket: &UnixStream, memories: &[PhysicalMemory], many: bool, timeout: Duration) -> Result<()> {
     // A child of the process that has the memory waits for no peer.
-    memories.first().map_or(Ok(()), |memory| memory.block.device.session.svm.check_process())?;
+    memories.first().map_or(Ok(()), |memory| memory.block.device.session.check_process())?;
     let wire = Wire::new(socket, timeout, SEND);
     let mut hello = Hello::new_zeroed();
     let sender = wire.read_signed(hello.as_mut_bytes(), "hello")?;

@@ -10,12 +10,12 @@
 use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::device::{Device, DeviceInner};
-use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST, Svm};
+use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST};
 use crate::error::{Error, Failed, Invalid, Refused, Result};
 use crate::id::PhysicalId;
 use crate::mapping::{Mapped, Mapping};
 use crate::reserve::arena::Window;
-use crate::session::Inner;
+use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::share::BareTgid;
 use crate::slots::Found;
@@ -110,7 +110,7 @@ impl OpenedAt {
     }
 }
 
-impl Inner {
+impl SessionInner {
     /// IPC_MEM_CLOSE, FREE_PAGES and the heap: what of it is not done yet.
     pub(crate) fn close_named(&self, opened: &mut OpenedAt) -> Result<(), Box<Refused>> {
         if opened.open {
@@ -178,7 +178,7 @@ const OPERATION_OPEN: &str = "open memory by its name";
 pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
     let device = &device.inner;
     let session = &device.session;
-    session.svm.check_process()?;
+    session.check_process()?;
     let slot = match session.sharing.names.find(*name) {
         Found::Object(inner) if Arc::ptr_eq(&inner.device, device) => return Ok(NamedMemory { inner }),
         Found::Object(inner) => {
@@ -267,7 +267,7 @@ impl NamedMemory {
     }
 
     fn check(&self, offset: u64, size: u64) -> Result<u64> {
-        self.inner.svm().check_process()?;
+        self.inner.session().check_process()?;
         if offset > self.size() || size > self.size() - offset {
             return Err(Invalid::because(
                 "copy named memory",
@@ -287,7 +287,7 @@ impl NamedMemory {
         // SAFETY: one address is inside the opened memory, which stays open while `self` is
         // borrowed; the other is a buffer of that size that the caller has borrowed, exclusively if
         // it is the destination.
-        let copied = unsafe { self.inner.svm().memcpy(device.id, destination, source, size) };
+        let copied = unsafe { device.session.svm.memcpy(device.id, destination, source, size) };
         match copied {
             Ok(direction) if direction == expected => Ok(()),
             Ok(_) => Err(Invalid::because(
@@ -326,8 +326,8 @@ impl Opened {
 impl Undo for Opened {
     const OPERATION: &'static str = "close named memory";
 
-    fn svm(&self) -> &Svm {
-        &self.device.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.device.session
     }
 
     fn undo(&mut self) -> Result<()> {
@@ -361,7 +361,7 @@ impl Undo for Opened {
 #[derive(Debug)]
 struct Publication {
     name: Name,
-    session: Arc<Live<Inner>>,
+    session: Arc<Live<SessionInner>>,
     #[expect(dead_code, reason = "held, not read: what has a name stays mapped")]
     mapped: Vec<Arc<Live<Mapped>>>,
 }
@@ -434,7 +434,7 @@ fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Pu
     };
     let Some(first) = mapped.first() else { return Err(impossible("it is not mapped memory of this process's")) };
     let (device, session) = (first.block.device.clone(), first.session().clone());
-    session.svm.check_process()?;
+    session.check_process()?;
     for block in mapped.iter().map(|mapped| &mapped.block) {
         match () {
             () if block.handle.is_host() => return Err(impossible("it is memory of the host")),
@@ -465,10 +465,10 @@ impl Published {
     /// listed, and needs not be: it has the memory.
     #[doc(alias = "aclrtIpcMemSetImportPid")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
-        let svm = self.inner.svm();
-        svm.check_process()?;
+        let session = self.inner.session();
+        session.check_process()?;
         for batch in BareTgid::as_raws(processes).chunks(NAME_LIST) {
-            let listed = svm.ipc_mem_set_pid(self.inner.name.0, batch);
+            let listed = session.svm.ipc_mem_set_pid(self.inner.name.0, batch);
             listed.map_err(|refused| refused.operation(OPERATION_LIST).object(self.inner.name.to_string()))?;
         }
         Ok(())
@@ -481,9 +481,9 @@ impl Published {
     ///
     /// [`Error::Refused`] if processes were listed.
     pub fn trust_anyone(&self) -> Result<()> {
-        let svm = self.inner.svm();
-        svm.check_process()?;
-        let set = svm.ipc_mem_set_attr(self.inner.name.0);
+        let session = self.inner.session();
+        session.check_process()?;
+        let set = session.svm.ipc_mem_set_attr(self.inner.name.0);
         Ok(set.map_err(|refused| refused.operation(OPERATION_LIST).object(self.inner.name.to_string()))?)
     }
 
@@ -501,12 +501,12 @@ impl Published {
 impl Undo for Publication {
     const OPERATION: &'static str = "end the name of memory";
 
-    fn svm(&self) -> &Svm {
-        &self.session.svm
+    fn session(&self) -> &SessionInner {
+        &self.session
     }
 
     fn undo(&mut self) -> Result<()> {
-        let ended = self.svm().ipc_mem_destroy(self.name.0);
+        let ended = self.session.svm.ipc_mem_destroy(self.name.0);
         Ok(ended.map_err(|refused| refused.operation(Self::OPERATION).object(self.name.to_string()))?)
     }
 
