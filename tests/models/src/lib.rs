@@ -111,7 +111,7 @@ mod arena;
 mod session {
     /// What stands for the kernel's session: there must never be two.
     #[derive(Debug)]
-    pub(crate) struct Inner;
+    pub(crate) struct SessionInner;
 
     pub(crate) mod undo {
         #[derive(Debug)]
@@ -131,7 +131,7 @@ mod session {
     /// A session that is on the seat. As in the library, the seat is freed after the kernel's
     /// session is gone.
     pub(crate) struct Session {
-        _inner: Arc<Live<Inner>>,
+        _inner: Arc<Live<SessionInner>>,
         kernel: Arc<AtomicUsize>,
         _seat: Seat,
     }
@@ -143,7 +143,7 @@ mod session {
             return None;
         }
         assert_eq!(kernel.fetch_add(1, Ordering::SeqCst), 0, "two sessions");
-        let inner = Arc::new(Live(Inner));
+        let inner = Arc::new(Live(SessionInner));
         Seat::set_open(&inner);
         Some(Session { _inner: inner, kernel: kernel.clone(), _seat: seat })
     }
