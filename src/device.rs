@@ -270,8 +270,7 @@ impl DeviceInner {
         let _quiet = quiet();
         let mut peers = lock(&session.peers);
         if let Entry::Vacant(pair) = peers.entry((first, second)) {
-            let (manager, generation) = (session.manager(), session.generation());
-            pair.insert(PeerAccess::enable(manager, generation, LogicalId(first), LogicalId(second))?);
+            pair.insert(PeerAccess::enable(session.generation(), LogicalId(first), LogicalId(second))?);
         }
         Ok(())
     }

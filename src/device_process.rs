@@ -41,7 +41,6 @@ use crate::id::LogicalId;
 use crate::signals::Blocked;
 use crate::trace;
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tsd_message::{Message, kind};
 
@@ -79,8 +78,6 @@ pub struct Settings {
     pub policy: Policy,
     /// How.
     pub order: Order,
-    /// The device that leads to the daemon.
-    pub path: PathBuf,
     /// How long to ask again while no daemon listens: it comes up some time after its device.
     pub patience: Duration,
     /// Connecting; the driver honours at most 30 s, in whole seconds.
@@ -105,7 +102,6 @@ impl Default for Settings {
         Settings {
             policy: Policy::default(),
             order: Order::default(),
-            path: hdc::PATH.into(),
             patience: Duration::from_secs(3),
             connect: Duration::from_secs(30),
             handshake: Duration::from_secs(30),
@@ -142,8 +138,7 @@ pub struct DeviceProcess {
 }
 
 impl DeviceProcess {
-    /// Starts the process for `device`. `manager` is the driver's device, normally
-    /// `/dev/davinci_manager`.
+    /// Starts the process for `device`.
     ///
     /// There is one per process and device; a second one while the first runs is the daemon's to
     /// refuse. A session starts it by itself according to its [`Policy`]; this is for tools that
@@ -153,8 +148,8 @@ impl DeviceProcess {
     ///
     /// [`ProcessFailure`] names the step that failed, what the daemon answered and what to do;
     /// nothing runs on the device then.
-    pub fn start(device: LogicalId, manager: &Path, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
-        DeviceProcess::start_with(device, Devmng::claim(manager), settings)
+    pub fn start(device: LogicalId, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
+        DeviceProcess::start_with(device, Devmng::claim(), settings)
     }
 
     pub(crate) fn start_with(
@@ -311,8 +306,8 @@ pub(crate) fn bring_up(
 /// # Errors
 ///
 /// [`ProcessFailure`] names the step that failed: no `/dev/hisi_hdc`, no daemon, no answer in time.
-pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<Greeting, ProcessFailure> {
-    let devmng = Devmng::claim(manager);
+pub fn greet(device: LogicalId, settings: &Settings) -> Result<Greeting, ProcessFailure> {
+    let devmng = Devmng::claim();
     let sign = register(&devmng)?;
     let signals = Blocked::handled();
     let connection = connect(device, settings, &signals)?;
@@ -327,8 +322,8 @@ pub fn greet(device: LogicalId, manager: &Path, settings: &Settings) -> Result<G
 /// # Errors
 ///
 /// [`Error::Open`] or [`Error::Refused`] if the driver cannot be queried.
-pub fn device_pid(device: LogicalId, manager: &Path) -> Result<Option<i32>, Error> {
-    Devmng::claim(manager).query_dev_pid(device)
+pub fn device_pid(device: LogicalId) -> Result<Option<i32>, Error> {
+    Devmng::claim().query_dev_pid(device)
 }
 
 /// One try. On failure the session is closed and no CLOSE is sent, as nothing runs.
@@ -385,8 +380,7 @@ fn register(devmng: &Devmng) -> Result<Sign, ProcessFailure> {
 /// is patient: the daemon comes up some time after its device.
 fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<Connection, ProcessFailure> {
     const PAUSE: Duration = Duration::from_millis(100);
-    let mut file =
-        HdcFile::open(&settings.path).map_err(|errno| ProcessFailure::Node { path: settings.path.clone(), errno })?;
+    let mut file = HdcFile::open().map_err(|errno| ProcessFailure::Node { path: hdc::PATH.into(), errno })?;
     let deadline = Deadline::after(settings.connect);
     let patience = Deadline::after(settings.patience).or_earlier(deadline);
     loop {

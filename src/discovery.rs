@@ -31,7 +31,7 @@ pub use host_files::Versions;
 pub use identity::{Identity, NotAnAddress, NotAnIdentity, PciAddress};
 pub use npu::{Hbm, Instance, Npu, Split, State};
 pub(crate) use peer_access::PeerAccess;
-pub use peer_access::{can_access, can_access_with};
+pub use peer_access::can_access;
 pub use visible_devices::VisibleDevices;
 
 use crate::deadline::Deadline;
@@ -50,7 +50,7 @@ use crate::trace;
 use ascend_ioctl::Generation;
 use npu::Sources;
 use setup::{Nodes, Setup};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -58,15 +58,12 @@ use std::time::{Duration, Instant};
 /// its end.
 const CLEARING: Duration = Duration::from_secs(2);
 
+/// How long the questions may take, unless the caller says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Where to look, and for how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The driver's device.
-    pub manager: PathBuf,
-    /// The device that leads to the daemons on the devices.
-    pub hdc: PathBuf,
-    /// The directory of the nodes `davinciN`.
-    pub nodes: PathBuf,
     /// Where the host's `/proc`, `/sys`, `/etc` and installation directories hang.
     pub root: PathBuf,
     /// Longest wait. The first question after the driver was loaded waits for all devices to start,
@@ -78,14 +75,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options {
-            manager: MANAGER.into(),
-            hdc: hdc::PATH.into(),
-            nodes: "/dev".into(),
-            root: "/".into(),
-            timeout: Duration::from_secs(10),
-            visible: VisibleDevices::from_environment(),
-        }
+        Options { root: "/".into(), timeout: TIMEOUT, visible: VisibleDevices::from_environment() }
     }
 }
 
@@ -196,12 +186,11 @@ pub fn survey(options: &Options) -> Survey {
 }
 
 /// Makes this process's device table if no process did yet: in a container nothing works before.
-pub(crate) fn prepare(options: &Options) -> Result<()> {
-    let uda = Arc::new(Uda::open(&options.manager)?);
+pub(crate) fn prepare() -> Result<()> {
+    let uda = Arc::new(Uda::open()?);
     let mut findings = Vec::new();
-    let nodes = Nodes::open(&options.nodes, &uda);
-    let deadline = Deadline::after(options.timeout);
-    let listed = set_up(&uda, nodes, options, deadline, 0, &mut findings).is_some_and(|devices| !devices.is_empty());
+    let deadline = Deadline::after(TIMEOUT);
+    let listed = set_up(&uda, Nodes::open(&uda), deadline, 0, &mut findings).is_some_and(|devices| !devices.is_empty());
     match findings.into_iter().max_by_key(Finding::severity) {
         Some(finding) if !listed => Err(Error::NoDevices(Box::new(finding))),
         _ => Ok(()),
@@ -214,8 +203,7 @@ pub(crate) fn prepare_container(devmng: &Devmng) -> bool {
     if !devmng.get_container_flag() {
         return false;
     }
-    let options = Options { manager: devmng.path().to_owned(), ..Default::default() };
-    match prepare(&options) {
+    match prepare() {
         Ok(()) => true,
         Err(error) => {
             trace::warn(error, "the devices of this container could not be set up");
@@ -225,14 +213,14 @@ pub(crate) fn prepare_container(devmng: &Devmng) -> bool {
 }
 
 /// The physical id behind a logical id of this process.
-pub(crate) fn physical(manager: &Path, logical: LogicalId) -> Result<PhysicalId> {
-    Uda::open(manager)?.devid_to_udevid(logical)
+pub(crate) fn physical(logical: LogicalId) -> Result<PhysicalId> {
+    Uda::open()?.devid_to_udevid(logical)
 }
 
 /// Every device of this process under its numbers, with its place in a super pod, if it has one.
-pub(crate) fn numbers(manager: &Path) -> Result<Vec<(LogicalId, PhysicalId, Option<SuperPod>)>> {
-    let urd = Urd::open(manager)?;
-    let listed = Uda::open(manager)?.get_dev_list();
+pub(crate) fn numbers() -> Result<Vec<(LogicalId, PhysicalId, Option<SuperPod>)>> {
+    let urd = Urd::open()?;
+    let listed = Uda::open()?.get_dev_list();
     let listed = listed.map_err(|answer| answer.refused("GET_DEV_LIST").operation("list the devices"))?;
     // An import without the super-pod id that the device has is never released by the driver, so a
     // question that failed is asked again.
@@ -243,7 +231,7 @@ pub(crate) fn numbers(manager: &Path) -> Result<Vec<(LogicalId, PhysicalId, Opti
 
 impl Survey {
     fn ask(&mut self, options: &Options) {
-        let uda = match Uda::open(&options.manager) {
+        let uda = match Uda::open() {
             Ok(uda) => Arc::new(uda),
             Err(error) => {
                 self.findings.push(closed_door(&error, module::UDA, options));
@@ -251,13 +239,13 @@ impl Survey {
             }
         };
         self.environment = Some(if uda.is_admin() { Environment::Host } else { Environment::Container });
-        if let Err(errno) = HdcFile::open(&options.hdc) {
-            self.findings.push(Finding::NoDaemonNode(options.hdc.clone(), errno));
+        if let Err(errno) = HdcFile::open() {
+            self.findings.push(Finding::NoDaemonNode(hdc::PATH.into(), errno));
         }
-        let nodes = Nodes::open(&options.nodes, &uda);
+        let nodes = Nodes::open(&uda);
         // The clock starts here: there may be a thousand nodes to try, and they do not wait.
         let deadline = Deadline::after(options.timeout);
-        let listed = set_up(&uda, nodes, options, deadline, self.on_pci.len(), &mut self.findings);
+        let listed = set_up(&uda, nodes, deadline, self.on_pci.len(), &mut self.findings);
         // Nothing else before the table, not even what needs no device.
         self.ask_memory_driver(options);
         let Some(listed) = listed else { return };
@@ -281,7 +269,7 @@ impl Survey {
     /// Opening the memory module and closing it again disturbs no session that this process has,
     /// and neither does the question for its address segments, which tells its generation.
     fn ask_memory_driver(&mut self, options: &Options) {
-        let driver = match recognise::memory_driver(&options.manager) {
+        let driver = match recognise::memory_driver() {
             Ok(generation) => {
                 self.generation = Some(generation);
                 MemoryDriver::V2
@@ -293,7 +281,7 @@ impl Survey {
             Err(error) if error.errno() == Some(Errno::EINVAL) => {
                 // Refused for its device number or not: only a module that is not there says
                 // EINVAL.
-                match DavinciFile::open(&options.manager, module::SVM_V3) {
+                match DavinciFile::open(module::SVM_V3) {
                     Err(error) if error.errno() == Some(Errno::EINVAL) => MemoryDriver::Missing,
                     _ => MemoryDriver::V3,
                 }
@@ -323,7 +311,7 @@ fn ask_devices(
     memory: Option<Generation>,
 ) -> (Vec<Npu>, Vec<Finding>) {
     let mut findings = Vec::new();
-    let devmng = Devmng::claim_harmlessly(&options.manager);
+    let devmng = Devmng::claim_harmlessly();
     // The harmless question opens the file, so that a missing module is reported once and not for
     // every device.
     match devmng.as_ref().map(Devmng::bare_tgid) {
@@ -331,7 +319,7 @@ fn ask_devices(
         Some(Err(error)) => findings.push(closed_door(&error, module::DEVMNG, options)),
         None => findings.push(Finding::DriverUsedHere),
     }
-    let urd = match Urd::open(&options.manager) {
+    let urd = match Urd::open() {
         Ok(urd) => Some(urd),
         Err(error) => {
             findings.push(closed_door(&error, module::URD, options));
@@ -384,7 +372,6 @@ fn within<T: Send + 'static>(deadline: Deadline, questions: impl FnOnce() -> T +
 fn set_up(
     uda: &Arc<Uda>,
     mut nodes: Nodes,
-    options: &Options,
     deadline: Deadline,
     on_pci: usize,
     findings: &mut Vec<Finding>,
@@ -418,7 +405,7 @@ fn set_up(
             // way the nodes must be opened again.
             Setup::Answered(Answer::Refused(Errno::EBUSY)) if !tried_again => {
                 tried_again = true;
-                nodes = Nodes::open(&options.nodes, uda);
+                nodes = Nodes::open(uda);
                 if nodes.opened() == 0 {
                     findings.extend(closed_nodes(&nodes));
                     findings.push(Finding::TakenAway);
@@ -462,7 +449,7 @@ fn set_up(
             // some time after its end.
             tried_again = true;
             std::thread::sleep(CLEARING);
-            nodes = Nodes::open(&options.nodes, uda);
+            nodes = Nodes::open(uda);
             continue;
         }
         findings.extend(missing_devices(&listed, opened, on_pci, host));
@@ -507,7 +494,7 @@ fn closed_nodes(nodes: &Nodes) -> Vec<Finding> {
 
 /// Why a file of a module could not be had.
 fn closed_door(error: &Error, module: &'static str, options: &Options) -> Finding {
-    let path = options.manager.clone();
+    let path = PathBuf::from(MANAGER);
     match error {
         Error::Open(failed) => match failed.errno {
             Errno::ENOENT | Errno::ENOTDIR => match host_files::driver_loaded(&options.root) {

@@ -18,7 +18,6 @@ use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
 use crate::device_process;
 use crate::discovery::PeerAccess;
-use crate::driver::davinci::MANAGER;
 use crate::driver::devmng::Devmng;
 use crate::driver::segments::{self, Segments};
 use crate::driver::svm::{HeapKind, HostPages, Svm};
@@ -37,7 +36,6 @@ use ascend_ioctl::Generation;
 use seat::Seat;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use undo::{Left, Live, Undo, in_use};
@@ -72,7 +70,6 @@ impl fmt::Debug for Session {
 #[derive(Debug, Clone)]
 #[must_use = "nothing is opened before `open`"]
 pub struct SessionBuilder {
-    davinci_manager: PathBuf,
     segments: bool,
     allow_unknown_generation: bool,
     process: device_process::Settings,
@@ -80,22 +77,11 @@ pub struct SessionBuilder {
 
 impl Default for SessionBuilder {
     fn default() -> Self {
-        SessionBuilder {
-            davinci_manager: PathBuf::from(MANAGER),
-            segments: true,
-            allow_unknown_generation: false,
-            process: device_process::Settings::default(),
-        }
+        SessionBuilder { segments: true, allow_unknown_generation: false, process: device_process::Settings::default() }
     }
 }
 
 impl SessionBuilder {
-    /// Path of the driver's multiplexer, `/dev/davinci_manager` by default.
-    pub fn davinci_manager(mut self, path: impl Into<PathBuf>) -> Self {
-        self.davinci_manager = path.into();
-        self
-    }
-
     /// Whether the driver's address segments (8 to 14 TiB of address space, no memory) are mapped,
     /// which they are by default.
     ///
@@ -183,7 +169,6 @@ pub(crate) struct SessionInner {
     segments: Segments,
     /// Whether the CPU may see memory: the segments are mapped, and wanted.
     cpu_access: bool,
-    davinci_manager: PathBuf,
     /// How device processes are started.
     pub(crate) process: device_process::Settings,
     /// The process that opened the session.
@@ -344,11 +329,6 @@ impl Session {
         self.inner.cpu_access
     }
 
-    /// Path of the driver's multiplexer.
-    pub fn davinci_manager(&self) -> &Path {
-        &self.inner.davinci_manager
-    }
-
     /// Closes the session. Dropping the last reference closes it too, and logs what goes wrong.
     ///
     /// # Errors
@@ -372,7 +352,7 @@ impl Session {
 impl SessionInner {
     /// Opens a session on its seat.
     fn open(builder: &SessionBuilder, seat: Seat) -> Result<SessionInner> {
-        let devmng = Devmng::claim(&builder.davinci_manager);
+        let devmng = Devmng::claim();
         let (prepared, pages) = bringup::bring_up(builder)?;
         // Segments of an earlier attempt cannot be unmapped, but need not be used.
         let cpu_access = builder.segments && prepared.segments.has_svm();
@@ -389,7 +369,6 @@ impl SessionInner {
             pages,
             segments: prepared.segments,
             cpu_access,
-            davinci_manager: builder.davinci_manager.clone(),
             process: builder.process.clone(),
             guard: ForkGuard::new(),
             svm: prepared.svm,
@@ -412,11 +391,6 @@ impl SessionInner {
     /// lock may be held for ever.
     fn mappings(&self) -> Option<&MappingTable> {
         (!self.in_child()).then_some(&self.mappings)
-    }
-
-    /// Path of the driver's multiplexer.
-    pub(crate) fn manager(&self) -> &Path {
-        &self.davinci_manager
     }
 
     /// The driver's generation.

@@ -696,12 +696,11 @@ impl SessionInner {
         if self.devices.all(|&device| device == HOST_ID) {
             // This process used no device yet. In a container, the list must be made before it is
             // asked for, or it stays empty.
-            let options = discovery::Options { manager: self.manager().to_owned(), ..Default::default() };
-            if let Err(error) = discovery::prepare(&options) {
+            if let Err(error) = discovery::prepare() {
                 trace::debug(error, "no devices to share with");
             }
         }
-        let listed = discovery::numbers(self.manager())?;
+        let listed = discovery::numbers()?;
         let numbers = listed.into_iter().map(|(logical, physical, pod)| Numbers {
             logical,
             physical,

@@ -4,12 +4,10 @@
 mod support;
 
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_ioctl::davinci;
 use ascend_vmm::LogicalId;
 use ascend_vmm::device_process::DeviceProcess;
 use ascend_vmm::share::{self, BareTgid, ShareableHandle};
 use ascend_vmm::{Generation, PhysicalMemory, Session};
-use std::path::Path;
 use support::processes::start;
 use support::{MIB2, calls, contents, device, mapped, open, own_pid, own_tgid, patient, plain};
 
@@ -61,7 +59,7 @@ fn bringing_up_the_first_device_takes_these_calls() {
 fn starting_a_device_process_takes_thirteen_calls() {
     isolated(Config::default(), |emulator| {
         emulator.record();
-        let process = DeviceProcess::start(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();
+        let process = DeviceProcess::start(LogicalId(0), &patient()).unwrap();
         assert_eq!(calls(emulator), [&["open", "OPEN"], START_DEVICE_PROCESS].concat());
         assert_eq!(calls(emulator).len(), 13);
         drop(process);

@@ -10,7 +10,6 @@ use ascend_vmm::LogicalId;
 use ascend_vmm::device_process::{self, DeviceProcess, Order, ProcessFailure, Settings, Step};
 use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use support::processes::start as start_process;
 use support::raw::ModuleFile;
@@ -22,12 +21,8 @@ use support::{
 /// How long to wait for an answer that never comes.
 const SHORT: Duration = Duration::from_millis(400);
 
-fn manager() -> &'static Path {
-    Path::new(davinci::PATH)
-}
-
 fn start_on(device: u32, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
-    DeviceProcess::start(LogicalId(device), manager(), settings)
+    DeviceProcess::start(LogicalId(device), settings)
 }
 
 fn start() -> Result<DeviceProcess, ProcessFailure> {
@@ -35,7 +30,7 @@ fn start() -> Result<DeviceProcess, ProcessFailure> {
 }
 
 fn pid_on(device: u32) -> Option<i32> {
-    device_process::device_pid(LogicalId(device), manager()).unwrap()
+    device_process::device_pid(LogicalId(device)).unwrap()
 }
 
 #[test]
@@ -80,7 +75,7 @@ fn a_device_process_can_be_started_again() {
 #[test]
 fn a_greeting_starts_no_process() {
     isolated(Config::default(), |emulator| {
-        let greeting = device_process::greet(LogicalId(0), manager(), &patient()).unwrap();
+        let greeting = device_process::greet(LogicalId(0), &patient()).unwrap();
         assert_eq!(greeting.version, 1230);
         assert_nothing_left(emulator);
     });
@@ -317,11 +312,9 @@ fn a_node_that_cannot_be_opened_has_a_remedy() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_an_error_and_not_a_panic() {
-    isolated(Config::default(), |emulator| {
-        let settings = Settings { path: "/nonexistent/hdc".into(), ..patient() };
-        assert!(matches!(start_on(0, &settings), Err(ProcessFailure::Node { errno: Errno::ENOENT, .. })));
-        let nowhere = DeviceProcess::start(LogicalId(0), Path::new("/nonexistent/manager"), &patient());
+fn a_missing_driver_is_an_error_and_not_a_panic() {
+    isolated(Config { door: Door::Missing, ..Config::default() }, |emulator| {
+        let nowhere = start();
         assert!(matches!(nowhere, Err(ProcessFailure::Register { .. })), "{nowhere:?}");
         assert_nothing_left(emulator);
     });
@@ -451,7 +444,7 @@ fn a_registration_that_another_library_deletes_is_renewed_before_the_start() {
             drop(foreign);
         });
         // Our file stayed open beside the other one. The next use of it is the last.
-        assert_eq!(device_process::device_pid(LogicalId(0), davinci::PATH.as_ref()).unwrap(), None);
+        assert_eq!(device_process::device_pid(LogicalId(0)).unwrap(), None);
     });
 }
 
@@ -466,7 +459,7 @@ fn one_file_serves_all_queries_and_stays_open_as_long_as_it_is_needed() {
         // Other queries open and close no file of their own: closing one would tell the device that
         // this process died.
         assert!(pid_on(0).is_some());
-        device_process::greet(LogicalId(1), manager(), &patient()).unwrap();
+        device_process::greet(LogicalId(1), &patient()).unwrap();
         assert_eq!(modules(emulator), 1);
         assert!(!emulator.state().device_processes[0].orphaned);
         drop(process);

@@ -5,13 +5,12 @@ mod support;
 
 use ascend_emulator::config::{Daemon, Place};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
-use ascend_ioctl::{davinci, hdc};
+use ascend_ioctl::hdc;
 use ascend_vmm::LogicalId;
 use ascend_vmm::device_process::{self, DeviceProcess, Order, Policy, ProcessFailure, Settings};
 use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, MemoryKind, Session};
-use std::path::Path;
 use std::time::Duration;
 use support::processes::start;
 use support::{
@@ -67,7 +66,7 @@ fn policy_never_leaves_the_start_to_the_caller() {
         assert_eq!(error.errno(), Some(Errno::EFAULT), "{error}");
         assert_eq!(running(emulator), 0);
         // It works when the caller starts the process.
-        let process = DeviceProcess::start(LogicalId(0), session.davinci_manager(), &patient()).unwrap();
+        let process = DeviceProcess::start(LogicalId(0), &patient()).unwrap();
         let device = session.device(LogicalId(0)).unwrap();
         assert!(device.device_process().is_none());
         device.create(MIB2).unwrap();
@@ -256,7 +255,7 @@ fn packets_that_nobody_reads_do_not_hold_up_the_daemon_for_others() {
         let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
         let greet = |handshake| {
             let settings = Settings { handshake, ..patient() };
-            device_process::greet(LogicalId(0), Path::new(davinci::PATH), &settings)
+            device_process::greet(LogicalId(0), &settings)
         };
         let blocked = greet(Duration::from_millis(100)).unwrap_err();
         assert!(matches!(blocked, ProcessFailure::TimedOut { .. }), "{blocked:?}");
@@ -270,7 +269,7 @@ fn opening_a_device_that_is_open_reads_the_packets_of_its_daemon() {
     isolated(with_daemon(Daemon::Chatty(7)), |_| {
         let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
         device.session().device(LogicalId(0)).unwrap();
-        device_process::greet(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();
+        device_process::greet(LogicalId(0), &patient()).unwrap();
     });
 }
 
@@ -296,7 +295,7 @@ fn a_program_that_is_executed_inherits_no_file_of_the_driver() {
 #[test]
 fn a_device_that_fails_beside_its_process_is_not_given_another_process() {
     on_each_generation(Config::default(), |_, emulator| {
-        let process = DeviceProcess::start(LogicalId(0), Path::new(davinci::PATH), &patient()).unwrap();
+        let process = DeviceProcess::start(LogicalId(0), &patient()).unwrap();
         emulator.record();
         inject(emulator, "SETUP_DEVICE#1=EFAULT");
         let session = session(Policy::Auto);

@@ -3,15 +3,15 @@
 
 mod support;
 
+use ascend_emulator::config::Door;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::device_process;
-use ascend_vmm::discovery::{self, Options};
+use ascend_vmm::discovery;
 use ascend_vmm::share::{self, BareTgid, Broker, BrokerOptions, HandleKind, Name, Ticket};
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Reservation, ReserveOptions, Session};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::processes::{Peer, start};
 use support::{
@@ -239,11 +239,10 @@ fn a_child_that_drops_what_it_inherited_keeps_its_own_session() {
 /// Everything that a process does for the first time: its seat, its number, its DEVMNG file, the
 /// boot id, and what the libraries below initialise.
 fn first_uses() {
-    let _ = Session::builder().davinci_manager("/nonexistent").open();
+    let _ = Session::open();
     let _ = "avm1-00".parse::<Ticket>();
-    let options = Options { manager: "/nonexistent".into(), nodes: "/nonexistent".into(), ..survey_options() };
-    let _ = discovery::list_with(&options);
-    let _ = device_process::device_pid(LogicalId(0), Path::new("/nonexistent"));
+    let _ = discovery::list_with(&survey_options());
+    let _ = device_process::device_pid(LogicalId(0));
 }
 
 /// Forks `count` times while eight threads are at their first uses; each child does the same. A
@@ -275,7 +274,7 @@ fn fork_among_first_uses(count: usize) {
 
 #[test]
 fn ten_thousand_children_forked_among_first_uses_do_not_hang() {
-    isolated(Config::default(), |_| fork_among_first_uses(10_000));
+    isolated(Config { door: Door::Missing, ..Config::default() }, |_| fork_among_first_uses(10_000));
 }
 
 #[test]

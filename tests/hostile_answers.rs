@@ -72,7 +72,7 @@ fn discover() -> Result<()> {
     let options = discovery::Options { timeout: Duration::from_secs(5), ..survey_options() };
     // Everything in it can be printed.
     let _ = format!("{:?}", discovery::survey(&options));
-    discovery::can_access_with(&options, LogicalId(0), LogicalId(1)).map(drop)
+    discovery::can_access(LogicalId(0), LogicalId(1)).map(drop)
 }
 
 /// Whether answers are altered: then some are waited for in vain.

@@ -15,7 +15,6 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -65,7 +64,7 @@ fn limits_that_no_clock_can_hold_are_no_limits() {
 fn limits_of_no_time_are_errors_that_say_so() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
         let settings = limits(Duration::ZERO);
-        let failure = DeviceProcess::start(LogicalId(0), Path::new("/dev/davinci_manager"), &settings).unwrap_err();
+        let failure = DeviceProcess::start(LogicalId(0), &settings).unwrap_err();
         assert!(matches!(failure, ProcessFailure::TimedOut { .. }), "{failure:?}");
         let session = Session::open().unwrap();
         let (_here, there) = UnixStream::pair().unwrap();
@@ -174,7 +173,7 @@ fn a_daemon_that_is_silent_is_not_waited_for_longer_because_of_signals() {
             let _storm = Storm::begin(Duration::from_millis(20), flags);
             let settings = Settings { handshake: Duration::from_millis(1500), ..patient() };
             let begun = Instant::now();
-            let started = DeviceProcess::start(LogicalId(0), Path::new("/dev/davinci_manager"), &settings);
+            let started = DeviceProcess::start(LogicalId(0), &settings);
             assert!(matches!(started, Err(ProcessFailure::TimedOut { .. })), "{started:?}");
             assert!(begun.elapsed() >= Duration::from_millis(1500));
             assert!(begun.elapsed() < PATIENCE, "it hangs");

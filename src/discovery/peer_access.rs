@@ -6,7 +6,7 @@
 //! only then: so a [`PeerAccess`] keeps that file open, and the requests of a killed process do not
 //! stay behind.
 
-use super::{Options, physical};
+use super::physical;
 use crate::driver::Answer;
 use crate::driver::devmng::Devmng;
 use crate::driver::recognise;
@@ -15,7 +15,6 @@ use crate::error::{Errno, Refused, Result, SystemCall};
 use crate::id::{LogicalId, PhysicalId};
 use crate::trace;
 use ascend_ioctl::Generation;
-use std::path::{Path, PathBuf};
 
 /// Whether `device` can reach the memory of `peer`. The devices must have been listed by this
 /// process before.
@@ -31,23 +30,13 @@ use std::path::{Path, PathBuf};
 #[doc(alias = "aclrtDeviceCanAccessPeer")]
 #[doc(alias = "cuDeviceCanAccessPeer")]
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
-    can_access_with(&Options::default(), device, peer)
-}
-
-/// As [`can_access`], with options.
-///
-/// # Errors
-///
-/// As [`can_access`].
-pub fn can_access_with(options: &Options, device: LogicalId, peer: LogicalId) -> Result<bool> {
-    let manager = &options.manager;
-    let urd = Urd::open(manager)?;
+    let urd = Urd::open()?;
     // The keys are the last resort: asking for them leaves error lines in the kernel's log.
-    let generation = match recognise::memory_driver(manager) {
+    let generation = match recognise::memory_driver() {
         Ok(generation) => generation,
         Err(_) => recognise::by_keys(&urd).map_err(recognise::unknown)?,
     };
-    let asked = Request { device, peer: physical(manager, peer)?, generation };
+    let asked = Request { device, peer: physical(peer)?, generation };
     Ok(asked.send(&urd, P2p::CanAccess)? != 0)
 }
 
@@ -55,32 +44,26 @@ pub fn can_access_with(options: &Options, device: LogicalId, peer: LogicalId) ->
 #[derive(Debug)]
 pub(crate) struct PeerAccess {
     requests: [Request; 2],
-    manager: PathBuf,
     /// Kept open, so that the driver forgets the requests with this process and not before.
     devmng: Devmng,
 }
 
 impl PeerAccess {
     /// Asks for both directions.
-    pub(crate) fn enable(
-        manager: &Path,
-        generation: Generation,
-        first: LogicalId,
-        second: LogicalId,
-    ) -> Result<PeerAccess> {
-        let devmng = Devmng::claim(manager);
+    pub(crate) fn enable(generation: Generation, first: LogicalId, second: LogicalId) -> Result<PeerAccess> {
+        let devmng = Devmng::claim();
         // Opens the file: without one the driver would never withdraw the requests of a killed
         // process.
         devmng.bare_tgid()?;
-        let urd = Urd::open(manager)?;
-        let there = Request { device: first, peer: physical(manager, second)?, generation };
-        let back = Request { device: second, peer: physical(manager, first)?, generation };
+        let urd = Urd::open()?;
+        let there = Request { device: first, peer: physical(second)?, generation };
+        let back = Request { device: second, peer: physical(first)?, generation };
         there.send(&urd, P2p::Enable)?;
         if let Err(error) = back.send(&urd, P2p::Enable) {
             there.withdraw(&urd);
             return Err(error);
         }
-        Ok(PeerAccess { requests: [there, back], manager: manager.to_owned(), devmng })
+        Ok(PeerAccess { requests: [there, back], devmng })
     }
 }
 
@@ -90,7 +73,7 @@ impl Drop for PeerAccess {
             // The parent's requests.
             return;
         }
-        match Urd::open(&self.manager) {
+        match Urd::open() {
             Ok(urd) => self.requests.iter().for_each(|request| request.withdraw(&urd)),
             Err(error) => trace::warn(error, NOT_WITHDRAWN),
         }

@@ -26,7 +26,6 @@ use crate::slots::lock;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// The nodes `/dev/davinciN` that exist, and what opening each gave.
@@ -41,12 +40,12 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// Tries every number. On the host for writing, as the driver will; in a container opening is
     /// what takes the device.
-    pub(crate) fn open(directory: &Path, uda: &Uda) -> Nodes {
+    pub(crate) fn open(uda: &Uda) -> Nodes {
         let flags = if uda.is_admin() { OFlag::O_WRONLY } else { OFlag::O_RDONLY };
         let mut nodes = Nodes { files: Vec::new(), closed: Vec::new() };
         for number in 0..uda.max_physical().min(MAX_PHYSICAL * 2) {
-            let node = directory.join(format!("davinci{number}"));
-            match open(&node, flags | OFlag::O_CLOEXEC, Mode::empty()).map_err(Errno::of) {
+            let node = format!("/dev/davinci{number}");
+            match open(node.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty()).map_err(Errno::of) {
                 Ok(file) => nodes.files.push(file),
                 Err(Errno::ENOENT | Errno::ENOTDIR) => {}
                 Err(errno) => nodes.closed.push((number, errno)),

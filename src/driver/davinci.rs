@@ -11,7 +11,7 @@
 //! the others in the process. [`others_have_files`] tells whether there are any.
 
 use super::{Answer, ioctl_uninterrupted, uninterrupted};
-use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall, printable_path};
+use crate::error::{Errno, OpenFailed, Refused, Result, SystemCall};
 use crate::fork::PerProcess;
 use crate::signals;
 use crate::slots::lock;
@@ -56,9 +56,9 @@ struct Listed(RawFd);
 impl Descriptor {
     /// Opens the file under the list's lock, so that no other thread takes it for another
     /// library's.
-    fn open(path: &Path) -> Result<Descriptor, Errno> {
+    fn open() -> Result<Descriptor, Errno> {
         let mut own = lock(own_descriptors());
-        let fd = uninterrupted(|| open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
+        let fd = uninterrupted(|| open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
         own.push(fd.as_raw_fd());
         Ok(Descriptor { _listed: Listed(fd.as_raw_fd()), fd })
     }
@@ -83,7 +83,7 @@ fn own_descriptors() -> &'static Mutex<Vec<RawFd>> {
 
 /// Whether other code in this process has files of the driver open, such as the vendor's library.
 /// True also where that cannot be known.
-pub(crate) fn others_have_files(manager: &Path) -> bool {
+pub(crate) fn others_have_files() -> bool {
     let own = lock(own_descriptors());
     // The links are read and not followed: stat(2) of a file may wait for a server.
     let listed = || fs::read_dir("/proc/thread-self/fd")?.collect::<io::Result<Vec<_>>>();
@@ -92,26 +92,23 @@ pub(crate) fn others_have_files(manager: &Path) -> bool {
         let number = descriptor.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
         let is_own = number.is_some_and(|number| own.contains(&number));
         let target = || signals::uninterrupted(|| fs::read_link(descriptor.path()));
-        !is_own && target().is_ok_and(|target| is_manager(&target, manager))
+        !is_own && target().is_ok_and(|target| is_manager(&target))
     })
 }
 
 /// Whether an open file's name is the driver's, in whatever directory the device is visible.
-fn is_manager(target: &Path, manager: &Path) -> bool {
-    let name = |path: &Path| path.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec);
-    let Some(mut file) = name(target) else { return false };
-    // So the kernel marks a node that was made anew.
-    if let Some(length) = file.strip_suffix(b" (deleted)").map(<[u8]>::len) {
-        file.truncate(length);
-    }
-    Some(&file) == name(manager).as_ref() || Some(&file) == name(Path::new(MANAGER)).as_ref()
+fn is_manager(target: &Path) -> bool {
+    let Some(name) = target.file_name().map(OsStr::as_bytes) else { return false };
+    // The kernel marks a node that was removed.
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    Path::new(MANAGER).file_name().is_some_and(|manager| name == manager.as_bytes())
 }
 
 impl DavinciFile {
-    /// Opens the device at `path` and binds the file to `module`: two system calls.
-    pub(crate) fn open(path: &Path, module: &'static str) -> Result<DavinciFile> {
-        let opened = traced(|| Call::plain(module, "open"), || Descriptor::open(path));
-        let descriptor = opened.map_err(|errno| OpenFailed::new(path, errno))?;
+    /// Opens the device and binds the file to `module`: two system calls.
+    pub(crate) fn open(module: &'static str) -> Result<DavinciFile> {
+        let opened = traced(|| Call::plain(module, "open"), Descriptor::open);
+        let descriptor = opened.map_err(|errno| OpenFailed::new(Path::new(MANAGER), errno))?;
         let mut arg = davinci::OpenArg::new(module);
         let bound = traced(
             || Call::plain(module, davinci::OPEN.name),
@@ -126,7 +123,7 @@ impl DavinciFile {
             // The file was not bound, so close(2) alone is right: CLOSE is for bound files.
             Err(errno) => Err(Refused::new(SystemCall::Bind, errno)
                 .operation("bind a file to a module")
-                .object(format!("module {module} of {}", printable_path(path)))
+                .object(format!("module {module} of {MANAGER}"))
                 .into()),
         }
     }
@@ -179,13 +176,11 @@ mod tests {
 
     #[test]
     fn files_of_the_driver_are_known_by_their_name_in_any_directory() {
-        let manager = Path::new("/container/davinci_manager_3");
         for target in ["/dev/davinci_manager", "/host/dev/davinci_manager", "/dev/davinci_manager (deleted)"] {
-            assert!(is_manager(Path::new(target), manager), "{target}");
+            assert!(is_manager(Path::new(target)), "{target}");
         }
-        assert!(is_manager(Path::new("/dev/davinci_manager_3"), manager));
         for target in ["/dev/davinci0", "socket:[17]", "/dev/davinci_manager/x", "pipe:[davinci_manager]", "/"] {
-            assert!(!is_manager(Path::new(target), manager), "{target}");
+            assert!(!is_manager(Path::new(target)), "{target}");
         }
     }
 }

@@ -27,7 +27,6 @@ use crate::slots::lock;
 use crate::trace::{Quiet, quiet};
 use ascend_ioctl::{Typed, devmng};
 use std::ffi::CStr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -43,7 +42,6 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct Devmng {
     process: ForkGuard,
-    path: PathBuf,
 }
 
 /// The driver's name for this process; START must carry it.
@@ -74,27 +72,21 @@ pub enum Machine {
 }
 
 impl Devmng {
-    /// Takes a claim; opens nothing. `path` is the driver's device, used if this claim is the first
-    /// to ask something.
-    pub(crate) fn claim(path: &Path) -> Devmng {
+    /// Takes a claim; opens nothing.
+    pub(crate) fn claim() -> Devmng {
         lock(shared()).claims += 1;
-        Devmng { process: ForkGuard::new(), path: path.to_owned() }
+        Devmng { process: ForkGuard::new() }
     }
 
     /// As [`Devmng::claim`], if asking harms nobody: not if a file would have to be opened beside
     /// those of other code in this process.
-    pub(crate) fn claim_harmlessly(path: &Path) -> Option<Devmng> {
+    pub(crate) fn claim_harmlessly() -> Option<Devmng> {
         let mut shared = lock(shared());
-        if shared.file.is_none() && davinci::others_have_files(path) {
+        if shared.file.is_none() && davinci::others_have_files() {
             return None;
         }
         shared.claims += 1;
-        Some(Devmng { process: ForkGuard::new(), path: path.to_owned() })
-    }
-
-    /// The driver's device.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+        Some(Devmng { process: ForkGuard::new() })
     }
 
     /// CONTAINER_CMD: this process's id in the initial pid namespace, which trust lists and the
@@ -230,7 +222,7 @@ impl Devmng {
         }
         // First, so that a copy of the file is not without.
         let copies = Copies::watch();
-        let file = Arc::new(DavinciFile::open(&self.path, module::DEVMNG)?);
+        let file = Arc::new(DavinciFile::open(module::DEVMNG)?);
         shared.copies = copies;
         shared.file = Some(file.clone());
         Ok(file)
@@ -239,7 +231,7 @@ impl Devmng {
 
 impl Clone for Devmng {
     fn clone(&self) -> Self {
-        Devmng::claim(&self.path)
+        Devmng::claim()
     }
 }
 
@@ -252,7 +244,7 @@ impl Drop for Devmng {
         let _quiet: Quiet = quiet();
         let mut shared = lock(shared());
         shared.claims -= 1;
-        if shared.claims > 0 || shared.file.is_none() || davinci::others_have_files(&self.path) {
+        if shared.claims > 0 || shared.file.is_none() || davinci::others_have_files() {
             return;
         }
         if shared.copies.as_mut().is_some_and(|copies| !copies.exist()) {

@@ -17,7 +17,6 @@ use ascend_ioctl::hdc::{self, Arg, View};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::Duration;
 
 /// The device that leads to the daemons.
@@ -52,11 +51,11 @@ pub(crate) struct Connection {
 }
 
 impl HdcFile {
-    pub(crate) fn open(path: &Path) -> Result<HdcFile, Errno> {
+    pub(crate) fn open() -> Result<HdcFile, Errno> {
         // Reading is all that the driver wants, and a program that this process executes must not
         // keep the session alive.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        traced(|| Call::plain(MODULE, "open"), || uninterrupted(|| open(path, flags, Mode::empty()))).map(HdcFile)
+        traced(|| Call::plain(MODULE, "open"), || uninterrupted(|| open(PATH, flags, Mode::empty()))).map(HdcFile)
     }
 
     /// CONNECT to the daemon that starts processes, and SET_SESSION_OWNER. The driver waits for

@@ -12,7 +12,6 @@ use crate::id::LogicalId;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, Op};
 use ascend_ioctl::urd::Key;
-use std::path::Path;
 
 /// The numbers by which the first commands of a session are known in a generation.
 fn numbers(generation: Generation) -> [Option<u8>; 2] {
@@ -31,10 +30,10 @@ pub(crate) fn families() -> Vec<Generation> {
     families
 }
 
-/// The generation of the memory driver at `manager`, without making a process object of it, which
+/// The generation of the memory driver, without making a process object of it, which
 /// costs the kernel up to 145 MB.
-pub(crate) fn memory_driver(manager: &Path) -> Result<Generation> {
-    let svm = Svm::open(manager)?;
+pub(crate) fn memory_driver() -> Result<Generation> {
+    let svm = Svm::open()?;
     for family in families() {
         match svm.get_mmap_info(family) {
             Ok(segments) => {

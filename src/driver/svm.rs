@@ -20,7 +20,6 @@ pub(crate) use ascend_ioctl::svm::{
     BATCH, DYNAMIC_START, GIANT_PAGE, HEAP_UNIT, HOST_AGENT_ID, HOST_ID, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX,
     SVM_START, Segment, TRUST_LIST,
 };
-use std::path::Path;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// The accounting module of the vendor's tools for our memory: the number for user programs.
@@ -229,8 +228,8 @@ pub(crate) struct CopyRows {
 
 impl Svm {
     /// Opens a file. It has no session before INIT_PROCESS.
-    pub(crate) fn open(manager: &Path) -> Result<Svm> {
-        Ok(Svm { file: DavinciFile::open(manager, module::SVM)?, log: LogPage::None })
+    pub(crate) fn open() -> Result<Svm> {
+        Ok(Svm { file: DavinciFile::open(module::SVM)?, log: LogPage::None })
     }
 
     /// Maps the driver's address segments, in its order.

@@ -9,7 +9,6 @@ use super::davinci::{DavinciFile, module};
 use crate::error::{Errno, Refused, Result, SystemCall};
 use crate::id::{LogicalId, PhysicalId};
 use ascend_ioctl::uda;
-use std::path::Path;
 
 /// Most nodes `/dev/davinciN` that a host can have.
 pub(crate) const MAX_PHYSICAL: u32 = uda::MAX_PHYSICAL;
@@ -33,8 +32,8 @@ pub(crate) struct Listed {
 
 impl Uda {
     /// Opens a file, and GET_USER_INFO: who the caller is to the driver. Harmless at any time.
-    pub(crate) fn open(manager: &Path) -> Result<Uda> {
-        let file = DavinciFile::open(manager, module::UDA)?;
+    pub(crate) fn open() -> Result<Uda> {
+        let file = DavinciFile::open(module::UDA)?;
         let mut user = uda::UserInfo::default();
         match file.command(&uda::GET_USER_INFO, &mut user) {
             Answer::Done => {

@@ -12,7 +12,6 @@ use crate::id::{LogicalId, PhysicalId, SuperPod};
 use ascend_ioctl::Generation;
 use ascend_ioctl::urd::{self, Key};
 use std::ffi::CStr;
-use std::path::Path;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A file of the module.
@@ -39,8 +38,8 @@ impl P2p {
 }
 
 impl Urd {
-    pub(crate) fn open(manager: &Path) -> Result<Urd> {
-        DavinciFile::open(manager, module::URD).map(Urd)
+    pub(crate) fn open() -> Result<Urd> {
+        DavinciFile::open(module::URD).map(Urd)
     }
 
     /// Whether the driver knows a key. Sends no input and no output: a known key is refused for

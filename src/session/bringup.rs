@@ -19,7 +19,6 @@ use crate::slots::lock;
 use crate::trace;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 /// A file with its process object and its segments, that INIT_PROCESS makes a session of.
@@ -28,7 +27,6 @@ pub(super) struct Prepared {
     pub(super) svm: Svm,
     pub(super) generation: Generation,
     pub(super) segments: Segments,
-    manager: PathBuf,
     /// A generation whose numbers the driver has, and the segments that it lists.
     family: Generation,
     listed: Vec<Segment>,
@@ -36,14 +34,13 @@ pub(super) struct Prepared {
     was_mapped: bool,
 }
 
-/// Files for which INIT_PROCESS answered EEXIST. Closing one would leak 145 MB of kernel memory for
-/// good, and unmapping its segments could destroy the session that is in its way; so they are kept,
-/// and the next attempt on the same device goes on from there.
-fn parked() -> MutexGuard<'static, Vec<Prepared>> {
-    static PARKED: PerProcess<Mutex<Vec<Prepared>>> = PerProcess::new();
+/// The file for which INIT_PROCESS answered EEXIST. Closing it would leak 145 MB of kernel memory,
+/// and unmapping its segments could destroy the session that is in its way; so it is kept, and the
+/// next attempt goes on from there.
+fn parked() -> MutexGuard<'static, Option<Prepared>> {
+    static PARKED: PerProcess<Mutex<Option<Prepared>>> = PerProcess::new();
     let parked = PARKED.get(|inherited| {
-        let parents = inherited.and_then(|inherited| Some(std::mem::take(&mut *inherited.try_lock().ok()?)));
-        for mut parents in parents.unwrap_or_default() {
+        if let Some(mut parents) = inherited.and_then(|inherited| inherited.try_lock().ok()?.take()) {
             // Its segments are not in this process.
             parents.segments.forget();
         }
@@ -52,30 +49,24 @@ fn parked() -> MutexGuard<'static, Vec<Prepared>> {
     lock(parked)
 }
 
-/// Takes the parked file of a device.
-fn unpark(manager: &Path) -> Option<Prepared> {
-    let mut parked = parked();
-    let at = parked.iter().position(|prepared| prepared.manager == manager)?;
-    Some(parked.swap_remove(at))
-}
-
 /// INIT_PROCESS is interrupted by signals that are not blocked; this many in a row were never seen.
 const INIT_ATTEMPTS: u32 = 1000;
 
 /// Brings up the session's file.
 pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)> {
-    let mut prepared = match unpark(&builder.davinci_manager) {
+    let earlier = parked().take();
+    let mut prepared = match earlier {
         Some(mut prepared) => match prepared.set_options(builder) {
             Ok(()) => prepared,
             Err(error) => {
-                parked().push(prepared);
+                *parked() = Some(prepared);
                 return Err(error);
             }
         },
         None => prepare(builder)?,
     };
     let mut answer = init_process(|| prepared.svm.init_process());
-    if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container(&prepared.manager) {
+    if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container() {
         answer = init_process(|| prepared.svm.init_process());
     }
     match answer {
@@ -84,8 +75,8 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
             Ok((prepared, pages))
         }
         Err(refused) if refused.errno == Errno::EEXIST => {
-            let taken = taken(&prepared.manager);
-            parked().push(prepared);
+            let taken = taken();
+            *parked() = Some(prepared);
             Err(Error::SessionTaken(Box::new(taken)))
         }
         Err(refused) => {
@@ -98,12 +89,11 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
 /// INIT_PROCESS answers EEXIST also in a container whose device table was not made yet. Makes it;
 /// whether there is reason to try again. DEVMNG is not used to find out: if the vendor's library
 /// has a session in this process, closing a file of it would end that.
-fn set_up_container(manager: &Path) -> bool {
-    if !Uda::open(manager).is_ok_and(|uda| !uda.is_admin()) {
+fn set_up_container() -> bool {
+    if !Uda::open().is_ok_and(|uda| !uda.is_admin()) {
         return false;
     }
-    let options = discovery::Options { manager: manager.to_owned(), ..Default::default() };
-    match discovery::prepare(&options) {
+    match discovery::prepare() {
         Ok(()) => true,
         Err(error) => {
             trace::warn(error, "the devices of this container could not be set up");
@@ -129,16 +119,15 @@ fn init_process(mut init: impl FnMut() -> Result<HostPages, Box<Refused>>) -> Re
 }
 
 fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
-    let mut svm = Svm::open(&builder.davinci_manager)?;
+    let mut svm = Svm::open()?;
     let family = alloc_proc_struct(&svm)?;
     let listed =
         svm.get_mmap_info(family).map_err(|refused| refused.operation("read the driver's address segments"))?;
     let generation = choose(family, &listed, builder.allow_unknown_generation)?;
     let was_mapped = builder.segments;
-    let segments = if was_mapped { map(&svm, &listed, &builder.davinci_manager)? } else { Segments::default() };
+    let segments = if was_mapped { map(&svm, &listed)? } else { Segments::default() };
     svm.map_log_page();
-    let manager = builder.davinci_manager.clone();
-    Ok(Prepared { svm, generation, segments, manager, family, listed, was_mapped })
+    Ok(Prepared { svm, generation, segments, family, listed, was_mapped })
 }
 
 impl Prepared {
@@ -150,7 +139,7 @@ impl Prepared {
         // them a second time: it goes on without.
         self.segments.check();
         if builder.segments && !self.was_mapped {
-            self.segments = map(&self.svm, &self.listed, &self.manager)?;
+            self.segments = map(&self.svm, &self.listed)?;
             self.was_mapped = true;
         }
         Ok(())
@@ -186,9 +175,9 @@ fn choose(family: Generation, segments: &[Segment], allow_unknown: bool) -> Resu
 
 /// Maps the segments. If their addresses are taken and other code has the driver open, it is its
 /// session that is in the way.
-fn map(svm: &Svm, segments: &[Segment], manager: &Path) -> Result<Segments> {
+fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
     svm.map_segments(segments).map_err(|refused| {
-        let taken = taken(manager);
+        let taken = taken();
         if refused.errno == Errno::EINVAL && (taken.driver_in_use || taken.vendor_library.is_some()) {
             trace::debug(refused, "other code in this process has mapped the segments");
             return Error::SessionTaken(Box::new(taken));
@@ -198,8 +187,8 @@ fn map(svm: &Svm, segments: &[Segment], manager: &Path) -> Result<Segments> {
 }
 
 /// Who has the session, as far as this process shows it.
-fn taken(manager: &Path) -> SessionTaken {
-    SessionTaken { vendor_library: vendor_library(), driver_in_use: davinci::others_have_files(manager) }
+fn taken() -> SessionTaken {
+    SessionTaken { vendor_library: vendor_library(), driver_in_use: davinci::others_have_files() }
 }
 
 /// Path of the vendor's driver library, if this process has it loaded.

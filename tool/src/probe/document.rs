@@ -456,8 +456,7 @@ mod tests {
 
     #[test]
     fn no_device_has_memory_for_a_process_with_too_few_addresses() {
-        let options = discovery::Options { manager: "/nonexistent".into(), ..Default::default() };
-        let mut survey = discovery::survey(&options);
+        let mut survey = discovery::survey(&discovery::Options::default());
         survey.memory_driver = Some(MemoryDriver::V2);
         survey.generation = Some(ascend_ioctl::Generation::V26_1);
         survey.findings.clear();

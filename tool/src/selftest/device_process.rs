@@ -7,15 +7,13 @@ use super::{Failure, Run};
 use crate::session_options::device_process::{self, DeviceProcess, Order, Policy, Settings};
 use ascend_vmm::LogicalId;
 use ascend_vmm::Session;
-use std::path::Path;
 
 /// The suite.
 pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
-    let manager = Path::new(ascend_ioctl::davinci::PATH);
     for &device in devices {
         let id = LogicalId(device);
         let group = format!("device {device}");
-        run.check(&group, "it runs no process for us yet", || match device_process::device_pid(id, manager)? {
+        run.check(&group, "it runs no process for us yet", || match device_process::device_pid(id)? {
             None => Ok(None),
             Some(pid) => Err(Failure::Failed(format!("process {pid} on the device is already bound to us"))),
         });
@@ -35,7 +33,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
             }
         });
         run.check(&group, "the daemon on the device answers a handshake", || {
-            let greeting = device_process::greet(id, manager, &Settings::default()).map_err(explained)?;
+            let greeting = device_process::greet(id, &Settings::default()).map_err(explained)?;
             Ok(Some(format!("its protocol version is {}", greeting.version)))
         });
         let mut started = None;
@@ -43,7 +41,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
             let sentence = format!("the daemon starts a process after the {name} dialogue");
             run.check(&group, &sentence, || {
                 let settings = Settings { order, ..Settings::default() };
-                let process = DeviceProcess::start(id, manager, &settings).map_err(explained)?;
+                let process = DeviceProcess::start(id, &settings).map_err(explained)?;
                 let pid = process.pid()?;
                 let remark = match pid {
                     Some(pid) => format!("process {pid} on the device is bound to us"),
@@ -78,13 +76,9 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
                 (false, true) => "a process was started, although SETUP_DEVICE worked without one".into(),
             }))
         });
-        run.check(&group, "the device process ended with the session", || {
-            match device_process::device_pid(id, manager)? {
-                None => Ok(None),
-                Some(pid) => {
-                    Ok(Some(format!("process {pid} is still bound; the driver may take some seconds to notice")))
-                }
-            }
+        run.check(&group, "the device process ended with the session", || match device_process::device_pid(id)? {
+            None => Ok(None),
+            Some(pid) => Ok(Some(format!("process {pid} is still bound; the driver may take some seconds to notice"))),
         });
     }
 }
