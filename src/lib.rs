@@ -43,7 +43,7 @@
 compile_error!("the Ascend driver exists for 64-bit Linux only");
 
 // The modules stand on floors: one names only those below its own, except that the nouns own each
-// other. docs/library.md draws it, tests/floors.rs checks it.
+// other. docs/library.md draws it, tests/house/floors.rs checks it.
 mod bytes;
 pub mod copy;
 mod deadline;

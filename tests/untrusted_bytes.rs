@@ -1,6 +1,6 @@
 //! Bytes and text from other processes: tickets, handles, addresses. Stored inputs, and thousands
 //! that are made from them by a fixed seed; `tests/fuzz` has targets that look for more.
-//! `tests/hostile_answers.rs` does the same for answers of the kernel and of the daemon.
+//! `tests/robustness/hostile_answers.rs` does the same for answers of the kernel and of the daemon.
 
 mod support;
 

@@ -1,8 +1,11 @@
 //! Opening a device: when the session starts a process on it, and what happens when that process
 //! dies.
 
-mod support;
-
+use crate::support::processes::start;
+use crate::support::{
+    MIB, MIB2, assert_nothing_left, count, device, end_device_process, inject, patient, plain, survey_options,
+    with_daemon,
+};
 use ascend_emulator::config::{Daemon, Place};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_ioctl::hdc;
@@ -12,11 +15,6 @@ use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, MemoryKind, Session};
 use std::time::Duration;
-use support::processes::start;
-use support::{
-    MIB, MIB2, assert_nothing_left, count, device, end_device_process, inject, patient, plain, survey_options,
-    with_daemon,
-};
 
 fn session_with(settings: Settings) -> Session {
     Session::builder().device_process(settings).open().unwrap()

@@ -1,8 +1,9 @@
 //! Finding devices, and the findings when there are none, on every kind of host that the emulated
 //! driver can be.
 
-mod support;
-
+use crate::support::processes::start;
+use crate::support::raw::ModuleFile;
+use crate::support::{Directory, assert_nothing_left, commands, inject, own_pid, survey_options};
 use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
@@ -16,9 +17,6 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use support::processes::start;
-use support::raw::ModuleFile;
-use support::{Directory, assert_nothing_left, commands, inject, own_pid, survey_options};
 
 fn survey() -> Survey {
     discovery::survey(&survey_options())

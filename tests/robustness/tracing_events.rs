@@ -1,14 +1,12 @@
 //! The library's events for subscribers of the crate `tracing`: one for every system call.
 
-mod support;
-
+use crate::support::events::{AtEvent, Fields};
+use crate::support::{MIB2, inject};
 use ascend_emulator::{Config, isolated};
 use ascend_vmm::LogicalId;
 use ascend_vmm::Session;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use support::events::{AtEvent, Fields};
-use support::{MIB2, inject};
 
 #[test]
 fn every_system_call_is_an_event_with_its_name_device_size_time_and_result() {

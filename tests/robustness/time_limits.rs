@@ -1,7 +1,10 @@
 //! Limits of any length, and signals while the library waits.
 
-mod support;
-
+use crate::support::processes::start;
+use crate::support::{
+    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on_host, patient, plain, refused_here,
+    survey_options, wait_until, with_daemon,
+};
 use ascend_emulator::config::Daemon;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::copy::write_batch;
@@ -19,11 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use support::processes::start;
-use support::{
-    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on_host, patient, plain, refused_here,
-    survey_options, wait_until, with_daemon,
-};
 
 /// All limits the same.
 fn limits(limit: Duration) -> Settings {

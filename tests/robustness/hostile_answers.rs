@@ -4,8 +4,9 @@
 //!
 //! Each altered answer is met by a process of its own, so that nothing of one is left for the next.
 
-mod support;
-
+use crate::support::corpus::{line, mutate, stored};
+use crate::support::random::Random;
+use crate::support::{MIB2, inject, plain, survey_options};
 use ascend_emulator::{Config, Emulator, fork, isolated_leaky};
 use ascend_ioctl::Generation;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
@@ -19,9 +20,6 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use support::corpus::{line, mutate, stored};
-use support::random::Random;
-use support::{MIB2, inject, plain, survey_options};
 
 /// The system's allocator, which keeps the size of the largest allocation.
 struct Measuring;

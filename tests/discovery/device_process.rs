@@ -1,8 +1,12 @@
 //! Starting and ending the process on the device, with every daemon that the emulated device can
 //! have.
 
-mod support;
-
+use crate::support::processes::start as start_process;
+use crate::support::raw::ModuleFile;
+use crate::support::{
+    PATIENCE, assert_nothing_left, commands, count, end_device_process, inject, own_pid, patient, refused_in_child,
+    survey_options, wait_until, with_daemon,
+};
 use ascend_emulator::config::{Daemon, Door, Place};
 use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::davinci;
@@ -11,12 +15,6 @@ use ascend_vmm::device_process::{self, DeviceProcess, Order, ProcessFailure, Set
 use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
 use std::time::{Duration, Instant};
-use support::processes::start as start_process;
-use support::raw::ModuleFile;
-use support::{
-    PATIENCE, assert_nothing_left, commands, count, end_device_process, inject, own_pid, patient, refused_in_child,
-    survey_options, wait_until, with_daemon,
-};
 
 /// How long to wait for an answer that never comes.
 const SHORT: Duration = Duration::from_millis(400);

@@ -15,7 +15,7 @@ fn rows(page: &str) -> impl Iterator<Item = Vec<&str>> {
 fn the_vendors_codes_are_those_of_the_page_for_hosts() {
     let named = |name: &str| (1..=133).map(Errno::from_raw).find(|errno| format!("{errno:?}") == name);
     let mut seen = 0;
-    for row in rows(include_str!("../docs/hosts.md")) {
+    for row in rows(include_str!("../../docs/hosts.md")) {
         let [errnos, driver, acl] = row[..] else { continue };
         if !acl.chars().all(|c| c.is_ascii_digit()) {
             continue;
@@ -32,7 +32,7 @@ fn the_vendors_codes_are_those_of_the_page_for_hosts() {
 
 #[test]
 fn every_finding_is_documented_with_its_code() {
-    let source = include_str!("../src/error/finding.rs");
+    let source = include_str!("../../src/error/finding.rs");
     let (documentation, rows) = source.split_once("fn row(&self)").unwrap();
     let code = |line: &'static str| line.trim().trim_end_matches(',').strip_prefix('"')?.strip_suffix('"');
     let alone = rows.lines().filter_map(code);
@@ -50,7 +50,7 @@ fn every_finding_is_documented_with_its_code() {
 
 #[test]
 fn the_table_of_the_vendors_functions_names_every_one_of_the_family() {
-    let page = include_str!("../docs/cann.md");
+    let page = include_str!("../../docs/cann.md");
     for name in [
         "MallocPhysical",
         "FreePhysical",
@@ -151,7 +151,7 @@ fn every_page_named_in_a_source_file_exists() {
 
 #[test]
 fn the_page_about_the_library_has_a_line_for_every_file() {
-    let page = include_str!("../docs/library.md");
+    let page = include_str!("../../docs/library.md");
     let named = |path: &Path| format!("| `{}` |", path.strip_prefix(root()).unwrap().display());
     let missing: Vec<String> =
         files(&root().join("src")).iter().map(|path| named(path)).filter(|row| !page.contains(row)).collect();
@@ -164,7 +164,7 @@ fn the_page_about_the_library_has_a_line_for_every_file() {
 
 #[test]
 fn every_guarantee_names_tests_that_exist() {
-    let page = include_str!("../docs/library.md");
+    let page = include_str!("../../docs/library.md");
     let table = page.split("\n## Guarantees\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap();
     let mut seen = 0;
     for row in rows(table) {
