@@ -1,11 +1,12 @@
-//! What the library reports through `tracing`, and when.
+//! Events for subscribers of `tracing`.
 //!
 //! Every open, ioctl, mmap, mprotect and munmap of the driver's modules is one event of level TRACE
-//! with its module, command, device, size, duration and result (close(2) and the opens of
-//! `/dev/davinciN` are not); everything else is a warning or an error in words. A
-//! subscriber is the user's code: it may panic, and it may call back into the library. So nothing
-//! is reported while this thread holds a lock or a slot of ours ([`quiet`] keeps it back until
-//! then), and a panic of the subscriber costs its event and nothing else.
+//! with its module, command, device, size, duration and result. close(2) and the opens of
+//! `/dev/davinciN` have none. All other events are sentences.
+//!
+//! A subscriber is user code: it may panic, and it may call the library. So a thread reports
+//! nothing while it holds one of our locks or slots; [`quiet`] keeps its events until then. A
+//! subscriber that panics loses its event and nothing else.
 
 use crate::error::{Errno, printable};
 use std::cell::{Cell, RefCell};
@@ -16,16 +17,16 @@ use std::time::{Duration, Instant};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
-/// A system call, as it is reported.
+/// A system call for an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) module: &'static str,
     pub(crate) command: &'static str,
-    /// Logical id; `None` where the call is about no device.
+    /// Logical id; `None` if the call is about no device.
     pub(crate) device: Option<u32>,
-    /// Bytes that the call is about.
+    /// In bytes.
     pub(crate) size: u64,
-    /// Whether its errors are the module's private codes, which only look like errnos.
+    /// True if errors are the module's private codes, which are no errnos.
     pub(crate) private_codes: bool,
 }
 
@@ -37,42 +38,35 @@ impl Call {
 }
 
 /// Makes a system call and reports it. Costs one load without a subscriber.
-#[inline]
 pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    if is_wanted() { reported(call(), make) } else { make() }
-}
-
-/// Whether system calls are reported.
-pub(crate) fn is_wanted() -> bool {
-    LevelFilter::current() >= Level::TRACE && is_enabled()
-}
-
-/// Asks the subscriber whether it wants them, which is its code too: not while this thread holds a
-/// lock. What is kept back then is handed to it if it wants it.
-fn is_enabled() -> bool {
-    STATE.get() >= HELD || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
-}
-
-/// Makes a system call and reports it.
-pub(crate) fn reported<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    if !is_wanted() {
+        return make();
+    }
     let start = Instant::now();
     let result = make();
     let (duration, errno) = (start.elapsed(), result.as_ref().err().copied());
-    report(Event::Call { call, duration, errno });
+    report(Event::Call { call: call(), duration, errno });
     result
 }
 
-/// Reports something that a person should know and that is in no returned error.
+/// True if system calls are reported. `enabled!` calls the subscriber, so a thread that holds a
+/// lock keeps its events instead, and the subscriber filters them later.
+fn is_wanted() -> bool {
+    LevelFilter::current() >= Level::TRACE
+        && (HELD.get() > 0 || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false))
+}
+
+/// Reports something that a person should know and that no returned error says.
 pub(crate) fn warn(detail: impl Display, message: &'static str) {
     report(Event::Note { level: Level::WARN, detail: printable(&detail.to_string()), message });
 }
 
-/// As [`warn`], for what was lost or left behind.
+/// Reports what was lost or left behind.
 pub(crate) fn error(detail: impl Display, message: &'static str) {
     report(Event::Note { level: Level::ERROR, detail: printable(&detail.to_string()), message });
 }
 
-/// As [`warn`], for those who look for the cause of something else.
+/// Reports what helps to find the cause of something else.
 pub(crate) fn debug(detail: impl Display, message: &'static str) {
     if LevelFilter::current() >= Level::DEBUG {
         report(Event::Note { level: Level::DEBUG, detail: printable(&detail.to_string()), message });
@@ -85,64 +79,53 @@ enum Event {
 }
 
 thread_local! {
-    /// [`HELD`] for each lock and slot of this thread under which nothing is reported, and
-    /// [`KEPT_ANY`] if it has kept something back. One plain number, which costs a thread nothing.
-    static STATE: Cell<usize> = const { Cell::new(0) };
+    /// How many [`Quiet`] this thread has.
+    static HELD: Cell<usize> = const { Cell::new(0) };
+    /// The events that they keep.
     static KEPT: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
-const KEPT_ANY: usize = 1;
-const HELD: usize = 2;
-
-/// While this lives, what this thread reports is kept back. Take it *before* a lock or a slot that
-/// is held over a system call, so that it is dropped after it.
+/// While this lives, the events of this thread are kept. Take it *before* a lock or a slot that is
+/// held over a system call, so that it is dropped after it.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Quiet(PhantomData<*const ()>);
 
 impl Quiet {
-    /// The guard of this thread that was forgotten before, to be dropped.
+    /// The guard that this thread passed to `mem::forget`.
     pub(crate) fn forgotten() -> Quiet {
         Quiet(PhantomData)
     }
 }
 
-/// Keeps back what this thread reports.
-#[inline]
+/// Keeps the events of this thread until the guard is dropped.
 pub(crate) fn quiet() -> Quiet {
-    STATE.set(STATE.get() + HELD);
+    HELD.set(HELD.get() + 1);
     Quiet(PhantomData)
 }
 
 impl Drop for Quiet {
-    #[inline]
     fn drop(&mut self) {
-        let state = STATE.get() - HELD;
-        STATE.set(state);
-        if state == KEPT_ANY {
-            report_kept();
+        HELD.set(HELD.get() - 1);
+        if HELD.get() == 0 {
+            // A thread that is ending has kept nothing.
+            let kept = KEPT.try_with(RefCell::take).unwrap_or_default();
+            kept.iter().for_each(emit);
         }
     }
 }
 
-fn report_kept() {
-    STATE.set(0);
-    let kept = KEPT.try_with(|kept| std::mem::take(&mut *kept.borrow_mut()));
-    kept.unwrap_or_default().iter().for_each(emit);
-}
-
 fn report(event: Event) {
-    if STATE.get() < HELD {
-        return emit(&event);
-    }
-    // A thread that is ending has nothing left to keep it in; then it goes unreported.
-    if KEPT.try_with(|kept| kept.borrow_mut().push(event)).is_ok() {
-        STATE.set(STATE.get() | KEPT_ANY);
+    if HELD.get() == 0 {
+        emit(&event);
+    } else {
+        // A thread that is ending can keep nothing: the event is lost.
+        let _ = KEPT.try_with(|kept| kept.borrow_mut().push(event));
     }
 }
 
-/// Hands an event to the subscriber. Its panic ends here: the panic hook has reported it, and the
-/// caller's result must not be lost by it.
+/// Passes an event to the subscriber. Its panic ends here: the panic hook has reported it, and the
+/// caller's result must not be lost.
 fn emit(event: &Event) {
     let _ = catch_unwind(AssertUnwindSafe(|| match event {
         Event::Call { call, duration, errno } => {
