@@ -12,13 +12,13 @@ pub enum Page {
     /// 2 MiB.
     #[default]
     Huge,
-    /// 1 GiB, where the device has them:
+    /// 1 GiB, if the device has them:
     /// [`Capabilities::giant_pages`](crate::Capabilities::giant_pages).
     Giant,
 }
 
 impl Page {
-    /// In bytes.
+    /// The size in bytes.
     pub const fn size(self) -> u64 {
         match self {
             Page::Huge => HUGE_PAGE,
@@ -58,7 +58,7 @@ pub enum MemoryKind {
 }
 
 /// A kind's numbers and name.
-struct Row {
+struct KindRow {
     kind: MemoryKind,
     /// In MEM_CREATE and MEM_IMPORT.
     code: u32,
@@ -68,11 +68,11 @@ struct Row {
 }
 
 /// In the order of the enum.
-const ROWS: [Row; 4] = [
-    Row { kind: MemoryKind::Hbm, code: MEMORY_HBM, query: 2, name: "HBM" },
-    Row { kind: MemoryKind::Ddr, code: MEMORY_DDR, query: 1, name: "DDR" },
-    Row { kind: MemoryKind::P2pHbm, code: MEMORY_P2P_HBM, query: 4, name: "P2P HBM" },
-    Row { kind: MemoryKind::P2pDdr, code: MEMORY_P2P_DDR, query: 3, name: "P2P DDR" },
+const ROWS: [KindRow; 4] = [
+    KindRow { kind: MemoryKind::Hbm, code: MEMORY_HBM, query: 2, name: "HBM" },
+    KindRow { kind: MemoryKind::Ddr, code: MEMORY_DDR, query: 1, name: "DDR" },
+    KindRow { kind: MemoryKind::P2pHbm, code: MEMORY_P2P_HBM, query: 4, name: "P2P HBM" },
+    KindRow { kind: MemoryKind::P2pDdr, code: MEMORY_P2P_DDR, query: 3, name: "P2P DDR" },
 ];
 
 impl MemoryKind {
@@ -87,7 +87,6 @@ impl MemoryKind {
         ROWS[self as usize].query
     }
 
-    #[inline]
     pub(crate) fn from_code(code: u32) -> Option<MemoryKind> {
         // The driver counts in the same order; the test below says so.
         ROWS.get(code as usize).filter(|row| row.code == code).map(|row| row.kind)
@@ -113,7 +112,7 @@ impl FromStr for MemoryKind {
 #[error("unknown kind of memory; known are HBM, DDR, P2P HBM and P2P DDR")]
 pub struct UnknownMemoryKind;
 
-/// What kind of memory is wanted.
+/// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Kind {
     /// Size of its pages.
@@ -123,44 +122,32 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The sizes that can be asked for.
+    /// Sizes of this memory are multiples of this.
     ///
     /// ```
     /// use ascend_vmm::{Kind, Page};
     ///
     /// let giant = Kind { page: Page::Giant, ..Kind::default() };
-    /// assert_eq!(giant.granularity().minimum, 1 << 30);
+    /// assert_eq!(giant.granularity(), 1 << 30);
     /// ```
     #[doc(alias = "aclrtMemGetAllocationGranularity")]
     #[doc(alias = "cuMemGetAllocationGranularity")]
-    pub const fn granularity(self) -> Granularity {
-        Granularity { minimum: self.page.size(), recommended: self.page.size() }
+    pub const fn granularity(self) -> u64 {
+        self.page.size()
     }
-}
 
-/// Sizes of physical memory are multiples of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Granularity {
-    /// Every size must be a multiple of this.
-    pub minimum: u64,
-    /// Sizes that are a multiple of this waste nothing.
-    pub recommended: u64,
-}
-
-impl Granularity {
-    /// The smallest possible size that is not smaller; `None` if there is none in 64 bits.
+    /// Rounds up to a valid size; `None` if there is none in 64 bits.
     ///
     /// ```
     /// use ascend_vmm::Kind;
     ///
-    /// let granularity = Kind::default().granularity();
-    /// assert_eq!(granularity.round_up(1), Some(2 << 20));
-    /// assert_eq!(granularity.round_up(2 << 20), Some(2 << 20));
-    /// assert_eq!(granularity.round_up(u64::MAX), None);
+    /// let kind = Kind::default();
+    /// assert_eq!(kind.round_up(1), Some(2 << 20));
+    /// assert_eq!(kind.round_up(2 << 20), Some(2 << 20));
+    /// assert_eq!(kind.round_up(u64::MAX), None);
     /// ```
     pub const fn round_up(self, size: u64) -> Option<u64> {
-        size.checked_next_multiple_of(self.minimum)
+        size.checked_next_multiple_of(self.granularity())
     }
 }
 

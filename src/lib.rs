@@ -72,7 +72,7 @@ pub use bytes::{Bytes, NotBytes};
 pub use device::{Capabilities, Device, Host, MemoryInfo};
 pub use error::{Error, Failed, Result};
 pub use id::{LogicalId, PhysicalId, UserId};
-pub use kind::{Granularity, Kind, MemoryKind, Page, UnknownMemoryKind};
+pub use kind::{Kind, MemoryKind, Page, UnknownMemoryKind};
 pub use mapping::{HostView, Mapping};
 pub use physical::{Location, PhysicalMemory};
 pub use reserve::{Reservation, ReserveOptions};

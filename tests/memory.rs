@@ -26,8 +26,8 @@ fn memory_knows_its_size_kind_and_place() {
         assert_eq!(memory.location(), Location::Device(LogicalId(1)));
         assert!(!memory.is_imported());
         let giant = Kind { page: Page::Giant, memory: MemoryKind::Hbm };
-        assert_eq!(giant.granularity().minimum, GIB);
-        assert_eq!(Kind::default().granularity().minimum, MIB2);
+        assert_eq!(giant.granularity(), GIB);
+        assert_eq!(Kind::default().granularity(), MIB2);
         if device.capabilities().giant_pages {
             assert_eq!(device.create_with(2 * GIB, giant).unwrap().size(), 2 * GIB);
         }

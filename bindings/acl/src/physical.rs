@@ -278,7 +278,7 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
     if !(0..2).contains(&option) {
         return Err(unsupported(format!("{option} is no option. Use minimum (0) or recommended (1).")));
     }
-    granularity.write(kind.granularity().minimum as usize);
+    granularity.write(kind.granularity() as usize);
     Ok(())
 }
 

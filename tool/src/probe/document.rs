@@ -235,8 +235,8 @@ fn granularity(survey: &Survey) -> Vec<Granularity> {
     let mut rows = Vec::new();
     for place in ["device", "host"] {
         for (name, page) in [("2 MiB", Page::Huge), ("1 GiB", Page::Giant)] {
-            let sizes = Kind { page, ..Kind::default() }.granularity();
-            rows.push(Granularity { place, page: name, minimum: sizes.minimum, recommended: sizes.recommended });
+            let size = Kind { page, ..Kind::default() }.granularity();
+            rows.push(Granularity { place, page: name, minimum: size, recommended: size });
         }
     }
     rows
