@@ -1,32 +1,24 @@
-//! A point in time until which something may take.
+//! A point in time.
 
 use std::time::{Duration, Instant};
 
-/// The end of a duration that may be too long for the clock: then it is never over.
+/// The end of a duration. One that is too long for the clock never ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// From now on.
+    /// The end of a duration that begins now.
     pub(crate) fn after(duration: Duration) -> Deadline {
         Deadline(Instant::now().checked_add(duration))
     }
 
-    /// What is left of it: zero once it is over, [`Duration::MAX`] if it never is.
+    /// The time that is left: zero once it is over, [`Duration::MAX`] if it never ends.
     pub(crate) fn left(self) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn is_over(self) -> bool {
         self.left().is_zero()
-    }
-
-    /// The earlier of two.
-    pub(crate) fn or_earlier(self, other: Deadline) -> Deadline {
-        match (self.0, other.0) {
-            (Some(one), Some(other)) => Deadline(Some(one.min(other))),
-            (one, other) => Deadline(one.or(other)),
-        }
     }
 }
 
@@ -40,10 +32,6 @@ mod tests {
         let never = Deadline::after(Duration::MAX);
         assert_eq!(never.left(), Duration::MAX);
         let hour = Deadline::after(Duration::from_secs(3600));
-        assert_eq!(never.or_earlier(hour), hour);
-        assert_eq!(hour.or_earlier(never), hour);
-        let minute = Deadline::after(Duration::from_secs(60));
-        assert_eq!((hour.or_earlier(minute), minute.or_earlier(hour)), (minute, minute));
         assert!(!hour.is_over());
     }
 }

@@ -124,7 +124,7 @@ impl Device {
                 "64 and 65 stand for the host; use Session::host for its memory.",
             ));
         }
-        if device_process::is_asked() {
+        if device_process::in_give_up_callback() {
             return Err(Invalid::because(
                 "open a device",
                 "this thread is opening one, and was asked whether to give that up",

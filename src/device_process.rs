@@ -1,30 +1,30 @@
 //! The process on the device that memory needs.
 //!
 //! Device memory lives in the address space of a process that the device runs for us, bound to our
-//! process id. On the firmware of today SETUP_DEVICE very likely answers EFAULT until a daemon on
-//! the device was asked to start one (`tsd_message.rs`, over a session of `/dev/hisi_hdc`); nothing
-//! of this was tried on hardware, see docs/driver.md. The open session is the process's
-//! life line: closing it, or our death, ends it. The order is: register by GET_PROCESS_SIGN,
-//! connect, handshake, START, then SETUP_DEVICE; at the end CLOSE_DEVICE, then the daemon's CLOSE,
-//! then the session, and the DEVMNG file last.
+//! process id. On today's firmware SETUP_DEVICE very likely answers EFAULT until a daemon on the
+//! device was asked to start one (`tsd_message.rs`, over a session of `/dev/hisi_hdc`). None of
+//! this was tried on hardware, see docs/driver.md. The process lives as long as that session:
+//! closing it, or our death, ends the process. The order is: register by GET_PROCESS_SIGN, connect,
+//! handshake, START, then SETUP_DEVICE; at the end CLOSE_DEVICE, then the daemon's CLOSE, then the
+//! session, and the DEVMNG file last.
 //!
-//! ```no_run
-//! use ascend_vmm::{LogicalId, Session, device_process::{Order, Policy, Settings}};
+//! ```standalone_crate
+//! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+//! # emulator.attach()?;
+//! use ascend_vmm::device_process::{Order, Policy, Settings, Step};
+//! use ascend_vmm::{LogicalId, Session};
 //! use std::time::Duration;
 //!
 //! // What the vendor's client does, with less patience.
-//! let settings = Settings {
-//!     policy: Policy::Always,
-//!     order: Order::Vendor,
-//!     start: Duration::from_secs(20),
-//!     ..Settings::default()
-//! };
+//! let settings = Settings::new()
+//!     .policy(Policy::Always)
+//!     .order(Order::Vendor)
+//!     .limit(Step::Start, Duration::from_secs(20));
 //! let session = Session::builder().device_process(settings).open()?;
 //! let device = session.device(LogicalId(0))?;
-//! if let Some(process) = device.device_process() {
-//!     println!("pid {:?} on device {}", process.pid()?, process.device());
-//! }
-//! # Ok::<(), ascend_vmm::Error>(())
+//! let process = device.device_process().unwrap();
+//! println!("process {:?} on device {}", process.pid()?, process.device());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod tsd_message;
@@ -41,27 +41,28 @@ use crate::id::LogicalId;
 use crate::signals::Blocked;
 use crate::trace;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::time::Duration;
 use tsd_message::{Message, kind};
 
 /// When a device process is started as a device is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// When the device cannot be set up without: SETUP_DEVICE is tried first, which costs one
+    /// When the device cannot be set up without one: SETUP_DEVICE is tried first, which costs one
     /// message on firmware that needs the process.
     #[default]
     Auto,
     /// Never: the caller provides it, for example by the vendor's `TsdOpen` in the same process.
     Never,
-    /// Before SETUP_DEVICE is tried, which is the vendor's order.
+    /// Before SETUP_DEVICE, as the vendor's client does.
     Always,
 }
 
 /// Which messages are sent before START.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// Handshake and START, and once more as [`Order::Vendor`] if START was refused without a clear
-    /// cause or not answered.
+    /// Handshake and START. If START is refused without a clear cause or not answered, the same
+    /// again as [`Order::Vendor`].
     #[default]
     ShortThenVendor,
     /// Handshake and START only.
@@ -73,65 +74,86 @@ pub enum Order {
 
 /// How device processes are started, and how long each step may take.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Settings {
-    /// When.
-    pub policy: Policy,
-    /// How.
-    pub order: Order,
-    /// How long to ask again while no daemon listens: it comes up some time after its device.
-    pub patience: Duration,
-    /// Connecting; the driver honours at most 30 s, in whole seconds.
-    pub connect: Duration,
-    /// The answer to the handshake.
-    pub handshake: Duration,
-    /// The answers to the capability query and to the package configuration, each. They are
-    /// optional.
-    pub preparation: Duration,
-    /// The answer to START.
-    pub start: Duration,
-    /// The answer to CLOSE.
-    pub close: Duration,
-    /// Asked every second while a process is being started: whether to give up, for example because
-    /// a signal came. It cannot open a device: that is an error. If it panics, nothing is started.
-    pub give_up: fn() -> bool,
+    policy: Policy,
+    order: Order,
+    limits: HashMap<Step, Duration>,
+    give_up: fn() -> bool,
 }
 
 impl Default for Settings {
-    /// The vendor's patience, except for closing.
     fn default() -> Self {
-        Settings {
-            policy: Policy::default(),
-            order: Order::default(),
-            patience: Duration::from_secs(3),
-            connect: Duration::from_secs(30),
-            handshake: Duration::from_secs(30),
-            preparation: Duration::from_secs(10),
-            start: Duration::from_secs(150),
-            close: Duration::from_secs(10),
-            give_up: || false,
-        }
+        Settings::new()
     }
 }
 
-/// What the daemon said to our greeting.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Greeting {
-    /// Version of its protocol; 1230 is the one that ascend-vmm speaks.
-    pub version: u32,
+impl Settings {
+    /// The defaults of each method.
+    pub fn new() -> Settings {
+        Settings { policy: Policy::default(), order: Order::default(), limits: HashMap::new(), give_up: || false }
+    }
+
+    /// When a process is started; [`Policy::Auto`] by default.
+    pub fn policy(mut self, policy: Policy) -> Settings {
+        self.policy = policy;
+        self
+    }
+
+    /// Which messages are sent; [`Order::ShortThenVendor`] by default.
+    pub fn order(mut self, order: Order) -> Settings {
+        self.order = order;
+        self
+    }
+
+    /// How long a step may take. The defaults are the vendor's, except for closing:
+    ///
+    /// | step | default | for |
+    /// |---|---|---|
+    /// | [`Step::Connect`] | 3 s | asking again while no daemon listens: it starts after its device |
+    /// | [`Step::Handshake`] | 30 s | the answer |
+    /// | [`Step::Prepare`] | 10 s | each of the two answers, which are optional |
+    /// | [`Step::Start`] | 150 s | the answer |
+    /// | [`Step::Close`] | 10 s | the answer |
+    ///
+    /// The driver limits CONNECT itself to 30 s. [`Step::Register`] waits for nothing.
+    pub fn limit(mut self, step: Step, limit: Duration) -> Settings {
+        self.limits.insert(step, limit);
+        self
+    }
+
+    /// A function that is called every second while a process is being started, and returns true to
+    /// give up, for example because a signal came. It cannot open a device: that is an error. If it
+    /// panics, nothing is started.
+    pub fn give_up(mut self, give_up: fn() -> bool) -> Settings {
+        self.give_up = give_up;
+        self
+    }
+
+    /// The end of a step that begins now.
+    fn deadline(&self, step: Step) -> Deadline {
+        let default = match step {
+            Step::Register => 0,
+            Step::Connect => 3,
+            Step::Handshake => 30,
+            Step::Prepare | Step::Close => 10,
+            Step::Start => 150,
+        };
+        Deadline::after(self.limits.get(&step).copied().unwrap_or(Duration::from_secs(default)))
+    }
 }
 
 /// A running device process. Ends it when dropped.
 #[derive(Debug)]
 #[must_use = "the device process is ended when this is dropped"]
 pub struct DeviceProcess {
-    /// The life line; `None` once it was ended.
+    /// `None` once the process was ended.
     connection: Option<Connection>,
     device: LogicalId,
     tgid: u32,
-    /// The process that started it: a child of fork(2) must leave it alone.
+    /// A child of fork(2) must leave its parent's process alone.
     owner: ForkGuard,
-    patience: Duration,
+    settings: Settings,
     /// The registration must outlive the session, so this is the last field: fields are dropped in
     /// order.
     devmng: Devmng,
@@ -140,23 +162,28 @@ pub struct DeviceProcess {
 impl DeviceProcess {
     /// Starts the process for `device`.
     ///
-    /// There is one per process and device; a second one while the first runs is the daemon's to
-    /// refuse. A session starts it by itself according to its [`Policy`]; this is for tools that
-    /// look at the steps one by one.
+    /// A session starts it by itself according to its [`Policy`]; this is for tools that look at
+    /// the steps one by one. There is one per process and device: the daemon refuses a second one.
+    ///
+    /// ```standalone_crate
+    /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+    /// # emulator.attach()?;
+    /// use ascend_vmm::LogicalId;
+    /// use ascend_vmm::device_process::{DeviceProcess, Settings, device_pid};
+    ///
+    /// let process = DeviceProcess::start(LogicalId(0), &Settings::new())?;
+    /// assert_eq!(device_pid(LogicalId(0))?, process.pid()?);
+    /// process.close()?;
+    /// assert_eq!(device_pid(LogicalId(0))?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`ProcessFailure`] names the step that failed, what the daemon answered and what to do;
-    /// nothing runs on the device then.
+    /// [`ProcessFailure`] names the step that failed, what the daemon answered and what to do. No
+    /// process runs on the device then.
     pub fn start(device: LogicalId, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
-        DeviceProcess::start_with(device, Devmng::claim(), settings)
-    }
-
-    pub(crate) fn start_with(
-        device: LogicalId,
-        devmng: Devmng,
-        settings: &Settings,
-    ) -> Result<DeviceProcess, ProcessFailure> {
+        let devmng = Devmng::claim();
         let longer = settings.order == Order::Vendor;
         let mut result = attempt(device, &devmng, settings, longer);
         if let Err(failure) = &result {
@@ -174,17 +201,17 @@ impl DeviceProcess {
             device,
             tgid,
             owner: ForkGuard::new(),
-            patience: settings.close,
+            settings: settings.clone(),
             devmng,
         })
     }
 
-    /// The device that it runs on.
+    /// The device that the process runs on.
     pub fn device(&self) -> LogicalId {
         self.device
     }
 
-    /// Its pid on the device, `None` if it died.
+    /// The pid on the device, `None` if the process died.
     ///
     /// # Errors
     ///
@@ -194,28 +221,28 @@ impl DeviceProcess {
         self.devmng.query_dev_pid(self.device)
     }
 
-    /// Whether its life line holds. After an orderly end by the device the driver needs some
-    /// seconds to notice.
-    pub fn connected(&self) -> bool {
-        // The answer to a signal cannot be told from a lost session.
+    /// True while the session with the daemon is open. If the device ends the process, the driver
+    /// notices after some seconds.
+    pub fn is_connected(&self) -> bool {
+        // An interrupted command and a lost session have the same answer.
         let _signals = Blocked::handled();
         self.drain();
         self.connection().is_some_and(Connection::is_connected)
     }
 
-    /// Ends it and waits until the device says so. Dropping does the same and logs what this
-    /// returns.
+    /// Ends the process and waits until the device confirms it. Dropping does the same and logs the
+    /// error.
     ///
     /// # Errors
     ///
-    /// [`ProcessFailure`] if the device did not confirm the end in time. The connection is closed
-    /// all the same, and the driver ends the process with it.
+    /// [`ProcessFailure`] if the device did not confirm the end in time. The session is closed
+    /// anyway, and the driver ends the process with it.
     pub fn close(mut self) -> Result<(), ProcessFailure> {
         self.end()
     }
 
-    /// Reads what the daemon sent unasked. A session with seven unread packets would hold up the
-    /// service for every other process on the device. There is no thread that could do it, so calls
+    /// Reads what the daemon sent unasked. A session with seven unread packets blocks the service
+    /// for every other process on the device. There is no thread that could read them, so calls
     /// that are made now and then do.
     pub(crate) fn drain(&self) {
         /// More than the driver queues.
@@ -232,17 +259,17 @@ impl DeviceProcess {
         }
     }
 
-    /// The life line, which a child of fork(2) does not have.
+    /// The session, which a child of fork(2) does not have.
     fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref().filter(|_| !self.owner.in_child())
     }
 
     fn end(&mut self) -> Result<(), ProcessFailure> {
-        // Taken out: it is ended once. Dropping the connection closes the session.
+        // Dropping the connection closes the session.
         let Some(connection) = self.connection.take().filter(|_| !self.owner.in_child()) else { return Ok(()) };
         let signals = Blocked::handled();
         let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: || false };
-        let deadline = Deadline::after(self.patience);
+        let deadline = self.settings.deadline(Step::Close);
         let close = Message::about(kind::CLOSE, self.tgid, self.device);
         let answered = dialogue
             .send(Step::Close, &close, deadline)
@@ -266,11 +293,11 @@ impl Drop for DeviceProcess {
     }
 }
 
-/// Opens a device as the policy says: `setup` is SETUP_DEVICE, tried once or twice. Returns the
+/// Opens a device as the policy says. `setup` is SETUP_DEVICE, tried once or twice. Returns the
 /// process if one was started.
 ///
-/// A SETUP_DEVICE that failed at the device's door leaves nothing behind in the host's driver, so
-/// trying it again is safe.
+/// A SETUP_DEVICE that the device refuses leaves nothing behind in the host's driver, so it is safe
+/// to try it again.
 pub(crate) fn bring_up(
     device: LogicalId,
     devmng: &Devmng,
@@ -278,9 +305,8 @@ pub(crate) fn bring_up(
     mut setup: impl FnMut() -> Result<(), Error>,
 ) -> Result<Option<DeviceProcess>, Error> {
     let mut setup = || match setup() {
-        // Also the answer of a container whose devices are not set up yet; then it works the
-        // second time.
-        Err(error) if error.errno() == Some(Errno::EINVAL) && discovery::prepare_container(devmng) => setup(),
+        // Also the answer in a container whose devices are not set up yet.
+        Err(error) if error.errno() == Some(Errno::EINVAL) && discovery::prepare_container() => setup(),
         result => result,
     };
     match settings.policy {
@@ -288,32 +314,16 @@ pub(crate) fn bring_up(
         Policy::Always => {}
         Policy::Auto => match setup() {
             Ok(()) => return Ok(None),
-            // EFAULT is the answer to every failure on the device's side: a missing process is the
-            // one that we can do something about.
+            // EFAULT is the answer to every failure on the device. A missing process is the one that
+            // we can fix.
             Err(error) if error.errno() != Some(Errno::EFAULT) || devmng.query_dev_pid(device)?.is_some() => {
                 return Err(error);
             }
             Err(_) => {}
         },
     }
-    let process = DeviceProcess::start_with(device, devmng.clone(), settings)
-        .map_err(|failure| Error::DeviceProcess { device, failure: Box::new(failure) })?;
+    let process = DeviceProcess::start(device, settings).map_err(|failure| Error::DeviceProcess { device, failure })?;
     setup().map(|()| Some(process))
-}
-
-/// Queries the daemon's version and nothing else: connects, greets, closes. Nothing is started.
-///
-/// # Errors
-///
-/// [`ProcessFailure`] names the step that failed: no `/dev/hisi_hdc`, no daemon, no answer in time.
-pub fn greet(device: LogicalId, settings: &Settings) -> Result<Greeting, ProcessFailure> {
-    let devmng = Devmng::claim();
-    let sign = register(&devmng)?;
-    let signals = Blocked::handled();
-    let connection = connect(device, settings, &signals)?;
-    let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: settings.give_up };
-    let version = dialogue.handshake(sign.tgid, settings)?;
-    Ok(Greeting { version })
 }
 
 /// The pid of the device process that is bound to this process on `device`; `None` if there is
@@ -326,15 +336,14 @@ pub fn device_pid(device: LogicalId) -> Result<Option<i32>, Error> {
     Devmng::claim().query_dev_pid(device)
 }
 
-/// One try. On failure the session is closed and no CLOSE is sent, as nothing runs.
+/// One try. On failure the session is closed; CLOSE is not sent, because nothing runs.
 fn attempt(
     device: LogicalId,
     devmng: &Devmng,
     settings: &Settings,
     longer: bool,
 ) -> Result<(Connection, u32), ProcessFailure> {
-    // A signal with a handler makes the driver's waits begin again, so that a stream of them never
-    // ends one.
+    // A signal with a handler restarts the driver's wait, so a stream of signals makes it endless.
     let signals = Blocked::handled();
     let sign = register(devmng)?;
     let connection = connect(device, settings, &signals)?;
@@ -346,10 +355,10 @@ fn attempt(
     if longer {
         dialogue.prepare(sign.tgid, device, settings)?;
     }
-    // Anew: on kernels from 5.17 on a registration is lost when a thread other than the main one
-    // opens DEVMNG, and another library in this process may have done that while we waited.
+    // Again, because on kernels from 5.17 on a registration is lost when a thread other than the
+    // main one opens DEVMNG, and another library in this process may have done that meanwhile.
     let sign = register(devmng)?;
-    let deadline = Deadline::after(settings.start);
+    let deadline = settings.deadline(Step::Start);
     dialogue.send(Step::Start, &Message::start(sign.tgid, &sign.text, device), deadline)?;
     let reply = dialogue.await_reply(Step::Start, kind::START_REPLY, Some(device), deadline)?;
     if reply.code == 0 {
@@ -367,8 +376,8 @@ fn attempt(
 
 fn register(devmng: &Devmng) -> Result<Sign, ProcessFailure> {
     let sign = match devmng.get_process_sign() {
-        // Also the answer of a container whose devices are not set up yet.
-        Err(error) if error.errno() == Some(Errno::EINVAL) && discovery::prepare_container(devmng) => {
+        // Also the answer in a container whose devices are not set up yet.
+        Err(error) if error.errno() == Some(Errno::EINVAL) && discovery::prepare_container() => {
             devmng.get_process_sign()
         }
         result => result,
@@ -376,13 +385,12 @@ fn register(devmng: &Devmng) -> Result<Sign, ProcessFailure> {
     sign.map_err(|error| ProcessFailure::Register { reason: error.to_string() })
 }
 
-/// Connects to the daemon. While it does not listen, CONNECT is repeated for as long as the caller
-/// is patient: the daemon comes up some time after its device.
+/// Connects to the daemon. CONNECT is repeated while no daemon listens.
 fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<Connection, ProcessFailure> {
     const PAUSE: Duration = Duration::from_millis(100);
     let mut file = HdcFile::open().map_err(|errno| ProcessFailure::Node { path: hdc::PATH.into(), errno })?;
-    let deadline = Deadline::after(settings.connect);
-    let patience = Deadline::after(settings.patience).or_earlier(deadline);
+    let no_daemon = settings.deadline(Step::Connect);
+    let mut deadline = Deadline::after(hdc::LONGEST_CONNECT);
     loop {
         let (refused, left) = match file.connect(device, deadline.left()) {
             Ok(connection) => return Ok(connection),
@@ -391,12 +399,13 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
         file = match (refused.code, left) {
             // A signal; the kernel has freed the half-made session already.
             (code::COPY_OUT, Some(file)) if !deadline.is_over() => file,
-            (code::NOBODY_LISTENS, Some(file)) if patience.left() > PAUSE => {
+            (code::NOBODY_LISTENS, Some(file)) if no_daemon.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
-                signals.breathe();
-                if gives_up(settings.give_up) {
+                signals.deliver_pending();
+                if should_give_up(settings.give_up) {
                     return Err(ProcessFailure::GivenUp { step: Step::Connect });
                 }
+                deadline = Deadline::after(hdc::LONGEST_CONNECT);
                 file
             }
             _ => return Err(transport(Step::Connect, refused)),
@@ -404,7 +413,7 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
     }
 }
 
-/// A connection, the signals that are kept from its waits, and whether to go on waiting.
+/// A session with the daemon, with the signals that are blocked while it waits.
 #[derive(Clone, Copy)]
 struct Dialogue<'a> {
     connection: &'a Connection,
@@ -413,7 +422,7 @@ struct Dialogue<'a> {
 }
 
 impl Dialogue<'_> {
-    /// Longest wait before signals that came meanwhile are let through.
+    /// Longest wait before pending signals are delivered.
     const SLICE: Duration = Duration::from_secs(1);
 
     /// Sends a message.
@@ -423,7 +432,7 @@ impl Dialogue<'_> {
             match self.connection.send(&packet, deadline.left().min(Self::SLICE)) {
                 Ok(()) => return Ok(()),
                 Err(Private { code: code::COPY_OUT | code::SEND_TIMEOUT | code::NOTHING, .. }) => {
-                    self.go_on(step, deadline)?;
+                    self.check_deadline(step, deadline)?;
                 }
                 Err(refused) => return Err(transport(step, refused)),
             }
@@ -435,9 +444,9 @@ impl Dialogue<'_> {
         let length = loop {
             match self.connection.recv_peek(deadline.left().min(Self::SLICE)) {
                 Ok(length) => break length,
-                // A signal, or nothing yet: go on with the time that is left.
+                // A signal, or nothing yet.
                 Err(Private { code: code::COPY_OUT | code::RECEIVE_TIMEOUT | code::NOTHING, .. }) => {
-                    self.go_on(step, deadline)?;
+                    self.check_deadline(step, deadline)?;
                 }
                 Err(refused) => return Err(transport(step, refused)),
             }
@@ -449,8 +458,7 @@ impl Dialogue<'_> {
         };
         match self.connection.recv(&mut packet) {
             Ok(received) if received == length => Ok(packet),
-            // No other thread reads from this session, so this is a driver that we do not
-            // understand.
+            // No other thread reads from this session, so this is a driver that we do not know.
             Ok(received) => {
                 let what = format!("{length} bytes were announced and {received} came");
                 Err(ProcessFailure::Garbage { step, what })
@@ -459,25 +467,25 @@ impl Dialogue<'_> {
         }
     }
 
-    /// After a wait without result: whether there is time left, and the caller wants to go on.
-    fn go_on(&self, step: Step, deadline: Deadline) -> Result<(), ProcessFailure> {
+    /// Fails if the time is over or the caller gives up. Delivers pending signals.
+    fn check_deadline(&self, step: Step, deadline: Deadline) -> Result<(), ProcessFailure> {
         if deadline.is_over() {
             return Err(ProcessFailure::TimedOut { step });
         }
-        self.signals.breathe();
-        if gives_up(self.give_up) { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
+        self.signals.deliver_pending();
+        if should_give_up(self.give_up) { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
     }
 
-    /// Greets the daemon and returns its version. The features that it names are not needed.
+    /// Returns the daemon's version. The features that it names are not needed.
     fn handshake(&self, tgid: u32, settings: &Settings) -> Result<u32, ProcessFailure> {
-        let deadline = Deadline::after(settings.handshake);
+        let deadline = settings.deadline(Step::Handshake);
         self.send(Step::Handshake, &Message::handshake(tgid), deadline)?;
         let reply = self.await_reply(Step::Handshake, kind::HANDSHAKE_REPLY, None, deadline)?;
         Ok(reply.version.map_or(0, |version| version.version))
     }
 
-    /// What the vendor's client sends between handshake and START. Its answers are optional, a lost
-    /// session is not.
+    /// What the vendor's client sends between handshake and START. The answers are optional, but a
+    /// lost session is an error.
     fn prepare(&self, tgid: u32, device: LogicalId, settings: &Settings) -> Result<(), ProcessFailure> {
         const TRIES: u32 = 3;
         let optional = |result: Result<Message, ProcessFailure>| match result {
@@ -487,7 +495,7 @@ impl Dialogue<'_> {
         };
         let mut level = 0;
         for _ in 0..TRIES {
-            let deadline = Deadline::after(settings.preparation);
+            let deadline = settings.deadline(Step::Prepare);
             self.send(Step::Prepare, &Message::about(kind::CAPABILITY, tgid, device), deadline)?;
             let reply = self.await_reply(Step::Prepare, kind::CAPABILITY_REPLY, Some(device), deadline);
             level = optional(reply)?.map_or(0, |reply| reply.capability_level);
@@ -496,15 +504,15 @@ impl Dialogue<'_> {
             }
         }
         if level & tsd_message::CAPABILITY_PACKAGES != 0 {
-            let deadline = Deadline::after(settings.preparation);
+            let deadline = settings.deadline(Step::Prepare);
             self.send(Step::Prepare, &Message::packages(tgid, device), deadline)?;
             optional(self.await_reply(Step::Prepare, kind::PACKAGES_REPLY, Some(device), deadline))?;
         }
         Ok(())
     }
 
-    /// Waits for the reply of a kind, about a device where it names one. Others are skipped: a late
-    /// answer to an earlier question is not ours.
+    /// Waits for a reply of a kind, about `device` if that is given. Others are skipped: they are
+    /// late answers to earlier messages.
     fn await_reply(
         &self,
         step: Step,
@@ -531,30 +539,28 @@ impl Dialogue<'_> {
 }
 
 thread_local! {
-    /// Whether this thread is in a caller's [`Settings::give_up`].
-    static ASKED: Cell<bool> = const { Cell::new(false) };
+    static IN_GIVE_UP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the caller of this is asked by this thread whether to give up. The thread is opening a
-/// device, and would wait for itself if it opened one now.
-pub(crate) fn is_asked() -> bool {
-    ASKED.get()
+/// True while this thread runs [`Settings::give_up`]. It is opening a device, and would wait for
+/// itself if it opened one now.
+pub(crate) fn in_give_up_callback() -> bool {
+    IN_GIVE_UP.get()
 }
 
-/// Asks the caller whether to give up.
-fn gives_up(give_up: fn() -> bool) -> bool {
-    /// What was before, also after a panic.
-    struct Before(bool);
-    impl Drop for Before {
+fn should_give_up(give_up: fn() -> bool) -> bool {
+    /// Restores the flag, also after a panic.
+    struct Restore(bool);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            ASKED.set(self.0);
+            IN_GIVE_UP.set(self.0);
         }
     }
-    let _before = Before(ASKED.replace(true));
+    let _restore = Restore(IN_GIVE_UP.replace(true));
     give_up()
 }
 
-/// A private code that a command gave, with those that mean "closed" and "too late" told apart.
+/// The failure for a private code of the driver.
 fn transport(step: Step, refused: Private) -> ProcessFailure {
     match refused.code {
         code::PEER_CLOSED | code::CLOSED | code::PEER_REBOOT => ProcessFailure::Closed { step },
@@ -568,7 +574,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_that_mean_closed_or_too_late_are_told_apart_from_the_rest() {
+    fn codes_that_mean_closed_or_too_late_are_distinguished_from_the_rest() {
         let of = |code| transport(Step::Start, Private { command: "RECV_PEEK", code });
         assert!(matches!(of(15), ProcessFailure::Closed { .. }));
         assert!(matches!(of(22), ProcessFailure::Closed { .. }));

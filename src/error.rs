@@ -2,17 +2,31 @@
 //!
 //! The driver answers with a bare errno, and the vendor's library folds most of them into one code.
 //! An [`Error`] says what was tried, on what and with which arguments, what the kernel answered (by
-//! name, and in its own sentences when it left any in the log page), what that most likely means,
-//! what to do, and which codes the vendor's library would have returned, for those who search for
-//! them.
+//! name, and in its own sentences if it left any in the log page), what that most likely means,
+//! what to do, and which codes the vendor's library would have returned.
 //!
-//! What can be known without the kernel is refused before it is called ([`Error::Invalid`]
-//! and friends), so a [`Error::Refused`] always comes from a system call. Calls that consume an
-//! object return it in [`Failed`]: nothing is lost by an error.
+//! Arguments that cannot be right are refused before the kernel is called ([`Error::Invalid`]), so
+//! an [`Error::Refused`] always comes from a system call. A call that consumes an object returns it
+//! in [`Failed`], so an error loses nothing.
 //!
-//! The sentences stand in one folder, `src/error/`: of refused commands, of what is wrong with a
-//! host, of device processes, of tickets. A cause is a clause without a full stop, a remedy is one
-//! or more whole sentences.
+//! The sentences are in `src/error/`: about refused commands, hosts, device processes and tickets.
+//! A cause is a clause without a full stop, a remedy is one or more whole sentences.
+//!
+//! ```standalone_crate
+//! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+//! # emulator.attach()?;
+//! use ascend_vmm::{Error, LogicalId, Session};
+//!
+//! let device = Session::open()?.device(LogicalId(0))?;
+//! let memory = match device.create(1 << 50) {
+//!     Err(error) if error.is_out_of_memory() => device.create(2 << 20)?,
+//!     other => other?,
+//! };
+//! let error = device.create(5).unwrap_err();
+//! assert!(matches!(error, Error::Invalid(_)));
+//! println!("{error}"); // what is wrong with 5, and which sizes are right
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod errno;
 mod finding;
@@ -41,26 +55,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong.
 ///
-/// Printed with `{:?}` it is the same text as with `{}`: that is what a `main` which returns it
-/// shows, and what `unwrap` panics with.
+/// `{:?}` prints the same text as `{}`, because that is what a `main` that returns an error prints,
+/// and what `unwrap` panics with.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A device node could not be opened.
     #[error(transparent)]
-    Open(Box<OpenFailed>),
+    Open(#[from] OpenFailed),
     /// The kernel refused a command.
     #[error(transparent)]
-    Refused(Box<Refused>),
+    Refused(#[from] Box<Refused>),
     /// There is not enough memory of the wanted kind.
     #[error(transparent)]
-    OutOfMemory(Box<OutOfMemory>),
-    /// The caller's arguments cannot be right; the kernel was not called.
+    OutOfMemory(#[from] OutOfMemory),
+    /// The arguments cannot be right; the kernel was not called.
     #[error(transparent)]
-    Invalid(Box<Invalid>),
-    /// This process already has a memory session that is not ours to share.
+    Invalid(#[from] Invalid),
+    /// Other code in this process has the session.
     #[error(transparent)]
-    SessionTaken(Box<SessionTaken>),
+    SessionTaken(SessionTaken),
     /// A session of this library is already open in this process.
     #[error(
         "this process already has an open session; the driver allows one per process. \
@@ -84,30 +98,30 @@ pub enum Error {
         /// Who still uses it, and what to do.
         users: String,
     },
-    /// What came as a ticket is none.
+    /// The bytes are not a valid ticket.
     #[error("cannot read the ticket: {0}. {remedy}", remedy = .0.remedy())]
     Ticket(TicketError),
-    /// Two processes could not hand memory over.
+    /// Memory could not be passed between two processes.
     #[error(transparent)]
-    Exchange(Box<Exchange>),
+    Exchange(Exchange),
     /// A file could not be read or written.
     #[error(transparent)]
-    File(Box<FileFailed>),
-    /// A driver that this library does not know.
+    File(FileFailed),
+    /// This library does not know the driver.
     #[error(transparent)]
-    UnknownGeneration(Box<UnknownDriver>),
+    UnknownGeneration(UnknownDriver),
     /// This process has no NPU; the finding says why.
     #[error("no NPU: {0}. {remedy}", remedy = .0.remedy())]
-    NoDevices(Box<Finding>),
-    /// A process on the device, which memory needs, could not be started or ended.
+    NoDevices(Finding),
+    /// The process on the device could not be started or ended.
     #[error("no device process on device {device}: {failure}. {}", failure.remedy())]
     DeviceProcess {
         /// The device.
         device: LogicalId,
         /// Why.
-        failure: Box<ProcessFailure>,
+        failure: ProcessFailure,
     },
-    /// The device-side process that serves this process's memory is gone.
+    /// The process on the device is gone, and its memory with it.
     #[error(
         "the device process of this process on device {device} has died ({operation} got {errno:?}); \
          its memory is lost. Drop what lives on that device, then open the device again."
@@ -128,7 +142,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// A call that consumes an object could not do it: the error, and the object, unharmed.
+/// A consuming call failed; holds the error and the object.
 #[derive(Debug)]
 pub struct Failed<T> {
     /// Why.
@@ -156,7 +170,7 @@ impl<T> From<Failed<T>> for Error {
 }
 
 /// A device node could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct OpenFailed {
     /// The node.
@@ -175,14 +189,6 @@ impl fmt::Display for OpenFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cause, remedy) = refusal::open(self.errno);
         write!(f, "cannot open {}: {}: {cause}. {remedy}", printable_path(&self.path), self.errno)
-    }
-}
-
-impl std::error::Error for OpenFailed {}
-
-impl From<OpenFailed> for Error {
-    fn from(failed: OpenFailed) -> Self {
-        Error::Open(Box::new(failed))
     }
 }
 
@@ -214,7 +220,7 @@ impl SystemCall {
 }
 
 /// The kernel refused a command.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct Refused {
     /// What was tried, as a verb phrase.
@@ -236,8 +242,8 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A refusal, with the meaning that the errno has for the call. What it was for is said by the
-    /// caller of the floor below: [`Refused::operation`].
+    /// A refusal, with what the errno means for the call. The caller adds what the call was for:
+    /// [`Refused::operation`].
     pub(crate) fn new(call: SystemCall, errno: Errno) -> Box<Refused> {
         let (cause, remedy) = refusal::command(call, errno);
         Box::new(Refused {
@@ -287,29 +293,26 @@ impl fmt::Display for Refused {
         if !self.arguments.is_empty() {
             write!(f, " {{{}}}", self.arguments)?;
         }
-        write!(f, " was refused with {}: {}. {}", self.errno, self.cause, self.remedy)?;
-        if !self.kernel_log.is_empty() {
-            write!(f, " The kernel said: \"{}\".", self.kernel_log.trim_end().replace('\n', " / "))?;
-        }
-        write!(f, " [{}]", VendorCode::of(self.errno))
+        let Refused { errno, cause, remedy, kernel_log, .. } = self;
+        write!(f, " was refused with {errno}: {cause}. {remedy}{} [{}]", quoted(kernel_log), VendorCode::of(*errno))
     }
 }
 
-impl std::error::Error for Refused {}
-
-impl From<Box<Refused>> for Error {
-    fn from(refused: Box<Refused>) -> Error {
-        Error::Refused(refused)
+/// The end of a message that quotes the kernel's sentences.
+fn quoted(kernel_log: &str) -> String {
+    if kernel_log.is_empty() {
+        return String::new();
     }
+    format!(" The kernel said: \"{}\".", kernel_log.trim_end().replace('\n', " / "))
 }
 
 /// There is not enough memory of the wanted kind.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Where: `device 0, HBM`, or `host`.
     pub place: String,
-    /// Bytes that were asked for.
+    /// The size that was asked for, in bytes.
     pub asked: u64,
     /// The pages that were asked for.
     pub page: Page,
@@ -355,23 +358,13 @@ impl fmt::Display for OutOfMemory {
             }
             None => f.write_str(". Free memory or ask for less.")?,
         }
-        if !self.kernel_log.is_empty() {
-            write!(f, " The kernel said: \"{}\".", self.kernel_log.trim_end().replace('\n', " / "))?;
-        }
-        write!(f, " [{}]", VendorCode::of(Errno::ENOMEM))
-    }
-}
-
-impl std::error::Error for OutOfMemory {}
-
-impl From<OutOfMemory> for Error {
-    fn from(error: OutOfMemory) -> Error {
-        Error::OutOfMemory(Box::new(error))
+        write!(f, "{} [{}]", quoted(&self.kernel_log), VendorCode::of(Errno::ENOMEM))
     }
 }
 
 /// Arguments that cannot be right.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation}: {problem}. {rule} [{}]", VendorCode::INVALID_VALUE)]
 #[non_exhaustive]
 pub struct Invalid {
     /// What was tried, as a verb phrase.
@@ -383,21 +376,13 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// An error to be returned.
     pub(crate) fn because(operation: &'static str, problem: impl Into<String>, rule: &'static str) -> Error {
-        Error::Invalid(Box::new(Invalid { operation, problem: problem.into(), rule }))
+        Error::Invalid(Invalid { operation, problem: problem.into(), rule })
     }
 }
 
-impl fmt::Display for Invalid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {}: {}. {} [{}]", self.operation, self.problem, self.rule, VendorCode::INVALID_VALUE)
-    }
-}
-
-impl std::error::Error for Invalid {}
-
-/// Two processes could not hand memory over: one of them died, was late, or is not what it says.
+/// Memory could not be passed between two processes: one of them died, was late, or is not the
+/// process that it claims to be.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation}: {problem}. {remedy}")]
 #[non_exhaustive]
@@ -410,15 +395,15 @@ pub struct Exchange {
     pub remedy: &'static str,
 }
 
-/// A file could not be read or written, or is not what it should be.
-#[derive(Debug)]
+/// A file could not be read or written, or has the wrong contents.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct FileFailed {
     /// What was tried, as a verb phrase.
     pub operation: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// What Linux answered; `None` if the file itself is wrong.
+    /// What Linux answered; `None` if the contents are wrong.
     pub errno: Option<Errno>,
     /// What is wrong; empty if the errno says it.
     pub problem: String,
@@ -440,18 +425,17 @@ impl FileFailed {
             Some(Errno::EACCES | Errno::EPERM) => "Check the permissions of the file and of its directory.",
             _ => "Check the file and its file system.",
         };
-        Error::File(Box::new(FileFailed { operation, path: path.to_owned(), errno, problem, remedy }))
+        Error::File(FileFailed { operation, path: path.to_owned(), errno, problem, remedy })
     }
 
-    /// The file is not what it should be.
+    /// The file has the wrong contents.
     pub(crate) fn because(
         operation: &'static str,
         path: &Path,
         problem: impl Into<String>,
         remedy: &'static str,
     ) -> Error {
-        let problem = problem.into();
-        Error::File(Box::new(FileFailed { operation, path: path.to_owned(), errno: None, problem, remedy }))
+        Error::File(FileFailed { operation, path: path.to_owned(), errno: None, problem: problem.into(), remedy })
     }
 }
 
@@ -467,10 +451,8 @@ impl fmt::Display for FileFailed {
     }
 }
 
-impl std::error::Error for FileFailed {}
-
-/// Other code has this process's session.
-#[derive(Debug)]
+/// Other code in this process has the session.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct SessionTaken {
     /// Path of the vendor's library, if it is loaded in this process.
@@ -500,10 +482,8 @@ impl fmt::Display for SessionTaken {
     }
 }
 
-impl std::error::Error for SessionTaken {}
-
 /// A driver whose answers fit no known generation.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct UnknownDriver {
     /// What was seen.
@@ -524,8 +504,6 @@ impl fmt::Display for UnknownDriver {
     }
 }
 
-impl std::error::Error for UnknownDriver {}
-
 impl Error {
     /// The errno that the kernel answered, if it was called.
     pub fn errno(&self) -> Option<Errno> {
@@ -540,10 +518,10 @@ impl Error {
         }
     }
 
-    /// Whether there was not enough memory: freeing some, or asking for less, may help.
+    /// True if there was not enough memory: freeing some, or asking for less, may help.
     ///
-    /// Of a device that is [`Error::OutOfMemory`]; other commands report ENOMEM when the kernel
-    /// itself is short of memory.
+    /// A device that is out of memory is [`Error::OutOfMemory`]. Other commands report ENOMEM when
+    /// the kernel itself has too little.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Error::OutOfMemory(_) => true,
@@ -553,8 +531,8 @@ impl Error {
         }
     }
 
-    /// Whether the device, or the process on it that serves this process, is gone: its memory is
-    /// lost, and the device has to be opened again.
+    /// True if the device, or the process on it, is gone: its memory is lost, and the device has to
+    /// be opened again.
     pub fn is_device_lost(&self) -> bool {
         match self {
             Error::DeviceProcessDied { .. } => true,
@@ -563,8 +541,8 @@ impl Error {
         }
     }
 
-    /// Whether this process may not import the memory: its exporter does not trust it. The exporter
-    /// can, and then the import can be tried again.
+    /// True if the exporter of the memory does not trust this process. The import can be tried
+    /// again once it does.
     pub fn is_not_trusted(&self) -> bool {
         matches!(self, Error::Refused(refused)
             if refused.errno == Errno::EACCES && refused.command == Op::MemImport.name())
@@ -606,7 +584,7 @@ impl VendorCode {
     /// An argument that the driver library refuses itself.
     pub const INVALID_VALUE: VendorCode = VendorCode { driver: 3, driver_name: "INVALID_VALUE", acl: 107_000 };
 
-    /// What an errno of the driver becomes. Most end in 507899, "driver internal error".
+    /// The codes for an errno of the driver. Most become 507899, "driver internal error".
     pub fn of(errno: Errno) -> VendorCode {
         let (driver, driver_name, acl) = match errno {
             Errno::ESRCH => (42, "PROCESS_EXIT", 507_899),
@@ -723,10 +701,5 @@ mod tests {
         assert_eq!(VendorCode::of(Errno::EFAULT).acl, 107_017);
         assert_eq!(VendorCode::of(Errno::ETIMEDOUT).acl, 507_012);
         assert_eq!(Invalid::because("x", "y", "z").vendor_code(), Some(VendorCode::INVALID_VALUE));
-    }
-
-    #[test]
-    fn an_error_is_small_enough_to_return_by_value() {
-        assert!(size_of::<Error>() <= 40);
     }
 }

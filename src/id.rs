@@ -4,7 +4,7 @@
 //! almost every ioctl takes. The **physical** id is the minor number of `/dev/davinciN` and the
 //! same for every process of the host; peer access takes it. The **user** id counts the entries of
 //! `ASCEND_RT_VISIBLE_DEVICES` and exists only in user space: it is what `aclrtSetDevice` takes.
-//! In a super pod a device has an **SDID** besides.
+//! In a super pod a device also has an **SDID**.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -56,7 +56,7 @@ pub struct SuperPod {
     pub server: u32,
     /// Number of the super pod.
     pub super_pod: u32,
-    /// Number of the chassis; `u32::MAX` where the hardware has none.
+    /// Number of the chassis; `u32::MAX` if the hardware has none.
     pub chassis: u32,
     /// The driver's scale type.
     pub scale: u32,

@@ -1,8 +1,8 @@
-//! Keeping signals away from waits that they would spoil.
+//! Blocking signals during waits that they would disturb.
 //!
-//! Waits of `/dev/hisi_hdc` are interrupted by any signal that has a handler; with SA_RESTART the
-//! kernel repeats the ioctl with its full time, so a steady stream of signals makes a wait endless.
-//! Signals without a handler end the process or are ignored, and stay as they are.
+//! Any signal with a handler interrupts a wait of `/dev/hisi_hdc`. With SA_RESTART the kernel
+//! repeats the ioctl with its full time, so a steady stream of signals makes a wait endless. Signals
+//! without a handler end the process or are ignored, and are left alone.
 
 use crate::trace;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -11,34 +11,34 @@ use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::thread::JoinHandle;
 
-/// While this lives, this thread takes no signal that the process handles.
+/// While this lives, these signals are blocked on this thread.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Blocked {
     before: SigSet,
-    /// The mask is the thread's.
+    /// The mask belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Blocked {
-    /// Blocks the signals that the process has handlers for: a read of /proc and one system call.
+    /// Blocks the signals that the process has handlers for: a read of /proc, and one system call.
     pub(crate) fn handled() -> Blocked {
         Blocked::these(&handled().unwrap_or_else(SigSet::all))
     }
 
-    /// Blocks every signal, for threads of the library's own.
+    /// Blocks every signal, for threads of the library.
     fn all() -> Blocked {
         Blocked::these(&SigSet::all())
     }
 
     fn these(signals: &SigSet) -> Blocked {
-        // It fails for a wrong `how` only.
+        // It fails only for a wrong `how`.
         let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).unwrap_or_else(|_| SigSet::empty());
         Blocked { before, _thread: PhantomData }
     }
 
-    /// Lets what came meanwhile be handled.
-    pub(crate) fn breathe(&self) {
+    /// Lets the handlers of pending signals run.
+    pub(crate) fn deliver_pending(&self) {
         if let Ok(blocked) = self.before.thread_swap_mask(SigmaskHow::SIG_SETMASK) {
             let _ = blocked.thread_set_mask();
         }
@@ -51,7 +51,7 @@ impl Drop for Blocked {
     }
 }
 
-/// The signals that the process has handlers for; `None` where /proc does not say.
+/// The signals that the process has handlers for; `None` if /proc does not say.
 fn handled() -> Option<SigSet> {
     // One read: the line is in the first page, unless the process is in hundreds of groups.
     let mut status = [0; 4096];
@@ -59,33 +59,33 @@ fn handled() -> Option<SigSet> {
     caught(std::str::from_utf8(&status[..length]).ok()?)
 }
 
-/// The signals with handlers, as /proc/*/status says; `None` if the line is not there as a whole.
+/// The signals with handlers in a /proc/*/status; `None` if the line is missing or cut off.
 fn caught(status: &str) -> Option<SigSet> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?.trim();
     let mask = u64::from_str_radix(mask, 16).ok().filter(|_| mask.len() == 16)?;
     let mut signals = SigSet::empty();
     Signal::iterator().filter(|&signal| mask >> (signal as i32 - 1) & 1 != 0).for_each(|signal| signals.add(signal));
-    // Real-time signals have no name; a handler of one is rare enough to block all then.
+    // Real-time signals have no name. A handler of one is so rare that all are blocked then.
     Some(if mask >> 31 != 0 { SigSet::all() } else { signals })
 }
 
-/// Repeats a look at files that a signal interrupted, which file systems of the network and
-/// supervisors let happen. Opens, reads and writes are repeated by the standard library.
-pub(crate) fn uninterrupted<T>(mut look: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats a call on files until no signal interrupts it, which network file systems and
+/// supervisors allow. The standard library repeats opens, reads and writes itself.
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
-        match look() {
+        match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             answer => return answer,
         }
     }
 }
 
-/// Starts a thread that takes no signals: they are for the threads of the program.
+/// Starts a thread that takes no signals: they are for the program's threads.
 pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // A thread inherits the mask of the one that starts it.
+    // A new thread inherits this mask.
     let _blocked = Blocked::all();
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     if let Err(error) = &started {
@@ -119,11 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_is_restored_and_threads_of_ours_take_no_signals() {
+    fn the_mask_is_restored_and_our_threads_take_no_signals() {
         let before = SigSet::thread_get_mask().unwrap();
         let blocked = Blocked::all();
         assert!(SigSet::thread_get_mask().unwrap().contains(Signal::SIGUSR1));
-        blocked.breathe();
+        blocked.deliver_pending();
         assert!(SigSet::thread_get_mask().unwrap().contains(Signal::SIGUSR1));
         drop(blocked);
         assert_eq!(SigSet::thread_get_mask().unwrap().contains(Signal::SIGUSR1), before.contains(Signal::SIGUSR1));

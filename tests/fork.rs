@@ -150,7 +150,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
             ] {
                 refused_in_child(&error);
             }
-            assert!(!device.device_process().unwrap().connected());
+            assert!(!device.device_process().unwrap().is_connected());
             // Objects of an own session do not mix with the parent's.
             let own = Session::open().unwrap().device(LogicalId(1)).unwrap();
             let mapped = mapped_on(&own, MIB2);

@@ -1,5 +1,5 @@
-//! What ordinary files of the host say, without the driver: kernel modules, PCI functions,
-//! the installed driver's version.
+//! What ordinary files of the host say: kernel modules, PCI functions, the installed driver's
+//! version.
 //!
 //! All of it is optional: a container may see none of these files, and the version file says what
 //! is *installed*, not what is loaded.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const VENDOR: u32 = 0x19e5;
 /// PCI devices that are NPUs of this driver: 910B, 910_93, 950.
 const DEVICES: [u32; 3] = [0xd802, 0xd803, 0xd806];
-/// Where the installer notes its directory.
+/// The file that names the installer's directory.
 const INSTALL_INFO: &str = "etc/ascend_install.info";
 /// The installer's default directory.
 const INSTALL_DIRECTORY: &str = "/usr/local/Ascend";
@@ -24,12 +24,12 @@ const INSTALL_DIRECTORY: &str = "/usr/local/Ascend";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Versions {
-    /// The file that they were read from; `None` if there is none (in containers it is often not
-    /// mounted).
+    /// The file that they come from; `None` if there is none. In containers it is often not mounted.
     pub file: Option<PathBuf>,
-    /// Version of the package, like `25.6.rc1`. Not ordered between generations: never compare it.
+    /// Version of the package, like `25.6.rc1`. It is not ordered between generations: never compare
+    /// it.
     pub package: Option<String>,
-    /// The vendor's internal version, like `V100R001C23SPC005B219`. Not ordered either.
+    /// The vendor's internal version, like `V100R001C23SPC005B219`. It is not ordered either.
     pub internal: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Versions {
     }
 }
 
-/// The value of `key=value` lines, whatever the key's case and however it is quoted.
+/// The value of a `key=value` line, without quotes. The key may be in any case.
 fn value(text: &str, key: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| line.split_once('='))
@@ -58,15 +58,15 @@ fn value(text: &str, key: &str) -> Option<String> {
         .filter(|value| !value.is_empty())
 }
 
-/// Whether the driver's base module is loaded; `None` if the list of modules cannot be read.
+/// True if the driver's base module is loaded; `None` if the list of modules cannot be read.
 pub(crate) fn driver_loaded(root: &Path) -> Option<bool> {
     let modules = fs::read_to_string(root.join("proc/modules")).ok()?;
     let loaded = |name| modules.lines().any(|line| line.split(' ').next() == Some(name));
-    // The second is the guest driver of virtual machines with a cut device.
+    // The second is the guest driver of virtual machines with a split device.
     Some(loaded("asdrv_pbl") || loaded("asdrv_vpbl"))
 }
 
-/// The NPUs that sysfs shows on PCI, without virtual functions. They need not have come up.
+/// The NPUs that sysfs shows on PCI, started or not, without virtual functions.
 pub(crate) fn pci_functions(root: &Path) -> Vec<PciAddress> {
     let listed = || fs::read_dir(root.join("sys/bus/pci/devices"))?.collect::<io::Result<Vec<_>>>();
     let mut found: Vec<_> = uninterrupted(listed)
@@ -100,7 +100,7 @@ pub(crate) fn domain(functions: &[PciAddress], bus: u8, device: u8, function: u8
 mod tests {
     use super::*;
 
-    /// A directory that plays the root of a host's files, and goes when dropped.
+    /// The root directory of a host's files, removed when dropped.
     struct Root(PathBuf);
 
     impl Root {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loaded_driver_is_told_from_an_unloaded_and_from_an_unreadable_list() {
+    fn a_loaded_driver_an_unloaded_one_and_an_unreadable_list_are_distinguished() {
         let root = Root::new("modules");
         assert_eq!(driver_loaded(&root.0), None);
         root.write("proc/modules", "nvme 16384 0 - Live 0x0\nasdrv_pbl_extra 1 0 - Live 0x0\n");

@@ -1,10 +1,10 @@
 //! One NPU, and the questions that its description is made from.
 //!
-//! No single command says whether a device can be used. GET_DEVINFO is refused with EBUSY when it
-//! was removed or is being reset, although the list and the node are still there; GET_PCIINFO tells
-//! these two apart. ENODEV means that it is still starting, even when the state says "working"
-//! already. Everything else may be missing on its own (firmware, environment, generation), so it is
-//! optional.
+//! No single command says whether a device can be used. GET_DEVINFO is refused with EBUSY if the
+//! device was removed or is being reset, although it is still listed and has its node; GET_PCIINFO
+//! distinguishes the two. ENODEV means that it is still starting, even if the state is "working"
+//! already. Everything else may be missing for its own reason (firmware, environment, generation),
+//! so it is optional.
 
 use super::host_files;
 use super::identity::{Identity, PciAddress};
@@ -22,17 +22,17 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Npu {
-    /// Its number in this namespace: what the library's calls take.
+    /// The number in this namespace, which the library's calls take.
     pub logical: LogicalId,
-    /// Its number on the host.
+    /// The number on the host.
     pub physical: PhysicalId,
-    /// Its number in `ASCEND_RT_VISIBLE_DEVICES`; `None` if that hides it.
+    /// The number in `ASCEND_RT_VISIBLE_DEVICES`; `None` if that hides the device.
     pub user: Option<UserId>,
-    /// The same name for it in every container.
+    /// A name that is the same in every container.
     pub identity: Identity,
     /// For a virtual instance, the card and the instance's number on it.
     pub instance: Option<Instance>,
-    /// Whether it can be used.
+    /// See [`Npu::is_usable`].
     pub state: State,
     /// Name of the chip, like `910B3`.
     pub chip: Option<String>,
@@ -40,25 +40,25 @@ pub struct Npu {
     pub soc: Option<String>,
     /// Number of AI cores.
     pub ai_cores: Option<u32>,
-    /// Where it is on PCI.
+    /// The PCI address.
     pub pci: Option<PciAddress>,
-    /// Its memory, as its firmware publishes it.
+    /// Memory, as the firmware publishes it.
     pub hbm: Option<Hbm>,
-    /// Its health.
+    /// Health.
     pub health: Option<Health>,
-    /// Its place in a super pod.
+    /// The place in a super pod.
     pub super_pod: Option<SuperPod>,
-    /// Whether it is cut up.
+    /// Whether the device is split into virtual instances.
     pub split: Option<Split>,
-    /// What kind of machine the driver takes this for.
+    /// The kind of machine, according to the driver.
     pub machine: Option<Machine>,
 }
 
-/// A virtual instance's place.
+/// The card of a virtual instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Instance {
-    /// The card that it is cut from.
+    /// The card that it is a part of.
     pub card: PhysicalId,
     /// Its number on the card.
     pub number: u32,
@@ -68,17 +68,17 @@ pub struct Instance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hbm {
-    /// All of it.
+    /// All memory.
     pub total: u64,
-    /// What is not in use.
+    /// Free memory.
     pub free: u64,
 }
 
-/// Whether a device can be used.
+/// The state of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// It can.
+    /// It can be used.
     Working,
     /// Not ready yet.
     Starting,
@@ -88,7 +88,7 @@ pub enum State {
     Sleeping,
     /// Its link or heartbeat is lost.
     Lost,
-    /// It was taken away; the driver still lists it.
+    /// It was removed; the driver still lists it.
     Removed,
     /// It is being reset.
     Resetting,
@@ -111,7 +111,7 @@ impl fmt::Display for State {
     }
 }
 
-/// Whether a device is cut up.
+/// Whether a device is split into virtual instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// It is whole.
@@ -124,15 +124,15 @@ pub enum Split {
     Other(u32),
 }
 
-/// Where a device's questions go.
+/// What the questions about a device are asked of.
 pub(super) struct Sources<'a> {
-    /// `None` where its file must not be opened.
+    /// `None` if its file must not be opened.
     pub(super) devmng: Option<&'a Devmng>,
     pub(super) urd: Option<&'a Urd>,
-    /// The generation of these modules, if it is a known one.
+    /// The generation of these modules, if it is known.
     pub(super) generation: Option<Generation>,
     pub(super) visible: &'a VisibleDevices,
-    pub(super) functions: &'a [PciAddress],
+    pub(super) on_pci: &'a [PciAddress],
 }
 
 impl Npu {
@@ -176,7 +176,7 @@ impl Npu {
         }
     }
 
-    /// A device of the list without answers to any question.
+    /// A device of the list, without any answers.
     pub(super) fn unasked(listed: &Listed, visible: &VisibleDevices) -> Npu {
         let (logical, physical) = (listed.logical, listed.physical);
         Npu {
@@ -198,19 +198,19 @@ impl Npu {
         }
     }
 
-    /// Whether memory can be allocated on it.
+    /// True if memory can be allocated on the device.
     pub fn is_usable(&self) -> bool {
         self.state == State::Working
     }
 
-    /// Why memory of this device cannot be shared between processes; `None` if it can. The host's
-    /// driver does not check this itself.
+    /// Why memory of this device cannot be shared between processes; `None` if it can. The host
+    /// driver does not check this.
     pub fn sharing_obstacle(&self) -> Option<&'static str> {
         match (self.instance, self.split) {
             (Some(_), _) => Some("it is a virtual instance"),
-            (None, Some(Split::VirtualMachines)) => Some("the device is cut up for virtual machines"),
-            (None, Some(Split::Containers)) => Some("the device is cut up for containers"),
-            (None, Some(Split::Other(_))) => Some("the device is cut up in a way that ascend-vmm does not know"),
+            (None, Some(Split::VirtualMachines)) => Some("the device is split for virtual machines"),
+            (None, Some(Split::Containers)) => Some("the device is split for containers"),
+            (None, Some(Split::Other(_))) => Some("the device is split in a way that ascend-vmm does not know"),
             (None, Some(Split::Whole) | None) => None,
         }
     }
@@ -241,7 +241,7 @@ impl Npu {
 
 impl Sources<'_> {
     fn pci_address(&self, (bus, slot, function): (u8, u8, u8)) -> PciAddress {
-        let domain = host_files::domain(self.functions, bus, slot, function);
+        let domain = host_files::domain(self.on_pci, bus, slot, function);
         PciAddress { domain, bus, device: slot, function }
     }
 
@@ -259,7 +259,7 @@ impl Sources<'_> {
             _ => {}
         }
         match self.urd.and_then(|urd| urd.init_status(device)).map(status) {
-            // The task scheduler's heartbeat says more, where its module is loaded.
+            // The task scheduler's heartbeat says more, if its module is loaded.
             Some(State::Working) => self.urd.and_then(|urd| urd.ts_heartbeat(device)).map_or(State::Working, status),
             Some(state) => state,
             None => State::Unknown,
@@ -271,7 +271,7 @@ impl Sources<'_> {
         Some(Hbm { total, free })
     }
 
-    /// Two parts of the driver keep it; the worse counts.
+    /// The worse of the two that the driver keeps.
     fn health(&self, device: LogicalId) -> Option<Health> {
         let first = self.devmng.and_then(|devmng| devmng.get_device_health_status(device));
         let second = self.urd.and_then(|urd| urd.health(device));
@@ -283,7 +283,7 @@ impl Sources<'_> {
         })
     }
 
-    /// In a virtual machine the device that the guest sees is a part, whatever URD says.
+    /// A guest of a virtual machine sees a part of a device, whatever URD says.
     fn split(&self, device: LogicalId, machine: Option<Machine>) -> Option<Split> {
         if machine == Some(Machine::Virtual) {
             return Some(Split::VirtualMachines);

@@ -16,54 +16,65 @@ use crate::id::{LogicalId, PhysicalId};
 use crate::trace;
 use ascend_ioctl::Generation;
 
-/// Whether `device` can reach the memory of `peer`. The devices must have been listed by this
-/// process before.
+/// True if `device` can reach the memory of `peer`. This process must have listed the devices
+/// before.
 ///
 /// False for the second die of a card, for virtual functions, and where the machine's wiring does
 /// not allow it.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::discovery;
+///
+/// if let [first, second, ..] = &discovery::list()?[..] {
+///     println!("{}", discovery::can_access(first.logical, second.logical)?);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///
 /// [`Error::Open`](crate::Error::Open) without a driver or permission,
 /// [`Error::Refused`](crate::Error::Refused) if there is no such device,
-/// [`Error::UnknownGeneration`](crate::Error::UnknownGeneration) for a driver that fits no table.
+/// [`Error::UnknownGeneration`](crate::Error::UnknownGeneration) if the driver fits no table.
 #[doc(alias = "aclrtDeviceCanAccessPeer")]
 #[doc(alias = "cuDeviceCanAccessPeer")]
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
     let urd = Urd::open()?;
-    // The keys are the last resort: asking for them leaves error lines in the kernel's log.
+    // The keys are the last resort: these questions leave error lines in the kernel's log.
     let generation = match recognise::memory_driver() {
         Ok(generation) => generation,
         Err(_) => recognise::by_keys(&urd).map_err(recognise::unknown)?,
     };
-    let asked = Request { device, peer: physical(peer)?, generation };
-    Ok(asked.send(&urd, P2p::CanAccess)? != 0)
+    let direction = Direction { device, peer: physical(peer)?, generation };
+    Ok(direction.send(&urd, P2p::CanAccess)? != 0)
 }
 
 /// Both directions between two devices, requested by this process. Withdrawn when dropped.
 #[derive(Debug)]
 pub(crate) struct PeerAccess {
-    requests: [Request; 2],
+    directions: [Direction; 2],
     /// Kept open, so that the driver forgets the requests with this process and not before.
     devmng: Devmng,
 }
 
 impl PeerAccess {
-    /// Asks for both directions.
+    /// Requests both directions.
     pub(crate) fn enable(generation: Generation, first: LogicalId, second: LogicalId) -> Result<PeerAccess> {
         let devmng = Devmng::claim();
         // Opens the file: without one the driver would never withdraw the requests of a killed
         // process.
         devmng.bare_tgid()?;
         let urd = Urd::open()?;
-        let there = Request { device: first, peer: physical(second)?, generation };
-        let back = Request { device: second, peer: physical(first)?, generation };
+        let there = Direction { device: first, peer: physical(second)?, generation };
+        let back = Direction { device: second, peer: physical(first)?, generation };
         there.send(&urd, P2p::Enable)?;
         if let Err(error) = back.send(&urd, P2p::Enable) {
             there.withdraw(&urd);
             return Err(error);
         }
-        Ok(PeerAccess { requests: [there, back], devmng })
+        Ok(PeerAccess { directions: [there, back], devmng })
     }
 }
 
@@ -74,7 +85,7 @@ impl Drop for PeerAccess {
             return;
         }
         match Urd::open() {
-            Ok(urd) => self.requests.iter().for_each(|request| request.withdraw(&urd)),
+            Ok(urd) => self.directions.iter().for_each(|direction| direction.withdraw(&urd)),
             Err(error) => trace::warn(error, NOT_WITHDRAWN),
         }
     }
@@ -82,13 +93,13 @@ impl Drop for PeerAccess {
 
 /// One direction.
 #[derive(Debug, Clone, Copy)]
-struct Request {
+struct Direction {
     device: LogicalId,
     peer: PhysicalId,
     generation: Generation,
 }
 
-impl Request {
+impl Direction {
     /// Sends an operation and returns the status word.
     fn send(&self, urd: &Urd, operation: P2p) -> Result<i32> {
         urd.p2p(operation, self.device, self.peer, self.generation).map_err(|answer| {

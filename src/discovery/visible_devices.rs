@@ -1,23 +1,21 @@
-//! What `ASCEND_RT_VISIBLE_DEVICES` shows of the devices.
+//! `ASCEND_RT_VISIBLE_DEVICES`: which devices a user sees.
 
 use crate::error::Finding;
 use crate::id::{LogicalId, UserId};
-use std::str::FromStr;
 
-/// What `ASCEND_RT_VISIBLE_DEVICES` says: which logical device each user id stands for.
+/// The value of `ASCEND_RT_VISIBLE_DEVICES`: which logical device each user id stands for.
 ///
-/// Unset, user ids are logical ids. The list ends at the first entry that is not a number or that
-/// appeared before (so the vendor's documentation describes its runtime; not verified here on
-/// hardware).
+/// If it is unset, user ids are logical ids. The list ends at the first entry that is not a number
+/// or that appeared before. This follows the vendor's documentation and was not verified on
+/// hardware.
 ///
 /// ```
 /// use ascend_vmm::{LogicalId, UserId, discovery::VisibleDevices};
 ///
-/// let visible: VisibleDevices = "2,3".parse()?;
+/// let visible = VisibleDevices::from("2,3");
 /// assert_eq!(visible.logical(UserId(0)), Some(LogicalId(2)));
 /// assert_eq!(visible.user(LogicalId(3)), Some(UserId(1)));
 /// assert_eq!(visible.logical(UserId(2)), None);
-/// # Ok::<(), std::convert::Infallible>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VisibleDevices(Option<Vec<LogicalId>>);
@@ -31,17 +29,16 @@ impl VisibleDevices {
         VisibleDevices(None)
     }
 
-    /// What the process's environment says.
+    /// The value in this process's environment.
     pub fn from_environment() -> Self {
         match std::env::var_os(Self::VARIABLE) {
-            // What is not text is not a number either: the list ends there.
-            Some(value) => VisibleDevices::parse(&value.to_string_lossy()),
+            // An entry that is not text is not a number either: it ends the list.
+            Some(value) => VisibleDevices::from(&*value.to_string_lossy()),
             None => VisibleDevices::all(),
         }
     }
 
-    /// The device behind a user id; `None` if the list hides it. Whether the driver has such a
-    /// device is another question.
+    /// The device behind a user id; `None` if the list hides it. The driver may have no such device.
     pub fn logical(&self, user: UserId) -> Option<LogicalId> {
         match &self.0 {
             None => Some(LogicalId(user.0)),
@@ -57,13 +54,13 @@ impl VisibleDevices {
         }
     }
 
-    /// What is wrong with the value in the process's environment on a host with these devices.
+    /// What is wrong with the value in this process's environment on a host with these devices.
     pub(crate) fn finding(listed: &[LogicalId]) -> Option<Finding> {
         let value = std::env::var_os(Self::VARIABLE)?.to_string_lossy().into_owned();
         if value.trim().is_empty() {
             return Some(Finding::VisibleDevicesEmpty);
         }
-        let shown = VisibleDevices::parse(&value).0.unwrap_or_default();
+        let shown = VisibleDevices::from(value.as_str()).0.unwrap_or_default();
         if let Some(entry) = value.split(',').nth(shown.len()) {
             return Some(Finding::VisibleDevicesUnreadable { entry: entry.to_owned(), kept: shown.len(), value });
         }
@@ -72,8 +69,10 @@ impl VisibleDevices {
         let some = !absent.is_empty() && !listed.is_empty();
         some.then_some(Finding::VisibleDevicesAbsent { value, absent, listed: listed.len() })
     }
+}
 
-    fn parse(text: &str) -> Self {
+impl From<&str> for VisibleDevices {
+    fn from(text: &str) -> Self {
         let mut list = Vec::new();
         for entry in text.split(',') {
             match entry.trim().parse() {
@@ -82,14 +81,6 @@ impl VisibleDevices {
             }
         }
         VisibleDevices(Some(list))
-    }
-}
-
-impl FromStr for VisibleDevices {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(VisibleDevices::parse(text))
     }
 }
 
@@ -106,15 +97,15 @@ mod tests {
 
     #[test]
     fn an_empty_list_hides_every_device() {
-        let visible = VisibleDevices::parse("");
+        let visible = VisibleDevices::from("");
         assert_eq!(visible.logical(UserId(0)), None);
         assert_eq!(visible.user(LogicalId(0)), None);
     }
 
     #[test]
     fn the_list_ends_at_the_first_bad_or_repeated_entry() {
-        assert_eq!(VisibleDevices::parse("4, 2,x,1"), VisibleDevices(Some(vec![LogicalId(4), LogicalId(2)])));
-        assert_eq!(VisibleDevices::parse("1,1,2"), VisibleDevices(Some(vec![LogicalId(1)])));
-        assert_eq!(VisibleDevices::parse("-1,0"), VisibleDevices(Some(vec![])));
+        assert_eq!(VisibleDevices::from("4, 2,x,1"), VisibleDevices(Some(vec![LogicalId(4), LogicalId(2)])));
+        assert_eq!(VisibleDevices::from("1,1,2"), VisibleDevices(Some(vec![LogicalId(1)])));
+        assert_eq!(VisibleDevices::from("-1,0"), VisibleDevices(Some(vec![])));
     }
 }

@@ -136,13 +136,6 @@ impl Devmng {
         }
     }
 
-    /// GET_CONTAINER_FLAG: whether this is an ordinary container; false where the driver does not
-    /// answer.
-    pub(crate) fn get_container_flag(&self) -> bool {
-        let mut container = 0;
-        matches!(self.command(&devmng::GET_CONTAINER_FLAG, &mut container), Ok(Answer::Done)) && container != 0
-    }
-
     /// GET_DEVINFO: name of the chip and number of its AI cores.
     pub(crate) fn get_devinfo(&self, device: LogicalId) -> Result<DevInfo, Answer> {
         let mut room = devmng::DevInfoRoom::new_zeroed();

@@ -108,7 +108,7 @@ pub(crate) fn refused_everywhere(op: Op) -> Error {
 }
 
 pub(crate) fn unknown(detected: String) -> Error {
-    Error::UnknownGeneration(Box::new(UnknownDriver { detected }))
+    Error::UnknownGeneration(UnknownDriver { detected })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is wrong with a host, or worth knowing: one sentence and a remedy.
+//! What is wrong with a host or worth knowing about it: one sentence and a remedy each.
 //!
 //! The driver answers the same errno for very different situations, and some situations with
 //! success and an empty list. A [`Finding`] names the situation; [`Finding::code`] is stable for
@@ -17,7 +17,7 @@ pub enum Severity {
     Note,
     /// Something does not work as it could.
     Warning,
-    /// Nothing can be used.
+    /// No device can be used.
     Fatal,
 }
 
@@ -46,14 +46,13 @@ impl fmt::Display for Health {
     }
 }
 
-/// A situation of the host or of a device, each with its code.
+/// A situation of the host or of a device. Each has a code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
     /// `driver-not-loaded`: no device node and no kernel module.
     DriverNotLoaded,
-    /// `node-missing`: the driver is loaded on the host (or that cannot be known), its node is not
-    /// here.
+    /// `node-missing`: the node is not here, although the driver is or may be loaded on the host.
     NodeMissing(PathBuf),
     /// `stale-node`: the node leads to no driver.
     StaleNode(PathBuf),
@@ -63,15 +62,15 @@ pub enum Finding {
     Denied(PathBuf),
     /// `unopenable`: open(2) failed for another reason.
     Unopenable(PathBuf, Errno),
-    /// `module-missing`: a module of the driver is not there.
+    /// `module-missing`: a module of the driver is not loaded.
     ModuleMissing(&'static str),
     /// `module-unloading`: a module of the driver is being unloaded.
     ModuleUnloading(&'static str),
-    /// `module-refused`: a module of the driver refused to be opened for another reason.
+    /// `module-refused`: a module of the driver could not be opened for another reason.
     ModuleRefused(&'static str, Errno),
     /// `no-device`: the driver is loaded and has no device.
     NoDevice,
-    /// `none-came-up`: NPUs are on PCI, the driver has none of them.
+    /// `none-came-up`: NPUs are on PCI, but the driver has none of them.
     NoneCameUp {
         /// How many are on PCI.
         on_pci: usize,
@@ -93,9 +92,9 @@ pub enum Finding {
         /// Their numbers.
         nodes: Vec<u32>,
     },
-    /// `no-device-passed`: in a container: the manager was passed in, no device was.
+    /// `no-device-passed`: the container has the manager's node and no device's.
     NoDevicePassed,
-    /// `partly-passed`: in a container: fewer devices than the host has.
+    /// `partly-passed`: the container has fewer devices than the host.
     PartlyPassed {
         /// How many are listed here.
         listed: usize,
@@ -106,38 +105,36 @@ pub enum Finding {
     Occupied {
         /// The numbers of the nodes.
         nodes: Vec<u32>,
-        /// Whether this process can open another node.
+        /// True if this process can open another node.
         others: bool,
     },
-    /// `node-of-nothing`: the node is left over from a virtual instance that is gone.
-    NodeOfNothing(PhysicalId),
-    /// `table-frozen`: in a container: the table was made before these nodes were opened, and is
-    /// frozen.
+    /// `orphan-node`: the node is left over from a virtual instance that is gone.
+    OrphanNode(PhysicalId),
+    /// `table-frozen`: the container's table was made before these nodes were opened, and is frozen.
     TableFrozen {
         /// How many nodes were opened.
         opened: usize,
         /// How many devices the table has.
         listed: usize,
     },
-    /// `taken-away`: in a container: the driver says that devices were taken away again.
+    /// `taken-away`: another container took this container's devices.
     TakenAway,
-    /// `still-starting`: the driver waits for devices to start, longer than was allowed.
+    /// `still-starting`: the driver waits for devices to start, longer than allowed.
     StillStarting {
         /// How long we waited.
         waited: Duration,
     },
-    /// `unanswered`: the driver lists the devices and did not answer questions about them in the
-    /// time that was allowed.
+    /// `unanswered`: the driver lists the devices, but did not answer questions about them in time.
     Unanswered {
         /// How long that was.
         waited: Duration,
     },
     /// `setup-refused`: SETUP was refused.
     SetupRefused(Errno),
-    /// `hidden`: on the host: the list is empty although the nodes can be opened; a restricted
-    /// process was first and hides all devices.
+    /// `hidden`: the host's list is empty although the nodes can be opened: a restricted process was
+    /// first and hides all devices.
     Hidden,
-    /// `device-removed`: the device was taken away; the driver still lists it.
+    /// `device-removed`: the device was removed; the driver still lists it.
     Removed(LogicalId),
     /// `device-resetting`: the device is being reset.
     Resetting(LogicalId),
@@ -159,7 +156,7 @@ pub enum Finding {
     MemoryDriverV3,
     /// `memory-driver-missing`: there is no memory driver.
     MemoryDriverMissing,
-    /// `unknown-generation`: a driver that fits no known generation.
+    /// `unknown-generation`: the driver fits no known generation.
     UnknownGeneration(String),
     /// `small-address-space`: the kernel gives processes fewer addresses than the memory driver
     /// needs.
@@ -169,8 +166,8 @@ pub enum Finding {
     },
     /// `no-daemon-node`: `/dev/hisi_hdc` cannot be opened, so device processes cannot be started.
     NoDaemonNode(PathBuf, Errno),
-    /// `driver-used-here`: other code in this process has the driver open, so the questions that
-    /// would disturb it were left out.
+    /// `driver-used-here`: other code in this process has the driver open, so questions that would
+    /// disturb it were not asked.
     DriverUsedHere,
     /// `visible-devices-empty`: `ASCEND_RT_VISIBLE_DEVICES` is set to nothing.
     VisibleDevicesEmpty,
@@ -194,15 +191,15 @@ pub enum Finding {
         /// How many devices are here.
         listed: usize,
     },
-    /// `unexpected`: something that the table of situations does not have.
+    /// `unexpected`: anything else.
     Unexpected(String),
 }
 
-/// All that is said of a finding. A new one needs its row, or this does not compile.
-struct Row {
+/// Everything about a finding.
+struct FindingRow {
     code: &'static str,
     severity: Severity,
-    /// The device that it is about, if it is about one of the listed.
+    /// The listed device that it is about.
     device: Option<LogicalId>,
     sentence: String,
     remedy: &'static str,
@@ -210,15 +207,36 @@ struct Row {
     vendor: Option<&'static str>,
 }
 
-impl Row {
-    /// With the codes that the vendor's programs show in this situation.
-    fn shown_as(self, vendor: &'static str) -> Row {
-        Row { vendor: Some(vendor), ..self }
+fn row(severity: Severity, code: &'static str, sentence: impl Into<String>, remedy: &'static str) -> FindingRow {
+    FindingRow { code, severity, device: None, sentence: sentence.into(), remedy, vendor: None }
+}
+
+fn fatal(code: &'static str, sentence: impl Into<String>, remedy: &'static str) -> FindingRow {
+    row(Severity::Fatal, code, sentence, remedy)
+}
+
+fn warning(code: &'static str, sentence: impl Into<String>, remedy: &'static str) -> FindingRow {
+    row(Severity::Warning, code, sentence, remedy)
+}
+
+fn note(code: &'static str, sentence: impl Into<String>, remedy: &'static str) -> FindingRow {
+    row(Severity::Note, code, sentence, remedy)
+}
+
+impl FindingRow {
+    /// Adds the listed device that it is about, and puts it in front of the sentence.
+    fn of(self, device: &LogicalId) -> FindingRow {
+        FindingRow { device: Some(*device), sentence: format!("device {device} {}", self.sentence), ..self }
+    }
+
+    /// Adds what the vendor's programs show in this situation.
+    fn shown_as(self, vendor: &'static str) -> FindingRow {
+        FindingRow { vendor: Some(vendor), ..self }
     }
 }
 
 impl Finding {
-    /// A short name that does not change: for programs.
+    /// A short name for programs. It does not change.
     pub fn code(&self) -> &'static str {
         self.row().code
     }
@@ -228,7 +246,7 @@ impl Finding {
         self.row().severity
     }
 
-    /// The device that it is about, if it is about one of the listed.
+    /// The listed device that it is about, if there is one.
     pub fn device(&self) -> Option<LogicalId> {
         self.row().device
     }
@@ -244,8 +262,7 @@ impl Finding {
         self.row().vendor
     }
 
-    fn row(&self) -> Row {
-        use Severity::{Fatal, Note, Warning};
+    fn row(&self) -> FindingRow {
         const NODE_GROUP: &str = "Join the group that owns the nodes (HwHiAiUser by default), or \
             wait: right after boot they belong to root alone.";
         const DID_NOT_COME_UP: &str = "Wait if the host has just started; otherwise the kernel log \
@@ -254,35 +271,17 @@ impl Finding {
         const UNSET: &str = "Set it to logical ids separated by commas, such as 0,1, or unset it.";
         const WAIT: &str = "Wait until it is ready.";
         const HEALTH: &str = "Look at npu-smi info -t health and the kernel log; reset the device.";
-        let row = |code, severity, sentence: String, remedy| Row {
-            code,
-            severity,
-            device: None,
-            sentence,
-            remedy,
-            vendor: None,
-        };
-        let of = |device: &LogicalId, code, severity, sentence: String, remedy| Row {
-            code,
-            severity,
-            device: Some(*device),
-            sentence: format!("device {device} {sentence}"),
-            remedy,
-            vendor: None,
-        };
         const NPU_SMI_INIT: &str = "npu-smi: dcmi module initialize failed, -8005";
         const OCCUPIED: &str = "npu-smi: -8020 or -8005; driver error 87";
         const NOT_SET_UP: &str = "aclrtSetDevice: 507033";
         match self {
-            Finding::DriverNotLoaded => row(
+            Finding::DriverNotLoaded => fatal(
                 "driver-not-loaded",
-                Fatal,
-                "the Ascend driver is not loaded on this host".into(),
+                "the Ascend driver is not loaded on this host",
                 "Install the driver and firmware package and load it (modprobe, or reboot).",
             ),
-            Finding::NodeMissing(path) => row(
+            Finding::NodeMissing(path) => fatal(
                 "node-missing",
-                Fatal,
                 format!("{} is not here: a container without it, or a host without the driver", printable_path(path)),
                 "Start the container with the node, for example docker run \
                  --device=/dev/davinci_manager --device=/dev/davinci0 --device=/dev/devmm_svm \
@@ -291,74 +290,63 @@ impl Finding {
                  such as huawei.com/Ascend910: 1. On a host, load the driver.",
             )
             .shown_as(NPU_SMI_INIT),
-            Finding::StaleNode(path) => row(
+            Finding::StaleNode(path) => fatal(
                 "stale-node",
-                Fatal,
                 format!("{} leads to no driver: it is left over", printable_path(path)),
                 "Load the driver; in a container, start it again so that it gets the present nodes.",
             ),
-            Finding::Forbidden(path) => row(
+            Finding::Forbidden(path) => fatal(
                 "no-permission",
-                Fatal,
                 format!("this user may not open {} (file mode)", printable_path(path)),
                 NODE_GROUP,
             )
             .shown_as(NPU_SMI_INIT),
-            Finding::Denied(path) => row(
+            Finding::Denied(path) => fatal(
                 "denied-by-cgroup",
-                Fatal,
                 format!("{} may not be opened here (device cgroup or security module)", printable_path(path)),
                 "Allow the device in the container's device list (--device), or in its cgroup.",
             )
             .shown_as(NPU_SMI_INIT),
-            Finding::Unopenable(path, errno) => row(
+            Finding::Unopenable(path, errno) => fatal(
                 "unopenable",
-                Fatal,
                 format!("{} could not be opened: {errno}", printable_path(path)),
                 "See open(2) for this errno, and the kernel log.",
             ),
-            Finding::ModuleMissing(module) => row(
+            Finding::ModuleMissing(module) => fatal(
                 "module-missing",
-                Fatal,
                 format!("the driver's module {module} is not loaded"),
                 "Load the rest of the driver; if it is loaded, the kernel log says why the module gave up.",
             ),
-            Finding::ModuleUnloading(module) => row(
+            Finding::ModuleUnloading(module) => fatal(
                 "module-unloading",
-                Fatal,
                 format!("the driver's module {module} is being unloaded"),
                 "Wait until the driver is loaded again.",
             ),
-            Finding::ModuleRefused(module, errno) => row(
+            Finding::ModuleRefused(module, errno) => fatal(
                 "module-refused",
-                Fatal,
                 format!("the driver's module {module} could not be opened: {errno}"),
                 KERNEL_LOG,
             ),
-            Finding::NoDevice => row(
+            Finding::NoDevice => fatal(
                 "no-device",
-                Fatal,
-                "the driver is loaded and has no NPU".into(),
+                "the driver is loaded and has no NPU",
                 "Check that the card is seated and that the host shows it (lspci -d 19e5:).",
             ),
-            Finding::NoneCameUp { on_pci } => row(
+            Finding::NoneCameUp { on_pci } => fatal(
                 "none-came-up",
-                Fatal,
                 match on_pci {
                     1 => "1 NPU is on PCI and has not come up".into(),
                     _ => format!("{on_pci} NPUs are on PCI and none has come up"),
                 },
                 DID_NOT_COME_UP,
             ),
-            Finding::SomeDidNotComeUp { on_pci, listed } => row(
+            Finding::SomeDidNotComeUp { on_pci, listed } => warning(
                 "some-did-not-come-up",
-                Warning,
                 format!("{on_pci} NPUs are on PCI, the driver lists {listed}: some did not come up"),
                 DID_NOT_COME_UP,
             ),
-            Finding::NodesForbidden { nodes } => row(
+            Finding::NodesForbidden { nodes } => fatal(
                 "nodes-no-permission",
-                Fatal,
                 match nodes {
                     1 => "this user may not open the only /dev/davinciN, so the driver shows it no NPU".into(),
                     _ => format!(
@@ -367,9 +355,8 @@ impl Finding {
                 },
                 NODE_GROUP,
             ),
-            Finding::SomeNodesForbidden { nodes } => row(
+            Finding::SomeNodesForbidden { nodes } => warning(
                 "some-nodes-no-permission",
-                Warning,
                 format!(
                     "this user may not open {}, so the driver leaves {} out and numbers the others from 0",
                     numbered(nodes),
@@ -377,24 +364,22 @@ impl Finding {
                 ),
                 NODE_GROUP,
             ),
-            Finding::NoDevicePassed => row(
+            Finding::NoDevicePassed => fatal(
                 "no-device-passed",
-                Fatal,
-                "this container has the driver's manager and no /dev/davinciN".into(),
+                "this container has the driver's manager and no /dev/davinciN",
                 "Start the container with the wanted device, for example --device=/dev/davinci0. With \
                  the Ascend Docker Runtime set ASCEND_VISIBLE_DEVICES=0; in Kubernetes request the \
                  device plug-in's resource, such as huawei.com/Ascend910: 1.",
             )
             .shown_as(NPU_SMI_INIT),
-            Finding::PartlyPassed { listed, on_pci } => row(
+            Finding::PartlyPassed { listed, on_pci } => note(
                 "partly-passed",
-                Note,
                 format!("this container has {listed} of the host's {on_pci} NPUs, numbered from 0"),
                 "Nothing, if this is what the container was meant to have; otherwise pass more nodes.",
             ),
             Finding::Occupied { nodes, others } => row(
+                if *others { Severity::Warning } else { Severity::Fatal },
                 "occupied",
-                if *others { Warning } else { Fatal },
                 format!(
                     "{} used by another container{}",
                     match &nodes[..] {
@@ -407,15 +392,13 @@ impl Finding {
                  container in /proc/uda/namespace_node: root_tgid is its first process.",
             )
             .shown_as(OCCUPIED),
-            Finding::NodeOfNothing(node) => row(
-                "node-of-nothing",
-                Warning,
+            Finding::OrphanNode(node) => warning(
+                "orphan-node",
                 format!("/dev/davinci{node} is left over: its device is gone"),
                 "Create the virtual instance again, or start the container without it.",
             ),
-            Finding::TableFrozen { opened, listed } => row(
+            Finding::TableFrozen { opened, listed } => warning(
                 "table-frozen",
-                Warning,
                 format!(
                     "{opened} /dev/davinciN can be opened and the driver lists {listed}: an earlier process of \
                      this container asked before all were opened, and the table stays so until the container ends"
@@ -423,135 +406,113 @@ impl Finding {
                 "Start the container again and let this program, or the vendor's runtime, be the \
                  first to use the NPUs there.",
             ),
-            Finding::TakenAway => row(
+            Finding::TakenAway => fatal(
                 "taken-away",
-                Fatal,
-                "another container took the devices while this one was setting them up".into(),
+                "another container took the devices while this one was setting them up",
                 "End the other container that uses these devices, then try again.",
             )
             .shown_as(OCCUPIED),
-            Finding::StillStarting { waited } => row(
+            Finding::StillStarting { waited } => fatal(
                 "still-starting",
-                Fatal,
                 format!("the driver still waits for devices to start, after {:.1} s", waited.as_secs_f64()),
                 "Wait and try again: after the driver was loaded it may take three minutes.",
             ),
-            Finding::Unanswered { waited } => row(
+            Finding::Unanswered { waited } => warning(
                 "unanswered",
-                Warning,
                 format!(
                     "the devices are listed, but questions about them were not answered within {:.1} s",
                     waited.as_secs_f64()
                 ),
                 "Allow more time; if that does not help, look at the devices' health and the kernel log.",
             ),
-            Finding::SetupRefused(errno) => row(
+            Finding::SetupRefused(errno) => fatal(
                 "setup-refused",
-                Fatal,
                 format!("the driver refused to set up this process's devices: {errno}"),
                 match *errno {
                     Errno::ENOMEM => "End containers that use NPUs: the driver serves 128 at a time.",
                     _ => KERNEL_LOG,
                 },
             ),
-            Finding::Hidden => row(
+            Finding::Hidden => fatal(
                 "hidden",
-                Fatal,
                 "the nodes can be opened and the driver lists no NPU: a process without permission \
-                 asked first and hides them"
-                    .into(),
+                 asked first and hides them",
                 "End the process that was first (see /proc/uda/namespace_node), wait two seconds and try again.",
             ),
-            Finding::Removed(device) => of(
-                device,
+            Finding::Removed(device) => warning(
                 "device-removed",
-                Warning,
-                "was removed, although the driver still lists it".into(),
+                "was removed, although the driver still lists it",
                 "Put the device back or reset it (npu-smi set -t reset); until then leave it out.",
             )
+            .of(device)
             .shown_as("aclrt…: 507899"),
-            Finding::Resetting(device) => of(device, "device-resetting", Warning, "is being reset".into(), WAIT),
-            Finding::Starting(device) => of(device, "device-starting", Warning, "is still starting".into(), WAIT),
-            Finding::Exception(device) => {
-                of(device, "device-exception", Warning, "reports an exception".into(), HEALTH)
-            }
+            Finding::Resetting(device) => warning("device-resetting", "is being reset", WAIT).of(device),
+            Finding::Starting(device) => warning("device-starting", "is still starting", WAIT).of(device),
+            Finding::Exception(device) => warning("device-exception", "reports an exception", HEALTH).of(device),
             Finding::Sleeping(device) => {
-                of(device, "device-sleeping", Warning, "sleeps".into(), "Wake it up (npu-smi), or use another.")
+                warning("device-sleeping", "sleeps", "Wake it up (npu-smi), or use another.").of(device)
             }
             Finding::Lost(device) => {
-                of(device, "device-lost", Warning, "does not answer: its link or heartbeat is lost".into(), HEALTH)
+                warning("device-lost", "does not answer: its link or heartbeat is lost", HEALTH).of(device)
             }
             Finding::Unhealthy(device, health) => {
-                of(device, "device-unhealthy", Warning, format!("has a {health} fault"), HEALTH)
+                warning("device-unhealthy", format!("has a {health} fault"), HEALTH).of(device)
             }
-            Finding::VirtualInstance(device) => of(
-                device,
+            Finding::VirtualInstance(device) => note(
                 "virtual-instance",
-                Note,
-                "is a virtual instance: a part of a card, whose memory cannot be shared".into(),
+                "is a virtual instance: a part of a card, whose memory cannot be shared",
                 "Allocate and map as usual; to share memory between processes, use a whole device.",
-            ),
-            Finding::Split(device) => of(
-                device,
+            )
+            .of(device),
+            Finding::Split(device) => note(
                 "split-device",
-                Note,
-                "is split into virtual instances: its memory cannot be shared".into(),
+                "is split into virtual instances: its memory cannot be shared",
                 "To share memory between processes, use a device that is not split.",
-            ),
-            Finding::MemoryDriverV3 => row(
+            )
+            .of(device),
+            Finding::MemoryDriverV3 => fatal(
                 "memory-driver-v3",
-                Fatal,
-                "the memory driver is of the third kind (Ascend 950), which ascend-vmm does not speak".into(),
+                "the memory driver is of the third kind (Ascend 950), which ascend-vmm does not speak",
                 "ascend-vmm drives Ascend 910, 910B, 910_93 and 310P; use the vendor's library here.",
             ),
-            Finding::MemoryDriverMissing => row(
+            Finding::MemoryDriverMissing => fatal(
                 "memory-driver-missing",
-                Fatal,
-                "the driver's memory module is not loaded".into(),
+                "the driver's memory module is not loaded",
                 "Load the driver's memory module (asdrv_svm).",
             ),
-            Finding::UnknownGeneration(what) => row(
+            Finding::UnknownGeneration(what) => fatal(
                 "unknown-generation",
-                Fatal,
                 format!("the driver fits no generation that ascend-vmm knows ({what})"),
                 "Use a newer ascend-vmm, and please report the driver's version.",
             ),
-            Finding::SmallAddressSpace { bits } => row(
+            Finding::SmallAddressSpace { bits } => fatal(
                 "small-address-space",
-                Fatal,
                 format!(
                     "this kernel gives a process addresses of {bits} bits (CONFIG_ARM64_VA_BITS_{bits}), \
                      and the memory driver uses some of 45 bits"
                 ),
                 "Boot a kernel that was built with CONFIG_ARM64_VA_BITS_48.",
             ),
-            Finding::NoDaemonNode(path, errno) => row(
+            Finding::NoDaemonNode(path, errno) => warning(
                 "no-daemon-node",
-                Warning,
                 format!("{} could not be opened: {errno}", printable_path(path)),
                 "Pass /dev/hisi_hdc into the container and let this user read it; without it no \
                  device process can be started.",
             )
             .shown_as(NOT_SET_UP),
-            Finding::DriverUsedHere => row(
+            Finding::DriverUsedHere => note(
                 "driver-used-here",
-                Note,
                 "other code in this process has the driver open, most likely the vendor's library: the number of AI \
                  cores, the kind of machine, and whether a device was removed or is being reset were not asked, \
-                 because that would end its device processes"
-                    .into(),
+                 because that would end its device processes",
                 "Nothing; a process of its own (ascend-vmm probe) sees all facts.",
             ),
-            Finding::VisibleDevicesEmpty => row(
-                "visible-devices-empty",
-                Warning,
-                "ASCEND_RT_VISIBLE_DEVICES is empty, which hides every device".into(),
-                UNSET,
-            )
-            .shown_as("aclrtGetDeviceCount: 0 devices"),
-            Finding::VisibleDevicesUnreadable { value, entry, kept } => row(
+            Finding::VisibleDevicesEmpty => {
+                warning("visible-devices-empty", "ASCEND_RT_VISIBLE_DEVICES is empty, which hides every device", UNSET)
+                    .shown_as("aclrtGetDeviceCount: 0 devices")
+            }
+            Finding::VisibleDevicesUnreadable { value, entry, kept } => warning(
                 "visible-devices-unreadable",
-                Warning,
                 format!(
                     "ASCEND_RT_VISIBLE_DEVICES is {}: the list ends before {}, which is {}, and shows {}",
                     quoted(value),
@@ -565,9 +526,8 @@ impl Finding {
                 ),
                 UNSET,
             ),
-            Finding::VisibleDevicesAbsent { value, absent, listed } => row(
+            Finding::VisibleDevicesAbsent { value, absent, listed } => warning(
                 "visible-devices-absent",
-                Warning,
                 format!(
                     "ASCEND_RT_VISIBLE_DEVICES is {} and names {} not here: the driver lists {}",
                     quoted(value),
@@ -584,12 +544,9 @@ impl Finding {
                  numbered from 0, whatever the names of their nodes.",
             )
             .shown_as("aclInit log: ASCEND_RT_VISIBLE_DEVICES error, input data range"),
-            Finding::Unexpected(what) => row(
-                "unexpected",
-                Warning,
-                what.clone(),
-                "Please report this with the driver's version and the kernel log.",
-            ),
+            Finding::Unexpected(what) => {
+                warning("unexpected", what.clone(), "Please report this with the driver's version and the kernel log.")
+            }
         }
     }
 }

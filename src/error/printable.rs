@@ -1,11 +1,10 @@
-//! Text that somebody else wrote, made fit for a terminal.
+//! Text from others, made safe for a terminal.
 
 use std::path::Path;
 
-/// Text from a peer, the kernel, the device or a file, with each character escaped that could
-/// control a terminal or reverse the text around it. Applied where such text enters the library, so
-/// that errors, events and every field with such text are safe to print. Line breaks stay: where
-/// one line is wanted, the caller joins them.
+/// Escapes each character that could control a terminal or reverse the text around it. Applied
+/// where text of a peer, the kernel, the device or a file enters the library, so that errors, events
+/// and fields are safe to print. Line breaks stay.
 pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -17,7 +16,7 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// A path, which may contain anything but NUL, in one line of such text.
+/// A path, which may contain anything but NUL, as one line.
 pub(crate) fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).replace('\n', "\\n")
 }
@@ -47,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_controls_a_terminal_is_escaped_and_all_else_stays() {
+    fn characters_that_control_a_terminal_are_escaped_and_others_stay() {
         for text in ["", "it's \"C:\\x\"", "two\nlines", "größer, 漢字, 🙂", "\u{fffd}"] {
             assert_eq!(printable(text), text);
         }

@@ -1,5 +1,5 @@
-//! Why a device process could not be started or ended: of the driver's private codes, of the
-//! daemon's, and of what came between.
+//! Why a device process could not be started or ended: codes of the driver and of the daemon, and
+//! failures between them.
 
 use super::{Errno, printable_path};
 use ascend_ioctl::hdc::error;
@@ -7,16 +7,16 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// A step of starting or ending a device process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Step {
     /// Registering this process with the driver.
     Register,
     /// Connecting to the daemon.
     Connect,
-    /// Greeting it.
+    /// Exchanging versions with it.
     Handshake,
-    /// The vendor's messages before START.
+    /// The vendor's other messages before START.
     Prepare,
     /// Starting the process.
     Start,
@@ -29,7 +29,7 @@ impl fmt::Display for Step {
         f.write_str(match self {
             Step::Register => "registering with the driver",
             Step::Connect => "connecting to the device's daemon",
-            Step::Handshake => "greeting the device's daemon",
+            Step::Handshake => "the handshake with the device's daemon",
             Step::Prepare => "preparing the start",
             Step::Start => "starting the device process",
             Step::Close => "ending the device process",
@@ -41,7 +41,7 @@ impl fmt::Display for Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProcessFailure {
-    /// The device that leads to the daemon could not be opened.
+    /// The node that leads to the daemon could not be opened.
     Node {
         /// Its path.
         path: PathBuf,
@@ -67,17 +67,17 @@ pub enum ProcessFailure {
         /// At which step.
         step: Step,
     },
-    /// No answer came in the time that the caller allows.
+    /// No answer came in time.
     TimedOut {
         /// At which step.
         step: Step,
     },
-    /// The caller did not want to wait any longer.
+    /// The caller gave up.
     GivenUp {
         /// At which step.
         step: Step,
     },
-    /// The answer makes no sense.
+    /// The answer is not a valid message.
     Garbage {
         /// At which step.
         step: Step,
@@ -138,7 +138,7 @@ impl ProcessFailure {
             }
             ProcessFailure::Closed { step } => (
                 format!("{step}: the device closed the session"),
-                "Check the device's health; it was reset or its daemon restarted: try again.",
+                "Try again: the device was reset or its daemon restarted. Check the device's health.",
             ),
             ProcessFailure::TimedOut { step } => (
                 format!("{step}: no answer in the time allowed"),
@@ -147,7 +147,7 @@ impl ProcessFailure {
                         "Try the vendor's message order (device_process::Order::Vendor); otherwise \
                          check the device's health and log (msnpureport)."
                     }
-                    _ => "Check the device's health; allow more time in device_process::Settings.",
+                    _ => "Check the device's health; allow more time by device_process::Settings::limit.",
                 },
             ),
             ProcessFailure::GivenUp { step } => (
@@ -155,7 +155,7 @@ impl ProcessFailure {
                 "Try again, or look for the reason of the delay: check the device's health.",
             ),
             ProcessFailure::Garbage { step, what } => {
-                (format!("{step}: an answer that makes no sense: {what}"), UNKNOWN_FIRMWARE)
+                (format!("{step}: an answer that is not valid: {what}"), UNKNOWN_FIRMWARE)
             }
             ProcessFailure::Version { theirs, ours } => (
                 format!("the device's daemon speaks version {theirs} of its protocol, ascend-vmm speaks {ours}"),
@@ -172,8 +172,8 @@ impl ProcessFailure {
         }
     }
 
-    /// Whether the vendor's longer dialogue might help: START was refused for no clear cause, or it
-    /// was not answered.
+    /// True if the vendor's longer dialogue might help: START was refused without a clear cause, or
+    /// not answered.
     pub(crate) fn longer_dialogue_may_help(&self) -> bool {
         match self {
             ProcessFailure::TimedOut { step } | ProcessFailure::Closed { step } => *step == Step::Start,
@@ -234,8 +234,7 @@ fn transport(code: i32) -> (&'static str, &'static str) {
     }
 }
 
-/// What a refusal's code means and what to do, for the codes of the daemon (E30…) and of the
-/// program that it runs (E39…).
+/// What a code of the daemon (E30…), or of the program that it runs (E39…), means and what to do.
 fn daemon(code: &str) -> Option<(&'static str, &'static str)> {
     Some(match code {
         "E30003" => (
@@ -256,7 +255,7 @@ fn daemon(code: &str) -> Option<(&'static str, &'static str)> {
             "Restart the device; the device's log (msnpureport) has the reason.",
         ),
         "E39001" => (
-            "the device program did not like an argument that it was started with",
+            "the device program did not accept an argument that it was started with",
             "This is a defect of ascend-vmm or a firmware that it does not know: please report it \
              with the driver's version.",
         ),

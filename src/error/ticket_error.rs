@@ -1,10 +1,10 @@
-//! Why a ticket was not accepted.
+//! Why a ticket is not valid.
 
-/// Why a ticket was not accepted.
+/// Why a ticket is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TicketError {
-    /// Not the length of a ticket.
+    /// It has not the length of a ticket.
     #[error("a ticket has {expected} bytes, this has {got}")]
     Length {
         /// Bytes of a ticket of this version.
@@ -12,13 +12,13 @@ pub enum TicketError {
         /// Bytes that were given.
         got: usize,
     },
-    /// The text form begins with a word that says what it is.
+    /// The text does not have the form of a ticket.
     #[error("the text of a ticket is \"avm1-\" followed by hexadecimal digits, and this is not")]
     Text,
-    /// Not a ticket at all.
+    /// The bytes do not start like a ticket.
     #[error("these bytes are not a ticket")]
     Magic,
-    /// Made by a newer or older version of this library.
+    /// It comes from a newer or older version of this library.
     #[error("it has version {got}, and this library reads version {expected}")]
     Version {
         /// The version that this library reads.
@@ -26,7 +26,7 @@ pub enum TicketError {
         /// The ticket's.
         got: u16,
     },
-    /// Damaged on the way.
+    /// It was damaged.
     #[error("its checksum is wrong")]
     Checksum,
     /// A field has a value that no exporter writes.

@@ -408,7 +408,7 @@ fn still_asleep(error: Error, tag: Tag) -> Error {
 fn missing(error: Error, tags: &[Tag], had: u64, total: u64) -> Error {
     let Error::OutOfMemory(mut error) = error else { return error };
     let tags: Vec<String> = tags.iter().map(Tag::to_string).collect();
-    let OutOfMemory { place, asked, .. } = &mut *error;
+    let OutOfMemory { place, asked, .. } = &mut error;
     place.push_str(&format!(", waking {} with {}, of which {} are there", tags.join(", "), Bytes(total), Bytes(had)));
     *asked = total - had;
     Error::OutOfMemory(error)

@@ -11,7 +11,6 @@ use crate::driver::davinci;
 use crate::driver::recognise;
 use crate::driver::segments::Segments;
 use crate::driver::svm::{HostPages, Segment, Svm};
-use crate::driver::uda::Uda;
 use crate::error::{Errno, Error, Refused, Result, SessionTaken};
 use crate::fork::PerProcess;
 use crate::signals::Blocked;
@@ -66,7 +65,8 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
         None => prepare(builder)?,
     };
     let mut answer = init_process(|| prepared.svm.init_process());
-    if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && set_up_container() {
+    // Also the answer in a container whose device table was not made yet.
+    if matches!(&answer, Err(refused) if refused.errno == Errno::EEXIST) && discovery::prepare_container() {
         answer = init_process(|| prepared.svm.init_process());
     }
     match answer {
@@ -77,27 +77,11 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
         Err(refused) if refused.errno == Errno::EEXIST => {
             let taken = taken();
             *parked() = Some(prepared);
-            Err(Error::SessionTaken(Box::new(taken)))
+            Err(Error::SessionTaken(taken))
         }
         Err(refused) => {
             prepared.segments.unmap();
             Err(refused.operation("initialise the memory session").into())
-        }
-    }
-}
-
-/// INIT_PROCESS answers EEXIST also in a container whose device table was not made yet. Makes it;
-/// whether there is reason to try again. DEVMNG is not used to find out: if the vendor's library
-/// has a session in this process, closing a file of it would end that.
-fn set_up_container() -> bool {
-    if !Uda::open().is_ok_and(|uda| !uda.is_admin()) {
-        return false;
-    }
-    match discovery::prepare() {
-        Ok(()) => true,
-        Err(error) => {
-            trace::warn(error, "the devices of this container could not be set up");
-            false
         }
     }
 }
@@ -180,7 +164,7 @@ fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
         let taken = taken();
         if refused.errno == Errno::EINVAL && (taken.driver_in_use || taken.vendor_library.is_some()) {
             trace::debug(refused, "other code in this process has mapped the segments");
-            return Error::SessionTaken(Box::new(taken));
+            return Error::SessionTaken(taken);
         }
         refused.into()
     })

@@ -163,11 +163,11 @@ impl Broker {
     ) -> Result<Broker> {
         session.inner.check_process()?;
         let failed = |error: io::Error| {
-            Error::Exchange(Box::new(crate::error::Exchange {
+            Error::Exchange(crate::error::Exchange {
                 operation: "start a broker",
                 problem: error.to_string(),
                 remedy: "It needs a thread and a few descriptors.",
-            }))
+            })
         };
         let (waker, woken) = UnixStream::pair().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

@@ -427,7 +427,7 @@ impl<'a> Wire<'a> {
     }
 
     pub(super) fn wrong(&self, problem: impl Into<String>, remedy: &'static str) -> Error {
-        Error::Exchange(Box::new(Exchange { operation: self.operation, problem: problem.into(), remedy }))
+        Error::Exchange(Exchange { operation: self.operation, problem: problem.into(), remedy })
     }
 }
 

@@ -40,7 +40,7 @@ fn a_device_process_runs_until_it_is_closed() {
         assert_eq!(state.device_processes.len(), 1);
         assert_eq!(state.device_processes[0].tgid, own_pid());
         assert_eq!(process.pid().unwrap(), Some(state.device_processes[0].pid));
-        assert!(process.connected());
+        assert!(process.is_connected());
         assert_eq!(state.registrations, [own_pid()]);
         process.close().unwrap();
         assert_nothing_left(emulator);
@@ -67,15 +67,6 @@ fn a_device_process_can_be_started_again() {
         first.close().unwrap();
         let second = start().unwrap();
         assert_ne!(second.pid().unwrap(), pid);
-    });
-}
-
-#[test]
-fn a_greeting_starts_no_process() {
-    isolated(Config::default(), |emulator| {
-        let greeting = device_process::greet(LogicalId(0), &patient()).unwrap();
-        assert_eq!(greeting.version, 1230);
-        assert_nothing_left(emulator);
     });
 }
 
@@ -116,7 +107,7 @@ fn a_daemon_that_starts_late_is_waited_for() {
     isolated(with_daemon(Daemon::Absent), |emulator| {
         std::thread::scope(|scope| {
             let starting = scope.spawn(|| {
-                let settings = Settings { patience: PATIENCE, ..patient() };
+                let settings = patient().limit(Step::Connect, PATIENCE);
                 start_on(0, &settings).unwrap().close()
             });
             emulator.record();
@@ -140,7 +131,7 @@ fn a_daemon_that_answers_late_is_waited_for() {
 fn a_daemon_that_never_answers_is_waited_for_as_long_as_allowed() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
         let begun = Instant::now();
-        let failure = start_on(0, &Settings { handshake: SHORT, ..patient() }).unwrap_err();
+        let failure = start_on(0, &patient().limit(Step::Handshake, SHORT)).unwrap_err();
         assert_eq!(failure, ProcessFailure::TimedOut { step: Step::Handshake });
         assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
         assert_nothing_left(emulator);
@@ -151,7 +142,7 @@ fn a_daemon_that_never_answers_is_waited_for_as_long_as_allowed() {
 fn a_daemon_that_never_stops_sending_is_not_listened_to_for_longer_than_allowed() {
     isolated(with_daemon(Daemon::Floods), |emulator| {
         let begun = Instant::now();
-        let failure = start_on(0, &Settings { handshake: SHORT, ..patient() }).unwrap_err();
+        let failure = start_on(0, &patient().limit(Step::Handshake, SHORT)).unwrap_err();
         assert_eq!(failure, ProcessFailure::TimedOut { step: Step::Handshake });
         assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
         assert_nothing_left(emulator);
@@ -159,12 +150,12 @@ fn a_daemon_that_never_stops_sending_is_not_listened_to_for_longer_than_allowed(
 }
 
 #[test]
-fn as_many_packets_are_read_unasked_as_the_driver_queues_but_not_without_end() {
+fn unasked_packets_are_read_up_to_a_limit() {
     isolated(Config::default(), |emulator| {
-        let process = start_on(0, &Settings { close: SHORT, ..patient() }).unwrap();
+        let process = start_on(0, &patient().limit(Step::Close, SHORT)).unwrap();
         emulator.control(|driver| driver.machine.daemon = Daemon::Floods);
         emulator.record();
-        for look in [(|process| process.pid().is_ok()) as fn(&DeviceProcess) -> bool, DeviceProcess::connected] {
+        for look in [(|process| process.pid().is_ok()) as fn(&DeviceProcess) -> bool, DeviceProcess::is_connected] {
             let before = count(emulator, "RECV");
             assert!(look(&process));
             let read = count(emulator, "RECV") - before;
@@ -180,7 +171,7 @@ fn an_answer_about_another_device_is_not_taken_for_this_ones() {
     on_each_generation(with_daemon(Daemon::Confused), |_, emulator| {
         for order in [Order::Short, Order::Vendor] {
             for device in [0, 1] {
-                start_on(device, &Settings { order, ..patient() }).unwrap().close().unwrap();
+                start_on(device, &patient().order(order)).unwrap().close().unwrap();
             }
         }
         assert_nothing_left(emulator);
@@ -188,19 +179,19 @@ fn an_answer_about_another_device_is_not_taken_for_this_ones() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_the_preparation_starts_the_process_all_the_same() {
+fn a_daemon_that_does_not_answer_the_preparation_starts_the_process_anyway() {
     isolated(Config::default(), |emulator| {
         // The capability query, and the package configuration.
         for kind in [40, 69] {
             emulator.control(move |driver| driver.machine.daemon = Daemon::Ignores(kind));
-            let settings = Settings { order: Order::Vendor, preparation: SHORT, ..patient() };
+            let settings = patient().order(Order::Vendor).limit(Step::Prepare, SHORT);
             start_on(0, &settings).unwrap().close().unwrap();
             assert_nothing_left(emulator);
         }
         // What it answers must be an answer.
         emulator.control(|driver| driver.machine.daemon = Daemon::Works);
         inject(emulator, "RECV#2[0]=ffffffff");
-        let failure = start_on(0, &Settings { order: Order::Vendor, ..patient() }).unwrap_err();
+        let failure = start_on(0, &patient().order(Order::Vendor)).unwrap_err();
         assert!(matches!(failure, ProcessFailure::Garbage { step: Step::Prepare, .. }), "{failure:?}");
         assert_nothing_left(emulator);
     });
@@ -249,7 +240,7 @@ fn each_refusal_says_what_it_means_and_what_to_do() {
 }
 
 #[test]
-fn what_the_daemon_says_is_printed_without_control_characters() {
+fn the_daemons_text_is_printed_without_control_characters() {
     let daemon = Daemon::Refuses { code: 1, error: "E\x1b[31m\x07".into() };
     isolated(with_daemon(daemon), |emulator| {
         let failure = start().unwrap_err();
@@ -265,7 +256,7 @@ fn a_refusal_is_tried_again_in_the_vendors_order_but_a_full_device_is_not() {
         emulator.record();
         start().unwrap_err();
         assert_eq!(count(emulator, "CONNECT"), 2);
-        start_on(0, &Settings { order: Order::Short, ..patient() }).unwrap_err();
+        start_on(0, &patient().order(Order::Short)).unwrap_err();
         assert_eq!(count(emulator, "CONNECT"), 3);
         emulator.control(|driver| driver.machine.daemon = Daemon::Refuses { code: 1, error: "E30003".into() });
         start().unwrap_err();
@@ -276,9 +267,9 @@ fn a_refusal_is_tried_again_in_the_vendors_order_but_a_full_device_is_not() {
 #[test]
 fn a_daemon_that_needs_the_vendors_order_gets_it() {
     isolated(with_daemon(Daemon::VendorOrder), |_| {
-        let short = start_on(0, &Settings { order: Order::Short, ..patient() });
+        let short = start_on(0, &patient().order(Order::Short));
         assert!(matches!(short, Err(ProcessFailure::Refused { .. })), "{short:?}");
-        start_on(0, &Settings { order: Order::Vendor, ..patient() }).unwrap().close().unwrap();
+        start_on(0, &patient().order(Order::Vendor)).unwrap().close().unwrap();
         start().unwrap().close().unwrap();
     });
 }
@@ -286,14 +277,14 @@ fn a_daemon_that_needs_the_vendors_order_gets_it() {
 #[test]
 fn the_vendors_order_works_with_an_ordinary_daemon() {
     on_each_generation(Config::default(), |_, _| {
-        start_on(0, &Settings { order: Order::Vendor, ..patient() }).unwrap().close().unwrap();
+        start_on(0, &patient().order(Order::Vendor)).unwrap().close().unwrap();
     });
 }
 
 #[test]
-fn a_daemon_that_closes_the_session_is_told_apart_from_a_silent_one() {
+fn a_daemon_that_closes_the_session_is_distinguished_from_a_silent_one() {
     isolated(with_daemon(Daemon::HangsUp), |emulator| {
-        let failure = start_on(0, &Settings { order: Order::Short, ..patient() }).unwrap_err();
+        let failure = start_on(0, &patient().order(Order::Short)).unwrap_err();
         assert_eq!(failure, ProcessFailure::Closed { step: Step::Start });
         assert_nothing_left(emulator);
     });
@@ -335,7 +326,7 @@ fn two_devices_have_a_process_each() {
         assert_eq!(emulator.state().device_processes.len(), 2);
         first.close().unwrap();
         assert_eq!(pid_on(0), None);
-        assert!(second.pid().unwrap().is_some() && second.connected());
+        assert!(second.pid().unwrap().is_some() && second.is_connected());
     });
 }
 
@@ -397,7 +388,7 @@ fn a_full_device_refuses_until_another_process_ends() {
 #[test]
 fn a_device_process_that_dies_is_noticed_and_can_be_replaced() {
     isolated(Config::default(), |emulator| {
-        let process = start_on(0, &Settings { close: SHORT, ..patient() }).unwrap();
+        let process = start_on(0, &patient().limit(Step::Close, SHORT)).unwrap();
         end_device_process(emulator, 0);
         assert_eq!(process.pid().unwrap(), None);
         // Whatever the daemon answers for a process that is gone, closing does not hang.
@@ -425,7 +416,7 @@ fn a_device_process_can_be_started_from_any_thread() {
 #[test]
 fn a_registration_that_another_library_deletes_is_renewed_before_the_start() {
     isolated(with_daemon(Daemon::Absent), |emulator| {
-        let settings = Settings { order: Order::Short, patience: PATIENCE, ..patient() };
+        let settings = patient().order(Order::Short).limit(Step::Connect, PATIENCE);
         emulator.record();
         std::thread::scope(|scope| {
             let starting = scope.spawn(|| start_on(0, &settings));
@@ -457,7 +448,7 @@ fn one_file_serves_all_queries_and_stays_open_as_long_as_it_is_needed() {
         // Other queries open and close no file of their own: closing one would tell the device that
         // this process died.
         assert!(pid_on(0).is_some());
-        device_process::greet(LogicalId(1), &patient()).unwrap();
+        drop(start_on(1, &patient()).unwrap());
         assert_eq!(modules(emulator), 1);
         assert!(!emulator.state().device_processes[0].orphaned);
         drop(process);
@@ -482,7 +473,7 @@ fn a_forked_child_cannot_end_its_parents_device_process() {
         let mut process = Some(process);
         fork(|| drop(process.take())).join();
         let process = process.unwrap();
-        assert!(process.connected());
+        assert!(process.is_connected());
         assert!(process.pid().unwrap().is_some());
         assert!(!emulator.state().device_processes[0].orphaned);
         process.close().unwrap();
@@ -495,14 +486,14 @@ fn a_forked_child_asks_the_driver_nothing_about_its_parents_device_process() {
         let process = start().unwrap();
         emulator.record();
         let child = fork(|| {
-            assert!(!process.connected());
+            assert!(!process.is_connected());
             refused_in_child(&process.pid().unwrap_err());
         });
         let pid = child.pid();
         child.join();
         let calls: Vec<_> = emulator.records().into_iter().filter(|record| record.pid == pid).collect();
         assert!(calls.is_empty(), "{calls:#?}");
-        assert!(process.connected());
+        assert!(process.is_connected());
     });
 }
 
@@ -524,7 +515,7 @@ fn refused_sends_and_lost_answers_are_errors_that_name_the_step() {
         let expected = ProcessFailure::Transport { step: Step::Connect, command: "SET_SESSION_OWNER", code: 1 };
         assert_eq!(failure, expected);
         inject(emulator, "RECV#1=EINVAL");
-        let settings = Settings { order: Order::Short, ..patient() };
+        let settings = patient().order(Order::Short);
         assert_eq!(start_on(0, &settings).unwrap_err(), ProcessFailure::Closed { step: Step::Handshake });
         // An interrupted wait continues.
         inject(emulator, "RECV_PEEK#1=EINTR");

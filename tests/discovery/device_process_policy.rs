@@ -3,14 +3,14 @@
 
 use crate::support::processes::start;
 use crate::support::{
-    MIB, MIB2, assert_nothing_left, count, device, end_device_process, inject, patient, plain, survey_options,
-    with_daemon,
+    MIB, MIB2, PATIENCE, assert_nothing_left, count, device, end_device_process, inject, patient, plain,
+    survey_options, with_daemon,
 };
 use ascend_emulator::config::{Daemon, Place};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_ioctl::hdc;
 use ascend_vmm::LogicalId;
-use ascend_vmm::device_process::{self, DeviceProcess, Order, Policy, ProcessFailure, Settings};
+use ascend_vmm::device_process::{DeviceProcess, Order, Policy, ProcessFailure, Settings, Step};
 use ascend_vmm::discovery;
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, MemoryKind, Session};
@@ -22,7 +22,7 @@ fn session_with(settings: Settings) -> Session {
 
 /// A session that sends only the messages that an ordinary daemon needs.
 fn session(policy: Policy) -> Session {
-    session_with(Settings { policy, order: Order::Short, ..patient() })
+    session_with(patient().policy(policy).order(Order::Short))
 }
 
 fn running(emulator: &Emulator) -> usize {
@@ -165,7 +165,7 @@ fn a_refused_start_is_explained_and_leaves_the_session_usable() {
         let session = session(Policy::Auto);
         let error = session.device(LogicalId(0)).unwrap_err();
         let Error::DeviceProcess { device: LogicalId(0), failure } = &error else { panic!("{error:?}") };
-        assert!(matches!(&**failure, ProcessFailure::Refused { error_code, .. } if error_code == "E30003"));
+        assert!(matches!(failure, ProcessFailure::Refused { error_code, .. } if error_code == "E30003"));
         let text = error.to_string();
         assert!(text.contains("E30003") && text.contains("device 0") && text.contains("End other programs"), "{text}");
 
@@ -187,9 +187,9 @@ fn each_broken_daemon_is_an_error_and_leaves_nothing_behind() {
         ] {
             let name = format!("{daemon:?}");
             // Only a silent daemon is waited for in vain.
-            let handshake = if daemon == Daemon::Silent { Duration::from_millis(400) } else { patient().handshake };
+            let handshake = if daemon == Daemon::Silent { Duration::from_millis(400) } else { PATIENCE };
             emulator.control(move |driver| driver.machine.daemon = daemon);
-            let session = session_with(Settings { order: Order::Short, handshake, ..patient() });
+            let session = session_with(patient().order(Order::Short).limit(Step::Handshake, handshake));
             let error = session.device(LogicalId(0)).unwrap_err();
             assert!(matches!(error, Error::DeviceProcess { .. }), "{name}: {error:?}");
             assert_eq!(running(emulator), 0, "{name}");
@@ -246,28 +246,34 @@ fn objects_of_a_dead_device_process_can_be_dropped_and_made_again() {
     });
 }
 
+/// True if the daemon answers a handshake in this time. It gets a version that ends the dialogue
+/// there.
+fn answers_a_handshake(emulator: &Emulator, limit: Duration) -> bool {
+    emulator.control(|driver| driver.machine.daemon = Daemon::OtherVersion(7));
+    match DeviceProcess::start(LogicalId(0), &patient().limit(Step::Handshake, limit)) {
+        Err(ProcessFailure::Version { theirs: 7, .. }) => true,
+        Err(ProcessFailure::TimedOut { step: Step::Handshake }) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn packets_that_nobody_reads_do_not_hold_up_the_daemon_for_others() {
     // As many as the driver keeps for one session.
-    isolated(with_daemon(Daemon::Chatty(7)), |_| {
+    isolated(with_daemon(Daemon::Chatty(7)), |emulator| {
         let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
-        let greet = |handshake| {
-            let settings = Settings { handshake, ..patient() };
-            device_process::greet(LogicalId(0), &settings)
-        };
-        let blocked = greet(Duration::from_millis(100)).unwrap_err();
-        assert!(matches!(blocked, ProcessFailure::TimedOut { .. }), "{blocked:?}");
+        assert!(!answers_a_handshake(emulator, Duration::from_millis(100)));
         device.memory_info(MemoryKind::Hbm).unwrap();
-        greet(patient().handshake).unwrap();
+        assert!(answers_a_handshake(emulator, PATIENCE));
     });
 }
 
 #[test]
 fn opening_a_device_that_is_open_reads_the_packets_of_its_daemon() {
-    isolated(with_daemon(Daemon::Chatty(7)), |_| {
+    isolated(with_daemon(Daemon::Chatty(7)), |emulator| {
         let device = session(Policy::Auto).device(LogicalId(0)).unwrap();
         device.session().device(LogicalId(0)).unwrap();
-        device_process::greet(LogicalId(0), &patient()).unwrap();
+        assert!(answers_a_handshake(emulator, PATIENCE));
     });
 }
 

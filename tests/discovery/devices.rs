@@ -8,9 +8,7 @@ use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{Generation, davinci, uda};
-use ascend_vmm::discovery::{
-    self, Environment, Finding, Health, MemoryDriver, Options, Severity, Split, State, Survey,
-};
+use ascend_vmm::discovery::{self, Environment, Finding, Health, MemoryDriver, Severity, Split, State, Survey};
 use ascend_vmm::error::Errno;
 use ascend_vmm::{LogicalId, PhysicalId, Session, UserId};
 use nix::fcntl::{OFlag, open};
@@ -24,7 +22,7 @@ fn survey() -> Survey {
 
 /// A survey on a host with these files.
 fn survey_with(root: &Directory) -> Survey {
-    discovery::survey(&Options { root: root.path().to_owned(), ..survey_options() })
+    discovery::survey(&survey_options().root(root.path()))
 }
 
 fn codes(survey: &Survey) -> Vec<&'static str> {
@@ -136,18 +134,16 @@ fn the_pci_domain_comes_from_sysfs() {
 #[test]
 fn user_ids_follow_the_list_of_visible_devices() {
     isolated(Config { devices: 4, ..Config::default() }, |_| {
-        let options = Options { visible: "3,1".parse().unwrap(), ..survey_options() };
-        let survey = discovery::survey(&options);
+        let survey = discovery::survey(&survey_options().visible("3,1".into()));
         assert_eq!(survey.user_device(UserId(0)).unwrap().logical, LogicalId(3));
         assert_eq!(survey.user_device(UserId(1)).unwrap().logical, LogicalId(1));
         assert_eq!(survey.user_device(UserId(2)), None);
         assert_eq!(survey.device(LogicalId(0)).unwrap().user, None);
-        assert_eq!(survey.physical_device(PhysicalId(2)).unwrap().logical, LogicalId(2));
     });
 }
 
 #[test]
-fn a_missing_driver_is_told_apart_from_a_container_without_the_node() {
+fn a_missing_driver_is_distinguished_from_a_container_without_the_node() {
     isolated(Config { door: Door::Missing, ..Config::default() }, |_| {
         assert_eq!(codes(&survey()), ["node-missing"], "whether the driver is loaded cannot be known");
         let none = survey_with(&root(&[("proc/modules", "nvme 1 0 - Live 0x0\n")]));
@@ -282,7 +278,7 @@ fn a_container_sees_its_own_devices_under_its_own_numbers() {
 fn a_device_has_the_same_identity_inside_and_outside_a_container() {
     let places = vec![Place::host(), Place::container(&[1])];
     isolated(Config { places, ..Config::default() }, |emulator| {
-        let outside = survey().physical_device(PhysicalId(1)).unwrap().identity;
+        let outside = survey().device(LogicalId(1)).unwrap().identity;
         let pid = own_pid();
         emulator.control(move |driver| driver.machine.put(pid, 1));
         let inside = survey();
@@ -368,7 +364,7 @@ fn cards_that_did_not_come_up_are_counted() {
 }
 
 #[test]
-fn a_host_whose_cards_all_failed_is_told_apart_from_one_without_cards() {
+fn a_host_whose_cards_all_failed_is_distinguished_from_one_without_cards() {
     isolated(Config { devices: 0, ..Config::default() }, |_| {
         let root = with_functions(&["0000:c1:00.0"]);
         let survey = survey_with(&root);
@@ -448,7 +444,7 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
 }
 
 #[test]
-fn discovery_and_opening_leave_errors_in_the_kernels_log_on_8_5_0_alone() {
+fn discovery_and_opening_leave_errors_in_the_kernels_log_only_on_8_5_0() {
     on_each_generation(Config::default(), |generation, emulator| {
         // The first number that is asked for is one that 8.5.0 does not have.
         let wrong_number = u32::from(generation == Generation::V8_5_0);
@@ -498,7 +494,7 @@ fn a_memory_driver_of_8_5_0_with_the_rest_of_a_newer_one_is_reported() {
 }
 
 #[test]
-fn a_device_in_reset_is_told_apart_from_a_removed_one() {
+fn a_device_in_reset_is_distinguished_from_a_removed_one() {
     isolated(Config { phases: vec![(0, Phase::Resetting)], ..Config::default() }, |_| {
         let survey = survey();
         assert_eq!(survey.devices[0].state, State::Resetting);
@@ -519,7 +515,7 @@ fn a_device_that_is_not_ready_is_starting() {
 fn a_survey_waits_no_longer_than_its_timeout() {
     // A device that never starts, on a driver that waits for it longer than any test may take.
     isolated_leaky(waits_for_a_device(Duration::from_secs(1000)), |_| {
-        let survey = discovery::survey(&Options { timeout: Duration::from_millis(200), ..survey_options() });
+        let survey = discovery::survey(&survey_options().timeout(Duration::from_millis(200)));
         assert_eq!(codes(&survey), ["still-starting"]);
     });
 }
@@ -529,7 +525,7 @@ fn a_survey_waits_for_the_setup_that_an_earlier_one_abandoned() {
     let patience = Duration::from_secs(2);
     isolated(waits_for_a_device(patience), |_| {
         let begun = Instant::now();
-        discovery::survey(&Options { timeout: Duration::ZERO, ..survey_options() });
+        discovery::survey(&survey_options().timeout(Duration::ZERO));
         assert_eq!(survey().devices.len(), 1);
         assert!(begun.elapsed() >= patience, "{:?}", begun.elapsed());
     });

@@ -1,5 +1,5 @@
-//! The library is built in floors: a module names only those below its own. The nouns, which own
-//! each other, are the one floor whose modules may name each other.
+//! The library is built in floors: a module names only modules below its own floor. The nouns own
+//! each other, so they are the one floor whose modules may name each other.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +70,7 @@ fn named(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Calls with file, line number, the file's module and each line of code of the library.
+/// Calls `look` with file, line number, module and text of each line of the library's code.
 fn each_line(mut look: impl FnMut(&str, usize, &str, &str)) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
@@ -153,7 +153,7 @@ fn only_the_driver_floor_uses_structs_of_the_abi_and_calls_ioctl() {
 }
 
 #[test]
-fn threads_are_started_in_one_place_which_keeps_signals_from_them() {
+fn threads_are_started_in_one_place_that_blocks_their_signals() {
     let mut places = Vec::new();
     each_line(|file, _, _, line| {
         let code = line.split("//").next().unwrap_or_default();
@@ -173,6 +173,50 @@ fn every_file_has_a_name_of_its_own() {
     names.sort();
     let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| &pair[0]).collect();
     assert!(twice.is_empty(), "{twice:?}");
+}
+
+/// Type names that are still defined twice.
+const KNOWN_TWICE: &[&str] = &[
+    "Answer",
+    "Block",
+    "Claim",
+    "Counts",
+    "Export",
+    "Found",
+    "Identity",
+    "Inner",
+    "Listed",
+    "NamedMemory",
+    "Numbers",
+    "Request",
+    "Row",
+    "Run",
+    "Shared",
+    "Source",
+    "State",
+    "Taken",
+    "Wire",
+];
+
+#[test]
+fn every_type_has_a_name_of_its_own() {
+    let mut places = BTreeMap::<String, Vec<String>>::new();
+    each_line(|file, number, _, line| {
+        let line = line.trim_start();
+        let visibility = ["pub(crate) ", "pub(super) ", "pub "].into_iter().find(|word| line.starts_with(word));
+        let item = &line[visibility.map_or(0, str::len)..];
+        let keyword = ["struct ", "enum ", "union ", "trait ", "type "].into_iter().find(|word| item.starts_with(word));
+        let Some(rest) = keyword.map(|keyword| &item[keyword.len()..]) else { return };
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        // Associated types have the names that their traits give them.
+        let associated = keyword == Some("type ") && ["Err", "Output", "Target", "Item"].contains(&&rest[..end]);
+        if !associated && rest.starts_with(char::is_uppercase) {
+            places.entry(rest[..end].to_owned()).or_default().push(format!("src/{file}:{number}"));
+        }
+    });
+    assert!(places.len() > 100, "the types are found: {}", places.len());
+    places.retain(|name, places| places.len() > 1 && !KNOWN_TWICE.contains(&name.as_str()));
+    assert!(places.is_empty(), "{places:#?}");
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! A kernel that answers nonsense: every word of every answer is replaced by extremes while a
-//! program uses the whole library. It may fail, with an error; it must not panic, hang, or allocate
-//! for counts that cannot be.
+//! program uses the whole library. It may fail with an error; it must not panic, hang, or allocate
+//! for impossible counts.
 //!
-//! Each altered answer is met by a process of its own, so that nothing of one is left for the next.
+//! Each altered answer gets a process of its own, so that it leaves nothing for the next.
 
 use crate::support::corpus::{line, mutate, stored};
 use crate::support::random::Random;
-use crate::support::{MIB2, inject, plain, survey_options};
+use crate::support::{MIB2, inject, limits, plain, survey_options};
 use ascend_emulator::{Config, Emulator, fork, isolated_leaky};
 use ascend_ioctl::Generation;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
-use ascend_vmm::device_process::Settings;
+use ascend_vmm::device_process::{Settings, Step};
 use ascend_vmm::discovery;
 use ascend_vmm::share::{self, BareTgid, HandleKind};
 use ascend_vmm::{Error, Failed, LogicalId, MemoryKind, Result, Session};
@@ -26,28 +26,28 @@ struct Measuring;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is done by the system's allocator.
+// SAFETY: forwards to the system's allocator.
 unsafe impl GlobalAlloc for Measuring {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: as for this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: as for this function.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.fetch_max(size, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: as for this function.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
+        // SAFETY: as for this function.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -67,26 +67,19 @@ fn done<T>(failed: Failed<T>) -> Error {
 
 /// Finds out which devices there are.
 fn discover() -> Result<()> {
-    let options = discovery::Options { timeout: Duration::from_secs(5), ..survey_options() };
+    let options = survey_options().timeout(Duration::from_secs(5));
     // Everything in it can be printed.
     let _ = format!("{:?}", discovery::survey(&options));
     discovery::can_access(LogicalId(0), LogicalId(1)).map(drop)
 }
 
-/// Whether answers are altered: then some are waited for in vain.
+/// True while answers are altered: then some never come.
 static ALTERED: AtomicBool = AtomicBool::new(false);
 
 /// Limits for daemons whose answers may be altered.
 fn impatient() -> Settings {
     let limit = if ALTERED.load(Ordering::Relaxed) { Duration::from_millis(500) } else { Duration::from_secs(30) };
-    Settings {
-        patience: Duration::ZERO,
-        handshake: limit,
-        preparation: limit,
-        start: limit,
-        close: limit,
-        ..Settings::default()
-    }
+    limits(limit).limit(Step::Connect, Duration::ZERO)
 }
 
 /// Starts a device process and ends it.
@@ -97,7 +90,7 @@ fn use_device() -> Result<()> {
     device.close().map_err(done)
 }
 
-/// Uses every kind of object, and believes nothing that it reads.
+/// Uses every kind of object, and checks nothing that it reads.
 fn use_memory() -> Result<()> {
     let session = Session::open()?;
     let device = session.device(LogicalId(0))?;

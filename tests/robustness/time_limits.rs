@@ -2,14 +2,14 @@
 
 use crate::support::processes::start;
 use crate::support::{
-    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, mapped_on_host, patient, plain, refused_here,
-    survey_options, wait_until, with_daemon,
+    Directory, MIB2, PATIENCE, assert_nothing_left, contents, device, limits, mapped_on_host, patient, plain,
+    refused_here, survey_options, wait_until, with_daemon,
 };
 use ascend_emulator::config::Daemon;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::copy::write_batch;
-use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Settings, Step};
-use ascend_vmm::discovery::{self, Options};
+use ascend_vmm::device_process::{DeviceProcess, ProcessFailure, Step};
+use ascend_vmm::discovery;
 use ascend_vmm::pool::{self, Keep, PageCache, Pool, Tag};
 use ascend_vmm::share::{Broker, BrokerOptions};
 use ascend_vmm::{Error, LogicalId, Session, share};
@@ -23,24 +23,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// All limits the same.
-fn limits(limit: Duration) -> Settings {
-    Settings {
-        patience: limit,
-        connect: limit,
-        handshake: limit,
-        preparation: limit,
-        start: limit,
-        close: limit,
-        ..Settings::default()
-    }
-}
-
 #[test]
-fn limits_that_no_clock_can_hold_are_no_limits() {
+fn limits_too_long_for_the_clock_are_no_limits() {
     isolated(Config::default(), |emulator| {
         for limit in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(u64::MAX / 2)] {
-            let survey = discovery::survey(&Options { timeout: limit, ..survey_options() });
+            let survey = discovery::survey(&survey_options().timeout(limit));
             assert_eq!(survey.devices.len(), 2, "{:?}", survey.findings);
             let session = Session::builder().device_process(limits(limit)).open().unwrap();
             let memory = session.device(LogicalId(0)).unwrap().create(MIB2).unwrap();
@@ -59,7 +46,7 @@ fn limits_that_no_clock_can_hold_are_no_limits() {
 }
 
 #[test]
-fn limits_of_no_time_are_errors_that_say_so() {
+fn limits_of_zero_are_errors_that_say_so() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
         let settings = limits(Duration::ZERO);
         let failure = DeviceProcess::start(LogicalId(0), &settings).unwrap_err();
@@ -137,7 +124,7 @@ fn a_storm_of_signals_disturbs_no_survey_no_open_and_no_start_of_a_device_proces
             assert_eq!(discovery::survey(&survey_options()).devices.len(), 2);
             let session = Session::builder().device_process(patient()).open().unwrap();
             let device = session.device(LogicalId(0)).unwrap();
-            assert!(device.device_process().unwrap().connected());
+            assert!(device.device_process().unwrap().is_connected());
             device.close().unwrap();
             session.close().unwrap();
             assert_nothing_left(emulator);
@@ -165,11 +152,11 @@ fn a_storm_of_signals_disturbs_no_mapping_and_no_copy() {
 }
 
 #[test]
-fn a_daemon_that_is_silent_is_not_waited_for_longer_because_of_signals() {
+fn signals_do_not_prolong_the_wait_for_a_silent_daemon() {
     isolated(with_daemon(Daemon::Silent), |_| {
         for flags in [SaFlags::SA_RESTART, SaFlags::empty()] {
             let _storm = Storm::begin(Duration::from_millis(20), flags);
-            let settings = Settings { handshake: Duration::from_millis(1500), ..patient() };
+            let settings = patient().limit(Step::Handshake, Duration::from_millis(1500));
             let begun = Instant::now();
             let started = DeviceProcess::start(LogicalId(0), &settings);
             assert!(matches!(started, Err(ProcessFailure::TimedOut { .. })), "{started:?}");
@@ -185,11 +172,11 @@ fn a_caller_can_give_up_while_a_device_is_silent() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
         static ASKED: AtomicUsize = AtomicUsize::new(0);
         let give_up = || ASKED.fetch_add(1, Ordering::Relaxed) == 1;
-        let settings = Settings { give_up, ..limits(Duration::MAX) };
+        let settings = limits(Duration::MAX).give_up(give_up);
         let session = Session::builder().device_process(settings).open().unwrap();
         let error = session.device(LogicalId(0)).unwrap_err();
         let given_up = ProcessFailure::GivenUp { step: Step::Handshake };
-        assert!(matches!(&error, Error::DeviceProcess { failure, .. } if **failure == given_up), "{error}");
+        assert!(matches!(&error, Error::DeviceProcess { failure, .. } if *failure == given_up), "{error}");
         assert_eq!(ASKED.load(Ordering::Relaxed), 2);
         session.close().unwrap();
         assert_nothing_left(emulator);
@@ -197,9 +184,9 @@ fn a_caller_can_give_up_while_a_device_is_silent() {
 }
 
 #[test]
-fn a_caller_that_panics_when_asked_to_give_up_leaves_nothing_and_one_that_opens_a_device_gets_an_error() {
+fn a_give_up_callback_may_panic_and_cannot_open_a_device() {
     isolated(with_daemon(Daemon::Silent), |emulator| {
-        let settings = Settings { give_up: || panic!("of the caller"), ..limits(Duration::MAX) };
+        let settings = limits(Duration::MAX).give_up(|| panic!("of the caller"));
         let session = Session::builder().device_process(settings).open().unwrap();
         let mask = || SigSet::thread_get_mask().unwrap();
         let before = mask();
@@ -219,7 +206,7 @@ fn a_caller_that_panics_when_asked_to_give_up_leaves_nothing_and_one_that_opens_
             session.host().unwrap().create(MIB2).unwrap();
             true
         };
-        let settings = Settings { give_up, ..limits(Duration::MAX) };
+        let settings = limits(Duration::MAX).give_up(give_up);
         let session = Session::builder().device_process(settings).open().unwrap();
         let error = session.device(LogicalId(0)).unwrap_err();
         assert!(matches!(error, Error::DeviceProcess { .. }), "{error}");

@@ -17,7 +17,7 @@ pub mod untrusted;
 use ascend_emulator::config::{Daemon, DeviceProcess};
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm::LogicalId;
-use ascend_vmm::device_process::Settings;
+use ascend_vmm::device_process::{Settings, Step};
 use ascend_vmm::discovery::{Options, VisibleDevices};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, Error, Mapping, PhysicalMemory, ReserveOptions, Session};
@@ -45,20 +45,19 @@ pub fn with_daemon(daemon: Daemon) -> Config {
 
 /// Settings that wait for every daemon that answers at all. An absent one fails at once.
 pub fn patient() -> Settings {
-    Settings {
-        patience: Duration::ZERO,
-        handshake: PATIENCE,
-        preparation: PATIENCE,
-        start: PATIENCE,
-        close: PATIENCE,
-        ..Settings::default()
-    }
+    limits(PATIENCE).limit(Step::Connect, Duration::ZERO)
+}
+
+/// Settings that give each step this long.
+pub fn limits(limit: Duration) -> Settings {
+    let steps = [Step::Connect, Step::Handshake, Step::Prepare, Step::Start, Step::Close];
+    steps.into_iter().fold(Settings::new(), |settings, step| settings.limit(step, limit))
 }
 
 /// Discovery on a host of which only the driver is visible: the files of the machine that runs the
 /// test do not count.
 pub fn survey_options() -> Options {
-    Options { root: "/nonexistent".into(), visible: VisibleDevices::all(), timeout: PATIENCE, ..Options::default() }
+    Options::new().root("/nonexistent").visible(VisibleDevices::all()).timeout(PATIENCE)
 }
 
 pub fn own_pid() -> i32 {

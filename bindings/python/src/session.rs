@@ -81,7 +81,7 @@ impl Session {
         let builder = ascend_vmm::Session::builder()
             .segments(segments)
             .allow_unknown_generation(allow_unknown_generation)
-            .device_process(Settings { policy, give_up, ..Settings::default() });
+            .device_process(Settings::new().policy(policy).give_up(give_up));
         Ok(Session::new(py.detach(|| builder.open())?))
     }
 
@@ -91,7 +91,7 @@ impl Session {
         match Session::open_now() {
             Some(session) => Ok(session),
             None => {
-                let settings = Settings { give_up, ..Settings::default() };
+                let settings = Settings::new().give_up(give_up);
                 let session = py.detach(|| {
                     match ascend_vmm::Session::builder().device_process(settings).open() {
                         // The C library's, or another thread's.

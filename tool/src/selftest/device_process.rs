@@ -19,7 +19,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         });
         let mut needed = false;
         run.check(&group, "SETUP_DEVICE is tried without a device process", || {
-            let settings = Settings { policy: Policy::Never, ..Settings::default() };
+            let settings = Settings::new().policy(Policy::Never);
             let session = Session::builder().device_process(settings).open()?;
             match session.device(id) {
                 Ok(device) => {
@@ -32,16 +32,11 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
                 }
             }
         });
-        run.check(&group, "the daemon on the device answers a handshake", || {
-            let greeting = device_process::greet(id, &Settings::default()).map_err(explained)?;
-            Ok(Some(format!("its protocol version is {}", greeting.version)))
-        });
         let mut started = None;
         for (order, name) in [(Order::Short, "short"), (Order::Vendor, "vendor's longer")] {
             let sentence = format!("the daemon starts a process after the {name} dialogue");
             run.check(&group, &sentence, || {
-                let settings = Settings { order, ..Settings::default() };
-                let process = DeviceProcess::start(id, &settings).map_err(explained)?;
+                let process = DeviceProcess::start(id, &Settings::new().order(order)).map_err(explained)?;
                 let pid = process.pid()?;
                 let remark = match pid {
                     Some(pid) => format!("process {pid} on the device is bound to us"),
