@@ -184,15 +184,15 @@ impl DeviceProcess {
     /// process runs on the device then.
     pub fn start(device: LogicalId, settings: &Settings) -> Result<DeviceProcess, ProcessFailure> {
         let devmng = Devmng::claim();
-        let longer = settings.order == Order::Vendor;
-        let mut result = attempt(device, &devmng, settings, longer);
+        let first = if settings.order == Order::Vendor { Order::Vendor } else { Order::Short };
+        let mut result = attempt(device, &devmng, settings, first);
         if let Err(failure) = &result {
             if settings.order == Order::ShortThenVendor && failure.longer_dialogue_may_help() {
                 trace::warn(
                     format_args!("device {device}: {failure}"),
                     "starting the device process again, with the vendor's longer dialogue",
                 );
-                result = attempt(device, &devmng, settings, true);
+                result = attempt(device, &devmng, settings, Order::Vendor);
             }
         }
         let (connection, tgid) = result?;
@@ -329,6 +329,16 @@ pub(crate) fn bring_up(
 /// The pid of the device process that is bound to this process on `device`; `None` if there is
 /// none.
 ///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session, device_process};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// println!("process {:?} on the device", device_process::device_pid(device.id())?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::Open`] or [`Error::Refused`] if the driver cannot be queried.
@@ -341,7 +351,7 @@ fn attempt(
     device: LogicalId,
     devmng: &Devmng,
     settings: &Settings,
-    longer: bool,
+    order: Order,
 ) -> Result<(Connection, u32), ProcessFailure> {
     // A signal with a handler restarts the driver's wait, so a stream of signals makes it endless.
     let signals = Blocked::handled();
@@ -352,7 +362,7 @@ fn attempt(
         tsd_message::VERSION => {}
         theirs => return Err(ProcessFailure::Version { theirs, ours: tsd_message::VERSION }),
     }
-    if longer {
+    if order == Order::Vendor {
         dialogue.prepare(sign.tgid, device, settings)?;
     }
     // Again, because on kernels from 5.17 on a registration is lost when a thread other than the

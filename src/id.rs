@@ -36,6 +36,14 @@ macro_rules! ids {
 
 ids! {
     /// A device as the driver numbers it in the caller's namespace (container or host), from 0.
+    ///
+    /// ```
+    /// use ascend_vmm::LogicalId;
+    ///
+    /// let id: LogicalId = "3".parse()?;
+    /// assert_eq!((id, id.to_string().as_str()), (LogicalId(3), "3"));
+    /// # Ok::<(), std::num::ParseIntError>(())
+    /// ```
     pub struct LogicalId;
 
     /// A device as the host numbers it: the minor number of `/dev/davinciN`. Virtual instances are

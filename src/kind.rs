@@ -6,7 +6,7 @@ use ascend_ioctl::svm::{
 use std::fmt;
 use std::str::FromStr;
 
-/// Size of the pages that memory is made of.
+/// The page size of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Page {
     /// 2 MiB.
@@ -42,7 +42,14 @@ impl Page {
     }
 }
 
-/// Which memory of a device, or of the host. Prints as people write it: `P2P HBM`.
+/// Which memory of a device, or of the host.
+///
+/// ```
+/// use ascend_vmm::MemoryKind;
+///
+/// assert_eq!(MemoryKind::P2pHbm.to_string(), "P2P HBM");
+/// assert_eq!("DDR".parse(), Ok(MemoryKind::Ddr));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum MemoryKind {

@@ -1,7 +1,7 @@
 //! Why a device process could not be started or ended: codes of the driver and of the daemon, and
 //! failures between them.
 
-use super::{Errno, printable_path};
+use super::{Errno, printable_path, refusal};
 use ascend_ioctl::hdc::error;
 use std::fmt;
 use std::path::PathBuf;
@@ -118,15 +118,10 @@ impl ProcessFailure {
     /// Sentence and remedy.
     fn row(&self) -> (String, &'static str) {
         match self {
-            ProcessFailure::Node { path, errno } => (
-                format!("{} could not be opened: {errno}", printable_path(path)),
-                match *errno {
-                    Errno::ENOENT => "Pass /dev/hisi_hdc into the container, or load the driver on the host.",
-                    Errno::EACCES => "Join the group that owns /dev/hisi_hdc (HwHiAiUser by default).",
-                    Errno::EPERM => "Allow /dev/hisi_hdc in the container's device list.",
-                    _ => "Check that the driver is loaded and that /dev/hisi_hdc belongs to it.",
-                },
-            ),
+            ProcessFailure::Node { path, errno } => {
+                let (cause, remedy) = refusal::open(*errno);
+                (format!("{} could not be opened: {errno}: {cause}", printable_path(path)), remedy)
+            }
             ProcessFailure::Register { reason } => (
                 format!("{}: {reason}", Step::Register),
                 "In a container, pass /dev/davinciN of the device in; on the host, end some of the \

@@ -17,7 +17,7 @@ pub(super) fn open(errno: Errno) -> (&'static str, &'static str) {
         ),
         Errno::EACCES => (
             "no permission: the driver creates its nodes for root and the group that it was installed with",
-            "Join that group, run as root, or change the node's mode.",
+            "Join that group (HwHiAiUser by default), run as root, or change the node's mode.",
         ),
         Errno::EPERM => (
             "the device cgroup forbids it: the node was made in the container, but not allowed to it",

@@ -188,7 +188,7 @@ fn a_daemon_that_does_not_answer_the_preparation_starts_the_process_anyway() {
             start_on(0, &settings).unwrap().close().unwrap();
             assert_nothing_left(emulator);
         }
-        // What it answers must be an answer.
+        // But an answer must be valid.
         emulator.control(|driver| driver.machine.daemon = Daemon::Works);
         inject(emulator, "RECV#2[0]=ffffffff");
         let failure = start_on(0, &patient().order(Order::Vendor)).unwrap_err();

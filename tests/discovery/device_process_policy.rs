@@ -186,7 +186,7 @@ fn each_broken_daemon_is_an_error_and_leaves_nothing_behind() {
             Daemon::HangsUp,
         ] {
             let name = format!("{daemon:?}");
-            // Only a silent daemon is waited for in vain.
+            // Only a silent daemon uses up its limit.
             let handshake = if daemon == Daemon::Silent { Duration::from_millis(400) } else { PATIENCE };
             emulator.control(move |driver| driver.machine.daemon = daemon);
             let session = session_with(patient().order(Order::Short).limit(Step::Handshake, handshake));

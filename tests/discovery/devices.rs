@@ -482,7 +482,7 @@ fn a_newer_memory_driver_with_the_rest_of_8_5_0_is_reported() {
     });
 }
 
-/// 9.0.0 and 26.1 are told apart by firmware's answers alone, which would leave error lines.
+/// Only answers of firmware distinguish 9.0.0 from 26.1, and asking would leave error lines.
 #[test]
 fn a_memory_driver_of_8_5_0_with_the_rest_of_a_newer_one_is_reported() {
     let config = Config { other_modules: Some(Generation::V26_1), ..Config::default() };

@@ -165,7 +165,7 @@ fn answers(emulator: &Emulator, program: fn() -> Result<()>) -> Vec<(&'static st
 /// Commands that carry answers of many kinds.
 const CARRIERS: [&str; 3] = ["URD", "RECV", "RECV_PEEK"];
 
-/// The first and the last answer of each command, and all of carriers.
+/// The first and the last answer of each command, and all answers of carriers.
 fn chosen(answers: &[(&'static str, usize, Vec<u8>)]) -> Vec<(String, Vec<u8>)> {
     let last = |name: &str| answers.iter().filter(|(other, ..)| *other == name).count();
     let wanted = |name: &str, nth: usize| CARRIERS.contains(&name) || nth == 1 || nth == last(name);
@@ -176,7 +176,7 @@ fn chosen(answers: &[(&'static str, usize, Vec<u8>)]) -> Vec<(String, Vec<u8>)> 
 const EXTREMES: [u32; 4] = [0, 1, u32::MAX, 1 << 31];
 
 /// The faults that replace words of an answer by extremes: each word that is not 0, both halves of
-/// a number of 64 bits, and all words that are 0 at once, which are mostly no fields.
+/// a 64-bit number, and all words that are 0 together, because few of those are fields.
 fn alterations(call: &str, answer: &[u8]) -> Vec<String> {
     let fault = |offset: usize, bytes: &[u8]| {
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -202,7 +202,7 @@ fn alterations(call: &str, answer: &[u8]) -> Vec<String> {
     faults
 }
 
-/// How many alterations a test makes where not all are wanted.
+/// How many alterations a test makes unless all are wanted.
 const SOME: usize = 25;
 
 /// The generation whose answers are all altered, if `HOSTILE_ANSWERS_ALL` names one.
@@ -216,8 +216,8 @@ fn host(config: Config, part: usize) -> Config {
 }
 
 /// Runs a program once for each of some alterations, chosen by a fixed seed, or for all of them if
-/// `HOSTILE_ANSWERS_ALL` names a generation. They are dealt out to `parts` tests, each of which is
-/// one process that must be done in a time.
+/// `HOSTILE_ANSWERS_ALL` names a generation. They are divided among `parts` tests, each of which has
+/// a time limit.
 fn survive(emulator: &Emulator, program: fn() -> Result<()>, part: usize, parts: usize) {
     let answers = chosen(&answers(emulator, program));
     let mut faults: Vec<String> = answers.iter().flat_map(|(call, answer)| alterations(call, answer)).collect();

@@ -67,8 +67,8 @@ extern "C" fn count(_: i32) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Signals to the thread that made this, one at each interval, as long as it lives. Not by a timer
-/// of the process: those would come to its first thread.
+/// Sends a signal to the thread that made this at each interval, until dropped. A timer of the
+/// process would send them to its first thread.
 struct Storm {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -107,7 +107,7 @@ fn storms() -> impl Iterator<Item = (SaFlags, Duration)> + Clone {
     flags.into_iter().flat_map(|flags| [1, 20, 100].map(|interval| (flags, Duration::from_millis(interval))))
 }
 
-/// Works in every storm, until at least one signal came, however quick the machine is.
+/// Runs `work` in every storm until at least one signal came, however fast the machine is.
 fn in_every_storm(mut work: impl FnMut()) {
     for (flags, interval) in storms() {
         let _storm = Storm::begin(interval, flags);
