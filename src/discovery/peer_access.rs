@@ -47,14 +47,14 @@ pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
         Ok(generation) => generation,
         Err(_) => recognise::by_keys(&urd).map_err(recognise::unknown)?,
     };
-    let direction = Direction { device, peer: physical(peer)?, generation };
-    Ok(direction.send(&urd, P2p::CanAccess)? != 0)
+    let request = PeerRequest { device, peer: physical(peer)?, generation };
+    Ok(request.send(&urd, P2p::CanAccess)? != 0)
 }
 
 /// Both directions between two devices, requested by this process. Withdrawn when dropped.
 #[derive(Debug)]
 pub(crate) struct PeerAccess {
-    directions: [Direction; 2],
+    requests: [PeerRequest; 2],
     /// Kept open, so that the driver forgets the requests with this process and not before.
     devmng: Devmng,
 }
@@ -67,14 +67,14 @@ impl PeerAccess {
         // process.
         devmng.bare_tgid()?;
         let urd = Urd::open()?;
-        let there = Direction { device: first, peer: physical(second)?, generation };
-        let back = Direction { device: second, peer: physical(first)?, generation };
+        let there = PeerRequest { device: first, peer: physical(second)?, generation };
+        let back = PeerRequest { device: second, peer: physical(first)?, generation };
         there.send(&urd, P2p::Enable)?;
         if let Err(error) = back.send(&urd, P2p::Enable) {
             there.withdraw(&urd);
             return Err(error);
         }
-        Ok(PeerAccess { directions: [there, back], devmng })
+        Ok(PeerAccess { requests: [there, back], devmng })
     }
 }
 
@@ -85,7 +85,7 @@ impl Drop for PeerAccess {
             return;
         }
         match Urd::open() {
-            Ok(urd) => self.directions.iter().for_each(|direction| direction.withdraw(&urd)),
+            Ok(urd) => self.requests.iter().for_each(|request| request.withdraw(&urd)),
             Err(error) => trace::warn(error, NOT_WITHDRAWN),
         }
     }
@@ -93,13 +93,13 @@ impl Drop for PeerAccess {
 
 /// One direction.
 #[derive(Debug, Clone, Copy)]
-struct Direction {
+struct PeerRequest {
     device: LogicalId,
     peer: PhysicalId,
     generation: Generation,
 }
 
-impl Direction {
+impl PeerRequest {
     /// Sends an operation and returns the status word.
     fn send(&self, urd: &Urd, operation: P2p) -> Result<i32> {
         urd.p2p(operation, self.device, self.peer, self.generation).map_err(|answer| {
