@@ -266,7 +266,7 @@ impl Slice<'_> {
     /// and nothing empty.
     fn batched_on(&self) -> Option<&Live<DeviceInner>> {
         let block = self.block()?;
-        (self.size != 0 && !block.imported && !block.handle.is_host()).then_some(&*block.device)
+        (self.size != 0 && !block.is_imported() && !block.handle.is_host()).then_some(&*block.device)
     }
 
     /// The device whose memory it is.
@@ -291,7 +291,7 @@ impl Slice<'_> {
     /// the driver would copy all of it with the DMA engine of the first mapping's exporter, and
     /// fill beyond the first mapping in its share.
     fn is_split(&self) -> bool {
-        self.mappings().len() > 1 && self.block().is_some_and(|block| block.imported)
+        self.mappings().len() > 1 && self.block().is_some_and(|block| block.is_imported())
     }
 
     /// How much of it one synchronous command takes, from an offset on.

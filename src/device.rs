@@ -1,10 +1,10 @@
 //! A device that was set up for this process, and the host, as places for memory.
 //!
-//! SETUP_DEVICE ties the process to its counterpart on the device; if there is none yet, one is
-//! started (see [`crate::device_process`]). The driver then knows the pair until CLOSE_DEVICE,
-//! which waits until the counterpart is gone. Closing with mappings alive would lose their
-//! addresses for the rest of the session, so memory, and through it every mapping, keeps its device
-//! open, and the last one to go closes it.
+//! SETUP_DEVICE ties the process to its counterpart on the device. If there is no counterpart yet,
+//! one is started (see [`crate::device_process`]). The driver keeps the pair until CLOSE_DEVICE, which
+//! waits until the counterpart is gone. Closing a device under its mappings would lose their
+//! addresses for the rest of the session. So memory, and through it every mapping, keeps its device
+//! open, and the last reference closes it.
 
 use crate::device_process::{self, DeviceProcess};
 use crate::discovery::PeerAccess;
@@ -23,7 +23,8 @@ use std::sync::{Arc, OnceLock};
 
 /// A device that is set up for this process.
 ///
-/// A counted reference: clones, and memory on the device, share it. The last one closes the device.
+/// A counted reference, shared by clones and by memory on the device. The last one closes the
+/// device.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -59,7 +60,7 @@ pub struct Host {
     pub(crate) inner: Arc<Live<DeviceInner>>,
 }
 
-/// A device, or the host, which needs no setting up.
+/// A device, or the host, which needs no SETUP_DEVICE.
 pub(crate) struct DeviceInner {
     pub(crate) id: u32,
     open: OpenDevice,
@@ -68,14 +69,14 @@ pub(crate) struct DeviceInner {
     pub(crate) session: Arc<Live<SessionInner>>,
 }
 
-/// What the kernel has of an open device.
+/// The kernel's side of an open device.
 #[derive(Debug)]
 pub(crate) struct OpenDevice {
     pub(crate) id: u32,
     capabilities: Capabilities,
-    /// The device process that we started, if we did: ended after CLOSE_DEVICE.
+    /// The device process, if we started it. It is ended after CLOSE_DEVICE.
     process: Option<DeviceProcess>,
-    /// Whether PREPARE_CLOSE_DEVICE was done: then the kernel begins no asynchronous copy any more.
+    /// PREPARE_CLOSE_DEVICE was done: the kernel begins no more asynchronous copies.
     prepared: bool,
 }
 
@@ -89,7 +90,7 @@ impl OpenDevice {
         svm.prepare_close_device(self.id)?;
         self.prepared = true;
         svm.close_device(self.id)?;
-        // The device is closed, whatever its process answers; its drop reports that.
+        // The device is closed even if its process cannot be ended; the drop reports that.
         drop(self.process.take());
         Ok(())
     }
@@ -139,7 +140,7 @@ impl Device {
             Found::Vacant(slot) => slot,
         };
         let open = match session.take_left_device(number) {
-            // It could not be closed when it was dropped, and still cannot: it is as good as new,
+            // It could not be closed when it was dropped, and still cannot. It can be used again,
             // unless the kernel has begun to close it.
             Some(device) if !device.prepared => device,
             Some(device) => return Err(half_closed(session, device)),
@@ -151,7 +152,7 @@ impl Device {
         Ok(Device { inner })
     }
 
-    /// The device's number in this process's namespace.
+    /// The device's number in this process.
     pub fn id(&self) -> LogicalId {
         LogicalId(self.inner.id)
     }
@@ -166,7 +167,7 @@ impl Device {
         Session { inner: self.inner.session.clone() }
     }
 
-    /// The process on the device that we started for this process, if that was needed.
+    /// The device process that this library started, if one was needed.
     pub fn device_process(&self) -> Option<&DeviceProcess> {
         self.inner.open.process.as_ref()
     }
@@ -182,9 +183,9 @@ impl Device {
         self.inner.memory_info(memory)
     }
 
-    /// Lets this device and `peer` reach each other's memory over the link between them: both
-    /// directions, once, until one of them is closed. [`Mapping::grant`](crate::Mapping::grant)
-    /// does it when needed.
+    /// Lets this device and `peer` reach each other's memory over the link between them, in both
+    /// directions, until one of them is closed. [`Mapping::grant`](crate::Mapping::grant) does this
+    /// when needed.
     ///
     /// # Errors
     ///
@@ -196,12 +197,12 @@ impl Device {
         self.inner.enable_peer_access(peer)
     }
 
-    /// Closes the device. (Dropping the last reference closes it too, and logs what goes wrong.)
+    /// Closes the device. Dropping the last reference closes it too, and logs errors.
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] unless this is the last reference, with no memory left on the device;
-    /// [`Error::Refused`] if the kernel does not close it. The device comes back.
+    /// [`Error::InUse`] unless this is the last reference and no memory is left on the device;
+    /// [`Error::Refused`] if the kernel refuses. The error returns the device.
     #[doc(alias = "aclrtResetDevice")]
     pub fn close(self) -> Result<(), Failed<Device>> {
         undo(self.inner).map_err(|(error, inner)| Failed { error, object: Device { inner } })
@@ -222,15 +223,14 @@ impl DeviceInner {
         }
     }
 
-    /// Whether it is the host.
-    #[inline]
+    /// True for the host.
     pub(crate) fn is_host(&self) -> bool {
         self.id == HOST_ID
     }
 
-    /// Whether it has 1 GiB pages.
+    /// True if it has 1 GiB pages.
     pub(crate) fn has_giant_pages(&self) -> bool {
-        if self.is_host() { self.session.has_host_giant_pages() } else { self.open.capabilities.giant_pages }
+        if self.is_host() { self.session.pages.giant_pages } else { self.open.capabilities.giant_pages }
     }
 
     /// `device 3`, or `the host`.
@@ -244,7 +244,7 @@ impl DeviceInner {
         self.session
             .svm
             .query_mem_usedinfo(self.id, memory)
-            .map_err(|refused| self.failed(refused, "find out how much memory is free", String::new()))
+            .map_err(|refused| self.failed(refused, "query the free memory", String::new()))
     }
 
     fn drain(&self) {
@@ -270,15 +270,15 @@ impl DeviceInner {
         let _quiet = quiet();
         let mut peers = lock(&session.peers);
         if let Entry::Vacant(pair) = peers.entry((first, second)) {
-            pair.insert(PeerAccess::enable(session.generation(), LogicalId(first), LogicalId(second))?);
+            pair.insert(PeerAccess::enable(session.generation, LogicalId(first), LogicalId(second))?);
         }
         Ok(())
     }
 
-    /// The error of a command on this device that just failed.
+    /// The error for a command on this device that just failed.
     pub(crate) fn failed(&self, refused: Box<Refused>, operation: &'static str, arguments: String) -> Error {
         if refused.errno == Errno::ESRCH && !self.is_host() {
-            // The device was set up, so its counterpart existed: now the device does not find it.
+            // The device was set up, so its counterpart existed; now the device cannot find it.
             trace::warn(format_args!("device {}: {refused}", self.id), "the device process is gone");
             return Error::DeviceProcessDied { device: LogicalId(self.id), operation, errno: Errno::ESRCH };
         }
@@ -300,7 +300,7 @@ impl Undo for DeviceInner {
             return Ok(());
         }
         session.retry();
-        // The last one that is open: its heaps are no longer needed.
+        // With the last open device, the heaps are no longer needed.
         if session.devices.all(|&other| other == self.id || other == HOST_ID) {
             session.disable_idle_heaps();
         }
@@ -309,7 +309,7 @@ impl Undo for DeviceInner {
             return Err(refused.operation(Self::OPERATION).object(self.name()).arguments(state).into());
         }
         session.forget_memory_of(self.id);
-        // Taken out under the lock, withdrawn after it: that makes system calls.
+        // Removed under the lock, dropped after it: dropping makes system calls.
         let of_this = |&(first, second): &(u32, u32)| first == self.id || second == self.id;
         let withdrawn: Vec<PeerAccess> = {
             let mut peers = lock(&session.peers);
@@ -322,7 +322,7 @@ impl Undo for DeviceInner {
     }
 
     fn abandon(&mut self, error: Error) {
-        // Its process must not end under a device that the kernel still has.
+        // Its process must not end while the kernel still has the device.
         let open = std::mem::replace(&mut self.open, OpenDevice::host());
         self.session.keep(Left::Device(open), error);
         self.session.devices.vacate(&self.id);
@@ -345,7 +345,7 @@ impl Undo for DeviceInner {
     }
 }
 
-/// What is lost of a device whose CLOSE_DEVICE was refused.
+/// The state of a device whose CLOSE_DEVICE was refused.
 const PREPARED: &str = "closing has begun: asynchronous copies are refused until it is closed and opened again";
 
 fn half_closed(session: &SessionInner, device: OpenDevice) -> Error {
@@ -358,7 +358,7 @@ fn half_closed(session: &SessionInner, device: OpenDevice) -> Error {
     error
 }
 
-/// SETUP_DEVICE, with a device process if it needs one.
+/// SETUP_DEVICE, with a device process if one is needed.
 fn set_up(session: &SessionInner, id: LogicalId) -> Result<OpenDevice> {
     let mut capabilities = Capabilities::default();
     let process = device_process::bring_up(id, &session.devmng, &session.process, || {

@@ -61,7 +61,6 @@ impl ForkGuard {
     }
 
     /// Whether this is another process than the one that made the guard.
-    #[inline]
     pub(crate) fn in_child(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.0
     }

@@ -118,7 +118,7 @@ impl Reservation {
         if !Arc::ptr_eq(&block.device.session, session) {
             return Err(other_session());
         }
-        if block.handle.is_host() && !session.has_segments() {
+        if block.handle.is_host() && !session.cpu_access {
             return Err(no_segments());
         }
         // Entered before MEM_MAP, so that no two threads map the same.
@@ -126,7 +126,7 @@ impl Reservation {
         if !table.begin(address, block) {
             return Err(occupied(address, size));
         }
-        if let Err(owner) = reserved.claim(block.device.id, block.imported) {
+        if let Err(owner) = reserved.claim(block.device.id, block.is_imported()) {
             table.remove(address);
             return Err(other_owner(reserved, block, &owner));
         }
@@ -351,7 +351,7 @@ fn other_owner(reserved: &Reserved, block: &Block, owner: &Owner) -> Error {
             "the reservation at {:#x} holds, or held, {} and this is {}",
             reserved.start,
             name(owner.device, owner.imported),
-            name(block.device.id, block.imported)
+            name(block.device.id, block.is_imported())
         ),
         "A reservation holds memory of one device only, and either own or imported memory, until it \
          is freed: use another reservation.",

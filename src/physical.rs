@@ -1,10 +1,10 @@
-//! Physical memory: pages of a device's or the host's, that have no address until they are mapped.
+//! Physical memory: pages of a device or of the host that have no address until they are mapped.
 //!
-//! To the kernel it is a *handle*: a small number that means something only together with its side
-//! (host or device), its device, its number of pages and the module it is accounted to, all of
-//! which must be repeated whenever it is used. A handle is released once, and not while it is
-//! mapped; here that follows from ownership: every mapping keeps its memory alive, and the last
-//! owner releases it.
+//! In the kernel it is a *handle*: a small number that means something only together with its side
+//! (host or device), its device, its number of pages and the module it is accounted to. All of these
+//! must be repeated whenever the handle is used. A handle is released once, and not while it is
+//! mapped. Ownership ensures this: every mapping keeps its memory alive, and the last owner releases
+//! it.
 
 use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
@@ -63,40 +63,44 @@ pub(crate) struct Block {
     pub(crate) device: Arc<Live<DeviceInner>>,
     pub(crate) size: u64,
     pub(crate) handle: Handle,
-    /// Its kind, as far as the driver and tickets say: see [`Block::kind`].
+    /// Its kind, as far as the driver and tickets tell: see [`Block::kind`].
     giant: AtomicBool,
     memory: AtomicU8,
-    pub(crate) imported: bool,
-    /// Whether a release was refused: the kernel may have begun it, and would crash at the release
-    /// of such memory once it was exported.
+    /// A release was refused. The kernel may have begun it, and would crash if such memory were
+    /// exported and then released.
     pub(crate) half_released: bool,
-    /// The exporting device of an import, in this process's numbering.
-    exporter: u8,
-    /// Whether it was imported from another server.
-    remote: bool,
-    /// Of an import: the super-pod id of an exporter on another server; on this one, the number of
-    /// the exporting process as the first ticket named it, 0 if none did.
-    origin: AtomicU32,
-    /// The share that it was exported as, or imported from; negative if neither.
+    origin: Origin,
+    /// The share that it was exported as or imported from, or [`NOT_SHARED`].
     share: AtomicI32,
 }
 
-/// [`Block::share`] of memory that is not shared.
+/// Where memory comes from. Exporting devices are numbered as in this process.
+#[derive(Debug)]
+enum Origin {
+    /// This process created it.
+    Created,
+    /// Imported from a process of this server: [`Ticket::exporter_number`] of the first ticket, or
+    /// 0 if no ticket named the process.
+    Server { exporter: u8, process: AtomicU32 },
+    /// Imported from a device of another server, which has this super-pod id.
+    OtherServer { exporter: u8, sdid: u32 },
+}
+
+/// [`Block::share`] of memory that is neither exported nor imported.
 const NOT_SHARED: i32 = -1;
 
 const OPERATION: &str = "create physical memory";
 
 impl Device {
-    /// Creates memory on the device, of its usual kind: HBM in 2 MiB pages. `size` is a multiple of
-    /// 2 MiB. What it contains is not known.
+    /// Creates memory of the usual kind on the device: HBM in 2 MiB pages. `size` is a multiple of
+    /// 2 MiB. The contents are undefined.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a size that cannot be; [`Error::OutOfMemory`] with what is free, in
-    /// which pages; [`Error::Refused`] with what the kernel says.
+    /// [`Error::Invalid`] for an impossible size; [`Error::OutOfMemory`] with the free memory for
+    /// each size of pages; [`Error::Refused`] with the kernel's answer.
     #[doc(alias = "aclrtMallocPhysical")]
     #[doc(alias = "cuMemCreate")]
-    #[inline]
     pub fn create(&self, size: u64) -> Result<PhysicalMemory> {
         self.create_with(size, Kind::default())
     }
@@ -107,7 +111,6 @@ impl Device {
     ///
     /// Those of [`Device::create`], and [`Error::Invalid`] for 1 GiB pages where the device has
     /// none.
-    #[inline]
     pub fn create_with(&self, size: u64, kind: Kind) -> Result<PhysicalMemory> {
         PhysicalMemory::create(&self.inner, size, kind, None)
     }
@@ -151,7 +154,6 @@ impl Host {
 }
 
 impl PhysicalMemory {
-    #[inline]
     pub(crate) fn create(
         device: &Arc<Live<DeviceInner>>,
         size: u64,
@@ -168,18 +170,15 @@ impl PhysicalMemory {
         }
         match device.session.svm.mem_create(device.id, size, kind, node) {
             Ok(handle) => {
-                device.session.counts.physical.fetch_add(size, Ordering::Relaxed);
+                device.session.physical.fetch_add(size, Ordering::Relaxed);
                 let block = Block {
                     device: device.clone(),
                     size,
                     handle,
                     giant: AtomicBool::new(kind.page == Page::Giant),
                     memory: AtomicU8::new(kind.memory.code() as u8),
-                    imported: false,
                     half_released: false,
-                    exporter: 0,
-                    remote: false,
-                    origin: AtomicU32::new(0),
+                    origin: Origin::Created,
                     share: AtomicI32::new(NOT_SHARED),
                 };
                 Ok(PhysicalMemory { block: Arc::new(Live::new(block)) })
@@ -189,7 +188,6 @@ impl PhysicalMemory {
     }
 
     /// Size in bytes.
-    #[inline]
     pub fn size(&self) -> u64 {
         self.block.size
     }
@@ -199,20 +197,20 @@ impl PhysicalMemory {
         self.block.page()
     }
 
-    /// Which memory it is. For imported memory the driver reports it from 9.0.0 on; before, a
-    /// ticket does, and without one HBM is assumed.
+    /// The kind of memory. For imported memory the driver reports it from 9.0.0 on. With an older
+    /// driver it comes from the ticket, and without a ticket HBM is assumed.
     pub fn memory_kind(&self) -> MemoryKind {
         self.block.kind().memory
     }
 
-    /// Where it is; imported memory is where it was imported.
+    /// Where it is. Imported memory is where it was imported.
     pub fn location(&self) -> Location {
         if self.block.handle.is_host() { Location::Host } else { Location::Device(LogicalId(self.block.device.id)) }
     }
 
     /// Whether it was imported from another process.
     pub fn is_imported(&self) -> bool {
-        self.block.imported
+        self.block.is_imported()
     }
 
     /// Whether this is the same memory as `other`, not only memory with the same contents.
@@ -225,53 +223,53 @@ impl PhysicalMemory {
         Session { inner: self.block.device.session.clone() }
     }
 
-    /// Releases the memory. (Dropping the last reference releases it too, and logs what goes
-    /// wrong.)
+    /// Releases the memory. Dropping the last reference releases it too, and logs errors.
     ///
     /// # Errors
     ///
     /// [`Error::InUse`] unless this is the last reference and the memory is not mapped;
-    /// [`Error::Refused`] if the kernel does not release it. The memory comes back.
+    /// [`Error::Refused`] if the kernel refuses. The error returns the memory.
     #[doc(alias = "aclrtFreePhysical")]
     #[doc(alias = "cuMemRelease")]
-    #[inline]
     pub fn free(self) -> Result<(), Failed<PhysicalMemory>> {
         undo(self.block).map_err(|(error, block)| Failed { error, object: PhysicalMemory { block } })
     }
 }
 
 impl Block {
-    /// Memory that was just imported, with what the ticket says of it.
+    /// Memory that was just imported, with the details of its ticket.
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
         key: ImportKey,
         ticket: Option<&Ticket>,
     ) -> Block {
-        device.session.counts.physical.fetch_add(answer.size, Ordering::Relaxed);
-        let mut block = Block {
+        device.session.physical.fetch_add(answer.size, Ordering::Relaxed);
+        let exporter = key.exporter as u8;
+        // Tickets are for this server only.
+        let process = AtomicU32::new(ticket.map_or(0, Ticket::exporter_number));
+        let origin = match key.sdid {
+            0 => Origin::Server { exporter, process },
+            sdid => Origin::OtherServer { exporter, sdid },
+        };
+        let block = Block {
             device: device.clone(),
             size: answer.size,
             handle: answer.handle,
             giant: AtomicBool::new(Page::from_code(answer.page) == Some(Page::Giant)),
-            // A number that is too large stays unknown.
+            // A larger number is an unknown kind.
             memory: AtomicU8::new(answer.memory.min(u8::MAX.into()) as u8),
-            imported: true,
             half_released: false,
-            exporter: key.exporter as u8,
-            remote: key.sdid != 0,
-            origin: AtomicU32::new(key.sdid),
+            origin,
             share: AtomicI32::new(key.share as i32),
         };
         if let Some(ticket) = ticket {
-            // Tickets are of this server only.
-            block.origin = AtomicU32::new(ticket.exporter_number());
             block.take_over(ticket);
         }
         block
     }
 
-    /// Refuses an import that cannot be mapped here, and one that is not what its ticket says.
+    /// Refuses an import that cannot be mapped, and one that differs from its ticket.
     pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
         if Page::from_code(answer.page).is_none() {
             return Err(normal_pages());
@@ -285,28 +283,27 @@ impl Block {
         }
     }
 
-    /// What is known of its kind. Without an answer of the driver, or with a newer one, HBM is
-    /// assumed.
+    /// The kind of memory, as far as it is known. HBM is assumed if the driver reports none or an
+    /// unknown one.
     pub(crate) fn kind(&self) -> Kind {
         let memory = MemoryKind::from_code(self.memory.load(Ordering::Relaxed).into()).unwrap_or_default();
         Kind { page: self.page(), memory }
     }
 
     /// The size of its pages.
-    #[inline]
     pub(crate) fn page(&self) -> Page {
         if self.giant.load(Ordering::Relaxed) { Page::Giant } else { Page::Huge }
     }
 
-    /// Compares an import with what another ticket says of it.
+    /// Compares an import with another ticket for it.
     pub(crate) fn agree(&self, ticket: &Ticket) -> Result<()> {
         if ticket.size != self.size {
             return Err(other_size(ticket.size, self.size));
         }
-        // One share has one exporter: of two tickets that name different ones, one lies.
-        let exporter = ticket.exporter_number();
-        if self.origin.load(Ordering::Relaxed) != exporter && !self.remote {
-            let first = self.origin.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
+        // A share has one exporter. If two tickets name different ones, one of them lies.
+        if let Origin::Server { process, .. } = &self.origin {
+            let exporter = ticket.exporter_number();
+            let first = process.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
             if first.is_err_and(|known| known != exporter) {
                 return Err(other_exporter(ticket.exporter));
             }
@@ -315,13 +312,13 @@ impl Block {
         Ok(())
     }
 
-    /// Takes over from a ticket what the driver does not say: that a device's 2 MiB pages are parts
-    /// of 1 GiB ones, which can be mapped at whole GiBs only, and before 9.0.0 which memory it is.
+    /// Takes from a ticket what the driver does not report: that a device's 2 MiB pages are parts of
+    /// 1 GiB pages, which can only be mapped at whole GiB, and before 9.0.0 the kind of memory.
     fn take_over(&self, ticket: &Ticket) {
         if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
             self.giant.store(true, Ordering::Relaxed);
         }
-        if !self.device.session.generation().delta().import_tells_memory {
+        if !self.device.session.generation.delta().import_tells_memory {
             self.memory.store(ticket.memory.code() as u8, Ordering::Relaxed);
         }
     }
@@ -336,38 +333,44 @@ impl Block {
         self.share.store(share as i32, Ordering::Release);
     }
 
-    /// Whether it is host memory that was imported on a device. The driver has no DMA device for a
-    /// copy of it.
+    /// True if another process created it.
+    pub(crate) fn is_imported(&self) -> bool {
+        !matches!(self.origin, Origin::Created)
+    }
+
+    /// True for host memory that was imported on a device. The driver has no DMA device to copy it.
     pub(crate) fn is_host_memory_on_a_device(&self) -> bool {
-        self.imported && !self.handle.is_host() && u32::from(self.exporter) == HOST_ID
+        match self.origin {
+            Origin::Created => false,
+            Origin::Server { exporter, .. } | Origin::OtherServer { exporter, .. } => {
+                !self.handle.is_host() && u32::from(exporter) == HOST_ID
+            }
+        }
     }
 
     pub(crate) fn describe(&self) -> String {
-        let imported = if self.imported { "imported " } else { "" };
+        let imported = if self.is_imported() { "imported " } else { "" };
         format!("{imported}handle {} of {}, {}", self.handle.id, self.device.name(), Bytes(self.size))
     }
 
     /// Its key among the imports, if it is one.
-    #[inline]
     fn import_key(&self) -> Option<ImportKey> {
-        if !self.imported {
-            return None;
-        }
-        let share = self.share()?;
-        let sdid = if self.remote { self.origin.load(Ordering::Relaxed) } else { 0 };
-        Some(ImportKey { device: self.device.id, share, exporter: self.exporter.into(), sdid })
+        let (exporter, sdid) = match self.origin {
+            Origin::Created => return None,
+            Origin::Server { exporter, .. } => (exporter, 0),
+            Origin::OtherServer { exporter, sdid } => (exporter, sdid),
+        };
+        Some(ImportKey { device: self.device.id, share: self.share()?, exporter: exporter.into(), sdid })
     }
 }
 
 impl Undo for Block {
     const OPERATION: &'static str = "release physical memory";
 
-    #[inline]
     fn session(&self) -> &SessionInner {
         &self.device.session
     }
 
-    #[inline]
     fn undo(&mut self) -> Result<()> {
         match self.device.session.release(self.handle, self.size, self.import_key()) {
             Ok(()) => Ok(()),
@@ -380,12 +383,12 @@ impl Undo for Block {
 
     fn abandon(&mut self, error: Error) {
         let session = &self.device.session;
-        // Whatever becomes of it, this process can use it no more.
+        // This process cannot use it any more, whether or not it is released later.
         if let Some(key) = self.import_key() {
             session.sharing.imports.vacate(&key);
         }
         if let Error::DeviceProcessDied { .. } = error {
-            session.counts.physical.fetch_sub(self.size, Ordering::Relaxed);
+            session.physical.fetch_sub(self.size, Ordering::Relaxed);
             return trace::warn(self.describe(), "memory went with its device process");
         }
         session.keep(Left::Memory { handle: self.handle, size: self.size }, error);
@@ -398,14 +401,13 @@ impl Undo for Block {
         )
     }
 
-    #[inline]
     fn is_awaited(&self) -> bool {
-        self.imported
+        self.is_imported()
     }
 
     fn restore(block: &Arc<Live<Block>>) {
         if let Some(key) = block.import_key() {
-            // The old reference is gone: a thread that imports the same would wait for its end.
+            // A thread that imports the same memory would otherwise wait for the old reference.
             block.device.session.sharing.imports.fill(key, block);
         }
     }
@@ -423,26 +425,25 @@ fn bad_size(size: u64, page: Page) -> Error {
 fn normal_pages() -> Error {
     Invalid::because(
         "import memory",
-        "it is in pages of the host's size",
-        "This library maps memory in pages of 2 MiB and 1 GiB: create it in such pages.",
+        "it is in the host's small pages",
+        "This library maps pages of 2 MiB and 1 GiB: create the memory in such pages.",
     )
 }
 
 fn no_pages() -> Error {
-    Invalid::because("import memory", "the driver says that it has no pages", "Ask the exporter for a new ticket.")
+    Invalid::because("import memory", "the driver reports no pages", "Ask the exporter for a new ticket.")
 }
 
 fn other_size(ticket: u64, driver: u64) -> Error {
     let problem = format!("the ticket says {ticket} bytes, the driver {driver}");
-    Invalid::because("import memory", problem, "The ticket is of another export: get a new one.")
+    Invalid::because("import memory", problem, "The ticket belongs to another export: get a new one.")
 }
 
 fn other_exporter(tgid: i32) -> Error {
     Invalid::because(
         "import memory",
-        format!("the ticket says that process {tgid} exported it, and an earlier one named another process"),
-        "One of the two tickets names a share that is not its exporter's: take tickets only from processes that \
-         you trust.",
+        format!("the ticket names process {tgid} as the exporter, and an earlier ticket named another"),
+        "One of the tickets names a share of another process: accept tickets only from processes that you trust.",
     )
 }
 
@@ -474,7 +475,7 @@ fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, r
     device.failed(refused, OPERATION, arguments)
 }
 
-/// Free bytes in 2 MiB and in 1 GiB pages, where the driver reports them.
+/// Free bytes in 2 MiB and in 1 GiB pages, if the driver reports them.
 pub(crate) fn free_bytes(device: &DeviceInner, kind: Kind) -> (Option<u64>, Option<u64>) {
     if device.is_host() {
         return (host_available(), None);
@@ -483,7 +484,7 @@ pub(crate) fn free_bytes(device: &DeviceInner, kind: Kind) -> (Option<u64>, Opti
     (info.map(|info| info.huge_free), info.map(|info| info.giant_free))
 }
 
-/// What Linux believes can be allocated; how much of it is in 2 MiB pieces it does not say.
+/// The memory that Linux estimates to be available. How much of it is in 2 MiB pages is unknown.
 fn host_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,13 +1,13 @@
-//! What is where in a space of addresses: ranges with a value each, found by any address inside.
+//! A map of address ranges: each range has a value and is found by any address inside it.
 //!
-//! Ranges do not overlap, and start and end at multiples of a unit. 64 units are a row with a bit
-//! for each range that starts there, and 64 rows a region with a bit for each row that has one.
-//! Regions are made when their first range comes and are found by binary search, so the space may
-//! have any size, and what is never used costs nothing. Entering, removing and finding a range take
-//! a few steps, however many there are and however long they are.
+//! Ranges do not overlap. They start and end at multiples of a unit. 64 units form a row, which has
+//! a bit for each range that starts in it. 64 rows form a region, which has a bit for each row that
+//! is not empty. A region is allocated for its first range and found by binary search, so the
+//! address space may have any size and unused parts cost nothing. Inserting, removing and finding
+//! take a few steps, independent of how many ranges there are and how long they are.
 //!
-//! The crate `rangemap` joins equal neighbours and overwrites what overlaps, which mappings must
-//! never do, and is a B-tree: a million ranges more than double the cost of mapping one.
+//! Why not the crate `rangemap`: it joins equal neighbours and overwrites overlaps, which mappings
+//! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping one.
 
 use std::ops::Range;
 
@@ -15,18 +15,18 @@ use std::ops::Range;
 const ROW: u64 = 64;
 const REGION: u64 = ROW * 64;
 
-/// Ranges with a value each, in units of `UNIT` bytes.
+/// A map of ranges in units of `UNIT` bytes.
 #[derive(Debug)]
 pub(crate) struct RangeMap<V, const UNIT: u64> {
-    /// By their numbers, in order.
+    /// Sorted by number.
     regions: Vec<(u64, Box<Region<V>>)>,
 }
 
 #[derive(Debug)]
 struct Region<V> {
-    /// A bit for each row in which a range starts.
+    /// A bit for each row that is not empty.
     used: u64,
-    /// Each is made when its first range comes, and stays as long as the region.
+    /// Allocated for their first range, freed with the region.
     rows: [Option<Box<Row<V>>>; 64],
 }
 
@@ -34,7 +34,7 @@ struct Region<V> {
 struct Row<V> {
     /// A bit for each unit in which a range starts.
     starts: u64,
-    /// The sizes and values of those ranges, in order.
+    /// Size and value of each of those ranges, in order.
     ranges: Vec<(u64, V)>,
 }
 
@@ -59,7 +59,7 @@ impl<V, const UNIT: u64> Default for RangeMap<V, UNIT> {
 }
 
 impl<V, const UNIT: u64> RangeMap<V, UNIT> {
-    /// Enters a range that is free; the value comes back if any of it is taken.
+    /// Inserts a range. Returns the value if the range overlaps another.
     pub(crate) fn insert(&mut self, start: u64, size: u64, value: V) -> Result<(), V> {
         debug_assert!(start % UNIT == 0 && size % UNIT == 0 && size > 0, "{start:#x} {size:#x}");
         if self.overlaps(start, size) {
@@ -72,7 +72,7 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         });
         let region = &mut self.regions[at].1;
         region.used |= 1 << row;
-        // Room for one at first: large ranges have a row each.
+        // Room for one at first: large ranges have a row to themselves.
         let row = region.rows[row].get_or_insert_with(|| Box::new(Row { starts: 0, ranges: Vec::with_capacity(1) }));
         row.ranges.insert(row.index(bit), (size, value));
         row.starts |= 1 << bit;
@@ -89,7 +89,7 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         ranges.starts &= !(1 << bit);
         if ranges.starts == 0 {
             region.used &= !(1 << row);
-            // The last region stays: ranges often come and go at one place.
+            // The last region stays, because ranges often come and go in the same place.
             if region.used == 0 && self.regions.len() > 1 {
                 self.regions.remove(at);
             }
@@ -116,9 +116,9 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         self.last_until(address).filter(|found| address - found.start < found.size)
     }
 
-    /// Whether any of a range is taken.
+    /// True if a range overlaps one of the map.
     pub(crate) fn overlaps(&self, start: u64, size: u64) -> bool {
-        // Of the ranges that start before its end, the last one also ends last.
+        // Of the ranges that start before the end, the last one also ends last.
         self.last_until(start + (size - 1)).is_some_and(|found| found.end() > start)
     }
 
@@ -156,7 +156,7 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         self.regions[after..].iter().find_map(|(number, region)| region.first::<UNIT>(*number, u64::MAX))
     }
 
-    /// The ranges that start inside of another, in order.
+    /// The ranges that start inside `range`, in order.
     pub(crate) fn starting_in(&self, range: Range<u64>) -> impl Iterator<Item = Found<&V>> {
         let mut next = Some(range.start);
         std::iter::from_fn(move || {
@@ -177,26 +177,26 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         self.starting_in(0..u64::MAX)
     }
 
-    /// The place of a region, or where it would be.
+    /// The index of a region, or the index to insert it at.
     fn region(&self, number: u64) -> Result<usize, usize> {
         self.regions.binary_search_by_key(&number, |(number, _)| *number)
     }
 }
 
 impl<V> Region<V> {
-    /// The last range of the last row that a mask lets through and that has one.
+    /// The last range in the rows that a mask selects.
     fn last<const UNIT: u64>(&self, number: u64, mask: u64) -> Option<Found<&V>> {
         let row = (self.used & mask).checked_ilog2()?;
         self.row::<UNIT>(number, row as usize, u64::checked_ilog2)
     }
 
-    /// The first range of the first such row.
+    /// The first range in the rows that a mask selects.
     fn first<const UNIT: u64>(&self, number: u64, mask: u64) -> Option<Found<&V>> {
         let row = first_bit(self.used & mask)?;
         self.row::<UNIT>(number, row as usize, first_bit)
     }
 
-    /// The range of a row that `choose` picks from the starts there.
+    /// The range whose start `choose` picks from a row's starts.
     fn row<const UNIT: u64>(&self, number: u64, row: usize, choose: impl Fn(u64) -> Option<u32>) -> Option<Found<&V>> {
         let ranges = self.rows[row].as_deref()?;
         let bit = choose(ranges.starts)?;
@@ -207,24 +207,24 @@ impl<V> Region<V> {
 }
 
 impl<V> Row<V> {
-    /// Whether a range starts in a unit.
+    /// True if a range starts in a unit.
     fn has(&self, bit: u32) -> bool {
         self.starts >> bit & 1 == 1
     }
 
-    /// How many ranges start before a unit.
+    /// The number of ranges that start before a unit.
     fn index(&self, bit: u32) -> usize {
         (self.starts & (upto(bit) >> 1)).count_ones() as usize
     }
 }
 
-/// The region of an address, the row there, and the bit there.
+/// Region, row in the region and bit in the row of an address.
 fn place<const UNIT: u64>(address: u64) -> (u64, usize, u32) {
     let unit = address / UNIT;
     (unit / REGION, (unit % REGION / ROW) as usize, (unit % ROW) as u32)
 }
 
-/// All bits up to this one.
+/// All bits up to and including this one.
 fn upto(bit: u32) -> u64 {
     u64::MAX >> (63 - bit)
 }
@@ -241,7 +241,7 @@ mod tests {
 
     type Map = RangeMap<u32, 4096>;
 
-    /// A map that is a B-tree, to compare with.
+    /// A B-tree to compare with.
     #[derive(Default)]
     struct Model(BTreeMap<u64, (u64, u32)>);
 
@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_answers_as_a_b_tree_does(steps in prop::collection::vec((units(), 1u64..200, 0..10), 1..300)) {
+        fn it_gives_the_same_results_as_a_b_tree(steps in prop::collection::vec((units(), 1u64..200, 0..10), 1..300)) {
             let (mut map, mut model) = (Map::default(), Model::default());
             for (number, (unit, size, kind)) in steps.into_iter().enumerate() {
                 let (start, size) = (unit * 4096, size * 4096);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_that_are_empty_again_are_freed() {
+    fn empty_regions_are_freed() {
         let mut map = Map::default();
         for region in 0..1000 {
             map.insert(region * REGION * 4096, 4096, 1).unwrap();

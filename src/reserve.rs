@@ -1,12 +1,10 @@
-//! Reservations: addresses that nothing else in the process uses, into which physical memory can be
-//! mapped.
+//! Reservations: addresses that nothing else in the process uses, to map physical memory at.
 //!
-//! To the kernel a reservation is a run of 2 MiB chunks in a heap, made by one ALLOC and freed as a
-//! whole by one FREE_PAGES. It chooses no addresses and guards badly against misuse: an address
-//! that is used while its ALLOC or FREE_PAGES runs can crash it. So addresses come from our own
-//! [`arena`], no address is known before its ALLOC returned, and FREE_PAGES begins when the last
-//! mapping, view or copy is gone. The first mapping ties a reservation to its device until it is
-//! freed.
+//! In the kernel a reservation is a run of 2 MiB chunks in a heap, made by one ALLOC and freed as a
+//! whole by one FREE_PAGES. The kernel chooses no addresses, and can crash if an address is used
+//! while its ALLOC or FREE_PAGES runs. So addresses come from our own [`arena`], nobody knows an
+//! address before its ALLOC returned, and FREE_PAGES begins after the last mapping, view or copy is
+//! gone. The first mapping ties a reservation to its device until the reservation is freed.
 
 pub(crate) mod arena;
 
@@ -16,13 +14,25 @@ use crate::error::{Error, Failed, Invalid, Result};
 use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::slots::lock;
-use arena::Taken;
+use arena::Unavailable;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 /// Where a reservation may be.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{ReserveOptions, Session};
+///
+/// let session = Session::open()?;
+/// let address = ReserveOptions::ADDRESSES.start + (3 << 30);
+/// let there = session.reserve_with(2 << 20, &ReserveOptions::new().address(address))?;
+/// assert_eq!(there.address(), address);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct ReserveOptions {
@@ -37,11 +47,11 @@ impl Default for ReserveOptions {
 }
 
 impl ReserveOptions {
-    /// The addresses from which reservations are made: 0x12C0_0000_0000 to 24 TiB. What the driver
-    /// has below them is for video and read-only memory.
+    /// The addresses that reservations are made from: 0x12C0_0000_0000 to 24 TiB. The driver uses
+    /// lower ones for video and read-only memory.
     pub const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
-    /// The largest reservation: 128 GiB, the largest heap of the kernel's.
+    /// The largest reservation: 128 GiB, the size of the kernel's largest heap.
     pub const MAX_SIZE: u64 = RESERVE_HEAP_MAX;
 
     /// Anywhere, at a multiple of 2 MiB.
@@ -60,16 +70,15 @@ impl ReserveOptions {
         self.address
     }
 
-    /// At a multiple of this: a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1
-    /// GiB.
+    /// At a multiple of this, a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1 GiB.
     pub fn alignment(mut self, alignment: u64) -> Self {
         self.alignment = alignment;
         self
     }
 }
 
-/// Reserved addresses. A counted reference: they are freed when the last clone and everything
-/// mapped there is dropped.
+/// Reserved addresses. A counted reference: the addresses are freed when the last clone is dropped
+/// and nothing is mapped there any more.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -100,16 +109,13 @@ impl fmt::Debug for Reservation {
 pub(crate) struct Reserved {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    /// The owner of the memory that is mapped here: see [`Reserved::NONE`]. Changed only under the
-    /// lock of the session's mappings.
-    owner: AtomicU32,
+    owner: Mutex<Option<Owner>>,
     pub(crate) session: Arc<Live<SessionInner>>,
 }
 
 const OPERATION: &str = "reserve addresses";
 
 impl Reservation {
-    #[inline]
     pub(crate) fn new(session: &Arc<Live<SessionInner>>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         session.check_process()?;
         if size == 0 || size % HUGE_PAGE != 0 || size > RESERVE_HEAP_MAX {
@@ -122,100 +128,77 @@ impl Reservation {
             None => take(session, size, options.alignment)?,
             Some(address) => take_at(session, address, size, options.alignment)?,
         };
-        // No other code knows the address, so nothing can use it while ALLOC lays out its books.
+        // No other code knows the address yet, so nothing can use it while ALLOC runs.
         if let Err(refused) = session.svm.alloc(start, size) {
             lock(&session.arena).free(start);
             let arguments = format!("address {start:#x}, size {}", Bytes(size));
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
-        let owner = AtomicU32::new(Reserved::NONE);
-        session.counts.reserved.fetch_add(size, Ordering::Relaxed);
-        let reserved = Reserved { start, size, owner, session: session.clone() };
+        session.reserved.fetch_add(size, Ordering::Relaxed);
+        let reserved = Reserved { start, size, owner: Mutex::default(), session: session.clone() };
         Ok(Reservation { inner: Arc::new(Live::new(reserved)) })
     }
 
     /// First address.
-    #[inline]
     pub fn address(&self) -> u64 {
         self.inner.start
     }
 
     /// Size in bytes.
-    #[inline]
     pub fn size(&self) -> u64 {
         self.inner.size
     }
 
-    /// Frees the addresses. (Dropping it frees them when the last mapping is gone, and logs what
-    /// goes wrong.)
+    /// Frees the addresses. Dropping the reservation frees them when the last mapping is gone, and
+    /// logs errors.
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] if something is mapped there, or a clone is alive; [`Error::Refused`] if
-    /// the kernel does not free them. The reservation comes back.
+    /// [`Error::InUse`] if something is mapped there or a clone is alive; [`Error::Refused`] if the
+    /// kernel refuses. The error returns the reservation.
     #[doc(alias = "aclrtReleaseMemAddress")]
     #[doc(alias = "cuMemAddressFree")]
-    #[inline]
     pub fn free(self) -> Result<(), Failed<Reservation>> {
         undo(self.inner).map_err(|(error, inner)| Failed { error, object: Reservation { inner } })
     }
 }
 
 impl Reserved {
-    /// No memory was mapped here yet.
-    const NONE: u32 = u32::MAX;
-    /// Beside the device's id: the memory is imported.
-    const IMPORTED: u32 = 1 << 31;
-    /// Beside the device's id: the kernel has mapped some here.
-    const MAPPED: u32 = 1 << 30;
-
     fn describe(&self) -> String {
         format!("{:#x}, {}", self.start, Bytes(self.size))
     }
 
-    /// Ties the reservation to the owner of the memory that is about to be mapped. The kernel does
-    /// the same for the device, refuses any other until the reservation is freed, and refuses
-    /// copies over own and imported memory. Call under the lock of the mappings.
-    #[inline]
+    /// Ties the reservation to the owner of memory that is about to be mapped; returns the present
+    /// owner if that is another. The kernel does the same for the device: it refuses any other until
+    /// the reservation is freed. It also refuses copies that cover own and imported memory. Call
+    /// under the lock of the mappings.
     pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<(), Owner> {
-        let wanted = device | if imported { Reserved::IMPORTED } else { 0 };
-        match self.owner.load(Ordering::Relaxed) {
-            Reserved::NONE => self.owner.store(wanted, Ordering::Relaxed),
-            owner if owner & !Reserved::MAPPED == wanted => {}
-            owner => {
-                let device = owner & !(Reserved::IMPORTED | Reserved::MAPPED);
-                return Err(Owner { device, imported: owner & Reserved::IMPORTED != 0 });
-            }
-        }
-        Ok(())
+        let mut owner = lock(&self.owner);
+        let owner = owner.get_or_insert(Owner { device, imported, mapped: false });
+        if (owner.device, owner.imported) == (device, imported) { Ok(()) } else { Err(*owner) }
     }
 
-    /// A mapping was made: the claim lasts until the reservation is freed.
-    #[inline]
+    /// Makes the claim last until the reservation is freed, because a mapping was made.
     pub(crate) fn confirm(&self) {
-        if self.owner.load(Ordering::Relaxed) & Reserved::MAPPED == 0 {
-            self.owner.fetch_or(Reserved::MAPPED, Ordering::Relaxed);
+        if let Some(owner) = lock(&self.owner).as_mut() {
+            owner.mapped = true;
         }
     }
 
-    /// Undoes the claims of mappings that were refused, if none was ever made. Call under the lock
-    /// of the mappings, when none is being made either.
+    /// Undoes the claims of mappings that were refused, unless a mapping was ever made. Call under
+    /// the lock of the mappings, when none is being made.
     pub(crate) fn unclaim(&self) {
-        if self.owner.load(Ordering::Relaxed) & Reserved::MAPPED == 0 {
-            self.owner.store(Reserved::NONE, Ordering::Relaxed);
-        }
+        lock(&self.owner).take_if(|owner| !owner.mapped);
     }
 }
 
 impl Undo for Reserved {
     const OPERATION: &'static str = "free reserved addresses";
 
-    #[inline]
     fn session(&self) -> &SessionInner {
         &self.session
     }
 
-    #[inline]
     fn undo(&mut self) -> Result<()> {
         let freed = self.session.free(self.start, self.size);
         freed.map_err(|refused| refused.operation(Self::OPERATION).object(self.describe()).into())
@@ -231,30 +214,28 @@ impl Undo for Reserved {
 }
 
 /// Whose memory a reservation holds.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
     pub(crate) device: u32,
     pub(crate) imported: bool,
+    /// The kernel has mapped memory here. Before that, a mapping is only being made.
+    mapped: bool,
 }
 
-/// Addresses from the arena, with a new heap if it needs one.
+/// Takes addresses from the arena, with a new heap if needed.
 fn take(session: &SessionInner, size: u64, alignment: u64) -> Result<u64> {
-    let taken = lock(&session.arena).take(size, alignment);
-    match taken {
-        Some(start) => Ok(start),
-        None => take_from_new_heap(session, size, alignment),
+    if let Some(start) = lock(&session.arena).take(size, alignment) {
+        return Ok(start);
     }
-}
-
-fn take_from_new_heap(session: &SessionInner, size: u64, alignment: u64) -> Result<u64> {
-    // A new heap is at least as large as what is asked for and starts at a whole GiB.
+    // A new heap is at least as large as the request and starts at a whole GiB.
     let taken = session.take_with_heap(|arena| match arena.take(size, alignment) {
         Some(start) => Ok(start),
-        None => Err(arena.next_window(size).map_or(Taken::Border, Taken::NeedsHeap)),
+        None => Err(arena.next_window(size).map_or(Unavailable::Border, Unavailable::NeedsHeap)),
     })?;
     taken.map_err(|_| exhausted(size))
 }
 
-/// The same at a fixed address.
+/// Takes addresses at a fixed place.
 fn take_at(session: &SessionInner, address: u64, size: u64, alignment: u64) -> Result<u64> {
     let end = address.checked_add(size);
     let Range { start: low, end: high } = ReserveOptions::ADDRESSES;
@@ -268,19 +249,19 @@ fn take_at(session: &SessionInner, address: u64, size: u64, alignment: u64) -> R
     if address < low || end.is_none_or(|end| end > high) {
         return Err(Invalid::because(
             OPERATION,
-            format!("{address:#x} with {} lies outside of the driver's addresses", Bytes(size)),
+            format!("{address:#x} with {} is outside the driver's addresses", Bytes(size)),
             "Fixed addresses lie between 0x12c000000000 and 0x180000000000 (24 TiB).",
         ));
     }
     let taken = session.take_with_heap(|arena| arena.take_at(address, size).map(|()| address))?;
     taken.map_err(|taken| match taken {
-        Taken::Border | Taken::NeedsHeap(_) => Invalid::because(
+        Unavailable::Border | Unavailable::NeedsHeap(_) => Invalid::because(
             OPERATION,
-            format!("{address:#x} with {} lies across the border of a heap", Bytes(size)),
+            format!("{address:#x} with {} crosses the border of a heap", Bytes(size)),
             "A reservation must lie inside one heap of the kernel, and heaps that are in use do not \
              move: choose another address, or reserve the largest ranges first.",
         ),
-        Taken::Reserved => Invalid::because(
+        Unavailable::Reserved => Invalid::because(
             OPERATION,
             format!("part of {address:#x} with {} is already reserved", Bytes(size)),
             "Free it first, or choose another address.",
@@ -294,7 +275,7 @@ fn check_alignment(alignment: u64) -> Result<()> {
     }
     Err(Invalid::because(
         OPERATION,
-        format!("the alignment {alignment:#x} is not possible"),
+        format!("the alignment {alignment:#x} is not valid"),
         "It must be a power of two from 2 MiB to 1 GiB.",
     ))
 }
@@ -302,9 +283,9 @@ fn check_alignment(alignment: u64) -> Result<()> {
 fn bad_size(size: u64) -> Error {
     if size > RESERVE_HEAP_MAX {
         let rule = "One reservation lies inside one heap of the kernel, which is at most 128 GiB: reserve several.";
-        return Invalid::because(OPERATION, format!("{} are too much", Bytes(size)), rule);
+        return Invalid::because(OPERATION, format!("{} is too much for one reservation", Bytes(size)), rule);
     }
-    let problem = format!("{} is not a size of reservations", Bytes(size));
+    let problem = format!("a reservation cannot have {}", Bytes(size));
     Invalid::because(OPERATION, problem, "Sizes are multiples of 2 MiB, and not 0.")
 }
 

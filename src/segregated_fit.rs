@@ -1,18 +1,18 @@
-//! Which parts of some addresses are in use: segregated fit.
+//! An allocator of addresses: two-level segregated fit.
 //!
-//! An area of addresses is cut into runs, each of which is used, free, or a hole: addresses that
-//! have no memory behind them. A run knows its neighbours in its area, and neighbours that are both
-//! free, or both holes, are one run. Free runs and holes are in lists by size: each power of two
-//! has sixteen, and a bit for each list says whether it has any. So taking and freeing take a
-//! constant number of steps. [`SegregatedFit::search`], which looks at every run that might do, is
-//! for requests that would otherwise be refused.
+//! An area of addresses is divided into runs. A run is used, free, or a hole: addresses without
+//! memory behind them. A run knows its neighbours in the area; adjacent free runs are merged, and so
+//! are adjacent holes. Free runs and holes are kept in lists by size, sixteen for each power of two,
+//! with a bit for each list that is not empty. So taking and freeing take a constant number of
+//! steps. [`SegregatedFit::search`] looks at every run that might fit. It is for requests that would
+//! otherwise be refused.
 //!
-//! The crate `offset-allocator` does the same for offsets of 32 bits, but knows no alignment, no
-//! fixed addresses and no holes.
+//! Why not the crate `offset-allocator`: it does the same for 32-bit offsets, but has no alignment,
+//! no fixed addresses and no holes.
 
 use std::ops::Index;
 
-/// Lists of a power of two.
+/// Lists for each power of two.
 const STEPS: u64 = 16;
 /// Units of the largest run: 256 TiB in units of 4 KiB.
 const LARGEST: u64 = 1 << 36;
@@ -21,17 +21,17 @@ const CLASSES: usize = class(LARGEST) + 1;
 /// No run.
 const NONE: u32 = u32::MAX;
 
-/// What a run is.
+/// What a run is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Used,
     Free,
-    /// Without memory.
+    /// Addresses without memory.
     Hole,
 }
 
-/// A run of addresses, by a number that stays the same as long as it is used, or is the first of
-/// its area.
+/// A run of addresses. Its number does not change while it is used, or while it is the first of its
+/// area.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run {
     pub(crate) start: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Run {
     /// Neighbours in the area.
     before: u32,
     after: u32,
-    /// Neighbours in the list; `next` also links the records that are not in use.
+    /// Neighbours in the list. `next` also links the unused records.
     next: u32,
     previous: u32,
 }
@@ -51,20 +51,20 @@ impl Run {
     }
 }
 
-/// Areas of addresses in units of `UNIT` bytes.
+/// An allocator in units of `UNIT` bytes.
 #[derive(Debug)]
 pub(crate) struct SegregatedFit<const UNIT: u64> {
     runs: Vec<Run>,
-    /// The first record that is not in use.
+    /// The first unused record.
     unused: u32,
     free: Lists,
     holes: Lists,
 }
 
-/// Runs by their size.
+/// Lists of runs by size.
 #[derive(Debug)]
 struct Lists {
-    /// A bit for each list that has a run.
+    /// A bit for each list that is not empty.
     filled: [u64; CLASSES.div_ceil(64)],
     first: [u32; CLASSES],
 }
@@ -77,8 +77,8 @@ impl<const UNIT: u64> Default for SegregatedFit<UNIT> {
 }
 
 impl<const UNIT: u64> SegregatedFit<UNIT> {
-    /// Adds an area as one run that is free or a hole. Returns the run's number, which is that of
-    /// the area's first run from now on. Areas are never joined.
+    /// Adds an area as a single run. Returns the run's number, which remains the number of the
+    /// area's first run. Areas are never merged.
     pub(crate) fn add_area(&mut self, start: u64, size: u64, state: State) -> u32 {
         debug_assert!(start % UNIT == 0 && size % UNIT == 0 && size > 0, "{start:#x} {size:#x}");
         let area = self.new_run(Run { start, size, state, before: NONE, after: NONE, next: NONE, previous: NONE });
@@ -86,37 +86,37 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         area
     }
 
-    /// Removes an area that is one run again.
+    /// Removes an area. It must be a single run again.
     pub(crate) fn remove_area(&mut self, area: u32) {
         debug_assert_eq!(self[area].after, NONE, "more than one run");
         self.unlink(area);
         self.forget(area);
     }
 
-    /// Frees a run that is used.
+    /// Frees a used run.
     pub(crate) fn free(&mut self, run: u32) {
         let Run { start, size, .. } = self[run];
         self.set(run, start, size, State::Free);
     }
 
-    /// Free addresses, or a hole, with room for `size` bytes at a multiple of a power of two: the
-    /// run, and where in it. May miss a run that is hardly larger, or aligned only by chance.
+    /// Finds a run with room for `size` bytes at a multiple of `alignment`, a power of two. Returns
+    /// the run and the aligned address. May miss a run that fits only just.
     pub(crate) fn find(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
         if size / UNIT > LARGEST {
             return None;
         }
         let lists = self.lists(state);
-        // Runs of about this size waste least, but only some fit: a few are looked at.
+        // Runs of about this size waste least, but not all of them fit: try a few.
         let near = self.list(lists.first[class(size / UNIT)]).take(8);
         if let Some(found) = near.filter_map(|run| self.fit(run, size, alignment)).next() {
             return Some(found);
         }
-        // Every run of a list that begins at this size fits.
+        // From this size on every run fits.
         let enough = round_up(size.checked_add(alignment.max(UNIT) - UNIT)? / UNIT);
         self.fit(lists.first_from(class(enough))?, size, alignment)
     }
 
-    /// The same, but misses none.
+    /// As [`SegregatedFit::find`], but misses none.
     pub(crate) fn search(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
         if size / UNIT > LARGEST {
             return None;
@@ -125,15 +125,15 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         runs.filter_map(|run| self.fit(run, size, alignment)).next()
     }
 
-    /// Where `size` bytes at a multiple of a power of two fit into a run.
+    /// The run, and the aligned address of `size` bytes in it, if they fit.
     pub(crate) fn fit(&self, run: u32, size: u64, alignment: u64) -> Option<(u32, u64)> {
         let Run { start, size: whole, .. } = self[run];
         let aligned = start.next_multiple_of(alignment);
         (aligned - start <= whole && size <= whole - (aligned - start)).then_some((run, aligned))
     }
 
-    /// Makes a part of a run used, free or a hole, and joins it with neighbours that are the same.
-    /// Returns the number of the run that it is in then.
+    /// Changes the state of a part of a run and merges it with its neighbours of the same state.
+    /// Returns the number of the resulting run.
     pub(crate) fn set(&mut self, run: u32, start: u64, size: u64, state: State) -> u32 {
         self.unlink(run);
         let (mut part, whole) = (run, self[run]);
@@ -163,18 +163,18 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         Some(self[run].after).filter(|&after| after != NONE)
     }
 
-    /// The size of a free run that is at most a sixteenth smaller than the largest.
+    /// The size of the largest free run, or up to a sixteenth less.
     pub(crate) fn largest_free(&self) -> u64 {
         self.free.last().map_or(0, |run| self[run].size)
     }
 
-    /// The numbers of all free runs, or holes, of at least some size, by size.
+    /// All free runs, or all holes, of at least a size, roughly by size.
     pub(crate) fn all(&self, state: State, smallest: u64) -> impl Iterator<Item = u32> {
         let lists = self.lists(state).first.get(class(smallest / UNIT)..).unwrap_or_default();
         lists.iter().flat_map(|&first| self.list(first)).filter(move |&run| self[run].size >= smallest)
     }
 
-    /// Cuts a run in two, neither of which is in a list. Returns the second.
+    /// Splits a run that is in no list. Returns the second part, which is in no list either.
     fn split(&mut self, run: u32, at: u64) -> u32 {
         let first = &mut self.runs[run as usize];
         let second = Run { start: at, size: first.end() - at, before: run, ..*first };
@@ -187,7 +187,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         number
     }
 
-    /// Joins a run that is in no list with neighbours of its state. The number of the first stays.
+    /// Merges a run that is in no list with neighbours of the same state. Keeps the first's number.
     fn join(&mut self, mut run: u32) -> u32 {
         let Run { before, after, state, .. } = self[run];
         for neighbour in [after, before] {
@@ -251,7 +251,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         }
     }
 
-    /// Takes a run out of its list.
+    /// Removes a run from its list.
     fn unlink(&mut self, run: u32) {
         let Run { size, state, next, previous, .. } = self[run];
         let Some(lists) = self.lists_mut(state) else { return };
@@ -265,7 +265,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
         }
     }
 
-    /// The runs of a list, from one on.
+    /// The runs of a list, starting at one.
     fn list(&self, first: u32) -> impl Iterator<Item = u32> {
         let some = |run: u32| (run != NONE).then_some(run);
         std::iter::successors(some(first), move |&run| some(self[run].next))
@@ -293,7 +293,7 @@ impl Lists {
         }
     }
 
-    /// The first run of the first list that has any, from one on.
+    /// The first run of the first list that is not empty, starting at one.
     fn first_from(&self, class: usize) -> Option<u32> {
         let mut mask = u64::MAX << (class % 64);
         for (word, filled) in self.filled.iter().enumerate().skip(class / 64) {
@@ -305,26 +305,26 @@ impl Lists {
         None
     }
 
-    /// The first run of the last list that has any.
+    /// The first run of the last list that is not empty.
     fn last(&self) -> Option<u32> {
         let (word, filled) = self.filled.iter().enumerate().rev().find(|(_, filled)| **filled != 0)?;
         Some(self.first[word * 64 + filled.ilog2() as usize])
     }
 }
 
-/// The list of a size in units. Sizes up to 31 have one each.
+/// The list for a size in units. Each size up to 31 has its own.
 const fn class(units: u64) -> usize {
     let step = step_bits(units);
     (step as u64 * STEPS + (units >> step)) as usize
 }
 
-/// Rounds up to the smallest size of a list.
+/// Rounds up to the smallest size of its list.
 const fn round_up(units: u64) -> u64 {
     let step = step_bits(units);
     (units + (1 << step) - 1) >> step << step
 }
 
-/// How many low bits of a size its list does not tell.
+/// The number of low bits of a size that its list ignores.
 const fn step_bits(units: u64) -> u32 {
     (units | STEPS).ilog2() - STEPS.ilog2()
 }
@@ -384,7 +384,7 @@ mod tests {
         Some(fit.set(run, start, size, State::Used))
     }
 
-    /// Whether a request fits anywhere, by looking everywhere.
+    /// True if a request fits anywhere, by looking everywhere.
     fn fits(fit: &Fit, areas: &[(u32, u64, u64)], state: State, size: u64, alignment: u64) -> bool {
         let mut all = areas.iter().flat_map(|&(area, ..)| runs(fit, area));
         all.any(|(_, run)| run.state == state && run.start.next_multiple_of(alignment) + size <= run.end())
@@ -394,12 +394,12 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn whatever_is_taken_and_freed_no_two_overlap_and_what_fits_is_found(
+        fn runs_never_overlap_and_every_request_that_fits_is_found(
             steps in prop::collection::vec((0..8, 1u64..=120, 0u32..8, any::<prop::sample::Index>()), 1..400),
         ) {
             let mut fit = Fit::default();
             let mut areas = Vec::new();
-            // Side by side: they must not become one.
+            // The first two are adjacent and must not be merged.
             let pieces = [(0, 1000, State::Free), (1000, 700, State::Hole), (1 << 30, 300, State::Free)];
             for (start, size, state) in pieces {
                 areas.push((fit.add_area(start * UNIT, size * UNIT, state), start * UNIT, size * UNIT));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_that_was_all_used_is_one_run_again_and_can_be_removed() {
+    fn a_full_area_becomes_a_single_run_when_all_is_freed_and_can_be_removed() {
         let mut fit = Fit::default();
         let area = fit.add_area(0, 64 << 20, State::Free);
         let taken: Vec<u32> = std::iter::from_fn(|| take(&mut fit, 1 << 20, 1 << 20)).collect();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_no_run_can_have_are_refused() {
+    fn requests_larger_than_any_run_are_refused() {
         let mut fit = Fit::default();
         fit.add_area(0, LARGEST * UNIT, State::Free);
         assert!(take(&mut fit, LARGEST * UNIT, UNIT).is_some());

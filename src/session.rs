@@ -1,14 +1,14 @@
 //! This process's one session with the memory driver.
 //!
 //! The driver ties all memory to a *session*: a file of the memory module that INIT_PROCESS bound
-//! to the calling process. A process has at most one, so a [`Session`] is a reference to it that
-//! can be cloned and used from any thread; the vendor's library wants the same one, which is why
-//! the two cannot live in one process. Everything made through a session keeps it alive, and when
-//! the last user is gone it is closed in the order that the driver wants: mappings, reservations,
-//! memory, devices, address segments, CLOSE, close(2). After that a new one can be opened.
+//! to the calling process. A process has at most one. A [`Session`] is a reference to it that can be
+//! cloned and used from any thread. The vendor's library needs the same one, so the two cannot live
+//! in one process. Everything made through a session keeps it alive. When the last user is gone, the
+//! session is closed in the order that the driver requires: mappings, reservations, memory, devices,
+//! address segments, CLOSE, close(2). Then a new one can be opened.
 //!
-//! A child of fork(2) has no session, whatever it inherited: using the parent's there is an error
-//! that says so, and dropping it does nothing. The child may open its own.
+//! A child of fork(2) does not have its parent's session. Using it there is an error that says so,
+//! and dropping it does nothing. The child may open its own.
 
 mod bringup;
 mod seat;
@@ -27,7 +27,7 @@ use crate::id::LogicalId;
 use crate::mapping::Mapping;
 use crate::mapping::mapping_table::MappingTable;
 use crate::physical::PhysicalMemory;
-use crate::reserve::arena::{Arena, Taken, Window};
+use crate::reserve::arena::{Arena, Unavailable, Window};
 use crate::reserve::{Reservation, ReserveOptions};
 use crate::share::Sharing;
 use crate::slots::{Slots, lock};
@@ -49,7 +49,7 @@ use undo::{Left, Live, Undo, in_use};
 ///
 /// let session = Session::open()?;
 /// println!("driver generation {}", session.generation());
-/// // A process has one: anyone else in it takes the same.
+/// // A process has one session: other code in it gets the same.
 /// let same = Session::current()?;
 /// drop(same);
 /// session.close()?;
@@ -66,7 +66,18 @@ impl fmt::Debug for Session {
     }
 }
 
-/// How a session is opened.
+/// Options for opening a session.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::Session;
+///
+/// // Without the driver's 8 TiB of addresses, as address sanitizers need it.
+/// let session = Session::builder().segments(false).open()?;
+/// assert!(!session.has_segments());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "nothing is opened before `open`"]
 pub struct SessionBuilder {
@@ -86,17 +97,20 @@ impl SessionBuilder {
     /// which they are by default.
     ///
     /// Leave them out under address sanitizers, or where address space is limited. Device memory
-    /// works without them, but: the CPU can see no memory of the driver's (no host memory, no
-    /// [`Mapping::host_view`](crate::Mapping::host_view)); once closed, a session can be opened
-    /// again in this process only if 8 TiB of addresses from 16 TiB on can be had for a moment; and
-    /// a library that unmaps one of the driver's address ranges ends the session unnoticed.
+    /// works without them, but:
+    ///
+    /// * the CPU cannot see any of the driver's memory: no host memory, no
+    ///   [`Mapping::host_view`](crate::Mapping::host_view);
+    /// * after the session was closed, another one can be opened in this process only if the 8 TiB
+    ///   of addresses from 16 TiB on were free at that moment;
+    /// * a library that unmaps one of the driver's address ranges ends the session unnoticed.
     pub fn segments(mut self, mapped: bool) -> Self {
         self.segments = mapped;
         self
     }
 
-    /// Go on with the newest known tables when the driver is of an unknown generation. The kernel
-    /// checks no sizes: a wrong guess can corrupt memory.
+    /// Treats a driver of an unknown generation like the newest known one. The kernel checks no
+    /// sizes: a wrong guess can corrupt memory.
     pub fn allow_unknown_generation(mut self, allow: bool) -> Self {
         self.allow_unknown_generation = allow;
         self
@@ -114,74 +128,62 @@ impl SessionBuilder {
     ///
     /// Those of [`Session::open`].
     pub fn open(self) -> Result<Session> {
-        // Nothing is reported while the seat is taken: a subscriber may ask for the session.
+        // Events are held back while the session is opened: a subscriber may ask for the session.
         let _quiet = quiet();
         match Seat::take() {
-            Ok(seat) => open(&self, seat),
+            Ok(seat) => Session::new(&self, seat),
             Err(_) => Err(Error::SessionOpen),
         }
     }
 }
 
-fn open(builder: &SessionBuilder, seat: Seat) -> Result<Session> {
-    let inner = Arc::new(Live::new(SessionInner::open(builder, seat)?));
-    Seat::set_open(&inner);
-    Ok(Session { inner })
-}
-
-/// What a process has of the driver's: bytes, unless it says otherwise.
+/// Driver resources held by this process, in bytes unless noted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SessionStatistics {
-    /// Physical memory of devices and of the host, own and imported, mapped or not.
+    /// Physical memory on devices and on the host: own and imported, mapped or not.
     pub physical: u64,
     /// Reserved addresses.
     pub reserved: u64,
-    /// Addresses with memory behind them: memory that is mapped twice counts twice.
+    /// Addresses with memory behind them. Memory that is mapped twice counts twice.
     pub mapped: u64,
     /// Number of mappings.
     pub mappings: u64,
-    /// Number of objects that were dropped and could not be undone: they are tried again when a
-    /// device or the session is closed.
+    /// Number of dropped objects that the kernel would not undo. They are tried again when a device
+    /// or the session is closed.
     pub left: u64,
-}
-
-/// What is counted as it comes and goes.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) physical: AtomicU64,
-    pub(crate) reserved: AtomicU64,
 }
 
 /// The session itself.
 pub(crate) struct SessionInner {
-    pub(crate) counts: Counts,
+    /// Bytes of physical memory and of reserved addresses, for the statistics.
+    pub(crate) physical: AtomicU64,
+    pub(crate) reserved: AtomicU64,
     pub(crate) arena: Mutex<Arena>,
-    /// Held while a heap is enabled, so that no two threads enable the same.
+    /// Held while a heap is enabled or disabled, so that no two threads do that with the same heap.
     growing: Mutex<()>,
     pub(crate) mappings: MappingTable,
     pub(crate) devices: Slots<u32, Live<DeviceInner>>,
-    /// Pairs of devices that reach each other's memory.
+    /// Pairs of devices that have access to each other's memory.
     pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
     pub(crate) sharing: Sharing,
-    generation: Generation,
-    pages: HostPages,
+    pub(crate) generation: Generation,
+    pub(crate) pages: HostPages,
     segments: Segments,
-    /// Whether the CPU may see memory: the segments are mapped, and wanted.
-    cpu_access: bool,
-    /// How device processes are started.
+    /// The CPU can see memory: the segments are mapped, and the options asked for them.
+    pub(crate) cpu_access: bool,
     pub(crate) process: device_process::Settings,
     /// The process that opened the session.
     pub(crate) guard: ForkGuard,
-    // Fields are dropped in this order: the file, what could not be undone and went with it, the
-    // claim on the DEVMNG file that must be closed after it, and the process's seat.
+    // Fields are dropped in this order: the file; what could not be undone, which the kernel frees
+    // with the file; the claim on the DEVMNG file, which must be closed after it; the process's seat.
     pub(crate) svm: Svm,
     left: Mutex<Vec<Left>>,
     pub(crate) devmng: Devmng,
     seat: Seat,
 }
 
-/// Short: everything that is made through a session leads here, and its tables are long.
+/// Short, because every object's output contains its session, and the tables are long.
 impl fmt::Debug for SessionInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("generation", &self.generation.name()).finish_non_exhaustive()
@@ -201,21 +203,21 @@ impl Session {
         SessionBuilder::default().open()
     }
 
-    /// How to open a session that is not like the default.
+    /// Options for opening a session.
     pub fn builder() -> SessionBuilder {
         SessionBuilder::default()
     }
 
-    /// This process's session, opened now if there is none.
+    /// This process's session. Opens one if there is none.
     ///
     /// # Errors
     ///
-    /// As [`Session::open`], but for [`Error::SessionOpen`].
+    /// Those of [`Session::open`], except [`Error::SessionOpen`].
     pub fn current() -> Result<Session> {
         let _quiet = quiet();
         loop {
             match Seat::take() {
-                Ok(seat) => return open(&SessionBuilder::default(), seat),
+                Ok(seat) => return Session::new(&SessionBuilder::default(), seat),
                 Err(session) => {
                     if let Some(inner) = session.upgrade() {
                         return Ok(Session { inner });
@@ -225,13 +227,13 @@ impl Session {
         }
     }
 
-    /// The device with this id in the process's own numbering, set up for this process: one
-    /// SETUP_DEVICE the first time, then shared.
+    /// The device with this id in the process's own numbering. The first call sets it up
+    /// (SETUP_DEVICE); later calls share it.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device or it does not take this process;
-    /// [`Error::DeviceProcess`] if it needs a process on it and none could be started.
+    /// [`Error::Refused`] if there is no such device or it refuses this process;
+    /// [`Error::DeviceProcess`] if it needs a device process and none could be started.
     #[doc(alias = "aclrtSetDevice")]
     pub fn device(&self, id: LogicalId) -> Result<Device> {
         Device::open(&self.inner, id)
@@ -247,30 +249,29 @@ impl Session {
         Ok(Host { inner: DeviceInner::host(&self.inner) })
     }
 
-    /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB. They cost no
-    /// memory of the device.
+    /// Reserves `size` bytes of addresses, a multiple of 2 MiB and at most 128 GiB. They use no
+    /// device memory.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a size that cannot be, with the limit; [`Error::Refused`] with what
-    /// the kernel says.
+    /// [`Error::Invalid`] for an impossible size, with the limit; [`Error::Refused`] with the
+    /// kernel's answer.
     #[doc(alias = "aclrtReserveMemAddress")]
     #[doc(alias = "cuMemAddressReserve")]
-    #[inline]
     pub fn reserve(&self, size: u64) -> Result<Reservation> {
         Reservation::new(&self.inner, size, &ReserveOptions::default())
     }
 
-    /// Reserves addresses with an alignment, or at a place.
+    /// Reserves addresses with an alignment, or at a fixed address.
     ///
     /// # Errors
     ///
-    /// As [`Session::reserve`]; also if the place is taken or does not suit the alignment.
+    /// Those of [`Session::reserve`]; [`Error::Invalid`] if the fixed address is taken or not aligned.
     pub fn reserve_with(&self, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         Reservation::new(&self.inner, size, options)
     }
 
-    /// The memory that is mapped at an address, anywhere inside the mapping.
+    /// The memory whose mapping contains an address.
     #[doc(alias = "aclrtMemRetainAllocationHandle")]
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn memory_at(&self, address: u64) -> Option<PhysicalMemory> {
@@ -284,32 +285,29 @@ impl Session {
         self.inner.mappings()?.range_at(address)
     }
 
-    /// What this process has of the driver's, by this library's own count. All zero in a child of
-    /// fork.
+    /// The driver resources that this process holds, as counted by this library. All zero in a child
+    /// of fork.
     pub fn statistics(&self) -> SessionStatistics {
         let Some(table) = self.inner.mappings() else { return SessionStatistics::default() };
         let (mappings, mapped) = table.total();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         SessionStatistics {
-            physical: load(&self.inner.counts.physical),
-            reserved: load(&self.inner.counts.reserved),
+            physical: load(&self.inner.physical),
+            reserved: load(&self.inner.reserved),
             mapped,
             mappings,
             left: lock(&self.inner.left).len() as u64,
         }
     }
 
-    /// The mapping that contains an address. A reference: the memory stays mapped while it lives,
-    /// and [`Mapping::unmap`] of its owner is refused.
+    /// The mapping that contains an address. This is a reference: while it lives the memory stays
+    /// mapped, and the owner's [`Mapping::unmap`] is refused.
     pub fn mapping(&self, address: u64) -> Option<Mapping> {
-        if self.inner.in_child() {
-            return None;
-        }
-        let mut cover = self.inner.mappings.cover(address, address.checked_add(1)?)?;
+        let mut cover = self.inner.mappings()?.cover(address, address.checked_add(1)?)?;
         cover.pop().map(|inner| Mapping { inner })
     }
 
-    /// The driver's generation, as found out when the session was opened.
+    /// The driver's generation, detected when the session was opened.
     pub fn generation(&self) -> Generation {
         self.inner.generation
     }
@@ -324,40 +322,37 @@ impl Session {
         self.inner.pages.giant_pages
     }
 
-    /// Whether the address segments are mapped: see [`SessionBuilder::segments`].
+    /// Whether the CPU can see memory: see [`SessionBuilder::segments`].
     pub fn has_segments(&self) -> bool {
         self.inner.cpu_access
     }
 
-    /// Closes the session. Dropping the last reference closes it too, and logs what goes wrong.
+    /// Closes the session. Dropping the last reference closes it too, and logs errors.
     ///
     /// # Errors
     ///
-    /// [`Failed`] with the session if this is not the last reference, or if something that was made
-    /// through it is left. Without the session if it was closed, but something in it could not be
-    /// undone; the kernel frees that when the process ends.
+    /// [`Failed`] with the session if this is not the last reference, or if an object that was made
+    /// through it is alive. Without the session if it was closed but something in it could not be
+    /// undone. The kernel frees that when the process ends.
     pub fn close(self) -> Result<(), Failed<Option<Session>>> {
         if let Err(error) = self.inner.check_process() {
             return Err(Failed { error, object: Some(self) });
         }
         match Arc::try_unwrap(self.inner) {
-            // The session is gone also when not all could be undone in order: that is then the
-            // kernel's to clean up.
+            // The session is closed even if something could not be undone. The kernel cleans that up.
             Ok(inner) => inner.end().map_err(|error| Failed { error, object: None }),
             Err(inner) => Err(Failed { error: in_use(&inner), object: Some(Session { inner }) }),
         }
     }
-}
 
-impl SessionInner {
-    /// Opens a session on its seat.
-    fn open(builder: &SessionBuilder, seat: Seat) -> Result<SessionInner> {
+    fn new(builder: &SessionBuilder, seat: Seat) -> Result<Session> {
         let devmng = Devmng::claim();
         let (prepared, pages) = bringup::bring_up(builder)?;
-        // Segments of an earlier attempt cannot be unmapped, but need not be used.
+        // Segments of an earlier attempt stay mapped, but are not used unless asked for.
         let cpu_access = builder.segments && prepared.segments.has_svm();
-        Ok(SessionInner {
-            counts: Counts::default(),
+        let inner = Arc::new(Live::new(SessionInner {
+            physical: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             arena: Mutex::new(Arena::default()),
             growing: Mutex::default(),
             mappings: MappingTable::default(),
@@ -374,9 +369,13 @@ impl SessionInner {
             svm: prepared.svm,
             devmng,
             seat,
-        })
+        }));
+        Seat::set_open(&inner);
+        Ok(Session { inner })
     }
+}
 
+impl SessionInner {
     /// True in a child of the process that opened the session.
     pub(crate) fn in_child(&self) -> bool {
         self.guard.in_child()
@@ -388,33 +387,21 @@ impl SessionInner {
     }
 
     /// The table of mappings. `None` in a child of fork: nothing is mapped there, and the table's
-    /// lock may be held for ever.
+    /// lock may be held by a thread that does not exist in the child.
     fn mappings(&self) -> Option<&MappingTable> {
         (!self.in_child()).then_some(&self.mappings)
     }
 
-    /// The driver's generation.
-    pub(crate) fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// Whether the CPU can see memory.
-    pub(crate) fn has_segments(&self) -> bool {
-        self.cpu_access
-    }
-
-    /// Whether the host has 1 GiB pages.
-    pub(crate) fn has_host_giant_pages(&self) -> bool {
-        self.pages.giant_pages
-    }
-
-    /// Takes addresses by `take`, after enabling the heap that it needs.
-    pub(crate) fn take_with_heap(&self, take: impl Fn(&mut Arena) -> Result<u64, Taken>) -> Result<Result<u64, Taken>> {
+    /// Takes addresses with `take`, after enabling the heap that it asks for.
+    pub(crate) fn take_with_heap(
+        &self,
+        take: impl Fn(&mut Arena) -> Result<u64, Unavailable>,
+    ) -> Result<Result<u64, Unavailable>> {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
-        // Another thread may have enabled it meanwhile.
+        // Another thread may have enabled it in the meantime.
         let taken = take(&mut lock(&self.arena));
-        let Err(Taken::NeedsHeap(window)) = taken else { return Ok(taken) };
+        let Err(Unavailable::NeedsHeap(window)) = taken else { return Ok(taken) };
         self.svm.update_heap(true, HeapKind::Reserve, window.index(), window.size()).map_err(|refused| {
             let arguments = format!("index {}, size {}", window.index(), Bytes(window.size()));
             refused.operation("enable a heap for reservations").arguments(arguments)
@@ -424,7 +411,8 @@ impl SessionInner {
         Ok(take(&mut arena))
     }
 
-    /// Takes addresses for a heap of another kind than for reservations, and enables it.
+    /// Takes addresses for a heap that holds no reservations, and enables it. `None` if the
+    /// addresses are used up.
     pub(crate) fn open_heap(&self, kind: HeapKind, size: u64) -> Result<Option<Window>, Box<Refused>> {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
@@ -436,7 +424,7 @@ impl SessionInner {
         Ok(Some(window))
     }
 
-    /// Disables such a heap and frees its addresses.
+    /// Disables a heap of [`SessionInner::open_heap`] and frees its addresses.
     pub(crate) fn close_heap(&self, kind: HeapKind, window: Window) -> Result<(), Box<Refused>> {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
@@ -445,8 +433,8 @@ impl SessionInner {
         Ok(())
     }
 
-    /// Disables all heaps if nothing is reserved in them. They cost the kernel little, so this is
-    /// done only when all else ends.
+    /// Disables all heaps if nothing is reserved in them. Heaps are cheap for the kernel, so this is
+    /// done only when the last device or the session is closed.
     pub(crate) fn disable_idle_heaps(&self) {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
@@ -457,7 +445,7 @@ impl SessionInner {
         for window in windows {
             if let Err(refused) = self.svm.update_heap(false, HeapKind::Reserve, window.index(), window.size()) {
                 trace::warn(refused.operation("disable a heap"), "a heap stays until the session is closed");
-                // It is still enabled: keep it usable.
+                // It is still enabled, so keep using it.
                 lock(&self.arena).add_heap(window);
             }
         }
@@ -471,7 +459,7 @@ impl Undo for SessionInner {
         self
     }
 
-    /// Also after an error the session is at its end: dropping the fields closes its files.
+    /// The session ends even after an error: dropping the fields closes its files.
     fn undo(&mut self) -> Result<()> {
         self.seat.close();
         self.retry();
@@ -484,12 +472,12 @@ impl Undo for SessionInner {
         if left.is_empty() {
             return Ok(());
         }
-        let users = format!("the kernel would not undo {left:?}. It cleans up by itself now.");
-        Err(Error::InUse { operation: "undo all of the session", users })
+        let users = format!("the kernel would not undo {left:?}. It now cleans up by itself.");
+        Err(Error::InUse { operation: "undo everything in the session", users })
     }
 
     fn abandon(&mut self, error: Error) {
-        trace::warn(error, "the session was closed, but not all could be undone");
+        trace::warn(error, "the session was closed, but not everything could be undone");
     }
 
     fn users(&self, others: usize) -> String {
@@ -500,7 +488,7 @@ impl Undo for SessionInner {
     }
 
     fn forget(&mut self) {
-        // The file sends CLOSE, which is a no-op here, and closes this process's copy.
+        // Dropping the file sends CLOSE, which does nothing here, and closes this process's copy.
         self.segments.forget();
     }
 }

@@ -165,7 +165,7 @@ impl PhysicalMemory {
     pub fn export(&self) -> Result<Export> {
         let (block, session) = (&self.block, &self.block.device.session);
         session.check_process()?;
-        if block.imported {
+        if block.is_imported() {
             return Err(Invalid::because(
                 OPERATION_EXPORT,
                 format!("the {} is not this process's own", block.describe()),

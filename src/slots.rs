@@ -1,17 +1,16 @@
-//! Objects of which the driver allows one: a session, a device that is set up, an import.
+//! Objects of which the driver allows only one: a session, a device that is set up, an import.
 //!
-//! The table holds what is alive, and a slot for what is being made or undone: a thread that wants
-//! the same object waits, because the driver would refuse a second one. A thread that finds no
-//! object gets its [`Slot`], and fills it or, by dropping it, vacates it.
+//! The table holds the objects that are alive and a slot for each one that is being made or undone.
+//! A thread that wants such an object waits, because the driver would refuse a second one. A thread
+//! that finds nothing under a key gets the [`Slot`]. It fills the slot, or vacates it by dropping it.
 
 use crate::trace::{Quiet, quiet};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Locks a mutex. No user code runs under our locks, and every change is made in one step, so a
-/// thread that panicked while it held one left nothing half done.
-#[inline]
+/// Locks a mutex and ignores poisoning: no user code runs under our locks, and every change is a
+/// single step, so a thread that panicked left nothing half done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -25,53 +24,48 @@ pub(crate) struct Slots<K, T> {
 
 #[derive(Debug)]
 struct Table<K, T> {
-    /// A dead reference is a slot: an object that is being made or undone.
+    /// A dead reference stands for an object that is being made or undone.
     objects: HashMap<K, Weak<T>>,
-    /// Threads that wait for a change. Waking takes a system call, so it is done only for them.
+    /// Threads that wait for a change. Waking them takes a system call, skipped if there are none.
     waiting: usize,
 }
 
-/// What a thread finds under a key.
+/// What [`Slots::find`] finds under a key.
 #[derive(Debug)]
 pub(crate) enum Found<'a, K: Copy + Eq + Hash, T> {
     /// The object.
     Object(Arc<T>),
-    /// Nothing: the caller makes it.
+    /// Nothing. The caller makes the object.
     Vacant(Slot<'a, K, T>),
 }
 
-/// The right to make the object of a key. Dropped without an object, it vacates the key; until then
+/// The right to make the object of a key. Dropping it without an object vacates the key. Until then
 /// other threads wait, and this one reports nothing.
 #[derive(Debug)]
 #[must_use = "dropping it lets the next thread make the object"]
 pub(crate) struct Slot<'a, K: Copy + Eq + Hash, T> {
-    claim: Claim<'a, K, T>,
-    // Dropped after the claim: what it holds back is reported when the key is vacant.
+    slots: &'a Slots<K, T>,
+    key: K,
+    /// Set unless the key keeps its slot when this is dropped.
+    vacates: bool,
+    // Dropped after `Slot::drop` ran: events that it held back are reported when the key is vacant.
     _quiet: Quiet,
 }
 
-#[derive(Debug)]
-struct Claim<'a, K: Copy + Eq + Hash, T> {
-    slots: &'a Slots<K, T>,
-    key: K,
-    /// Whether the key is vacated when this is dropped.
-    vacates: bool,
-}
-
 impl<K: Copy + Eq + Hash, T> Slot<'_, K, T> {
-    /// Puts the object into its slot. From now on the object vacates it, when it is undone.
+    /// Puts the object into its slot. From now on the object vacates the slot when it is undone.
     pub(crate) fn fill(self, object: &Arc<T>) {
-        self.claim.slots.fill(self.claim.key, object);
+        self.slots.fill(self.key, object);
         self.keep();
     }
 
-    /// Leaves the slot taken: what was made vacates it when it is undone.
+    /// Leaves the slot taken. Whatever was made vacates it when it is undone.
     pub(crate) fn keep(mut self) {
-        self.claim.vacates = false;
+        self.vacates = false;
     }
 }
 
-impl<K: Copy + Eq + Hash, T> Drop for Claim<'_, K, T> {
+impl<K: Copy + Eq + Hash, T> Drop for Slot<'_, K, T> {
     fn drop(&mut self) {
         if self.vacates {
             self.slots.vacate(&self.key);
@@ -91,8 +85,8 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         let _quiet = quiet();
         loop {
             match self.take(key) {
-                Ok(()) => return Found::Vacant(Slot { claim: Claim { slots: self, key, vacates: true }, _quiet }),
-                // It may be gone by now.
+                Ok(()) => return Found::Vacant(Slot { slots: self, key, vacates: true, _quiet }),
+                // The object may be gone by now.
                 Err(object) => {
                     if let Some(object) = object.upgrade() {
                         return Found::Object(object);
@@ -102,11 +96,11 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         }
     }
 
-    /// Takes the slot of a key, which the caller fills or vacates; the object if there is one.
-    /// Waits while another thread makes or undoes it.
+    /// Takes the slot of a key, or returns the object if there is one. The caller fills or vacates
+    /// the slot. Waits while another thread makes or undoes the object.
     ///
-    /// The object comes as a weak reference: a strong one, however short, would keep its owner from
-    /// undoing it.
+    /// The reference is weak because a strong one, however short-lived, would keep the owner from
+    /// undoing the object.
     pub(crate) fn take(&self, key: K) -> Result<(), Weak<T>> {
         let mut table = lock(&self.table);
         loop {
@@ -123,17 +117,17 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         Ok(())
     }
 
-    /// Puts an object into a slot that the caller keeps taken.
+    /// Puts an object into a slot that the caller has taken.
     pub(crate) fn fill(&self, key: K, object: &Arc<T>) {
         self.change(|objects| drop(objects.insert(key, Arc::downgrade(object))));
     }
 
-    /// Vacates a slot: the object is undone, or could not be made.
+    /// Vacates a slot, after its object was undone or could not be made.
     pub(crate) fn vacate(&self, key: &K) {
         self.change(|objects| drop(objects.remove(key)));
     }
 
-    /// Whether a test holds for all keys, of objects and of slots.
+    /// True if a test holds for all keys, of objects and of slots.
     pub(crate) fn all(&self, test: impl FnMut(&K) -> bool) -> bool {
         lock(&self.table).objects.keys().all(test)
     }

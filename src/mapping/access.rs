@@ -90,7 +90,7 @@ impl Mapping {
         let mapped = &*self.inner;
         let session = mapped.session();
         session.check_process()?;
-        if !session.has_segments() {
+        if !session.cpu_access {
             return Err(Invalid::because(
                 "make memory visible to the CPU",
                 "this session was opened without address segments",

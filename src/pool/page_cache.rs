@@ -402,7 +402,7 @@ impl Inner {
         let block = &memory.block;
         let kind = block.kind();
         let pages = kind.page == self.options.kind.page || self.options.fallback && kind.page == Page::Huge;
-        let own = !block.imported && !block.half_released && Arc::ptr_eq(&block.device, &self.place);
+        let own = !block.is_imported() && !block.half_released && Arc::ptr_eq(&block.device, &self.place);
         let unseen = block.share().is_none() || self.options.reuse_exported;
         own && pages && kind.memory == self.options.kind.memory && unseen && Arc::get_mut(&mut memory.block).is_some()
     }

@@ -1,19 +1,19 @@
-//! Which addresses are reserved: the kernel never chooses them, so we do.
+//! Chooses the addresses of reservations, because the kernel never does.
 //!
-//! The kernel wants reservations inside *heaps*: whole GiB, at most 128 GiB each, whose enabling
-//! takes its exclusive lock and messages every device. So heaps are few and big and enabled when
-//! needed, and inside them the arena chooses addresses by itself.
+//! The kernel wants reservations inside *heaps*, which are whole GiB and at most 128 GiB each.
+//! Enabling one takes an exclusive lock in the kernel and sends a message to every device. So heaps
+//! are few and large and are enabled on demand, and the arena chooses addresses inside them.
 
 use crate::driver::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
 use crate::range_map::{Found, RangeMap};
 use crate::segregated_fit::{SegregatedFit, State};
 use std::ops::Range;
 
-/// Where heaps can be: the range in which the vendor's library puts ordinary heaps, up to the end
-/// of the SVM segment.
+/// Addresses for heaps: where the vendor's library puts ordinary heaps, up to the end of the SVM
+/// segment.
 const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
-/// Whole GiB that are, or could become, a heap.
+/// Whole GiB that are a heap or could become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     start: u64,
@@ -26,7 +26,7 @@ impl Window {
         self.start
     }
 
-    /// The heap's index, as the kernel counts: in GiB from the start of the SVM segment.
+    /// The kernel's index of the heap: GiB from the start of the SVM segment.
     pub(crate) fn index(self) -> u32 {
         ((self.start - SVM_START) / HEAP_UNIT) as u32
     }
@@ -37,67 +37,67 @@ impl Window {
     }
 }
 
-/// Why a range at a fixed address cannot be had.
+/// Why addresses could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// Part of it is reserved.
+pub(crate) enum Unavailable {
+    /// Some of them are reserved.
     Reserved,
-    /// It lies across the border of a heap, or would need one larger than the kernel allows.
+    /// They cross the border of a heap, or need one that does not fit or is too large.
     Border,
-    /// It needs this heap first.
+    /// This heap must be enabled first.
     NeedsHeap(Window),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    /// The heaps: of those for reservations the number of their first run, `None` for others.
+    /// All heaps, with the number of their first run. `None` for heaps that hold no reservations.
     heaps: RangeMap<Option<u32>, HEAP_UNIT>,
     fit: SegregatedFit<HUGE_PAGE>,
-    /// The reservations: the numbers of their runs.
+    /// All reservations, with the number of their run.
     reserved: RangeMap<u32, HUGE_PAGE>,
-    /// How many reservations and heaps of other kinds there are.
+    /// Number of reservations and of heaps that hold none.
     live: usize,
 }
 
 impl Arena {
-    /// Whether nothing is reserved.
+    /// True if nothing is reserved.
     pub(crate) fn is_idle(&self) -> bool {
         self.live == 0
     }
 
-    /// Forgets all heaps and returns them; nothing may be reserved.
+    /// Removes and returns all heaps. Nothing may be reserved.
     pub(crate) fn take_heaps(&mut self) -> Vec<Window> {
         let heaps = std::mem::take(self).heaps;
         heaps.iter().map(|Found { start, size, .. }| Window { start, size }).collect()
     }
 
-    /// Takes `size` bytes at a multiple of `alignment`; both are multiples of 2 MiB, the alignment
-    /// a power of two. `None` if no enabled heap has them.
+    /// Takes `size` bytes at a multiple of `alignment`. Both are multiples of 2 MiB, and the
+    /// alignment is a power of two. `None` if no enabled heap has room.
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let found = self.fit.find(State::Free, size, alignment);
-        // Before another heap is enabled, every run is looked at.
+        // Look at every run before another heap is enabled.
         let (run, start) = found.or_else(|| self.fit.search(State::Free, size, alignment))?;
         let run = self.fit.set(run, start, size, State::Used);
         Some(self.enter(run))
     }
 
-    /// Takes exactly the `size` bytes at `address`; both are multiples of 2 MiB, inside the range
+    /// Takes exactly the `size` bytes at `address`. Both are multiples of 2 MiB, inside the addresses
     /// for heaps.
-    pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Taken> {
+    pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Unavailable> {
         let end = address + size;
         let Some(heap) = self.heaps.at(address) else {
-            return Err(self.window_around(address, end).map_or(Taken::Border, Taken::NeedsHeap));
+            return Err(self.window_around(address, end).map_or(Unavailable::Border, Unavailable::NeedsHeap));
         };
         if end > heap.end() {
-            return Err(Taken::Border);
+            return Err(Unavailable::Border);
         }
-        let &Some(first) = heap.value else { return Err(Taken::Reserved) };
-        // Free neighbours are one run, so the run around an address that is not reserved follows
-        // the reservation before it, or is the first of the heap.
+        let &Some(first) = heap.value else { return Err(Unavailable::Reserved) };
+        // Adjacent free runs are merged, so a free address lies in the run right after the previous
+        // reservation, or in the first run of the heap.
         let before = self.reserved.last_until(address).filter(|before| before.start >= heap.start);
         let run = before.map_or(Some(first), |before| self.fit.after(*before.value));
         let run = run.filter(|&run| self.fit[run].state == State::Free && self.fit[run].start <= address);
-        let run = run.filter(|&run| end <= self.fit[run].end()).ok_or(Taken::Reserved)?;
+        let run = run.filter(|&run| end <= self.fit[run].end()).ok_or(Unavailable::Reserved)?;
         let run = self.fit.set(run, address, size, State::Used);
         self.enter(run);
         Ok(())
@@ -105,13 +105,13 @@ impl Arena {
 
     fn enter(&mut self, run: u32) -> u64 {
         let start = self.fit[run].start;
-        // It was free, so it is not there yet.
+        // It was free, so the map has nothing there.
         let _ = self.reserved.insert(start, self.fit[run].size, run);
         self.live += 1;
         start
     }
 
-    /// Frees what was taken at an address.
+    /// Frees the reservation that starts at an address.
     pub(crate) fn free(&mut self, address: u64) {
         if let Some(run) = self.reserved.remove(address) {
             self.fit.free(run);
@@ -119,23 +119,23 @@ impl Arena {
         }
     }
 
-    /// The window of the next heap, large enough for `size` bytes: 128 GiB if there is room. `None`
-    /// if the address space is used up.
+    /// The window for the next heap, large enough for `size` bytes, and 128 GiB if there is room.
+    /// `None` if the addresses are used up.
     pub(crate) fn next_window(&self, size: u64) -> Option<Window> {
         let wanted = size.next_multiple_of(HEAP_UNIT);
         let gap = self.gaps().find(|gap| gap.end - gap.start >= wanted)?;
         Some(Window { start: gap.start, size: (gap.end - gap.start).min(RESERVE_HEAP_MAX) })
     }
 
-    /// A heap was enabled there.
+    /// Adds a heap that was enabled.
     pub(crate) fn add_heap(&mut self, window: Window) {
         let first = self.fit.add_area(window.start, window.size, State::Free);
-        // Windows come from gaps.
+        // Windows are chosen from gaps, so the map has nothing there.
         let _ = self.heaps.insert(window.start, window.size, Some(first));
     }
 
-    /// Takes whole GiB for a heap that is not for reservations, at the upper end of the addresses,
-    /// where they are in the way of no 128 GiB heap. `None` if the address space is used up.
+    /// Takes whole GiB for a heap that holds no reservations, from the upper end of the addresses,
+    /// where they do not break up a 128 GiB heap. `None` if the addresses are used up.
     pub(crate) fn take_window(&mut self, size: u64) -> Option<Window> {
         let size = size.checked_next_multiple_of(HEAP_UNIT).filter(|&size| size > 0)?;
         let gap = self.gaps().filter(|gap| gap.end - gap.start >= size).last()?;
@@ -145,13 +145,13 @@ impl Arena {
         Some(window)
     }
 
-    /// Frees what [`Arena::take_window`] took.
+    /// Frees a window of [`Arena::take_window`].
     pub(crate) fn free_window(&mut self, window: Window) {
         self.heaps.remove(window.start);
         self.live -= 1;
     }
 
-    /// Addresses between heaps, in order.
+    /// The addresses between heaps, in order.
     fn gaps(&self) -> impl Iterator<Item = Range<u64>> {
         let heaps = self.heaps.iter().map(|heap| heap.start..heap.end());
         let mut start = ADDRESSES.start;
@@ -162,15 +162,15 @@ impl Arena {
         })
     }
 
-    /// A free window that covers a range: the 128 GiB one that [`Arena::next_window`] would make,
-    /// if that is free, or just as many GiB as are needed.
+    /// A free window that covers a range: the 128 GiB that [`Arena::next_window`] would choose if
+    /// they are free, otherwise as few GiB as possible.
     fn window_around(&self, start: u64, end: u64) -> Option<Window> {
         let most = ADDRESSES.start + (start - ADDRESSES.start) / RESERVE_HEAP_MAX * RESERVE_HEAP_MAX;
         let needed = start / HEAP_UNIT * HEAP_UNIT..end.next_multiple_of(HEAP_UNIT);
         [most..most + RESERVE_HEAP_MAX, needed].into_iter().find_map(|window| {
             let Range { start: first, end: last } = window;
-            let fits = first <= start && end <= last && last <= ADDRESSES.end && last - first <= RESERVE_HEAP_MAX;
             let size = last - first;
+            let fits = first <= start && end <= last && last <= ADDRESSES.end && size <= RESERVE_HEAP_MAX;
             (fits && !self.heaps.overlaps(first, size)).then_some(Window { start: first, size })
         })
     }
@@ -195,7 +195,7 @@ mod tests {
         arena.heaps.iter().map(|Found { start, size, .. }| Window { start, size }).collect()
     }
 
-    /// Takes like a reservation does: with a new heap when it needs one.
+    /// Takes addresses as a reservation does, with a new heap if one is needed.
     fn reserve(arena: &mut Arena, size: u64, alignment: u64) -> Option<u64> {
         arena.take(size, alignment).or_else(|| {
             let window = arena.next_window(size)?;
@@ -204,9 +204,9 @@ mod tests {
         })
     }
 
-    fn reserve_at(arena: &mut Arena, address: u64, size: u64) -> Result<(), Taken> {
+    fn reserve_at(arena: &mut Arena, address: u64, size: u64) -> Result<(), Unavailable> {
         match arena.take_at(address, size) {
-            Err(Taken::NeedsHeap(window)) => {
+            Err(Unavailable::NeedsHeap(window)) => {
                 arena.add_heap(window);
                 arena.take_at(address, size)
             }
@@ -248,8 +248,7 @@ mod tests {
                                 prop_assert!(before.is_none_or(|(&start, &length)| start + length <= address));
                                 taken.insert(address, size);
                             }
-                            // 42 heaps of 128 GiB are more than 120 actions can fill, unless one is
-                            // larger than a heap.
+                            // 120 actions cannot fill 42 heaps of 128 GiB.
                             None => prop_assert!(size > RESERVE_HEAP_MAX),
                         }
                     }
@@ -262,8 +261,8 @@ mod tests {
                                 prop_assert!(!overlaps);
                                 taken.insert(address, size);
                             }
-                            Err(Taken::Reserved) => prop_assert!(overlaps),
-                            Err(taken) => prop_assert_eq!(taken, Taken::Border),
+                            Err(Unavailable::Reserved) => prop_assert!(overlaps),
+                            Err(taken) => prop_assert_eq!(taken, Unavailable::Border),
                         }
                     }
                     Action::Free(index) => {
@@ -306,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_range_across_two_heaps_that_would_be_gets_a_heap_of_its_own() {
+    fn a_fixed_range_across_two_default_heaps_gets_a_heap_of_its_own() {
         let mut arena = Arena::default();
         let address = NORMAL_START + 127 * GIB + 3 * MIB2;
         assert_eq!(reserve_at(&mut arena, address, 2 * GIB), Ok(()));
         assert_eq!(windows(&arena)[0], window(127, 3));
-        assert_eq!(reserve_at(&mut arena, address + GIB, MIB2), Err(Taken::Reserved));
-        assert_eq!(reserve_at(&mut arena, NORMAL_START + 126 * GIB, 2 * GIB), Err(Taken::Border));
-        // The next heap goes into the gap before it, as large as the gap is.
+        assert_eq!(reserve_at(&mut arena, address + GIB, MIB2), Err(Unavailable::Reserved));
+        assert_eq!(reserve_at(&mut arena, NORMAL_START + 126 * GIB, 2 * GIB), Err(Unavailable::Border));
+        // The next heap fills the gap before it.
         assert_eq!(arena.next_window(GIB), Some(window(0, 127)));
         assert_eq!(arena.next_window(128 * GIB), Some(window(130, 128)));
     }
@@ -321,7 +320,7 @@ mod tests {
     #[test]
     fn a_fragmented_heap_is_searched_before_another_is_enabled() {
         let mut arena = Arena::default();
-        // Leave holes of 9 and 10 chunks, which are of one class.
+        // Leave holes of 9 and 10 chunks, which are in the same list.
         let blocks: Vec<u64> =
             [9u64, 1, 10, 1].iter().map(|chunks| reserve(&mut arena, chunks * MIB2, MIB2).unwrap()).collect();
         let rest = reserve(&mut arena, 128 * GIB - 21 * MIB2, MIB2).unwrap();
@@ -331,12 +330,12 @@ mod tests {
         assert_eq!(arena.take(9 * MIB2, MIB2), Some(blocks[0]));
         assert_eq!(arena.take(MIB2, MIB2), None);
         arena.free(rest);
-        assert_eq!(arena.take(MIB2, MIB2), Some(rest), "what is kept aside is merged when it is needed");
+        assert_eq!(arena.take(MIB2, MIB2), Some(rest), "the freed run is used again");
         arena.free(rest);
     }
 
     #[test]
-    fn an_idle_arena_forgets_its_heaps_and_starts_anew() {
+    fn an_idle_arena_gives_up_its_heaps_and_starts_again() {
         let mut arena = Arena::default();
         let address = reserve(&mut arena, GIB, GIB).unwrap();
         assert!(!arena.is_idle());

@@ -1,4 +1,4 @@
-//! The process's seat for a session: the driver allows one per process.
+//! The process's seat for its session: the driver allows one session per process.
 
 use super::SessionInner;
 use super::undo::Live;
@@ -7,37 +7,36 @@ use crate::slots::Slots;
 use crate::trace::{Quiet, quiet};
 use std::sync::{Arc, Weak};
 
-/// This process's. A child of fork has none of its parent's sessions.
+/// This process's seat. A child of fork does not have its parent's session.
 fn seat() -> &'static Slots<(), Live<SessionInner>> {
     static SEAT: PerProcess<Slots<(), Live<SessionInner>>> = PerProcess::new();
     SEAT.get(|_| Slots::default())
 }
 
-/// The seat, taken by a session from before it is opened until everything of it is closed. Dropping
-/// it frees the seat.
+/// The seat while it is taken: from before the session is opened until all of it is closed. Dropping
+/// this frees the seat.
 #[derive(Debug)]
 pub(super) struct Seat {
     process: ForkGuard,
-    /// Whether the session is being closed: then this thread reports nothing until the seat is
-    /// free.
+    /// The session is being closed, and this thread reports nothing until the seat is free.
     closing: bool,
 }
 
 impl Seat {
-    /// Takes the seat; the session if one is open. One that is being opened or closed is waited
-    /// for.
+    /// Takes the seat, or returns the session if one is open. Waits while another thread opens or
+    /// closes it.
     pub(super) fn take() -> Result<Seat, Weak<Live<SessionInner>>> {
         seat().take(())?;
         Ok(Seat { process: ForkGuard::new(), closing: false })
     }
 
-    /// The session on the seat is open.
+    /// Lets other threads find the session.
     pub(super) fn set_open(session: &Arc<Live<SessionInner>>) {
         seat().fill((), session);
     }
 
-    /// The session is being closed. A subscriber that asks for the session would wait for this very
-    /// thread, so nothing is reported before the seat is free.
+    /// Marks the session as being closed. A subscriber that asks for the session would wait for this
+    /// very thread, so nothing is reported before the seat is free.
     pub(super) fn close(&mut self) {
         if !std::mem::replace(&mut self.closing, true) {
             std::mem::forget(quiet());

@@ -1,10 +1,10 @@
-//! One way to undo.
+//! How objects of the kernel are undone.
 //!
-//! What the kernel holds for us is undone in this order, whatever order it is dropped in, because
-//! each thing keeps alive what it stands on:
+//! Each object keeps alive what it depends on, so the kernel's objects are undone in this order,
+//! whatever order the user drops them in:
 //!
 //! 0. a name of mapped memory (IPC_MEM_DESTROY), which keeps its mapping; and memory that was
-//!    opened by its name (IPC_MEM_CLOSE, FREE_PAGES, and its heap), which keeps its device;
+//!    opened by name (IPC_MEM_CLOSE, FREE_PAGES, and its heap), which keeps its device;
 //! 1. a mapping (MEM_UNMAP), which keeps its memory and its reservation;
 //! 2. a reservation (FREE_PAGES), which keeps the session;
 //! 3. physical memory (MEM_RELEASE), which keeps its device;
@@ -12,10 +12,10 @@
 //!    session;
 //! 5. the session: heaps, address segments, CLOSE, close(2), and the DEVMNG file last.
 //!
-//! An object of these kinds is a [`Live`]: undone once, by an explicit call ([`undo`]) or when
-//! its last reference is dropped. An explicit call that the kernel refuses returns the object. What
-//! cannot be undone in drop is kept as a [`Left`] of plain numbers and tried again, in the same
-//! order, when a device or the session is closed.
+//! Each of these objects is a [`Live`]. It is undone once, by an explicit call ([`undo`]) or when its
+//! last reference is dropped. If the kernel refuses an explicit call, the call returns the object. If
+//! the kernel refuses during a drop, the object is kept as a [`Left`], which is plain numbers, and
+//! tried again in the same order when a device or the session is closed.
 
 use super::SessionInner;
 use crate::device::OpenDevice;
@@ -28,52 +28,50 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Something that the kernel holds for us until it is undone.
+/// An object that the kernel holds for us until it is undone.
 pub(crate) trait Undo: Sized {
-    /// What undoing it is, as a verb phrase.
+    /// The name of undoing it in errors, as a verb phrase.
     const OPERATION: &'static str;
 
     /// The session that it belongs to.
     fn session(&self) -> &SessionInner;
 
-    /// Undoes it. After an error the kernel still has it, and it can be tried again.
+    /// Undoes it. After an error the kernel still has the object, and this can be tried again.
     fn undo(&mut self) -> Result<()>;
 
-    /// Takes care of what [`Undo::undo`] refused when there is no object any more.
+    /// Handles an error of [`Undo::undo`] during a drop.
     fn abandon(&mut self, error: Error);
 
-    /// Says who else uses it, and what to do about that.
+    /// Says who else uses the object and how to resolve that.
     fn users(&self, others: usize) -> String;
 
-    /// Enters an object into the tables again that could not be undone.
+    /// Enters an object that could not be undone into the tables again.
     fn restore(_: &Arc<Live<Self>>) {}
 
-    /// Lets go of what is the parent's, in a child of fork.
+    /// In a child of fork: lets go of the parent's resources without undoing them.
     fn forget(&mut self) {}
 
-    /// Whether other threads wait for it to be undone: then nothing is reported before it is.
-    #[inline]
+    /// True if other threads may wait until it is undone. Events are then held back until it is.
     fn is_awaited(&self) -> bool {
         false
     }
 }
 
-/// Something that is undone when it is dropped, unless it was before.
+/// An object that is undone when it is dropped, unless it was undone before.
 #[derive(Debug)]
 pub(crate) struct Live<T: Undo> {
-    over: bool,
+    undone: bool,
     object: T,
 }
 
 impl<T: Undo> Live<T> {
-    #[inline]
     pub(crate) fn new(object: T) -> Live<T> {
-        Live { over: false, object }
+        Live { undone: false, object }
     }
 
-    /// Undoes it, and drops it whatever came of that.
+    /// Undoes the object and drops it, also after an error.
     pub(crate) fn end(mut self) -> Result<()> {
-        self.over = true;
+        self.undone = true;
         self.object.undo()
     }
 }
@@ -81,7 +79,6 @@ impl<T: Undo> Live<T> {
 impl<T: Undo> Deref for Live<T> {
     type Target = T;
 
-    #[inline]
     fn deref(&self) -> &T {
         &self.object
     }
@@ -94,9 +91,8 @@ impl<T: Undo> DerefMut for Live<T> {
 }
 
 impl<T: Undo> Drop for Live<T> {
-    #[inline]
     fn drop(&mut self) {
-        if self.over {
+        if self.undone {
             return;
         }
         if self.object.session().in_child() {
@@ -109,19 +105,18 @@ impl<T: Undo> Drop for Live<T> {
     }
 }
 
-/// Undoes an object by its last reference. Otherwise, and if the kernel refuses it, the object
-/// comes back.
-#[inline]
+/// Undoes an object through its last reference. Returns the object if there are other references or
+/// if the kernel refuses.
 pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
     if let Err(error) = object.session().check_process() {
         return Err((error, object));
     }
     let _quiet = object.is_awaited().then(quiet);
-    // In place, if no table refers to the object.
+    // In place if no table refers to the object: it need not be restored after an error.
     if let Some(live) = Arc::get_mut(&mut object) {
         return match live.object.undo() {
             Ok(()) => {
-                live.over = true;
+                live.undone = true;
                 Ok(())
             }
             Err(error) => Err((error, object)),
@@ -130,7 +125,7 @@ pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<
     match Arc::try_unwrap(object) {
         Ok(mut live) => match live.object.undo() {
             Ok(()) => {
-                live.over = true;
+                live.undone = true;
                 Ok(())
             }
             Err(error) => {
@@ -143,14 +138,14 @@ pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<
     }
 }
 
-/// The error about an object that others use.
+/// The error for an object that has other users.
 pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
     let others = Arc::strong_count(object).saturating_sub(1);
     Error::InUse { operation: T::OPERATION, users: object.users(others) }
 }
 
-/// What a dropped object could not undo: plain numbers, so that nothing is kept alive by it. Only a
-/// device brings its process along, which must not end before the device is closed.
+/// What a dropped object could not undo. Plain numbers, so that it keeps nothing alive. Only a device
+/// also has its process, which must not end before the device is closed.
 #[derive(Debug)]
 pub(crate) enum Left {
     Name { name: [u8; NAME] },
@@ -162,41 +157,38 @@ pub(crate) enum Left {
 }
 
 impl SessionInner {
-    /// MEM_UNMAP, and the table of mappings.
-    #[inline]
+    /// MEM_UNMAP, then removes the mapping from the table.
     pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.mem_unmap(address, size)?;
         self.mappings.lock().remove(address);
         Ok(())
     }
 
-    /// FREE_PAGES, and the arena.
-    #[inline]
+    /// FREE_PAGES, then frees the addresses in the arena.
     pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.svm.free_pages(address, size)?;
         lock(&self.arena).free(address);
-        self.counts.reserved.fetch_sub(size, Ordering::Relaxed);
+        self.reserved.fetch_sub(size, Ordering::Relaxed);
         Ok(())
     }
 
-    /// MEM_RELEASE, and the table of imports.
-    #[inline]
+    /// MEM_RELEASE, then vacates the slot of an import.
     pub(crate) fn release(&self, handle: Handle, size: u64, import: Option<ImportKey>) -> Result<(), Box<Refused>> {
         self.svm.mem_release(handle, size)?;
-        self.counts.physical.fetch_sub(size, Ordering::Relaxed);
+        self.physical.fetch_sub(size, Ordering::Relaxed);
         if let Some(key) = import {
             self.sharing.imports.vacate(&key);
         }
         Ok(())
     }
 
-    /// Keeps what a dropped object could not undo.
+    /// Keeps what a dropped object could not undo, for a later try.
     pub(crate) fn keep(&self, left: Left, error: Error) {
         lock(&self.left).push(left);
-        trace::error(error, "not undone now; it is tried again when the device or the session is closed");
+        trace::error(error, "not undone yet; it is tried again when a device or the session is closed");
     }
 
-    /// Tries again to undo what is left, in the order of this page.
+    /// Tries again to undo what is left, in the order that the module's page lists.
     pub(crate) fn retry(&self) {
         let _quiet = quiet();
         let mut all = lock(&self.left);
@@ -222,19 +214,19 @@ impl SessionInner {
         all.retain(|left| !self.is_gone(left, |device| closed.contains(&device)));
     }
 
-    /// Whether something is memory of a device that was closed, which released it.
+    /// True for memory of a closed device: closing released it.
     fn is_gone(&self, left: &Left, is_closed: impl Fn(u32) -> bool) -> bool {
         match left {
             Left::Memory { handle, size } if is_closed(handle.device) => {
-                self.counts.physical.fetch_sub(*size, Ordering::Relaxed);
+                self.physical.fetch_sub(*size, Ordering::Relaxed);
                 true
             }
             _ => false,
         }
     }
 
-    /// A device that could not be closed when it was dropped, after another try; `None` if it is
-    /// closed now, or was.
+    /// Tries again to close a device that could not be closed when it was dropped. Returns it if that
+    /// fails again, and `None` if there is no such device any more.
     pub(crate) fn take_left_device(&self, id: u32) -> Option<OpenDevice> {
         let is_it = |left: &Left| matches!(left, Left::Device(device) if device.id == id);
         if !lock(&self.left).iter().any(is_it) {
@@ -252,10 +244,10 @@ impl SessionInner {
         }
     }
 
-    /// Forgets the memory that a device would not release: the device was closed, which released
-    /// it, and its next handles may get the same ids.
+    /// Forgets memory that a device refused to release. The device was closed, which released the
+    /// memory, and new handles of the device may get the same ids.
     pub(crate) fn forget_memory_of(&self, device: u32) {
-        // It also ended the device's names and opens; addresses are still to be freed.
+        // Closing also ended names on the device that were opened. Their addresses are still to free.
         lock(&self.left).retain_mut(|left| match left {
             Left::Memory { .. } => !self.is_gone(left, |closed| closed == device),
             Left::Opened(opened) => {

@@ -438,7 +438,7 @@ fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Pu
     for block in mapped.iter().map(|mapped| &mapped.block) {
         match () {
             () if block.handle.is_host() => return Err(impossible("it is memory of the host")),
-            () if block.imported => return Err(impossible("it is imported")),
+            () if block.is_imported() => return Err(impossible("it is imported")),
             () if block.share().is_some() => return Err(impossible("it was exported")),
             () => {}
         }

@@ -173,7 +173,7 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(body, 1_000, 3);
 }
 
-use self::arena::{Arena, Taken};
+use self::arena::{Arena, Unavailable};
 use self::slots::{Found, Slots};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -286,11 +286,11 @@ impl Addresses {
         let _growing = self.growing.lock().unwrap();
         let taken = self.with(|arena| match arena.take(size, CHUNK) {
             Some(address) => Ok(address),
-            None => Err(arena.next_window(size).map(Taken::NeedsHeap)),
+            None => Err(arena.next_window(size).map(Unavailable::NeedsHeap)),
         });
         let window = match taken {
             Ok(address) => return address,
-            Err(Some(Taken::NeedsHeap(window))) => window,
+            Err(Some(Unavailable::NeedsHeap(window))) => window,
             Err(other) => panic!("{other:?}"),
         };
         let mut heaps = self.heaps.lock().unwrap();
