@@ -1,8 +1,8 @@
 //! A device that was set up for this process, and the host, as places for memory.
 //!
 //! SETUP_DEVICE ties the process to its counterpart on the device. If there is no counterpart yet,
-//! one is started (see [`crate::device_process`]). The driver keeps the pair until CLOSE_DEVICE, which
-//! waits until the counterpart is gone. Closing a device under its mappings would lose their
+//! one is started (see [`crate::device_process`]). The driver keeps the pair until CLOSE_DEVICE,
+//! which waits until the counterpart is gone. Closing a device under its mappings would lose their
 //! addresses for the rest of the session. So memory, and through it every mapping, keeps its device
 //! open, and the last reference closes it.
 

@@ -1,20 +1,20 @@
-//! The kernel driver: its files, its commands, its answers.
+//! The kernel driver: its files, commands and answers.
 //!
-//! This floor knows the kernel and nothing of what the library makes of it. Each file of the driver
-//! has a module here, each command that we issue a method under the command's own name, and each
-//! method takes and returns plain values: no code above this floor sees an ABI struct of the memory
-//! module. All commands go through one ioctl(2), and every system call is reported in one format
-//! (`trace.rs`).
+//! This floor knows the kernel and nothing of what the library builds on it. Each file of the
+//! driver has a module here, and each command that we issue has a method with the command's own
+//! name. The methods take and return plain values, so no code above this floor sees an ABI struct
+//! of the memory module. All commands go through one ioctl(2), and every system call is reported in
+//! one format (`trace.rs`).
 //!
 //! | module | file |
 //! |---|---|
 //! | [`davinci`] | `/dev/davinci_manager`, bound to one of the driver's modules |
 //! | [`uda`] | its module `uda`: the devices of this process and their numbers |
-//! | [`urd`] | its module `URD`: questions named by keys |
+//! | [`urd`] | its module `URD`: queries named by keys |
 //! | [`devmng`] | its module `DEVMNG`: identity of processes and devices |
 //! | [`svm`], [`segments`], [`log_page`] | its module `SVM`: memory |
 //! | [`hdc`] | `/dev/hisi_hdc`: packets to daemons on a device |
-//! | [`recognise`] | which generation all this is |
+//! | [`recognise`] | which generation the driver is |
 
 pub(crate) mod davinci;
 pub(crate) mod devmng;
@@ -38,21 +38,20 @@ use std::os::fd::{AsRawFd, OwnedFd};
 unsafe fn ioctl(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
     // SAFETY: the caller vouches for the argument; the descriptor is open while it is borrowed.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request.into(), arg) } {
-        // Not by nix, which knows only the errnos of Linux: some modules have codes of their own.
+        // Not through nix, which knows only Linux's errnos: some modules have codes of their own.
         -1 => Err(Errno::from_raw(nix::errno::Errno::last_raw())),
         answer => Ok(answer),
     }
 }
 
-/// ioctl(2), repeated after a signal. SVM's commands do not answer EINTR, and none is known of the
-/// other commands that this library sends to `/dev/davinci_manager` (inferred: their source was
-/// searched for it, not read whole). It comes from a supervisor of this process, as some containers
-/// have it (seccomp_unotify(2)), that had not taken the call yet. With SA_RESTART the kernel
-/// repeats such a call by itself.
+/// ioctl(2), repeated after EINTR. No command of `/dev/davinci_manager` that this library sends is
+/// known to answer EINTR (inferred: the driver's source was searched for it, not read whole). It
+/// comes from a supervisor of this process that had not taken the call yet, as some containers have
+/// one (seccomp_unotify(2)). With SA_RESTART the kernel repeats such a call by itself.
 ///
 /// # Safety
 ///
-/// As of [`ioctl`].
+/// As for [`ioctl`].
 unsafe fn ioctl_uninterrupted(fd: &OwnedFd, request: u32, arg: *mut libc::c_void) -> Result<i32, Errno> {
     loop {
         // SAFETY: the caller vouches for the argument.
@@ -63,8 +62,8 @@ unsafe fn ioctl_uninterrupted(fd: &OwnedFd, request: u32, arg: *mut libc::c_void
     }
 }
 
-/// Repeats a system call that a signal interrupted before it did anything: open, mmap and their
-/// like. Not an ioctl of `/dev/hisi_hdc`, which would wait its whole time again.
+/// Repeats a system call that a signal interrupted before it did anything: open, mmap and the like.
+/// Not for ioctls of `/dev/hisi_hdc`, which would wait their full time again.
 fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
     loop {
         match call() {
@@ -74,7 +73,7 @@ fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno
     }
 }
 
-/// What a module answered. uda, URD and DEVMNG also return positive numbers of their own, which are
+/// A module's answer. uda, URD and DEVMNG also return positive numbers of their own, which are
 /// refusals too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -95,13 +94,13 @@ impl Answer {
         }
     }
 
-    /// What came with the answer, if the module did what it was asked for.
+    /// The value that came with the answer, if the command was done.
     fn with<T>(self, value: T) -> Result<T, Answer> {
         if self == Answer::Done { Ok(value) } else { Err(self) }
     }
 
-    /// The error behind an answer that is not [`Answer::Done`]. A module's own number is named in
-    /// the arguments.
+    /// The error for an answer other than [`Answer::Done`]. The arguments name a module's own
+    /// number.
     pub(crate) fn refused(self, command: &'static str) -> Box<Refused> {
         let call = SystemCall::Other(command);
         match self {

@@ -1,13 +1,13 @@
-//! Noticing fork(2) without a system call.
+//! Detects fork(2) without a system call.
 //!
-//! The driver ties a session to the process that initialised it: a child that inherits the file
-//! gets EINVAL for everything, and the address segments are not in the child at all. Calling
+//! The driver ties a session to the process that initialised it. A child that inherits the file
+//! gets EINVAL for everything, and the address segments are not mapped in the child at all. Calling
 //! getpid(2) before each operation would double the number of system calls, so a handler of
-//! pthread_atfork(3) counts forks in the child instead. (A child made by a bare clone(2) is not
-//! counted; the kernel refuses it all the same, only with a less helpful errno.)
+//! pthread_atfork(3) counts forks in the child instead. A child of a bare clone(2) is not counted.
+//! The kernel refuses it too, only with a less helpful errno.
 //!
-//! Nothing here waits for another thread: a child may have been forked while any thread of its
-//! parent was at any point.
+//! Nothing here waits for another thread, because a fork can catch the parent's threads at any
+//! point.
 
 use crate::error::{Error, Result};
 use nix::fcntl::OFlag;
@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// How many forks lie between the process that loaded this library and this one, or a multiple.
+/// The number of forks between the process that loaded this library and this one, or a multiple.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn in_child() {
@@ -28,8 +28,8 @@ extern "C" fn in_child() {
 
 /// Counts forks from now on.
 extern "C" fn register() {
-    // Not a `Once`: a child of fork would wait for ever for a thread of its parent that was inside.
-    // Two threads that register twice only make each fork count twice.
+    // Not a `Once`: a child of fork would wait forever for a thread of its parent that was inside.
+    // If two threads register, each fork counts twice, which does no harm.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if !REGISTERED.load(Ordering::Acquire) {
         // SAFETY: the handler only adds to an atomic, which a child of a threaded process may.
@@ -41,15 +41,15 @@ extern "C" fn register() {
     }
 }
 
-/// Registers when the library is loaded. A fork that has begun does not run handlers that are
-/// registered while it waits for malloc's locks, so its child would not know that it is one.
+/// Registers the handler when the library is loaded. A fork that is already waiting for malloc's
+/// locks does not run handlers that are registered then, so its child would go unnoticed.
 // SAFETY: the loader calls what is in this section once, before any other code of this library; the
 // function takes no arguments and uses nothing that is not there yet.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register;
 
-/// A point in the line of forks: valid only in the process that took it.
+/// Identifies the process that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForkGuard(u32);
 
@@ -60,7 +60,7 @@ impl ForkGuard {
         ForkGuard(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is another process than the one that made the guard.
+    /// True in any other process than the one that made the guard.
     pub(crate) fn in_child(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.0
     }
@@ -71,10 +71,10 @@ impl ForkGuard {
     }
 }
 
-/// A value that every process has for itself: a child of fork(2) starts with a new one, because in
-/// the one that it inherited a lock may be held by a thread that does not exist in the child.
+/// A value of each process. A child of fork(2) starts with a new one, because a thread that does
+/// not exist in the child may hold a lock in the inherited one.
 pub(crate) struct PerProcess<T: 'static> {
-    /// Never freed: other threads may be using it.
+    /// Never freed, because other threads may be using it.
     latest: AtomicPtr<Owned<T>>,
 }
 
@@ -88,7 +88,7 @@ impl<T: Sync> PerProcess<T> {
         PerProcess { latest: AtomicPtr::new(null_mut()) }
     }
 
-    /// This process's value. `make` makes it from the parent's, whose locks it must only try.
+    /// This process's value. `make` makes it from the parent's. It may only try the locks there.
     pub(crate) fn get(&'static self, make: impl Fn(Option<&'static T>) -> T) -> &'static T {
         let process = ForkGuard::new();
         let mut latest = self.latest.load(Ordering::Acquire);
@@ -114,31 +114,32 @@ impl<T: Sync> PerProcess<T> {
     }
 }
 
-/// Tells whether another process has copies of this one's descriptors: a child of fork(2), or a
-/// child on its way to exec.
+/// Detects whether another process has copies of this process's descriptors: a child of fork(2), or
+/// a child before its exec.
 ///
-/// Whoever got a copy of the descriptors got one of a pipe's writing end too. When all of those are
-/// gone, the pipe hangs up. (A fork right after the look is not noticed: it cannot be kept out.)
+/// Such a process also has a copy of a pipe's writing end. When all copies are closed, the pipe
+/// hangs up. A fork right after the check goes unnoticed, which cannot be prevented.
 #[derive(Debug)]
 pub(crate) struct Copies {
     writer: OwnedFd,
-    /// The device and inode of the pipe of `writer`.
+    /// Device and inode of `writer`.
     pipe: (u64, u64),
-    /// That pipe last, before it those that did not hang up yet.
+    /// The reading ends: that of `writer` last, before it those of older pipes still open
+    /// elsewhere.
     readers: Vec<OwnedFd>,
 }
 
 impl Copies {
-    /// Watches from now on; `None` without descriptors.
+    /// Watches from now on. `None` if no pipe can be made.
     pub(crate) fn watch() -> Option<Copies> {
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC).ok()?;
         let pipe = identity(&writer)?;
         Some(Copies { writer, pipe, readers: vec![reader] })
     }
 
-    /// Gives up the copies that this process inherited. Fork copies descriptors before memory, so
-    /// these numbers may mean nothing here, or another file: then they stay as they are.
-    pub(crate) fn give_up(self) {
+    /// Closes the copies that this process inherited. Fork copies descriptors before memory, so the
+    /// numbers here may be unused or mean another file. Then nothing is closed.
+    pub(crate) fn close_inherited(self) {
         if identity(&self.writer) == Some(self.pipe) {
             drop(self.writer);
         } else {
@@ -147,14 +148,14 @@ impl Copies {
         std::mem::forget(self.readers);
     }
 
-    /// Whether there may be copies that were made since [`Copies::watch`].
+    /// True if there may be copies that were made since [`Copies::watch`].
     pub(crate) fn exist(&mut self) -> bool {
-        // For the copies that are made next: ours of the old pipe has to go.
+        // Replaces the pipe for future copies, and closes our own writing end of the old one.
         let Some(Copies { writer, pipe, readers }) = Copies::watch() else { return true };
         (self.writer, self.pipe) = (writer, pipe);
         self.readers.retain(|reader| {
             let mut polled = [PollFd::new(reader.as_fd(), PollFlags::empty())];
-            // No event is asked for: only the end of the writers is one.
+            // No event is requested: only the hang-up is reported.
             poll(&mut polled, PollTimeout::ZERO) != Ok(1)
         });
         let copied = !self.readers.is_empty();
@@ -175,20 +176,20 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd};
 
     #[test]
-    fn a_number_that_means_another_file_is_not_closed() {
+    fn a_descriptor_that_is_another_file_is_not_closed() {
         let mut copies = Copies::watch().unwrap();
         let other = std::fs::File::open("/dev/null").unwrap();
         drop(std::mem::replace(&mut copies.writer, other.into()));
         let number = copies.writer.as_raw_fd();
-        copies.give_up();
-        // SAFETY: it was left open, and nobody owns it any more.
+        copies.close_inherited();
+        // SAFETY: it was left open, and nobody else owns it.
         let other = unsafe { OwnedFd::from_raw_fd(number) };
         assert!(identity(&other).is_some());
         let copies = Copies::watch().unwrap();
         let reader = copies.readers[0].try_clone().unwrap();
-        copies.give_up();
+        copies.close_inherited();
         let mut polled = [PollFd::new(reader.as_fd(), PollFlags::empty())];
-        assert_eq!(poll(&mut polled, PollTimeout::ZERO), Ok(1), "its own pipe is");
+        assert_eq!(poll(&mut polled, PollTimeout::ZERO), Ok(1), "its own pipe is closed");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Physical memory: pages of a device or of the host that have no address until they are mapped.
 //!
 //! In the kernel it is a *handle*: a small number that means something only together with its side
-//! (host or device), its device, its number of pages and the module it is accounted to. All of these
-//! must be repeated whenever the handle is used. A handle is released once, and not while it is
-//! mapped. Ownership ensures this: every mapping keeps its memory alive, and the last owner releases
-//! it.
+//! (host or device), its device, its number of pages and the module it is accounted to. All of
+//! these must be repeated whenever the handle is used. A handle is released once, and not while it
+//! is mapped. Ownership ensures this: every mapping keeps its memory alive, and the last owner
+//! releases it.
 
 use crate::bytes::Bytes;
 use crate::device::{Device, DeviceInner, Host};
@@ -312,8 +312,8 @@ impl Block {
         Ok(())
     }
 
-    /// Takes from a ticket what the driver does not report: that a device's 2 MiB pages are parts of
-    /// 1 GiB pages, which can only be mapped at whole GiB, and before 9.0.0 the kind of memory.
+    /// Takes from a ticket what the driver does not report: that a device's 2 MiB pages are parts
+    /// of 1 GiB pages, which can only be mapped at whole GiB, and before 9.0.0 the kind of memory.
     fn take_over(&self, ticket: &Ticket) {
         if ticket.page == Page::Giant && self.size % Page::Giant.size() == 0 && !self.device.is_host() {
             self.giant.store(true, Ordering::Relaxed);

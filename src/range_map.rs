@@ -7,7 +7,8 @@
 //! take a few steps, independent of how many ranges there are and how long they are.
 //!
 //! Why not the crate `rangemap`: it joins equal neighbours and overwrites overlaps, which mappings
-//! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping one.
+//! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping
+//! one.
 
 use std::ops::Range;
 

@@ -70,7 +70,8 @@ impl ReserveOptions {
         self.address
     }
 
-    /// At a multiple of this, a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1 GiB.
+    /// At a multiple of this, a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1
+    /// GiB.
     pub fn alignment(mut self, alignment: u64) -> Self {
         self.alignment = alignment;
         self
@@ -169,9 +170,9 @@ impl Reserved {
     }
 
     /// Ties the reservation to the owner of memory that is about to be mapped; returns the present
-    /// owner if that is another. The kernel does the same for the device: it refuses any other until
-    /// the reservation is freed. It also refuses copies that cover own and imported memory. Call
-    /// under the lock of the mappings.
+    /// owner if that is another. The kernel does the same for the device: it refuses any other
+    /// until the reservation is freed. It also refuses copies that cover own and imported memory.
+    /// Call under the lock of the mappings.
     pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<(), Owner> {
         let mut owner = lock(&self.owner);
         let owner = owner.get_or_insert(Owner { device, imported, mapped: false });

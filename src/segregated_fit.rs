@@ -1,11 +1,11 @@
 //! An allocator of addresses: two-level segregated fit.
 //!
 //! An area of addresses is divided into runs. A run is used, free, or a hole: addresses without
-//! memory behind them. A run knows its neighbours in the area; adjacent free runs are merged, and so
-//! are adjacent holes. Free runs and holes are kept in lists by size, sixteen for each power of two,
-//! with a bit for each list that is not empty. So taking and freeing take a constant number of
-//! steps. [`SegregatedFit::search`] looks at every run that might fit. It is for requests that would
-//! otherwise be refused.
+//! memory behind them. A run knows its neighbours in the area; adjacent free runs are merged, and
+//! so are adjacent holes. Free runs and holes are kept in lists by size, sixteen for each power of
+//! two, with a bit for each list that is not empty. So taking and freeing take a constant number of
+//! steps. [`SegregatedFit::search`] looks at every run that might fit. It is for requests that
+//! would otherwise be refused.
 //!
 //! Why not the crate `offset-allocator`: it does the same for 32-bit offsets, but has no alignment,
 //! no fixed addresses and no holes.

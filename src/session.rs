@@ -1,11 +1,11 @@
 //! This process's one session with the memory driver.
 //!
 //! The driver ties all memory to a *session*: a file of the memory module that INIT_PROCESS bound
-//! to the calling process. A process has at most one. A [`Session`] is a reference to it that can be
-//! cloned and used from any thread. The vendor's library needs the same one, so the two cannot live
-//! in one process. Everything made through a session keeps it alive. When the last user is gone, the
-//! session is closed in the order that the driver requires: mappings, reservations, memory, devices,
-//! address segments, CLOSE, close(2). Then a new one can be opened.
+//! to the calling process. A process has at most one. A [`Session`] is a reference to it that can
+//! be cloned and used from any thread. The vendor's library needs the same one, so the two cannot
+//! live in one process. Everything made through a session keeps it alive. When the last user is
+//! gone, the session is closed in the order that the driver requires: mappings, reservations,
+//! memory, devices, address segments, CLOSE, close(2). Then a new one can be opened.
 //!
 //! A child of fork(2) does not have its parent's session. Using it there is an error that says so,
 //! and dropping it does nothing. The child may open its own.
@@ -176,7 +176,8 @@ pub(crate) struct SessionInner {
     /// The process that opened the session.
     pub(crate) guard: ForkGuard,
     // Fields are dropped in this order: the file; what could not be undone, which the kernel frees
-    // with the file; the claim on the DEVMNG file, which must be closed after it; the process's seat.
+    // with the file; the claim on the DEVMNG file, which must be closed after it; the process's
+    // seat.
     pub(crate) svm: Svm,
     left: Mutex<Vec<Left>>,
     pub(crate) devmng: Devmng,
@@ -266,7 +267,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::reserve`]; [`Error::Invalid`] if the fixed address is taken or not aligned.
+    /// Those of [`Session::reserve`]; [`Error::Invalid`] if the fixed address is taken or not
+    /// aligned.
     pub fn reserve_with(&self, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         Reservation::new(&self.inner, size, options)
     }
@@ -285,8 +287,8 @@ impl Session {
         self.inner.mappings()?.range_at(address)
     }
 
-    /// The driver resources that this process holds, as counted by this library. All zero in a child
-    /// of fork.
+    /// The driver resources that this process holds, as counted by this library. All zero in a
+    /// child of fork.
     pub fn statistics(&self) -> SessionStatistics {
         let Some(table) = self.inner.mappings() else { return SessionStatistics::default() };
         let (mappings, mapped) = table.total();
@@ -339,7 +341,8 @@ impl Session {
             return Err(Failed { error, object: Some(self) });
         }
         match Arc::try_unwrap(self.inner) {
-            // The session is closed even if something could not be undone. The kernel cleans that up.
+            // The session is closed even if something could not be undone. The kernel cleans that
+            // up.
             Ok(inner) => inner.end().map_err(|error| Failed { error, object: None }),
             Err(inner) => Err(Failed { error: in_use(&inner), object: Some(Session { inner }) }),
         }
@@ -433,8 +436,8 @@ impl SessionInner {
         Ok(())
     }
 
-    /// Disables all heaps if nothing is reserved in them. Heaps are cheap for the kernel, so this is
-    /// done only when the last device or the session is closed.
+    /// Disables all heaps if nothing is reserved in them. Heaps are cheap for the kernel, so this
+    /// is done only when the last device or the session is closed.
     pub(crate) fn disable_idle_heaps(&self) {
         let _quiet = quiet();
         let _growing = lock(&self.growing);

@@ -2,7 +2,8 @@
 //!
 //! The table holds the objects that are alive and a slot for each one that is being made or undone.
 //! A thread that wants such an object waits, because the driver would refuse a second one. A thread
-//! that finds nothing under a key gets the [`Slot`]. It fills the slot, or vacates it by dropping it.
+//! that finds nothing under a key gets the [`Slot`]. It fills the slot, or vacates it by dropping
+//! it.
 
 use crate::trace::{Quiet, quiet};
 use std::collections::HashMap;

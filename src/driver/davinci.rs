@@ -1,13 +1,13 @@
 //! A file of `/dev/davinci_manager`, bound to one of the driver's modules.
 //!
-//! The device multiplexes all modules: a file is bound to one by name, and every later ioctl goes
-//! there. The kernel takes a bound file that is closed without the CLOSE command for a sign that
-//! the process is dying and then releases *every* davinci file of the process, ours and other
-//! libraries'. So a [`DavinciFile`] always sends CLOSE before close(2), also when it is dropped.
-//! Files are opened `O_CLOEXEC` and never passed to another process: a child that holds one keeps
-//! this process's device memory alive.
+//! The device multiplexes all modules: a file is bound to a module by name, and every later ioctl
+//! goes there. If a bound file is closed without the CLOSE command, the kernel assumes that the
+//! process is dying and releases *every* davinci file of the process, ours and other libraries'. So
+//! a [`DavinciFile`] always sends CLOSE before close(2), also when it is dropped. Files are opened
+//! `O_CLOEXEC` and never passed to another process, because a child that holds one keeps this
+//! process's device memory alive.
 //!
-//! The driver knows a process, not its libraries: what one library does with a module it does to
+//! The driver distinguishes processes, not libraries: whatever one library does to a module affects
 //! the others in the process. [`others_have_files`] tells whether there are any.
 
 use super::{Answer, ioctl_uninterrupted, uninterrupted};
@@ -41,8 +41,8 @@ pub(crate) struct DavinciFile {
     module: &'static str,
 }
 
-/// A descriptor, and its entry in the list of our own. The entry goes after close(2): fields are
-/// dropped in order.
+/// A descriptor, and its entry in the list of our own. Fields are dropped in order, so the entry is
+/// removed after close(2).
 #[derive(Debug)]
 struct Descriptor {
     fd: OwnedFd,
@@ -54,8 +54,7 @@ struct Descriptor {
 struct Listed(RawFd);
 
 impl Descriptor {
-    /// Opens the file under the list's lock, so that no other thread takes it for another
-    /// library's.
+    /// Opens the file under the list's lock, so that no thread mistakes it for another library's.
     fn open() -> Result<Descriptor, Errno> {
         let mut own = lock(own_descriptors());
         let fd = uninterrupted(|| open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
@@ -73,19 +72,19 @@ impl Drop for Listed {
     }
 }
 
-/// The descriptors of this library's files. A number that was closed and is used again, before its
-/// first entry is removed, has two.
+/// The descriptors of this library's files. A number that is closed and reused before its entry is
+/// removed has two entries.
 fn own_descriptors() -> &'static Mutex<Vec<RawFd>> {
     static OWN: PerProcess<Mutex<Vec<RawFd>>> = PerProcess::new();
-    // A child of fork has its parent's descriptors.
+    // A child of fork inherits its parent's descriptors.
     OWN.get(|inherited| Mutex::new(inherited.and_then(|own| Some(own.try_lock().ok()?.clone())).unwrap_or_default()))
 }
 
-/// Whether other code in this process has files of the driver open, such as the vendor's library.
-/// True also where that cannot be known.
+/// True if other code in this process, such as the vendor's library, has files of the driver open,
+/// and also if that cannot be determined.
 pub(crate) fn others_have_files() -> bool {
     let own = lock(own_descriptors());
-    // The links are read and not followed: stat(2) of a file may wait for a server.
+    // The links are read but not followed: stat(2) may wait for a file server.
     let listed = || fs::read_dir("/proc/thread-self/fd")?.collect::<io::Result<Vec<_>>>();
     let Ok(descriptors) = signals::uninterrupted(listed) else { return true };
     descriptors.iter().any(|descriptor| {
@@ -96,7 +95,7 @@ pub(crate) fn others_have_files() -> bool {
     })
 }
 
-/// Whether an open file's name is the driver's, in whatever directory the device is visible.
+/// True if an open file has the driver's name, in any directory.
 fn is_manager(target: &Path) -> bool {
     let Some(name) = target.file_name().map(OsStr::as_bytes) else { return false };
     // The kernel marks a node that was removed.
@@ -120,7 +119,7 @@ impl DavinciFile {
         );
         match bound {
             Ok(_) => Ok(DavinciFile { descriptor, module }),
-            // The file was not bound, so close(2) alone is right: CLOSE is for bound files.
+            // The file is not bound, so it needs no CLOSE before close(2).
             Err(errno) => Err(Refused::new(SystemCall::Bind, errno)
                 .operation("bind a file to a module")
                 .object(format!("module {module} of {MANAGER}"))
@@ -128,7 +127,7 @@ impl DavinciFile {
         }
     }
 
-    /// One command of a module other than the memory module.
+    /// Sends one command of a module other than the memory module.
     pub(super) fn command<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Answer {
         Answer::of(traced(
             || Call::plain(self.module, command.name),
@@ -158,8 +157,8 @@ impl DavinciFile {
 
 impl Drop for DavinciFile {
     fn drop(&mut self) {
-        // In a child of fork(2) this is answered with 0 and does nothing, and the parent's file
-        // stays as it is.
+        // In a child of fork(2) the kernel answers 0 and does nothing; the parent's file is
+        // unaffected.
         let answer = self.command(&davinci::CLOSE, &mut davinci::OpenArg::default());
         if answer != Answer::Done {
             trace::error(
@@ -175,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_driver_are_known_by_their_name_in_any_directory() {
+    fn files_of_the_driver_are_recognised_by_name_in_any_directory() {
         for target in ["/dev/davinci_manager", "/host/dev/davinci_manager", "/dev/davinci_manager (deleted)"] {
             assert!(is_manager(Path::new(target)), "{target}");
         }

@@ -1,21 +1,21 @@
-//! The process's one file of the module DEVMNG: the identity of this process, and what the driver
-//! knows of a device.
+//! The process's one file of the module DEVMNG: the identity of this process, and facts about
+//! devices.
 //!
-//! The driver keys what it knows of a process by the process id, not by the file: when *any* DEVMNG
-//! file of a process is closed it forgets the process's registration, withdraws its peer access and
-//! tells every device that the process died. So there is exactly one, shared by discovery, sessions
-//! and device processes. A [`Devmng`] is a counted claim on it: the file is opened at the first
-//! question and closed when the last claim is dropped. A session takes its claim first and drops it
-//! last, whether it asks anything or not, so that no other question closes the file under it.
+//! The driver identifies a process by its id, not by the file. When *any* DEVMNG file of a process
+//! is closed, the driver forgets the process's registration, withdraws its peer access and tells
+//! every device that the process died. So there is exactly one file, shared by discovery, sessions
+//! and device processes. A [`Devmng`] is a counted claim on it: the first query opens the file, and
+//! dropping the last claim closes it. A session takes its claim first and drops it last, even if it
+//! queries nothing, so that nobody else closes the file during the session.
 //!
 //! The vendor's library in the same process would lose its device processes and its peer access in
-//! the same way. So the file stays open when other code in the process has files of the driver, and
-//! discovery does not open it beside them: an open by another thread than the main one deletes the
+//! the same way. So the file stays open while other code in the process has files of the driver,
+//! and discovery does not open it beside them: an open by any thread but the main one deletes the
 //! registration (kernels from 5.17 on).
 //!
-//! It also stays open while another process has a copy of it, from a fork. The driver would see the
-//! close only when that process closes its copy, and by then it could end our next session. The
-//! last claim of that session tries again.
+//! The file also stays open while another process has a copy of it from a fork. The driver would
+//! see the close only when that process closes its copy, and then it could end our next session.
+//! The last claim of that session tries again.
 
 use super::Answer;
 use super::davinci::{self, DavinciFile, module};
@@ -30,11 +30,12 @@ use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+/// The file and its claims.
 #[derive(Default)]
-struct Shared {
+struct SharedFile {
     claims: usize,
     file: Option<Arc<DavinciFile>>,
-    /// Who else has the file. `None` while there is no file, or if that cannot be known.
+    /// Who else has the file. `None` without a file, or if it cannot be determined.
     copies: Option<Copies>,
 }
 
@@ -44,23 +45,23 @@ pub(crate) struct Devmng {
     process: ForkGuard,
 }
 
-/// The driver's name for this process; START must carry it.
+/// The driver's name for this process. START must carry it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sign {
     /// This process's id in the initial pid namespace.
     pub(crate) tgid: u32,
-    /// 48 zeros in every known generation; the registration behind it is what counts.
+    /// 48 zeros in every known generation. Only the registration behind it matters.
     pub(crate) text: Vec<u8>,
 }
 
-/// What GET_DEVINFO answers, as far as it is used.
+/// The parts of GET_DEVINFO's answer that are used.
 #[derive(Debug, Default)]
 pub(crate) struct DevInfo {
     pub(crate) soc: Option<String>,
     pub(crate) ai_cores: Option<u32>,
 }
 
-/// What GET_HOST_PHY_MACH_FLAG takes a machine for.
+/// The kind of machine, as GET_HOST_PHY_MACH_FLAG reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
     /// A physical machine.
@@ -78,8 +79,8 @@ impl Devmng {
         Devmng { process: ForkGuard::new() }
     }
 
-    /// As [`Devmng::claim`], if asking harms nobody: not if a file would have to be opened beside
-    /// those of other code in this process.
+    /// As [`Devmng::claim`], but `None` if a query would open a file beside those of other code in
+    /// this process.
     pub(crate) fn claim_harmlessly() -> Option<Devmng> {
         let mut shared = lock(shared());
         if shared.file.is_none() && davinci::others_have_files() {
@@ -107,9 +108,9 @@ impl Devmng {
         Ok(unsafe { (&raw const tgid).read_volatile() })
     }
 
-    /// GET_PROCESS_SIGN: registers this process and returns the driver's name for it. Idempotent,
-    /// and lost when a thread other than the main one opens DEVMNG (kernels from 5.17 on): to be
-    /// called anew right before it is needed.
+    /// GET_PROCESS_SIGN: registers this process and returns the driver's name for it. Idempotent.
+    /// The registration is lost when a thread other than the main one opens DEVMNG (kernels from
+    /// 5.17 on), so call this right before it is needed.
     pub(crate) fn get_process_sign(&self) -> Result<Sign> {
         let mut sign = devmng::ProcessSign::default();
         self.required("register this process with the driver", &devmng::GET_PROCESS_SIGN, &mut sign)?;
@@ -117,16 +118,16 @@ impl Devmng {
         Ok(Sign { tgid: sign.tgid.unsigned_abs(), text: text.to_vec() })
     }
 
-    /// QUERY_DEV_PID: the pid, on the device, of the process that is bound to ours; `None` if there
-    /// is none.
+    /// QUERY_DEV_PID: the pid, on the device, of the process that is bound to ours, if there is
+    /// one.
     pub(crate) fn query_dev_pid(&self, device: LogicalId) -> Result<Option<i32>> {
-        // The driver looks the host's pid up in the caller's pid namespace, so it is getpid()'s
-        // here and not the bare one.
+        // The driver looks up the host's pid in the caller's pid namespace, so this is getpid(),
+        // not the bare tgid.
         let mut query =
             devmng::QueryPid { device: device.0, host_pid: std::process::id() as i32, ..Default::default() };
         match self.command(&devmng::QUERY_DEV_PID, &mut query)? {
             Answer::Done => Ok(Some(query.pid)),
-            // 62 says that no process is bound; an unknown host process is EINVAL. Both mean none.
+            // 62: no process is bound. EINVAL: the host process is unknown. Both mean none.
             Answer::Positive(_) | Answer::Refused(Errno::EINVAL | Errno::ESRCH) => Ok(None),
             answer => Err(answer
                 .refused(devmng::QUERY_DEV_PID.name)
@@ -136,13 +137,12 @@ impl Devmng {
         }
     }
 
-    /// GET_DEVINFO: name of the chip and number of its AI cores.
+    /// GET_DEVINFO: the chip's name and number of AI cores.
     pub(crate) fn get_devinfo(&self, device: LogicalId) -> Result<DevInfo, Answer> {
         let mut room = devmng::DevInfoRoom::new_zeroed();
         room.info.device = device.0;
         self.answer(&devmng::GET_DEVINFO, &mut room).with(())?;
-        // Two fields in front of the name grew in 26.1: the place of the name tells which layout
-        // this is.
+        // Two fields before the name grew in 26.1, so the place of the name tells the layout.
         let of = |soc: &[u8; 32], cores: u32| {
             let soc = text(soc).filter(|name| name.starts_with("Ascend"))?;
             Some(DevInfo { soc: Some(soc), ai_cores: (cores != 0).then_some(cores) })
@@ -166,7 +166,7 @@ impl Devmng {
         (self.answer(&devmng::GET_DEVICE_HEALTH_STATUS, &mut arg) == Answer::Done).then_some(arg.health)
     }
 
-    /// GET_HOST_PHY_MACH_FLAG: what kind of machine this is.
+    /// GET_HOST_PHY_MACH_FLAG: the kind of machine.
     pub(crate) fn get_host_phy_mach_flag(&self, device: LogicalId) -> Option<Machine> {
         let mut arg = devmng::MachineFlag { device: device.0, flag: 0 };
         match (self.answer(&devmng::GET_HOST_PHY_MACH_FLAG, &mut arg), arg.flag) {
@@ -177,12 +177,12 @@ impl Devmng {
         }
     }
 
-    /// Whether the claim was taken by a parent of this process.
+    /// True if a parent of this process took the claim.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process.in_child()
     }
 
-    /// A command whose refusal is an error.
+    /// Sends a command whose refusal is an error.
     fn required<A: FromBytes + IntoBytes + Immutable>(
         &self,
         operation: &'static str,
@@ -195,13 +195,13 @@ impl Devmng {
         }
     }
 
-    /// A command that may be refused, also because there is no file.
+    /// Sends a command that may be refused, also because there is no file.
     fn answer<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Answer {
         let no_file = |error: Error| Answer::Refused(error.errno().unwrap_or(Errno::EIO));
         self.command(command, arg).unwrap_or_else(no_file)
     }
 
-    /// One command. The outer error is about the file, the answer is the module's.
+    /// Sends one command. The error is about the file; the answer is the module's.
     fn command<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Result<Answer> {
         Ok(self.file()?.command(command, arg))
     }
@@ -213,7 +213,7 @@ impl Devmng {
         if let Some(file) = &shared.file {
             return Ok(file.clone());
         }
-        // First, so that a copy of the file is not without.
+        // Watched before the file is open, so that no copy of it goes unnoticed.
         let copies = Copies::watch();
         let file = Arc::new(DavinciFile::open(module::DEVMNG)?);
         shared.copies = copies;
@@ -230,7 +230,7 @@ impl Clone for Devmng {
 
 impl Drop for Devmng {
     fn drop(&mut self) {
-        // A claim that was taken before a fork counts in the parent only.
+        // A claim from before a fork counts in the parent only.
         if self.is_inherited() {
             return;
         }
@@ -241,22 +241,22 @@ impl Drop for Devmng {
             return;
         }
         if shared.copies.as_mut().is_some_and(|copies| !copies.exist()) {
-            // Closed under the lock, so that no second file is opened beside it.
+            // Closed under the lock, so that no second file is opened at the same time.
             shared.file = None;
             shared.copies = None;
         }
     }
 }
 
-/// This process's file and claims. A child of fork(2) starts anew.
-fn shared() -> &'static Mutex<Shared> {
-    static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
+/// This process's file and claims. A child of fork(2) starts with none.
+fn shared() -> &'static Mutex<SharedFile> {
+    static SHARED: PerProcess<Mutex<SharedFile>> = PerProcess::new();
     SHARED.get(|inherited| {
-        // The parent's file, if there is one: our reference to it goes, the parent keeps its own.
+        // Closes our copy of the parent's file. The parent keeps its own.
         if let Some(Ok(mut inherited)) = inherited.map(Mutex::try_lock) {
             inherited.file = None;
             if let Some(copies) = inherited.copies.take() {
-                copies.give_up();
+                copies.close_inherited();
             }
         }
         Mutex::default()

@@ -1,11 +1,11 @@
 //! A session of `/dev/hisi_hdc`: packets to a daemon on the device.
 //!
-//! One file per session: SET_SESSION_OWNER ties the file to the session that CONNECT gave, and from
-//! then on closing the file closes the session, also when this process is killed. Sending and
-//! receiving are for the process that connected, from any of its threads. There is nothing to map
-//! and nothing to poll: RECV_PEEK waits for a packet and returns its length, RECV takes it. The
-//! driver's errors are private numbers in errno's place (20 is "nobody listens", not ENOTDIR); 4 is
-//! a signal or an argument that could not be written back.
+//! Each session has its own file. SET_SESSION_OWNER ties the file to the session that CONNECT made;
+//! from then on closing the file closes the session, also when this process is killed. Any thread
+//! of the process that connected may send and receive. Nothing is mapped or polled: RECV_PEEK waits
+//! for a packet and returns its length, and RECV takes it. The driver's errors are private numbers
+//! in errno's place (20 is "nobody listens", not ENOTDIR). 4 is a signal, or an argument that could
+//! not be written back.
 
 use super::{ioctl, uninterrupted};
 use crate::error::Errno;
@@ -22,10 +22,10 @@ use std::time::Duration;
 /// The device that leads to the daemons.
 pub(crate) const PATH: &str = hdc::PATH;
 
-/// Longest wait that CONNECT honours.
+/// The longest wait that CONNECT supports.
 pub(crate) const LONGEST_CONNECT: Duration = Duration::from_secs(30);
 
-/// Longest packet.
+/// The longest packet.
 pub(crate) const MAX_PACKET: usize = hdc::MAX_PACKET;
 
 /// A refused command: its name and the driver's private code, which is not an errno.
@@ -45,22 +45,22 @@ pub(crate) struct Connection {
     file: HdcFile,
     device: LogicalId,
     session: i32,
-    /// Tells this use of the session's number from later ones: with a wrong one CLOSE answers 0 and
-    /// closes nothing.
+    /// Distinguishes this use of the session's number from later ones. With a wrong one CLOSE
+    /// answers 0 and closes nothing.
     alloc_index: u32,
 }
 
 impl HdcFile {
     pub(crate) fn open() -> Result<HdcFile, Errno> {
-        // Reading is all that the driver wants, and a program that this process executes must not
-        // keep the session alive.
+        // The driver needs read access only. A program that this process executes must not keep the
+        // session alive.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         traced(|| Call::plain(MODULE, "open"), || uninterrupted(|| open(PATH, flags, Mode::empty()))).map(HdcFile)
     }
 
-    /// CONNECT to the daemon that starts processes, and SET_SESSION_OWNER. The driver waits for
-    /// whole seconds, at least one and at most [`LONGEST_CONNECT`]. The file comes back with a
-    /// refusal of CONNECT: it can be tried again.
+    /// CONNECT to the daemon that starts processes, then SET_SESSION_OWNER. The driver waits for
+    /// whole seconds, at least one and at most [`LONGEST_CONNECT`]. If CONNECT is refused, the
+    /// error returns the file for another try.
     pub(crate) fn connect(
         self,
         device: LogicalId,
@@ -87,8 +87,8 @@ impl HdcFile {
         }
     }
 
-    /// One command with its own view of the argument. The argument is new for each call: CONNECT
-    /// leaves ids in it that must not be sent back.
+    /// Sends one command with its own view of the argument. Each call has a new argument, because
+    /// CONNECT leaves ids in it that must not be sent back.
     fn call<V: View>(&self, command: &Typed<V>, device: LogicalId, view: &V) -> Result<V, Private> {
         let mut arg = Arg::new(view);
         let plain = Call::plain(MODULE, command.name);
@@ -101,7 +101,7 @@ impl HdcFile {
                 // function, are as long as their arguments say, and live through the call.
                 match unsafe { ioctl(&self.0, command.request(), (&raw mut arg).cast()) } {
                     Ok(0) => Ok(()),
-                    // The private codes come as errno or as the returned number.
+                    // The private codes are returned as errno or as the result.
                     Ok(code) => Err(Errno::from_raw(code)),
                     Err(errno) => Err(errno),
                 }
@@ -115,7 +115,7 @@ impl HdcFile {
 }
 
 impl Connection {
-    /// SEND: queues one packet; that it was delivered is known only from its answer.
+    /// SEND: queues one packet. Only the daemon's answer tells whether it was delivered.
     pub(crate) fn send(&self, packet: &[u8], timeout: Duration) -> Result<(), Private> {
         let request = hdc::Send {
             device: self.device.0 as i32,
@@ -129,7 +129,7 @@ impl Connection {
         self.call(&hdc::SEND, &request).map(drop)
     }
 
-    /// RECV_PEEK: waits for a packet and returns its length; 0 if the session was closed.
+    /// RECV_PEEK: waits for a packet and returns its length, or 0 if the session was closed.
     pub(crate) fn recv_peek(&self, timeout: Duration) -> Result<i32, Private> {
         let request = hdc::RecvPeek {
             device: self.device.0 as i32,
@@ -142,8 +142,7 @@ impl Connection {
         Ok(self.call(&hdc::RECV_PEEK, &request)?.length)
     }
 
-    /// RECV: takes the packet that RECV_PEEK announced, and returns how many bytes came. Never
-    /// waits.
+    /// RECV: takes the packet that RECV_PEEK announced and returns its length. Never waits.
     pub(crate) fn recv(&self, packet: &mut [u8]) -> Result<i32, Private> {
         let request = hdc::Recv {
             device: self.device.0 as i32,
@@ -156,8 +155,8 @@ impl Connection {
         Ok(self.call(&hdc::RECV, &request)?.received)
     }
 
-    /// GET_SESSION_ATTR: whether the device's side is still there. For some seconds after an
-    /// orderly close by the device the driver still says yes.
+    /// GET_SESSION_ATTR: true if the device's side is connected. For some seconds after an orderly
+    /// close by the device this is still true.
     pub(crate) fn is_connected(&self) -> bool {
         let request = hdc::GetSessionAttr {
             device: self.device.0 as i32,
@@ -182,12 +181,12 @@ impl Drop for Connection {
             alloc_index: self.alloc_index,
             ..Default::default()
         };
-        // Closing the file closes the session too, so a refusal here loses nothing; in a child of
-        // fork(2) it is always refused.
+        // Closing the file closes the session too, so a refusal loses nothing. In a child of
+        // fork(2) CLOSE is always refused.
         if let Err(refused) = self.call(&hdc::CLOSE, &request) {
             trace::debug(
                 format_args!("device {}, code {}", self.device, refused.code),
-                "CLOSE of the session was refused; closing its file does it",
+                "CLOSE was refused; closing the file closes the session",
             );
         }
     }
@@ -196,7 +195,7 @@ impl Drop for Connection {
 /// The module's name in traces.
 const MODULE: &str = "hdc";
 
-/// A wait in the driver's unit; never 0, which the driver takes for its default of three seconds.
+/// A timeout in milliseconds. Never 0, which means the driver's default of three seconds.
 fn milliseconds(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32)
 }
@@ -206,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_never_zero_because_the_driver_would_make_it_three_seconds() {
+    fn a_timeout_is_never_zero_because_the_driver_would_wait_three_seconds() {
         assert_eq!(milliseconds(Duration::ZERO), 1);
         assert_eq!(milliseconds(Duration::from_secs(2)), 2000);
         assert_eq!(milliseconds(Duration::MAX), i32::MAX as u32);

@@ -1,9 +1,9 @@
-//! Which generation the driver is of. Version strings are never compared: the vendor's are not
-//! ordered.
+//! Recognises the driver's generation. Version strings are never compared, because the vendor's are
+//! not ordered.
 //!
 //! The memory module is recognised by the numbers of its first commands, which moved, and by its
-//! list of address segments; only where that fails, by the URD keys that it knows. What tells a
-//! generation is in its record in `ascend-ioctl`, so a new one needs no change here.
+//! list of address segments; only if that fails, by the URD keys that the driver knows. The facts
+//! are in each generation's record in `ascend-ioctl`, so a new generation needs no change here.
 
 use super::svm::{Segment, Svm};
 use super::urd::Urd;
@@ -13,13 +13,13 @@ use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, Op};
 use ascend_ioctl::urd::Key;
 
-/// The numbers by which the first commands of a session are known in a generation.
+/// The numbers of a session's first commands in a generation.
 fn numbers(generation: Generation) -> [Option<u8>; 2] {
     [Op::AllocProcStruct, Op::GetMmapInfo].map(|op| Some(generation.svm(op)?.command.number))
 }
 
 /// One generation for each set of numbers, the newest first. A driver answers EINVAL to the numbers
-/// of another set: they are too high for it, or need a session.
+/// of another set, because they are too high for it or need a session.
 pub(crate) fn families() -> Vec<Generation> {
     let mut families: Vec<Generation> = Vec::new();
     for generation in Generation::ALL.into_iter().rev() {
@@ -46,22 +46,22 @@ pub(crate) fn memory_driver() -> Result<Generation> {
     Err(refused_everywhere(Op::GetMmapInfo))
 }
 
-/// The generation with the numbers of `family` whose segments these are.
+/// The generation that has the numbers of `family` and these segments.
 pub(crate) fn by_segments(family: Generation, segments: &[Segment]) -> Option<Generation> {
     Generation::ALL.into_iter().filter(|&generation| numbers(generation) == numbers(family)).find(|generation| {
         let record = generation.delta();
         let Some(rest) = segments.strip_prefix(record.segments) else { return false };
         match rest {
             [] => true,
-            // The host-pin segment is there once a device has come up.
+            // The host-pin segment appears once a device has come up.
             [last] => record.host_pin && last.size == HOST_PIN_SIZE,
             _ => false,
         }
     })
 }
 
-/// The generation of the rest of the driver, by the keys that only some of them have; `Err` names
-/// those that were found.
+/// The generation of the rest of the driver, by the keys that only some generations have. `Err`
+/// names the keys that were found.
 pub(crate) fn by_keys(urd: &Urd) -> Result<Generation, String> {
     let mut telling: Vec<(Key, bool)> = Vec::new();
     for key in Generation::ALL.iter().flat_map(|generation| generation.delta().urd_keys) {
@@ -80,8 +80,9 @@ pub(crate) fn by_keys(urd: &Urd) -> Result<Generation, String> {
     })
 }
 
-/// A generation that the rest of the driver can be of, if it cannot be of the memory driver's.
-/// 9.0.0 and 26.1 are not told apart: their keys differ in one that only firmware answers.
+/// If the rest of the driver cannot have the memory driver's generation: one that it can have.
+/// 9.0.0 and 26.1 are not distinguished, because they differ only in a key that the firmware
+/// answers.
 pub(crate) fn disagrees(urd: &Urd, device: LogicalId, memory: Generation) -> Option<Generation> {
     if !urd.lacks_published_values(device, memory) {
         return None;
@@ -89,7 +90,7 @@ pub(crate) fn disagrees(urd: &Urd, device: LogicalId, memory: Generation) -> Opt
     Generation::ALL.into_iter().rev().find(|&other| !urd.lacks_published_values(device, other))
 }
 
-/// What was seen of a driver that is of no known generation.
+/// Describes a driver of no known generation.
 pub(crate) fn describe(family: Generation, segments: &[Segment]) -> String {
     let [number, _] = numbers(family);
     let number = number.map_or_else(|| "unknown".to_owned(), |number| number.to_string());
@@ -100,7 +101,7 @@ pub(crate) fn describe(family: Generation, segments: &[Segment]) -> String {
     text
 }
 
-/// The error about a driver that has a command under none of its known numbers.
+/// The error for a driver that knows a command under none of its numbers.
 pub(crate) fn refused_everywhere(op: Op) -> Error {
     let numbers = families().into_iter().filter_map(|family| Some(family.svm(op)?.command.number.to_string()));
     let numbers = numbers.collect::<Vec<_>>().join(" and ");

@@ -1,11 +1,11 @@
-//! The address segments: ranges of this process's address space that the driver wants mapped before
-//! the session is initialised.
+//! The address segments: ranges of this process's address space that are mapped before the session
+//! is initialised.
 //!
 //! The CPU sees memory only through them, and only a session that has them can be closed and opened
-//! again in the same process. The kernel itself keeps them out of children and core dumps. They are
-//! touched as wholes only: unmapping a part, or more than one at once, destroys or hides the
-//! session. The SOMA and UVM segments are made inaccessible right away, since a CPU access to SOMA
-//! would hang the thread in the kernel for ever.
+//! again in the same process. The kernel keeps them out of children and core dumps. Every call
+//! covers exactly one whole segment: unmapping a part, or several at once, destroys or hides the
+//! session. The SOMA and UVM segments are made inaccessible right away, because a CPU access to
+//! SOMA hangs the thread in the kernel forever.
 
 use super::davinci::module;
 use super::uninterrupted;
@@ -30,15 +30,15 @@ unsafe impl Send for Segments {}
 unsafe impl Sync for Segments {}
 
 impl Segments {
-    /// Maps all segments in the order that the kernel demands; those that the CPU must not touch
-    /// become inaccessible.
+    /// Maps all segments in the kernel's order, and makes those that the CPU must not touch
+    /// inaccessible.
     pub(super) fn map(fd: &OwnedFd, wanted: &[Segment]) -> Result<Segments, Box<Refused>> {
         let mut segments = Segments { mapped: Vec::with_capacity(wanted.len()) };
         for segment in wanted {
             match segments.map_one(fd, segment) {
                 Ok(()) => {}
-                // The driver works without this one; only pinned host memory, which we do not use,
-                // is lost.
+                // The driver works without it. Only pinned host memory needs it, which we do not
+                // use.
                 Err(refused) if is_host_pin(segment) => {
                     trace::warn(refused, "the host-pin segment could not be mapped");
                     break;
@@ -66,7 +66,7 @@ impl Segments {
         else {
             return Err(failed(SystemCall::Mmap, Errno::EINVAL));
         };
-        // MAP_FIXED is refused by the driver; MAP_PRIVATE would not be usable.
+        // The driver refuses MAP_FIXED, and a MAP_PRIVATE mapping would not be usable.
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let mapped = traced(
             || call("mmap", segment),
@@ -77,9 +77,8 @@ impl Segments {
         );
         let address = mapped.map_err(|errno| failed(SystemCall::Mmap, errno))?;
         if address.addr() != start {
-            // The driver checks this itself; be sure all the same, since a wrong address would
-            // belong to other code. SAFETY: this mapping was just made and no other code knows of
-            // it.
+            // The driver checks this too, but a mapping at another address would be in the way of
+            // other code. SAFETY: this mapping was just made, and no other code knows of it.
             let _ = unsafe { munmap(address, segment.size as usize) };
             return Err(failed(SystemCall::Mmap, Errno::EINVAL));
         }
@@ -100,12 +99,12 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether the CPU can see memory.
+    /// True if the CPU can see memory.
     pub(crate) fn has_svm(&self) -> bool {
         self.mapped.iter().any(|(_, segment)| segment.start == SVM_START)
     }
 
-    /// Unmaps each segment by its own call with its exact range.
+    /// Unmaps each segment with its own call and its exact range.
     pub(crate) fn unmap(&mut self) {
         for (address, segment) in self.mapped.drain(..) {
             let unmapped = traced(
@@ -143,16 +142,16 @@ impl Segments {
     }
 }
 
-/// The bits of an address of this process, if they are too few for the segments. Kernels for
-/// aarch64 can be built so.
+/// The number of bits in this process's addresses, if that is too few for the segments. Kernels for
+/// aarch64 can be built like that.
 pub(crate) fn too_few_address_bits() -> Option<u32> {
     too_few_bits(is_address)
 }
 
-/// As [`too_few_address_bits`], for a process that has the addresses of which `is_address` says so.
+/// As [`too_few_address_bits`], for a process whose addresses satisfy `is_address`.
 fn too_few_bits(is_address: impl Fn(u64) -> bool) -> Option<u32> {
-    // The last page of each size that kernels are built for: it is in no segment. The segments end
-    // at 45 bits, and the next larger size has 47.
+    // Tries the last page of each size of address space that kernels are built for. None of them is
+    // in a segment: these end at 45 bits, and the next larger size has 47.
     let last = |bits: u32| (1 << bits) - LARGEST_PAGE;
     if is_address(last(46)) {
         return None;
@@ -163,14 +162,14 @@ fn too_few_bits(is_address: impl Fn(u64) -> bool) -> Option<u32> {
 /// The largest page that Linux has on aarch64.
 const LARGEST_PAGE: u64 = 64 << 10;
 
-/// Whether a process can have something at this address, be it there already.
+/// True if this process can map memory at an address, or already has something mapped there.
 fn is_address(address: u64) -> bool {
     let (Some(start), Some(size)) = (NonZeroUsize::new(address as usize), NonZeroUsize::new(LARGEST_PAGE as usize))
     else {
         return false;
     };
     let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
-    // SAFETY: these flags never replace what is mapped; old kernels return another address instead.
+    // SAFETY: these flags never replace a mapping; old kernels return another address instead.
     match unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) } {
         Ok(mapped) => {
             // SAFETY: this mapping was just made, and no other code knows of it.
@@ -181,9 +180,9 @@ fn is_address(address: u64) -> bool {
     }
 }
 
-/// Ends a session that has no segments mapped. The kernel gives it up only when exactly the SVM
-/// range is unmapped, whatever was there, so map something inaccessible there and unmap it. Where
-/// the addresses are taken the session lasts as long as the process.
+/// Ends a session that has no segments mapped. The kernel ends it only when exactly the SVM range
+/// is unmapped, whatever was mapped there. So this maps inaccessible memory there and unmaps it. If
+/// the addresses are taken, the session lasts as long as the process.
 pub(crate) fn end_without() {
     let (Some(start), Some(size)) = (NonZeroUsize::new(SVM_START as usize), NonZeroUsize::new(SVM_SIZE as usize))
     else {
@@ -197,7 +196,7 @@ pub(crate) fn end_without() {
         Err(errno) => return trace::warn(errno, NO_SESSION_ANY_MORE),
     };
     if address.addr() != start {
-        trace::warn("its addresses are used by something else", NO_SESSION_ANY_MORE);
+        trace::warn("its addresses are in use", NO_SESSION_ANY_MORE);
     }
     // SAFETY: this is the mapping that was just made, and no other code knows of it.
     if let Err(errno) = unsafe { munmap(address, size.get()) } {
@@ -205,7 +204,7 @@ pub(crate) fn end_without() {
     }
 }
 
-const NO_SESSION_ANY_MORE: &str = "no session can be opened in this process any more: this one had no address segments";
+const NO_SESSION_ANY_MORE: &str = "no further session can be opened in this process: this one had no address segments";
 
 fn call(command: &'static str, segment: &Segment) -> Call {
     Call { size: segment.size, ..Call::plain(module::SVM, command) }
@@ -220,19 +219,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_size_of_a_small_address_space_is_found() {
+    fn the_size_of_a_small_address_space_is_detected() {
         for bits in [36, 39, 42] {
             assert_eq!(too_few_bits(|address| address < 1 << bits), Some(bits));
         }
         for bits in [47, 48, 52] {
             assert_eq!(too_few_bits(|address| address < 1 << bits), None);
         }
-        // A limit of the process, which says nothing about the kernel.
+        // A limit of the process says nothing about the kernel.
         assert_eq!(too_few_bits(|_| false), None);
     }
 
     #[test]
-    fn an_address_that_is_taken_is_an_address_and_one_of_the_kernel_is_none() {
+    fn a_mapped_address_is_usable_and_one_of_the_kernel_is_not() {
         let page = LARGEST_PAGE as usize;
         let here = (&raw const page).addr() as u64 & !(LARGEST_PAGE - 1);
         assert!(is_address(here));

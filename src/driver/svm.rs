@@ -1,12 +1,12 @@
 //! The module SVM: memory. One method per command, under the command's name.
 //!
 //! All commands share one argument struct. The kernel ignores the size in the request, copies *its
-//! own* size in and out, and rewrites the head; so the argument is built anew for every call in a
-//! zeroed buffer that is larger than any known kernel's. A command whose answer cannot be written
-//! back is executed all the same, which is why the buffer is always our own writable memory.
+//! own* size in and out, and rewrites the head. So every call builds a new argument in a zeroed
+//! buffer that is larger than any known kernel's. A command is executed even if its answer cannot
+//! be written back, so the buffer is always our own writable memory.
 //!
-//! The methods take and return plain values. A refusal comes as [`Refused`] with the kernel's own
-//! sentences; the caller adds what it was for.
+//! The methods take and return plain values. A refusal is a [`Refused`] with the kernel's own
+//! messages; the caller adds what it was doing.
 
 use super::davinci::{DavinciFile, module};
 use super::log_page::LogPage;
@@ -22,13 +22,13 @@ pub(crate) use ascend_ioctl::svm::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// The accounting module of the vendor's tools for our memory: the number for user programs.
+/// The module that our memory is accounted to in the vendor's tools: user programs.
 const MODULE: u32 = 33;
 
-/// Segments that this library has room for; the newest known driver has 4.
+/// Room for this many segments. The newest known driver has 4.
 const SEGMENTS: usize = 64;
 
-/// No known kernel copies more than 344 bytes; a newer one may.
+/// Size of the buffer. Known kernels copy 344 bytes; a newer one may copy more.
 const ROOM: usize = 512;
 
 /// The buffer of one command.
@@ -44,7 +44,7 @@ struct Buffer {
 #[cfg(debug_assertions)]
 const CANARY: [u64; 2] = [0x5EED_CA9A_5EED_CA9A; 2];
 
-/// A command with its request value in the driver at hand.
+/// A command with its request value in the present driver.
 #[derive(Debug, Clone, Copy)]
 struct Numbered<A> {
     request: Request<A>,
@@ -60,22 +60,22 @@ const fn stable<A>(request: Request<A>) -> Numbered<A> {
     }
 }
 
-/// A file of the memory module, with what is needed to explain its answers.
+/// A file of the memory module, and the page in which the kernel explains its answers.
 #[derive(Debug)]
 pub(crate) struct Svm {
-    // The log page is dropped last, so that nothing that happens at the end goes unexplained.
+    // Dropped before the log page, so that the last command can be explained too.
     file: DavinciFile,
     log: LogPage,
 }
 
-/// Physical memory as the kernel names it: a number that means something only together with the
-/// rest, which must be repeated with every command.
+/// The kernel's name for physical memory: an id that means something only together with the other
+/// fields, which must be repeated with every command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Handle {
-    /// Logical id, or [`HOST_ID`]: for imports the importing one.
+    /// Logical id or [`HOST_ID`]. For imports, the importing device.
     pub(crate) device: u32,
     pub(crate) id: i32,
-    /// In the owner's count: a device counts 1 GiB pages in 2 MiB ones, the host does not.
+    /// As the owner counts: a device counts a 1 GiB page as 512 pages of 2 MiB, the host as one.
     pages: u32,
     /// Module ids have 8 bits in the driver's own flags.
     module: u16,
@@ -88,7 +88,7 @@ impl Handle {
         self.device == HOST_ID
     }
 
-    /// Side to repeat; NUMA memory is host memory.
+    /// The side to repeat. NUMA memory is host memory.
     fn side(self) -> u32 {
         if self.is_host() { svm::SIDE_HOST } else { svm::SIDE_DEVICE }
     }
@@ -97,24 +97,24 @@ impl Handle {
 /// What a heap is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeapKind {
-    /// Reservations, into which handles are mapped.
+    /// For reservations, which handles are mapped into.
     Reserve,
-    /// Allocations behind which the driver itself puts pages of this size.
+    /// For allocations that the driver itself populates, in 2 MiB pages or in small ones.
     Managed { huge: bool },
 }
 
-/// Bytes of a name of memory, with its NUL.
+/// Length of a memory's name with its NUL.
 pub(crate) const NAME: usize = 65;
 
 /// Most processes that one IPC_MEM_SET_PID lists.
 pub(crate) const NAME_LIST: usize = 31;
 
-/// What IPC_MEM_QUERY answers.
+/// The answer of IPC_MEM_QUERY.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NamedMemory {
     /// In bytes.
     pub(crate) size: u64,
-    /// Whether it is in 2 MiB pages.
+    /// In 2 MiB pages.
     pub(crate) huge: bool,
     /// Physical id of its device.
     pub(crate) physical: u32,
@@ -133,38 +133,38 @@ pub(crate) struct Export {
     pub(crate) fabric: bool,
 }
 
-/// What MEM_IMPORT answers.
+/// The answer of MEM_IMPORT.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Imported {
     pub(crate) handle: Handle,
-    /// In bytes; saturates for a count of pages that cannot be.
+    /// In bytes. Saturates if the count of pages is impossible.
     pub(crate) size: u64,
-    /// Code of the page kind, which may be one that this library does not use.
+    /// Code of the page kind, possibly one that this library does not use.
     pub(crate) page: u32,
-    /// Code of the memory kind; answered from 9.0.0 on.
+    /// Code of the memory kind. Reported from 9.0.0 on.
     pub(crate) memory: u32,
 }
 
-/// What the host offers, as INIT_PROCESS answers.
+/// The host's pages, from the answer of INIT_PROCESS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostPages {
     pub(crate) page_size: u32,
     pub(crate) giant_pages: bool,
 }
 
-/// What a device can do, as it said when it was set up.
+/// What a device can do, as reported when it was set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Device memory can be made visible to the CPU, through the device's PCI window.
+    /// Device memory can be made visible to the CPU through the device's PCI window.
     pub cpu_access: bool,
-    /// The same for memory in 2 MiB pages.
+    /// The same for device memory in 2 MiB pages.
     pub cpu_access_huge: bool,
     /// Device memory can be mapped at host addresses.
     pub device_memory_on_host: bool,
     /// Memory in 1 GiB pages.
     pub giant_pages: bool,
-    /// Addresses outside of the driver's fixed range can be mapped.
+    /// Addresses outside the driver's fixed range can be mapped.
     pub remote_map: bool,
     /// Memory can be shared over the external bus.
     pub share_over_external_bus: bool,
@@ -176,29 +176,29 @@ pub struct Capabilities {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// In 2 MiB pages: all.
+    /// Total, in 2 MiB pages.
     pub huge_total: u64,
-    /// In 2 MiB pages: free.
+    /// Free, in 2 MiB pages.
     pub huge_free: u64,
-    /// In 1 GiB pages: all.
+    /// Total, in 1 GiB pages.
     pub giant_total: u64,
-    /// In 1 GiB pages: free.
+    /// Free, in 1 GiB pages.
     pub giant_free: u64,
-    /// In small pages: all.
+    /// Total, in small pages.
     pub normal_total: u64,
-    /// In small pages: free.
+    /// Free, in small pages.
     pub normal_free: u64,
 }
 
-/// Which way MEMCPY found that a copy goes.
+/// The direction of a copy, as MEMCPY detected it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// **Not done**: both sides are the host's.
+    /// **Not done**, because both addresses are host memory.
     HostToHost,
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
-    /// A number that no known driver answers.
+    /// A number that no known driver returns.
     Other(u32),
 }
 
@@ -232,23 +232,22 @@ impl Svm {
         Ok(Svm { file: DavinciFile::open(module::SVM)?, log: LogPage::None })
     }
 
-    /// Maps the driver's address segments, in its order.
+    /// Maps the driver's address segments in the driver's order.
     pub(crate) fn map_segments(&self, segments: &[Segment]) -> Result<Segments, Box<Refused>> {
         Segments::map(self.file.fd(), segments)
     }
 
-    /// Puts the page in place in which the kernel explains its errors.
+    /// Maps the page in which the kernel explains its errors.
     pub(crate) fn map_log_page(&mut self) {
         self.log = LogPage::map();
     }
 
-    /// ALLOC_PROC_STRUCT, under the number that it has in a generation.
+    /// ALLOC_PROC_STRUCT, by its number in a generation.
     pub(crate) fn alloc_proc_struct(&self, generation: Generation) -> Result<(), Box<Refused>> {
         self.call_in(generation, request::ALLOC_PROC_STRUCT, &svm::NoArgument).map(drop)
     }
 
-    /// GET_MMAP_INFO, under the number that it has in a generation: the address segments. Needs no
-    /// state of the file.
+    /// GET_MMAP_INFO, by its number in a generation: the address segments. Works on any file.
     pub(crate) fn get_mmap_info(&self, generation: Generation) -> Result<Vec<Segment>, Box<Refused>> {
         let mut segments = [Segment::default(); SEGMENTS];
         let array = (&raw mut segments).expose_provenance() as u64;
@@ -257,8 +256,8 @@ impl Svm {
         // SAFETY: a live local; the driver wrote it through the address in the argument, so it is
         // read as memory that others write.
         let segments = unsafe { (&raw const segments).read_volatile() };
-        // The driver refuses more than there is room for; one that says otherwise is not taken for
-        // a known one.
+        // The driver refuses if there is too little room. A larger count is cut here, and the
+        // caller then recognises no known generation.
         Ok(segments.into_iter().take(count).collect())
     }
 
@@ -270,7 +269,7 @@ impl Svm {
 
     /// SETUP_DEVICE: ties this process to its counterpart on the device.
     pub(crate) fn setup_device(&self, device: u32) -> Result<Capabilities, Box<Refused>> {
-        // An address that is not page-aligned says that no statistics are wanted.
+        // An address that is not page-aligned means: no statistics.
         let wanted = svm::SetupDevice { stats_address: 1, ..Default::default() };
         let setup = self.call(const { stable(request::SETUP_DEVICE) }, device, 0, &wanted)?;
         Ok(Capabilities {
@@ -340,9 +339,9 @@ impl Svm {
             ..Default::default()
         };
         let created = self.call(const { stable(request::MEM_CREATE) }, device, size, &wanted)?;
-        // To the device a 1 GiB page is a block of 2 MiB pages; host memory keeps its kind.
+        // A device takes a 1 GiB page for a block of 2 MiB pages. Host memory keeps its kind.
         let page = if side == svm::SIDE_DEVICE { svm::PAGE_HUGE } else { kind.page.code() };
-        // The kernel itself sends page counts as 32 bits.
+        // The kernel itself passes page counts as 32 bits.
         Ok(Handle { device, id: created.id, pages: created.pages as u32, module: MODULE as u16, page: page as u8 })
     }
 
@@ -370,7 +369,8 @@ impl Svm {
     /// MEM_UNMAP: the whole mapping that starts at an address. `size` is for the trace.
     pub(crate) fn mem_unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
         let unmap = svm::MemUnmap { address, ..Default::default() };
-        // The id in the head is converted but not used; the host's always converts.
+        // The kernel converts the id in the head but does not use it; the host's id always
+        // converts.
         self.call(const { stable(request::MEM_UNMAP) }, HOST_ID, size, &unmap).map(drop)
     }
 
@@ -427,7 +427,7 @@ impl Svm {
             ..Default::default()
         };
         let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
-        // To a device a 1 GiB page is a block of 2 MiB pages, whoever imports it.
+        // A device's 1 GiB page is a block of 2 MiB pages, whoever imports it.
         let (unit, page) = match export.exporter {
             HOST_ID => (unit_of_host(answer.page), answer.page),
             _ => (HUGE_PAGE, answer.page.min(svm::PAGE_HUGE)),
@@ -451,14 +451,14 @@ impl Svm {
         let list = svm::MemSetPid {
             share: share as i32,
             count: tgids.len() as u32,
-            // The kernel reads so many of them during the call, while they are borrowed.
+            // The kernel reads them during the call, while they are borrowed.
             pids: tgids.as_ptr().expose_provenance() as u64,
         };
         self.call(const { stable(request::MEM_SET_PID) }, device, 0, &list).map(drop)
     }
 
-    /// MEM_SET_ATTR: turns a share's trust list off. The kernel executes an order to turn it on
-    /// again for no caller, but answers it differently to the exporter (EOPNOTSUPP) and to others.
+    /// MEM_SET_ATTR: turns a share's trust list off. The kernel never turns it on again, but
+    /// answers that request differently to the exporter (EOPNOTSUPP) and to others.
     pub(crate) fn mem_set_attr(&self, device: u32, share: u32, trust_list: bool) -> Result<(), Box<Refused>> {
         let value = svm::ShareAttr { no_trust_list: u32::from(!trust_list), ..Default::default() };
         let attribute = svm::MemSetAttr { share: share as i32, kind: 0, value };
@@ -472,18 +472,18 @@ impl Svm {
         Ok(answer.value.no_trust_list == 0)
     }
 
-    /// IPC_MEM_CREATE: gives device memory at an address a name.
+    /// IPC_MEM_CREATE: names the device memory at an address.
     pub(crate) fn ipc_mem_create(&self, device: u32, address: u64, size: u64) -> Result<[u8; NAME], Box<Refused>> {
         let wanted = svm::IpcCreate { address, len: size, name_len: NAME as u32, ..Default::default() };
         Ok(self.call(const { stable(request::IPC_MEM_CREATE) }, device, size, &wanted)?.name)
     }
 
-    /// IPC_MEM_DESTROY: ends a name. Those who opened it lose the memory.
+    /// IPC_MEM_DESTROY: ends a name. Processes that opened it lose the memory.
     pub(crate) fn ipc_mem_destroy(&self, name: [u8; NAME]) -> Result<(), Box<Refused>> {
         self.call(const { stable(request::IPC_MEM_DESTROY) }, 0, 0, &svm::IpcDestroy { name }).map(drop)
     }
 
-    /// IPC_MEM_QUERY: what a name stands for. Any process may ask.
+    /// IPC_MEM_QUERY: size, pages and device of a named memory. Any process may query.
     pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> Result<NamedMemory, Box<Refused>> {
         let query = svm::IpcQuery { name, ..Default::default() };
         let answer = self.call(const { stable(request::IPC_MEM_QUERY) }, 0, 0, &query)?;
@@ -503,7 +503,7 @@ impl Svm {
         self.call(const { stable(request::IPC_MEM_OPEN) }, device, size, &open).map(drop)
     }
 
-    /// IPC_MEM_CLOSE: ends the tie between a name and an allocation. The device keeps its table of
+    /// IPC_MEM_CLOSE: unties a name from an allocation. The device keeps its table of
     /// the pages until the allocation is freed. `size` is for the trace.
     pub(crate) fn ipc_mem_close(&self, device: u32, address: u64, size: u64) -> Result<(), Box<Refused>> {
         self.call(const { stable(request::IPC_MEM_CLOSE) }, device, size, &svm::IpcClose { address }).map(drop)
@@ -525,12 +525,12 @@ impl Svm {
         self.call(const { stable(request::IPC_MEM_SET_ATTR) }, 0, 0, &attribute).map(drop)
     }
 
-    /// MEMCPY; the kernel finds the direction out.
+    /// MEMCPY. The kernel detects the direction.
     ///
     /// # Safety
     ///
-    /// Addresses of the driver's must be mapped for the time of the call. Addresses of the
-    /// process's own memory must be valid for `size` bytes, for writes if they are the destination.
+    /// Addresses of the driver must be mapped during the call. Addresses of the process's own
+    /// memory must be valid for `size` bytes, and for writes if they are the destination.
     pub(crate) unsafe fn memcpy(
         &self,
         device: u32,
@@ -543,7 +543,7 @@ impl Svm {
         Ok(Direction::of(answer.direction))
     }
 
-    /// MEMCPY2D: rows, between host and device.
+    /// MEMCPY2D: copies rows between host and device.
     ///
     /// # Safety
     ///
@@ -589,11 +589,11 @@ impl Svm {
         self.call(const { stable(request::MEMCPY_BATCH) }, device, total, &copy).map(drop)
     }
 
-    /// ASYNC_MEMCPY: begins a copy between host and device, and returns the number of its task.
+    /// ASYNC_MEMCPY: begins a copy between host and device. Returns the number of its task.
     ///
     /// # Safety
     ///
-    /// As for [`Svm::memcpy`], until MEMCPY_RESULT_REFRESH has said that the copy is over.
+    /// As for [`Svm::memcpy`], until MEMCPY_RESULT_REFRESH has reported the end of the copy.
     pub(crate) unsafe fn async_memcpy(
         &self,
         device: u32,
@@ -605,23 +605,23 @@ impl Svm {
         Ok(self.call(const { stable(request::ASYNC_MEMCPY) }, device, size, &copy)?.task)
     }
 
-    /// MEMCPY_RESULT_REFRESH: waits for a task, once; whether its copy was done. An error says that
-    /// the device may still be at it.
+    /// MEMCPY_RESULT_REFRESH: waits for a task, once. Returns true if the copy was done. After an
+    /// error the device may still be copying.
     pub(crate) fn memcpy_result_refresh(&self, device: u32, task: i32, size: u64) -> Result<bool, Box<Refused>> {
         let refresh = svm::AsyncMemcpy { task, ..Default::default() };
         let answer = self.call(const { stable(request::MEMCPY_RESULT_REFRESH) }, device, size, &refresh)?;
         Ok(answer.state == svm::ASYNC_DONE)
     }
 
-    /// MEMSET8: fills mapped device memory; false if the kernel says that it did not, because the
-    /// memory is the host's.
+    /// MEMSET8: fills mapped device memory. Returns false if the kernel did not, because the memory
+    /// is the host's.
     pub(crate) fn memset8(&self, device: u32, destination: u64, size: u64, value: u8) -> Result<bool, Box<Refused>> {
         let fill = svm::Memset { destination, value: value.into(), size, ..Default::default() };
         let answer = self.call(const { stable(request::MEMSET8) }, device, size, &fill)?;
         Ok(answer.host_mapped == 0)
     }
 
-    /// A command whose number depends on the generation; EINVAL if it does not have it.
+    /// Sends a command whose number depends on the generation. EINVAL if the generation lacks it.
     fn call_in<A: Para>(&self, generation: Generation, request: Request<A>, argument: &A) -> Result<A, Box<Refused>> {
         match request.number(generation) {
             Some(word) => self.call(Numbered { request, word }, 0, 0, argument),
@@ -629,11 +629,11 @@ impl Svm {
         }
     }
 
-    /// One command: its argument in, its answer out. `size` is for the trace only.
+    /// Sends one command and returns its answer. `size` is for the trace only.
     fn call<A: Para>(&self, command: Numbered<A>, device: u32, size: u64, argument: &A) -> Result<A, Box<Refused>> {
         let mut buffer = Buffer::new_zeroed();
         buffer.arg.head.device = device;
-        // A member is never longer than the union, so this writes all of it.
+        // A member is never longer than the union, so all of it is written.
         let _ = argument.write_to_prefix(buffer.arg.data.as_mut_bytes());
         #[cfg(debug_assertions)]
         {
@@ -643,8 +643,8 @@ impl Svm {
         let op = command.request.op;
         let call = || Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
         // SAFETY: the buffer is writable, lives through the call and is larger than the argument of
-        // any known kernel. What addresses inside it point to is vouched for by the methods above,
-        // whose callers vouch for it in turn where they take addresses.
+        // any known kernel. The methods above, and their callers where they pass addresses, vouch
+        // for what the addresses in the buffer point to.
         let answer = traced(call, || unsafe { self.file.raw(command.word, (&raw mut buffer).cast()) });
         #[cfg(debug_assertions)]
         debug_assert_eq!(buffer.canary, CANARY, "the kernel wrote more than {ROOM} bytes for {}", op.name());
@@ -655,7 +655,7 @@ impl Svm {
     }
 }
 
-/// In what the host counts its own memory, whoever imports it
+/// The unit in which the host counts its memory, whoever imports it
 /// (`devmm_ioctl_mem_import_local_server` passes on the exporter's count).
 fn unit_of_host(page: u32) -> u64 {
     if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }

@@ -1,8 +1,8 @@
 //! The module uda: which devices this process has, and under which numbers.
 //!
-//! SETUP_DEV_TABLE makes the table of the caller's mount namespace, and must come before every
-//! other question but GET_USER_INFO: in a container any other one loses the devices. The order is
-//! kept by [`crate::discovery`].
+//! SETUP_DEV_TABLE makes the table of the caller's mount namespace. It must come before every other
+//! query except GET_USER_INFO, because in a container any other query loses the devices.
+//! [`crate::discovery`] keeps this order.
 
 use super::Answer;
 use super::davinci::{DavinciFile, module};
@@ -31,27 +31,28 @@ pub(crate) struct Listed {
 }
 
 impl Uda {
-    /// Opens a file, and GET_USER_INFO: who the caller is to the driver. Harmless at any time.
+    /// Opens a file and sends GET_USER_INFO: the caller's rights. Safe at any time.
     pub(crate) fn open() -> Result<Uda> {
         let file = DavinciFile::open(module::UDA)?;
         let mut user = uda::UserInfo::default();
         match file.command(&uda::GET_USER_INFO, &mut user) {
             Answer::Done => {
-                // They size what is listed: more than any driver has is not believed.
+                // These size the list of devices, so a number beyond every driver's is not
+                // believed.
                 user.max_devices = user.max_devices.min(MAX_PHYSICAL);
                 user.max_physical = user.max_physical.min(MAX_PHYSICAL);
                 Ok(Uda { file, user })
             }
             answer => {
-                // A positive number is a count of bytes that could not be copied.
+                // A positive number is the count of bytes that could not be copied.
                 let errno = if let Answer::Refused(errno) = answer { errno } else { Errno::EFAULT };
                 let refused = Refused::new(SystemCall::Other(uda::GET_USER_INFO.name), errno);
-                Err(refused.operation("find out what the driver takes this process for").into())
+                Err(refused.operation("query this process's rights").into())
             }
         }
     }
 
-    /// Whether the caller sees the host's own table: on the host, or with all privileges.
+    /// True if the caller sees the host's own table: on the host, or in a privileged container.
     pub(crate) fn is_admin(&self) -> bool {
         self.user.admin != 0
     }
@@ -66,8 +67,8 @@ impl Uda {
         self.user.max_physical
     }
 
-    /// SETUP_DEV_TABLE with the number of devices whose nodes the caller opened. The first one
-    /// after the driver was loaded waits in the kernel for all devices, for up to 160 s.
+    /// SETUP_DEV_TABLE with the number of devices whose nodes the caller opened. The first call
+    /// after the driver was loaded waits for all devices, up to 160 s.
     pub(crate) fn setup_dev_table(&self, devices: u32) -> Answer {
         self.file.command(&uda::SETUP_DEV_TABLE, &mut uda::SetupTable { devices })
     }

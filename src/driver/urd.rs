@@ -1,9 +1,9 @@
-//! The module URD: questions to the driver and to a device's firmware, each named by a key.
+//! The module URD: queries to the driver and to a device's firmware, each named by a key.
 //!
-//! One ioctl carries key, input and output. An unknown key is EOPNOTSUPP; a refusal may also be a
+//! One ioctl carries key, input and output. An unknown key is EOPNOTSUPP. A refusal may also be a
 //! *positive* number (46: not for this user, 65534: not in this environment, others from the
-//! feature itself). In a container any known key that is used before the device table was set up
-//! loses the devices, so a [`Urd`] is opened only after that.
+//! feature itself). In a container, using any known key before the device table was set up loses
+//! the devices, so a [`Urd`] is opened only after that.
 
 use super::Answer;
 use super::davinci::{DavinciFile, module};
@@ -18,19 +18,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Debug)]
 pub(crate) struct Urd(DavinciFile);
 
-/// What can be done about the link between two devices.
+/// An operation on the link between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum P2p {
-    /// Requests one direction.
+    /// Requests access in one direction.
     Enable = urd::P2P_ENABLE as isize,
-    /// Withdraws it.
+    /// Withdraws the request.
     Disable = urd::P2P_DISABLE as isize,
-    /// Whether the two can reach each other.
+    /// Queries whether the two can reach each other.
     CanAccess = urd::P2P_CAN_ACCESS as isize,
 }
 
 impl P2p {
-    /// Refusals that say why.
+    /// Positive answers with a known meaning.
     pub(crate) const NOT_PERMITTED: i32 = urd::NOT_PERMITTED;
     pub(crate) const NOT_SUPPORTED_HERE: i32 = urd::NOT_SUPPORTED_HERE;
     /// Kind of access, from 9.0.0 on: memory.
@@ -42,11 +42,11 @@ impl Urd {
         DavinciFile::open(module::URD).map(Urd)
     }
 
-    /// Whether the driver knows a key. Sends no input and no output: a known key is refused for
-    /// that, an unknown one as unknown.
+    /// True if the driver knows a key. The query has no input and no output: the driver refuses a
+    /// known key because of that, and an unknown key as unknown.
     ///
-    /// The first refusal is a line or two in the kernel's log. A key of published values is asked
-    /// in full before, which most devices answer.
+    /// Refusing a known key leaves a line or two in the kernel's log. So keys of published values
+    /// are first queried in full, which most devices answer.
     pub(super) fn knows(&self, key: &Key) -> bool {
         let published = [urd::UDIS_GET, urd::UDIS_GET_85].contains(key);
         let answered = published && self.memory_sizes(LogicalId(0), key).is_ok();
@@ -70,7 +70,7 @@ impl Urd {
         self.number(device, &urd::INIT_STATUS)
     }
 
-    /// TS_HEARTBEAT: the same by the task scheduler's heartbeat, where its module is loaded.
+    /// TS_HEARTBEAT: the same from the task scheduler's heartbeat, if that module is loaded.
     pub(crate) fn ts_heartbeat(&self, device: LogicalId) -> Option<u32> {
         let input = urd::TsHeartbeatIn { device: device.0, ..Default::default() };
         self.ask(device, &urd::TS_HEARTBEAT, &input).ok()
@@ -86,26 +86,26 @@ impl Urd {
         self.number(device, &urd::SPLIT_MODE)
     }
 
-    /// UDIS_GET of the memory's size: total and free bytes of a device's HBM, as its firmware
-    /// publishes them; `None` if it does not.
+    /// UDIS_GET of the memory's size: total and free bytes of a device's HBM, if its firmware
+    /// publishes them.
     pub(crate) fn hbm(&self, device: LogicalId, generation: Generation) -> Option<(u64, u64)> {
         let (length, blocks) = self.memory_sizes(device, &generation.delta().udis_get).ok()?;
         let [total, free, ..] = blocks[2];
-        // A device that never measured says 0.
+        // A device that has not measured yet reports 0.
         (length >= 144 && total != 0).then(|| (total.saturating_mul(1024), free.saturating_mul(1024)))
     }
 
-    /// Whether the driver does not know the key under which a generation publishes values. Leaves
-    /// no line in the kernel's log: the question is complete.
+    /// True if the driver does not know the key under which a generation publishes values. Leaves
+    /// no line in the kernel's log, because the query is complete.
     pub(super) fn lacks_published_values(&self, device: LogicalId, generation: Generation) -> bool {
         let answer = self.memory_sizes(device, &generation.delta().udis_get);
         matches!(answer, Err(Answer::Refused(Errno::EOPNOTSUPP)))
     }
 
-    /// UDIS_GET of the memory's sizes: system, service and the whole medium, each of which begins
-    /// with total and free in KiB; and how many bytes were published.
+    /// UDIS_GET of the memory's sizes. Returns the number of bytes published and the blocks for
+    /// system, service and the whole medium, each of which begins with total and free in KiB.
     fn memory_sizes(&self, device: LogicalId, key: &Key) -> Result<(u32, [[u64; 8]; 4]), Answer> {
-        /// Longest value that can be published.
+        /// The longest value that can be published.
         const LONGEST: u32 = 208;
         let mut blocks = [[0u64; 8]; 4];
         let input = urd::UdisIn {
@@ -120,7 +120,7 @@ impl Urd {
         Ok((output.length, unsafe { (&raw const blocks).read_volatile() }))
     }
 
-    /// SPOD_INFO: a device's place in a super pod; `None` where it has none.
+    /// SPOD_INFO: a device's place in a super pod, if it has one.
     pub(crate) fn spod_info(&self, device: LogicalId) -> Option<SuperPod> {
         let mut info = urd::SpodInfo::default();
         let input = urd::DeviceInfoIn {
@@ -143,8 +143,8 @@ impl Urd {
         })
     }
 
-    /// P2P: the link from a device to a peer; returns the status word. The struct's size must be
-    /// exactly the generation's.
+    /// P2P: the link from a device to a peer. Returns the status word. The struct must have exactly
+    /// the generation's size.
     pub(crate) fn p2p(
         &self,
         operation: P2p,
@@ -161,12 +161,12 @@ impl Urd {
         self.ask::<_, urd::P2pAttr>(device, &urd::P2P, &arg).map(|answer| answer.status)
     }
 
-    /// The many keys that take a logical id and answer a number.
+    /// Queries a key that takes a logical id and answers a number.
     fn number(&self, device: LogicalId, key: &Key) -> Option<u32> {
         self.ask(device, key, &device.0).ok()
     }
 
-    /// Asks with an input and an output of the sizes that the key wants.
+    /// Queries a key with an input and an output of the sizes that it requires.
     fn ask<I: IntoBytes + Immutable, O: FromBytes + IntoBytes>(
         &self,
         device: LogicalId,
@@ -201,7 +201,7 @@ impl Urd {
     }
 }
 
-/// A NUL-terminated text; what is behind the NUL is left over from before.
+/// A NUL-terminated text. Bytes after the NUL are stale.
 pub(super) fn text(bytes: &[u8]) -> Option<String> {
     let text = CStr::from_bytes_until_nul(bytes).ok()?.to_str().ok()?;
     (!text.is_empty()).then(|| printable(text))

@@ -81,8 +81,8 @@ impl Arena {
         Some(self.enter(run))
     }
 
-    /// Takes exactly the `size` bytes at `address`. Both are multiples of 2 MiB, inside the addresses
-    /// for heaps.
+    /// Takes exactly the `size` bytes at `address`. Both are multiples of 2 MiB, inside the
+    /// addresses for heaps.
     pub(crate) fn take_at(&mut self, address: u64, size: u64) -> Result<(), Unavailable> {
         let end = address + size;
         let Some(heap) = self.heaps.at(address) else {

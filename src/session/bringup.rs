@@ -1,9 +1,9 @@
-//! From nothing to an initialised session, in the order that the driver demands.
+//! Opens a session, in the order that the driver requires.
 //!
-//! open and OPEN bind a file; ALLOC_PROC_STRUCT makes the kernel's process object, and its number
-//! tells the oldest generation from the later ones; GET_MMAP_INFO names the address segments, and
-//! their list tells the later generations apart; the segments are mapped, the log page is put in
-//! place, and INIT_PROCESS ties it all to this process.
+//! open and OPEN bind a file. ALLOC_PROC_STRUCT makes the kernel's process object; its number
+//! distinguishes the oldest generation from the later ones. GET_MMAP_INFO lists the address
+//! segments, which distinguish the later generations. Then the segments and the log page are
+//! mapped, and INIT_PROCESS ties everything to this process.
 
 use super::SessionBuilder;
 use crate::discovery;
@@ -20,16 +20,16 @@ use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
 use std::sync::{Mutex, MutexGuard};
 
-/// A file with its process object and its segments, that INIT_PROCESS makes a session of.
+/// A file with its process object and segments, ready for INIT_PROCESS.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) svm: Svm,
     pub(super) generation: Generation,
     pub(super) segments: Segments,
-    /// A generation whose numbers the driver has, and the segments that it lists.
+    /// A generation that has the driver's numbers, and the segments that the driver lists.
     family: Generation,
     listed: Vec<Segment>,
-    /// Whether its segments were mapped, be it in an earlier attempt.
+    /// The segments were mapped, now or in an earlier attempt.
     was_mapped: bool,
 }
 
@@ -40,7 +40,7 @@ fn parked() -> MutexGuard<'static, Option<Prepared>> {
     static PARKED: PerProcess<Mutex<Option<Prepared>>> = PerProcess::new();
     let parked = PARKED.get(|inherited| {
         if let Some(mut parents) = inherited.and_then(|inherited| inherited.try_lock().ok()?.take()) {
-            // Its segments are not in this process.
+            // Its segments are not mapped in this process.
             parents.segments.forget();
         }
         Mutex::default()
@@ -48,7 +48,8 @@ fn parked() -> MutexGuard<'static, Option<Prepared>> {
     lock(parked)
 }
 
-/// INIT_PROCESS is interrupted by signals that are not blocked; this many in a row were never seen.
+/// How often INIT_PROCESS is tried. Signals that are not blocked interrupt it, but never that
+/// often.
 const INIT_ATTEMPTS: u32 = 1000;
 
 /// Brings up the session's file.
@@ -86,14 +87,14 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
     }
 }
 
-/// INIT_PROCESS, again if a signal interrupted it.
+/// INIT_PROCESS, repeated if a signal interrupted it.
 fn init_process(mut init: impl FnMut() -> Result<HostPages, Box<Refused>>) -> Result<HostPages, Box<Refused>> {
     let mut blocked = None;
     let mut attempt = 1;
     loop {
         match init() {
             Err(refused) if refused.errno == Errno::EAGAIN && attempt < INIT_ATTEMPTS => {
-                // A signal came: from now on none does.
+                // A signal came: block signals for the other attempts.
                 blocked.get_or_insert_with(Blocked::handled);
                 attempt += 1;
             }
@@ -115,12 +116,11 @@ fn prepare(builder: &SessionBuilder) -> Result<Prepared> {
 }
 
 impl Prepared {
-    /// Makes a file of an earlier attempt what these options ask for. Segments that are mapped
-    /// stay.
+    /// Applies these options to a file of an earlier attempt. Mapped segments stay mapped.
     fn set_options(&mut self, builder: &SessionBuilder) -> Result<()> {
         self.generation = choose(self.family, &self.listed, builder.allow_unknown_generation)?;
-        // A file whose segments were unmapped, by what ended the session in its way, cannot map
-        // them a second time: it goes on without.
+        // The end of the session in its way may have unmapped its segments. They cannot be mapped a
+        // second time, so the file continues without them.
         self.segments.check();
         if builder.segments && !self.was_mapped {
             self.segments = map(&self.svm, &self.listed)?;
@@ -130,9 +130,9 @@ impl Prepared {
     }
 }
 
-/// Makes the kernel's process object; returns a generation whose numbers the driver has. 8.5.0
-/// refuses number 101 as too high; later drivers refuse 67 before the session is initialised. So
-/// trying the newest first is harmless.
+/// Makes the kernel's process object. Returns a generation that has the driver's numbers. 8.5.0
+/// refuses number 101 as too high, and later drivers refuse 67 before the session is initialised.
+/// So trying the newest first is harmless.
 fn alloc_proc_struct(svm: &Svm) -> Result<Generation> {
     for family in recognise::families() {
         match svm.alloc_proc_struct(family) {
@@ -144,7 +144,7 @@ fn alloc_proc_struct(svm: &Svm) -> Result<Generation> {
     Err(recognise::refused_everywhere(Op::AllocProcStruct))
 }
 
-/// The generation to go on with.
+/// The generation to treat the driver as.
 fn choose(family: Generation, segments: &[Segment], allow_unknown: bool) -> Result<Generation> {
     match recognise::by_segments(family, segments) {
         Some(generation) => Ok(generation),
@@ -157,8 +157,8 @@ fn choose(family: Generation, segments: &[Segment], allow_unknown: bool) -> Resu
     }
 }
 
-/// Maps the segments. If their addresses are taken and other code has the driver open, it is its
-/// session that is in the way.
+/// Maps the segments. If their addresses are taken and other code has the driver open, that code
+/// has the session.
 fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
     svm.map_segments(segments).map_err(|refused| {
         let taken = taken();
@@ -170,17 +170,17 @@ fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
     })
 }
 
-/// Who has the session, as far as this process shows it.
+/// Who has the session, as far as this process can tell.
 fn taken() -> SessionTaken {
     SessionTaken { vendor_library: vendor_library(), driver_in_use: davinci::others_have_files() }
 }
 
-/// Path of the vendor's driver library, if this process has it loaded.
+/// Path of the vendor's driver library, if this process has loaded it.
 fn vendor_library() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.contains("libascend_hal"))?;
     let path = &line[line.find('/')?..];
-    // So the kernel marks a library that was replaced since it was loaded.
+    // The kernel marks a library that was replaced after it was loaded.
     Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
 }
 
@@ -191,19 +191,19 @@ mod tests {
     use nix::sys::signal::{SigSet, Signal};
 
     #[test]
-    fn an_unknown_generation_that_is_wanted_is_treated_as_the_newest_of_its_numbers() {
+    fn an_unknown_generation_is_treated_as_the_newest_with_its_numbers_if_allowed() {
         let newest = Generation::V26_1;
         let known = newest.delta().segments;
         let more: Vec<Segment> = known.iter().chain(known).copied().collect();
         assert!(choose(newest, &more, false).is_err());
         assert_eq!(choose(newest, &more, true).unwrap(), newest);
         assert_eq!(choose(Generation::V8_5_0, &[], true).unwrap(), Generation::V8_5_0);
-        // What is known is not guessed.
+        // A known generation is not guessed.
         assert_eq!(choose(newest, Generation::V9_0_0.delta().segments, true).unwrap(), Generation::V9_0_0);
     }
 
     #[test]
-    fn an_init_that_a_signal_interrupted_is_repeated_without_signals_and_not_for_ever() {
+    fn an_interrupted_init_is_repeated_with_signals_blocked_and_not_forever() {
         // The standard library has a handler for this one.
         let is_blocked = || SigSet::thread_get_mask().unwrap().contains(Signal::SIGSEGV);
         let interrupted = || Refused::new(SystemCall::Svm(Op::InitProcess), Errno::EAGAIN);
@@ -214,7 +214,7 @@ mod tests {
         });
         assert!(answer.is_ok());
         assert_eq!(seen, [false, true, true]);
-        assert!(!is_blocked(), "they come again");
+        assert!(!is_blocked(), "signals stay blocked");
         let mut attempts = 0;
         let answer = init_process(|| {
             attempts += 1;

@@ -13,8 +13,8 @@ fn seat() -> &'static Slots<(), Live<SessionInner>> {
     SEAT.get(|_| Slots::default())
 }
 
-/// The seat while it is taken: from before the session is opened until all of it is closed. Dropping
-/// this frees the seat.
+/// The seat while it is taken: from before the session is opened until all of it is closed.
+/// Dropping this frees the seat.
 #[derive(Debug)]
 pub(super) struct Seat {
     process: ForkGuard,
@@ -35,8 +35,8 @@ impl Seat {
         seat().fill((), session);
     }
 
-    /// Marks the session as being closed. A subscriber that asks for the session would wait for this
-    /// very thread, so nothing is reported before the seat is free.
+    /// Marks the session as being closed. A subscriber that asks for the session would wait for
+    /// this very thread, so nothing is reported before the seat is free.
     pub(super) fn close(&mut self) {
         if !std::mem::replace(&mut self.closing, true) {
             std::mem::forget(quiet());

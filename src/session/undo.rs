@@ -12,10 +12,10 @@
 //!    session;
 //! 5. the session: heaps, address segments, CLOSE, close(2), and the DEVMNG file last.
 //!
-//! Each of these objects is a [`Live`]. It is undone once, by an explicit call ([`undo`]) or when its
-//! last reference is dropped. If the kernel refuses an explicit call, the call returns the object. If
-//! the kernel refuses during a drop, the object is kept as a [`Left`], which is plain numbers, and
-//! tried again in the same order when a device or the session is closed.
+//! Each of these objects is a [`Live`]. It is undone once, by an explicit call ([`undo`]) or when
+//! its last reference is dropped. If the kernel refuses an explicit call, the call returns the
+//! object. If the kernel refuses during a drop, the object is kept as a [`Left`], which is plain
+//! numbers, and tried again in the same order when a device or the session is closed.
 
 use super::SessionInner;
 use crate::device::OpenDevice;
@@ -144,8 +144,8 @@ pub(crate) fn in_use<T: Undo>(object: &Arc<Live<T>>) -> Error {
     Error::InUse { operation: T::OPERATION, users: object.users(others) }
 }
 
-/// What a dropped object could not undo. Plain numbers, so that it keeps nothing alive. Only a device
-/// also has its process, which must not end before the device is closed.
+/// What a dropped object could not undo. Plain numbers, so that it keeps nothing alive. Only a
+/// device also has its process, which must not end before the device is closed.
 #[derive(Debug)]
 pub(crate) enum Left {
     Name { name: [u8; NAME] },
@@ -225,8 +225,8 @@ impl SessionInner {
         }
     }
 
-    /// Tries again to close a device that could not be closed when it was dropped. Returns it if that
-    /// fails again, and `None` if there is no such device any more.
+    /// Tries again to close a device that could not be closed when it was dropped. Returns it if
+    /// that fails again, and `None` if there is no such device any more.
     pub(crate) fn take_left_device(&self, id: u32) -> Option<OpenDevice> {
         let is_it = |left: &Left| matches!(left, Left::Device(device) if device.id == id);
         if !lock(&self.left).iter().any(is_it) {
@@ -247,7 +247,8 @@ impl SessionInner {
     /// Forgets memory that a device refused to release. The device was closed, which released the
     /// memory, and new handles of the device may get the same ids.
     pub(crate) fn forget_memory_of(&self, device: u32) {
-        // Closing also ended names on the device that were opened. Their addresses are still to free.
+        // Closing also ended names on the device that were opened. Their addresses are still to
+        // free.
         lock(&self.left).retain_mut(|left| match left {
             Left::Memory { .. } => !self.is_gone(left, |closed| closed == device),
             Left::Opened(opened) => {
