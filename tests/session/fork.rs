@@ -1,8 +1,10 @@
 //! After a fork: the child has copies of its parent's objects, which it must not use, and it may
 //! open a session of its own.
 
-mod support;
-
+use crate::support::processes::{Peer, start};
+use crate::support::{
+    Directory, MIB2, PATIENCE, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options,
+};
 use ascend_emulator::config::Door;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
@@ -13,10 +15,6 @@ use ascend_vmm::share::{self, BareTgid, Broker, BrokerOptions, HandleKind, Name,
 use ascend_vmm::{Device, Error, Kind, Mapping, MemoryKind, Reservation, ReserveOptions, Session};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::processes::{Peer, start};
-use support::{
-    Directory, MIB2, PATIENCE, contents, device, mapped_on, mapped_on_host, open, refused_in_child, survey_options,
-};
 
 /// What a parent has when it forks.
 struct Inherited {
@@ -105,7 +103,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
                 device.memory_info(MemoryKind::Hbm).unwrap_err(),
                 device.enable_peer_access(&peer).unwrap_err(),
                 mapping.grant(&peer).unwrap_err(),
-                // Also where there is nothing to do.
+                // Even if there is nothing to do.
                 mapping.grant(&device).unwrap_err(),
                 mapping.is_granted(&peer).unwrap_err(),
                 mapping.read_async(0, vec![0; 6]).unwrap_err().error,
@@ -151,7 +149,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
                 refused_in_child(&error);
             }
             assert!(!device.device_process().unwrap().is_connected());
-            // Objects of an own session do not mix with the parent's.
+            // Objects of the child's own session do not mix with the parent's.
             let own = Session::open().unwrap().device(LogicalId(1)).unwrap();
             let mapped = mapped_on(&own, MIB2);
             for error in [
@@ -169,7 +167,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
     });
 }
 
-/// Another process with memory under a name, which this one may open, until it is signalled.
+/// Another process that keeps memory under a name, which this one may open, until it is signalled.
 fn published_by_another() -> (Peer, Name) {
     let owner = start(|channel| {
         let mapping = mapped_on(&device(0), MIB2);
@@ -225,7 +223,7 @@ fn a_child_that_drops_what_it_inherited_keeps_its_own_session() {
             assert!(reservation.map(0, &inherited.mapping.memory()).is_err());
             drop((inherited, inherited_host));
             own.write(0, b"child").unwrap();
-            // The page that the kernel explains its errors in was mapped by the parent, too.
+            // The parent also mapped the page in which the kernel explains its errors.
             let error = device.create(1 << 50).unwrap_err();
             assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
             drop((own, mapped_on(&device, MIB2), reservation, device));
@@ -245,8 +243,8 @@ fn first_uses() {
     let _ = device_process::device_pid(LogicalId(0));
 }
 
-/// Forks `count` times while eight threads are at their first uses; each child does the same. A
-/// child that hangs never ends, and so does this.
+/// Forks `count` times while eight threads make their first uses; each child makes the same. If a
+/// child hangs, so does the test.
 fn fork_among_first_uses(count: usize) {
     let mut left = count;
     while left > 0 {
@@ -280,16 +278,16 @@ fn ten_thousand_children_forked_among_first_uses_do_not_hang() {
 #[test]
 fn a_child_that_lives_through_its_parents_session_ends_nothing_of_the_next_one() {
     on_each_generation(Config::default(), |_, _| {
-        let first = (device(0), support::own_tgid());
+        let first = (device(0), crate::support::own_tgid());
         let child = start(|channel| channel.pause());
         child.wait();
         drop(first);
-        let (device, _) = (device(0), support::own_tgid());
+        let (device, _) = (device(0), crate::support::own_tgid());
         let before = device.create(MIB2).unwrap();
-        // The last references to the files of the first session go with the child.
+        // The child's end drops the last references to the files of the first session.
         child.signal();
         child.join();
         device.create(MIB2).unwrap();
-        support::write(&before, b"still there");
+        crate::support::write(&before, b"still there");
     });
 }

@@ -1,8 +1,9 @@
 //! Opening and closing the session: what can fail, who else may use the driver in this process, and
 //! what the errors say.
 
-mod support;
-
+use crate::support::{
+    Directory, MIB2, assert_nothing_left, calls, contents, count, device, inject, mapped_on, open, plain,
+};
 use ascend_emulator::config::Door;
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_ioctl::klog;
@@ -12,7 +13,6 @@ use ascend_vmm::{Error, Generation, Kind, MemoryKind, Session};
 use nix::libc;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::num::NonZeroUsize;
-use support::{Directory, MIB2, assert_nothing_left, calls, contents, count, device, inject, mapped_on, open, plain};
 
 #[test]
 fn a_session_can_be_opened_again_after_it_was_closed() {
@@ -395,7 +395,7 @@ fn options_after_a_foreign_session_are_those_of_the_new_call() {
         drop(other);
         let session = Session::open().unwrap();
         assert!(session.has_segments());
-        support::mapped_on_host(MIB2).write(0, b"seen by the CPU").unwrap();
+        crate::support::mapped_on_host(MIB2).write(0, b"seen by the CPU").unwrap();
         session.close().unwrap();
 
         let other = foreign::session();

@@ -1,15 +1,13 @@
 //! What the driver sees: each operation takes the system calls that the driver needs, in this
 //! order, and not one more.
 
-mod support;
-
+use crate::support::processes::start;
+use crate::support::{MIB2, calls, contents, device, mapped, open, own_pid, own_tgid, patient, plain};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::device_process::DeviceProcess;
 use ascend_vmm::share::{self, BareTgid, ShareableHandle};
 use ascend_vmm::{Generation, PhysicalMemory, Session};
-use support::processes::start;
-use support::{MIB2, calls, contents, device, mapped, open, own_pid, own_tgid, patient, plain};
 
 /// The commands that use memory once at new addresses.
 const USE: &[&str] = &["UPDATE_HEAP", "ALLOC", "MEM_MAP", "MEMCPY", "MEM_UNMAP", "FREE_PAGES"];

@@ -1,8 +1,12 @@
 //! Safeguards that other tests do not notice when they are missing: each test here fails if its
 //! safeguard is taken out of the library.
 
-mod support;
-
+use crate::support::events::AtEvent;
+use crate::support::processes::start;
+use crate::support::{
+    Directory, MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid,
+    plain, refused_here, refused_in_child, survey_options, wait_until,
+};
 use ascend_emulator::{Config, Emulator, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{klog, svm};
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
@@ -22,12 +26,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::events::AtEvent;
-use support::processes::start;
-use support::{
-    Directory, MIB2, PATIENCE, commands, count, device, inject, mapped, mapped_on, mapped_on_host, open, own_tgid,
-    plain, refused_here, refused_in_child, survey_options, wait_until,
-};
 
 /// The system's allocator, which notes when one address is freed.
 struct Watching;
@@ -35,10 +33,10 @@ struct Watching;
 static WATCHED: AtomicUsize = AtomicUsize::new(0);
 static FREED: AtomicBool = AtomicBool::new(false);
 
-// SAFETY: all is done by the system's allocator.
+// SAFETY: the system's allocator does everything.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for it.
         unsafe { System.alloc(layout) }
     }
 
@@ -46,7 +44,7 @@ unsafe impl GlobalAlloc for Watching {
         if at.addr() == WATCHED.load(Ordering::Relaxed) {
             FREED.store(true, Ordering::Relaxed);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for it.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -54,7 +52,7 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// A buffer, of which [`FREED`] says from now on whether it was freed.
+/// A buffer. From now on [`FREED`] tells whether it was freed.
 fn watched(size: usize) -> Vec<u8> {
     let buffer = vec![1; size];
     WATCHED.store(buffer.as_ptr().addr(), Ordering::Relaxed);
@@ -82,7 +80,7 @@ fn the_buffer_of_a_copy_that_may_still_run_is_never_freed() {
                 assert!(!FREED.load(Ordering::Relaxed), "dropped {dropped}, read {read}");
             }
         }
-        // One that is over frees it.
+        // A copy that has ended frees it.
         let mapping = mapped_on(&device, MIB2);
         drop(mapping.write_async(0, watched(12_345)).unwrap());
         assert!(FREED.load(Ordering::Relaxed));
@@ -196,7 +194,7 @@ fn in_a_child_no_call_on_the_parents_objects_reaches_the_kernel() {
     });
 }
 
-/// Leaves a sentence in the log page, as a command that succeeds may do.
+/// Leaves a message in the log page, as a successful command may do.
 fn leave_in_log_page(sentence: &str) {
     let page = std::ptr::with_exposed_provenance_mut::<u8>(klog::SVM_ERRORS as usize);
     let position = |offset: usize| page.wrapping_add(offset).cast::<i32>();
@@ -282,8 +280,8 @@ fn an_exchange_leaves_the_sockets_options_as_they_were() {
     });
 }
 
-/// Makes the next MEMCPY answer a direction. `data` is what it copies into this process's memory,
-/// which it writes before its answer.
+/// Makes the next MEMCPY answer a direction. `data` is the number of bytes that it copies into this
+/// process's memory before its answer.
 fn answer_direction(emulator: &Emulator, data: usize, direction: u32) {
     let offset = data + svm::DATA + offset_of!(svm::Memcpy, direction);
     let bytes: String = direction.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -335,7 +333,7 @@ fn a_mapping_that_is_gone_is_not_found_while_its_memory_lives() {
         let mapping = mapped(&memory);
         let address = mapping.address();
         assert!(session.memory_at(address).unwrap().is_same(&memory));
-        // The kernel still has it, but no object of the caller's stands for it.
+        // The kernel still has it, but no object of the caller refers to it.
         inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(mapping);
         assert!(session.memory_at(address).is_none());
@@ -434,7 +432,7 @@ fn every_thread_of_the_library_leaves_all_signals_to_the_program() {
         let broker = Broker::start(&session, listener, options, move |_| Ok(vec![page.clone()])).unwrap();
         start(|_| {
             let socket = UnixStream::connect(&path).unwrap();
-            share::request(&socket, "page", &support::device(1), PATIENCE).unwrap();
+            share::request(&socket, "page", &crate::support::device(1), PATIENCE).unwrap();
         })
         .join();
         // The kernel cuts names.

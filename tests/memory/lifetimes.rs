@@ -1,16 +1,14 @@
 //! How long memory lives: each line of `docs/driver.md`, with real processes, on each driver
 //! generation.
 
-mod support;
-
+use crate::support::processes::{Channel, Peer, start};
+use crate::support::{MIB, MIB2, assert_nothing_left, commands, device, holders, open, plain, read, wait_until, write};
 use ascend_emulator::{Emulator, fork, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, Export, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
 use std::any::Any;
-use support::processes::{Channel, Peer, start};
-use support::{MIB, MIB2, assert_nothing_left, commands, device, holders, open, plain, read, wait_until, write};
 
 const SIZE: u64 = 4 * MIB;
 

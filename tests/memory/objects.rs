@@ -1,13 +1,11 @@
 //! Physical memory, reservations and mappings: what works, and what the errors say.
 
-mod support;
-
+use crate::support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, plain, refused_here};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::error::Errno;
 use ascend_vmm::share;
 use ascend_vmm::{Error, Kind, Location, MemoryKind, Page, ReserveOptions, Session};
-use support::{GIB, MIB2, assert_nothing_left, contents, device, inject, open, plain, refused_here};
 
 /// How many calls the driver saw during an action.
 fn calls_during(emulator: &Emulator, action: impl FnOnce()) -> usize {
@@ -568,7 +566,7 @@ fn many_pieces_are_mapped_or_none() {
         for ((address, memory), mapping) in listed.iter().zip(&mappings) {
             assert!(*address == mapping.address() && memory.is_same(&mapping.memory()));
         }
-        // An occupied place refuses all.
+        // An occupied address refuses all of them.
         refused_here(&reservation.map_many([(MIB2, &memories[0]), (0, &memories[1])]).unwrap_err(), "overlaps");
         assert_eq!(reservation.mappings().len(), 4);
     });
@@ -601,12 +599,12 @@ fn errors_say_whether_memory_ran_out_the_device_is_lost_or_the_process_is_not_tr
         let (session, device) = open(0);
         let error = device.create(GIB).unwrap_err();
         assert!(error.is_out_of_memory() && !error.is_device_lost() && !error.is_not_trusted(), "{error}");
-        let export = support::device(1).create(MIB2).unwrap().export().unwrap();
+        let export = crate::support::device(1).create(MIB2).unwrap().export().unwrap();
         let error = share::import(&device, &export.ticket().unwrap()).unwrap_err();
         assert!(error.is_not_trusted() && !error.is_out_of_memory(), "{error}");
         let error = session.reserve(0).unwrap_err();
         assert!(!error.is_out_of_memory() && !error.is_device_lost() && !error.is_not_trusted(), "{error}");
-        support::end_device_process(emulator, 0);
+        crate::support::end_device_process(emulator, 0);
         let error = device.create(MIB2).unwrap_err();
         assert!(error.is_device_lost(), "{error}");
         drop(export);

@@ -1,15 +1,13 @@
 //! Commands that the kernel refuses and devices that die: nothing hangs, nothing is lost, and the
 //! error says what happened. A program that uses all of the library is refused at every call.
 
-mod support;
-
+use crate::support::{MIB2, assert_nothing_left, contents, count, device, inject, mapped_on, open, own_tgid, plain};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::LogicalId;
 use ascend_vmm::copy::{Rows, read_batch, write_batch};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid};
 use ascend_vmm::{Error, Failed, MemoryKind, Result, Session};
-use support::{MIB2, assert_nothing_left, contents, count, device, inject, mapped_on, open, own_tgid, plain};
 
 /// How objects are freed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -168,7 +166,7 @@ fn refuse_everywhere(emulator: &Emulator, end: End, step: usize, first: usize) {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// Whether an error is about this command, and says how it was refused.
+/// True if an error is about this command and says how it was refused.
 fn explains(error: &Error, name: &str, errno: &str) -> bool {
     let text = error.to_string();
     match (name, error) {

@@ -1,7 +1,8 @@
 //! Subscribers of `tracing` are the user's code: they may call back into the library, and panic.
 
-mod support;
-
+use crate::support::events::{AtEvent, Fields};
+use crate::support::processes::{Peer, start};
+use crate::support::{MIB2, PATIENCE, assert_nothing_left, inject, mapped_on, survey_options};
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::discovery;
 use ascend_vmm::pool::{Keep, PageCache, Pool, PoolOptions, Tag};
@@ -10,19 +11,16 @@ use std::cell::Cell;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::events::{AtEvent, Fields};
-use support::processes::{Peer, start};
-use support::{MIB2, PATIENCE, assert_nothing_left, inject, mapped_on, survey_options};
 
 thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Does something at every event, but not at those that this causes.
+/// Runs an action at every event, except at events that the action causes.
 fn subscribe(action: fn()) {
     let outermost = move |_: Fields| {
         if !INSIDE.replace(true) {
             EVENTS.fetch_add(1, Ordering::Relaxed);
-            // The mark must go also if the action panics.
+            // The mark is removed even if the action panics.
             struct Outside;
             impl Drop for Outside {
                 fn drop(&mut self) {
@@ -36,7 +34,7 @@ fn subscribe(action: fn()) {
     tracing::subscriber::set_global_default(AtEvent(outermost)).unwrap();
 }
 
-/// A bit of everything, with refusals in it, from nothing to nothing.
+/// Uses a bit of everything, with refused calls, from opening to closing.
 fn scenario(emulator: &ascend_emulator::Emulator) {
     discovery::survey(&survey_options());
     let session = Session::open().unwrap();
@@ -66,7 +64,7 @@ fn scenario(emulator: &ascend_emulator::Emulator) {
     let second = session.device(LogicalId(1)).unwrap();
     drop((reservation, host, export, memory, second, first));
     session.close().unwrap();
-    // Sessions that are dropped, not closed.
+    // Sessions that are dropped instead of closed.
     let device = Session::open().unwrap().device(LogicalId(0)).unwrap();
     pools(emulator, &device);
     names(&device);
@@ -74,7 +72,7 @@ fn scenario(emulator: &ascend_emulator::Emulator) {
     drop(device);
 }
 
-/// A pool that grows, sleeps, wakes and shrinks, with a refusal in each.
+/// A pool that grows, sleeps, wakes and shrinks, with a refused call in each step.
 fn pools(emulator: &ascend_emulator::Emulator, device: &Device) {
     let pool = Pool::with(&PageCache::new(device), PoolOptions::new().handles(&[MIB2]).before_unmap(|_| ()));
     inject(emulator, "MEM_MAP#1=EBUSY");
@@ -96,7 +94,7 @@ fn pools(emulator: &ascend_emulator::Emulator, device: &Device) {
 /// The ticket that is being imported and released.
 static TICKET: Mutex<Option<share::Ticket>> = Mutex::new(None);
 
-/// Memory of this process that is imported on another device and released, and once not.
+/// Imports memory of this process on another device and releases it; one release is refused.
 fn imports(emulator: &ascend_emulator::Emulator, session: &Session) {
     let (first, second) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
     let export = first.create(MIB2).unwrap().export().unwrap();
@@ -114,7 +112,7 @@ fn imports(emulator: &ascend_emulator::Emulator, session: &Session) {
 /// The name that is being opened and closed.
 static NAME: Mutex<Option<share::Name>> = Mutex::new(None);
 
-/// Memory of another process that is opened by its name and closed, and once not.
+/// Opens memory of another process by name and closes it; one close is refused.
 fn names(device: &Device) {
     let (peer, name) = published();
     *NAME.lock().unwrap() = Some(name);
@@ -146,7 +144,7 @@ fn published() -> (Peer, share::Name) {
 fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothing() {
     on_each_generation(Config::default(), |_, emulator| {
         subscribe(|| {
-            // Whatever comes of it: it must return.
+            // Any result will do, but the call must return.
             let Ok(session) = Session::current() else { return };
             let _ = session.reserve(MIB2).map(|reservation| reservation.mappings());
             let _ = session.device(LogicalId(0)).and_then(|device| device.create(MIB2)).map(|memory| memory.export());
@@ -165,7 +163,7 @@ fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothin
                 let _ = pool.sleep(Tag(0), Keep::Nothing, |_| ());
             }
         });
-        // A close may find the subscriber's references: dropping is what must work here.
+        // A close may find references of the subscriber, so the session is dropped instead.
         let session = Session::current().unwrap();
         let device = session.device(LogicalId(0)).unwrap();
         let reservation = session.reserve(2 * MIB2).unwrap();

@@ -1,18 +1,16 @@
-//! Another user of the driver in the same process, as the vendor's library is: it is not disturbed,
-//! and the library says what cannot be had beside it.
+//! Another user of the driver in the same process, such as the vendor's library: it is not
+//! disturbed, and errors say what is not possible beside it.
 //!
 //! The other user is a raw client that has a session, a device with its device process, and memory.
 
-mod support;
-
+use crate::support::raw::ModuleFile;
+use crate::support::{MIB2, open, own_pid, own_tgid, survey_options, wait_until};
 use ascend_conformance::Host;
 use ascend_conformance::session as raw;
 use ascend_emulator::{Config, Emulator, fork, on_each_generation};
 use ascend_ioctl::{davinci, devmng};
 use ascend_vmm::discovery::{self, Finding, Npu, Survey};
 use ascend_vmm::{Error, Session};
-use support::raw::ModuleFile;
-use support::{MIB2, open, own_pid, own_tgid, survey_options, wait_until};
 
 /// The other user's session, and the address of its memory.
 struct Other {
@@ -29,7 +27,7 @@ impl Other {
         Other { session, address }
     }
 
-    /// Its device process lives, its memory is what it was, and it can have more on every device.
+    /// Its device process lives, its memory is unchanged, and it can create more on every device.
     #[track_caller]
     fn assert_unharmed(&self) {
         assert_eq!(self.session.read(self.address, 6).unwrap(), b"theirs");
@@ -48,7 +46,7 @@ fn survey() -> Survey {
     discovery::survey(&survey_options())
 }
 
-/// What is asked also beside another user.
+/// The facts that are queried even beside another user.
 fn common(npu: &Npu) -> impl PartialEq + std::fmt::Debug + use<> {
     let Npu { logical, physical, user, identity, state, .. } = *npu;
     let names = (npu.chip.clone(), npu.soc.clone());
@@ -110,7 +108,7 @@ fn a_library_that_registers_while_we_use_the_driver_stays_registered() {
         assert_eq!(other.ioctl(devmng::GET_PROCESS_SIGN.request(), &mut devmng::ProcessSign::default()), 0);
         session.close().unwrap();
         assert!(is_registered(emulator), "our file stays open beside the other one");
-        // It is used again, and closed when it is the only one.
+        // The file is used again, and closed when it is the only one.
         drop(survey());
         assert!(is_registered(emulator));
         drop(other);
@@ -132,7 +130,7 @@ fn a_session_beside_another_one_is_refused_with_what_to_do_instead() {
         }
         other.assert_unharmed();
         other.end();
-        // The refused attempt kept its file, and goes on with it.
+        // The refused attempt kept its file, and the next one continues with it.
         Session::builder().segments(false).open().unwrap().close().unwrap();
     });
 }
@@ -144,7 +142,7 @@ fn a_child_of_a_process_with_a_session_of_ours_discovers_everything() {
         let (_session, device) = open(0);
         fork(|| assert_eq!(survey().devices.len(), expected.devices.len())).join();
         fork(|| assert_eq!(survey().findings, [])).join();
-        // And so does the parent.
+        // So does the parent.
         assert_eq!(survey().findings, []);
         drop(device);
     });

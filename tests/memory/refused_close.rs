@@ -1,12 +1,10 @@
 //! What is left when the kernel refuses to undo something.
 
-mod support;
-
+use crate::support::{MIB2, assert_nothing_left, count, device, inject, open, own_pid, plain, read, write};
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::{Error, LogicalId, Session};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{MIB2, assert_nothing_left, count, device, inject, open, own_pid, plain, read, write};
 
 #[test]
 fn a_device_whose_close_was_refused_in_drop_can_be_opened_again() {
@@ -29,7 +27,7 @@ fn a_device_whose_close_was_refused_in_drop_can_be_opened_again() {
 }
 
 #[test]
-fn a_device_that_stays_refused_is_usable_or_says_that_it_is_not() {
+fn a_device_whose_close_stays_refused_is_usable_or_says_that_it_is_not() {
     isolated(plain(), |emulator| {
         let (session, device) = open(0);
         // Refused in drop, and at the next open too: the device was never prepared for closing.
@@ -44,7 +42,7 @@ fn a_device_that_stays_refused_is_usable_or_says_that_it_is_not() {
         drop(device);
         let error = session.device(LogicalId(0)).unwrap_err();
         assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("asynchronous copies"), "{error}");
-        // It goes with the next try.
+        // The next try closes it.
         session.device(LogicalId(0)).unwrap().close().unwrap();
         session.close().unwrap();
         assert_nothing_left(emulator);
@@ -55,7 +53,7 @@ fn a_device_that_stays_refused_is_usable_or_says_that_it_is_not() {
 fn a_device_that_comes_back_from_a_refused_close_says_what_it_lost() {
     isolated(plain(), |emulator| {
         let (session, device) = open(0);
-        let peer = support::device(1);
+        let peer = crate::support::device(1);
         device.enable_peer_access(&peer).unwrap();
         emulator.record();
         inject(emulator, "CLOSE_DEVICE#1=EBUSY");
@@ -130,12 +128,12 @@ fn what_comes_back_from_a_refused_call_is_found_where_it_was() {
         assert_eq!(session.mapping_at(mapping.address()), Some((mapping.address(), MIB2)));
         reservation.slice(0, 8).unwrap().write(b"unharmed").unwrap();
         mapping.unmap().unwrap();
-        // The reservation has had memory of the device, so it is that device's, also after a
+        // The reservation has held memory of the device, so it stays that device's, also after a
         // mapping that was refused.
         inject(emulator, "MEM_MAP#1=ENOMEM");
         reservation.map(0, &device.create(MIB2).unwrap()).unwrap_err();
-        let other = support::device(1).create(MIB2).unwrap();
-        support::refused_here(&reservation.map(0, &other).unwrap_err(), "memory of one device only");
+        let other = crate::support::device(1).create(MIB2).unwrap();
+        crate::support::refused_here(&reservation.map(0, &other).unwrap_err(), "memory of one device only");
         drop((reservation, other));
         inject(emulator, "PREPARE_CLOSE_DEVICE#1=EBUSY");
         let device = device.close().unwrap_err().object;
@@ -157,11 +155,11 @@ fn memory_that_a_closed_device_released_is_not_released_again_under_the_same_num
         inject(emulator, "CLOSE_DEVICE#1=EBUSY");
         drop((memory, device));
         assert_eq!(session.statistics().left, 2);
-        // Closed now, and opened anew: its first handle has the number of the old one.
+        // The device is closed and opened again: its first handle has the number of the old one.
         let device = session.device(LogicalId(0)).unwrap();
         assert_eq!((session.statistics().left, session.statistics().physical), (0, 0));
         let memory = device.create(MIB2).unwrap();
-        let mapping = support::mapped(&memory);
+        let mapping = crate::support::mapped(&memory);
         drop(memory);
         session.device(LogicalId(1)).unwrap().close().unwrap();
         mapping.write(0, b"still there").unwrap();
@@ -179,7 +177,7 @@ fn what_was_refused_is_undone_in_order_at_the_next_close() {
         drop((mapping, memory, reservation));
         let left = session.statistics();
         assert_eq!((left.left, left.reserved, left.physical), (3, MIB2, MIB2));
-        // One close undoes all of it: each as soon as nothing stands on it.
+        // One close undoes all of it, each object as soon as nothing depends on it.
         session.device(LogicalId(1)).unwrap().close().unwrap();
         let left = session.statistics();
         assert_eq!((left.left, left.mappings, left.reserved, left.physical), (0, 0, 0, 0));

@@ -1,8 +1,7 @@
 //! A client can crash or hang the kernel in several ways. These tests check that the library never
 //! makes such calls.
 
-mod support;
-
+use crate::support::{MIB2, device, mapped_on, plain};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
 use ascend_ioctl::Generation;
@@ -12,7 +11,6 @@ use ascend_vmm::Session;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use std::collections::BTreeMap;
-use support::{MIB2, device, mapped_on, plain};
 
 /// A number in the argument of a command; `offset` as in the driver's struct.
 fn number(record: &Record, offset: usize) -> u64 {
@@ -33,7 +31,7 @@ fn ranges(emulator: &Emulator, call: &str) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn the_cpu_cannot_touch_the_segments_that_would_hang_it_for_ever() {
+fn the_cpu_cannot_touch_the_segments_that_would_hang_it() {
     isolated(Config::default(), |_| {
         let session = Session::open().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -51,7 +49,7 @@ fn a_stray_pointer_into_such_a_segment_is_an_ordinary_fault() {
     isolated(Config::default(), |_| {
         let child = fork(|| {
             let _session = Session::open().unwrap();
-            // SAFETY: not safe, on purpose: it must end in a signal and nothing worse.
+            // SAFETY: deliberately not safe: it must end in a signal and nothing worse.
             unsafe { std::ptr::with_exposed_provenance::<u8>(SOMA_START as usize + 12_345).read_volatile() };
         });
         assert!(matches!(child.wait(), WaitStatus::Signaled(_, Signal::SIGSEGV, _)));

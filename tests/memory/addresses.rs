@@ -1,10 +1,8 @@
 //! The ends of the address space, the borders of heaps, and addresses that the kernel frees late.
 
-mod support;
-
+use crate::support::{GIB, MIB2, contents, count, inject, open, plain, refused_here};
 use ascend_emulator::{isolated, on_each_generation};
 use ascend_vmm::{Device, Error, Kind, Page, Reservation, ReserveOptions};
-use support::{GIB, MIB2, contents, count, inject, open, plain, refused_here};
 
 /// The largest heap.
 const HEAP: u64 = 128 * GIB;
@@ -120,7 +118,7 @@ fn a_heap_that_the_kernel_refused_is_requested_again() {
 fn addresses_that_the_kernel_did_not_free_are_not_reused_before_it_does() {
     on_each_generation(plain(), |_, emulator| {
         let (session, device) = open(0);
-        let other = support::device(1);
+        let other = crate::support::device(1);
         let reservation = session.reserve(MIB2).unwrap();
         let address = reservation.address();
         inject(emulator, "FREE_PAGES#1=EBUSY");
@@ -137,7 +135,7 @@ fn addresses_that_the_kernel_did_not_free_are_not_reused_before_it_does() {
 fn a_mapping_that_the_kernel_did_not_remove_keeps_its_addresses() {
     on_each_generation(plain(), |_, emulator| {
         let (session, device) = open(0);
-        let other = support::device(1);
+        let other = crate::support::device(1);
         let reservation = session.reserve(2 * MIB2).unwrap();
         let mapping = reservation.map(0, &device.create(MIB2).unwrap()).unwrap();
         inject(emulator, "MEM_UNMAP#1=EBUSY");
