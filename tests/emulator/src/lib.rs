@@ -40,6 +40,8 @@ pub mod machine;
 pub mod record;
 #[cfg(test)]
 mod rig;
+#[doc(hidden)]
+pub mod seccomp;
 pub mod state;
 pub mod svm;
 pub mod trap;

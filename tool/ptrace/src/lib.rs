@@ -8,6 +8,7 @@
 
 pub mod filter;
 
+use ascend_emulator::seccomp::ARCHITECTURE;
 use libc::{c_int, c_uint, c_void};
 use nix::errno::Errno;
 use std::ptr;
@@ -79,13 +80,6 @@ pub enum Call {
     /// It is a call of another architecture, such as that of a 32-bit program.
     Foreign,
 }
-
-#[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xc000_00b7;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the tracer knows the system calls of x86_64 and aarch64 only");
 
 /// A ptrace request whose address and data are plain numbers.
 fn request(request: c_uint, tid: i32, address: usize, data: usize) -> Result<i64, Errno> {

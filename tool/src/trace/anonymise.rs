@@ -8,8 +8,8 @@ use super::decode;
 use super::field::{Kind, fields};
 use super::watch::hex_number;
 use ascend_emulator::record::{Buffer, Record, bytes, hex};
+use ascend_emulator::seccomp::{WATCHED_END, WATCHED_START};
 use ascend_ioctl::{Generation, urd};
-use ascend_ptrace::filter::{WATCHED_END, WATCHED_START};
 use std::collections::HashMap;
 
 /// Where stand-ins of addresses begin: above the driver's.

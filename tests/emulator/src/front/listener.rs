@@ -153,22 +153,11 @@ fn gate() -> (*mut libc::pthread_mutex_t, *mut MaybeUninit<libc::sigset_t>) {
 /// undone.
 pub fn install() -> Result<OwnedFd, Unavailable> {
     let program = filter::program();
-    let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: takes five integers; the flag concerns the calling thread only.
-    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
-        return Err(Unavailable::Filter(Errno::last()));
-    }
-    let seccomp = |flags: libc::c_ulong| {
-        // SAFETY: the header points to the program, which outlives the call; the kernel copies it.
-        Errno::result(unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const header)
-        })
-    };
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // Without WAIT_KILLABLE_RECV (Linux 5.19) a signal restarts a call that is being served, which
     // is then served twice.
-    let result = seccomp(flags | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV).or_else(|error| match error {
-        Errno::EINVAL => seccomp(flags),
+    let result = program.install(flags | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV).or_else(|error| match error {
+        Errno::EINVAL => program.install(flags),
         error => Err(error),
     });
     match result {
