@@ -2,7 +2,8 @@
 //! a seccomp listener, copies as a multiple of memcpy, and how the cost of a call grows with what
 //! the driver holds. Only the ratios can be compared between machines.
 
-#[path = "../tests/client/mod.rs"]
+#[path = "../tests/system_calls/client.rs"]
+#[allow(dead_code, reason = "tests use the rest of it")]
 mod client;
 
 use ascend_emulator::config::DeviceProcess;

@@ -1,7 +1,6 @@
 //! `ascend-vmm probe` on every kind of host that the driver can be emulated on.
 
-mod support;
-
+use crate::support::{PROGRAM, refusal, run_emulated, stderr, stdout};
 use ascend_emulator::Config;
 use ascend_emulator::config::{Daemon, Door, Phase, Place};
 use ascend_ioctl::Generation;
@@ -11,7 +10,6 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{PROGRAM, refusal, run_emulated, stderr, stdout};
 
 /// Runs `probe` on an emulated host.
 fn probe(config: Config, arguments: &[&str]) -> Output {
@@ -23,7 +21,7 @@ fn probe(config: Config, arguments: &[&str]) -> Output {
 /// The document of `probe --json`, checked against its schema, and the exit status.
 fn document(config: Config) -> (Value, i32) {
     let output = probe(config, &["--json", "--timeout", "1"]);
-    (support::document(&output, "probe"), output.status.code().unwrap())
+    (crate::support::document(&output, "probe"), output.status.code().unwrap())
 }
 
 /// The codes of the findings.
@@ -56,7 +54,7 @@ fn offered<'a>(document: &'a Value, device: usize, feature: &str) -> &'a Value {
 /// `probe --open --json`, and its exit status.
 fn opened(config: Config) -> (Value, i32) {
     let output = probe(config, &["--open", "--json"]);
-    (support::document(&output, "probe"), output.status.code().unwrap())
+    (crate::support::document(&output, "probe"), output.status.code().unwrap())
 }
 
 #[test]
@@ -124,7 +122,7 @@ fn one_device_that_cannot_be_opened_does_not_spoil_the_other() {
     let mut command = Command::new(PROGRAM);
     command.args(["probe", "--open", "--json"]);
     let output = run_emulated(Config { devices: 3, ..Config::default() }, &["device1=dead"], &mut command);
-    let document = support::document(&output, "probe");
+    let document = crate::support::document(&output, "probe");
     assert_eq!(output.status.code(), Some(1), "{document:#}");
     assert_eq!([0, 1, 2].map(|device| offered(&document, device, "vmm") == true), [true, false, true], "{document:#}");
     assert_eq!(offered(&document, 0, "peer"), true, "{document:#}");
@@ -271,7 +269,7 @@ fn visible(value: &[u8]) -> (Value, i32) {
     let mut command = Command::new(PROGRAM);
     command.args(["probe", "--json"]).env("ASCEND_RT_VISIBLE_DEVICES", OsStr::from_bytes(value));
     let output = run_emulated(Config::default(), &[], &mut command);
-    (support::document(&output, "probe"), output.status.code().unwrap())
+    (crate::support::document(&output, "probe"), output.status.code().unwrap())
 }
 
 #[test]
@@ -364,7 +362,7 @@ fn watching_prints_one_document_after_the_other() {
     let mut lines = BufReader::new(runner.stdout.take().unwrap()).lines();
     for _ in 0..2 {
         let document: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        support::schema::assert_fits("probe", &document);
+        crate::support::schema::assert_fits("probe", &document);
     }
     drop(lines);
     assert_eq!(runner.wait().unwrap().code(), Some(141));

@@ -1,11 +1,9 @@
 //! `ascend-vmm completions` and `ascend-vmm man`: what is installed beside the program.
 
-mod support;
-
+use crate::support::help::{commands, help};
+use crate::support::{PROGRAM, refusal, run_program, stderr, stdout};
 use std::path::Path;
 use std::process::Command;
-use support::help::{commands, help};
-use support::{PROGRAM, refusal, run_program, stderr, stdout};
 
 /// What a command prints, which must succeed.
 #[track_caller]

@@ -1,11 +1,9 @@
 //! `ascend-vmm emulate --replay`: a trace played on the driver that it was made on shows no
 //! difference, and any other answer is found with its line.
 
-mod support;
-
+use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 /// A file of the running test alone.
 fn file(name: &str) -> PathBuf {
@@ -94,7 +92,7 @@ fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
     assert!(output.status.success(), "{}", stderr(&output));
     let text = std::fs::read_to_string(&seen).unwrap();
     let mut secrets = std::collections::BTreeSet::new();
-    for record in support::calls::read(&plain) {
+    for record in crate::support::calls::read(&plain) {
         secrets.extend([format!("\"pid\":{},", record.pid), format!("\"tid\":{},", record.tid)]);
         for buffer in &record.buffers {
             let address = u64::from_str_radix(&buffer.addr[2..], 16).unwrap();
@@ -107,7 +105,7 @@ fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
     assert!(found.is_empty(), "{found:?}");
     // The driver's answers name the process as the trace does.
     let signs: Vec<_> =
-        support::calls::read(&seen).into_iter().filter(|it| it.cmd == Some("GET_PROCESS_SIGN")).collect();
+        crate::support::calls::read(&seen).into_iter().filter(|it| it.cmd == Some("GET_PROCESS_SIGN")).collect();
     assert!(!signs.is_empty());
     for sign in signs {
         let expected = ascend_emulator::record::hex(&[&sign.pid.to_le_bytes()[..], b"0"].concat());

@@ -1,14 +1,12 @@
 //! `ascend-vmm trace --html`: the page in a real browser, with a hundred thousand calls.
 
-mod support;
-
+use crate::support::{PROGRAM, run_program, stderr, stdout};
 use ascend_emulator::record::{Record, hex};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op, Para};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{PROGRAM, run_program, stderr, stdout};
 use zerocopy::IntoBytes;
 
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];

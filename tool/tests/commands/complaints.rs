@@ -1,9 +1,7 @@
 //! The table of complaints in docs/hosts.md: every row is what the command says on that host.
 
-mod support;
-
+use crate::support::{PROGRAM, stderr, stdout};
 use std::process::Command;
-use support::{PROGRAM, stderr, stdout};
 
 /// A row of the table.
 #[derive(Debug)]

@@ -1,12 +1,10 @@
 //! Commands that take time, while the driver answers others.
 
-mod client;
-
+use crate::client::Session;
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
-use client::Session;
 use nix::errno::Errno;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};

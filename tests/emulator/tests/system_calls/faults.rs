@@ -1,11 +1,9 @@
 //! Injected faults, as a client sees them.
 
-mod client;
-
+use crate::client::Session;
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator, fork, isolated};
 use ascend_ioctl::svm;
-use client::Session;
 use nix::errno::Errno;
 use std::time::{Duration, Instant};
 
@@ -67,7 +65,7 @@ fn a_silent_device_delays_only_its_own_callers() {
         client(emulator, |session, _| session.create(1).map(drop).unwrap());
         // Others would wait longer than a test may take.
         emulator.inject("device0=silent:1000s".parse().unwrap());
-        drop(client::open_module("uda").unwrap());
+        drop(crate::client::open_module("uda").unwrap());
         let silence = Duration::from_millis(300);
         let start = Instant::now();
         emulator.inject(format!("device0=silent:{}ms", silence.as_millis()).parse().unwrap());

@@ -1,11 +1,9 @@
 //! Clients that are killed at random points: nothing of them is left when waitpid has returned.
 
-mod client;
-
+use crate::client::{MANAGER, Session, ioctl, open_manager, open_module};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Client, Config, Emulator, Line, fork, isolated, on_each_generation};
 use ascend_ioctl::{svm, uda};
-use client::{MANAGER, Session, ioctl, open_manager, open_module};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;

@@ -1,13 +1,11 @@
 //! An action that would crash the real kernel kills the client and fails the test with the trap's
 //! name.
 
-mod client;
-
+use crate::client::Session;
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
-use client::Session;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;

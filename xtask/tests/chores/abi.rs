@@ -3,15 +3,12 @@
 //! The driver's sources are not part of this repository, so the trees here are written from our own
 //! tables: headers that declare what a table says, in the places where the driver's tree has them.
 
-#[path = "../../tool/tests/support/mod.rs"]
-mod support;
-
+use crate::support::{PROGRAM, stderr, stdout};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{PROGRAM, stderr, stdout};
 
 const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 

@@ -1,12 +1,10 @@
 //! `ascend-vmm trace`: what it shows is what the driver saw, and the program does not notice.
 
-mod support;
-
+use crate::support::calls::{assert_same, read};
+use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 use ascend_emulator::record::Record;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::calls::{assert_same, read};
-use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 /// A file of the running test alone.
 fn file(name: &str) -> PathBuf {

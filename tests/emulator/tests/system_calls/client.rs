@@ -1,7 +1,5 @@
 //! A client that uses the driver by system calls alone, for tests of the front.
 
-#![allow(dead_code, reason = "each test program uses only a part of it")]
-
 use ascend_ioctl::command::Command;
 use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{Generation, davinci};

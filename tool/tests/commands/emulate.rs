@@ -1,7 +1,6 @@
 //! `ascend-vmm emulate`: exit statuses, signals, faults, and C programs on the emulated driver.
 
-mod support;
-
+use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +10,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-use support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 
 fn emulate(arguments: &[&str]) -> Output {
     run_program(&[&["emulate"], arguments].concat())
@@ -195,12 +193,12 @@ fn a_host_is_described_by_a_file_and_options_win_over_it() {
         description("host.json", r#"{"devices": 3, "hbm": 34359738368, "in-container": "2", "driver": "9.0.0"}"#);
     for file in [toml, json] {
         let output = emulate(&["--host", &file, "--", PROGRAM, "probe", "--json"]);
-        let document = support::document(&output, "probe");
+        let document = crate::support::document(&output, "probe");
         assert_eq!(document["driver"]["generation"], "9.0.0", "{document:#}");
         assert_eq!(document["devices"][0]["physical"], 2);
         assert_eq!(document["devices"][0]["hbm"]["total"], 32u64 << 30);
         let output = emulate(&["--host", &file, "--hbm", "16G", "--", PROGRAM, "probe", "--json"]);
-        assert_eq!(support::document(&output, "probe")["devices"][0]["hbm"]["total"], 16u64 << 30);
+        assert_eq!(crate::support::document(&output, "probe")["devices"][0]["hbm"]["total"], 16u64 << 30);
     }
 }
 
@@ -250,7 +248,7 @@ fn every_condition_of_a_host_has_an_option() {
         (&["--devices", "0"], "no-device"),
     ] {
         let output = emulate(&[options, &["--", PROGRAM, "probe", "--json", "--timeout", "1"]].concat());
-        let document = support::document(&output, "probe");
+        let document = crate::support::document(&output, "probe");
         let codes: Vec<&str> =
             document["findings"].as_array().unwrap().iter().map(|f| f["code"].as_str().unwrap()).collect();
         assert!(codes.contains(&code), "{options:?}: {codes:?}");
@@ -279,7 +277,7 @@ fn every_preset_is_a_host_that_probe_describes() {
         ("container-on-atlas-800-a2", 1, 0),
     ] {
         let output = emulate(&["--like", name, "--", PROGRAM, "probe", "--json"]);
-        let document = support::document(&output, "probe");
+        let document = crate::support::document(&output, "probe");
         assert_eq!(document["devices"].as_array().unwrap().len(), devices, "{name}");
         assert_eq!(output.status.code(), Some(code), "{name}: {document:#}");
         // The page says of each what is known and what is made up.

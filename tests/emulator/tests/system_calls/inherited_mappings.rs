@@ -1,19 +1,17 @@
 //! Children of clients in other processes than the emulator's: they inherit none of the driver's
 //! mappings, as with the real driver.
 
-mod client;
-
+use crate::again;
+use crate::client::{Session, open_manager};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Client, Config, Emulator, fork};
 use ascend_ioctl::{Generation, svm};
-use client::{Session, open_manager};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::Pid;
-use std::process::Command;
 use std::time::Duration;
 
 /// Set in the other process, to its generation.
-const MARKER: &str = "ASCEND_EMULATOR_HEIRS";
+const MARKER: &str = "ASCEND_EMULATOR_CHILD";
 
 /// Runs `body` in another process than the emulator's, once for each generation. `test` is the
 /// name of the calling test.
@@ -24,9 +22,8 @@ fn in_another_process(test: &str, body: impl FnOnce(Generation)) {
     for (index, generation) in Generation::ALL.iter().enumerate() {
         let config = Config { generation: *generation, device_process: DeviceProcess::Automatic, ..Config::default() };
         let emulator = Emulator::start(config).unwrap();
-        let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args([test, "--exact", "--nocapture"]).env(MARKER, index.to_string());
-        let status = emulator.spawn(&mut again).unwrap().wait().unwrap();
+        let mut again = again(&format!("inherited_mappings::{test}"));
+        let status = emulator.spawn(again.env(MARKER, index.to_string())).unwrap().wait().unwrap();
         assert!(status.success(), "{generation}: {status}");
         emulator.assert_no_traps();
         assert!(emulator.state().is_empty(), "{generation}: {:?}", emulator.state());

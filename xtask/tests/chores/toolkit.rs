@@ -1,13 +1,10 @@
 //! `cargo xtask toolkit`: the tree that it writes is one that programs for CANN are built against,
 //! by hand and by CMake, and run with.
 
-#[path = "../../tool/tests/support/mod.rs"]
-mod support;
-
+use crate::support::{refusal, run_emulated, run_program, stderr, stdout};
 use ascend_emulator::Config;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use support::{refusal, run_emulated, run_program, stderr, stdout};
 
 /// The tree, which the command writes once for all tests.
 fn tree() -> &'static Path {

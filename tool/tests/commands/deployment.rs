@@ -1,12 +1,10 @@
 //! The files for CI and for hosts with NPUs can be read, and every command in them does what it is
 //! there for, on an emulated host.
 
-mod support;
-
+use crate::support::{PROGRAM, schema, stderr, stdout};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{PROGRAM, schema, stderr, stdout};
 use yaml_rust2::{Yaml, YamlLoader};
 
 fn root() -> PathBuf {

@@ -1,12 +1,10 @@
 //! `ascend-vmm demo` on the emulated driver.
 
-mod support;
-
+use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 use ascend_emulator::Config;
 use ascend_emulator::config::{DeviceProcess, Phase};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
-use support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 
 /// Runs `demo` on a host that has NPUs.
 fn demo_on(config: Config, arguments: &[&str]) -> Output {

@@ -1,14 +1,12 @@
 //! `ascend-vmm selftest` on the emulated driver: what passes, what fails, and the reports.
 
-mod support;
-
+use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 use ascend_emulator::Config;
 use ascend_emulator::config::{Daemon, DeviceProcess, Door, Place};
 use ascend_ioctl::Generation;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::{Command, Output};
-use support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
 
 /// Runs `selftest` on an emulated host.
 fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
@@ -19,7 +17,7 @@ fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
 fn document(config: Config, faults: &[&str], arguments: &[&str]) -> (Value, i32) {
     let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
     let output = selftest(config, faults, &arguments);
-    (support::document(&output, "selftest"), output.status.code().unwrap())
+    (crate::support::document(&output, "selftest"), output.status.code().unwrap())
 }
 
 /// The names of the checks with this outcome.
@@ -185,7 +183,7 @@ fn junit_and_json_are_written_in_one_run() {
     let xml = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     assert_eq!(output.status.code(), Some(0));
-    let document = support::document(&output, "selftest");
+    let document = crate::support::document(&output, "selftest");
     assert_eq!(xml.matches("<testcase ").count(), document["cases"].as_array().unwrap().len());
 }
 

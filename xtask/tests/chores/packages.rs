@@ -1,16 +1,13 @@
 //! The published crates as their users get them: packaged, unpacked, and used by a crate outside of
 //! this repository, without a network.
 
-#[path = "../../tool/tests/support/mod.rs"]
-mod support;
-
+use crate::support::{run_emulated, stderr, stdout};
 use ascend_emulator::Config;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{run_emulated, stderr, stdout};
 
 /// What is published, in the order of their dependencies.
 const PUBLISHED: [&str; 3] = ["ascend-ioctl", "ascend-emulator", "ascend-vmm"];

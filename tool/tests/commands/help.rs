@@ -1,10 +1,8 @@
 //! Help texts, the version, and what a user sees after a typing error.
 
-mod support;
-
+use crate::support::help::{self, commands, help};
+use crate::support::{PROGRAM, stderr};
 use std::process::Command;
-use support::help::{self, commands, help};
-use support::{PROGRAM, stderr};
 
 #[test]
 fn every_command_has_help_with_an_example_that_names_the_program() {

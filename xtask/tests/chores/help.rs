@@ -1,11 +1,8 @@
 //! Help texts, the version, and the command lines that are written elsewhere in this repository.
 
-#[path = "../../tool/tests/support/mod.rs"]
-mod support;
-
+use crate::support::help::{self, commands, help};
+use crate::support::{run_program, stderr};
 use std::path::Path;
-use support::help::{self, commands, help};
-use support::{run_program, stderr};
 
 #[test]
 fn every_command_has_help_with_an_example() {

@@ -5,13 +5,11 @@
 //! may be starting a program, which has a copy of every descriptor between fork and exec. A real
 //! driver would keep the file open for it too.
 
-mod client;
-
+use crate::client::{MANAGER, Session, ioctl, open_manager};
 use ascend_emulator::config::{DeviceProcess, Door};
 use ascend_emulator::{Config, Emulator, Line, fork, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::svm::{self, Op};
 use ascend_ioctl::{davinci, uda};
-use client::{MANAGER, Session, ioctl, open_manager};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate, open};
 use nix::sys::mman::{MapFlags, ProtFlags, munmap};
@@ -292,7 +290,7 @@ fn a_killed_client_releases_everything_before_waitpid_returns() {
 #[test]
 fn hundreds_of_threads_use_one_file() {
     isolated(Config::default(), |_| {
-        let file = client::open_module("uda").unwrap();
+        let file = crate::client::open_module("uda").unwrap();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..300)
                 .map(|_| scope.spawn(|| ioctl(&file, &uda::GET_USER_INFO, &mut uda::UserInfo::default())))
@@ -315,7 +313,7 @@ fn asked(number: RawFd) -> Result<i32, Errno> {
 #[test]
 fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
     isolated(Config::default(), |_| {
-        let kept = client::open_module("uda").unwrap();
+        let kept = crate::client::open_module("uda").unwrap();
         let other = open("/dev/null", OFlag::O_RDWR, Mode::empty()).unwrap();
         for number in [20, 63, 64, 300] {
             let duplicate = || {
@@ -352,14 +350,14 @@ fn a_number_that_was_closed_or_replaced_is_no_longer_the_drivers() {
 #[test]
 fn the_file_that_was_used_last_is_closed_when_its_close_returns() {
     isolated(Config::default(), |emulator| {
-        let (used, other) = (client::open_module("uda").unwrap(), client::open_module("uda").unwrap());
+        let (used, other) = (crate::client::open_module("uda").unwrap(), crate::client::open_module("uda").unwrap());
         for _ in 0..4 {
             assert_eq!(asked(used.as_raw_fd()), Ok(0));
         }
         drop(used);
         // The end of a file that was not given back by CLOSE takes the others with it.
         assert_eq!(asked(other.as_raw_fd()), Err(Errno::EBADFD));
-        let last = client::open_module("uda").unwrap();
+        let last = crate::client::open_module("uda").unwrap();
         for _ in 0..4 {
             assert_eq!(asked(last.as_raw_fd()), Ok(0));
         }
@@ -371,7 +369,7 @@ fn the_file_that_was_used_last_is_closed_when_its_close_returns() {
 #[test]
 fn a_file_in_place_of_the_drivers_is_not_kept_open() {
     isolated(Config::default(), |_| {
-        let used = client::open_module("uda").unwrap();
+        let used = crate::client::open_module("uda").unwrap();
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).unwrap();
         for _ in 0..4 {
             assert_eq!(asked(used.as_raw_fd()), Ok(0));
@@ -435,7 +433,7 @@ fn no_signal_interrupts_a_close() {
 #[test]
 fn a_number_is_never_taken_for_what_it_was_while_threads_use_it() {
     isolated(Config::default(), |_| {
-        let kept = client::open_module("uda").unwrap();
+        let kept = crate::client::open_module("uda").unwrap();
         let other = open("/dev/null", OFlag::O_RDWR, Mode::empty()).unwrap();
         const NUMBER: RawFd = 40;
         // Counts the changes of the number: at 1, 5, 9, … it is the driver's, at 3, 7, 11, …

@@ -3,12 +3,10 @@
 //!
 //! The call is SETUP_DEV_TABLE on a host where a card has been detected but has not booted yet.
 
-mod client;
-
+use crate::client::{ioctl, open_manager, open_module};
 use ascend_emulator::config::Phase;
 use ascend_emulator::{Config, Emulator, Line, fork, isolated};
 use ascend_ioctl::uda;
-use client::{ioctl, open_manager, open_module};
 use nix::errno::Errno;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};

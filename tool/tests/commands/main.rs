@@ -1,0 +1,17 @@
+//! The commands of `ascend-vmm`, run as programs on emulated hosts.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod complaints;
+mod demo;
+mod deployment;
+mod emulate;
+mod help;
+#[cfg(feature = "installation")]
+mod installation;
+mod probe;
+mod replay;
+mod selftest;
+mod trace;
+mod trace_page;
