@@ -122,7 +122,7 @@ fn end(status: std::io::Result<std::process::ExitStatus>) -> ExitCode {
     }
 }
 
-type Failure = Box<dyn Error>;
+type DemoError = Box<dyn Error>;
 
 /// Bytes that are copied at once: small enough for the progress bar to move.
 const CHUNK: u64 = 4 << 20;
@@ -146,7 +146,7 @@ fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
 }
 
 /// Writes the contents after so many changes. Returns how long the copies took.
-fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
+fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, DemoError> {
     let bar = transfer(&format!("{who} writes"), mapping.size());
     let mut time = Duration::ZERO;
     for (offset, length) in chunks(mapping.size()) {
@@ -162,7 +162,7 @@ fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure
 
 /// Reads the memory and compares it with the contents after so many changes. Returns how long the
 /// copies took.
-fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, Failure> {
+fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, DemoError> {
     let bar = transfer(&format!("{who} reads"), mapping.size());
     let mut time = Duration::ZERO;
     for (offset, length) in chunks(mapping.size()) {

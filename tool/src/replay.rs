@@ -12,7 +12,7 @@ mod report;
 
 use crate::impossible;
 use crate::trace::decode::{self, Modules};
-use crate::trace::field::{Field, Kind, fields};
+use crate::trace::field::{Field, FieldKind, fields};
 use crate::trace::recognise::Recogniser;
 use crate::trace::watch::{hex_number, was_interrupted};
 use ascend_emulator::Config;
@@ -24,7 +24,7 @@ use memory::CallMemory;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use report::Report;
+use report::ReplayReport;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -42,13 +42,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const BACKING: u64 = 64 << 40;
 
 /// A call of the trace and its line.
-pub struct Line {
+pub struct TracedCall {
     number: usize,
     record: Record,
     module: String,
 }
 
-impl Line {
+impl TracedCall {
     /// Whether it is a call that changes nothing that an answer tells of.
     fn changes_nothing(&self) -> bool {
         let command = self.record.cmd.unwrap_or_default();
@@ -121,11 +121,11 @@ impl Order {
     /// The trace is played again from its beginning for each move.
     const MOST_MOVES: usize = 100;
 
-    fn new(lines: &[Line]) -> Self {
+    fn new(lines: &[TracedCall]) -> Self {
         Order { calls: (0..lines.len()).collect(), tried: HashMap::new(), moves: 0 }
     }
 
-    fn can_move(&self, lines: &[Line], index: usize) -> bool {
+    fn can_move(&self, lines: &[TracedCall], index: usize) -> bool {
         let tried = self.tried.get(&index).copied().unwrap_or(0);
         let (earlier, later) = concurrent(lines, index);
         let places = earlier.len() + later.len();
@@ -134,7 +134,7 @@ impl Order {
 
     /// Moves a call before the next earlier or behind the next later one that it overlapped with,
     /// and at last to where it was.
-    fn move_on(&mut self, lines: &[Line], index: usize) {
+    fn move_on(&mut self, lines: &[TracedCall], index: usize) {
         let tried = self.tried.entry(index).or_default();
         let (earlier, later) = concurrent(lines, index);
         self.calls.retain(|call| *call != index);
@@ -154,7 +154,7 @@ impl Order {
 
 /// The calls that other threads made at the same time as one: those that returned earlier and those
 /// that returned later, the nearest first.
-fn concurrent(lines: &[Line], index: usize) -> (Vec<usize>, Vec<usize>) {
+fn concurrent(lines: &[TracedCall], index: usize) -> (Vec<usize>, Vec<usize>) {
     const NEAR: usize = 100;
     let span = |record: &Record| record.at.map(|at| (at, at.saturating_add(record.us)));
     let own = &lines[index].record;
@@ -192,17 +192,17 @@ pub fn records(path: &Path) -> Result<Vec<Record>, String> {
     Ok(numbered(path)?.into_iter().map(|(_, record)| record).collect())
 }
 
-fn read(path: &Path) -> Result<Vec<Line>, String> {
+fn read(path: &Path) -> Result<Vec<TracedCall>, String> {
     let mut modules = Modules::default();
     let line = |(number, record)| {
         let module = modules.of(&record);
-        Line { number, record, module }
+        TracedCall { number, record, module }
     };
     Ok(numbered(path)?.into_iter().map(line).collect())
 }
 
 /// The generation that the answers of a trace tell.
-fn generation(lines: &[Line]) -> Generation {
+fn generation(lines: &[TracedCall]) -> Generation {
     let mut recogniser = Recogniser::new(None);
     for line in lines.iter().filter(|line| line.record.call == "ioctl") {
         recogniser.observe(&line.module, decode::request(&line.record), &line.record);
@@ -211,7 +211,7 @@ fn generation(lines: &[Line]) -> Generation {
 }
 
 /// Names that the driver chose: kind, where it is valid, what the trace has.
-type Chosen = (Kind, u64, Vec<u8>);
+type Chosen = (FieldKind, u64, Vec<u8>);
 
 /// A mapping that the trace made.
 struct Range {
@@ -222,7 +222,7 @@ struct Range {
 
 struct Player {
     driver: Driver,
-    report: Report,
+    report: ReplayReport,
     files: HashMap<u64, Open>,
     /// Process ids as the driver knows them: other ones if the trace was made in a container.
     tgids: HashMap<i32, i32>,
@@ -241,43 +241,43 @@ struct Open {
 
 /// What a call of the trace and of the model returned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Answer {
+enum Returned {
     Value(i64),
     Error(String),
 }
 
-impl Answer {
-    fn of(result: Result<i64, Errno>) -> Answer {
+impl Returned {
+    fn of(result: Result<i64, Errno>) -> Returned {
         match result {
-            Ok(value) if (-4095..0).contains(&value) => Answer::Error(errno_name(-value as i32)),
-            Ok(value) => Answer::Value(value),
-            Err(errno) => Answer::Error(errno_name(errno as i32)),
+            Ok(value) if (-4095..0).contains(&value) => Returned::Error(errno_name(-value as i32)),
+            Ok(value) => Returned::Value(value),
+            Err(errno) => Returned::Error(errno_name(errno as i32)),
         }
     }
 
-    fn recorded(record: &Record) -> Answer {
+    fn recorded(record: &Record) -> Returned {
         match &record.errno {
-            Some(errno) => Answer::Error(errno.clone()),
-            None => Answer::Value(record.ret),
+            Some(errno) => Returned::Error(errno.clone()),
+            None => Returned::Value(record.ret),
         }
     }
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for Returned {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Answer::Value(value) if *value > 0xffff => write!(f, "{value:#x}"),
-            Answer::Value(value) => write!(f, "{value}"),
-            Answer::Error(errno) => f.write_str(errno),
+            Returned::Value(value) if *value > 0xffff => write!(f, "{value:#x}"),
+            Returned::Value(value) => write!(f, "{value}"),
+            Returned::Error(errno) => f.write_str(errno),
         }
     }
 }
 
 impl Player {
-    fn new(config: Config, lines: &[Line]) -> Self {
+    fn new(config: Config, lines: &[TracedCall]) -> Self {
         Player {
             driver: Driver::new(config),
-            report: Report::default(),
+            report: ReplayReport::default(),
             files: HashMap::new(),
             tgids: host::tgids(lines),
             ended: HashSet::new(),
@@ -289,7 +289,7 @@ impl Player {
 
     /// Plays all calls. Stops at one that changed the model, whose answer differs, and that can be
     /// tried elsewhere.
-    fn play_all(&mut self, lines: &[Line], order: &Order) -> Option<usize> {
+    fn play_all(&mut self, lines: &[TracedCall], order: &Order) -> Option<usize> {
         let mut begins: HashMap<usize, Vec<usize>> = HashMap::new();
         for index in (0..lines.len()).filter(|index| lines[*index].changes_nothing()) {
             if let Some(first) = concurrent(lines, index).0.last() {
@@ -335,7 +335,7 @@ impl Player {
     }
 
     /// Plays an ioctl that changes nothing; true if its answer is that of the trace.
-    fn repeat(&mut self, line: &Line) -> bool {
+    fn repeat(&mut self, line: &TracedCall) -> bool {
         if !line.record.file.is_some_and(|file| self.files.contains_key(&file)) {
             return false;
         }
@@ -355,7 +355,7 @@ impl Player {
         Caller { tid, tgid, start_time: 1, identity: 0, mount_namespace: 1, uid: 0, memory, arrived: Instant::now() }
     }
 
-    fn play(&mut self, line: &Line) {
+    fn play(&mut self, line: &TracedCall) {
         let record = &line.record;
         self.changed_nothing = false;
         if let Some(reason) = unplayable(record) {
@@ -378,16 +378,16 @@ impl Player {
     }
 
     /// Compares what a call returned; true if both succeeded or both failed.
-    fn compare(&mut self, line: &Line, emulated: &Answer) -> bool {
-        let recorded = Answer::recorded(&line.record);
+    fn compare(&mut self, line: &TracedCall, emulated: &Returned) -> bool {
+        let recorded = Returned::recorded(&line.record);
         self.report.played += 1;
         if recorded != *emulated {
             self.report.behaviour(line.number, name(line), &recorded.to_string(), &emulated.to_string());
         }
-        matches!((recorded, emulated), (Answer::Value(_), Answer::Value(_)))
+        matches!((recorded, emulated), (Returned::Value(_), Returned::Value(_)))
     }
 
-    fn open(&mut self, line: &Line) {
+    fn open(&mut self, line: &TracedCall) {
         let record = &line.record;
         let path = record.path.as_deref().unwrap_or_default();
         let flags = record.flags.as_deref().and_then(hex_number).unwrap_or(0) as i32;
@@ -405,7 +405,7 @@ impl Player {
             self.driver.open(&caller, path, flags, backing).unwrap_or(Err(Errno::ENOENT))
         };
         self.ended.remove(&record.pid);
-        let same = self.compare(line, &Answer::of(result.map(|_| 0)));
+        let same = self.compare(line, &Returned::of(result.map(|_| 0)));
         if let (Ok(id), Some(file)) = (result, record.file) {
             self.files.insert(file, Open { id, opener: record.pid, flags });
         } else if let (Ok(id), false) = (result, same) {
@@ -414,7 +414,7 @@ impl Player {
         }
     }
 
-    fn file(&mut self, line: &Line) -> Option<FileId> {
+    fn file(&mut self, line: &TracedCall) -> Option<FileId> {
         let found = line.record.file.and_then(|file| self.files.get(&file)).map(|open| open.id);
         if found.is_none() {
             self.report.skip(line.number, "its file was open before the trace began, or could not be opened");
@@ -422,7 +422,7 @@ impl Player {
         found
     }
 
-    fn close(&mut self, line: &Line) {
+    fn close(&mut self, line: &TracedCall) {
         let Some(file) = self.file(line) else { return };
         let opener = line.record.file.and_then(|file| self.files.remove(&file)).map(|open| open.opener);
         let alive = opener.is_some_and(|opener| !self.ended.contains(&opener));
@@ -437,7 +437,7 @@ impl Player {
         self.driver.exit(tgid, 1);
     }
 
-    fn ioctl(&mut self, line: &Line) {
+    fn ioctl(&mut self, line: &TracedCall) {
         let Some(file) = self.file(line) else { return };
         let (record, module) = (&line.record, line.module.as_str());
         self.ended.remove(&record.pid);
@@ -463,7 +463,7 @@ impl Player {
                 _ if length > 1 << 24 => {}
                 Some(text) => {
                     let recorded = bytes(text, length).unwrap_or_default();
-                    let key = (Kind::Converted, place.scope(Kind::Converted).unwrap_or(0), recorded);
+                    let key = (FieldKind::Converted, place.scope(FieldKind::Converted).unwrap_or(0), recorded);
                     memory.put(address, self.chosen.get(&key).cloned().unwrap_or(key.2));
                 }
                 None => memory.put(address, vec![0; length]),
@@ -475,11 +475,11 @@ impl Player {
             memory.hole(address, given.len() as u64);
         }
         let Some(result) = self.call(record, file, request, address, &memory) else {
-            let recorded = Answer::recorded(record).to_string();
+            let recorded = Returned::recorded(record).to_string();
             return self.report.behaviour(line.number, name(line), &recorded, "it does not return");
         };
-        let answer = Answer::of(result);
-        self.changed_nothing = matches!(answer, Answer::Error(_)) || line.changes_nothing();
+        let answer = Returned::of(result);
+        self.changed_nothing = matches!(answer, Returned::Error(_)) || line.changes_nothing();
         if !self.compare(line, &answer) {
             return;
         }
@@ -529,7 +529,7 @@ impl Player {
         }
     }
 
-    fn compare_field(&mut self, line: &Line, field: &Field, place: &Place, recorded: &[u8], emulated: &[u8]) {
+    fn compare_field(&mut self, line: &TracedCall, field: &Field, place: &Place, recorded: &[u8], emulated: &[u8]) {
         let (trace, model) = (field.bytes(recorded), field.bytes(emulated));
         if let Some(scope) = place.scope(field.kind) {
             let key = (field.kind, scope, trace.to_vec());
@@ -545,9 +545,11 @@ impl Player {
             return;
         }
         let same = match field.kind {
-            Kind::Pointer | Kind::Reserved | Kind::Time => true,
+            FieldKind::Pointer | FieldKind::Reserved | FieldKind::Time => true,
             // The id on the device is made up; that there is one is not.
-            Kind::DevicePid => field.number(recorded).map(|it| it == 0) == field.number(emulated).map(|it| it == 0),
+            FieldKind::DevicePid => {
+                field.number(recorded).map(|it| it == 0) == field.number(emulated).map(|it| it == 0)
+            }
             _ => false,
         };
         if same {
@@ -560,12 +562,14 @@ impl Player {
         };
         let (trace, model) = (text(recorded), text(emulated));
         match field.kind {
-            Kind::Machine => self.report.machine(line.number, format!("{}.{}", name(line), field.name), trace, model),
+            FieldKind::Machine => {
+                self.report.machine(line.number, format!("{}.{}", name(line), field.name), trace, model)
+            }
             _ => self.report.field(line.number, name(line), &field.name, &trace, &model),
         }
     }
 
-    fn compare_buffer(&mut self, line: &Line, buffer: &record::Buffer, filled: &[u8]) {
+    fn compare_buffer(&mut self, line: &TracedCall, buffer: &record::Buffer, filled: &[u8]) {
         let recorded = buffer.out_hex.as_deref().and_then(|text| bytes(text, 0)).unwrap_or_default();
         let emulated = bytes(&record::hex(filled), 0).unwrap_or_default();
         let command = line.record.cmd.unwrap_or_default();
@@ -597,7 +601,7 @@ impl Player {
         }
     }
 
-    fn mmap(&mut self, line: &Line) {
+    fn mmap(&mut self, line: &TracedCall) {
         let Some(file) = self.file(line) else { return };
         let record = &line.record;
         let number = |text: &Option<String>| text.as_deref().and_then(hex_number).unwrap_or(0);
@@ -611,7 +615,7 @@ impl Player {
         let writes = flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0;
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if !fixed && (access == libc::O_WRONLY || writes && access != libc::O_RDWR) {
-            self.compare(line, &Answer::Error("EACCES".into()));
+            self.compare(line, &Returned::Error("EACCES".into()));
             return;
         }
         let free = match (record.mapped, &record.errno) {
@@ -625,13 +629,13 @@ impl Player {
         let result = self.driver.mmap(&caller, file, &mmap);
         // Where Linux puts it is not the driver's answer.
         let address = if record.errno.is_none() { record.ret } else { hint as i64 };
-        if self.compare(line, &Answer::of(result.map(|()| address))) {
+        if self.compare(line, &Returned::of(result.map(|()| address))) {
             let start = address as u64;
             self.mapped.push(Range { process: record.pid, start, end: start.saturating_add(length) });
         }
     }
 
-    fn change(&mut self, line: &Line) {
+    fn change(&mut self, line: &TracedCall) {
         let record = &line.record;
         let number = |text: &Option<String>| text.as_deref().and_then(hex_number).unwrap_or(0);
         let (start, length) = (number(&record.addr), number(&record.len));
@@ -654,7 +658,7 @@ impl Player {
             return self.report.skip(line.number, "Linux may have refused it without the driver");
         }
         let returned = if record.errno.is_none() { record.ret } else { 0 };
-        let same = self.compare(line, &Answer::of(result.map(|_| returned)));
+        let same = self.compare(line, &Returned::of(result.map(|_| returned)));
         if same && kind == ChangeKind::Unmap {
             self.mapped.retain(|it| !(it.process == record.pid && start <= it.start && it.end <= end));
         }
@@ -687,13 +691,13 @@ impl Place {
     }
 
     /// Where names of a kind are valid; `None` for what the driver does not choose.
-    fn scope(&self, kind: Kind) -> Option<u64> {
+    fn scope(&self, kind: FieldKind) -> Option<u64> {
         let process = (self.pid as u64) << 16;
         match kind {
-            Kind::Handle => Some(process | self.device),
-            Kind::Task | Kind::Converted => Some(process),
-            Kind::Share => Some(self.exporter),
-            Kind::Session | Kind::Name => Some(0),
+            FieldKind::Handle => Some(process | self.device),
+            FieldKind::Task | FieldKind::Converted => Some(process),
+            FieldKind::Share => Some(self.exporter),
+            FieldKind::Session | FieldKind::Name => Some(0),
             _ => None,
         }
     }
@@ -703,16 +707,16 @@ impl Place {
 fn is_chosen(command: &str, field: &Field) -> bool {
     matches!(
         (command, field.kind),
-        ("MEM_CREATE" | "MEM_IMPORT", Kind::Handle)
-            | ("MEM_EXPORT", Kind::Share)
-            | ("ASYNC_MEMCPY", Kind::Task)
-            | ("CONVERT_ADDR", Kind::Converted)
-            | ("CONNECT", Kind::Session)
-            | ("IPC_MEM_CREATE", Kind::Name)
+        ("MEM_CREATE" | "MEM_IMPORT", FieldKind::Handle)
+            | ("MEM_EXPORT", FieldKind::Share)
+            | ("ASYNC_MEMCPY", FieldKind::Task)
+            | ("CONVERT_ADDR", FieldKind::Converted)
+            | ("CONNECT", FieldKind::Session)
+            | ("IPC_MEM_CREATE", FieldKind::Name)
     )
 }
 
-fn name(line: &Line) -> String {
+fn name(line: &TracedCall) -> String {
     decode::name(&line.record, &line.module)
 }
 

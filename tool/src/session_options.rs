@@ -49,7 +49,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Command {
+    struct TestCommand {
         #[command(flatten)]
         session: SessionOptions,
     }
@@ -58,7 +58,7 @@ mod tests {
     fn every_policy_survives_being_passed_to_another_process() {
         for &policy in DeviceProcessPolicy::value_variants() {
             let argument = SessionOptions { device_process_policy: policy }.argument();
-            let parsed = Command::try_parse_from(["program", &argument]).map(|command| command.session);
+            let parsed = TestCommand::try_parse_from(["program", &argument]).map(|command| command.session);
             assert_eq!(parsed.map(|session| session.device_process_policy).ok(), Some(policy), "{argument}");
         }
     }

@@ -5,17 +5,17 @@ use std::time::Instant;
 
 /// A range of the caller's memory could not be read or written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault;
+pub struct BadAddress;
 
 /// A caller's address space, as `copy_from_user` and `copy_to_user` see it.
 pub trait Memory {
     /// Reads all of `buffer` from `address`, or faults.
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault>;
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress>;
     /// Writes all of `bytes` to `address`, or faults (possibly after a part was written).
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress>;
     /// Checks a range of which only the addresses are known: copies move nothing then. `None` if
     /// its bytes are known, too.
-    fn without_bytes(&self, _address: u64, _length: u64) -> Option<Result<(), Fault>> {
+    fn without_bytes(&self, _address: u64, _length: u64) -> Option<Result<(), BadAddress>> {
         None
     }
 }

@@ -177,9 +177,9 @@ fn name(bytes: &[u8; NAME_LENGTH]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rig::{Process, Rig};
+    use crate::rig::{Rig, TestProcess};
 
-    const A: Process = Process(100);
+    const A: TestProcess = TestProcess(100);
 
     #[test]
     fn a_missing_module_cannot_be_bound() {

@@ -277,11 +277,11 @@ mod tests {
     use super::*;
     use crate::config::{Config, Place};
     use crate::driver::FileId;
-    use crate::rig::{OK, Process, Rig, positive, refused};
+    use crate::rig::{OK, Rig, TestProcess, positive, refused};
     use ascend_ioctl::Command;
     use ascend_ioctl::devmng::ContainerCall;
 
-    const A: Process = Process(4242);
+    const A: TestProcess = TestProcess(4242);
 
     fn module(config: Config) -> (Rig, FileId) {
         let mut rig = Rig::new(config);

@@ -370,29 +370,17 @@ fn node(path: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::config::Place;
-    use crate::rig::{Process, Rig};
+    use crate::rig::{Random, Rig, TestProcess};
     use ascend_ioctl::Generation;
 
-    /// A small pseudo-random generator with the same sequence in every run.
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn next(&mut self) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0
-        }
-
-        /// A small number, a large number or an address.
-        fn word(&mut self, address: u64) -> u64 {
-            match self.next() % 6 {
-                0 => self.next(),
-                1 => u64::MAX - self.next() % 4,
-                2 => address + self.next() % 64,
-                3 => 0,
-                _ => self.next() % 200,
-            }
+    /// A small number, a large number or an address.
+    fn word(random: &mut Random, address: u64) -> u64 {
+        match random.next() % 6 {
+            0 => random.next(),
+            1 => u64::MAX - random.next() % 4,
+            2 => address + random.next() % 64,
+            3 => 0,
+            _ => random.next() % 200,
         }
     }
 
@@ -402,8 +390,8 @@ mod tests {
             let places = vec![Place::host(), Place::container(&[1])];
             let mut rig = Rig::new(Config { generation, places, virtual_instances: vec![100], ..Config::default() });
             rig.driver.machine.put(200, 1);
-            let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
-            let processes = [Process(100), Process(200)];
+            let mut random = Random::new(0);
+            let processes = [TestProcess(100), TestProcess(200)];
             let names = ["uda", "URD", "DEVMNG", "RESMNG"];
             let mut files: Vec<FileId> =
                 processes.iter().flat_map(|it| names.map(|name| rig.module(*it, name).unwrap())).collect();
@@ -411,17 +399,17 @@ mod tests {
             let arg = rig.heap.put(&[0; 512]);
             for _ in 0..4_000 {
                 for offset in (0..512).step_by(4) {
-                    let word = numbers.word(arg);
+                    let word = word(&mut random, arg);
                     if offset % 8 == 0 || word <= u64::from(u32::MAX) {
                         let _ = crate::caller::Memory::write(&rig.heap, arg + offset, &(word as u32).to_ne_bytes());
                     }
                 }
-                let file = files[numbers.next() as usize % files.len()];
+                let file = files[random.next() as usize % files.len()];
                 let magics = [0x5500, 0x5600, 0x4D00, 0x4800, 0x5A00];
-                let mut request = magics[numbers.next() as usize % magics.len()] | (numbers.next() as u32 % 256);
+                let mut request = magics[random.next() as usize % magics.len()] | (random.next() as u32 % 256);
                 // CLOSE would end the file's use.
                 request = if request == ioctl::CLOSE.request() { 0x5601 } else { request };
-                let process = processes[numbers.next() as usize % 2];
+                let process = processes[random.next() as usize % 2];
                 rig.ioctl(process, file, request, arg);
             }
             rig.driver.close(files[0], true);

@@ -263,11 +263,11 @@ impl<'a> Answers<'a> {
 }
 
 impl Memory for Answers<'_> {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), caller::Fault> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), caller::BadAddress> {
         self.memory.read(address, buffer)
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), caller::Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), caller::BadAddress> {
         let start = self.written.borrow().len() as u64;
         self.written.borrow_mut().extend_from_slice(bytes);
         let Some(alteration) = self.alteration else { return self.memory.write(address, bytes) };
@@ -359,10 +359,10 @@ mod tests {
     fn an_alteration_may_lie_across_several_writes() {
         struct Written(std::cell::RefCell<Vec<u8>>);
         impl Memory for Written {
-            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), caller::Fault> {
-                Err(caller::Fault)
+            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), caller::BadAddress> {
+                Err(caller::BadAddress)
             }
-            fn write(&self, _: u64, bytes: &[u8]) -> Result<(), caller::Fault> {
+            fn write(&self, _: u64, bytes: &[u8]) -> Result<(), caller::BadAddress> {
                 self.0.borrow_mut().extend(bytes);
                 Ok(())
             }

@@ -2,7 +2,7 @@
 //!
 //! A seccomp filter with a listener (`listener`, `filter`) is installed on one thread and inherited
 //! by everything that the thread starts. One server thread (`server`) answers, and another one
-//! (`bell`) wakes it for all that is not a call. The server owns the model, so the model needs no
+//! (`waker`) wakes it for all that is not a call. The server owns the model, so the model needs no
 //! locks. It has its own descriptor table, so a fork elsewhere in the process never copies a
 //! descriptor that is meant for a client. The front keeps for the model what the kernel keeps for a
 //! real driver: files and their references (`files`), callers and their address spaces
@@ -10,19 +10,19 @@
 //!
 //! What a program can still notice is listed in docs/emulator.md.
 
-mod bell;
 mod client_memory;
 mod client_process;
 mod copier;
+mod descendants;
 mod dev_listing;
-mod disinherit;
 mod files;
 mod filter;
-mod heirs;
 mod listener;
 mod module_list;
 mod node;
 mod server;
+mod unmap_inherited;
+mod waker;
 
 pub use client_memory::ProcessMemory;
 pub use client_process::{ProcessKey, range_is_free};
@@ -76,8 +76,8 @@ pub enum Unavailable {
 pub(crate) enum Order {
     /// Listen to the filter whose descriptor came with the wake-up.
     Listen,
-    /// This thread is the bell.
-    Bell(i32),
+    /// This thread is the waker.
+    Waker(i32),
     /// Report the state, after all earlier closes have been processed.
     State(Sender<State>),
     /// Inject a fault.
@@ -104,8 +104,8 @@ pub struct Emulator {
     /// Wakes the server and sends descriptors to it.
     wake: OwnedFd,
     server: Option<JoinHandle<()>>,
-    /// There is a bell, or somebody hangs it up.
-    has_bell: AtomicBool,
+    /// A thread has started the waker, or is about to.
+    has_waker: AtomicBool,
     pid: u32,
 }
 
@@ -137,7 +137,7 @@ impl Emulator {
             orders: Some(Mutex::new(orders)),
             wake,
             server: Some(server),
-            has_bell: AtomicBool::new(false),
+            has_waker: AtomicBool::new(false),
             pid: std::process::id(),
         })
     }
@@ -153,10 +153,10 @@ impl Emulator {
         self.order(Order::Listen, Some(listener));
         drop(no_forks);
         // The first filter is in most cases the only one.
-        if !self.has_bell.swap(true, Ordering::Relaxed) {
-            if let Some(bell) = bell::hang() {
-                self.order(Order::Bell(bell.tid), None);
-                bell.release();
+        if !self.has_waker.swap(true, Ordering::Relaxed) {
+            if let Some(waker) = waker::start() {
+                self.order(Order::Waker(waker.tid), None);
+                waker.release();
             }
         }
         Ok(())

@@ -12,8 +12,8 @@ use crate::config::{Daemon, Phase};
 use crate::devmng::Devmng;
 use crate::driver::FileId;
 use crate::machine::{Machine, parent};
-use crate::state::SessionState;
-use crate::tsd::{Client, Dialogue, Said, unasked};
+use crate::state::ConnectionState;
+use crate::tsd::{Dialogue, Requester, Said, unasked};
 use ascend_ioctl::command::{magic, number};
 use ascend_ioctl::hdc::{
     ARG_SIZE, ATTR_STATUS, Arg, CLOSE, CONFIG, CONNECT, Close, Config, Connect, GET_PAGE_SIZE, GET_PEER_DEV_ID,
@@ -54,7 +54,7 @@ const GLANCE: Duration = Duration::from_millis(20);
 type Code = i32;
 
 /// How an ioctl that does not fail goes on.
-enum Answer {
+enum Progress {
     /// Returns 0 and copies nothing back.
     Done,
     /// Returns 0 and copies the argument back.
@@ -103,8 +103,8 @@ pub(crate) struct Hdc {
 
 impl Hdc {
     /// The state of all sessions, for tests.
-    pub fn sessions(&self) -> impl Iterator<Item = SessionState> + '_ {
-        self.slots.values().map(|session| SessionState {
+    pub fn sessions(&self) -> impl Iterator<Item = ConnectionState> + '_ {
+        self.slots.values().map(|session| ConnectionState {
             device: session.device,
             tgid: session.owner.0,
             service: session.service,
@@ -172,10 +172,10 @@ impl Hdc {
         self.expire(machine, Instant::now());
         match self.command(machine, devmng, caller, file, request, &mut data) {
             Err(code) => failed(code),
-            Ok(Answer::Later(wake)) => Outcome::Wait(wake),
-            Ok(Answer::LaterUninterrupted(wake)) => Outcome::Sleep(wake),
-            Ok(Answer::Done) => Outcome::Done(Ok(0)),
-            Ok(Answer::Copied) => match caller.memory.write(arg, &data.0) {
+            Ok(Progress::Later(wake)) => Outcome::Wait(wake),
+            Ok(Progress::LaterUninterrupted(wake)) => Outcome::Sleep(wake),
+            Ok(Progress::Done) => Outcome::Done(Ok(0)),
+            Ok(Progress::Copied) => match caller.memory.write(arg, &data.0) {
                 Ok(()) => Outcome::Done(Ok(0)),
                 Err(_) => failed(error::COPY_OUT),
             },
@@ -190,7 +190,7 @@ impl Hdc {
         file: FileId,
         request: u32,
         data: &mut Arg,
-    ) -> Result<Answer, Code> {
+    ) -> Result<Progress, Code> {
         let number = number(request);
         // These take a device id, which is translated in place.
         const BY_DEVICE: [u8; 9] = [0x06, 0x07, 0x10, 0x11, 0x12, 0x13, 0x20, 0x24, 0x26];
@@ -219,10 +219,12 @@ impl Hdc {
             n if n == GET_PAGE_SIZE.number => Ok(page_size(data)),
             // Wake-ups and the end of a service that the caller does not offer, and a level that is
             // not used any more.
-            0x04..=0x06 | 0x09 => Ok(Answer::Done),
+            0x04..=0x06 | 0x09 => Ok(Progress::Done),
             // Timeouts, user and environment of a session.
-            0x1B => self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Answer::Done),
-            0x1C | 0x1E => self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Answer::Copied),
+            0x1B => self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Progress::Done),
+            0x1C | 0x1E => {
+                self.owned(machine, caller, data.view::<SetSessionOwner>().session).map(|_| Progress::Copied)
+            }
             // Transfers without copies need memory that was allocated here, which nobody has.
             0x22 | 0x23 => self.owned(machine, caller, data.view::<SetSessionOwner>().session).and(Err(NO_NODE)),
             0x21 | 0x24..=0x26 => Err(NO_NODE),
@@ -230,7 +232,7 @@ impl Hdc {
         }
     }
 
-    fn connect(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+    fn connect(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Progress, Code> {
         let mut view: Connect = data.view();
         if !(0..SERVICES).contains(&view.service) {
             return Err(error::PARAMETER);
@@ -244,7 +246,7 @@ impl Hdc {
         if let Some(until) = device.silent_until.filter(|until| Instant::now() < *until) {
             let deadline = caller.arrived + CONNECT_PATIENCE;
             return if Instant::now() < deadline {
-                Ok(Answer::Later(until.min(deadline).min(Instant::now() + GLANCE)))
+                Ok(Progress::Later(until.min(deadline).min(Instant::now() + GLANCE)))
             } else {
                 Err(error::CONTROL)
             };
@@ -276,7 +278,7 @@ impl Hdc {
         self.slots.insert(index, session);
         (view.session, view.alloc_index) = (index as i32, alloc_index);
         put(data, &view);
-        Ok(Answer::Copied)
+        Ok(Progress::Copied)
     }
 
     /// The session of a slot, for any process of its container.
@@ -313,7 +315,7 @@ impl Hdc {
         caller: &Caller,
         file: FileId,
         view: &SetSessionOwner,
-    ) -> Result<Answer, Code> {
+    ) -> Result<Progress, Code> {
         if self.slots.values().any(|session| session.file == Some(file)) {
             return Err(error::PARAMETER);
         }
@@ -327,26 +329,26 @@ impl Hdc {
         session.owner = (caller.tgid, caller.start_time);
         session.file = Some(file);
         session.reclaimed_at = None;
-        Ok(Answer::Done)
+        Ok(Progress::Done)
     }
 
-    fn close(&mut self, machine: &mut Machine, caller: &Caller, view: &Close) -> Result<Answer, Code> {
+    fn close(&mut self, machine: &mut Machine, caller: &Caller, view: &Close) -> Result<Progress, Code> {
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
         // Closed already, or the slot was reused: nothing to do.
-        let Some(session) = self.slots.get(&index) else { return Ok(Answer::Done) };
+        let Some(session) = self.slots.get(&index) else { return Ok(Progress::Done) };
         if session.alloc_index != view.alloc_index {
-            return Ok(Answer::Done);
+            return Ok(Progress::Done);
         }
         let own = session.owner == (caller.tgid, caller.start_time);
         if !own || session.place != machine.place_of(caller.tgid) {
             return Err(error::PARAMETER);
         }
         self.free(machine, index);
-        Ok(Answer::Done)
+        Ok(Progress::Done)
     }
 
-    fn send(&mut self, machine: &mut Machine, devmng: &Devmng, caller: &Caller, view: &Send) -> Result<Answer, Code> {
+    fn send(&mut self, machine: &mut Machine, devmng: &Devmng, caller: &Caller, view: &Send) -> Result<Progress, Code> {
         if view.source == 0 {
             return Err(error::PARAMETER);
         }
@@ -369,17 +371,17 @@ impl Hdc {
         queue.push(arrival);
         let session = self.owned(machine, caller, view.session)?;
         let client =
-            Client { tgid: session.owner.0, device: session.device, registered: devmng.knows(session.owner.0) };
+            Requester { tgid: session.owner.0, device: session.device, registered: devmng.knows(session.owner.0) };
         match session.dialogue.hear(machine, &client, &packet) {
             Said::Nothing => {}
             Said::Reply(after, reply) => session.inbox.push_back((arrival + after, reply)),
             Said::Replies(replies) => session.inbox.extend(replies.into_iter().map(|reply| (arrival, reply))),
             Said::HungUp => session.closed = Some(arrival),
         }
-        Ok(Answer::Done)
+        Ok(Progress::Done)
     }
 
-    fn peek(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+    fn peek(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Progress, Code> {
         let mut view: RecvPeek = data.view();
         let limit = SESSIONS * machine.physical_ids().count();
         let index = usize::try_from(view.session).ok().filter(|index| *index < limit).ok_or(error::PARAMETER)?;
@@ -398,7 +400,7 @@ impl Hdc {
             let whole = (arrived.iter().sum(), arrived.len() as i32);
             (view.length, view.count) = if view.group == 0 { (*first, 1) } else { whole };
             put(data, &view);
-            return Ok(Answer::Copied);
+            return Ok(Progress::Copied);
         }
         let (patience, over) = match view.wait {
             WAIT_FOREVER => (None, error::RECEIVE_TIMEOUT),
@@ -415,10 +417,10 @@ impl Hdc {
         let wake = [Some(now + GLANCE), deadline, next].into_iter().flatten().min();
         let wake = wake.unwrap_or(now).max(now + Duration::from_micros(100));
         // The retries of a wait that should not be one are not interrupted.
-        Ok(if view.wait == WAIT_NOT { Answer::LaterUninterrupted(wake) } else { Answer::Later(wake) })
+        Ok(if view.wait == WAIT_NOT { Progress::LaterUninterrupted(wake) } else { Progress::Later(wake) })
     }
 
-    fn receive(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+    fn receive(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Progress, Code> {
         let mut view: Recv = data.view();
         if view.destination == 0 || !(1..8).contains(&view.buffers) {
             return Err(error::PARAMETER);
@@ -442,10 +444,10 @@ impl Hdc {
             view.received = bytes.len() as i32;
         }
         put(data, &view);
-        Ok(Answer::Copied)
+        Ok(Progress::Copied)
     }
 
-    fn attribute(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Answer, Code> {
+    fn attribute(&mut self, machine: &Machine, caller: &Caller, data: &mut Arg) -> Result<Progress, Code> {
         let mut view: GetSessionAttr = data.view();
         if view.kind != ATTR_STATUS {
             let maker = self.owned(machine, caller, view.session)?.maker;
@@ -455,7 +457,7 @@ impl Hdc {
             // The others are 0 on a plain host; the daemon's process id is not known.
             view.output = if view.kind == ATTR_LOCAL_CREATE_PID { maker } else { 0 };
             put(data, &view);
-            return Ok(Answer::Copied);
+            return Ok(Progress::Copied);
         }
         let expected = view.alloc_index;
         view.output = match self.owned(machine, caller, view.session) {
@@ -464,12 +466,12 @@ impl Hdc {
             _ => -error::CLOSED,
         };
         put(data, &view);
-        Ok(Answer::Copied)
+        Ok(Progress::Copied)
     }
 }
 
 /// SEND finds the queue to the device full.
-fn wait_for_room(caller: &Caller, view: &Send, now: Instant) -> Result<Answer, Code> {
+fn wait_for_room(caller: &Caller, view: &Send, now: Instant) -> Result<Progress, Code> {
     let patience = match view.wait {
         WAIT_NOT => return Err(error::NOTHING),
         WAIT_FOREVER => None,
@@ -480,7 +482,7 @@ fn wait_for_room(caller: &Caller, view: &Send, now: Instant) -> Result<Answer, C
     if deadline.is_some_and(|deadline| deadline <= now) {
         return Err(error::SEND_TIMEOUT);
     }
-    Ok(Answer::Later(deadline.map_or(now + GLANCE, |deadline| deadline.min(now + GLANCE))))
+    Ok(Progress::Later(deadline.map_or(now + GLANCE, |deadline| deadline.min(now + GLANCE))))
 }
 
 /// Writes a view over the start of the argument.
@@ -489,7 +491,7 @@ fn put<V: View>(data: &mut Arg, view: &V) {
     let _ = view.write_to_prefix(&mut data.0);
 }
 
-fn peer_device(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
+fn peer_device(machine: &Machine, data: &mut Arg) -> Result<Progress, Code> {
     let mut view: Config = data.view();
     let ready = machine.device(view.device as u32).is_some_and(|device| device.phase == Phase::Ready);
     if !ready {
@@ -498,10 +500,10 @@ fn peer_device(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
     // The answer has the offset of CONFIG's segment. The value is made up.
     view.segment = 0;
     put(data, &view);
-    Ok(Answer::Copied)
+    Ok(Progress::Copied)
 }
 
-fn config(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
+fn config(machine: &Machine, data: &mut Arg) -> Result<Progress, Code> {
     let any = machine.physical_ids().any(|id| machine.device(id).is_some_and(|device| device.phase != Phase::Detected));
     if !any {
         return Err(error::PARAMETER);
@@ -509,27 +511,27 @@ fn config(machine: &Machine, data: &mut Arg) -> Result<Answer, Code> {
     let mut view: Config = data.view();
     view.segment = view.segment.min(MAX_PACKET as i32);
     put(data, &view);
-    Ok(Answer::Copied)
+    Ok(Progress::Copied)
 }
 
-fn page_size(data: &mut Arg) -> Answer {
+fn page_size(data: &mut Arg) -> Progress {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as u32;
     for (offset, value) in [(24, page), (28, 2 << 20), (32, page.trailing_zeros())] {
         data.0[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
     }
-    Answer::Copied
+    Progress::Copied
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::{Config as Host, Place};
-    use crate::rig::{OK, Process, Rig};
+    use crate::rig::{OK, Rig, TestProcess};
     use ascend_ioctl::hdc::PATH;
     use ascend_ioctl::{Typed, devmng};
 
-    const A: Process = Process(4242);
-    const B: Process = Process(4243);
+    const A: TestProcess = TestProcess(4242);
+    const B: TestProcess = TestProcess(4243);
     const GREETING: [u8; 25] =
         [0x19, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x20, 0x72, 3, 8, 0x92, 0x21, 0x8A, 2, 3, 8, 0xCE, 9];
 
@@ -538,7 +540,7 @@ mod tests {
         Outcome::Done(Ok(-i64::from(code)))
     }
 
-    fn call<V: View>(rig: &mut Rig, process: Process, file: FileId, command: Typed<V>, view: &V) -> (Outcome, V) {
+    fn call<V: View>(rig: &mut Rig, process: TestProcess, file: FileId, command: Typed<V>, view: &V) -> (Outcome, V) {
         let (outcome, arg) = rig.call(process, file, command.request(), Arg::new(view));
         (outcome, arg.view())
     }
@@ -569,7 +571,7 @@ mod tests {
         (file, view.session, view.alloc_index)
     }
 
-    fn send(rig: &mut Rig, process: Process, file: FileId, session: i32, packet: &[u8]) -> Outcome {
+    fn send(rig: &mut Rig, process: TestProcess, file: FileId, session: i32, packet: &[u8]) -> Outcome {
         let source = rig.heap.put(packet);
         let view = Send { session, source, length: packet.len() as i32, wait: 2, timeout: 1000, ..Default::default() };
         call(rig, process, file, SEND, &view).0

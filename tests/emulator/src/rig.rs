@@ -1,6 +1,6 @@
 //! A driver without a front for unit tests. The memory of callers is a map of bytes.
 
-use crate::caller::{Caller, Fault, Memory, Outcome};
+use crate::caller::{BadAddress, Caller, Memory, Outcome};
 use crate::config::Config;
 use crate::driver::{Driver, FileId};
 use ascend_ioctl::davinci::{self, OpenArg};
@@ -12,13 +12,38 @@ use std::fs::File;
 use std::time::Instant;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+/// A small pseudo-random generator with the same sequence in every run: xorshift.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        // Not zero, from which xorshift does not move.
+        Random((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
 /// Allocations by their address; anything else faults.
 #[derive(Default)]
-pub struct Heap {
+pub struct TestMemory {
     blocks: RefCell<BTreeMap<u64, Vec<u8>>>,
 }
 
-impl Heap {
+impl TestMemory {
     /// Stores bytes and returns their address.
     pub fn put(&self, bytes: &[u8]) -> u64 {
         let mut blocks = self.blocks.borrow_mut();
@@ -35,20 +60,20 @@ impl Heap {
         T::read_from_bytes(&bytes).expect("the value's own size")
     }
 
-    fn with<R>(&self, address: u64, length: usize, then: impl FnOnce(&mut [u8]) -> R) -> Result<R, Fault> {
+    fn with<R>(&self, address: u64, length: usize, then: impl FnOnce(&mut [u8]) -> R) -> Result<R, BadAddress> {
         let mut blocks = self.blocks.borrow_mut();
-        let (start, block) = blocks.range_mut(..=address).next_back().ok_or(Fault)?;
+        let (start, block) = blocks.range_mut(..=address).next_back().ok_or(BadAddress)?;
         let offset = (address - start) as usize;
-        block.get_mut(offset..offset.checked_add(length).ok_or(Fault)?).map(then).ok_or(Fault)
+        block.get_mut(offset..offset.checked_add(length).ok_or(BadAddress)?).map(then).ok_or(BadAddress)
     }
 }
 
-impl Memory for Heap {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+impl Memory for TestMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress> {
         self.with(address, buffer.len(), |bytes| buffer.copy_from_slice(bytes))
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         self.with(address, bytes.len(), |to| to.copy_from_slice(bytes))
     }
 }
@@ -56,21 +81,21 @@ impl Memory for Heap {
 /// A driver, and one heap for all callers.
 pub struct Rig {
     pub driver: Driver,
-    pub heap: Heap,
+    pub heap: TestMemory,
     /// When calls arrive.
     pub now: Instant,
 }
 
 /// A process with one thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Process(pub i32);
+pub struct TestProcess(pub i32);
 
 impl Rig {
     pub fn new(config: Config) -> Self {
-        Rig { driver: Driver::new(config), heap: Heap::default(), now: Instant::now() }
+        Rig { driver: Driver::new(config), heap: TestMemory::default(), now: Instant::now() }
     }
 
-    fn caller<'a>(heap: &'a Heap, process: Process, tid: i32, now: Instant) -> Caller<'a> {
+    fn caller<'a>(heap: &'a TestMemory, process: TestProcess, tid: i32, now: Instant) -> Caller<'a> {
         Caller {
             tid,
             tgid: process.0,
@@ -83,17 +108,17 @@ impl Rig {
         }
     }
 
-    pub fn open(&mut self, process: Process, path: &str) -> Result<FileId, Errno> {
+    pub fn open(&mut self, process: TestProcess, path: &str) -> Result<FileId, Errno> {
         let backing = File::from(memfd_create(c"backing", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
         let caller = Rig::caller(&self.heap, process, process.0, self.now);
         self.driver.open(&caller, path, libc::O_RDWR, backing).expect("a path of the driver's")
     }
 
-    pub fn ioctl(&mut self, process: Process, file: FileId, request: u32, arg: u64) -> Outcome {
+    pub fn ioctl(&mut self, process: TestProcess, file: FileId, request: u32, arg: u64) -> Outcome {
         self.ioctl_from(process, process.0, file, request, arg)
     }
 
-    pub fn ioctl_from(&mut self, process: Process, tid: i32, file: FileId, request: u32, arg: u64) -> Outcome {
+    pub fn ioctl_from(&mut self, process: TestProcess, tid: i32, file: FileId, request: u32, arg: u64) -> Outcome {
         let caller = Rig::caller(&self.heap, process, tid, self.now);
         self.driver.ioctl(&caller, file, request, arg)
     }
@@ -101,7 +126,7 @@ impl Rig {
     /// An ioctl whose argument is a value; returns the value after the call.
     pub fn call<T: IntoBytes + FromBytes + Immutable + Copy>(
         &mut self,
-        process: Process,
+        process: TestProcess,
         file: FileId,
         request: u32,
         value: T,
@@ -112,7 +137,7 @@ impl Rig {
     }
 
     /// Opens the manager and binds it.
-    pub fn module(&mut self, process: Process, name: &str) -> Result<FileId, Errno> {
+    pub fn module(&mut self, process: TestProcess, name: &str) -> Result<FileId, Errno> {
         let file = self.open(process, davinci::PATH)?;
         match self.call(process, file, davinci::OPEN.request(), OpenArg::new(name)).0 {
             Outcome::Done(result) => result.map(|_| file),
@@ -121,13 +146,13 @@ impl Rig {
     }
 
     /// CLOSE and close.
-    pub fn close(&mut self, process: Process, file: FileId) {
+    pub fn close(&mut self, process: TestProcess, file: FileId) {
         assert_eq!(self.ioctl(process, file, davinci::CLOSE.request(), 0), OK);
         self.driver.close(file, true);
     }
 
     /// exit(2) with these files open.
-    pub fn exit(&mut self, process: Process, files: &[FileId]) {
+    pub fn exit(&mut self, process: TestProcess, files: &[FileId]) {
         self.driver.exit(process.0, process.0 as u64 * 1_000_000_000);
         for file in files {
             self.driver.close(*file, false);

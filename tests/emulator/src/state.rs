@@ -13,7 +13,7 @@ pub struct State {
     /// Host processes that are registered with the devices.
     pub registrations: Vec<i32>,
     /// Connections to daemons on devices.
-    pub sessions: Vec<SessionState>,
+    pub sessions: Vec<ConnectionState>,
     /// Requests for access between devices: process, device, peer (physical ids), count.
     pub peer_requests: Vec<(i32, u32, u32, u32)>,
     /// What the memory module holds.
@@ -53,7 +53,7 @@ pub struct DeviceProcessState {
 
 /// A connection of `/dev/hisi_hdc`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SessionState {
+pub struct ConnectionState {
     /// Physical id of the device.
     pub device: u32,
     /// The host process that made it.

@@ -75,10 +75,10 @@ enum Stop {
     Sleep(Instant),
 }
 
-type Answer<T = ()> = Result<T, Stop>;
+type SvmResult<T = ()> = Result<T, Stop>;
 
 /// The answer when a check fails.
-fn refuse<T>(errno: Errno, why: &'static str) -> Answer<T> {
+fn refuse<T>(errno: Errno, why: &'static str) -> SvmResult<T> {
     Err(Stop::Refused(errno, why))
 }
 
@@ -221,7 +221,7 @@ impl Svm {
         request: u32,
         address: u64,
         arg: &mut Arg,
-    ) -> Answer {
+    ) -> SvmResult {
         let number = command::number(request);
         let delta = machine.config.generation.delta();
         let behaviour = Behaviour::of(machine.config.generation);
@@ -286,7 +286,7 @@ impl Svm {
         id: Option<ProcessId>,
         known: &SvmCommand,
         arg: &mut Arg,
-    ) -> Answer {
+    ) -> SvmResult {
         let passed = *arg;
         let logical = arg.head.device;
         let mut physical = logical;
@@ -354,7 +354,7 @@ impl Svm {
 
 impl Call<'_, '_> {
     /// Runs the handler of a command.
-    fn carry_out(&mut self, op: Op, arg: &mut Arg) -> Answer {
+    fn carry_out(&mut self, op: Op, arg: &mut Arg) -> SvmResult {
         self.add_touched_pages();
         match op {
             Op::SetupDevice => self.setup_device(arg),
@@ -416,7 +416,7 @@ impl Call<'_, '_> {
 
 /// The driver's id conversion (`devmm_convert_id_from_vir_to_phy`). A result is cached for the life
 /// of the process object.
-fn to_physical(machine: &mut Machine, caller: &Caller, process: Option<&mut Process>, logical: u32) -> Answer<u32> {
+fn to_physical(machine: &mut Machine, caller: &Caller, process: Option<&mut Process>, logical: u32) -> SvmResult<u32> {
     if logical >= svm::DEVICE_IDS {
         return refuse(Errno::ENODEV, "there are no device ids this large");
     }

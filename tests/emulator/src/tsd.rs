@@ -33,7 +33,7 @@ mod kind {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Process {
+struct ProcessMessage {
     #[prost(uint32, tag = "1")]
     pid: u32,
     #[prost(string, tag = "2")]
@@ -80,7 +80,7 @@ struct Packet {
     #[prost(uint32, tag = "13")]
     device: u32,
     #[prost(message, optional, tag = "14")]
-    process: Option<Process>,
+    process: Option<ProcessMessage>,
     #[prost(uint32, tag = "15")]
     real_device: u32,
     #[prost(uint32, tag = "25")]
@@ -102,7 +102,7 @@ struct Packet {
 }
 
 /// The host process at the other end.
-pub(crate) struct Client {
+pub(crate) struct Requester {
     /// Its id in the initial pid namespace.
     pub tgid: i32,
     /// The device of the session, by physical id.
@@ -134,7 +134,7 @@ pub(crate) struct Dialogue {
 
 impl Dialogue {
     /// Handles a packet.
-    pub fn hear(&mut self, machine: &mut Machine, client: &Client, bytes: &[u8]) -> Said {
+    pub fn hear(&mut self, machine: &mut Machine, client: &Requester, bytes: &[u8]) -> Said {
         let Some(packet) = parse(bytes) else { return Said::HungUp };
         let daemon = machine.daemon.clone();
         match daemon {
@@ -187,7 +187,7 @@ impl Dialogue {
     fn start(
         &mut self,
         machine: &mut Machine,
-        client: &Client,
+        client: &Requester,
         packet: &Packet,
         daemon: &Daemon,
     ) -> Result<(), (u32, String)> {
@@ -292,7 +292,7 @@ mod tests {
         ))
     }
 
-    const CLIENT: Client = Client { tgid: 4242, device: 0, registered: true };
+    const CLIENT: Requester = Requester { tgid: 4242, device: 0, registered: true };
 
     fn answer(said: Said) -> Packet {
         let Said::Reply(_, bytes) = said else { panic!("{said:?}") };
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(machine.device_process(4242, 0), None);
     }
 
-    fn refusal(client: &Client, packet: &[u8], daemon: Daemon) -> (u32, String) {
+    fn refusal(client: &Requester, packet: &[u8], daemon: Daemon) -> (u32, String) {
         let (mut machine, mut dialogue) = greeted();
         machine.daemon = daemon;
         let reply = answer(dialogue.hear(&mut machine, client, packet));
@@ -329,9 +329,9 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_registered_or_not_the_sessions_is_not_bound() {
-        let unknown = Client { registered: false, ..CLIENT };
+        let unknown = Requester { registered: false, ..CLIENT };
         assert_eq!(refusal(&unknown, &start(), Daemon::Works), (1, "E39002".into()));
-        let other = Client { tgid: 4243, ..CLIENT };
+        let other = Requester { tgid: 4243, ..CLIENT };
         assert_eq!(refusal(&other, &start(), Daemon::Works), (1, "E39002".into()));
     }
 
@@ -342,7 +342,7 @@ mod tests {
             |packet| packet.log_level = None,
             |packet| packet.log_level = Some(Text { text: "info".into() }),
             |packet| packet.profiling = 2,
-            |packet| packet.process = Some(Process { pid: 4242, sign: String::new() }),
+            |packet| packet.process = Some(ProcessMessage { pid: 4242, sign: String::new() }),
             |packet| packet.device = 1,
         ] {
             let mut packet = parse(&start()).unwrap();

@@ -346,16 +346,16 @@ mod tests {
     use super::*;
     use crate::config::{Config, Place};
     use crate::driver::FileId;
-    use crate::rig::{OK, Process, Rig, refused};
+    use crate::rig::{OK, Rig, TestProcess, refused};
 
-    const A: Process = Process(100);
-    const B: Process = Process(200);
+    const A: TestProcess = TestProcess(100);
+    const B: TestProcess = TestProcess(200);
 
     fn rig(config: Config) -> Rig {
         Rig::new(config)
     }
 
-    fn list(rig: &mut Rig, process: Process, file: FileId, end: u32) -> Vec<(u16, u16)> {
+    fn list(rig: &mut Rig, process: TestProcess, file: FileId, end: u32) -> Vec<(u16, u16)> {
         let array = rig.heap.put(&vec![0; end as usize * 8]);
         let (outcome, _) = rig.call(process, file, GET_DEV_LIST.request(), DeviceList { start: 0, end, array });
         assert_eq!(outcome, OK);
@@ -363,11 +363,11 @@ mod tests {
         devices.filter(|device| device.valid()).map(|device| (device.logical, device.physical)).collect()
     }
 
-    fn setup(rig: &mut Rig, process: Process, file: FileId, devices: u32) -> Outcome {
+    fn setup(rig: &mut Rig, process: TestProcess, file: FileId, devices: u32) -> Outcome {
         rig.call(process, file, SETUP_DEV_TABLE.request(), SetupTable { devices }).0
     }
 
-    fn physical(rig: &mut Rig, process: Process, file: FileId, from: u32) -> Result<u32, Errno> {
+    fn physical(rig: &mut Rig, process: TestProcess, file: FileId, from: u32) -> Result<u32, Errno> {
         let (outcome, answer) = rig.call(process, file, DEVID_TO_UDEVID.request(), Translation { from, to: 77 });
         match outcome {
             Outcome::Done(Ok(0)) => Ok(answer.to),

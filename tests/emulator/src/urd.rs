@@ -93,7 +93,7 @@ impl PeerAccess {
 }
 
 /// The result of a handler: the output, or a refusal as errno or positive number.
-type Answer = Result<Vec<u8>, Refusal>;
+type QueryResult = Result<Vec<u8>, Refusal>;
 
 enum Refusal {
     Errno(Errno),
@@ -107,7 +107,7 @@ impl From<Errno> for Refusal {
 }
 
 /// The arguments of a handler.
-struct Call<'a> {
+struct Query<'a> {
     machine: &'a mut Machine,
     caller: &'a Caller<'a>,
     /// The device in the call itself, which few handlers use.
@@ -143,7 +143,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
         return Outcome::Done(Ok(refusal.into()));
     }
     let output_length = call.buffers.output_length as usize;
-    let answer = handler(&mut Call { machine, caller, device: call.device, input, output_length });
+    let answer = handler(&mut Query { machine, caller, device: call.device, input, output_length });
     match answer {
         Err(Refusal::Errno(errno)) => {
             // What is not supported is no error to the driver; everything else leaves a line.
@@ -183,7 +183,7 @@ fn buffers(caller: &Caller, call: &CallArg) -> Result<(Vec<u8>, Vec<u8>), Errno>
     if buffers.output_length > MAX_LENGTH { Err(Errno::EINVAL) } else { Ok((filter, input)) }
 }
 
-type Handler = fn(&mut Call) -> Answer;
+type Handler = fn(&mut Query) -> QueryResult;
 
 /// The handler of a key in a generation. The real driver has more keys.
 fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option<Handler> {
@@ -228,7 +228,7 @@ fn access(machine: &mut Machine, caller: &Caller, key: (u32, u32)) -> Option<i32
     not_here.then_some(NOT_SUPPORTED_HERE)
 }
 
-impl Call<'_> {
+impl Query<'_> {
     /// The input, which must be exactly one value.
     fn input<T: FromBytes>(&self) -> Result<T, Errno> {
         T::read_from_bytes(&self.input).map_err(|_| Errno::EINVAL)
@@ -245,7 +245,7 @@ impl Call<'_> {
     }
 
     /// As much of the value as fits the output, if the output has an allowed length.
-    fn output<T: IntoBytes + Immutable>(&self, lengths: impl Fn(usize) -> bool, value: &T) -> Answer {
+    fn output<T: IntoBytes + Immutable>(&self, lengths: impl Fn(usize) -> bool, value: &T) -> QueryResult {
         if !lengths(self.output_length) {
             return Err(Errno::EINVAL.into());
         }
@@ -253,12 +253,12 @@ impl Call<'_> {
     }
 
     /// An output of exactly four bytes.
-    fn word(&self, value: u32) -> Answer {
+    fn word(&self, value: u32) -> QueryResult {
         self.output(|length| length == 4, &value)
     }
 }
 
-fn health(call: &mut Call) -> Answer {
+fn health(call: &mut Query) -> QueryResult {
     if call.input.len() != 4 || call.output_length != 4 {
         return Err(Refusal::Number(BAD_LENGTH));
     }
@@ -269,7 +269,7 @@ fn health(call: &mut Call) -> Answer {
     }
 }
 
-fn pcie_info(call: &mut Call) -> Answer {
+fn pcie_info(call: &mut Query) -> QueryResult {
     let size = size_of::<PcieInfo>();
     if call.input.len() != 4 || call.output_length < size {
         return Err(Errno::EINVAL.into());
@@ -281,18 +281,18 @@ fn pcie_info(call: &mut Call) -> Answer {
     call.output(|length| length >= size, &PcieInfo { vendor, subvendor, device, subdevice, bus, slot, function })
 }
 
-fn split_mode(call: &mut Call) -> Answer {
+fn split_mode(call: &mut Query) -> QueryResult {
     let physical = call.target()?;
     // A virtual instance exists because its card was split for containers.
     call.word(if physical >= FIRST_VIRTUAL { 2 } else { call.machine.config.split_mode })
 }
 
-fn init_status(call: &mut Call) -> Answer {
+fn init_status(call: &mut Query) -> QueryResult {
     let physical = call.target()?;
     call.word(call.machine.state_of(physical))
 }
 
-fn chip_info(call: &mut Call) -> Answer {
+fn chip_info(call: &mut Query) -> QueryResult {
     let physical = call.target()?;
     if call.phase(physical) == Some(Phase::Registered) {
         return Err(Errno::ENODEV.into());
@@ -309,7 +309,7 @@ fn chip_info(call: &mut Call) -> Answer {
     call.output(|length| length == size_of::<ChipInfo>(), &info)
 }
 
-fn boot_status(call: &mut Call) -> Answer {
+fn boot_status(call: &mut Query) -> QueryResult {
     let physical = call.input::<u32>()?;
     if physical >= MAX_PHYSICAL || call.output_length < 4 {
         return Err(Errno::EINVAL.into());
@@ -328,7 +328,7 @@ fn boot_status(call: &mut Call) -> Answer {
 }
 
 /// Every emulated device runs an operating system of its own.
-fn master_id(call: &mut Call) -> Answer {
+fn master_id(call: &mut Query) -> QueryResult {
     let physical = call.input::<u32>()?;
     if call.output_length != 4 || call.machine.device(physical).is_none_or(|device| !device.known()) {
         return Err(Errno::EINVAL.into());
@@ -336,14 +336,14 @@ fn master_id(call: &mut Call) -> Answer {
     call.word(physical)
 }
 
-fn probed(call: &mut Call) -> Answer {
+fn probed(call: &mut Query) -> QueryResult {
     let cards = call.machine.physical_ids().filter(|id| *id < FIRST_VIRTUAL).count();
     let container = !call.machine.is_admin(call.caller);
     let number = if container { call.machine.table_length(call.caller) } else { cards };
     call.output(|length| length >= 4, &(number as u32))
 }
 
-fn physical_info(call: &mut Call) -> Answer {
+fn physical_info(call: &mut Query) -> QueryResult {
     let physical = call.input::<u32>()?;
     call.machine.device(physical).ok_or(Errno::EINVAL)?;
     let (chip, die) = Machine::chip(physical);
@@ -353,7 +353,7 @@ fn physical_info(call: &mut Call) -> Answer {
 
 /// The host passes this on to the firmware. Whether that of an Ascend 910B answers is not known;
 /// here it does not.
-fn memory_info(call: &mut Call) -> Answer {
+fn memory_info(call: &mut Query) -> QueryResult {
     let input: MemoryInfoIn = call.input()?;
     if call.output_length < 48 {
         return Err(Errno::EINVAL.into());
@@ -362,13 +362,13 @@ fn memory_info(call: &mut Call) -> Answer {
     Err(Errno::EOPNOTSUPP.into())
 }
 
-fn heartbeat(call: &mut Call) -> Answer {
+fn heartbeat(call: &mut Query) -> QueryResult {
     let input: TsHeartbeatIn = call.input()?;
     let physical = call.machine.physical(call.caller, input.device)?;
     call.word(call.machine.state_of(physical))
 }
 
-fn super_pod(call: &mut Call) -> Answer {
+fn super_pod(call: &mut Query) -> QueryResult {
     let input: DeviceInfoIn = call.input()?;
     let size = size_of::<SpodInfo>() as u32;
     if input.buffer == 0 || input.buffer_size < size || call.output_length != size_of::<DeviceInfoOut>() {
@@ -386,7 +386,7 @@ fn super_pod(call: &mut Call) -> Answer {
     call.output(|_| true, &DeviceInfoOut { size })
 }
 
-fn published(call: &mut Call) -> Answer {
+fn published(call: &mut Query) -> QueryResult {
     let physical = call.machine.physical(call.caller, call.device)?;
     let input: UdisIn = call.input()?;
     if call.output_length != size_of::<UdisOut>() || input.data == 0 || !(1..=MAX_PUBLISHED).contains(&input.length) {
@@ -415,7 +415,7 @@ fn published(call: &mut Call) -> Answer {
     call.output(|_| true, &UdisOut { last_update: 1, access: u32::MAX, length: HBM_INFO as u32 })
 }
 
-fn p2p(call: &mut Call) -> Answer {
+fn p2p(call: &mut Query) -> QueryResult {
     let size = call.machine.config.rest_of_driver().delta().p2p_size;
     let old = size == size_of::<P2pAttr85>();
     if call.input.len() != size || call.output_length < size {
@@ -461,10 +461,10 @@ mod tests {
     use super::*;
     use crate::config::{Config, Place};
     use crate::driver::FileId;
-    use crate::rig::{OK, Process, Rig, positive, refused};
+    use crate::rig::{OK, Rig, TestProcess, positive, refused};
     use ascend_ioctl::urd::{CallBuffers, CallKey, UDIS_GET};
 
-    const A: Process = Process(100);
+    const A: TestProcess = TestProcess(100);
 
     struct Urd {
         rig: Rig,

@@ -1,6 +1,6 @@
 //! The process that owns the memory.
 
-use super::{Failure, check, write};
+use super::{DemoError, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
 use crate::terminal::Table;
@@ -27,11 +27,11 @@ pub struct Exporter {
 }
 
 /// How long each step took; a copy with its size.
-struct Times(Vec<(String, Duration, Option<u64>)>);
+struct StepTimes(Vec<(String, Duration, Option<u64>)>);
 
-impl Times {
+impl StepTimes {
     /// Runs a step and records its time.
-    fn step<T>(&mut self, name: &str, step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    fn step<T>(&mut self, name: &str, step: impl FnOnce() -> Result<T, DemoError>) -> Result<T, DemoError> {
         let start = Instant::now();
         let result = step()?;
         self.0.push((name.to_owned(), start.elapsed(), None));
@@ -71,9 +71,9 @@ impl Exporter {
         }
     }
 
-    fn share(&self) -> Result<(), Failure> {
+    fn share(&self) -> Result<(), DemoError> {
         let (&first, others) = self.devices.split_first().ok_or("no device was given")?;
-        let mut times = Times(Vec::new());
+        let mut times = StepTimes(Vec::new());
         crate::outln!("\n1. Memory of an NPU");
         let session = times.step("open a session", || Ok(self.session.open()?))?;
         let device = times.step(&format!("open device {first}"), || Ok(session.device(LogicalId(first))?))?;
@@ -108,14 +108,14 @@ impl Exporter {
         session: &Session,
         export: &Export,
         mapping: &Mapping,
-        times: &mut Times,
-    ) -> Result<(), Failure> {
+        times: &mut StepTimes,
+    ) -> Result<(), DemoError> {
         crate::outln!("\n{}. Another process, on device {device}", number + 1);
         let (device, changes) = (device.to_string(), (number - 1).to_string());
         let policy = self.session.argument();
         let arguments = ["demo-importer", "--device", &device, "--changes", &changes, &policy];
         let (mut child, socket) = second_process::start(&arguments)?;
-        let mut line = Line::new(socket)?;
+        let mut line = LineSocket::new(socket)?;
 
         let reported: i32 = line.receive()?.parse()?;
         let importer = BareTgid::from_raw(reported)?;
@@ -144,21 +144,21 @@ impl Exporter {
 }
 
 /// Lines of text between the two processes.
-pub(super) struct Line {
+pub(super) struct LineSocket {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
 }
 
-impl Line {
-    pub(super) fn new(socket: UnixStream) -> Result<Line, Failure> {
-        Ok(Line { writer: socket.try_clone()?, reader: BufReader::new(socket) })
+impl LineSocket {
+    pub(super) fn new(socket: UnixStream) -> Result<LineSocket, DemoError> {
+        Ok(LineSocket { writer: socket.try_clone()?, reader: BufReader::new(socket) })
     }
 
-    pub(super) fn send(&mut self, text: &str) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, text: &str) -> Result<(), DemoError> {
         Ok(writeln!(self.writer, "{text}")?)
     }
 
-    pub(super) fn receive(&mut self) -> Result<String, Failure> {
+    pub(super) fn receive(&mut self) -> Result<String, DemoError> {
         let mut text = String::new();
         if self.reader.read_line(&mut text)? == 0 {
             return Err("the other process has ended".into());

@@ -1,7 +1,7 @@
 //! The process that imports the memory.
 
-use super::exporter::Line;
-use super::{Failure, check, write};
+use super::exporter::LineSocket;
+use super::{DemoError, check, write};
 use crate::second_process;
 use crate::session_options::SessionOptions;
 use ascend_vmm::Bytes;
@@ -43,10 +43,10 @@ impl Importer {
         }
     }
 
-    fn share(&self) -> Result<(), Failure> {
+    fn share(&self) -> Result<(), DemoError> {
         let socket = UnixStream::connect(&self.socket)?;
         socket.set_read_timeout(Some(second_process::TIMEOUT))?;
-        let mut line = Line::new(socket)?;
+        let mut line = LineSocket::new(socket)?;
         let session = self.session.open()?;
         let device = session.device(LogicalId(self.device))?;
         let me = BareTgid::of_this_process(&session)?;
@@ -76,6 +76,6 @@ impl Importer {
 }
 
 /// Sends a time to the exporter.
-fn send(line: &mut Line, name: &str, time: Duration) -> Result<(), Failure> {
+fn send(line: &mut LineSocket, name: &str, time: Duration) -> Result<(), DemoError> {
     line.send(&format!("{name}={}", time.as_secs_f64() * 1e6))
 }

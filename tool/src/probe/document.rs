@@ -15,7 +15,7 @@ pub(super) struct Document {
     pub(super) container: Option<bool>,
     pub(super) driver: Driver,
     granularity: Vec<Granularity>,
-    pub(super) host: Host,
+    pub(super) host: HostFeatures,
     pub(super) devices: Vec<Device>,
     pub(super) holders: Vec<Holder>,
     pub(super) findings: Vec<Found>,
@@ -39,7 +39,7 @@ struct Granularity {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Host {
+pub(super) struct HostFeatures {
     pub(super) giant_pages: Feature,
 }
 
@@ -205,7 +205,7 @@ impl Document {
                 },
             },
             granularity: granularity(survey),
-            host: Host {
+            host: HostFeatures {
                 giant_pages: match trials.map(|trials| trials.host_giant_pages.clone()) {
                     Some(tried) => tried,
                     None => match driver_obstacle(survey) {
@@ -390,7 +390,7 @@ impl Device {
 }
 
 /// One answer about some capabilities of some devices.
-pub(super) struct Answer {
+pub(super) struct FeatureGroup {
     pub(super) word: &'static str,
     pub(super) reason: Option<String>,
     pub(super) names: Vec<&'static str>,
@@ -398,21 +398,21 @@ pub(super) struct Answer {
 }
 
 /// Each answer once: first what works, then what does not, then what is not known.
-pub(super) fn answers(devices: &[Device]) -> Vec<Answer> {
-    let mut found: Vec<Answer> = Vec::new();
+pub(super) fn answers(devices: &[Device]) -> Vec<FeatureGroup> {
+    let mut found: Vec<FeatureGroup> = Vec::new();
     let names = devices.first().map(|device| device.features.named().map(|(name, _)| name)).unwrap_or_default();
     for (index, name) in names.into_iter().enumerate() {
-        let mut of_name: Vec<Answer> = Vec::new();
+        let mut of_name: Vec<FeatureGroup> = Vec::new();
         for device in devices {
             let feature = device.features.named()[index].1;
             let (word, reason) = (feature.word(), feature.reason.clone());
             match of_name.iter_mut().find(|answer| answer.word == word && answer.reason == reason) {
                 Some(answer) => answer.devices.push(device.logical),
-                None => of_name.push(Answer { word, reason, names: vec![name], devices: vec![device.logical] }),
+                None => of_name.push(FeatureGroup { word, reason, names: vec![name], devices: vec![device.logical] }),
             }
         }
         for answer in of_name {
-            let same = |known: &&mut Answer| {
+            let same = |known: &&mut FeatureGroup| {
                 (known.word, &known.reason, &known.devices) == (answer.word, &answer.reason, &answer.devices)
             };
             match found.iter_mut().find(same) {

@@ -1,7 +1,7 @@
 //! The host that a trace was made on, as far as its answers tell: the emulated one should be like
 //! it.
 
-use super::Line;
+use super::TracedCall;
 use crate::trace::decode;
 use crate::trace::field::fields;
 use ascend_emulator::Config;
@@ -11,7 +11,7 @@ use ascend_ioctl::{Generation, devmng, svm, urd};
 use std::collections::{HashMap, HashSet};
 
 /// A field of an ioctl's answer.
-fn answered(line: &Line, generation: Generation, name: &str) -> Option<u64> {
+fn answered(line: &TracedCall, generation: Generation, name: &str) -> Option<u64> {
     // A positive value is a failure of the modules that a host is described by.
     if line.record.errno.is_some() || line.record.unfinished || line.record.ret != 0 {
         return None;
@@ -35,7 +35,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// The host of a trace, whose driver is of this generation.
-pub fn from_trace(generation: Generation, lines: &[Line]) -> Config {
+pub fn from_trace(generation: Generation, lines: &[TracedCall]) -> Config {
     let mut config = Config { generation, ..Config::default() };
     let of = |command: &'static str| lines.iter().filter(move |line| line.record.cmd == Some(command));
     let devices = of("GET_DEV_LIST").find_map(|line| physical_ids(&filled(&line.record, "array")?));
@@ -81,7 +81,7 @@ pub fn from_trace(generation: Generation, lines: &[Line]) -> Config {
 }
 
 /// The name of the chip in the answer of GET_DEVINFO.
-fn chip(line: &Line, generation: Generation) -> Option<String> {
+fn chip(line: &TracedCall, generation: Generation) -> Option<String> {
     answered(line, generation, "device")?;
     let (_, after) = decode::argument(&line.record, &line.module, generation);
     let fields = fields(generation, &line.module, decode::request(&line.record));
@@ -97,7 +97,7 @@ fn physical_ids(array: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// Whether a process could use a device without a message to the daemon before.
-fn starts_by_itself(lines: &[Line]) -> bool {
+fn starts_by_itself(lines: &[TracedCall]) -> bool {
     let mut asked: HashSet<i32> = HashSet::new();
     for line in lines {
         match line.record.cmd {
@@ -110,7 +110,7 @@ fn starts_by_itself(lines: &[Line]) -> bool {
 }
 
 /// The ids of processes as the driver knows them, where its answers tell.
-pub fn tgids(lines: &[Line]) -> HashMap<i32, i32> {
+pub fn tgids(lines: &[TracedCall]) -> HashMap<i32, i32> {
     let mut tgids = HashMap::new();
     for line in lines {
         let told = match line.record.cmd {

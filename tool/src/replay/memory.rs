@@ -1,6 +1,6 @@
 //! The memory of a program that is not there: the buffers of a trace, and zeros elsewhere.
 
-use ascend_emulator::caller::{Fault, Memory};
+use ascend_emulator::caller::{BadAddress, Memory};
 use std::cell::RefCell;
 
 /// Below this nothing is mapped.
@@ -24,10 +24,10 @@ impl CallMemory {
         self.holes.borrow_mut().push((address, address.saturating_add(length.max(1))));
     }
 
-    fn check(&self, address: u64, length: u64) -> Result<(), Fault> {
+    fn check(&self, address: u64, length: u64) -> Result<(), BadAddress> {
         let end = address.saturating_add(length);
         let in_hole = self.holes.borrow().iter().any(|(start, until)| *start < end && address < *until);
-        if address < FIRST || in_hole { Err(Fault) } else { Ok(()) }
+        if address < FIRST || in_hole { Err(BadAddress) } else { Ok(()) }
     }
 
     /// Takes back what was put at an address.
@@ -46,7 +46,7 @@ fn overlap(start: u64, block: usize, address: u64, length: usize) -> Option<(usi
 }
 
 impl Memory for CallMemory {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress> {
         self.check(address, buffer.len() as u64)?;
         buffer.fill(0);
         for (start, block) in self.blocks.borrow().iter() {
@@ -57,7 +57,7 @@ impl Memory for CallMemory {
         Ok(())
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         self.check(address, bytes.len() as u64)?;
         for (start, block) in self.blocks.borrow_mut().iter_mut() {
             if let Some((to, from, length)) = overlap(*start, block.len(), address, bytes.len()) {
@@ -68,7 +68,7 @@ impl Memory for CallMemory {
     }
 
     /// No trace has the contents of memory, and they take room.
-    fn without_bytes(&self, address: u64, length: u64) -> Option<Result<(), Fault>> {
+    fn without_bytes(&self, address: u64, length: u64) -> Option<Result<(), BadAddress>> {
         Some(self.check(address, length))
     }
 }
@@ -87,7 +87,7 @@ mod tests {
         memory.write(0x2002, &[7, 7, 7]).unwrap();
         assert_eq!(memory.take(0x2000), Some(vec![1, 2, 7, 7]));
         assert_eq!(memory.take(0x2000), None);
-        assert_eq!(memory.read(0, &mut bytes), Err(Fault));
+        assert_eq!(memory.read(0, &mut bytes), Err(BadAddress));
         assert_eq!(memory.read(u64::MAX - 3, &mut bytes), Ok(()));
     }
 }

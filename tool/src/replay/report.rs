@@ -12,7 +12,7 @@ const NAMED: usize = 8;
 
 /// The findings of a replay.
 #[derive(Default)]
-pub struct Report {
+pub struct ReplayReport {
     /// Calls that were played.
     pub played: usize,
     differences: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Report {
     skipped: BTreeMap<&'static str, Vec<usize>>,
 }
 
-impl Report {
+impl ReplayReport {
     /// A call returned something else.
     pub fn behaviour(&mut self, line: usize, call: String, recorded: &str, emulated: &str) {
         self.differences.push(format!("line {line}: {call} returned {recorded}; emulated: {emulated}"));

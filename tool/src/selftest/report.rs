@@ -50,7 +50,7 @@ impl Case {
 
 /// Numbers of checks by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Summary {
+pub struct CaseCounts {
     /// Passed.
     pub passed: usize,
     /// Failed.
@@ -71,13 +71,13 @@ pub struct Report {
     /// The checks in the order in which they ran.
     pub cases: Vec<Case>,
     /// Numbers of checks by outcome.
-    pub summary: Summary,
+    pub summary: CaseCounts,
 }
 
 impl Report {
     /// An empty report.
     pub fn new(suite: &str) -> Report {
-        Report { version: 1, suite: suite.to_owned(), driver: None, cases: Vec::new(), summary: Summary::default() }
+        Report { version: 1, suite: suite.to_owned(), driver: None, cases: Vec::new(), summary: CaseCounts::default() }
     }
 
     /// Adds a check.
@@ -92,13 +92,13 @@ impl Report {
 
     /// The last line for people.
     pub fn conclusion(&self) -> String {
-        let Summary { passed, failed, skipped } = self.summary;
+        let CaseCounts { passed, failed, skipped } = self.summary;
         format!("{passed} passed, {failed} failed, {skipped} skipped")
     }
 
     /// The report as JUnit XML.
     pub fn junit(&self) -> String {
-        let Summary { failed, skipped, .. } = self.summary;
+        let CaseCounts { failed, skipped, .. } = self.summary;
         let (tests, time) = (self.cases.len(), self.cases.iter().map(|case| case.seconds).sum::<f64>());
         let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
         // Writing to a string cannot fail.

@@ -5,7 +5,7 @@
 //! argument that belong to no known field are cleared, since they may hold anything.
 
 use super::decode;
-use super::field::{Kind, fields};
+use super::field::{FieldKind, fields};
 use super::watch::hex_number;
 use ascend_emulator::record::{Buffer, Record, bytes, hex};
 use ascend_emulator::seccomp::{WATCHED_END, WATCHED_START};
@@ -88,14 +88,14 @@ impl Anonymiser {
         for field in fields(generation, module, request) {
             let mut value = field.bytes(argument).to_vec();
             match field.kind {
-                Kind::Address | Kind::Pointer | Kind::Converted => self.words(&mut value),
+                FieldKind::Address | FieldKind::Pointer | FieldKind::Converted => self.words(&mut value),
                 // An argument has ids of processes in 4 or in 8 bytes; lists have them in 4.
-                Kind::Pid if value.len() == 8 => {
+                FieldKind::Pid if value.len() == 8 => {
                     let id = field.number(argument).unwrap_or(0) as i64;
                     value = self.process(id).to_le_bytes().to_vec();
                 }
-                Kind::Pid => self.ids(&mut value),
-                Kind::Name => value = self.name(&value),
+                FieldKind::Pid => self.ids(&mut value),
+                FieldKind::Name => value = self.name(&value),
                 _ => {}
             }
             clean[field.offset..field.offset + value.len()].copy_from_slice(&value);

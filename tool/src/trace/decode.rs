@@ -1,6 +1,6 @@
 //! A call as a line of text: what was passed, what came back, how long it took.
 
-use super::field::{Field, Kind, fields};
+use super::field::{Field, FieldKind, fields};
 use super::watch::{hex_number, was_interrupted};
 use ascend_emulator::record::buffer::KEYS;
 use ascend_emulator::record::{self, Record, bytes};
@@ -263,9 +263,9 @@ fn value(field: &Field, argument: &[u8], record: &Record) -> String {
         return word.to_owned();
     }
     match field.kind {
-        Kind::Size => Bytes(number).rounded(),
-        Kind::Address | Kind::Pointer => format!("{number:#x}"),
-        Kind::Machine if field.name.ends_with("_size") => Bytes(number).rounded(),
+        FieldKind::Size => Bytes(number).rounded(),
+        FieldKind::Address | FieldKind::Pointer => format!("{number:#x}"),
+        FieldKind::Machine if field.name.ends_with("_size") => Bytes(number).rounded(),
         _ if field.size == 4 && number >= 1 << 31 => {
             // Small negative numbers are errors and "any"; others are flags.
             let signed = number as u32 as i32;

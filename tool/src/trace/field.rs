@@ -9,7 +9,7 @@ use ascend_ioctl::{Generation, command, svm, urd};
 
 /// What a field means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FieldKind {
     /// A number that is the same wherever the same program runs.
     Plain,
     /// Bytes.
@@ -52,7 +52,7 @@ pub struct Field {
     /// Bytes.
     pub size: usize,
     /// What it means.
-    pub kind: Kind,
+    pub kind: FieldKind,
 }
 
 impl Field {
@@ -80,7 +80,7 @@ pub fn fields(generation: Generation, module: &str, request: u32) -> Vec<Field> 
         None if module == "SVM" => return head(module, request),
         // The commands of DEVMNG without a struct take one number.
         None if module == "DEVMNG" => {
-            let kind = if command.name == "GET_CONSOLE_LOG_LEVEL" { Kind::Machine } else { Kind::Plain };
+            let kind = if command.name == "GET_CONSOLE_LOG_LEVEL" { FieldKind::Machine } else { FieldKind::Plain };
             return vec![Field { name: "value".into(), offset: 0, size: 4, kind }];
         }
         None => return Vec::new(),
@@ -146,8 +146,8 @@ fn flatten(layout: &'static Layout, prefix: &str, start: usize, fields: &mut Vec
 }
 
 /// What a field of a struct means. Fields of eight bytes are all named here, and a test says so.
-fn kind(layout: &str, field: &str) -> Kind {
-    use Kind::*;
+fn kind(layout: &str, field: &str) -> FieldKind {
+    use FieldKind::*;
     match (layout, field) {
         (_, "rsv" | "reserved" | "reserve" | "_reserved" | "_reserve_comm") => Reserved,
         ("Head", _) => Plain,
@@ -254,7 +254,7 @@ mod tests {
                 for field in layout.fields.iter().filter(|field| field.size == 8) {
                     let name = format!("{}.{}", layout.name, field.name);
                     let is_inner = inner(layout.name, field.name).is_some();
-                    let is_plain = kind(layout.name, field.name) == Kind::Plain;
+                    let is_plain = kind(layout.name, field.name) == FieldKind::Plain;
                     assert!(is_inner || is_plain == plain.contains(&name.as_str()), "{name}");
                     seen += 1;
                 }
@@ -271,6 +271,6 @@ mod tests {
         let query = fields(Generation::V26_1, "URD", ascend_ioctl::urd::CALL.request());
         let field = |name: &str| query.iter().find(|field| field.name == name).unwrap();
         assert_eq!(field("key.main").offset, 8);
-        assert_eq!((field("buffers.output").offset, field("buffers.output").kind), (48, Kind::Pointer));
+        assert_eq!((field("buffers.output").offset, field("buffers.output").kind), (48, FieldKind::Pointer));
     }
 }

@@ -40,7 +40,7 @@ struct Descriptor {
 
 /// A descriptor table, with the driver's files alone.
 #[derive(Clone, Default)]
-pub struct Table(BTreeMap<i32, Descriptor>);
+pub struct DescriptorTable(BTreeMap<i32, Descriptor>);
 
 /// An address space, with the mappings of the driver's files alone.
 #[derive(Clone, Default)]
@@ -97,21 +97,21 @@ impl Files {
     }
 
     /// Puts a file into a table, in place of what had the descriptor before.
-    pub fn install(&mut self, table: &mut Table, descriptor: i32, file: FileId, cloexec: bool) {
+    pub fn install(&mut self, table: &mut DescriptorTable, descriptor: i32, file: FileId, cloexec: bool) {
         self.refer(file);
         self.remove(table, descriptor);
         table.0.insert(descriptor, Descriptor { file, cloexec });
     }
 
     /// Closes a descriptor.
-    pub fn remove(&mut self, table: &mut Table, descriptor: i32) {
+    pub fn remove(&mut self, table: &mut DescriptorTable, descriptor: i32) {
         if let Some(removed) = table.0.remove(&descriptor) {
             self.release(removed.file);
         }
     }
 
     /// Closes those descriptors of a table that exec closes.
-    pub fn exec(&mut self, table: &mut Table) {
+    pub fn exec(&mut self, table: &mut DescriptorTable) {
         let closed: Vec<i32> = table.0.iter().filter(|(_, it)| it.cloexec).map(|(descriptor, _)| *descriptor).collect();
         for descriptor in closed {
             self.remove(table, descriptor);
@@ -119,7 +119,7 @@ impl Files {
     }
 
     /// A copy of a table for a new process.
-    pub fn copy(&mut self, table: &Table) -> Table {
+    pub fn copy(&mut self, table: &DescriptorTable) -> DescriptorTable {
         for descriptor in table.0.values() {
             self.refer(descriptor.file);
         }
@@ -127,7 +127,7 @@ impl Files {
     }
 
     /// A thread stops using a table.
-    pub fn leave_table(&mut self, table: Shared<Table>) {
+    pub fn leave_table(&mut self, table: Shared<DescriptorTable>) {
         if let Ok(table) = Rc::try_unwrap(table) {
             for descriptor in table.into_inner().0.values() {
                 self.release(descriptor.file);
@@ -172,7 +172,7 @@ impl Files {
     }
 }
 
-impl Table {
+impl DescriptorTable {
     /// The file of a descriptor.
     pub fn get(&self, descriptor: i32) -> Option<FileId> {
         self.0.get(&descriptor).map(|it| it.file)
@@ -201,8 +201,8 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn one() -> (Files, Table, FileId) {
-        let (mut files, mut table) = (Files::default(), Table::default());
+    fn one() -> (Files, DescriptorTable, FileId) {
+        let (mut files, mut table) = (Files::default(), DescriptorTable::default());
         let file = files.open("", true);
         files.install(&mut table, 3, file, true);
         (files, table, file)

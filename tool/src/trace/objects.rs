@@ -12,7 +12,7 @@ use std::fmt;
 /// The kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum ObjectKind {
     /// An open file of the driver.
     File,
     /// A device in use by a session.
@@ -37,32 +37,32 @@ pub enum Kind {
     Session,
 }
 
-impl Kind {
+impl ObjectKind {
     fn noun(self) -> &'static str {
         match self {
-            Kind::File => "open file",
-            Kind::Device => "use of device",
-            Kind::Heap => "heap",
-            Kind::Addresses => "address range",
-            Kind::Memory => "physical memory",
-            Kind::Import => "imported memory",
-            Kind::Mapping => "mapping",
-            Kind::Share => "share",
-            Kind::Registration => "registered host memory",
-            Kind::Name => "name of memory",
-            Kind::Session => "HDC session",
+            ObjectKind::File => "open file",
+            ObjectKind::Device => "use of device",
+            ObjectKind::Heap => "heap",
+            ObjectKind::Addresses => "address range",
+            ObjectKind::Memory => "physical memory",
+            ObjectKind::Import => "imported memory",
+            ObjectKind::Mapping => "mapping",
+            ObjectKind::Share => "share",
+            ObjectKind::Registration => "registered host memory",
+            ObjectKind::Name => "name of memory",
+            ObjectKind::Session => "HDC session",
         }
     }
 }
 
 /// Identifies a living object: the file that it belongs to, its kind, and its name there.
-type Key = (u64, Kind, String);
+type Key = (u64, ObjectKind, String);
 
 /// An object and its life.
 #[derive(Debug, Clone)]
 pub struct Object {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Its process.
     pub pid: i32,
     /// Its device by the number that the process uses, or 65 for the host.
@@ -93,7 +93,7 @@ impl fmt::Display for Object {
         }
         match self.device {
             Some(svm::HOST_ID) => f.write_str(" on the host")?,
-            Some(device) if self.kind != Kind::Device => write!(f, " on device {device}")?,
+            Some(device) if self.kind != ObjectKind::Device => write!(f, " on device {device}")?,
             _ => {}
         }
         write!(f, ", of process {}, from call {} at {:.6} s", self.pid, self.line, self.born as f64 / 1e6)
@@ -125,7 +125,7 @@ impl Objects {
         match record.call {
             "open" | "found" => {
                 let name = format!("{file} ({})", super::name(record.path.as_deref().unwrap_or("?").as_bytes()));
-                self.born(record, file, Kind::File, name, None, 0);
+                self.born(record, file, ObjectKind::File, name, None, 0);
             }
             "close" => self.closed(file),
             "ioctl" => self.command(record, module, generation, file),
@@ -137,13 +137,13 @@ impl Objects {
         // A file is closed by its program, or by its end; what it held is left to the driver.
         let held: Vec<Key> = self.alive.keys().filter(|(of, ..)| *of == file).cloned().collect();
         for key in held {
-            let left = key.1 != Kind::File;
+            let left = key.1 != ObjectKind::File;
             self.died(&key, left);
         }
     }
 
-    fn born(&mut self, record: &Record, file: u64, kind: Kind, name: String, device: Option<u32>, size: u64) {
-        let resident = if matches!(kind, Kind::Memory) { size } else { 0 };
+    fn born(&mut self, record: &Record, file: u64, kind: ObjectKind, name: String, device: Option<u32>, size: u64) {
+        let resident = if matches!(kind, ObjectKind::Memory) { size } else { 0 };
         let object = Object {
             kind,
             pid: record.pid,
@@ -204,7 +204,7 @@ impl Objects {
         };
         match (module, record.cmd.unwrap_or_default()) {
             ("SVM", "SETUP_DEVICE") => {
-                self.born(record, file, Kind::Device, device.to_string(), Some(device), 0);
+                self.born(record, file, ObjectKind::Device, device.to_string(), Some(device), 0);
             }
             ("SVM", "CLOSE_DEVICE") => {
                 let on_device: Vec<Key> = self
@@ -212,34 +212,34 @@ impl Objects {
                     .iter()
                     .filter_map(|(key, index)| {
                         let object = &self.all[*index];
-                        let held = key.0 == file && object.device == Some(device) && object.kind != Kind::Device;
+                        let held = key.0 == file && object.device == Some(device) && object.kind != ObjectKind::Device;
                         held.then(|| key.clone())
                     })
                     .collect();
                 for key in on_device {
                     self.died(&key, true);
                 }
-                self.died(&(file, Kind::Device, device.to_string()), false);
+                self.died(&(file, ObjectKind::Device, device.to_string()), false);
             }
             ("SVM", "UPDATE_HEAP") => {
                 let name = given("index").to_string();
                 if given("operation") == u64::from(svm::HEAP_ENABLE) {
-                    self.born(record, file, Kind::Heap, name, None, given("size"));
+                    self.born(record, file, ObjectKind::Heap, name, None, given("size"));
                 } else {
-                    self.died(&(file, Kind::Heap, name), false);
+                    self.died(&(file, ObjectKind::Heap, name), false);
                 }
             }
             ("SVM", "ALLOC" | "UVM_ALLOC") => {
-                self.born(record, file, Kind::Addresses, address("address"), None, given("size"));
+                self.born(record, file, ObjectKind::Addresses, address("address"), None, given("size"));
             }
-            ("SVM", "FREE_PAGES") => self.died(&(file, Kind::Addresses, address("address")), false),
+            ("SVM", "FREE_PAGES") => self.died(&(file, ObjectKind::Addresses, address("address")), false),
             ("SVM", "PREFETCH") => self.populate(file, &address("address"), device),
             ("SVM", "ADVISE") if given("advice") as u32 & POPULATE != 0 => {
                 self.populate(file, &address("address"), device);
             }
             ("SVM", "MEM_CREATE") => {
                 let side = given("side");
-                self.born(record, file, Kind::Memory, handle(side, answered("id")), place(side), given("size"));
+                self.born(record, file, ObjectKind::Memory, handle(side, answered("id")), place(side), given("size"));
             }
             ("SVM", "MEM_IMPORT") => {
                 let side = answered("side");
@@ -251,56 +251,56 @@ impl Objects {
                     _ => svm::HUGE_PAGE,
                 };
                 let size = answered("pages").saturating_mul(page);
-                self.born(record, file, Kind::Import, handle(side, answered("id")), place(side), size);
+                self.born(record, file, ObjectKind::Import, handle(side, answered("id")), place(side), size);
             }
             ("SVM", "MEM_RELEASE") => {
                 let side = given("side");
                 // A device handle is not freed without its number of pages.
                 if given("pages") != 0 || side != u64::from(svm::SIDE_DEVICE) {
                     let name = handle(side, given("id"));
-                    self.died(&(file, Kind::Memory, name.clone()), false);
-                    self.died(&(file, Kind::Import, name), false);
+                    self.died(&(file, ObjectKind::Memory, name.clone()), false);
+                    self.died(&(file, ObjectKind::Import, name), false);
                 }
             }
             ("SVM", "MEM_MAP") => {
-                self.born(record, file, Kind::Mapping, address("address"), place(given("side")), given("size"));
+                self.born(record, file, ObjectKind::Mapping, address("address"), place(given("side")), given("size"));
             }
-            ("SVM", "MEM_UNMAP") => self.died(&(file, Kind::Mapping, address("address")), false),
+            ("SVM", "MEM_UNMAP") => self.died(&(file, ObjectKind::Mapping, address("address")), false),
             ("SVM", "MEM_EXPORT") => {
                 let memory = handle(given("side"), given("id"));
-                self.born(record, file, Kind::Share, answered("share").to_string(), place(given("side")), 0);
+                self.born(record, file, ObjectKind::Share, answered("share").to_string(), place(given("side")), 0);
                 if let Some(share) = self.all.last_mut() {
                     share.parent = Some(memory);
                 }
             }
             ("SVM", "REGISTER_DMA") => {
-                self.born(record, file, Kind::Registration, address("address"), Some(device), given("size"));
+                self.born(record, file, ObjectKind::Registration, address("address"), Some(device), given("size"));
             }
-            ("SVM", "UNREGISTER_DMA") => self.died(&(file, Kind::Registration, address("address")), false),
+            ("SVM", "UNREGISTER_DMA") => self.died(&(file, ObjectKind::Registration, address("address")), false),
             ("SVM", "MEM_REMOTE_MAP") => {
-                self.born(record, file, Kind::Registration, address("src_va"), Some(device), given("size"));
+                self.born(record, file, ObjectKind::Registration, address("src_va"), Some(device), given("size"));
             }
-            ("SVM", "MEM_REMOTE_UNMAP") => self.died(&(file, Kind::Registration, address("src_va")), false),
-            ("SVM", "IPC_MEM_CREATE") => self.born(record, file, Kind::Name, text("name"), None, given("len")),
-            ("SVM", "IPC_MEM_DESTROY") => self.died(&(file, Kind::Name, text("name")), false),
+            ("SVM", "MEM_REMOTE_UNMAP") => self.died(&(file, ObjectKind::Registration, address("src_va")), false),
+            ("SVM", "IPC_MEM_CREATE") => self.born(record, file, ObjectKind::Name, text("name"), None, given("len")),
+            ("SVM", "IPC_MEM_DESTROY") => self.died(&(file, ObjectKind::Name, text("name")), false),
             ("hdc", "CONNECT") => {
                 self.born(
                     record,
                     file,
-                    Kind::Session,
+                    ObjectKind::Session,
                     answered("session").to_string(),
                     Some(given("device") as u32),
                     0,
                 );
             }
-            ("hdc", "CLOSE") => self.died(&(file, Kind::Session, given("session").to_string()), false),
+            ("hdc", "CLOSE") => self.died(&(file, ObjectKind::Session, given("session").to_string()), false),
             _ => {}
         }
     }
 
     /// Addresses of an ordinary heap get memory.
     fn populate(&mut self, file: u64, address: &str, device: u32) {
-        let key = (file, Kind::Addresses, address.to_owned());
+        let key = (file, ObjectKind::Addresses, address.to_owned());
         if let Some(object) = self.alive.get(&key).map(|index| &mut self.all[*index]) {
             (object.device, object.resident) = (Some(device), object.size);
         }

@@ -62,7 +62,7 @@ impl Measured {
 }
 
 /// Nanoseconds of a call on the driver, and of another.
-type Times = (f64, f64);
+type CallTimes = (f64, f64);
 
 /// The sentence about what tracing costs, and what it cost a run with so many calls.
 pub fn report(filtered: bool, calls: usize, took: Duration) -> String {
@@ -87,14 +87,14 @@ pub fn report(filtered: bool, calls: usize, took: Duration) -> String {
     }
 }
 
-fn measure(filtered: bool) -> Result<(Times, Times), String> {
+fn measure(filtered: bool) -> Result<(CallTimes, CallTimes), String> {
     let file = std::env::temp_dir().join(format!("ascend-trace-{}", std::process::id()));
     let result = measure_to(&file, filtered);
     let _ = std::fs::remove_file(&file);
     result
 }
 
-fn measure_to(file: &std::path::Path, filtered: bool) -> Result<(Times, Times), String> {
+fn measure_to(file: &std::path::Path, filtered: bool) -> Result<(CallTimes, CallTimes), String> {
     let mut own = crate::second_process::this_program().map_err(|error| error.to_string())?;
     let status = own.args(["trace-measured", "--"]).arg(file).arg("plain").status();
     if !status.map_err(|error| error.to_string())?.success() {
@@ -115,7 +115,7 @@ fn measure_to(file: &std::path::Path, filtered: bool) -> Result<(Times, Times), 
     Ok((plain, read(file)?))
 }
 
-fn read(file: &std::path::Path) -> Result<Times, String> {
+fn read(file: &std::path::Path) -> Result<CallTimes, String> {
     let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
     let numbers = text.split_once(' ').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     numbers.ok_or_else(|| "the measured process wrote no numbers".into())

@@ -5,7 +5,7 @@
 //! megabytes and are there at once.
 
 use super::decode;
-use super::objects::{Kind, Object};
+use super::objects::{Object, ObjectKind};
 use super::summary::Row;
 use ascend_emulator::record::Record;
 use ascend_ioctl::Generation;
@@ -89,7 +89,7 @@ struct Data<'a> {
 /// An object on the page.
 #[derive(Serialize)]
 struct Drawn<'a> {
-    kind: Kind,
+    kind: ObjectKind,
     name: &'a str,
     pid: i32,
     device: Option<u32>,

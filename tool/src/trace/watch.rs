@@ -5,7 +5,7 @@
 //! refusal, the page in which the driver explains it.
 
 use super::decode::guess;
-use super::files::{FileId, Files, Shared, Space, Table};
+use super::files::{DescriptorTable, FileId, Files, Shared, Space};
 use super::recognise::Recogniser;
 use ascend_emulator::caller::Memory;
 use ascend_emulator::front::{ProcessMemory, driver_path, range_is_free};
@@ -78,7 +78,7 @@ struct LogHead {
 
 struct Thread {
     process: i32,
-    table: Shared<Table>,
+    table: Shared<DescriptorTable>,
     space: Shared<Space>,
     pending: Option<Pending>,
     /// Flags of the clone that it is in.
@@ -136,7 +136,7 @@ impl Watch {
 
     /// Starts to watch the threads of a process that was running before, or was just started.
     pub fn adopt(&mut self, process: i32, threads: &[i32]) {
-        let table: Shared<Table> = Rc::default();
+        let table: Shared<DescriptorTable> = Rc::default();
         let space: Shared<Space> = Rc::default();
         for tid in threads {
             self.add_thread(*tid, process, table.clone(), space.clone());
@@ -149,7 +149,7 @@ impl Watch {
         drop((table, space));
     }
 
-    fn add_thread(&mut self, tid: i32, process: i32, table: Shared<Table>, space: Shared<Space>) {
+    fn add_thread(&mut self, tid: i32, process: i32, table: Shared<DescriptorTable>, space: Shared<Space>) {
         self.threads.insert(tid, Thread { process, table, space, pending: None, clone_flags: 0 });
     }
 
@@ -274,7 +274,7 @@ impl Watch {
         }
     }
 
-    fn leave_table(&mut self, table: Shared<Table>) {
+    fn leave_table(&mut self, table: Shared<DescriptorTable>) {
         self.files.leave_table(table);
     }
 

@@ -1,7 +1,7 @@
 //! The memory of clients, in another process or in the server's own.
 
 use super::copier::Copier;
-use crate::caller::{Fault, Memory};
+use crate::caller::{BadAddress, Memory};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -21,18 +21,18 @@ use std::time::Instant;
 pub struct ProcessMemory(pub i32);
 
 impl Memory for ProcessMemory {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress> {
         let mut done = 0;
         while done < buffer.len() {
             match self.read_some(address + done as u64, &mut buffer[done..]) {
                 Ok(count) if count > 0 => done += count,
-                _ => return Err(Fault),
+                _ => return Err(BadAddress),
             }
         }
         Ok(())
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         if !is_slow(bytes.as_ptr() as u64, address, bytes.len()) {
             return self.write_plainly(address, bytes);
         }
@@ -59,14 +59,14 @@ impl ProcessMemory {
         process_vm_readv(Pid::from_raw(self.0), &mut [IoSliceMut::new(buffer)], &[remote])
     }
 
-    fn write_plainly(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write_plainly(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         let mut done = 0;
         while done < bytes.len() {
             let rest = &bytes[done..];
             let remote = RemoteIoVec { base: (address + done as u64) as usize, len: rest.len() };
             match process_vm_writev(Pid::from_raw(self.0), &[IoSlice::new(rest)], &[remote]) {
                 Ok(count) if count > 0 => done += count,
-                _ => return Err(Fault),
+                _ => return Err(BadAddress),
             }
         }
         Ok(())
@@ -170,7 +170,7 @@ impl OwnMemory {
     ///
     /// # Safety
     /// One of the ranges is valid memory of the server, and the other one is the client's.
-    unsafe fn carry(&self, from: u64, to: u64, length: usize) -> Option<Result<(), Fault>> {
+    unsafe fn carry(&self, from: u64, to: u64, length: usize) -> Option<Result<(), BadAddress>> {
         let mut copier = self.copier.borrow_mut();
         if copier.is_none() && !self.alone.get() {
             *copier = Copier::start().ok();
@@ -193,7 +193,7 @@ impl Drop for OwnMemory {
 }
 
 impl Memory for OwnMemory {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress> {
         if buffer.len() >= MUCH {
             // SAFETY: the target is the buffer.
             let carried = unsafe { self.carry(address, buffer.as_mut_ptr() as u64, buffer.len()) };
@@ -209,7 +209,7 @@ impl Memory for OwnMemory {
         Ok(())
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         if bytes.len() >= MUCH {
             // SAFETY: the source is the buffer.
             let carried = unsafe { self.carry(bytes.as_ptr() as u64, address, bytes.len()) };
@@ -230,18 +230,18 @@ impl Memory for OwnMemory {
 
 impl OwnMemory {
     /// Copies memory of the client to the start of the file.
-    fn copy_in(&self, address: u64, length: usize) -> Result<(), Fault> {
+    fn copy_in(&self, address: u64, length: usize) -> Result<(), BadAddress> {
         // SAFETY: the kernel checks the addresses, which need not be valid, and only reads there.
         let count = unsafe { libc::pwrite(self.file.as_raw_fd(), address as *const c_void, length, 0) };
-        if count == length as isize { Ok(()) } else { Err(Fault) }
+        if count == length as isize { Ok(()) } else { Err(BadAddress) }
     }
 
     /// Copies from the file to memory of the client.
-    fn copy_out(&self, address: u64, length: usize, offset: usize) -> Result<(), Fault> {
+    fn copy_out(&self, address: u64, length: usize, offset: usize) -> Result<(), BadAddress> {
         // SAFETY: the kernel checks the addresses, which need not be valid. The client passed them
         // for the driver to write to, as it would to a real one.
         let count = unsafe { libc::pread(self.file.as_raw_fd(), address as *mut c_void, length, offset as i64) };
-        if count == length as isize { Ok(()) } else { Err(Fault) }
+        if count == length as isize { Ok(()) } else { Err(BadAddress) }
     }
 }
 
@@ -300,9 +300,9 @@ mod tests {
         let mut room = vec![0u8; 1 << 20];
         for (own, length) in [own(), alone()].iter().flat_map(|own| [2, 344, MUCH, 1 << 20].map(|length| (own, length)))
         {
-            assert_eq!(own.read(end - 1, &mut room[..length]), Err(Fault), "{length}");
-            assert_eq!(own.write(end - 1, &bytes[..length]), Err(Fault), "{length}");
-            assert_eq!(own.read(0, &mut room[..length]), Err(Fault), "{length}");
+            assert_eq!(own.read(end - 1, &mut room[..length]), Err(BadAddress), "{length}");
+            assert_eq!(own.write(end - 1, &bytes[..length]), Err(BadAddress), "{length}");
+            assert_eq!(own.read(0, &mut room[..length]), Err(BadAddress), "{length}");
             own.read(bytes.as_ptr() as u64, &mut room[..length]).unwrap();
             assert!(room[..length] == bytes[..length]);
             room.fill(0);

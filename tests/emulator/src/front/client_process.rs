@@ -86,7 +86,7 @@ pub fn identity(tgid: i32) -> Option<u64> {
 }
 
 /// A process that used the driver.
-pub struct Process {
+pub struct ClientProcess {
     /// Its identity.
     pub key: ProcessKey,
     /// Differs between processes that had the same id: see [`identity`].
@@ -109,17 +109,17 @@ pub struct Process {
 pub enum Inheritance {
     /// It has not opened a node yet.
     Unknown,
-    /// This thread unmaps them: see [`super::disinherit`].
+    /// This thread unmaps them: see [`super::unmap_inherited`].
     Unmapping(i32),
     /// There are none, or they stay.
     Settled,
 }
 
-impl Process {
-    fn look_up(tgid: i32) -> io::Result<Process> {
+impl ClientProcess {
+    fn look_up(tgid: i32) -> io::Result<ClientProcess> {
         let pidfd = open_pidfd(tgid)?;
         let stat = Stat::read(&format!("/proc/{tgid}/stat"))?;
-        let mut process = Process {
+        let mut process = ClientProcess {
             key: ProcessKey { tgid, start_time: stat.start_time },
             identity: nix::sys::stat::fstat(&pidfd)?.st_ino,
             mount_namespace: fs::metadata(format!("/proc/{tgid}/ns/mnt"))?.ino(),
@@ -222,7 +222,7 @@ pub struct Processes {
     /// Reports the end of threads and processes by their tokens.
     reports: Rc<Epoll>,
     threads: BTreeMap<i32, Thread>,
-    processes: BTreeMap<i32, Process>,
+    processes: BTreeMap<i32, ClientProcess>,
     last_used: Option<LastUsed>,
     /// The server's thread.
     own: i32,
@@ -304,7 +304,7 @@ impl Processes {
     }
 
     /// The process of a thread, looked up if needed.
-    pub fn of(&mut self, tid: i32) -> io::Result<&mut Process> {
+    pub fn of(&mut self, tid: i32) -> io::Result<&mut ClientProcess> {
         if let Some(thread) = self.threads.get(&tid) {
             // The directory of a dead thread cannot be read.
             let alive = nix::sys::stat::fstatat(&thread.directory, c"fd", nix::fcntl::AtFlags::empty()).is_ok();
@@ -319,7 +319,7 @@ impl Processes {
         match self.processes.entry(tgid) {
             std::collections::btree_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
             std::collections::btree_map::Entry::Vacant(entry) => {
-                let process = Process::look_up(tgid)?;
+                let process = ClientProcess::look_up(tgid)?;
                 self.reports.add(&process.pidfd, EpollEvent::new(EpollFlags::EPOLLIN, tgid as u64))?;
                 Ok(entry.insert(process))
             }
@@ -344,12 +344,12 @@ impl Processes {
     }
 
     /// The process with this id, if it used the driver.
-    pub fn get_mut(&mut self, tgid: i32) -> Option<&mut Process> {
+    pub fn get_mut(&mut self, tgid: i32) -> Option<&mut ClientProcess> {
         self.processes.get_mut(&tgid)
     }
 
     /// The process of a thread, if both are known.
-    pub fn known(&mut self, tid: i32) -> Option<&mut Process> {
+    pub fn known(&mut self, tid: i32) -> Option<&mut ClientProcess> {
         self.processes.get_mut(&self.threads.get(&tid)?.tgid)
     }
 
@@ -374,7 +374,7 @@ impl Processes {
     }
 
     /// The processes that called exec and may have a new address space.
-    pub fn execing(&mut self) -> impl Iterator<Item = &mut Process> {
+    pub fn execing(&mut self) -> impl Iterator<Item = &mut ClientProcess> {
         self.processes.values_mut().filter(|process| process.execing.is_some() && process.address_space.is_some())
     }
 
@@ -468,7 +468,7 @@ pub fn has_signal(tid: i32) -> bool {
 }
 
 /// Kills a process.
-pub fn kill(process: &Process) {
+pub fn kill(process: &ClientProcess) {
     send_kill(&process.pidfd);
 }
 

@@ -9,7 +9,7 @@
 //! It has no thread-local memory of its own either, but the server's. So it does nothing but
 //! system calls that do not fail, and memcpy.
 
-use crate::caller::Fault;
+use crate::caller::BadAddress;
 use libc::{c_int, c_void};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -85,7 +85,7 @@ impl Copier {
     ///
     /// # Safety
     /// The ranges need not be valid, but where the target is, it may be overwritten.
-    pub unsafe fn copy(&self, from: u64, to: u64, length: usize) -> Option<Result<(), Fault>> {
+    pub unsafe fn copy(&self, from: u64, to: u64, length: usize) -> Option<Result<(), BadAddress>> {
         let job = Job { from: from as *const c_void, to: to as *mut c_void, length };
         // SAFETY: the job is as long as its type. A pipe takes so few bytes at once.
         let sent = unsafe { libc::write(self.jobs.as_ref()?.as_raw_fd(), (&raw const job).cast(), size_of::<Job>()) };
@@ -94,7 +94,7 @@ impl Copier {
         }
         match self.reply()? {
             DONE => Some(Ok(())),
-            _ => Some(Err(Fault)),
+            _ => Some(Err(BadAddress)),
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
 
     const LENGTH: usize = 1 << 20;
 
-    fn copy(copier: &Copier, from: &[u8], to: &mut [u8]) -> Option<Result<(), Fault>> {
+    fn copy(copier: &Copier, from: &[u8], to: &mut [u8]) -> Option<Result<(), BadAddress>> {
         assert_eq!(from.len(), to.len());
         // SAFETY: both are slices of this process.
         unsafe { copier.copy(from.as_ptr() as u64, to.as_mut_ptr() as u64, from.len()) }
@@ -231,7 +231,7 @@ mod tests {
                 // SAFETY: see above.
                 match unsafe { copier.copy(from.as_ptr() as u64, address as u64, LENGTH) } {
                     Some(Ok(())) => good += 1,
-                    Some(Err(Fault)) => {
+                    Some(Err(BadAddress)) => {
                         bad += 1;
                         copier = Copier::start().unwrap();
                     }

@@ -56,7 +56,7 @@ impl Blank {
 }
 
 /// An open file of the driver.
-pub struct OpenFile {
+pub struct ClientFile {
     /// The model's id of it.
     pub id: FileId,
     /// The node that was opened.
@@ -69,7 +69,7 @@ pub struct OpenFile {
     watch: Option<WatchDescriptor>,
 }
 
-impl OpenFile {
+impl ClientFile {
     /// Whether the client's description still exists.
     fn is_held(&self) -> bool {
         let mut lock = libc::flock {
@@ -104,7 +104,7 @@ impl OpenFile {
 /// All open files.
 pub struct Files {
     inotify: Option<Inotify>,
-    files: BTreeMap<Inode, OpenFile>,
+    files: BTreeMap<Inode, ClientFile>,
     watches: HashMap<WatchDescriptor, Inode>,
     /// Files without a watch.
     unwatched: HashSet<Inode>,
@@ -155,13 +155,13 @@ impl Files {
             None => drop(self.unwatched.insert(blank.inode)),
         }
         let (path, access) = (path.to_owned(), flags & OFlag::O_ACCMODE);
-        let file = OpenFile { id, path, users: vec![user], access, probe: blank.memfd, watch };
+        let file = ClientFile { id, path, users: vec![user], access, probe: blank.memfd, watch };
         self.files.insert(blank.inode, file);
         Ok(client)
     }
 
     /// The file with an inode, if it is a file of the driver.
-    pub fn get_mut(&mut self, inode: Inode) -> Option<&mut OpenFile> {
+    pub fn get_mut(&mut self, inode: Inode) -> Option<&mut ClientFile> {
         self.files.get_mut(&inode)
     }
 
@@ -188,7 +188,7 @@ impl Files {
 
     /// Removes and returns the files whose last reference is gone, oldest first, except those in
     /// `busy`.
-    pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<OpenFile> {
+    pub fn take_closed(&mut self, busy: &HashSet<Inode>) -> Vec<ClientFile> {
         let suspects: HashSet<Inode> = self.suspects.keys().chain(&self.unwatched).copied().collect();
         let closed: Vec<Inode> = suspects
             .iter()
@@ -196,7 +196,7 @@ impl Files {
             .filter(|inode| self.files.get(inode).is_some_and(|file| !file.is_held()))
             .copied()
             .collect();
-        let mut files: Vec<OpenFile> = closed
+        let mut files: Vec<ClientFile> = closed
             .iter()
             .filter_map(|inode| {
                 self.suspects.remove(inode);

@@ -66,7 +66,7 @@ pub fn probe() -> Result<(), Unavailable> {
     if result != 0 {
         return Err(Unavailable::Kernel(Errno::last()));
     }
-    if usize::from(sizes.seccomp_notif) > size_of::<Buffer>() {
+    if usize::from(sizes.seccomp_notif) > size_of::<NotificationBuffer>() {
         return Err(Unavailable::Kernel(Errno::E2BIG));
     }
     let tried = std::thread::spawn(|| {
@@ -170,7 +170,7 @@ pub fn install() -> Result<OwnedFd, Unavailable> {
 
 /// Room for the longer notification of a newer kernel.
 #[repr(C)]
-struct Buffer {
+struct NotificationBuffer {
     notification: seccomp_notif,
     future: [u64; 32],
 }
@@ -192,7 +192,7 @@ impl Listener {
     /// The next call; `None` if its caller died before it could be received.
     pub fn receive(&self) -> io::Result<Option<Notification>> {
         // SAFETY: all zeroes is a valid value of these integers, and the kernel demands it.
-        let mut buffer: Buffer = unsafe { std::mem::zeroed() };
+        let mut buffer: NotificationBuffer = unsafe { std::mem::zeroed() };
         // SAFETY: the buffer is at least as large as what this kernel writes (see `probe`).
         let result = unsafe {
             libc::ioctl(self.descriptor.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut buffer.notification)

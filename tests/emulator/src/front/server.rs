@@ -12,12 +12,12 @@ mod orders;
 mod reports;
 mod touches;
 
-use super::bell::Bell;
 use super::client_memory::{OwnMemory, ProcessMemory};
-use super::client_process::{self, Inode, Process, ProcessKey, Processes};
+use super::client_process::{self, ClientProcess, Inode, ProcessKey, Processes};
+use super::descendants::Descendants;
 use super::files::Files;
-use super::heirs::Heirs;
 use super::listener::{Answer, Listener, Notification};
+use super::waker::Waker;
 use super::{Order, node};
 use crate::caller::{Caller, Memory};
 use crate::config::Config;
@@ -125,9 +125,9 @@ struct Who {
 }
 
 impl Who {
-    fn new(process: &mut Process, tid: i32, arrived: Instant) -> Self {
+    fn new(process: &mut ClientProcess, tid: i32, arrived: Instant) -> Self {
         process.calls(tid);
-        let Process { key, identity, mount_namespace, uid, .. } = *process;
+        let ClientProcess { key, identity, mount_namespace, uid, .. } = *process;
         Who { key, identity, tid, mount_namespace, uid, arrived }
     }
 
@@ -186,14 +186,14 @@ struct Server {
     own_tgid: i32,
     /// An order waits.
     ordered: bool,
-    bell: Bell,
+    waker: Waker,
     timer: TimerFd,
     /// When the timer expires.
     armed: Option<Instant>,
     /// The timer has expired, or what calls sleep for may have come.
     due: bool,
     /// Children that inherited mappings of the driver.
-    heirs: Heirs,
+    descendants: Descendants,
     /// When touches are looked for next.
     watch: Instant,
     /// Mappings of this process that still need MADV_DONTFORK: see [`Server::spare_forks`].
@@ -228,11 +228,11 @@ impl Server {
             own_memory: OwnMemory::new().ok().map(Rc::new),
             own_tgid: std::process::id() as i32,
             ordered: false,
-            bell: Bell::default(),
+            waker: Waker::default(),
             timer,
             armed: None,
             due: false,
-            heirs: Heirs::default(),
+            descendants: Descendants::default(),
             watch: Instant::now(),
             uncopied: Vec::new(),
         })
@@ -241,9 +241,9 @@ impl Server {
     fn serve(&mut self) {
         loop {
             let received = match self.listeners.as_slice() {
-                [only] if self.bell.hangs_at(only) => {
+                [only] if self.waker.wakes(only) => {
                     let only = only.clone();
-                    self.bell.rearm();
+                    self.waker.rearm();
                     self.receive(&only)
                 }
                 _ => match self.poll() {
@@ -258,7 +258,7 @@ impl Server {
             // it.
             if std::mem::take(&mut self.ordered) && !self.obey() {
                 self.recorder.flush();
-                self.bell.dismiss();
+                self.waker.stop();
                 return;
             }
             if std::mem::take(&mut self.due) {
@@ -315,8 +315,8 @@ impl Server {
         }
     }
 
-    /// Receives the next call of a listener. Returns false if there was none, but perhaps a ring of
-    /// the bell.
+    /// Receives the next call of a listener. Returns false if there was none, but perhaps one of
+    /// the waker.
     fn receive(&mut self, listener: &Rc<Listener>) -> bool {
         let notification = match listener.receive() {
             Ok(Some(notification)) => notification,
@@ -327,7 +327,7 @@ impl Server {
                 return false;
             }
         };
-        if self.bell.takes(listener, notification.tid, notification.id, &self.reports.0) {
+        if self.waker.takes(listener, notification.tid, notification.id, &self.reports.0) {
             return false;
         }
         let mut waiting = VecDeque::new();
@@ -341,7 +341,7 @@ impl Server {
             if is_alloc(&notification) {
                 // ALLOC must not overlap with other calls: find those that wait with it.
                 while let Some(next) = listener.receive_ready() {
-                    if !self.bell.takes(listener, next.tid, next.id, &self.reports.0) {
+                    if !self.waker.takes(listener, next.tid, next.id, &self.reports.0) {
                         waiting.push_back(next);
                     }
                 }

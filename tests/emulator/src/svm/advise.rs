@@ -1,7 +1,7 @@
 //! ADVISE, PREFETCH (access for peers), and queries: QUERY_MEM_USEDINFO, CHECK_MEMINFO,
 //! MEM_MAP_CAP.
 
-use super::{Answer, Call, agent, put, refuse};
+use super::{Call, SvmResult, agent, put, refuse};
 use ascend_ioctl::svm::{self, Advice, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 
@@ -13,7 +13,7 @@ const UNITS: u32 = 10;
 
 impl Call<'_, '_> {
     /// ADVISE. Most advice has no effect on reservations, but the driver checks the range.
-    pub(super) fn advise(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn advise(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::Advise = arg.para();
         let advice = Advice::from_bits_retain(para.advice);
         self.process.refer_idle(para.address, para.size)?;
@@ -43,7 +43,7 @@ impl Call<'_, '_> {
     }
 
     /// PREFETCH: gives another device of the process access to device memory.
-    pub(super) fn prefetch(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn prefetch(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::Advise = arg.para();
         self.process.refer_idle(para.address, para.size)?;
         let Some(heap) = self.process.heap(para.address) else {
@@ -71,7 +71,7 @@ impl Call<'_, '_> {
     }
 
     /// QUERY_MEM_USEDINFO. Needs the device, but no session on it.
-    pub(super) fn query_used(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn query_used(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemUsedInfo = arg.para();
         agent::link(self.machine, self.physical, self.caller.arrived)?;
         // The emulated device has only HBM, or DDR, which serves huge and normal pages alike. It is
@@ -94,7 +94,7 @@ impl Call<'_, '_> {
     }
 
     /// CHECK_MEMINFO: checks that all addresses have memory of the given kind on this device.
-    pub(super) fn check_info(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn check_info(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::CheckMemInfo = arg.para();
         if para.addresses == 0 {
             return refuse(Errno::EINVAL, "the list is a null pointer");
@@ -127,7 +127,7 @@ impl Call<'_, '_> {
 
 /// MEM_MAP_CAP: whether a unit of the device can access host memory. No unit is emulated; the
 /// answer is always yes.
-pub fn map_capability(arg: &mut Arg) -> Answer {
+pub fn map_capability(arg: &mut Arg) -> SvmResult {
     let mut para: svm::MapCapability = arg.para();
     if para.acc_module_type >= UNITS {
         return refuse(Errno::EINVAL, "no such unit");

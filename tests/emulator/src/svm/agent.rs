@@ -7,7 +7,7 @@
 
 use super::handle::HandleTable;
 use super::store::BlockId;
-use super::{Answer, Call, Stop, refuse};
+use super::{Call, Stop, SvmResult, refuse};
 use crate::config::DeviceProcess;
 use crate::machine::{HOST, Machine};
 use ascend_ioctl::svm::HOST_AGENT_ID;
@@ -33,7 +33,7 @@ pub struct Agent {
 }
 
 /// Checks the link to a device: fails if it is down, sleeps while the device is silent.
-pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> Answer {
+pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> SvmResult {
     if physical == HOST || physical == HOST_AGENT_ID {
         return refuse(Errno::EINVAL, "the host has no channel to itself");
     }
@@ -54,7 +54,7 @@ pub fn link(machine: &Machine, physical: u32, arrived: Instant) -> Answer {
 impl Call<'_, '_> {
     /// Sends a message to the caller's agent. The caller of this function does what the agent would
     /// do.
-    pub fn message(&mut self, physical: u32) -> Answer {
+    pub fn message(&mut self, physical: u32) -> SvmResult {
         link(self.machine, physical, self.caller.arrived)?;
         let Some(agent) = self.process.agents.get(&physical) else {
             return refuse(Errno::ESRCH, "the device has no process for the caller: it was not set up");
@@ -66,7 +66,7 @@ impl Call<'_, '_> {
     }
 
     /// The link checks of a copy. A dead device is ENXIO here, and a broken link is EIO.
-    pub fn transfer(&mut self, physical: u32) -> Answer {
+    pub fn transfer(&mut self, physical: u32) -> SvmResult {
         match self.message(physical) {
             Err(Stop::Refused(Errno::ENODEV, _)) => refuse(Errno::ENXIO, "the device is offline"),
             Ok(()) if link_broken(self.machine) => refuse(Errno::EIO, "the transfer failed on the link"),

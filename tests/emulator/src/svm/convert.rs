@@ -9,7 +9,7 @@
 
 use super::copy::Mode;
 use super::session::Process;
-use super::{Answer, Call, agent, page_size, put, refuse};
+use super::{Call, SvmResult, agent, page_size, put, refuse};
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -108,7 +108,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// CONVERT_ADDR.
-    pub(super) fn convert_addr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn convert_addr(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::ConvertAddress = arg.para();
         self.process.refer(para.source, None)?;
         self.process.refer(para.destination, None)?;
@@ -166,7 +166,7 @@ impl Call<'_, '_> {
     }
 
     /// The checks of one row; the direction of the copy.
-    fn check_row(&mut self, source: u64, destination: u64, width: u64, direction: u32) -> Answer<u32> {
+    fn check_row(&mut self, source: u64, destination: u64, width: u64, direction: u32) -> SvmResult<u32> {
         let from = self.process.place(source)?;
         let to = self.process.place(destination)?;
         if from.absent {
@@ -188,13 +188,13 @@ impl Call<'_, '_> {
     }
 
     /// DESTROY_ADDR.
-    pub(super) fn destroy_addr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn destroy_addr(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::DestroyAddress = arg.para();
         self.destroy(address_of(&para.dma_addr).handle)
     }
 
     /// DESTROY_ADDR_BATCH: those before a failing one are destroyed.
-    pub(super) fn destroy_addr_batch(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn destroy_addr_batch(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::DestroyAddressBatch = arg.para();
         if para.num == 0 || para.num > BATCH || para.dma_addr == 0 {
             return refuse(Errno::EINVAL, "there is nothing to destroy, or too much");
@@ -213,7 +213,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    fn destroy(&mut self, handle: u64) -> Answer {
+    fn destroy(&mut self, handle: u64) -> SvmResult {
         let Some(converted) = self.process.converted.get(&handle).copied() else {
             return refuse(Errno::EFAULT, "no such address was converted");
         };
@@ -227,7 +227,7 @@ impl Call<'_, '_> {
     }
 
     /// SUBMIT_CONVERT_CPY. The bytes are copied at once.
-    pub(super) fn submit_converted(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn submit_converted(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::ConvertCopy = arg.para();
         let handle = address_of(&para.dma_addr).handle;
         let Some(converted) = self.process.converted.get(&handle).copied() else {
@@ -256,7 +256,7 @@ impl Call<'_, '_> {
     }
 
     /// WAIT_CONVERT_CPY_RESULT.
-    pub(super) fn wait_converted(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn wait_converted(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::ConvertCopy = arg.para();
         let Some(converted) = self.process.converted.get_mut(&address_of(&para.dma_addr).handle) else {
             return refuse(Errno::EFAULT, "no such address was converted");
@@ -274,7 +274,7 @@ fn address_of(words: &[u64; 5]) -> DmaAddress {
 }
 
 /// The checks of the numbers (`devmm_ioctl_convert_para_check`).
-fn check_shape(para: &svm::ConvertAddress) -> Answer {
+fn check_shape(para: &svm::ConvertAddress) -> SvmResult {
     if para.len > para.dpitch || para.len > para.spitch {
         return refuse(Errno::EINVAL, "the width is larger than a pitch");
     }

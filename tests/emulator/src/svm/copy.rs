@@ -11,8 +11,8 @@ use super::heap::{self, Elsewhere};
 use super::pause::{Holds, Until};
 use super::session::Process;
 use super::store::BlockId;
-use super::{Answer, Call, agent, put, refuse};
-use crate::caller::Fault;
+use super::{Call, SvmResult, agent, put, refuse};
+use crate::caller::BadAddress;
 use crate::machine::HOST;
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg};
@@ -83,7 +83,7 @@ pub(super) enum Mode {
 
 /// What is at an address.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct Location {
     /// `None` is the host.
     pub device: Option<u32>,
     imported: bool,
@@ -101,8 +101,15 @@ pub struct Place {
 }
 
 /// Pageable memory of the caller.
-const PAGEABLE: Place =
-    Place { device: None, imported: false, named: false, read_only: false, absent: false, bar: false, of_host: false };
+const PAGEABLE: Location = Location {
+    device: None,
+    imported: false,
+    named: false,
+    read_only: false,
+    absent: false,
+    bar: false,
+    of_host: false,
+};
 
 /// A copy that passed the checks.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +121,7 @@ pub(super) struct Plan {
 
 impl Process {
     /// What is at an address (`devmm_get_memory_attributes`).
-    pub fn place(&self, address: u64) -> Answer<Place> {
+    pub fn place(&self, address: u64) -> SvmResult<Location> {
         if !self.is_svm(address) {
             return Ok(PAGEABLE);
         }
@@ -127,14 +134,14 @@ impl Process {
             }
             let read_only = heap.sub_kind != svm::SUB_DEVICE_READ_ONLY
                 && heap.reservation(address).is_some_and(|found| found.read_only);
-            let place = Place { read_only, ..PAGEABLE };
+            let place = Location { read_only, ..PAGEABLE };
             return Ok(match heap.pages(address) {
-                Some(run) => Place { device: (!run.is_host()).then_some(run.physical), named: run.named, ..place },
-                None => Place { absent: true, ..place },
+                Some(run) => Location { device: (!run.is_host()).then_some(run.physical), named: run.named, ..place },
+                None => Location { absent: true, ..place },
             });
         };
         let device = (mapping.side == svm::SIDE_DEVICE).then_some(mapping.physical);
-        Ok(Place { device, imported: mapping.imported, bar: mapping.bar, of_host: mapping.of_host, ..PAGEABLE })
+        Ok(Location { device, imported: mapping.imported, bar: mapping.bar, of_host: mapping.of_host, ..PAGEABLE })
     }
 
     /// Whether a range lies in its heap. True for addresses that the module does not manage.
@@ -237,7 +244,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// MEMCPY.
-    pub(super) fn memcpy(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn memcpy(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::Memcpy = arg.para();
         self.process.refer(para.destination, Some(para.size))?;
         self.process.refer(para.source, Some(para.size))?;
@@ -268,7 +275,7 @@ impl Call<'_, '_> {
         size: u64,
         direction: u32,
         mode: Mode,
-    ) -> Answer<Plan> {
+    ) -> SvmResult<Plan> {
         for address in [source, destination] {
             // Pools are not modelled, so there is never memory in their segment.
             if matches!(heap::segment_of(self.machine, address), Some(Elsewhere::Soma)) {
@@ -309,7 +316,7 @@ impl Call<'_, '_> {
             return refuse(Errno::ENONET, "the device is closing");
         }
         if let Mode::Batch(before) = mode {
-            let of_others = |place: Place| place.device.is_some() && (place.imported || place.named);
+            let of_others = |place: Location| place.device.is_some() && (place.imported || place.named);
             if of_others(to) || of_others(from) {
                 return refuse(Errno::EOPNOTSUPP, "imported memory cannot be copied in a batch");
             }
@@ -357,7 +364,7 @@ impl Call<'_, '_> {
     }
 
     /// Copies the bytes in pieces, as the driver does. Pieces before a failing one stay copied.
-    pub(super) fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> Answer {
+    pub(super) fn carry(&mut self, plan: Plan, destination: u64, source: u64, size: u64) -> SvmResult {
         if plan.direction == svm::COPY_HOST_TO_HOST {
             return Ok(());
         }
@@ -376,8 +383,8 @@ impl Call<'_, '_> {
             let (store, memory) = (&self.world.store, self.caller.memory);
             match (source, destination) {
                 (Some((block, offset)), Some((other, start))) => {
-                    store.read_with(block, offset, length, |at, bytes| -> Answer {
-                        store.write_with(other, start + at, bytes.len() as u64, |part, room| -> Answer {
+                    store.read_with(block, offset, length, |at, bytes| -> SvmResult {
+                        store.write_with(other, start + at, bytes.len() as u64, |part, room| -> SvmResult {
                             let bytes = &bytes[part as usize..][..room.len()];
                             // SAFETY: both are as long as the room. They may overlap, if the block
                             // is mapped twice.
@@ -403,7 +410,7 @@ impl Call<'_, '_> {
                         })?,
                     }
                     if good < length {
-                        unpinned(Fault)?;
+                        unpinned(BadAddress)?;
                     }
                 }
                 (None, None) => {}
@@ -415,7 +422,7 @@ impl Call<'_, '_> {
 
     /// The block and offset of an address; `None` for the caller's own memory. Limits `length` to
     /// what lies in one mapping.
-    fn reach(&self, address: u64, length: &mut u64) -> Answer<Option<(BlockId, u64)>> {
+    fn reach(&self, address: u64, length: &mut u64) -> SvmResult<Option<(BlockId, u64)>> {
         if !self.process.is_svm(address) {
             // The pages of a device mapping cannot be pinned, and addresses do not wrap.
             let wraps = address.checked_add(*length).is_none();
@@ -433,7 +440,7 @@ impl Call<'_, '_> {
     }
 
     /// MEMCPY2D: row by row.
-    pub(super) fn memcpy_2d(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn memcpy_2d(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::Memcpy2d = arg.para();
         self.process.refer(para.destination, None)?;
         self.process.refer(para.source, None)?;
@@ -474,7 +481,7 @@ impl Call<'_, '_> {
     }
 
     /// MEMCPY_BATCH: elements before a failing one stay copied.
-    pub(super) fn memcpy_batch(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn memcpy_batch(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemcpyBatch = arg.para();
         if para.destinations == 0 || para.sources == 0 || para.sizes == 0 || para.count == 0 {
             return refuse(Errno::EINVAL, "there is nothing to copy");
@@ -499,7 +506,7 @@ impl Call<'_, '_> {
     }
 
     /// Reads an array of the caller.
-    pub(super) fn read_words(&self, address: u64, count: u32) -> Answer<Vec<u64>> {
+    pub(super) fn read_words(&self, address: u64, count: u32) -> SvmResult<Vec<u64>> {
         let mut bytes = vec![0; count as usize * 8];
         if self.caller.memory.read(address, &mut bytes).is_err() {
             return refuse(Errno::EINVAL, "an array cannot be read");
@@ -511,7 +518,7 @@ impl Call<'_, '_> {
 
     /// ASYNC_MEMCPY. The bytes are copied at once, unless it pauses; then the refresh waits and
     /// copies the rest. The mappings are held until the refresh.
-    pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn async_memcpy(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::AsyncMemcpy = arg.para();
         let (destination, source, size) = (para.destination, para.source, para.size);
         self.process.refer(destination, Some(size))?;
@@ -543,7 +550,7 @@ impl Call<'_, '_> {
     }
 
     /// MEMCPY_RESULT_REFRESH. Possible once per task.
-    pub(super) fn refresh(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn refresh(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::AsyncMemcpy = arg.para();
         let Some(rest) = self.process.tasks.tasks.get(&para.task).map(|task| task.rest) else {
             return refuse(Errno::EINVAL, "there is no such copy");
@@ -564,7 +571,7 @@ impl Call<'_, '_> {
     }
 
     /// MEMSET8.
-    pub(super) fn memset(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn memset(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::Memset = arg.para();
         if !self.process.refer(para.destination, Some(para.size))? {
             return refuse(Errno::EINVAL, "the module does not manage the address");
@@ -623,7 +630,7 @@ impl Call<'_, '_> {
 
     /// MEMSET8 of imported memory: the device fills the share of the *first* mapping, all of the
     /// size, mapped or not (`devmm_share_mem_memset`). Other mappings are not touched.
-    fn fill_share(&mut self, para: &svm::Memset) -> Answer {
+    fn fill_share(&mut self, para: &svm::Memset) -> SvmResult {
         let found = self.process.heap(para.destination).and_then(|heap| heap.mapping(para.destination));
         let Some(mapping) = found else { return refuse(Errno::EADDRNOTAVAIL, "nothing is mapped at the address") };
         let (block, offset, importer) = (mapping.block, para.destination - mapping.start, mapping.physical);
@@ -643,6 +650,6 @@ fn part_of(size: u64) -> u64 {
 }
 
 /// The caller's memory cannot be pinned for a transfer.
-fn unpinned<T>(_: Fault) -> Answer<T> {
+fn unpinned<T>(_: BadAddress) -> SvmResult<T> {
     refuse(Errno::EFAULT, "the caller's memory cannot be accessed")
 }

@@ -7,7 +7,7 @@
 
 use super::behaviour::Behaviour;
 use super::store::BlockId;
-use super::{Answer, Call, page_size, put, refuse};
+use super::{Call, SvmResult, page_size, put, refuse};
 use crate::machine::HOST;
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg, GIANT_PAGE, HUGE_PAGE};
@@ -116,7 +116,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_CREATE.
-    pub(super) fn mem_create(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_create(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemCreate = arg.para();
         let unit = if para.page == svm::PAGE_NORMAL { page_size() } else { HUGE_PAGE };
         if para.size == 0 || para.size % unit != 0 {
@@ -206,7 +206,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_RELEASE.
-    pub(super) fn mem_release(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_release(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemRelease = arg.para();
         if para.side != svm::SIDE_HOST && para.side != svm::SIDE_DEVICE {
             return refuse(Errno::EINVAL, "no such side");
@@ -234,7 +234,7 @@ impl Call<'_, '_> {
     }
 
     /// Frees pages of a handle that is not shared.
-    fn release_plain(&mut self, para: &svm::MemRelease) -> Answer {
+    fn release_plain(&mut self, para: &svm::MemRelease) -> SvmResult {
         if para.side == svm::SIDE_HOST {
             return self.release_pages(para.id, para.pages);
         }
@@ -249,7 +249,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    fn release_pages(&mut self, id: i32, pages: u64) -> Answer {
+    fn release_pages(&mut self, id: i32, pages: u64) -> SvmResult {
         let physical = self.physical;
         let Some(handle) = self.table(physical).and_then(|table| table.get_mut(id)) else {
             return refuse(Errno::EINVAL, "there is no such handle");
@@ -273,7 +273,7 @@ impl Call<'_, '_> {
 
     /// Removes an exported or imported handle. The pages belong to the share, so the page count is
     /// ignored.
-    fn release_shared(&mut self, para: &svm::MemRelease) -> Answer {
+    fn release_shared(&mut self, para: &svm::MemRelease) -> SvmResult {
         if para.side == svm::SIDE_DEVICE {
             self.message(self.physical)?;
         }
@@ -303,7 +303,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_HANDLE_SET_ATTR.
-    pub(super) fn handle_set_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn handle_set_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemHandleAttr = arg.para();
         if para.kind != 0 {
             return refuse(Errno::EOPNOTSUPP, "no such attribute");
@@ -324,7 +324,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_HANDLE_GET_ATTR.
-    pub(super) fn handle_get_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn handle_get_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemHandleAttr = arg.para();
         if para.kind != 0 {
             return refuse(Errno::EOPNOTSUPP, "no such attribute");

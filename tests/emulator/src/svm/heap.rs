@@ -11,7 +11,7 @@ use super::named::Opened;
 use super::plain::Pages;
 use super::ranges::Ranges;
 use super::session::{Dynamic, Process, host_pin_start};
-use super::{Answer, Call, World, page_size, refuse};
+use super::{Call, SvmResult, World, page_size, refuse};
 use crate::machine::{HOST, Machine};
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg, HEAP_UNIT};
@@ -148,7 +148,7 @@ impl Process {
     /// it raises the counter of the reservation, and with a known size it pins the mappings of the
     /// range. The model runs one command at a time, so only the checks remain. Returns false if the
     /// module does not manage the address.
-    pub fn refer(&self, address: u64, size: Option<u64>) -> Answer<bool> {
+    pub fn refer(&self, address: u64, size: Option<u64>) -> SvmResult<bool> {
         if self.is_host_pin(address) {
             let below = self.pinned.range(..=address).next_back();
             return match below.is_some_and(|(&start, &size)| address < start + size) {
@@ -175,7 +175,7 @@ impl Process {
 
     /// The same step for ADVISE and PREFETCH: unless device memory is mapped at the address, the
     /// reservation must be idle.
-    pub fn refer_idle(&self, address: u64, size: u64) -> Answer {
+    pub fn refer_idle(&self, address: u64, size: u64) -> SvmResult {
         self.refer(address, None)?;
         let Some((heap, reservation)) = self.heap(address).and_then(|heap| Some((heap, heap.reservation(address)?)))
         else {
@@ -206,7 +206,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// UPDATE_HEAP.
-    pub(super) fn update_heap(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn update_heap(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::UpdateHeap = arg.para();
         let enable = para.operation == svm::HEAP_ENABLE;
         if enable && para.sub_kind == svm::SUB_HOST && !self.process.enabled {
@@ -266,7 +266,7 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    fn check_heap_size(&mut self, para: &svm::UpdateHeap, is_static: bool) -> Answer {
+    fn check_heap_size(&mut self, para: &svm::UpdateHeap, is_static: bool) -> SvmResult {
         let gib = para.size / HEAP_UNIT;
         let good = match para.sub_kind {
             svm::SUB_SVM => gib <= 128,
@@ -294,7 +294,7 @@ impl Call<'_, '_> {
     }
 
     /// A heap beyond the static range must cover a recorded mapping exactly, or none at all.
-    fn claim_dynamic(&mut self, start: u64, size: u64) -> Answer {
+    fn claim_dynamic(&mut self, start: u64, size: u64) -> SvmResult {
         let below = self.process.dynamics.range(..start + size).next_back();
         match below.filter(|(found, dynamic)| **found + dynamic.size > start) {
             None => {
@@ -307,7 +307,7 @@ impl Call<'_, '_> {
     }
 
     /// Disabling checks only address and size: a wrong kind disables the heap too.
-    fn disable_heap(&mut self, start: u64, size: u64) -> Answer {
+    fn disable_heap(&mut self, start: u64, size: u64) -> SvmResult {
         if self.process.heaps.get(&start).is_none_or(|heap| heap.size != size) {
             return refuse(Errno::EINVAL, "there is no such heap");
         }
@@ -322,7 +322,7 @@ impl Call<'_, '_> {
     }
 
     /// ALLOC: reserves the chunks that the range touches.
-    pub(super) fn alloc(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn alloc(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::Alloc = arg.para();
         let address = para.address;
         if !self.process.is_svm(address) {
@@ -349,7 +349,7 @@ impl Call<'_, '_> {
     }
 
     /// ALLOC in the other segments.
-    fn alloc_elsewhere(&mut self, address: u64, size: u64) -> Answer {
+    fn alloc_elsewhere(&mut self, address: u64, size: u64) -> SvmResult {
         match segment_of(self.machine, address) {
             // Allocations there belong to SOMA pools, which the model does not have.
             Some(Elsewhere::Soma) => Ok(()),
@@ -362,7 +362,7 @@ impl Call<'_, '_> {
     }
 
     /// FREE_PAGES: frees the reservation that starts at the address.
-    pub(super) fn free_pages(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn free_pages(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::FreePages = arg.para();
         let address = para.address;
         if !self.process.is_svm(address) {

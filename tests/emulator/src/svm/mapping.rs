@@ -10,7 +10,7 @@ use super::behaviour::Behaviour;
 use super::handle::HandleKind;
 use super::heap::owner_of;
 use super::session::{Process, View};
-use super::{Answer, Call, World, page_size, put, refuse, to_physical};
+use super::{Call, SvmResult, World, page_size, put, refuse, to_physical};
 use crate::config::Attachment;
 use crate::machine::HOST;
 use crate::trap::Trap;
@@ -70,7 +70,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// MEM_MAP.
-    pub(super) fn mem_map(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_map(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemMap = arg.para();
         self.process.refer(para.address, None)?;
         self.check_map(&para)?;
@@ -125,7 +125,7 @@ impl Call<'_, '_> {
     }
 
     /// The checks that do not need the handle (`devmm_ioctl_mem_map_para_check`).
-    fn check_map(&mut self, para: &svm::MemMap) -> Answer {
+    fn check_map(&mut self, para: &svm::MemMap) -> SvmResult {
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EINVAL, "the address lies in no heap");
         };
@@ -159,7 +159,7 @@ impl Call<'_, '_> {
 
     /// The checks of the handle (`devmm_mem_map`), on the host or in the agent, and the mapping
     /// itself.
-    fn map(&mut self, para: &svm::MemMap) -> Answer<Mapping> {
+    fn map(&mut self, para: &svm::MemMap) -> SvmResult<Mapping> {
         let host = para.side == svm::SIDE_HOST;
         let physical = self.physical;
         if !host {
@@ -226,7 +226,7 @@ impl Call<'_, '_> {
 
     /// A limit of the emulator: the client's file can show only one mapping at an offset. A failed
     /// test is better than wrong bytes.
-    pub(super) fn cannot_show<T>(&mut self, address: u64) -> Answer<T> {
+    pub(super) fn cannot_show<T>(&mut self, address: u64) -> SvmResult<T> {
         let detail = format!(
             "{address:#x} and another address where the CPU sees memory lie at the same offset of the file. The \
              real driver supports this, the emulator does not: map dynamic ranges at different file offsets"
@@ -236,7 +236,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_UNMAP.
-    pub(super) fn mem_unmap(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_unmap(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemUnmap = arg.para();
         self.process.refer(para.address, None)?;
         let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {
@@ -283,7 +283,7 @@ impl Call<'_, '_> {
     }
 
     /// The mapping that is exactly this range (`devmm_vmma_matched_get`).
-    fn exact_mapping(&mut self, address: u64, size: u64) -> Answer<&mut Mapping> {
+    fn exact_mapping(&mut self, address: u64, size: u64) -> SvmResult<&mut Mapping> {
         let found = self.process.heap_mut(address).and_then(|heap| heap.mapping_mut(address));
         match found.filter(|mapping| mapping.start == address && mapping.size == size) {
             Some(mapping) => Ok(mapping),
@@ -292,7 +292,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_QUERY_OWNER.
-    pub(super) fn query_owner(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn query_owner(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemQueryOwner = arg.para();
         let mapping = self.exact_mapping(para.address, para.size)?;
         para.device = mapping.physical;
@@ -302,7 +302,7 @@ impl Call<'_, '_> {
     }
 
     /// The physical id of the device that an access command names.
-    fn access_target(&mut self, logical: u32) -> Answer<u32> {
+    fn access_target(&mut self, logical: u32) -> SvmResult<u32> {
         let found = to_physical(self.machine, self.caller, None, logical);
         match found.ok().filter(|_| logical < svm::ACCESS_IDS && logical != svm::HOST_AGENT_ID) {
             Some(physical) => Ok(physical),
@@ -311,7 +311,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_SET_ACCESS.
-    pub(super) fn set_access(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn set_access(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemAccess = arg.para();
         let target = self.access_target(para.device)?;
         if !matches!(para.access, svm::ACCESS_NONE | svm::ACCESS_READ | svm::ACCESS_READ_WRITE) {
@@ -345,7 +345,7 @@ impl Call<'_, '_> {
 
     /// Makes device memory visible to the CPU at the same address, writable whatever access was
     /// requested.
-    fn show_on_host(&mut self, para: &svm::MemAccess, block: super::store::BlockId, seen: bool) -> Answer {
+    fn show_on_host(&mut self, para: &svm::MemAccess, block: super::store::BlockId, seen: bool) -> SvmResult {
         let page = page_size();
         if para.address % page != 0 || para.size % page != 0 {
             return refuse(Errno::EINVAL, "the range does not consist of whole host pages");
@@ -369,7 +369,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_GET_ACCESS.
-    pub(super) fn get_access(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn get_access(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemAccess = arg.para();
         let target = self.access_target(para.device)?;
         let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {
@@ -388,7 +388,7 @@ impl Call<'_, '_> {
     }
 
     /// RESERVE_ADDR_INFO_QUERY: reports the mapping, not the reservation, that contains an address.
-    pub(super) fn reserve_address_info(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn reserve_address_info(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::ReserveAddressInfo = arg.para();
         self.process.refer(para.address, None)?;
         let Some(mapping) = self.process.heap(para.address).and_then(|heap| heap.mapping(para.address)) else {

@@ -11,7 +11,7 @@ use super::heap::Heap;
 use super::plain::Pages;
 use super::share::now;
 use super::store::BlockId;
-use super::{Answer, Call, agent, put, refuse};
+use super::{Call, SvmResult, agent, put, refuse};
 use ascend_ioctl::svm::{self, Arg, HUGE_PAGE};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ const NO_TRUST_LIST: u32 = 1;
 
 /// A listed process.
 #[derive(Debug, Default)]
-struct Trusted {
+struct TrustedProcess {
     /// When it was listed, in nanoseconds since boot.
     stamp: u64,
     /// The address and the device of its open.
@@ -50,7 +50,7 @@ struct Named {
     pages_freed: bool,
     needs_trust: bool,
     route: u64,
-    trusted: BTreeMap<i32, Trusted>,
+    trusted: BTreeMap<i32, TrustedProcess>,
     /// Processes on other servers, with their super-pod ids.
     elsewhere: BTreeSet<(u32, i32)>,
     /// The memory: blocks, with the offset and the size of the part that belongs to the name.
@@ -84,7 +84,7 @@ impl Heap {
 }
 
 impl Names {
-    fn get(&mut self, name: &str) -> Answer<&mut Named> {
+    fn get(&mut self, name: &str) -> SvmResult<&mut Named> {
         match self.names.get_mut(name) {
             Some(found) => Ok(found),
             None => refuse(Errno::EINVAL, "there is no such name"),
@@ -142,7 +142,7 @@ fn text(name: &[u8; NAME]) -> String {
 
 impl Call<'_, '_> {
     /// IPC_MEM_CREATE.
-    pub(super) fn ipc_create(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_create(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::IpcCreate = arg.para();
         self.process.refer(para.address, None)?;
         if (para.name_len as usize) < NAME {
@@ -217,7 +217,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_DESTROY.
-    pub(super) fn ipc_destroy(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_destroy(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::IpcDestroy = arg.para();
         let name = text(&para.name);
         let named = self.world.names.get(&name)?;
@@ -238,7 +238,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_OPEN: marks an allocation as the place of a name. PREFETCH puts the pages there.
-    pub(super) fn ipc_open(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_open(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::IpcOpen = arg.para();
         self.process.refer_idle(para.address, 1)?;
         let name = text(&para.name);
@@ -264,7 +264,7 @@ impl Call<'_, '_> {
         if !named.trusted.contains_key(&tgid) && (named.needs_trust || full) {
             return refuse(Errno::EINVAL, "the process is not listed");
         }
-        let entry = named.trusted.entry(tgid).or_insert_with(|| Trusted { stamp: now(), opened: None });
+        let entry = named.trusted.entry(tgid).or_insert_with(|| TrustedProcess { stamp: now(), opened: None });
         if entry.stamp < start_time {
             return refuse(Errno::EINVAL, "the process was listed before it started");
         }
@@ -283,7 +283,7 @@ impl Call<'_, '_> {
     }
 
     /// PREFETCH where a name was opened: puts the pages of its memory there.
-    pub(super) fn prefetch_named(&mut self, para: &svm::Advise) -> Answer {
+    pub(super) fn prefetch_named(&mut self, para: &svm::Advise) -> SvmResult {
         let (logical, physical) = (self.logical, self.physical);
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
@@ -324,7 +324,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_CLOSE.
-    pub(super) fn ipc_close(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_close(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::IpcClose = arg.para();
         self.process.refer(para.address, None)?;
         let tgid = self.process.tgid;
@@ -349,7 +349,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_QUERY. Any process may ask.
-    pub(super) fn ipc_query(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_query(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::IpcQuery = arg.para();
         let named = self.world.names.get(&text(&para.name))?;
         para.len = named.size;
@@ -360,13 +360,13 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_SET_PID.
-    pub(super) fn ipc_set_pid(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_set_pid(&mut self, arg: &mut Arg) -> SvmResult {
         self.list(&arg.para(), None)
     }
 
     /// IPC_MEM_SET_PID_POD: as IPC_MEM_SET_PID, with the server of the processes. No other server
     /// answers here.
-    pub(super) fn ipc_set_pid_pod(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_set_pid_pod(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::IpcSetPid = arg.para();
         // The device's number is a part of the name, which is read before the name is looked up.
         let name = text(&para.name);
@@ -380,7 +380,7 @@ impl Call<'_, '_> {
     }
 
     /// Lists processes on this server, or on another one (`devmm_ipc_node_set_pids`).
-    fn list(&mut self, para: &svm::IpcSetPid, server: Option<u32>) -> Answer {
+    fn list(&mut self, para: &svm::IpcSetPid, server: Option<u32>) -> SvmResult {
         if para.num > PIDS {
             return refuse(Errno::EINVAL, "there are too many processes");
         }
@@ -415,7 +415,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_SET_ATTR.
-    pub(super) fn ipc_set_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_set_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::IpcSetAttr = arg.para();
         if !matches!(para.kind, ROUTE | NO_TRUST_LIST) {
             return refuse(Errno::EOPNOTSUPP, "a name has no such attribute");
@@ -443,7 +443,7 @@ impl Call<'_, '_> {
     }
 
     /// IPC_MEM_GET_ATTR. Any process may ask.
-    pub(super) fn ipc_get_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn ipc_get_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::IpcGetAttr = arg.para();
         if !matches!(para.kind, ROUTE | NO_TRUST_LIST) {
             return refuse(Errno::EOPNOTSUPP, "a name has no such attribute");

@@ -10,7 +10,7 @@
 //! bytes that it has moved.
 
 use super::session::Process;
-use super::{Answer, Call, Stop};
+use super::{Call, Stop, SvmResult};
 use ascend_ioctl::svm::{Arg, Op};
 use std::collections::BTreeSet;
 use std::sync::mpsc::Sender;
@@ -104,7 +104,7 @@ impl Pace {
     }
 
     /// Cuts `length` to what can be moved now. False if these bytes were moved by an earlier run.
-    pub fn step(&mut self, length: &mut u64) -> Answer<bool> {
+    pub fn step(&mut self, length: &mut u64) -> SvmResult<bool> {
         if self.reached < self.moved {
             *length = (*length).min(self.moved - self.reached);
             self.reached += *length;
@@ -120,7 +120,7 @@ impl Pace {
         Ok(true)
     }
 
-    fn pause<T>(&mut self, until: Until) -> Answer<T> {
+    fn pause<T>(&mut self, until: Until) -> SvmResult<T> {
         self.point = None;
         self.paused = Some(until);
         Err(Stop::Sleep(until.wake()))
@@ -176,7 +176,7 @@ impl Holds {
     }
 
     /// Sleeps until the pause is over.
-    pub(super) fn wait(&self, until: Until) -> Answer {
+    pub(super) fn wait(&self, until: Until) -> SvmResult {
         let over = match until {
             Until::Time(time) => Instant::now() >= time,
             Until::Released(id) => !self.taken.contains(&id),
@@ -203,7 +203,7 @@ impl Holds {
 
 impl Process {
     /// Takes the lock. Returns the caller's command if it had paused, and sleeps if it must wait.
-    pub(super) fn enter(&mut self, holds: &Holds, op: Op, tid: i32) -> Answer<Option<Paused>> {
+    pub(super) fn enter(&mut self, holds: &Holds, op: Op, tid: i32) -> SvmResult<Option<Paused>> {
         if let Some(paused) = self.paused.get(&tid) {
             holds.wait(paused.until)?;
             let paused = self.paused.remove(&tid);
@@ -259,7 +259,7 @@ impl Call<'_, '_> {
     }
 
     /// Pauses a command that moves no bytes before it begins.
-    pub(super) fn pause_before(&mut self) -> Answer {
+    pub(super) fn pause_before(&mut self) -> SvmResult {
         match self.pace.point {
             Some(point) if !moves_bytes(self.pace.op) && self.pace.op != Op::AsyncMemcpy => {
                 self.pace.pause(point.until)
@@ -269,7 +269,7 @@ impl Call<'_, '_> {
     }
 
     /// Pauses a command whose bytes are all moved.
-    pub(super) fn pause_after(&mut self) -> Answer {
+    pub(super) fn pause_after(&mut self) -> SvmResult {
         match self.pace.point {
             Some(point) if moves_bytes(self.pace.op) => {
                 self.pace.reached = u64::MAX;

@@ -10,7 +10,7 @@ use super::behaviour::Behaviour;
 use super::heap::Heap;
 use super::session::{Process, View};
 use super::store::{BlockId, for_each_piece};
-use super::{Answer, Call, World, page_size, refuse};
+use super::{Call, SvmResult, World, page_size, refuse};
 use crate::machine::HOST;
 use ascend_ioctl::svm::{self, Advice, HUGE_PAGE};
 use nix::errno::Errno;
@@ -153,7 +153,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// ADVISE outside of reserve heaps, after the checks of the range.
-    pub(super) fn advise_plain(&mut self, para: &svm::Advise) -> Answer {
+    pub(super) fn advise_plain(&mut self, para: &svm::Advise) -> SvmResult {
         let advice = Advice::from_bits_retain(para.advice);
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
@@ -209,7 +209,7 @@ impl Call<'_, '_> {
     }
 
     /// ADVISE in a pinned-host heap: host pages for exactly one allocation.
-    fn advise_host(&mut self, para: &svm::Advise, advice: Advice) -> Answer {
+    fn advise_host(&mut self, para: &svm::Advise, advice: Advice) -> SvmResult {
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
         };
@@ -245,7 +245,7 @@ impl Call<'_, '_> {
     }
 
     /// Puts host pages behind a range and shows them to the CPU.
-    fn add_host_pages(&mut self, range: Range<u64>) -> Answer {
+    fn add_host_pages(&mut self, range: Range<u64>) -> SvmResult {
         let size = range.end - range.start;
         let pool = self.world.store.add_pool(HOST, self.machine.config.host_memory);
         let Ok(block) = pool.and_then(|()| self.world.store.create(HOST, size)) else {
@@ -276,7 +276,7 @@ impl Call<'_, '_> {
     }
 
     /// Host pages for what a copy or a fill is about to write (`devmm_insert_host_page_range`).
-    pub(super) fn add_written_pages(&mut self, address: u64, size: u64) -> Answer {
+    pub(super) fn add_written_pages(&mut self, address: u64, size: u64) -> SvmResult {
         if !self.process.enabled {
             return refuse(Errno::EINVAL, "host pages need the segments to be mapped");
         }
@@ -298,7 +298,7 @@ impl Call<'_, '_> {
 
     /// Puts pages of the device behind a range. Pages of the host move there with their bytes
     /// (`devmm_advise_populate_process`).
-    pub(super) fn populate(&mut self, chunks: Range<u64>) -> Answer {
+    pub(super) fn populate(&mut self, chunks: Range<u64>) -> SvmResult {
         let (logical, physical) = (self.logical, self.physical);
         let Some(heap) = self.process.heap(chunks.start) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
@@ -336,7 +336,7 @@ impl Call<'_, '_> {
     }
 
     /// New memory of the device, which its process owns.
-    fn device_block(&mut self, size: u64) -> Answer<BlockId> {
+    fn device_block(&mut self, size: u64) -> SvmResult<BlockId> {
         let physical = self.physical;
         let pool = self.world.store.add_pool(physical, self.machine.config.hbm);
         let Ok(block) = pool.and_then(|()| self.world.store.create(physical, size)) else {
@@ -364,7 +364,7 @@ impl Call<'_, '_> {
     }
 
     /// PREFETCH outside of reserve heaps, after the checks of the range.
-    pub(super) fn prefetch_plain(&mut self, para: &svm::Advise) -> Answer {
+    pub(super) fn prefetch_plain(&mut self, para: &svm::Advise) -> SvmResult {
         let Some(heap) = self.process.heap(para.address) else {
             return refuse(Errno::EADDRNOTAVAIL, "the address lies in no heap");
         };

@@ -9,7 +9,7 @@ use super::heap::Heap;
 use super::mapping::Mapping;
 use super::session::{Process, View};
 use super::store::BlockId;
-use super::{Answer, Call, World, page_size, put, refuse};
+use super::{Call, SvmResult, World, page_size, put, refuse};
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
@@ -129,7 +129,7 @@ fn parts(heap: &Heap, device: u32, page: u64, address: u64, size: u64) -> Option
 impl Call<'_, '_> {
     /// TRANSLATE: the address of device memory for a task of the device. The device is asked when
     /// the memory is freed whether a task still uses it; here none does.
-    pub(super) fn translate(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn translate(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::Translate = arg.para();
         self.process.refer(para.address, Some(1))?;
         let place = self.process.place(para.address)?;
@@ -146,7 +146,7 @@ impl Call<'_, '_> {
     }
 
     /// REGISTER_DMA: pins host memory for transfers.
-    pub(super) fn register_dma(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn register_dma(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::RegisterDma = arg.para();
         self.process.refer(para.address, Some(para.size))?;
         if para.address == 0 || para.size == 0 || para.size > MAX_RANGE {
@@ -178,7 +178,7 @@ impl Call<'_, '_> {
     }
 
     /// Whether the caller's memory can be pinned: every page exists and can be read.
-    fn pin(&self, address: u64, size: u64) -> Answer {
+    fn pin(&self, address: u64, size: u64) -> SvmResult {
         let page = page_size();
         let mut at = address;
         while at < address.saturating_add(size) {
@@ -191,7 +191,7 @@ impl Call<'_, '_> {
     }
 
     /// UNREGISTER_DMA.
-    pub(super) fn unregister_dma(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn unregister_dma(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::UnregisterDma = arg.para();
         match self.process.registered.remove(&(self.physical, para.address)) {
             Some(_) => Ok(()),
@@ -205,7 +205,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_REMOTE_MAP: maps host memory for a device.
-    pub(super) fn remote_map(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn remote_map(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::RemoteMap = arg.para();
         self.process.refer(para.src_va, Some(para.size))?;
         if para.map_type >= self.remote_kinds() {
@@ -260,7 +260,13 @@ impl Call<'_, '_> {
     }
 
     /// MEM_REMOTE_MAP of device memory: the CPU sees it at its own address, through a BAR.
-    fn remote_map_device(&mut self, arg: &mut Arg, para: &mut svm::RemoteMap, device: u32, read_only: bool) -> Answer {
+    fn remote_map_device(
+        &mut self,
+        arg: &mut Arg,
+        para: &mut svm::RemoteMap,
+        device: u32,
+        read_only: bool,
+    ) -> SvmResult {
         let address = para.src_va;
         let Some(heap) = self.process.heap(address).filter(|heap| heap.is_reserve() || heap.is_locked(address)) else {
             return refuse(Errno::EOPNOTSUPP, "only memory that is locked to a device is mapped for the host");
@@ -328,7 +334,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_REMOTE_UNMAP.
-    pub(super) fn remote_unmap(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn remote_unmap(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::RemoteUnmap = arg.para();
         let address = para.src_va;
         self.process.refer(address, None)?;

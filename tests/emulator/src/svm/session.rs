@@ -18,7 +18,7 @@ use super::pause::Paused;
 use super::register::Remote;
 use super::share::Node;
 use super::store::{BlockId, WindowId, punch};
-use super::{Answer, Call, ProcessId, Stop, Svm, World, page_size, put, refuse};
+use super::{Call, ProcessId, Stop, Svm, SvmResult, World, page_size, put, refuse};
 use crate::caller::Caller;
 use crate::config::{Attachment, Phase};
 use crate::driver::{FileId, Mmap};
@@ -316,7 +316,7 @@ pub fn host_pin_start(machine: &Machine) -> u64 {
 }
 
 /// GET_MMAP_INFO. Needs no process object.
-pub fn mmap_info(machine: &Machine, caller: &Caller, arg: &mut Arg) -> Answer {
+pub fn mmap_info(machine: &Machine, caller: &Caller, arg: &mut Arg) -> SvmResult {
     let mut para: svm::MmapInfo = arg.para();
     let segments = segments(machine);
     if (para.segments as usize) < segments.len() || para.array == 0 {
@@ -332,7 +332,7 @@ pub fn mmap_info(machine: &Machine, caller: &Caller, arg: &mut Arg) -> Answer {
 
 impl Svm {
     /// ALLOC_PROC_STRUCT.
-    pub(super) fn alloc_process(&mut self, _machine: &Machine, caller: &Caller, file: FileId) -> Answer {
+    pub(super) fn alloc_process(&mut self, _machine: &Machine, caller: &Caller, file: FileId) -> SvmResult {
         let Some(bound) = self.files.get_mut(&file) else {
             return refuse(Errno::EINVAL, "the file is not bound to the memory module");
         };
@@ -398,7 +398,7 @@ impl Svm {
         caller: &Caller,
         id: Option<ProcessId>,
         arg: &mut Arg,
-    ) -> Answer {
+    ) -> SvmResult {
         let Some((id, process)) = id.and_then(|id| Some((id, self.processes.get_mut(&id)?))) else {
             return refuse(Errno::EINVAL, "there is no process object on this file");
         };
@@ -527,7 +527,7 @@ impl Process {
 
 impl Call<'_, '_> {
     /// SETUP_DEVICE: connects the session to its process on the device.
-    pub(super) fn setup_device(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn setup_device(&mut self, arg: &mut Arg) -> SvmResult {
         let physical = self.physical;
         if physical == HOST || physical == HOST_AGENT_ID {
             return refuse(Errno::EFAULT, "the host is not set up");
@@ -574,7 +574,7 @@ impl Call<'_, '_> {
 
     /// PREPARE_CLOSE_DEVICE: waits a second for asynchronous copies that run, and refuses new ones
     /// from then on.
-    pub(super) fn prepare_close_device(&mut self) -> Answer {
+    pub(super) fn prepare_close_device(&mut self) -> SvmResult {
         if self.process.tasks.is_running(&self.world.holds, self.physical) {
             let (now, given_up) = (Instant::now(), self.caller.arrived + Duration::from_secs(1));
             if now < given_up {
@@ -590,7 +590,7 @@ impl Call<'_, '_> {
 
     /// CLOSE_DEVICE: removes mapping records, shares and handles of the device. Counters of
     /// reservations are not decremented.
-    pub(super) fn close_device(&mut self) -> Answer {
+    pub(super) fn close_device(&mut self) -> SvmResult {
         let physical = self.physical;
         if physical == HOST || physical == HOST_AGENT_ID {
             return Ok(());

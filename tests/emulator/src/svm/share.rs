@@ -8,7 +8,7 @@
 use super::behaviour::Behaviour;
 use super::handle::{Handle, HandleKind};
 use super::store::{BlockId, Store};
-use super::{Answer, Call, agent, put, refuse, to_physical};
+use super::{Call, SvmResult, agent, put, refuse, to_physical};
 use crate::machine::HOST;
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
@@ -62,7 +62,7 @@ impl Shares {
         self.shares.iter()
     }
 
-    fn get(&mut self, physical: u32, share: i32) -> Answer<&mut Share> {
+    fn get(&mut self, physical: u32, share: i32) -> SvmResult<&mut Share> {
         match self.shares.get_mut(&(physical, share)) {
             Some(share) => Ok(share),
             None => refuse(Errno::EFAULT, "there is no such share"),
@@ -97,7 +97,7 @@ pub fn now() -> u64 {
 
 impl Call<'_, '_> {
     /// MEM_EXPORT.
-    pub(super) fn mem_export(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_export(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemExport = arg.para();
         let physical = self.physical;
         let host = para.side == svm::SIDE_HOST as i32;
@@ -134,7 +134,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_SET_PID.
-    pub(super) fn mem_set_pid(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_set_pid(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemSetPid = arg.para();
         if para.count == 0 || para.count > svm::TRUST_LIST {
             return refuse(Errno::EINVAL, "the number of processes is out of range");
@@ -170,7 +170,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_SET_ATTR.
-    pub(super) fn mem_set_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_set_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let para: svm::MemSetAttr = arg.para();
         if para.kind != 0 {
             return refuse(Errno::EOPNOTSUPP, "no such attribute");
@@ -193,7 +193,7 @@ impl Call<'_, '_> {
     }
 
     /// The physical id of the exporting device.
-    fn exporting_device(&mut self, logical: u32) -> Answer<u32> {
+    fn exporting_device(&mut self, logical: u32) -> SvmResult<u32> {
         if logical == svm::HOST_AGENT_ID {
             return refuse(Errno::EINVAL, "the caller has no such device");
         }
@@ -201,7 +201,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_GET_ATTR.
-    pub(super) fn mem_get_attr(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_get_attr(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemGetAttr = arg.para();
         if para.kind != 0 {
             return refuse(Errno::EOPNOTSUPP, "no such attribute");
@@ -214,7 +214,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_GET_INFO.
-    pub(super) fn mem_get_info(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_get_info(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemGetInfo = arg.para();
         let physical = self.exporting_device(para.exporter)?;
         self.world.shares.get(physical, para.share)?;
@@ -224,7 +224,7 @@ impl Call<'_, '_> {
     }
 
     /// MEM_IMPORT.
-    pub(super) fn mem_import(&mut self, arg: &mut Arg) -> Answer {
+    pub(super) fn mem_import(&mut self, arg: &mut Arg) -> SvmResult {
         let mut para: svm::MemImport = arg.para();
         let generation = self.machine.config.generation;
         let (delta, behaviour) = (generation.delta(), Behaviour::of(generation));

@@ -619,6 +619,7 @@ fn errno(error: std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rig::Random;
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
@@ -737,7 +738,7 @@ mod tests {
     #[test]
     fn whatever_is_shown_hidden_and_written_everyone_sees_the_same() {
         for seed in 1..=8 {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let mut store = store();
             let files: Vec<Arc<File>> = (0..3).map(|_| client()).collect();
             const SIZE: u64 = 64 << 10;
@@ -874,15 +875,5 @@ mod tests {
         assert!(store.mapped(block, 0, MIB).is_some());
         store.hide(block, window);
         assert!(store.mapped(block, 0, MIB).is_none());
-    }
-
-    /// A small pseudo-random generator with the same sequence in every run.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (self.0 >> 33) % end
-        }
     }
 }

@@ -9,7 +9,7 @@ mod sharing;
 
 use super::share::now;
 use super::*;
-use crate::caller::{Fault, Memory};
+use crate::caller::{BadAddress, Memory};
 use crate::config::{Config, DeviceProcess};
 use crate::driver::{AddressSpaceChange, Change, ChangeKind, Mmap};
 use ascend_ioctl::klog;
@@ -31,11 +31,11 @@ const BUFFER: u64 = 0x10_0000;
 
 /// A caller's memory: the pages that are mapped.
 #[derive(Default)]
-struct Pages {
+struct TestPages {
     pages: RefCell<BTreeMap<u64, [u8; 4096]>>,
 }
 
-impl Pages {
+impl TestPages {
     fn map(&self, start: u64, size: u64) {
         for page in (start / 4096..(start + size).div_ceil(4096)).map(|page| page * 4096) {
             self.pages.borrow_mut().insert(page, [0; 4096]);
@@ -44,14 +44,14 @@ impl Pages {
 
     /// Calls `each` for every page of a range, with the covered part of the page and its offset in
     /// the range.
-    fn each(&self, address: u64, length: usize, mut each: impl FnMut(&mut [u8], usize)) -> Result<(), Fault> {
+    fn each(&self, address: u64, length: usize, mut each: impl FnMut(&mut [u8], usize)) -> Result<(), BadAddress> {
         let mut pages = self.pages.borrow_mut();
         let mut done = 0;
         while done < length {
-            let at = address.checked_add(done as u64).ok_or(Fault)?;
+            let at = address.checked_add(done as u64).ok_or(BadAddress)?;
             let start = (at % 4096) as usize;
             let part = (4096 - start).min(length - done);
-            let page = pages.get_mut(&(at & !4095)).ok_or(Fault)?;
+            let page = pages.get_mut(&(at & !4095)).ok_or(BadAddress)?;
             each(&mut page[start..start + part], done);
             done += part;
         }
@@ -59,12 +59,12 @@ impl Pages {
     }
 }
 
-impl Memory for Pages {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+impl Memory for TestPages {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), BadAddress> {
         self.each(address, buffer.len(), |part, at| buffer[at..at + part.len()].copy_from_slice(part))
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), BadAddress> {
         self.each(address, bytes.len(), |part, at| part.copy_from_slice(&bytes[at..at + part.len()]))
     }
 }
@@ -73,14 +73,14 @@ impl Memory for Pages {
 struct Bench {
     machine: Machine,
     svm: Svm,
-    memory: Pages,
+    memory: TestPages,
     files: u64,
     started: u64,
 }
 
 /// A process with a file of the module.
 #[derive(Clone)]
-struct Client {
+struct TestClient {
     tgid: i32,
     start_time: u64,
     file: FileId,
@@ -95,13 +95,13 @@ impl Bench {
     fn with(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config { device_process: DeviceProcess::Automatic, server: 0, ..Config::default() };
         change(&mut config);
-        let memory = Pages::default();
+        let memory = TestPages::default();
         memory.map(ARG, 4096);
         memory.map(BUFFER, 4 * MIB);
         Bench { machine: Machine::new(config), svm: Svm::default(), memory, files: 0, started: now() }
     }
 
-    fn caller<'a>(memory: &'a Pages, client: &Client) -> Caller<'a> {
+    fn caller<'a>(memory: &'a TestPages, client: &TestClient) -> Caller<'a> {
         Caller {
             tid: client.tgid,
             tgid: client.tgid,
@@ -114,17 +114,17 @@ impl Bench {
         }
     }
 
-    fn open(&mut self, tgid: i32) -> Client {
+    fn open(&mut self, tgid: i32) -> TestClient {
         self.files += 1;
         let backing = File::from(memfd_create("backing", MFdFlags::MFD_CLOEXEC).unwrap());
         backing.set_len(1 << 46).unwrap();
         let kept = Arc::new(backing.try_clone().unwrap());
-        let client = Client { tgid, start_time: self.started, file: FileId(self.files), backing: kept };
+        let client = TestClient { tgid, start_time: self.started, file: FileId(self.files), backing: kept };
         self.svm.open(client.file, &Bench::caller(&self.memory, &client), backing);
         client
     }
 
-    fn raw(&mut self, client: &Client, request: u32, arg: &mut Arg) -> Outcome {
+    fn raw(&mut self, client: &TestClient, request: u32, arg: &mut Arg) -> Outcome {
         self.memory.write(ARG, arg.as_bytes()).unwrap();
         let caller = Bench::caller(&self.memory, client);
         let outcome = self.svm.ioctl(&mut self.machine, &caller, client.file, request, ARG);
@@ -132,7 +132,7 @@ impl Bench {
         outcome
     }
 
-    fn call<P: Para>(&mut self, client: &Client, op: Op, device: u32, para: P) -> Result<P, Errno> {
+    fn call<P: Para>(&mut self, client: &TestClient, op: Op, device: u32, para: P) -> Result<P, Errno> {
         let request = self.machine.config.generation.svm(op).unwrap().command.request();
         let mut arg = Arg::new(device, &para);
         match self.raw(client, request, &mut arg) {
@@ -141,12 +141,12 @@ impl Bench {
         }
     }
 
-    fn mmap(&mut self, client: &Client, start: u64, length: u64) -> Result<(), Errno> {
+    fn mmap(&mut self, client: &TestClient, start: u64, length: u64) -> Result<(), Errno> {
         let mmap = Mmap { hint: start, free: true, length, prot: 3, flags: libc::MAP_SHARED, offset: 0 };
         self.svm.mmap(&mut self.machine, &Bench::caller(&self.memory, client), client.file, &mmap)
     }
 
-    fn change(&mut self, client: &Client, kind: ChangeKind, range: std::ops::Range<u64>) -> Result<Change, Errno> {
+    fn change(&mut self, client: &TestClient, kind: ChangeKind, range: std::ops::Range<u64>) -> Result<Change, Errno> {
         let change = AddressSpaceChange { kind, start: range.start, length: range.end - range.start, mapped: true };
         self.svm.address_space_change(&mut self.machine, &Bench::caller(&self.memory, client), &change)
     }
@@ -155,12 +155,12 @@ impl Bench {
         session::segments(&self.machine)
     }
 
-    fn init(&mut self, client: &Client) -> Result<(), Errno> {
+    fn init(&mut self, client: &TestClient) -> Result<(), Errno> {
         self.call(client, Op::InitProcess, 0, svm::InitProcess::default()).map(drop)
     }
 
     /// A file with a process object and all segments mapped.
-    fn prepare(&mut self, tgid: i32) -> Client {
+    fn prepare(&mut self, tgid: i32) -> TestClient {
         let client = self.open(tgid);
         self.call(&client, Op::AllocProcStruct, 0, svm::Alloc::default()).unwrap();
         for segment in self.segments() {
@@ -170,7 +170,7 @@ impl Bench {
     }
 
     /// A session with device 0 set up and a 1 GiB heap of 2 MiB chunks.
-    fn session(&mut self, tgid: i32) -> Client {
+    fn session(&mut self, tgid: i32) -> TestClient {
         let client = self.prepare(tgid);
         self.init(&client).unwrap();
         self.setup(&client, 0).unwrap();
@@ -178,90 +178,98 @@ impl Bench {
         client
     }
 
-    fn setup(&mut self, client: &Client, device: u32) -> Result<svm::SetupDevice, Errno> {
+    fn setup(&mut self, client: &TestClient, device: u32) -> Result<svm::SetupDevice, Errno> {
         self.call(client, Op::SetupDevice, device, svm::SetupDevice { stats_address: 1, ..Default::default() })
     }
 
-    fn heap(&mut self, client: &Client, operation: u32, kind: u32, index: u32, size: u64) -> Result<(), Errno> {
+    fn heap(&mut self, client: &TestClient, operation: u32, kind: u32, index: u32, size: u64) -> Result<(), Errno> {
         let para = svm::UpdateHeap { operation, kind, sub_kind: svm::SUB_RESERVE, index, size };
         self.call(client, Op::UpdateHeap, 0, para).map(drop)
     }
 
-    fn enable(&mut self, client: &Client, index: u32, kind: u32) -> Result<(), Errno> {
+    fn enable(&mut self, client: &TestClient, index: u32, kind: u32) -> Result<(), Errno> {
         self.heap(client, svm::HEAP_ENABLE, kind, index, GIB)
     }
 
-    fn alloc(&mut self, client: &Client, address: u64, size: u64) -> Result<(), Errno> {
+    fn alloc(&mut self, client: &TestClient, address: u64, size: u64) -> Result<(), Errno> {
         self.call(client, Op::Alloc, 0, svm::Alloc { address, size }).map(drop)
     }
 
-    fn free(&mut self, client: &Client, address: u64) -> Result<(), Errno> {
+    fn free(&mut self, client: &TestClient, address: u64) -> Result<(), Errno> {
         self.call(client, Op::FreePages, 0, svm::FreePages { address }).map(drop)
     }
 
-    fn create(&mut self, client: &Client, device: u32, size: u64) -> Result<svm::MemCreate, Errno> {
+    fn create(&mut self, client: &TestClient, device: u32, size: u64) -> Result<svm::MemCreate, Errno> {
         let side = if device == HOST { svm::SIDE_HOST } else { svm::SIDE_DEVICE };
         let para = svm::MemCreate { size, side, module: 33, page: svm::PAGE_HUGE, ..Default::default() };
         self.call(client, Op::MemCreate, device, para)
     }
 
-    fn release(&mut self, client: &Client, device: u32, id: i32, pages: u64) -> Result<u32, Errno> {
+    fn release(&mut self, client: &TestClient, device: u32, id: i32, pages: u64) -> Result<u32, Errno> {
         let side = if device == HOST { svm::SIDE_HOST } else { svm::SIDE_DEVICE };
         let para = svm::MemRelease { id, side, pages, ..Default::default() };
         self.call(client, Op::MemRelease, device, para).map(|para| para.kind)
     }
 
-    fn map(&mut self, client: &Client, device: u32, id: i32, address: u64, size: u64, pages: u64) -> Result<(), Errno> {
+    fn map(
+        &mut self,
+        client: &TestClient,
+        device: u32,
+        id: i32,
+        address: u64,
+        size: u64,
+        pages: u64,
+    ) -> Result<(), Errno> {
         let side = if device == HOST { svm::SIDE_HOST } else { svm::SIDE_DEVICE };
         let para = svm::MemMap { address, size, id, side, page: svm::PAGE_HUGE, module: 33, pages };
         self.call(client, Op::MemMap, device, para).map(drop)
     }
 
-    fn unmap(&mut self, client: &Client, address: u64) -> Result<svm::MemUnmap, Errno> {
+    fn unmap(&mut self, client: &TestClient, address: u64) -> Result<svm::MemUnmap, Errno> {
         self.call(client, Op::MemUnmap, HOST, svm::MemUnmap { address, ..Default::default() })
     }
 
-    fn copy(&mut self, client: &Client, destination: u64, source: u64, size: u64) -> Result<u32, Errno> {
+    fn copy(&mut self, client: &TestClient, destination: u64, source: u64, size: u64) -> Result<u32, Errno> {
         let para = svm::Memcpy { destination, source, size, direction: svm::COPY_DETECT, ..Default::default() };
         self.call(client, Op::Memcpy, 0, para).map(|para| para.direction)
     }
 
-    fn export(&mut self, client: &Client, device: u32, id: i32) -> Result<i32, Errno> {
+    fn export(&mut self, client: &TestClient, device: u32, id: i32) -> Result<i32, Errno> {
         let side = i32::from(device != HOST);
         self.call(client, Op::MemExport, device, svm::MemExport { side, id, share: 0 }).map(|para| para.share)
     }
 
-    fn trust(&mut self, client: &Client, device: u32, share: i32, pid: i32) -> Result<(), Errno> {
+    fn trust(&mut self, client: &TestClient, device: u32, share: i32, pid: i32) -> Result<(), Errno> {
         self.memory.write(BUFFER, &pid.to_le_bytes()).unwrap();
         self.call(client, Op::MemSetPid, device, svm::MemSetPid { share, count: 1, pids: BUFFER }).map(drop)
     }
 
-    fn import(&mut self, client: &Client, device: u32, exporter: u32, share: i32) -> Result<svm::MemImport, Errno> {
+    fn import(&mut self, client: &TestClient, device: u32, exporter: u32, share: i32) -> Result<svm::MemImport, Errno> {
         self.call(client, Op::MemImport, device, svm::MemImport { share, exporter, ..Default::default() })
     }
 
-    fn access(&mut self, client: &Client, address: u64, size: u64, device: u32, access: u32) -> Result<(), Errno> {
+    fn access(&mut self, client: &TestClient, address: u64, size: u64, device: u32, access: u32) -> Result<(), Errno> {
         self.call(client, Op::MemSetAccess, 0, svm::MemAccess { address, size, device, access }).map(drop)
     }
 
     /// Reserves addresses, creates memory of a device and maps it there.
-    fn mapped(&mut self, client: &Client, device: u32, address: u64, size: u64) -> i32 {
+    fn mapped(&mut self, client: &TestClient, device: u32, address: u64, size: u64) -> i32 {
         self.alloc(client, address, size).unwrap();
         let made = self.create(client, device, size).unwrap();
         self.map(client, device, made.id, address, size, made.pages).unwrap();
         made.id
     }
 
-    fn exit(&mut self, client: &Client) {
+    fn exit(&mut self, client: &TestClient) {
         self.svm.exit(&mut self.machine, client.tgid, client.start_time);
         self.svm.release(&mut self.machine, client.file, false);
     }
 
-    fn poke(&self, client: &Client, address: u64, bytes: &[u8]) {
+    fn poke(&self, client: &TestClient, address: u64, bytes: &[u8]) {
         client.backing.write_all_at(bytes, address - svm::SVM_START).unwrap();
     }
 
-    fn peek(&self, client: &Client, address: u64) -> u8 {
+    fn peek(&self, client: &TestClient, address: u64) -> u8 {
         let mut byte = [0];
         client.backing.read_exact_at(&mut byte, address - svm::SVM_START).unwrap();
         byte[0]

@@ -93,7 +93,7 @@ impl Server {
         let [start, length, argument, ..] = call.arguments;
         // Only a process that used the driver has mappings of the driver.
         if !self.processes.is_client(call.tid) {
-            return self.change_by_heir(call, kind);
+            return self.change_by_child(call, kind);
         }
         let known = self.processes.known(call.tid);
         if known.is_some_and(|process| process.inheritance == Inheritance::Unmapping(call.tid)) {
@@ -123,7 +123,7 @@ impl Server {
 
     /// A change by a process that may have inherited mappings of the driver. With the real driver
     /// there is nothing, so pages cannot be locked or populated.
-    fn change_by_heir(&mut self, call: &Notification, kind: ChangeKind) -> Reply {
+    fn change_by_child(&mut self, call: &Notification, kind: ChangeKind) -> Reply {
         let populates = match kind {
             ChangeKind::Lock => true,
             ChangeKind::Advise(advice) => is_populating(advice),

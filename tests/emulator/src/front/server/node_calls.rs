@@ -6,7 +6,7 @@ use crate::front::client_memory::ProcessMemory;
 use crate::front::client_process::{self, Inheritance};
 use crate::front::files::Blank;
 use crate::front::listener::{Answer, Listener, Notification};
-use crate::front::{dev_listing, disinherit, module_list, node};
+use crate::front::{dev_listing, module_list, node, unmap_inherited};
 use libc::c_int;
 use nix::errno::Errno;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ impl Server {
             return Errno::ESRCH.into();
         }
         let Ok(who) = self.who(call.tid, arrived) else { return Errno::ESRCH.into() };
-        if self.disinherits(call, who.key.tgid) {
+        if self.unmaps_inherited(call, who.key.tgid) {
             return Answer::Restart.into();
         }
         let mut record = who.record("open");
@@ -50,7 +50,7 @@ impl Server {
 
     /// Whether the process is made to unmap what it inherited of the driver's mappings, before it
     /// opens its first node.
-    fn disinherits(&mut self, call: &Notification, tgid: i32) -> bool {
+    fn unmaps_inherited(&mut self, call: &Notification, tgid: i32) -> bool {
         let Some(process) = self.processes.known(call.tid) else { return false };
         if std::mem::replace(&mut process.inheritance, Inheritance::Settled) != Inheritance::Unknown {
             return false;
@@ -69,7 +69,7 @@ impl Server {
         });
         // A child of vfork would unmap its parent's.
         let shares = |relative: &i32| *relative != tgid && client_process::share_memory(call.tid, *relative);
-        if ranges.is_empty() || relatives.iter().any(shares) || !disinherit::begin(call.tid, call.number, ranges) {
+        if ranges.is_empty() || relatives.iter().any(shares) || !unmap_inherited::begin(call.tid, call.number, ranges) {
             return false;
         }
         if let Some(process) = self.processes.known(call.tid) {

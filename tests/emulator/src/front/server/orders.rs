@@ -46,7 +46,7 @@ impl Server {
         // If the requester is gone, a reply that cannot be sent does not matter.
         match order {
             Order::Listen => self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor)))),
-            Order::Bell(tid) => self.bell.expect(tid),
+            Order::Waker(tid) => self.waker.expect(tid),
             Order::State(reply) => {
                 self.settle();
                 let _ = reply.send(self.driver.state());

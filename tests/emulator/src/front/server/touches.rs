@@ -2,7 +2,7 @@
 
 use super::Server;
 use crate::front::client_process;
-use crate::front::heirs;
+use crate::front::descendants;
 use std::time::{Duration, Instant};
 
 /// How often touches are looked for.
@@ -23,21 +23,21 @@ impl Server {
         for client in self.driver.svm.with_segments() {
             // The server's own process gives its children no mappings.
             if client != self.own_tgid {
-                self.charge_heirs(client);
+                self.charge_descendants(client);
             }
         }
         self.kill_trapped_clients();
     }
 
     /// Finds touches of children in the mappings that they inherited from a client.
-    fn charge_heirs(&mut self, client: i32) {
-        let heirs = self.heirs.refresh(client);
-        if heirs.is_empty() {
+    fn charge_descendants(&mut self, client: i32) {
+        let descendants = self.descendants.refresh(client);
+        if descendants.is_empty() {
             return;
         }
         while let Some((offset, address)) = self.driver.svm.touched(client) {
-            let own = heirs::has_page(client, address);
-            let touching = heirs.iter().copied().find(|pid| heirs::has_page(*pid, address) == Some(true));
+            let own = descendants::has_page(client, address);
+            let touching = descendants.iter().copied().find(|pid| descendants::has_page(*pid, address) == Some(true));
             let child = match (own, touching) {
                 // Of a page that both have, the client is responsible.
                 (Some(true), _) => None,
@@ -46,7 +46,7 @@ impl Server {
                     Some(child)
                 }
                 // The child has ended since the last look.
-                (Some(false), None) => heirs.last().copied(),
+                (Some(false), None) => descendants.last().copied(),
                 (None, None) => None,
             };
             let Some(child) = child else { return };

@@ -3,21 +3,8 @@
 
 use super::super::handle::HandleKind;
 use super::*;
+use crate::rig::Random;
 use std::collections::HashMap;
-
-/// A small pseudo-random generator with the same sequence in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % end
-    }
-
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 impl Bench {
     /// Checks that counters which are kept in two places agree.
@@ -68,7 +55,7 @@ impl Bench {
     }
 
     /// Runs one command with arguments that are sometimes valid.
-    fn anything(&mut self, random: &mut Random, client: &Client, tgids: &[i32]) -> String {
+    fn anything(&mut self, random: &mut Random, client: &TestClient, tgids: &[i32]) -> String {
         let device = random.of(&[0, 0, 0, 1, 1, HOST, HOST, 2]);
         let id = random.below(10) as i32;
         let size = 2 * MIB * (random.below(4) + u64::from(random.below(20) != 0));
@@ -127,13 +114,13 @@ impl Bench {
 fn counters_agree_after_any_sequence_of_commands() {
     let mut done: HashMap<String, u32> = HashMap::new();
     for seed in 1..=6 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut bench = Bench::with(|config| {
             config.hbm = 64 * MIB;
             config.host_memory = 64 * MIB;
             config.generation = Generation::ALL[seed as usize % 3];
         });
-        let mut clients: Vec<Client> = [10, 11].map(|tgid| bench.session(tgid)).to_vec();
+        let mut clients: Vec<TestClient> = [10, 11].map(|tgid| bench.session(tgid)).to_vec();
         for step in 0..3000 {
             let index = random.below(2) as usize;
             if random.below(400) == 0 {
@@ -187,7 +174,7 @@ fn no_argument_makes_the_module_panic() {
         u64::MAX,
     ];
     for generation in Generation::ALL {
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let mut bench = Bench::with(|config| config.generation = generation);
         let mut client = bench.session(10);
         bench.mapped(&client, 0, VA, 4 * MIB);

@@ -1,6 +1,7 @@
 //! Arguments of any numbers: the model answers each and goes on.
 
 use super::*;
+use crate::rig::Random;
 use ascend_ioctl::svm::Advice;
 
 /// Numbers at which arithmetic goes wrong, and those that mean something to these sessions.
@@ -35,25 +36,13 @@ const NUMBERS: [u64; 24] = [
 const DEVICE: u64 = VA + 256 * GIB;
 const MANAGED: u64 = VA + 512 * GIB;
 
-/// xorshift: the same numbers in every run.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn pick(&mut self) -> u64 {
-        let chosen = NUMBERS[self.next() as usize % NUMBERS.len()];
-        // Small numbers fill single words too.
-        if self.next() % 4 == 0 { chosen & 0xffff_ffff | NUMBERS[self.next() as usize % 8] << 32 } else { chosen }
-    }
+fn pick(random: &mut Random) -> u64 {
+    let chosen = random.of(&NUMBERS);
+    // Small numbers fill single words too.
+    if random.next() % 4 == 0 { chosen & 0xffff_ffff | random.of(&NUMBERS[..8]) << 32 } else { chosen }
 }
 
-fn session_with_memory(bench: &mut Bench) -> Client {
+fn session_with_memory(bench: &mut Bench) -> TestClient {
     let client = bench.session(10);
     bench.mapped(&client, 0, VA, 2 * MIB);
     for (at, sub_kind) in [(DEVICE, svm::SUB_DEVICE), (MANAGED, svm::SUB_SVM)] {
@@ -96,17 +85,17 @@ fn any_numbers_in_any_argument_are_answered() {
         Op::IpcMemSetPidPod,
         Op::CheckMemInfo,
     ];
-    let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
+    let mut random = Random::new(0);
     let mut granted = 0;
     for _ in 0..20 {
         let mut bench = Bench::new();
         let client = session_with_memory(&mut bench);
         for _ in 0..1000 {
-            let op = OPS[numbers.next() as usize % OPS.len()];
+            let op = OPS[random.next() as usize % OPS.len()];
             let command = bench.machine.config.generation.svm(op).unwrap();
             let mut arg = Arg::new(0, &svm::Alloc::default());
             for word in arg.data.as_mut_bytes().chunks_exact_mut(8) {
-                word.copy_from_slice(&numbers.pick().to_le_bytes());
+                word.copy_from_slice(&pick(&mut random).to_le_bytes());
             }
             let outcome = bench.raw(&client, command.command.request(), &mut arg);
             granted += u32::from(matches!(outcome, Outcome::Done(Ok(_))));

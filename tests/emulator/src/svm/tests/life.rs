@@ -19,7 +19,7 @@ fn a_container_without_a_device_table_is_refused_until_it_has_one() {
     let mut bench = Bench::with(|config| config.places = vec![crate::config::Place::container(&[1])]);
     let client = bench.prepare(10);
     assert_eq!(bench.init(&client), Err(Errno::EEXIST));
-    let memory = Pages::default();
+    let memory = TestPages::default();
     let caller = Bench::caller(&memory, &client);
     bench.machine.occupy(&caller, 1).unwrap();
     bench.machine.setup(&caller, 1).unwrap();
@@ -84,7 +84,7 @@ fn what_would_crash_the_kernel_is_a_trap() {
 
     let mut bench = Bench::new();
     let client = bench.session(10);
-    let child = Client { tgid: 11, ..client.clone() };
+    let child = TestClient { tgid: 11, ..client.clone() };
     bench.mmap(&child, 25 << 40, GIB).unwrap();
     assert_eq!(bench.trap(), "dynamic-mmap-by-stranger");
 }

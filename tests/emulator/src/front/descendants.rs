@@ -12,9 +12,9 @@ use std::os::unix::fs::FileExt;
 
 /// Living descendants of clients, by the client's id.
 #[derive(Default)]
-pub struct Heirs(HashMap<i32, Vec<i32>>);
+pub struct Descendants(HashMap<i32, Vec<i32>>);
 
-impl Heirs {
+impl Descendants {
     /// Looks for children of a client. Returns those that lived at the last look or live now.
     pub fn refresh(&mut self, client: i32) -> Vec<i32> {
         let before = self.0.remove(&client).unwrap_or_default();
@@ -81,12 +81,12 @@ mod tests {
         let own = std::process::id() as i32;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
-        let mut heirs = Heirs::default();
+        let mut descendants = Descendants::default();
         // Other tests of this process have children, too.
-        assert!(heirs.refresh(own).contains(&pid));
+        assert!(descendants.refresh(own).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(heirs.refresh(own).contains(&pid), "it lived at the last look");
-        assert!(!heirs.refresh(own).contains(&pid));
+        assert!(descendants.refresh(own).contains(&pid), "it lived at the last look");
+        assert!(!descendants.refresh(own).contains(&pid));
     }
 }

@@ -1,4 +1,4 @@
-//! The bell, which wakes the server while it waits for the next call.
+//! The waker, which wakes the server while it waits for the next call.
 //!
 //! To wait in poll for calls and for everything else takes a microsecond more for each call than
 //! to wait for calls alone. So the server does the latter, and this thread waits for the rest:
@@ -12,27 +12,27 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A bell that does not ring yet.
-pub struct Silent {
+/// A waker that waits until the server knows its thread.
+pub struct IdleWaker {
     /// Its thread.
     pub tid: i32,
     go: Sender<()>,
 }
 
-impl Silent {
-    /// Lets it ring, once the server knows its thread.
+impl IdleWaker {
+    /// Lets it begin, once the server knows its thread.
     pub fn release(self) {
         drop(self.go);
     }
 }
 
-/// Starts a bell on a thread that inherits the filter of the calling one. `None` if the system has
+/// Starts a waker on a thread that inherits the filter of the calling one. `None` if the system has
 /// no thread for it; the server then waits in poll.
-pub fn hang() -> Option<Silent> {
+pub fn start() -> Option<IdleWaker> {
     let (send, started) = channel();
     let (go, wait) = channel();
-    std::thread::Builder::new().name("ascend-bell".into()).spawn(move || main(&send, &wait)).ok()?;
-    Some(Silent { tid: started.recv().ok()?, go })
+    std::thread::Builder::new().name("ascend-waker".into()).spawn(move || main(&send, &wait)).ok()?;
+    Some(IdleWaker { tid: started.recv().ok()?, go })
 }
 
 fn main(started: &Sender<i32>, go: &Receiver<()>) {
@@ -45,49 +45,49 @@ fn main(started: &Sender<i32>, go: &Receiver<()>) {
         return;
     }
     let _ = go.recv();
-    let Ok(reports) = ring() else { return };
-    // SAFETY: the server installed this descriptor for the bell.
+    let Ok(reports) = wake_server() else { return };
+    // SAFETY: the server installed this descriptor for the waker.
     let reports = unsafe { OwnedFd::from_raw_fd(reports) };
     let mut polled = libc::pollfd { fd: reports.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     loop {
         // SAFETY: one entry, which lives longer than the call.
         unsafe { libc::poll(&raw mut polled, 1, -1) };
-        if ring().is_err() {
+        if wake_server().is_err() {
             return;
         }
     }
 }
 
-/// A call that the filter catches. The server answers it when it has done what the bell rang for.
-fn ring() -> Result<i32, Errno> {
+/// A call that the filter catches. The server answers it when it has handled what woke it.
+fn wake_server() -> Result<i32, Errno> {
     // SAFETY: takes integers.
     Errno::result(unsafe { libc::ioctl(-1, 0, 0) })
 }
 
-/// The server's side of the bell.
+/// The server's side of the waker.
 #[derive(Default)]
-pub struct Bell {
+pub struct Waker {
     /// Its thread, once that is known.
     tid: Option<i32>,
     /// Where its calls arrive.
     listener: Option<Rc<Listener>>,
     /// Its call that waits for an answer.
-    ringing: Option<u64>,
+    waiting: Option<u64>,
 }
 
-impl Bell {
+impl Waker {
     /// Announces the thread.
     pub fn expect(&mut self, tid: i32) {
         self.tid = Some(tid);
     }
 
-    /// Takes a call, if it is the bell's. The answer to the first one is a descriptor of `reports`.
+    /// Takes a call, if it is the waker's. The answer to the first one is a descriptor of `reports`.
     pub fn takes(&mut self, listener: &Rc<Listener>, tid: i32, id: u64, reports: &OwnedFd) -> bool {
         if self.tid != Some(tid) {
             return false;
         }
         if self.listener.is_some() {
-            self.ringing = Some(id);
+            self.waiting = Some(id);
             return true;
         }
         match reports.try_clone() {
@@ -101,23 +101,23 @@ impl Bell {
     }
 
     /// Whether it can wake a server that waits for calls of this listener alone.
-    pub fn hangs_at(&self, listener: &Rc<Listener>) -> bool {
+    pub fn wakes(&self, listener: &Rc<Listener>) -> bool {
         self.listener.as_ref().is_some_and(|own| Rc::ptr_eq(own, listener))
     }
 
-    /// Lets it ring again.
+    /// Lets it wake the server again.
     pub fn rearm(&mut self) {
-        if let (Some(listener), Some(id)) = (&self.listener, self.ringing.take()) {
+        if let (Some(listener), Some(id)) = (&self.listener, self.waiting.take()) {
             listener.answer(id, Answer::Value(0));
         }
     }
 
-    /// Ends its thread. It rings because the orders have ended; calls of clients are no longer
+    /// Ends its thread. It wakes the server because the orders have ended; calls of clients are no longer
     /// answered by the driver.
-    pub fn dismiss(&mut self) {
+    pub fn stop(&mut self) {
         let Some(listener) = self.listener.take() else { return };
         let end = |id| listener.answer(id, Answer::Error(Errno::ENOSYS));
-        if let Some(id) = self.ringing.take() {
+        if let Some(id) = self.waiting.take() {
             return end(id);
         }
         while let Ok(received) = listener.receive() {

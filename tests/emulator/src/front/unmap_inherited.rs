@@ -26,7 +26,7 @@ type Registers = libc::user_regs_struct;
 pub fn begin(tid: i32, call: i64, ranges: Vec<Range<u64>>) -> bool {
     let (sender, seized) = channel();
     // A tracer is a thread, and it waits for its tracee. The server must answer meanwhile.
-    let tracer = std::thread::Builder::new().name("disinherit".into()).spawn(move || {
+    let tracer = std::thread::Builder::new().name("unmap_inherited".into()).spawn(move || {
         let options = libc::PTRACE_O_TRACESYSGOOD as usize;
         let begun = request(libc::PTRACE_SEIZE as _, tid, 0, options)
             .and_then(|()| request(libc::PTRACE_INTERRUPT as _, tid, 0, 0));
