@@ -58,7 +58,8 @@ fn client(socket: &str, name: &str) -> Result<(), Box<dyn Error>> {
     match share::request(&UnixStream::connect(socket)?, name, &device, Duration::from_secs(30)) {
         Ok(pages) => {
             let addresses = session.reserve(PAGE * pages.len() as u64)?;
-            let mapped = addresses.map_many(pages.iter().zip(0..).map(|(page, number)| (number * PAGE, page)))?;
+            let mapped = pages.iter().zip(0..).map(|(page, number)| addresses.map(number * PAGE, page));
+            let mapped = mapped.collect::<Result<Vec<_>, _>>()?;
             let mut text = vec![0; name.len()];
             mapped[0].read(0, &mut text)?;
             println!("{} pages, beginning with {:?}", pages.len(), String::from_utf8_lossy(&text));

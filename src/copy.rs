@@ -207,7 +207,7 @@ impl NamedMemory {
     /// [`Error::Invalid`] for what lies outside of the memory.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of named memory", offset, size, self.size())?;
-        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(self.device()), keeper: None })
+        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(&self.inner.device), keeper: None })
     }
 }
 

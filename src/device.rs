@@ -19,7 +19,7 @@ use crate::slots::{Found, lock};
 use crate::trace::{self, quiet};
 use std::collections::btree_map::Entry;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// A device that is set up for this process.
 ///
@@ -64,8 +64,6 @@ pub struct Host {
 pub(crate) struct DeviceInner {
     pub(crate) id: u32,
     open: OpenDevice,
-    /// The super-pod id for imports, when it was first needed.
-    pub(crate) sdid: OnceLock<u32>,
     pub(crate) session: Arc<Live<SessionInner>>,
 }
 
@@ -146,7 +144,7 @@ impl Device {
             Some(device) => return Err(half_closed(session, device)),
             None => set_up(session, id)?,
         };
-        let inner = DeviceInner { id: number, open, sdid: OnceLock::new(), session: session.clone() };
+        let inner = DeviceInner { id: number, open, session: session.clone() };
         let inner = Arc::new(Live::new(inner));
         slot.fill(&inner);
         Ok(Device { inner })
@@ -216,7 +214,7 @@ impl DeviceInner {
             Found::Object(host) => host,
             Found::Vacant(slot) => {
                 let (open, session) = (OpenDevice::host(), session.clone());
-                let host = Arc::new(Live::new(DeviceInner { id: HOST_ID, open, sdid: OnceLock::new(), session }));
+                let host = Arc::new(Live::new(DeviceInner { id: HOST_ID, open, session }));
                 slot.fill(&host);
                 host
             }

@@ -157,27 +157,6 @@ impl Reservation {
         Ok(Mapping { inner })
     }
 
-    /// Maps memory at many offsets, all of it or none: what [`Reservation::map`] does for each.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Reservation::map`], for the first that cannot be mapped. What was mapped before
-    /// it is unmapped again.
-    pub fn map_many<'a>(&self, pieces: impl IntoIterator<Item = (u64, &'a PhysicalMemory)>) -> Result<Vec<Mapping>> {
-        pieces.into_iter().map(|(offset, memory)| self.map(offset, memory)).collect()
-    }
-
-    /// Address and memory of everything that is mapped in this reservation, in order. The list
-    /// keeps the memory alive, but not the mappings.
-    pub fn memories(&self) -> Vec<(u64, PhysicalMemory)> {
-        let reserved = &self.inner;
-        if reserved.session.in_child() {
-            return Vec::new();
-        }
-        let blocks = reserved.session.mappings.blocks(reserved.start..reserved.start + reserved.size);
-        blocks.into_iter().map(|(address, block)| (address, PhysicalMemory { block })).collect()
-    }
-
     /// Address and size of everything that is mapped in this reservation, in order.
     pub fn mappings(&self) -> Vec<(u64, u64)> {
         let reserved = &self.inner;

@@ -2,23 +2,30 @@
 //!
 //! To the kernel an export is a *share*: a number that any process of the host can name, with a
 //! count of holders and a *trust list* of processes that may import it. A handle can be exported
-//! once, imported once per process and device, and its memory lives until the last holder releases
+//! once, and imported once per process and device. Its memory lives until the last holder releases
 //! it or dies (`docs/driver.md`). The numbers are small and sequential, so **anyone can guess
-//! them**: the trust list is what protects the memory, it is on by default here, and this module
-//! makes it easy to use.
+//! them**: the trust list protects the memory, and is on by default here.
 //!
-//! What the kernel refuses is turned into what a user expects: exporting twice gives the same
-//! [`Export`], importing twice gives the same memory.
+//! **There is no read-only share on this driver**: every process that imports memory and maps it
+//! can write it. A process that only reads does so by convention. Trust only processes that may
+//! change the memory, and copy what must not change under you.
 //!
-//! The short way, when there is a Unix socket between the two: [`send`] in one process, [`receive`]
-//! in the other. The long way, by any other channel:
+//! Exporting twice gives the same [`Export`], and importing twice gives the same memory, although
+//! the kernel refuses both.
 //!
-//! ```no_run
-//! # use ascend_vmm::{Result, Device, PhysicalMemory, share::{self, BareTgid, Ticket}};
-//! // In the exporter, after the importer has started and said who it is:
-//! fn export(memory: &PhysicalMemory, importer: i32) -> Result<String> {
+//! With a Unix socket between the two processes, call [`send`] in one and [`receive`] in the other;
+//! to serve many processes, start a [`Broker`]. Over any other channel, send a [`Ticket`]:
+//!
+//! ```standalone_crate
+//! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+//! # emulator.attach()?;
+//! use ascend_vmm::share::{self, BareTgid, Ticket};
+//! use ascend_vmm::{Device, LogicalId, PhysicalMemory, Result, Session};
+//!
+//! // In the exporter, after the importer has started and sent its number:
+//! fn export(memory: &PhysicalMemory, importer: BareTgid) -> Result<String> {
 //!     let export = memory.export()?;
-//!     export.trust(&[BareTgid::from_raw(importer)?])?;
+//!     export.trust(&[importer])?;
 //!     Ok(export.ticket()?.to_string())
 //! }
 //!
@@ -26,6 +33,14 @@
 //! fn import(device: &Device, ticket: &str) -> Result<PhysicalMemory> {
 //!     share::import(device, &ticket.parse::<Ticket>()?)
 //! }
+//!
+//! // Here both are one process, which imports on its other device.
+//! let session = Session::open()?;
+//! let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+//! let ticket = export(&memory, BareTgid::of_this_process(&session)?)?;
+//! let imported = import(&session.device(LogicalId(1))?, &ticket)?;
+//! assert_eq!(imported.size(), memory.size());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod bare_tgid;
@@ -40,7 +55,7 @@ mod ticket;
 pub use crate::error::TicketError;
 pub use bare_tgid::BareTgid;
 pub use broker::{Broker, BrokerOptions, Request, request};
-pub use exchange::{receive, receive_many, send, send_many};
+pub use exchange::{receive, send};
 pub(crate) use named::OpenedAt;
 pub use named::{Name, NamedMemory, Published, open_named};
 pub use shareable_handle::{FabricHandle, HandleKind, ShareableHandle};
@@ -48,9 +63,9 @@ pub use ticket::{Ticket, TicketDevice};
 
 use crate::device::{Device, DeviceInner, Host};
 use crate::discovery;
-use crate::driver::svm::{self, HOST_ID, TRUST_LIST};
+use crate::driver::svm::{HOST_ID, ImportKind, TRUST_LIST};
 use crate::error::{Errno, Error, Invalid, Refused, Result};
-use crate::id::{LogicalId, PhysicalId};
+use crate::id::{LogicalId, PhysicalId, SuperPod};
 use crate::physical::{Block, PhysicalMemory};
 use crate::session::SessionInner;
 use crate::session::undo::Live;
@@ -60,49 +75,49 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What a session knows for sharing. All of it is looked up when it is first needed, once.
+/// A session's state for sharing. What the driver has to be asked for is looked up once, when it is
+/// first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// Held while a handle is exported, so that the kernel is called once.
     exporting: Mutex<()>,
-    /// Imports of this process: importing device, exporting device, share.
-    // For a million shares; more than that have two to a place.
+    /// Imports of this process.
     pub(crate) imports: Slots<ImportKey, Live<Block>>,
     /// Names that this process has opened.
     names: Slots<Name, Live<named::Opened>>,
-    bare_tgid: OnceLock<i32>,
-    /// Whether this process lives in the initial pid namespace.
-    initial: OnceLock<bool>,
     /// The process that was trusted last.
-    known: AtomicI32,
-    identity: OnceLock<Identity>,
-    devices: OnceLock<Vec<Numbers>>,
+    last_trusted: AtomicI32,
+    process: OnceLock<ProcessIdentity>,
+    devices: OnceLock<Vec<DeviceNumbers>>,
 }
 
-/// What a ticket says of the process that made it.
+/// What tickets say of the process that makes them.
 #[derive(Debug)]
-struct Identity {
-    tgid: i32,
-    /// When the process started, in clock ticks since boot; 0 if /proc does not say.
+struct ProcessIdentity {
+    /// Its id in the initial pid namespace.
+    tgid: BareTgid,
+    /// True if it lives in the initial pid namespace: its pid is the same there. (A process of
+    /// another namespace that has the same number in both by chance is taken for one of the initial
+    /// namespace; nothing in /proc says more in a container.)
+    initial: bool,
+    /// When it started, in clock ticks since boot; 0 if /proc does not say.
     start: u64,
-    /// The kernel's.
     boot_id: [u8; 16],
 }
 
 impl Sharing {
-    /// Refuses a process that has not started. One that had when it was trusted last is not looked
-    /// up again: an exporter trusts the same importer for many memories.
-    #[inline]
-    fn exists(&self, pid: i32) -> Result<()> {
-        if self.known.load(Ordering::Relaxed) != pid {
-            bare_tgid::exists(pid)?;
-            self.known.store(pid, Ordering::Relaxed);
+    /// Refuses a process that has not started. The process that was trusted last is not looked up
+    /// again: an exporter trusts the same importer for many memories.
+    fn check_exists(&self, pid: i32) -> Result<()> {
+        if self.last_trusted.load(Ordering::Relaxed) != pid {
+            bare_tgid::check_exists(pid)?;
+            self.last_trusted.store(pid, Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
-/// What tells imports apart for the kernel.
+/// The kernel's key of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ImportKey {
     /// The importing device.
@@ -110,36 +125,17 @@ pub(crate) struct ImportKey {
     pub(crate) share: u32,
     /// The exporting device.
     pub(crate) exporter: u32,
-    /// Super-pod id of an exporter on another server, whose numbers mean something else there; 0 on
+    /// Super-pod id of an exporter on another server, which numbers its devices differently; 0 on
     /// this one.
     pub(crate) sdid: u32,
 }
 
 /// A device under its numbers.
 #[derive(Debug, Clone, Copy)]
-struct Numbers {
+struct DeviceNumbers {
     logical: LogicalId,
     physical: PhysicalId,
     sdid: Option<u32>,
-}
-
-impl DeviceInner {
-    /// The super-pod id that a plain import on this device is made with: its own, for the host the
-    /// first device's; 0 if there is none.
-    #[inline]
-    fn sdid(&self) -> Result<u32> {
-        match self.sdid.get() {
-            Some(&sdid) => Ok(sdid),
-            None => self.ask_sdid(),
-        }
-    }
-
-    fn ask_sdid(&self) -> Result<u32> {
-        let id = if self.is_host() { 0 } else { self.id };
-        let found = self.session.numbers()?.iter().find(|numbers| numbers.logical.0 == id);
-        let sdid = found.and_then(|numbers| numbers.sdid).unwrap_or(0);
-        Ok(*self.sdid.get_or_init(|| sdid))
-    }
 }
 
 /// Bits of a super-pod id from which on the server's number stands.
@@ -150,11 +146,11 @@ const OPERATION_IMPORT: &str = "import memory";
 const OPERATION_TRUST: &str = "trust a process";
 
 impl PhysicalMemory {
-    /// Makes the memory importable by processes that are trusted. The kernel is called the first
-    /// time; later calls return the same export.
+    /// Exports the memory: processes that are trusted can import it. The kernel is called the first
+    /// time; later calls return the same export. No process is trusted yet.
     ///
-    /// It stays so until the memory is released: an export cannot be taken back. No process is
-    /// trusted yet.
+    /// An export cannot be taken back: the memory stays exported until it is released. Whoever
+    /// imports and maps it can write it: there is no read-only share.
     ///
     /// # Errors
     ///
@@ -247,12 +243,12 @@ impl Export {
     pub fn fabric_handle(&self, kind: HandleKind) -> Result<FabricHandle> {
         self.memory.block.device.session.check_process()?;
         let numbers = self.numbers()?;
-        // For host memory the vendor's library writes the first device's, and refuses an import
-        // without.
-        let first = |listed: &[Numbers]| listed.iter().find(|numbers| numbers.logical.0 == 0).copied();
+        // For host memory the vendor's library writes the super-pod id of the first device, and
+        // refuses an import without one.
+        let first = |listed: &[DeviceNumbers]| listed.iter().find(|numbers| numbers.logical.0 == 0).copied();
         let named = match numbers {
             Some(numbers) => Some(numbers),
-            None => first(self.memory.block.device.session.numbers()?),
+            None => first(self.memory.block.device.session.device_numbers()?),
         };
         Ok(FabricHandle {
             kind,
@@ -262,8 +258,8 @@ impl Export {
         })
     }
 
-    /// Everything that an importer needs, to be sent by any channel. Not a secret: the trust list
-    /// decides which processes can use it.
+    /// Everything that an importer needs, for any channel. It is not a secret: the trust list decides
+    /// which processes can use it.
     ///
     /// # Errors
     ///
@@ -271,7 +267,7 @@ impl Export {
     pub fn ticket(&self) -> Result<Ticket> {
         let block = &self.memory.block;
         block.device.session.check_process()?;
-        let (identity, kind) = (block.device.session.identity()?, block.kind());
+        let (identity, kind) = (block.device.session.process_identity()?, block.kind());
         Ok(Ticket {
             handle: self.handle,
             size: block.size,
@@ -279,25 +275,26 @@ impl Export {
             memory: kind.memory,
             device: self.numbers()?.map(|numbers| TicketDevice { physical: numbers.physical.0, sdid: numbers.sdid }),
             generation: self.memory.session().generation(),
-            exporter: identity.tgid,
+            exporter: identity.tgid.as_raw(),
             exporter_start: identity.start,
             boot_id: identity.boot_id,
         })
     }
 
-    /// Puts processes on the trust list: they, and no others, may import. Up to 65 535 in the
-    /// share's life; more than one call adds to the list, and no process can be taken off it
+    /// Adds processes to the trust list: they, and no others, may import, and write what they map.
+    /// A share takes up to 65 535 processes in its life, and none can be taken off the list
     /// (`docs/driver.md`). A process must have started before it is trusted.
     ///
-    /// The list holds numbers. A process that gets the number of one that ended *after* it was
-    /// trusted is kept out by the kernel, which compares start times. One that ended *before*
-    /// cannot be told apart: whoever has its number by then is trusted. [`send`] and [`Broker`]
-    /// watch the process meanwhile; for a child of your own, trust it before you wait for its end.
+    /// The list holds numbers. If a process ends *after* it was trusted, the kernel keeps out
+    /// another that gets its number, because it compares start times. If it ended *before*, another
+    /// process that has its number by then is trusted. [`send`] and [`Broker`] watch the process
+    /// meanwhile. Do the same with a pidfd: open it, get the number, trust, and see that the process
+    /// still runs. Trust a child of your own before you wait for its end.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for a process that does not exist; [`Error::Refused`] if the list is full
-    /// or was turned off. The processes before the one that was refused are trusted.
+    /// or was turned off. The processes before the refused one are trusted.
     #[doc(alias = "aclrtMemSetPidToShareableHandle")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
         let device = &self.memory.block.device;
@@ -307,9 +304,10 @@ impl Export {
             return Ok(());
         }
         if session.is_initial_namespace()? {
-            processes.iter().try_for_each(|process| session.sharing.exists(process.as_raw()))?;
+            processes.iter().try_for_each(|process| session.sharing.check_exists(process.as_raw()))?;
         }
-        for batch in BareTgid::as_raws(processes).chunks(TRUST_LIST as usize) {
+        let numbers: Vec<i32> = processes.iter().map(|process| process.as_raw()).collect();
+        for batch in numbers.chunks(TRUST_LIST as usize) {
             session.svm.mem_set_pid(device.id, self.handle.share_id(), batch).map_err(|refused| {
                 let arguments = format!("{} of {} processes", batch.len(), processes.len());
                 device.failed(refused, OPERATION_TRUST, arguments)
@@ -332,7 +330,7 @@ impl Export {
         set.map_err(|refused| device.failed(refused, "turn the trust list off", self.memory.block.describe()))
     }
 
-    /// Whether any process may import: whether the trust list is off.
+    /// True if any process may import, because the trust list is off.
     ///
     /// # Errors
     ///
@@ -347,12 +345,12 @@ impl Export {
     }
 
     /// The device's numbers; `None` for the host.
-    fn numbers(&self) -> Result<Option<Numbers>> {
+    fn numbers(&self) -> Result<Option<DeviceNumbers>> {
         let device = &self.memory.block.device;
         if device.is_host() {
             return Ok(None);
         }
-        let numbers = device.session.numbers()?.iter().find(|numbers| numbers.logical.0 == device.id).copied();
+        let numbers = device.session.device_numbers()?.iter().find(|numbers| numbers.logical.0 == device.id).copied();
         numbers.map(Some).ok_or_else(|| {
             Invalid::because(
                 OPERATION_EXPORT,
@@ -367,7 +365,7 @@ impl Export {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Place<'a> {
-    /// On a device: it can be mapped for that device.
+    /// On a device, for which it can be mapped.
     Device(&'a Device),
     /// On the host: the CPU can see it. Device memory shows through the device's PCI window, if the
     /// device has one that is large enough.
@@ -399,12 +397,12 @@ impl Place<'_> {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Source<'a> {
-    /// A ticket of this library's. Checked against this host before the kernel is called.
+    /// A ticket of this library. It is checked against this host before the kernel is called.
     Ticket(&'a Ticket),
-    /// The vendor's 64-bit form. Its device number is the exporter's, and is taken for this
+    /// The vendor's 64-bit form. Its device number is the exporter's, and is used as this
     /// process's.
     Handle(ShareableHandle),
-    /// The vendor's 128-byte form. The device is found by its physical number.
+    /// The vendor's 128-byte form. The device is found by its physical id.
     Fabric(&'a FabricHandle),
 }
 
@@ -426,10 +424,11 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
     }
 }
 
-/// Imports memory that another process exported, on a device or on the host.
+/// Imports memory that another process exported, on a device or on the host. The module has an
+/// example.
 ///
-/// Importing the same on the same device again gives the same memory, as long as it is alive in
-/// this process: the driver allows one import per process and device.
+/// Importing the same memory on the same device again gives the same object, as long as it is alive
+/// in this process: the driver allows one import per process and device.
 ///
 /// # Errors
 ///
@@ -443,22 +442,23 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let device = place.inner();
     let session = &device.session;
     session.check_process()?;
-    let wanted = Wanted::new(device, source)?;
-    let sdid = device.sdid()?;
-    let key = wanted.key(device.id);
+    let wanted = CheckedSource::new(device, source)?;
+    let CheckedSource { share, exporter, ticket, .. } = wanted;
+    let key = ImportKey { device: device.id, share, exporter, sdid: wanted.remote };
     let slot = match session.sharing.imports.find(key) {
         Found::Object(block) => {
-            if let Some(ticket) = wanted.ticket {
+            if let Some(ticket) = ticket {
                 block.agree(ticket)?;
             }
             return Ok(PhysicalMemory { block });
         }
         Found::Vacant(slot) => slot,
     };
-    let imported = session.svm.mem_import(device.id, &wanted.export(sdid), wanted.size());
+    let size = ticket.map_or(0, |ticket| ticket.size);
+    let imported = session.svm.mem_import(device.id, share, exporter, wanted.kind, size);
     let imported = imported.map_err(|refused| wanted.refused(device, refused))?;
-    let block = Live::new(Block::imported(device, &imported, key, wanted.ticket));
-    if let Err(error) = Block::check_import(&imported, wanted.ticket) {
+    let block = Live::new(Block::imported(device, &imported, key, ticket));
+    if let Err(error) = Block::check_import(&imported, ticket) {
         // The import vacates its key when it is released.
         slot.keep();
         return Err(error);
@@ -468,87 +468,64 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     Ok(PhysicalMemory { block })
 }
 
-/// An import whose facts were checked.
+/// A [`Source`] that was checked against this host.
 #[derive(Clone, Copy)]
-struct Wanted<'a> {
+struct CheckedSource<'a> {
     share: u32,
     /// The exporting device in this process's numbering, or [`HOST_ID`].
     exporter: u32,
-    ticket: Option<&'a Ticket>,
-    /// Of the vendor's long form: super-pod id and physical id of the exporting device.
-    fabric: Option<(u32, u32)>,
+    kind: ImportKind,
     /// The super-pod id of an exporter on another server, 0 on this one.
     remote: u32,
+    ticket: Option<&'a Ticket>,
 }
 
-impl<'a> Wanted<'a> {
-    fn new(device: &DeviceInner, source: Source<'a>) -> Result<Wanted<'a>> {
+impl<'a> CheckedSource<'a> {
+    fn new(device: &DeviceInner, source: Source<'a>) -> Result<CheckedSource<'a>> {
         let session = &device.session;
+        let numbers = session.device_numbers()?;
+        let plain = |share: u32, exporter: u32, ticket: Option<&'a Ticket>| {
+            // A plain import names the importing device, for the host the first one.
+            let id = if device.is_host() { 0 } else { device.id };
+            let own = numbers.iter().find(|numbers| numbers.logical.0 == id);
+            let kind = ImportKind::Plain { sdid: own.and_then(|own| own.sdid).unwrap_or(0) };
+            CheckedSource { share, exporter, kind, remote: 0, ticket }
+        };
         match source {
             Source::Ticket(ticket) => {
-                let identity = session.identity()?;
-                let exporter = ticket_device(session.numbers()?, ticket, identity.boot_id == ticket.boot_id)?;
-                let own = ticket.exporter == identity.tgid && ticket.exporter_start == identity.start;
+                let identity = session.process_identity()?;
+                let exporter = ticket_device(numbers, ticket, identity.boot_id == ticket.boot_id)?;
+                let own = ticket.exporter == identity.tgid.as_raw() && ticket.exporter_start == identity.start;
                 if own && exporter == device.id {
                     return Err(own_export(device));
                 }
-                Ok(Wanted::plain(ticket.handle.share_id(), exporter, Some(ticket)))
+                Ok(plain(ticket.handle.share_id(), exporter, Some(ticket)))
             }
-            Source::Handle(handle) => Ok(Wanted::plain(handle.share_id(), handle.device(), None)),
-            Source::Fabric(fabric) => Wanted::fabric(session.numbers()?, fabric),
-        }
-    }
-
-    fn plain(share: u32, exporter: u32, ticket: Option<&'a Ticket>) -> Wanted<'a> {
-        Wanted { share, exporter, ticket, fabric: None, remote: 0 }
-    }
-
-    fn fabric(numbers: &[Numbers], fabric: &FabricHandle) -> Result<Wanted<'a>> {
-        let mut wanted = Wanted::plain(fabric.handle.share_id(), fabric.handle.device(), None);
-        // Where the exporting device has no super-pod id, the long form is no more than the short
-        // one.
-        if fabric.kind == HandleKind::Fabric && fabric.sdid != u32::MAX {
-            let FabricHandle { sdid, physical, .. } = *fabric;
-            wanted.fabric = Some((sdid, physical));
-            // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
-            let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
-            let of_this_server = |own: &Numbers| own.sdid.is_some_and(|own| server(own) == server(sdid));
-            if !numbers.iter().any(of_this_server) {
-                wanted.remote = sdid;
+            Source::Handle(handle) => Ok(plain(handle.share_id(), handle.device(), None)),
+            Source::Fabric(fabric) => {
+                let FabricHandle { kind, sdid, physical, handle } = *fabric;
+                let mut checked = plain(handle.share_id(), handle.device(), None);
+                // Without a super-pod id the long form says no more than the short one.
+                if kind == HandleKind::Fabric && sdid != u32::MAX {
+                    checked.kind = ImportKind::Fabric { sdid, physical };
+                    // The kernel looks at the same bits (`svm_is_sdid_in_local_server`).
+                    let server = |sdid: u32| sdid >> SDID_SERVER_SHIFT;
+                    let is_local = |own: &DeviceNumbers| own.sdid.is_some_and(|own| server(own) == server(sdid));
+                    if !numbers.iter().any(is_local) {
+                        checked.remote = sdid;
+                    }
+                }
+                if checked.remote == 0 && !handle.is_host() {
+                    let found = numbers.iter().find(|numbers| numbers.physical.0 == physical);
+                    checked.exporter = found.ok_or_else(|| not_visible(physical))?.logical.0;
+                }
+                Ok(checked)
             }
         }
-        if wanted.remote != 0 || fabric.handle.is_host() {
-            return Ok(wanted);
-        }
-        match numbers.iter().find(|numbers| numbers.physical.0 == fabric.physical) {
-            Some(numbers) => wanted.exporter = numbers.logical.0,
-            None => return Err(not_visible(fabric.physical)),
-        }
-        Ok(wanted)
-    }
-
-    /// Its key among the imports on a device.
-    fn key(self, device: u32) -> ImportKey {
-        ImportKey { device, share: self.share, exporter: self.exporter, sdid: self.remote }
-    }
-
-    /// As the kernel takes it, for an import on a device with a super-pod id.
-    fn export(self, sdid: u32) -> svm::Export {
-        let Wanted { share, exporter, .. } = self;
-        match self.fabric {
-            Some((sdid, physical)) => svm::Export { share, exporter, physical, sdid, fabric: true },
-            None => svm::Export { share, exporter, physical: 0, sdid, fabric: false },
-        }
-    }
-
-    /// The size as the ticket says, or 0.
-    #[inline]
-    fn size(self) -> u64 {
-        self.ticket.map_or(0, |ticket| ticket.size)
     }
 
     fn refused(self, device: &DeviceInner, refused: Box<Refused>) -> Error {
-        let Wanted { share, exporter, .. } = self;
+        let CheckedSource { share, exporter, .. } = self;
         let mut arguments = format!("share {share} of device {exporter}");
         if let Some(ticket) = self.ticket {
             arguments += &format!(", exported by process {}", ticket.exporter);
@@ -556,44 +533,44 @@ impl<'a> Wanted<'a> {
                 arguments += ", which is not running any more";
             }
         }
-        if refused.errno == Errno::EACCES && self.is_own(device) {
+        // The kernel answers an order to demand a trust list again differently to the exporter
+        // (`devmm_share_mem_set_attr_no_wlist_in_server`).
+        let demand = || device.session.svm.mem_set_attr(device.id, share, true);
+        if refused.errno == Errno::EACCES
+            && exporter == device.id
+            && demand().is_err_and(|refused| refused.errno == Errno::EOPNOTSUPP)
+        {
             return own_export(device);
         }
         device.failed(refused, OPERATION_IMPORT, arguments)
     }
-
-    /// Whether the kernel takes this process for the exporter, on the device of the import: it
-    /// answers an order to demand a trust list again differently to the exporter
-    /// (`devmm_share_mem_set_attr_no_wlist_in_server`).
-    fn is_own(self, device: &DeviceInner) -> bool {
-        let Wanted { share, exporter, .. } = self;
-        let demand = || device.session.svm.mem_set_attr(device.id, share, true);
-        exporter == device.id && demand().is_err_and(|refused| refused.errno == Errno::EOPNOTSUPP)
-    }
 }
 
 /// The ticket's device in this process's numbering, if the ticket is of this host as it runs now.
-#[inline]
-fn ticket_device(numbers: &[Numbers], ticket: &Ticket, here: bool) -> Result<u32> {
+fn ticket_device(numbers: &[DeviceNumbers], ticket: &Ticket, here: bool) -> Result<u32> {
     let Some(exporter) = ticket.device else {
         return if here { Ok(HOST_ID) } else { Err(foreign(false)) };
     };
     let found = numbers.iter().find(|numbers| numbers.physical.0 == exporter.physical);
     match found {
-        // A super-pod id is unique beyond one server, so the same one means the same machine, some
-        // other time.
+        // A super-pod id is unique beyond one server: the same one means the same machine at another
+        // time.
         _ if !here => {
             Err(foreign(exporter.sdid.is_some() && found.is_some_and(|numbers| numbers.sdid == exporter.sdid)))
         }
         Some(numbers) if numbers.sdid == exporter.sdid || numbers.sdid.is_none() || exporter.sdid.is_none() => {
             Ok(numbers.logical.0)
         }
-        Some(_) => Err(other_hardware(exporter.physical)),
+        Some(_) => Err(Invalid::because(
+            OPERATION_IMPORT,
+            format!("physical device {} is not the one that the ticket was made on", exporter.physical),
+            "The hardware changed since: export it again.",
+        )),
         None => Err(not_visible(exporter.physical)),
     }
 }
 
-/// A ticket of another boot, of this machine or not.
+/// Refuses a ticket of another boot, of this machine or another.
 fn foreign(same_machine: bool) -> Error {
     let (problem, rule) = if same_machine {
         ("this host was rebooted since the ticket was made", "The memory is gone: export it again.")
@@ -606,14 +583,6 @@ fn foreign(same_machine: bool) -> Error {
     Invalid::because(OPERATION_IMPORT, problem, rule)
 }
 
-fn other_hardware(physical: u32) -> Error {
-    Invalid::because(
-        OPERATION_IMPORT,
-        format!("physical device {physical} is not the one that the ticket was made on"),
-        "The hardware changed since: export it again.",
-    )
-}
-
 fn not_visible(physical: u32) -> Error {
     Invalid::because(
         OPERATION_IMPORT,
@@ -622,8 +591,8 @@ fn not_visible(physical: u32) -> Error {
     )
 }
 
-/// Whether the exporter of a ticket is known to be gone. The memory may live on with other
-/// importers, so the kernel is called all the same.
+/// True if the exporter of a ticket is known to be gone. The memory may live on with other
+/// importers.
 fn exporter_is_gone(session: &SessionInner, ticket: &Ticket) -> bool {
     session.is_initial_namespace().unwrap_or(false)
         && ticket.exporter_start != 0
@@ -639,76 +608,52 @@ fn own_export(device: &DeviceInner) -> Error {
 }
 
 impl SessionInner {
-    /// This process's id in the initial pid namespace. One session lives in one process, so the
-    /// driver is asked once.
-    #[inline]
-    pub(crate) fn bare_tgid(&self) -> Result<i32> {
+    /// What this process's tickets say of it. A session lives in one process, so the driver is
+    /// called once.
+    fn process_identity(&self) -> Result<&ProcessIdentity> {
         self.check_process()?;
-        match self.sharing.bare_tgid.get() {
-            Some(&tgid) => Ok(tgid),
-            None => self.ask_bare_tgid(),
-        }
+        get_or_try_init(&self.sharing.process, || {
+            let tgid = BareTgid::from_raw(self.devmng.bare_tgid()?)?;
+            let start = bare_tgid::start_time("self").unwrap_or(0);
+            let initial = tgid.as_raw() == std::process::id() as i32;
+            Ok(ProcessIdentity { tgid, initial, start, boot_id: bare_tgid::boot_id() })
+        })
     }
 
-    fn ask_bare_tgid(&self) -> Result<i32> {
-        let tgid = self.devmng.bare_tgid()?;
-        Ok(*self.sharing.bare_tgid.get_or_init(|| tgid))
-    }
-
-    /// Whether pids of this process are those that the kernel compares: its own is the same there.
-    /// (A process of another namespace that has the same number in both by chance is taken for one
-    /// of the initial namespace; nothing in /proc says more in a container.)
-    #[inline]
-    pub(crate) fn is_initial_namespace(&self) -> Result<bool> {
-        self.check_process()?;
-        if let Some(&initial) = self.sharing.initial.get() {
-            return Ok(initial);
-        }
-        let initial = self.bare_tgid()? == std::process::id() as i32;
-        Ok(*self.sharing.initial.get_or_init(|| initial))
-    }
-
-    /// What this process's tickets say of it.
-    #[inline]
-    fn identity(&self) -> Result<&Identity> {
-        match self.sharing.identity.get() {
-            Some(identity) => Ok(identity),
-            None => self.ask_identity(),
-        }
-    }
-
-    fn ask_identity(&self) -> Result<&Identity> {
-        let tgid = self.bare_tgid()?;
-        let start = bare_tgid::start_time("self").unwrap_or(0);
-        Ok(self.sharing.identity.get_or_init(|| Identity { tgid, start, boot_id: bare_tgid::boot_id() }))
+    /// True if the pids that this process sees are those that the kernel compares.
+    fn is_initial_namespace(&self) -> Result<bool> {
+        self.process_identity().map(|identity| identity.initial)
     }
 
     /// The devices of this process's namespace under all their numbers.
-    #[inline]
-    fn numbers(&self) -> Result<&[Numbers]> {
-        match self.sharing.devices.get() {
-            Some(numbers) => Ok(numbers),
-            None => self.ask_numbers(),
-        }
-    }
-
-    fn ask_numbers(&self) -> Result<&[Numbers]> {
-        if self.devices.all(|&device| device == HOST_ID) {
-            // This process used no device yet. In a container, the list must be made before it is
-            // asked for, or it stays empty.
-            if let Err(error) = discovery::prepare() {
-                trace::debug(error, "no devices to share with");
+    fn device_numbers(&self) -> Result<&[DeviceNumbers]> {
+        let numbers = get_or_try_init(&self.sharing.devices, || {
+            if self.devices.all(|&device| device == HOST_ID) {
+                // This process has used no device yet. In a container the device list must be made
+                // before it is read, or it stays empty.
+                if let Err(error) = discovery::prepare() {
+                    trace::debug(error, "no devices to share with");
+                }
             }
-        }
-        let listed = discovery::numbers()?;
-        let numbers = listed.into_iter().map(|(logical, physical, pod)| Numbers {
-            logical,
-            physical,
-            sdid: pod.map(|pod| pod.sdid),
-        });
-        let numbers = numbers.collect();
-        Ok(self.sharing.devices.get_or_init(|| numbers))
+            let listed = discovery::numbers()?.into_iter();
+            let numbers = |(logical, physical, pod): (LogicalId, PhysicalId, Option<SuperPod>)| DeviceNumbers {
+                logical,
+                physical,
+                sdid: pod.map(|pod| pod.sdid),
+            };
+            Ok(listed.map(numbers).collect())
+        })?;
+        Ok(numbers)
     }
+}
+
+/// The value of a cell. If it is empty, `make` makes it.
+fn get_or_try_init<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(value) = cell.get() {
+        return Ok(value);
+    }
+    let value = make()?;
+    Ok(cell.get_or_init(|| value))
 }
 
 impl From<TicketError> for Error {

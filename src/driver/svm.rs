@@ -120,17 +120,14 @@ pub(crate) struct NamedMemory {
     pub(crate) physical: u32,
 }
 
-/// What MEM_IMPORT needs to know of an export.
+/// The kind of an import, as its handle says.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Export {
-    pub(crate) share: u32,
-    /// The exporting device in this process's numbering, or [`HOST_ID`].
-    pub(crate) exporter: u32,
-    /// Physical id of the exporting device; used for exporters on other servers only.
-    pub(crate) physical: u32,
-    /// Super-pod id: of the exporter for a fabric import, else of the importing device.
-    pub(crate) sdid: u32,
-    pub(crate) fabric: bool,
+pub(crate) enum ImportKind {
+    /// With the super-pod id of the importing device.
+    Plain { sdid: u32 },
+    /// With the super-pod id and the physical id of the exporting device, which may be on another
+    /// server.
+    Fabric { sdid: u32, physical: u32 },
 }
 
 /// The answer of MEM_IMPORT.
@@ -415,20 +412,31 @@ impl Svm {
         Ok(exported.share as u32)
     }
 
-    /// MEM_IMPORT: memory that another process exported, on a device or on the host. `size` is for
-    /// the trace.
-    pub(crate) fn mem_import(&self, device: u32, export: &Export, size: u64) -> Result<Imported, Box<Refused>> {
+    /// MEM_IMPORT: memory that another process exported, on a device or on the host. `exporter` is
+    /// the exporting device in this process's numbering, or [`HOST_ID`]; `size` is for the trace.
+    pub(crate) fn mem_import(
+        &self,
+        device: u32,
+        share: u32,
+        exporter: u32,
+        kind: ImportKind,
+        size: u64,
+    ) -> Result<Imported, Box<Refused>> {
+        let (code, sdid, physical) = match kind {
+            ImportKind::Plain { sdid } => (svm::HANDLE_NONE, sdid, 0),
+            ImportKind::Fabric { sdid, physical } => (svm::HANDLE_FABRIC, sdid, physical),
+        };
         let wanted = svm::MemImport {
-            share: export.share as i32,
-            sdid: export.sdid,
-            exporter: export.exporter,
-            exporter_physical: export.physical,
-            kind: if export.fabric { svm::HANDLE_FABRIC } else { svm::HANDLE_NONE },
+            share: share as i32,
+            sdid,
+            exporter,
+            exporter_physical: physical,
+            kind: code,
             ..Default::default()
         };
         let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
         // A device's 1 GiB page is a block of 2 MiB pages, whoever imports it.
-        let (unit, page) = match export.exporter {
+        let (unit, page) = match exporter {
             HOST_ID => (unit_of_host(answer.page), answer.page),
             _ => (HUGE_PAGE, answer.page.min(svm::PAGE_HUGE)),
         };

@@ -58,13 +58,6 @@ impl MappingTable {
         whole.then_some(found)
     }
 
-    /// The memory that is mapped in a range, in order.
-    pub(crate) fn blocks(&self, range: Range<u64>) -> Vec<(u64, Arc<Live<Block>>)> {
-        let table = self.lock();
-        let alive = table.0.starting_in(range).filter(|found| found.value.is_alive());
-        alive.filter_map(|found| Some((found.start, found.value.block.upgrade()?))).collect()
-    }
-
     /// How many mappings there are, and their bytes.
     pub(crate) fn total(&self) -> (u64, u64) {
         self.lock().0.iter().fold((0, 0), |(mappings, bytes), found| (mappings + 1, bytes + found.size))

@@ -1,36 +1,36 @@
 //! Processes as the trust list knows them.
 //!
 //! The kernel compares the importer's process id *in the initial pid namespace*, so `getpid()` is
-//! wrong in a container. The driver reports to each process its own number; a process outside of
-//! all containers can take any pid as it is, and one inside cannot translate other processes' pids
-//! at all: there the importer has to say its number itself. An entry is stamped with the time when
-//! it was made and must not be older than the process, which keeps recycled pids out, and means
+//! wrong in a container. The driver reports to each process its own number. A process outside of
+//! all containers can use any pid as it is. A process inside one cannot translate the pids of
+//! others: there the importer has to send its number itself. The kernel stamps each entry with the
+//! current time and refuses an importer that started later. This keeps recycled pids out, and means
 //! that a process can be trusted only after it has started.
 
 use crate::Session;
 use crate::error::{Error, Invalid, Result};
 use crate::fork::PerProcess;
 use nix::sys::signal::kill;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
-use std::os::unix::net::UnixStream;
 use std::process::Child;
 
 /// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that
 /// process.
 ///
-/// ```no_run
-/// # fn example(session: &ascend_vmm::Session) -> ascend_vmm::Result<()> {
-/// use ascend_vmm::share::BareTgid;
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{LogicalId, Session, share::BareTgid};
 ///
-/// // In the importer: ask, and send the number to the exporter by any means.
-/// let me = BareTgid::of_this_process(session)?;
-/// println!("{me}");
-/// # Ok(())
-/// # }
+/// // The importer finds out its number, and sends it to the exporter by any means.
+/// let session = Session::open()?;
+/// let text = BareTgid::of_this_process(&session)?.to_string();
+/// // The exporter, here the same process, trusts it.
+/// let export = session.device(LogicalId(0))?.create(2 << 20)?.export()?;
+/// export.trust(&[text.parse::<BareTgid>()?])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
 pub struct BareTgid(i32);
 
 const TRUST: &str = "trust a process";
@@ -43,10 +43,10 @@ impl BareTgid {
     /// [`Error::Open`] or [`Error::Refused`] if the driver's DEVMNG module does not answer.
     #[doc(alias = "aclrtDeviceGetBareTgid")]
     pub fn of_this_process(session: &Session) -> Result<BareTgid> {
-        session.inner.bare_tgid().map(BareTgid)
+        session.inner.process_identity().map(|identity| identity.tgid)
     }
 
-    /// A number that another process found out by [`BareTgid::of_this_process`], or by the vendor's
+    /// A number that another process got from [`BareTgid::of_this_process`], or from the vendor's
     /// `aclrtDeviceGetBareTgid`.
     ///
     /// The sender of a number decides which process will be trusted: take it only from those that
@@ -56,11 +56,7 @@ impl BareTgid {
     ///
     /// [`Error::Invalid`] for a number that is not positive.
     pub fn from_raw(tgid: i32) -> Result<BareTgid> {
-        if tgid > 0 {
-            Ok(BareTgid(tgid))
-        } else {
-            Err(Invalid::because(TRUST, format!("{tgid} is no process id"), "Process ids are positive."))
-        }
+        if tgid > 0 { Ok(BareTgid(tgid)) } else { Err(not_a_pid(tgid)) }
     }
 
     /// The process that `getpid()` in this process's pid namespace calls `pid`.
@@ -70,14 +66,11 @@ impl BareTgid {
     /// [`Error::Invalid`] if there is no such process, it is a thread, or this process lives in
     /// another pid namespace than the initial one.
     pub fn of_process(session: &Session, pid: u32) -> Result<BareTgid> {
-        let raw = i32::try_from(pid).ok().filter(|&pid| pid > 0);
-        let Some(raw) = raw else {
-            return Err(Invalid::because(TRUST, format!("{pid} is no process id"), "Process ids are positive."));
-        };
+        let raw = i32::try_from(pid).ok().filter(|&pid| pid > 0).ok_or_else(|| not_a_pid(pid))?;
         if pid == std::process::id() {
             return BareTgid::of_this_process(session);
         }
-        if !is_initial_namespace(session)? {
+        if !session.inner.is_initial_namespace()? {
             return Err(Invalid::because(
                 TRUST,
                 format!(
@@ -87,7 +80,7 @@ impl BareTgid {
                  BareTgid::of_this_process, or use share::send and share::receive.",
             ));
         }
-        exists(raw)?;
+        check_exists(raw)?;
         if let Some(tgid) = tgid_of_thread(raw).filter(|&tgid| tgid != raw) {
             return Err(Invalid::because(
                 TRUST,
@@ -107,24 +100,9 @@ impl BareTgid {
         BareTgid::of_process(session, child.id())
     }
 
-    /// The process at the other end of a connected socket, as the kernel saw it when it connected.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`BareTgid::of_process`], and [`Error::Invalid`] for a socket without a peer.
-    pub fn of_peer(session: &Session, socket: &UnixStream) -> Result<BareTgid> {
-        BareTgid::of_process(session, peer_pid(socket)?)
-    }
-
     /// The number.
     pub const fn as_raw(self) -> i32 {
         self.0
-    }
-
-    /// The numbers of many.
-    pub(super) fn as_raws(all: &[BareTgid]) -> &[i32] {
-        // SAFETY: a `BareTgid` is a transparent `i32`.
-        unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), all.len()) }
     }
 }
 
@@ -139,52 +117,26 @@ impl std::str::FromStr for BareTgid {
 
     /// As [`BareTgid::from_raw`].
     fn from_str(text: &str) -> Result<BareTgid> {
-        let number = text.parse().map_err(|_| {
-            Invalid::because(TRUST, format!("{text:?} is no process id"), "Process ids are positive numbers.")
-        })?;
-        BareTgid::from_raw(number)
+        BareTgid::from_raw(text.parse().map_err(|_| not_a_pid(format_args!("{text:?}")))?)
     }
 }
 
-/// Whether pids of this process are those that the kernel compares.
-pub(super) fn is_initial_namespace(session: &Session) -> Result<bool> {
-    session.inner.is_initial_namespace()
+fn not_a_pid(value: impl std::fmt::Display) -> Error {
+    Invalid::because(TRUST, format!("{value} is not a process id"), "Process ids are positive numbers.")
 }
 
-/// The pid of a socket's peer in this process's pid namespace.
-pub(super) fn peer_pid(socket: &UnixStream) -> Result<u32> {
-    match getsockopt(socket, PeerCredentials).map(|credentials| u32::try_from(credentials.pid())) {
-        // 0 is a process of another pid namespace that ours does not see.
-        Ok(Ok(pid)) if pid != 0 => Ok(pid),
-        Ok(_) => Err(Invalid::because(
-            TRUST,
-            "the socket's peer lives in a pid namespace that this process cannot see",
-            "Let the importer send BareTgid::of_this_process, or use share::send and share::receive.",
-        )),
-        Err(errno) => Err(Invalid::because(
-            TRUST,
-            format!("the socket has no peer ({errno})"),
-            "A connected Unix socket is needed.",
-        )),
-    }
-}
-
-/// Refuses a process that does not exist (yet): the kernel would take it, and refuse it at the
+/// Refuses a process that does not exist. The kernel would put it on the list, and refuse it at the
 /// import.
-pub(super) fn exists(pid: i32) -> Result<()> {
+pub(super) fn check_exists(pid: i32) -> Result<()> {
     match kill(Pid::from_raw(pid), None) {
         // EPERM is another user's process, which exists.
         Ok(()) | Err(nix::Error::EPERM) => Ok(()),
-        Err(_) => Err(not_started(pid)),
+        Err(_) => Err(Invalid::because(
+            TRUST,
+            format!("there is no process {pid}"),
+            "The kernel refuses a process that started after it was trusted: start it first, then trust it.",
+        )),
     }
-}
-
-fn not_started(pid: i32) -> Error {
-    Invalid::because(
-        TRUST,
-        format!("there is no process {pid}"),
-        "The kernel refuses a process that started after it was trusted: start it first, then trust it.",
-    )
 }
 
 /// The process that a thread belongs to; `None` where /proc does not say.
@@ -193,7 +145,7 @@ fn tgid_of_thread(tid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it is not there,
+/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it does not exist
 /// or /proc does not say.
 pub(super) fn start_time(process: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -202,7 +154,7 @@ pub(super) fn start_time(process: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The kernel's boot id, which is the same as long as it runs; zeroes if /proc does not say.
+/// The kernel's boot id, which changes at each boot; zeroes if /proc does not say.
 pub(super) fn boot_id() -> [u8; 16] {
     static BOOT_ID: PerProcess<[u8; 16]> = PerProcess::new();
     *BOOT_ID.get(|_| {
@@ -232,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_process_are_refused() {
+    fn numbers_of_no_process_are_refused() {
         for bad in [0, -1, i32::MIN] {
             assert!(BareTgid::from_raw(bad).is_err());
         }
-        assert!(exists(std::process::id() as i32).is_ok());
-        let error = exists(i32::MAX).unwrap_err().to_string();
+        assert!(check_exists(std::process::id() as i32).is_ok());
+        let error = check_exists(i32::MAX).unwrap_err().to_string();
         assert!(error.contains("start it first"), "{error}");
     }
 }

@@ -1,16 +1,16 @@
 //! Memory under a name of 64 characters: how the vendor's library shares ordinary allocations.
 //!
-//! IPC_MEM_CREATE gives device memory of a process a name, IPC_MEM_SET_PID lists the processes that
-//! may open it. An opener queries the size (IPC_MEM_QUERY), allocates addresses in a heap of its
-//! own that is not for reservations, ties the name to them (IPC_MEM_OPEN), and PREFETCH puts the
-//! memory there. In two ways this is weaker than an [`Export`](super::Export): a name does **not
-//! keep the memory alive**, which is gone when its owner frees it or ends, and there is one open of
-//! a name per process, for one device.
+//! IPC_MEM_CREATE gives device memory of a process a name, and IPC_MEM_SET_PID lists the processes
+//! that may open it. An opener queries the size (IPC_MEM_QUERY), allocates addresses in a heap of
+//! its own that is not for reservations, ties the name to them (IPC_MEM_OPEN), and maps the memory
+//! there with PREFETCH. In two ways this is weaker than an [`Export`](super::Export). A name does
+//! **not keep the memory alive**: it is gone when its owner frees it or ends. And a process can open
+//! a name once, for one device.
 
 use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::device::{Device, DeviceInner};
-use crate::driver::svm::{Direction, HeapKind, NAME, NAME_LIST};
+use crate::driver::svm::{HeapKind, NAME, NAME_LIST};
 use crate::error::{Error, Failed, Invalid, Refused, Result};
 use crate::id::PhysicalId;
 use crate::mapping::{Mapped, Mapping};
@@ -24,7 +24,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// The name of memory: 64 characters. The vendor's library passes it as 65 bytes, of which the last
-/// is 0. Not a secret: names are easy to guess, and the list of processes protects the memory.
+/// is 0. It is not a secret: names are easy to guess, and the list of processes protects the memory.
 ///
 /// ```
 /// use ascend_vmm::share::Name;
@@ -85,7 +85,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Where a name is opened: plain numbers, and how far it is undone.
+/// The addresses of an opened name, and which commands are left to undo it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpenedAt {
     /// Logical id of the device.
@@ -93,9 +93,9 @@ pub(crate) struct OpenedAt {
     size: u64,
     kind: HeapKind,
     window: Window,
-    /// IPC_MEM_CLOSE is still to be called.
+    /// IPC_MEM_CLOSE is left to call.
     open: bool,
-    /// FREE_PAGES is still to be called.
+    /// FREE_PAGES is left to call.
     allocated: bool,
 }
 
@@ -104,14 +104,14 @@ impl OpenedAt {
         self.window.start()
     }
 
-    /// The device was closed, which closed the name.
+    /// Notes that a device was closed, which closed the names that were opened for it.
     pub(crate) fn forget_device(&mut self, device: u32) {
         self.open &= self.device != device;
     }
 }
 
 impl SessionInner {
-    /// IPC_MEM_CLOSE, FREE_PAGES and the heap: what of it is not done yet.
+    /// Does what is left of IPC_MEM_CLOSE, FREE_PAGES and disabling the heap.
     pub(crate) fn close_named(&self, opened: &mut OpenedAt) -> Result<(), Box<Refused>> {
         if opened.open {
             self.svm.ipc_mem_close(opened.device, opened.address(), opened.size)?;
@@ -131,8 +131,8 @@ pub(crate) struct Opened {
     name: Name,
     at: OpenedAt,
     physical: PhysicalId,
-    device: Arc<Live<DeviceInner>>,
-    /// It is in the table of names: until then its slot is.
+    pub(crate) device: Arc<Live<DeviceInner>>,
+    /// True once it fills its slot in the table of names.
     entered: bool,
 }
 
@@ -141,20 +141,10 @@ pub(crate) struct Opened {
 /// **The owner decides how long it exists**: when it frees the memory or ends, copies fail, or the
 /// device reports a fault.
 ///
-/// ```no_run
-/// # fn example(device: &ascend_vmm::Device, key: [u8; 65]) -> ascend_vmm::Result<()> {
-/// use ascend_vmm::share::{self, Name};
-///
-/// // The key that the vendor's aclrtIpcMemGetExportKey returned in the other process.
-/// let memory = share::open_named(device, &Name::from_bytes(key)?)?;
-/// let mut bytes = vec![0; memory.size() as usize];
-/// memory.read(0, &mut bytes)?;
-/// # Ok(())
-/// # }
-/// ```
+/// The example of [`open_named`] makes one.
 #[must_use = "memory is closed when it is dropped"]
 pub struct NamedMemory {
-    inner: Arc<Live<Opened>>,
+    pub(crate) inner: Arc<Live<Opened>>,
 }
 
 impl fmt::Debug for NamedMemory {
@@ -168,6 +158,38 @@ const OPERATION_OPEN: &str = "open memory by its name";
 /// Opens memory by its name, for a device of this process: that of the memory, or one that reaches
 /// it ([`Device::enable_peer_access`]). The creator must have listed this process. Opening a name
 /// again gives the same memory.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::share::{self, Name};
+/// use ascend_vmm::{LogicalId, Session};
+/// use std::io::{Read, Write};
+/// use std::os::unix::net::UnixStream;
+///
+/// let (mut socket, mut other) = UnixStream::pair()?;
+/// // The opener gets the name, as bytes of the vendor's library or as text, by any channel.
+/// let opener = ascend_emulator::fork(move || {
+///     let session = Session::open().unwrap();
+///     let device = session.device(LogicalId(0)).unwrap();
+///     let mut key = [0; 65];
+///     other.read_exact(&mut key).unwrap();
+///     let memory = share::open_named(&device, &Name::from_bytes(key).unwrap()).unwrap();
+///     let mut bytes = [0; 4];
+///     memory.read(0, &mut bytes).unwrap();
+///     assert_eq!(bytes, [7; 4]);
+/// });
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+/// mapping.fill(0, 4, 7)?;
+/// let published = mapping.publish()?;
+/// // Easier than a list of processes, and less safe.
+/// published.trust_anyone()?;
+/// socket.write_all(&published.name().to_bytes())?;
+/// opener.join();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -190,7 +212,7 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
         }
         Found::Vacant(slot) => slot,
     };
-    // A process opens a name once: an earlier open that could not be closed is in the way.
+    // A process opens a name once: close an earlier open that the kernel refused to close.
     session.retry();
     let failed = |refused| device.failed(refused, OPERATION_OPEN, name.to_string());
     let found = session.svm.ipc_mem_query(name.0).map_err(failed)?;
@@ -198,12 +220,12 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
     let Some(window) = session.open_heap(kind, found.size).map_err(failed)? else {
         return Err(Invalid::because(
             OPERATION_OPEN,
-            format!("no {} of the driver's addresses are free in one piece", Bytes(found.size)),
+            format!("no {} of addresses are free in one piece", Bytes(found.size)),
             "Free reservations, or close other names.",
         ));
     };
     let at = OpenedAt { device: device.id, size: found.size, kind, window, open: false, allocated: false };
-    // From here on dropping it undoes what was done.
+    // From here on a drop undoes the commands.
     let physical = PhysicalId(found.physical);
     let mut opened = Live::new(Opened { name: *name, at, physical, device: device.clone(), entered: false });
     session.svm.alloc(at.address(), at.size).map_err(failed)?;
@@ -233,70 +255,28 @@ impl NamedMemory {
         self.inner.name
     }
 
-    /// The device that it was opened for.
-    pub(crate) fn device(&self) -> &Arc<Live<DeviceInner>> {
-        &self.inner.device
-    }
-
     /// Physical id of the device that the memory is on.
     pub fn location(&self) -> PhysicalId {
         self.inner.physical
     }
 
-    /// Copies memory, from `offset` on, into a buffer.
+    /// Copies the memory at `offset` into a buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the memory; [`Error::Refused`] if the owner's
+    /// [`Error::Invalid`] for a range outside of the memory; [`Error::Refused`] if the owner's
     /// memory is gone, or the device could not copy.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        let address = self.check(offset, to.len() as u64)?;
-        let buffer = to.as_mut_ptr().expose_provenance() as u64;
-        self.copy(buffer, address, to.len() as u64, Direction::DeviceToHost)
+        self.slice(offset, to.len() as u64)?.read(to)
     }
 
-    /// Copies a buffer into the memory, from `offset` on.
+    /// Copies a buffer into the memory at `offset`.
     ///
     /// # Errors
     ///
     /// Those of [`NamedMemory::read`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        let address = self.check(offset, from.len() as u64)?;
-        let buffer = from.as_ptr().expose_provenance() as u64;
-        self.copy(address, buffer, from.len() as u64, Direction::HostToDevice)
-    }
-
-    fn check(&self, offset: u64, size: u64) -> Result<u64> {
-        self.inner.session().check_process()?;
-        if offset > self.size() || size > self.size() - offset {
-            return Err(Invalid::because(
-                "copy named memory",
-                format!("{} at offset {offset:#x} lie outside of {}", Bytes(size), Bytes(self.size())),
-                "Copy inside the memory.",
-            ));
-        }
-        Ok(self.address() + offset)
-    }
-
-    fn copy(&self, destination: u64, source: u64, size: u64, expected: Direction) -> Result<()> {
-        const OPERATION: &str = "copy named memory";
-        if size == 0 {
-            return Ok(());
-        }
-        let device = &self.inner.device;
-        // SAFETY: one address is inside the opened memory, which stays open while `self` is
-        // borrowed; the other is a buffer of that size that the caller has borrowed, exclusively if
-        // it is the destination.
-        let copied = unsafe { device.session.svm.memcpy(device.id, destination, source, size) };
-        match copied {
-            Ok(direction) if direction == expected => Ok(()),
-            Ok(_) => Err(Invalid::because(
-                OPERATION,
-                "the kernel does not take it for device memory",
-                "The name was closed by other code in this process: open it again.",
-            )),
-            Err(refused) => Err(device.failed(refused, OPERATION, self.inner.describe())),
-        }
+        self.slice(offset, from.len() as u64)?.write(from)
     }
 
     /// Closes it. (Dropping it closes it too, and logs what goes wrong.)
@@ -362,12 +342,12 @@ impl Undo for Opened {
 struct Publication {
     name: Name,
     session: Arc<Live<SessionInner>>,
-    #[expect(dead_code, reason = "held, not read: what has a name stays mapped")]
+    #[expect(dead_code, reason = "held, not read: memory with a name stays mapped")]
     mapped: Vec<Arc<Live<Mapped>>>,
 }
 
 /// Mapped memory under a name, for processes with the vendor's library. The name ends when this is
-/// dropped, and those that opened it lose the memory then.
+/// dropped, and processes that opened it lose the memory then. They can write it until then.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -432,15 +412,18 @@ fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Pu
              ticket for other memory, or memory of its own for the name.",
         )
     };
-    let Some(first) = mapped.first() else { return Err(impossible("it is not mapped memory of this process's")) };
+    let Some(first) = mapped.first() else { return Err(impossible("it is not mapped memory of this process")) };
     let (device, session) = (first.block.device.clone(), first.session().clone());
     session.check_process()?;
     for block in mapped.iter().map(|mapped| &mapped.block) {
-        match () {
-            () if block.handle.is_host() => return Err(impossible("it is memory of the host")),
-            () if block.is_imported() => return Err(impossible("it is imported")),
-            () if block.share().is_some() => return Err(impossible("it was exported")),
-            () => {}
+        if block.handle.is_host() {
+            return Err(impossible("it is memory of the host"));
+        }
+        if block.is_imported() {
+            return Err(impossible("it is imported"));
+        }
+        if block.share().is_some() {
+            return Err(impossible("it was exported"));
         }
     }
     let created = session.svm.ipc_mem_create(device.id, address, size);
@@ -456,26 +439,27 @@ impl Published {
         self.inner.name
     }
 
-    /// Lists processes that may open the name: they must be running, and there can be 32 768 in the
-    /// name's life.
+    /// Lists processes that may open the name. They must have started. A name takes up to 32 768 in
+    /// its life.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] if the list is full or was turned off. This process itself cannot be
-    /// listed, and needs not be: it has the memory.
+    /// listed and need not be: it has the memory.
     #[doc(alias = "aclrtIpcMemSetImportPid")]
     pub fn trust(&self, processes: &[BareTgid]) -> Result<()> {
         let session = self.inner.session();
         session.check_process()?;
-        for batch in BareTgid::as_raws(processes).chunks(NAME_LIST) {
+        let numbers: Vec<i32> = processes.iter().map(|process| process.as_raw()).collect();
+        for batch in numbers.chunks(NAME_LIST) {
             let listed = session.svm.ipc_mem_set_pid(self.inner.name.0, batch);
             listed.map_err(|refused| refused.operation(OPERATION_LIST).object(self.inner.name.to_string()))?;
         }
         Ok(())
     }
 
-    /// Turns the list off: **any process on this host can then open the memory**. Before any
-    /// process was listed, and for good.
+    /// Turns the list off: **any process on this host can then open the memory**. It cannot be turned
+    /// on again, and must be done before any process is listed.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! The process at the other end of a socket, known by more than its number.
+//! The process at the other end of a socket, identified by more than its pid.
 //!
-//! A pid is a number that the kernel gives to another process as soon as its owner is gone. The
-//! kernel attaches to each message which process sent it (SCM_CREDENTIALS), and since Linux 6.5 a
-//! pidfd of it (SCM_PIDFD), which never means another process. Before that, the start time beside
-//! the pid and a socket that is not hung up stand for it.
+//! The kernel may give a pid to another process as soon as its owner is gone. It attaches to each
+//! message the credentials of its sender (SCM_CREDENTIALS), and since Linux 6.5 a pidfd
+//! (SCM_PIDFD), which never means another process. Before that, the pid with its start time, and a
+//! socket that is not hung up, identify the sender.
 
 use super::bare_tgid::start_time;
 use nix::libc;
@@ -18,7 +18,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 const SO_PASSPIDFD: i32 = 76;
 const SCM_PIDFD: i32 = 4;
 sockopt_impl!(
-    /// Whether messages carry a pidfd of their sender.
+    /// Makes messages carry a pidfd of their sender.
     PassPidfd,
     Both,
     libc::SOL_SOCKET,
@@ -29,20 +29,19 @@ sockopt_impl!(
 /// The sender of a message.
 #[derive(Debug)]
 pub(super) struct PeerProcess {
-    /// Its pid in this process's pid namespace; `None` if that does not see it.
+    /// Its pid in this process's pid namespace; `None` if it is not visible there.
     pub(super) pid: Option<i32>,
     /// Its real user when it sent the message, as this process's user namespace numbers it; `None`
     /// if the message does not say.
     pub(super) user: Option<u32>,
-    /// `None` before Linux 6.5, and if the sender sent descriptors of its own along.
+    /// `None` before Linux 6.5, and if the sender added descriptors of its own.
     pidfd: Option<OwnedFd>,
     /// When it started; `None` if /proc does not say.
     pub(super) start: Option<u64>,
 }
 
 impl PeerProcess {
-    /// The sender that a message's control data name. Descriptors that a peer sends along are
-    /// closed.
+    /// The sender of a message, from its control data. Descriptors that a peer added are closed.
     pub(super) fn of(control: &[u8]) -> PeerProcess {
         let (mut pid, mut user, mut pidfd) = (None, None, None);
         for (kind, data) in control_messages(control) {
@@ -62,15 +61,15 @@ impl PeerProcess {
         PeerProcess { pid, user, pidfd, start }
     }
 
-    /// Whether two messages came from one process, with the same rights.
+    /// True if two messages came from one process, with the same rights.
     pub(super) fn is_same(&self, other: &PeerProcess) -> bool {
         (self.pid, self.user, self.start) == (other.pid, other.user, other.start)
     }
 
-    /// Whether the process is there and the socket is not hung up. What is true now was true of its
-    /// pid at any time before: a process that is alive has kept its number.
+    /// True if the process runs and the socket is not hung up. Its pid has then been its own all the
+    /// time: a process that runs has kept its number.
     pub(super) fn is_there(&self, socket: &UnixStream) -> bool {
-        // A hang-up is reported whether it is asked for or not.
+        // poll(2) always reports a hang-up.
         let hung_up = poll_now(socket, PollFlags::empty()).is_none_or(|events| !events.is_empty());
         let ended = match (&self.pidfd, self.pid) {
             // A pidfd becomes readable when its process ends.
@@ -82,8 +81,8 @@ impl PeerProcess {
     }
 }
 
-/// The socket's control messages in a buffer that was zeroed before, each with its type. Not by
-/// nix, which returns none if one was cut, and then leaks the descriptors of the others.
+/// The socket's control messages in a buffer that was zeroed before, each with its type. (nix
+/// returns none if one was truncated, and leaks the descriptors of the others.)
 fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (i32, &[u8])> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     std::iter::from_fn(move || {
@@ -96,7 +95,7 @@ fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (i32, &[u8])> {
     })
 }
 
-/// What a descriptor is ready for now; `None` if it cannot be polled.
+/// The events that a descriptor is ready for now; `None` if it cannot be polled.
 fn poll_now(file: &impl AsFd, events: PollFlags) -> Option<PollFlags> {
     let mut polled = [PollFd::new(file.as_fd(), events)];
     loop {
@@ -109,12 +108,12 @@ fn poll_now(file: &impl AsFd, events: PollFlags) -> Option<PollFlags> {
 }
 
 fn owned(file: RawFd) -> OwnedFd {
-    // SAFETY: the kernel installed it in this process for this message, and it is taken once.
+    // SAFETY: the kernel installed it in this process for this message, which is read once.
     unsafe { OwnedFd::from_raw_fd(file) }
 }
 
-/// While this lives, messages that come and go on a socket say which process sent them. The
-/// socket's own settings come back when it is dropped.
+/// While this lives, messages on a socket carry the credentials of their sender. Dropping it
+/// restores the socket's own settings.
 pub(super) struct Credentials<'a> {
     socket: &'a UnixStream,
     credentials: bool,
@@ -122,9 +121,8 @@ pub(super) struct Credentials<'a> {
     pidfd: Option<bool>,
 }
 
-/// Makes messages from the clients of a listening socket say which process sent them, from the
-/// first on: an accepted socket inherits it, and the kernel signs what is sent before it is
-/// accepted.
+/// Makes all messages from the clients of a listening socket carry credentials: an accepted socket
+/// inherits the setting, and the kernel applies it to what is sent before the socket is accepted.
 pub(super) fn sign_from_the_first(listener: &UnixListener) -> nix::Result<()> {
     setsockopt(listener, PassCred, &true)?;
     // Not before Linux 6.5.
@@ -170,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_there_until_it_ends_or_hangs_up_be_it_visible_or_not() {
+    fn a_process_is_there_until_it_ends_or_hangs_up() {
         let (socket, other) = UnixStream::pair().unwrap();
         // Of another pid namespace, before Linux 6.5.
         let unknown = PeerProcess { pid: None, user: None, pidfd: None, start: None };
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn control_data_of_any_shape_are_read_without_harm() {
+    fn control_data_of_any_shape_are_read_safely() {
         let mut control = Vec::new();
         for (kind, data) in [(libc::SCM_CREDENTIALS, &[7, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0][..]), (99, &[1, 2, 3, 4])] {
             control.extend((16 + data.len()).to_ne_bytes());

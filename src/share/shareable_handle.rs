@@ -1,9 +1,8 @@
-//! The two forms in which the vendor's interface hands an export around.
+//! The vendor's two forms of an export.
 //!
-//! The 64-bit form is the share id with the exporting device above it; the 128-byte form ("V2",
-//! "fabric") spells the same out and adds what another server would need. Both are bit-compatible
-//! with the vendor's, so a process that uses this library and one that uses the vendor's can share
-//! memory.
+//! The 64-bit form is the share id with the exporting device above it. The 128-byte form ("V2",
+//! "fabric") has the same facts and those that another server would need. Both are bit-compatible
+//! with the vendor's, so a process with this library and one with the vendor's can share memory.
 
 use crate::error::{Error, Invalid, Result};
 use ascend_ioctl::svm::{DEVICE_IDS, HANDLE_FABRIC, HANDLE_NONE, HOST_ID, PHYSICAL_DEVICES};
@@ -64,7 +63,7 @@ impl ShareableHandle {
         self.share
     }
 
-    /// Whether it is host memory.
+    /// True for host memory.
     pub const fn is_host(self) -> bool {
         self.device as u32 == HOST_ID
     }
@@ -88,20 +87,33 @@ impl FromStr for ShareableHandle {
     }
 }
 
-/// What a [`FabricHandle`] says it is.
+/// The kind of a [`FabricHandle`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HandleKind {
-    /// The same as a [`ShareableHandle`].
+    /// For this server, as a [`ShareableHandle`] is.
     Plain,
-    /// Meant for other servers of a super-pod too. Never tried: see `docs/facts.md`.
+    /// For other servers of a super-pod too. Never tried: see `docs/facts.md`.
     Fabric,
 }
 
 /// An export in 128 bytes, the vendor's "V2" or fabric form.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::share::{FabricHandle, HandleKind};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let export = session.device(LogicalId(0))?.create(2 << 20)?.export()?;
+/// let handle = export.fabric_handle(HandleKind::Plain)?;
+/// assert_eq!(FabricHandle::from_bytes(&handle.to_bytes()), Some(handle));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FabricHandle {
-    /// What it says it is.
+    /// Its kind.
     pub kind: HandleKind,
     /// Super-pod id of the exporting device, of the exporter's first device for host memory;
     /// `u32::MAX` where it has none.
@@ -114,7 +126,7 @@ pub struct FabricHandle {
 
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Wire {
+struct FabricBytes {
     kind: u32,
     sdid: u32,
     device: u32,
@@ -125,11 +137,11 @@ struct Wire {
 
 impl FabricHandle {
     /// Bytes of the vendor's form.
-    pub const LENGTH: usize = size_of::<Wire>();
+    pub const LENGTH: usize = size_of::<FabricBytes>();
 
     /// The vendor's 128 bytes.
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
-        let wire = Wire {
+        let wire = FabricBytes {
             kind: match self.kind {
                 HandleKind::Plain => HANDLE_NONE,
                 HandleKind::Fabric => HANDLE_FABRIC,
@@ -145,10 +157,10 @@ impl FabricHandle {
         bytes
     }
 
-    /// Reads the vendor's 128 bytes; `None` for a kind or a device that cannot exist. What the
-    /// vendor's library leaves in the unused bytes is ignored.
+    /// Reads the vendor's 128 bytes; `None` for a kind or a device that cannot exist. The unused
+    /// bytes are ignored: the vendor's library does not clear them.
     pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
-        let wire = Wire::read_from_bytes(bytes).ok()?;
+        let wire = FabricBytes::read_from_bytes(bytes).ok()?;
         let kind = match wire.kind {
             HANDLE_NONE => HandleKind::Plain,
             HANDLE_FABRIC => HandleKind::Fabric,

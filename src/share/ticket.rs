@@ -1,10 +1,10 @@
 //! The ticket: one value that carries everything an importer needs to know about exported memory.
 //!
 //! A share id alone is a small number that means nothing on another host, after a reboot, or in a
-//! container that numbers its devices differently. A ticket adds what tells these cases apart
-//! *before* the kernel is asked. It has a byte form of fixed length and a text form for environment
-//! variables and logs; both carry a version and a checksum, and parsing trusts nothing. A ticket is
-//! not a secret and grants nothing: the trust list does.
+//! container that numbers its devices differently. A ticket has the facts that tell these cases
+//! apart *before* the kernel is called. It has a byte form of fixed length, and a text form for
+//! environment variables and logs. Both carry a version and a checksum, and parsing trusts nothing.
+//! A ticket is not a secret and grants nothing: the trust list does.
 
 use super::ShareableHandle;
 use crate::error::TicketError;
@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// ```
 /// use ascend_vmm::share::Ticket;
 ///
-/// // Whatever arrives is checked before it is believed.
+/// // All input is checked.
 /// assert!("avm1-00".parse::<Ticket>().is_err());
 /// assert!(Ticket::from_bytes(&[0; Ticket::LENGTH]).is_err());
 /// ```
@@ -34,11 +34,11 @@ pub struct Ticket {
     pub size: u64,
     /// Its pages.
     pub page: Page,
-    /// Which memory it is.
+    /// Its kind of memory.
     pub memory: MemoryKind,
     /// The exporting device itself; `None` for host memory.
     pub device: Option<TicketDevice>,
-    /// Driver generation that the exporter spoke.
+    /// The driver generation of the exporter.
     pub generation: Generation,
     /// The exporter's process id in the initial pid namespace.
     pub exporter: i32,
@@ -65,7 +65,7 @@ const NO_SDID: u32 = u32::MAX;
 /// The byte form.
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
-struct Wire {
+struct TicketBytes {
     magic: [u8; 4],
     version: U16,
     generation: u8,
@@ -85,11 +85,11 @@ struct Wire {
 
 impl Ticket {
     /// Bytes of the byte form.
-    pub const LENGTH: usize = size_of::<Wire>();
+    pub const LENGTH: usize = size_of::<TicketBytes>();
 
     /// The byte form.
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
-        let mut wire = Wire {
+        let mut wire = TicketBytes {
             magic: MAGIC,
             version: VERSION.into(),
             generation: self.generation.delta().ticket,
@@ -112,9 +112,8 @@ impl Ticket {
         bytes
     }
 
-    /// A number of the exporting process, never 0. It is of the pid and the start time, so another
-    /// process that gets the same pid later has another one.
-    #[inline]
+    /// A hash of the exporter's pid and start time, never 0: a later process with the same pid has
+    /// another one.
     pub(crate) fn exporter_number(&self) -> u32 {
         // An odd factor spreads start times, which are near each other, over all bits.
         (self.exporter as u32 ^ (self.exporter_start as u32).wrapping_mul(0x9E37_79B1)).max(1)
@@ -126,7 +125,7 @@ impl Ticket {
     ///
     /// [`TicketError`] says what is wrong: length, magic, version, checksum or a field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Ticket, TicketError> {
-        let Ok(mut wire) = Wire::read_from_bytes(bytes) else {
+        let Ok(mut wire) = TicketBytes::read_from_bytes(bytes) else {
             return Err(TicketError::Length { expected: Self::LENGTH, got: bytes.len() });
         };
         if wire.magic != MAGIC {
@@ -141,7 +140,7 @@ impl Ticket {
             return Err(TicketError::Checksum);
         }
 
-        // The checksum keeps accidents out, not malice: every field is looked at.
+        // The checksum keeps accidents out, not malice: every field is checked.
         let field = |ok: bool, name| if ok { Ok(()) } else { Err(TicketError::Field(name)) };
         let page = Page::from_code(wire.page.into()).ok_or(TicketError::Field("page kind"))?;
         let memory = MemoryKind::from_code(wire.memory.into()).ok_or(TicketError::Field("memory kind"))?;
@@ -159,7 +158,7 @@ impl Ticket {
             sdid: (wire.sdid != NO_SDID).then_some(wire.sdid.get()),
         });
         field(device.is_none_or(|device| device.physical < DEVICE_IDS), "physical device")?;
-        // One ticket has one form: the host has no numbers.
+        // One ticket has one byte form: the host has no device numbers.
         field(device.is_some() || (wire.physical == 0 && wire.sdid == NO_SDID), "physical device")?;
         Ok(Ticket {
             handle,
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_read_back_what_was_written() {
+    fn both_forms_round_trip() {
         for generation in Generation::ALL {
             for device in [ticket().device, Some(TicketDevice { physical: 0, sdid: None })] {
                 let ticket = Ticket { generation, device, ..ticket() };
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn every_flipped_bit_and_every_cut_is_detected() {
         let good = ticket().to_bytes();
         for bit in 0..good.len() * 8 {
             let mut bad = good;
@@ -259,8 +258,8 @@ mod tests {
 
     #[test]
     fn values_that_no_exporter_writes_are_refused_even_with_a_good_checksum() {
-        let refused = |change: fn(&mut Wire)| {
-            let mut wire = Wire::read_from_bytes(&ticket().to_bytes()).unwrap();
+        let refused = |change: fn(&mut TicketBytes)| {
+            let mut wire = TicketBytes::read_from_bytes(&ticket().to_bytes()).unwrap();
             change(&mut wire);
             wire.checksum = 0.into();
             wire.checksum = checksum(wire.as_bytes()).into();
@@ -281,7 +280,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_arrives_is_refused_or_is_exactly_one_ticket(
+        fn any_bytes_are_refused_or_are_exactly_one_ticket(
             noise in proptest::array::uniform32(0u8..),
             more in proptest::array::uniform32(0u8..),
             zeroes in 0..3u32,
@@ -290,8 +289,8 @@ mod tests {
             bytes[..32].copy_from_slice(&noise);
             bytes[32..64].copy_from_slice(&more);
             assert!(Ticket::from_bytes(&bytes).is_err(), "noise has no magic word, or no checksum");
-            // As someone would make it who knows the form.
-            let mut wire = Wire::read_from_bytes(&bytes).unwrap();
+            // Made by an attacker who knows the format.
+            let mut wire = TicketBytes::read_from_bytes(&bytes).unwrap();
             (wire.magic, wire.version) = (MAGIC, VERSION.into());
             if zeroes > 0 {
                 // Values that are rare in noise, so that some get through.
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_ticket_is_refused() {
+    fn text_that_is_not_a_ticket_is_refused() {
         for text in ["", "avm1-", "avm2-00", "hello", "avm1-zz"] {
             assert!(text.parse::<Ticket>().is_err(), "{text}");
         }

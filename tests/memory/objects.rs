@@ -550,29 +550,6 @@ fn a_mapping_of_many_gib_is_found_at_its_end_and_listed_once() {
 }
 
 #[test]
-fn many_pieces_are_mapped_or_none() {
-    on_each_generation(plain(), |_, emulator| {
-        let (session, device) = open(0);
-        let reservation = session.reserve(8 * MIB2).unwrap();
-        let memories: Vec<_> = (0..4).map(|_| device.create(MIB2).unwrap()).collect();
-        let pieces = || memories.iter().enumerate().map(|(number, memory)| (number as u64 * 2 * MIB2, memory));
-        inject(emulator, "MEM_MAP#3=ENOMEM");
-        let error = reservation.map_many(pieces()).unwrap_err();
-        assert!(error.is_out_of_memory(), "{error}");
-        assert_eq!(reservation.mappings(), []);
-        let mappings = reservation.map_many(pieces()).unwrap();
-        let listed = reservation.memories();
-        assert_eq!(listed.len(), 4);
-        for ((address, memory), mapping) in listed.iter().zip(&mappings) {
-            assert!(*address == mapping.address() && memory.is_same(&mapping.memory()));
-        }
-        // An occupied address refuses all of them.
-        refused_here(&reservation.map_many([(MIB2, &memories[0]), (0, &memories[1])]).unwrap_err(), "overlaps");
-        assert_eq!(reservation.mappings().len(), 4);
-    });
-}
-
-#[test]
 fn a_session_counts_what_it_has() {
     on_each_generation(plain(), |_, emulator| {
         let (session, device) = open(0);

@@ -1,8 +1,10 @@
 //! Memory under a name, between this library and a process that uses the driver as the vendor's
 //! library does: plain allocations, names, opens.
 
-mod support;
-
+use crate::support;
+use crate::support::processes::{Channel, Peer, start};
+use crate::support::raw::ModuleFile;
+use crate::support::{MIB2, contents, device, mapped_on, mapped_on_host, open, plain, refused_here};
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_ioctl::svm::{self, Advice, Op, Para};
 use ascend_ioctl::{Generation, davinci};
@@ -11,9 +13,6 @@ use ascend_vmm::share::{self, Name};
 use ascend_vmm::{Error, Session};
 use nix::libc;
 use std::os::fd::AsRawFd;
-use support::processes::{Channel, Peer, start};
-use support::raw::ModuleFile;
-use support::{MIB2, contents, device, mapped_on, mapped_on_host, open, plain, refused_here};
 
 /// A session of the vendor's kind, by bare system calls.
 struct Vendor {
@@ -267,7 +266,7 @@ fn opening_a_name_twice_gives_the_same_memory() {
 }
 
 #[test]
-fn an_unlisted_process_is_told_what_to_do() {
+fn the_error_of_an_unlisted_process_says_what_to_do() {
     isolated(plain(), |emulator| {
         let peer = start(|channel| {
             let vendor = Vendor::open(Generation::NEWEST);
@@ -306,7 +305,7 @@ fn memory_that_its_owner_freed_is_an_error_not_a_crash() {
 }
 
 #[test]
-fn what_the_kernel_gives_no_name_is_refused_with_the_reason() {
+fn memory_that_cannot_have_a_name_is_refused_with_the_reason() {
     isolated(plain(), |_| {
         let exported = mapped_on(&device(0), MIB2);
         exported.memory().export().unwrap();
@@ -374,7 +373,7 @@ fn a_failing_step_of_an_open_leaves_nothing() {
             let memory = share::open_named(&device, &name).unwrap();
             emulator.inject(format!("{command}#1=EBUSY").parse().unwrap());
             drop(memory);
-            // What could not be undone is tried again by the next open.
+            // The next open undoes what could not be undone.
         }
         peer.signal();
         peer.join();
@@ -382,14 +381,14 @@ fn a_failing_step_of_an_open_leaves_nothing() {
 }
 
 #[test]
-fn named_memory_ends_where_it_ends() {
+fn copies_stay_inside_of_named_memory() {
     isolated(plain(), |emulator| {
         let (peer, name) = owner(Generation::NEWEST, |_, channel| channel.wait());
         let memory = share::open_named(&device(0), &name).unwrap();
         emulator.record();
         for (offset, length) in [(2 * MIB2, 1), (2 * MIB2 - 1, 2), (u64::MAX, 1), (0, 2 * MIB2 as usize + 1)] {
-            support::refused_here(&memory.read(offset, &mut vec![0; length]).unwrap_err(), "lie outside of");
-            support::refused_here(&memory.write(offset, &vec![0; length]).unwrap_err(), "lie outside of");
+            support::refused_here(&memory.read(offset, &mut vec![0; length]).unwrap_err(), "not inside of");
+            support::refused_here(&memory.write(offset, &vec![0; length]).unwrap_err(), "not inside of");
             support::refused_here(&memory.slice(offset, length as u64).unwrap_err(), "not inside of");
         }
         assert!(support::commands(emulator).is_empty(), "the kernel was not called");
@@ -398,7 +397,7 @@ fn named_memory_ends_where_it_ends() {
         // A copy that went another way than it should is an error.
         let offset = svm::DATA + std::mem::offset_of!(svm::Memcpy, direction);
         support::inject(emulator, &format!("MEMCPY#1[{offset}]=00000000"));
-        support::refused_here(&memory.write(0, b"lost").unwrap_err(), "does not take it for device memory");
+        support::refused_here(&memory.write(0, b"lost").unwrap_err(), "may have done nothing");
         drop(memory);
         peer.signal();
         peer.join();

@@ -1,8 +1,10 @@
 //! Memory that is sent over a Unix socket with one call on each side, and what happens when one of
 //! the two processes dies, is silent or sends something else.
 
-mod support;
-
+use crate::support;
+use crate::support::events::{AtEvent, Fields};
+use crate::support::processes::{Channel, Peer, in_pid_namespace, start, start_connected};
+use crate::support::{MIB, MIB2, PATIENCE, device, holders, own_pid, plain, read, write};
 use ascend_emulator::{Config, fork, isolated, on_each_generation};
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Error, PhysicalMemory, Session};
@@ -17,9 +19,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
-use support::events::{AtEvent, Fields};
-use support::processes::{Channel, Peer, in_pid_namespace, start, start_connected};
-use support::{MIB, MIB2, PATIENCE, device, holders, own_pid, plain, read, write};
 
 /// How long to wait for a message that never comes.
 const SHORT: Duration = Duration::from_millis(50);
@@ -336,7 +335,7 @@ fn a_peer_that_sends_byte_by_byte_is_understood_and_an_endless_one_is_refused() 
         other.join();
         let (mine, theirs) = UnixStream::pair().unwrap();
         let endless = std::thread::spawn(move || while (&theirs).write_all(b"A").is_ok() {});
-        fails(share::send(&mine, &hello_memory(), PATIENCE), "speaks something else");
+        fails(share::send(&mine, &hello_memory(), PATIENCE), "does not speak this protocol");
         drop(mine);
         endless.join().unwrap();
     });
@@ -352,7 +351,7 @@ fn garbage_from_either_side_is_refused() {
         for bytes in [[0; HELLO], [0xFF; HELLO], newer] {
             let (mine, theirs) = UnixStream::pair().unwrap();
             (&theirs).write_all(&bytes).unwrap();
-            fails(share::send(&mine, &memory, PATIENCE), "speaks something else");
+            fails(share::send(&mine, &memory, PATIENCE), "does not speak this protocol");
         }
         for nobody in [0, -1, i32::MIN] {
             let (mine, theirs) = UnixStream::pair().unwrap();
@@ -568,7 +567,7 @@ fn a_process_that_hung_up_or_ended_while_it_was_being_trusted_gets_no_ticket() {
         assert_eq!(support::count(emulator, "MEM_SET_PID"), 0);
         other.signal();
         other.join();
-        // It ends while the kernel is being told. This process keeps its end of the socket, so only
+        // It ends while the kernel puts it on the list. This process keeps its end of the socket, so only
         // the process itself can be missed.
         let (here, there) = UnixStream::pair().unwrap();
         let other = start(|channel| {

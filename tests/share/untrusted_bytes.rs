@@ -2,15 +2,13 @@
 //! that are made from them by a fixed seed; `tests/fuzz` has targets that look for more.
 //! `tests/robustness/hostile_answers.rs` does the same for answers of the kernel and of the daemon.
 
-mod support;
-
+use crate::support::corpus::{mutate, stored};
+use crate::support::random::Random;
+use crate::support::{MIB2, device, own_tgid, plain, untrusted};
 use ascend_emulator::isolated;
 use ascend_ioctl::Generation;
 use ascend_vmm::share::{self, FabricHandle, ShareableHandle, Ticket, TicketDevice};
 use ascend_vmm::{Error, MemoryKind, Page};
-use support::corpus::{mutate, stored};
-use support::random::Random;
-use support::{MIB2, device, own_tgid, plain, untrusted};
 
 #[test]
 fn stored_tickets_are_read_and_no_change_of_one_is_accepted_as_another() {

@@ -1,12 +1,10 @@
 //! Access to mapped memory: by the CPU, by other devices, and of devices to host memory.
 
-mod support;
-
+use crate::support::{MIB2, contents, device, mapped_on, mapped_on_host, plain};
 use ascend_emulator::config::Attachment;
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_vmm::Error;
 use ascend_vmm::error::Errno;
-use support::{MIB2, contents, device, mapped_on, mapped_on_host, plain};
 
 #[test]
 fn the_cpu_reads_and_writes_host_memory_and_device_memory() {

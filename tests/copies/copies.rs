@@ -1,13 +1,12 @@
 //! Copies and fills: of device and host memory, in rows, in batches and asynchronous.
 
-mod support;
-
+use crate::support;
+use crate::support::random::Random;
+use crate::support::{MIB2, contents, count, device, inject, mapped_on, mapped_on_host, open, plain, refused_here};
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_vmm::copy::{self, Rows};
 use ascend_vmm::error::Errno;
 use ascend_vmm::{Error, Mapping, PhysicalMemory, Reservation, Session};
-use support::random::Random;
-use support::{MIB2, contents, count, device, inject, mapped_on, mapped_on_host, open, plain, refused_here};
 
 /// Bytes that depend on a seed only.
 fn pattern(size: usize, seed: u64) -> Vec<u8> {
@@ -221,7 +220,7 @@ fn asynchronous_copies_return_their_buffer_and_keep_their_mapping() {
 }
 
 #[test]
-fn asynchronous_copies_use_buffers_that_are_not_rusts() {
+fn asynchronous_copies_use_buffers_of_other_languages() {
     on_each_generation(Config::default(), |_, emulator| {
         for mapping in [mapped_on(&device(0), MIB2), mapped_on_host(MIB2)] {
             let (from, mut to) = (pattern(100_000, 3), vec![0; 100_000]);
@@ -238,7 +237,7 @@ fn asynchronous_copies_use_buffers_that_are_not_rusts() {
         let mapping = mapped_on(&device(0), MIB2);
         inject(emulator, "MEMCPY_RESULT_REFRESH#1=EBUSY");
         let buffer = vec![0; 10].leak();
-        // SAFETY: the buffer stays for ever.
+        // SAFETY: the buffer is never freed.
         let pending = unsafe { mapping.slice(0, 10).unwrap().write_async_from(buffer.as_ptr()) }.unwrap();
         assert_eq!(pending.wait().unwrap_err().object, None, "the device may still be using it");
     });
@@ -323,9 +322,9 @@ fn copies_of_slices_run_across_mappings_and_keep_them_mapped() {
         let (session, device) = open(0);
         let reservation = session.reserve(2 * MIB2).unwrap();
         let (first, second) = (device.create(MIB2).unwrap(), device.create(MIB2).unwrap());
-        let mut mappings = reservation.map_many([(0, &first), (MIB2, &second)]).unwrap();
+        let (_first, second) = (reservation.map(0, &first).unwrap(), reservation.map(MIB2, &second).unwrap());
         let running = reservation.slice(MIB2 - 4, 8).unwrap().write_async(b"01234567".to_vec()).unwrap();
-        let failed = mappings.remove(1).unmap().unwrap_err();
+        let failed = second.unmap().unwrap_err();
         refused_here(&failed.error, "copies");
         assert_eq!(running.wait().unwrap(), b"01234567");
         let part = reservation.slice(0, 2 * MIB2).unwrap();
@@ -352,7 +351,7 @@ fn row_of(memories: &[PhysicalMemory]) -> (Reservation, Vec<Mapping>) {
         *end += memory.size();
         Some((*end - memory.size(), memory))
     });
-    let mappings = reservation.map_many(places).unwrap();
+    let mappings = places.map(|(offset, memory)| reservation.map(offset, memory).unwrap()).collect();
     (reservation, mappings)
 }
 
@@ -447,7 +446,7 @@ fn a_buffer_stays_while_a_device_may_use_it_and_a_dead_device_is_waited_for_once
         let memories: Vec<_> = (0..3).map(|_| device(0).create(MIB2).unwrap()).collect();
         let (reservation, mut mappings) = row_of(&memories);
         let slice = reservation.slice(0, 3 * MIB2).unwrap();
-        // Whether the second piece is over is not known; the third is waited for.
+        // It is not known whether the second piece is over; the third is waited for.
         inject(emulator, "MEMCPY_RESULT_REFRESH#2=EINVAL");
         emulator.record();
         let failed = slice.read_async(vec![1; 3 * MIB2 as usize]).unwrap().wait().unwrap_err();
@@ -471,10 +470,10 @@ fn a_buffer_stays_while_a_device_may_use_it_and_a_dead_device_is_waited_for_once
 fn a_copy_over_thousands_of_mappings_leaves_places_for_others() {
     isolated(plain(), |emulator| {
         let (session, device) = open(0);
-        // One memory, often: the copy is large, and what it needs is not.
+        // One memory, mapped many times: the copy is large and needs little memory.
         let (memory, times) = (device.create(MIB2).unwrap(), 1100);
         let reservation = session.reserve(times * MIB2).unwrap();
-        let mappings = reservation.map_many((0..times).map(|index| (index * MIB2, &memory))).unwrap();
+        let mappings: Vec<_> = (0..times).map(|index| reservation.map(index * MIB2, &memory).unwrap()).collect();
         let slice = reservation.slice(0, times * MIB2).unwrap();
         let pending = slice.write_async(vec![0; (times * MIB2) as usize]).unwrap();
         let tasks = emulator.state().memory.sessions.iter().map(|session| session.tasks).sum::<usize>();
@@ -603,7 +602,7 @@ fn a_copy_can_be_polled_by_hand_and_by_any_runtime() {
             result.is_some()
         });
         assert_eq!(result.unwrap().unwrap(), b"polled");
-        // What is over holds nothing, although it is not dropped yet.
+        // A copy that is over holds nothing, even before it is dropped.
         mapping.unmap().unwrap();
         let mapping = mapped_on(&device(0), MIB2);
         mapping.write(0, b"polled").unwrap();

@@ -1,7 +1,9 @@
-//! Tickets that lead nowhere are told apart, most of them without a system call.
+//! Tickets of memory that is not here: each case has its error, most of them without a system call.
 
-mod support;
-
+use crate::support::processes::{Channel, fork_with_pid, start};
+use crate::support::{
+    GIB, MIB, MIB2, count, device, holders, inject, mapped, own_pid, own_tgid, plain, read, refused_here, write,
+};
 use ascend_emulator::config::{Config, Place};
 use ascend_emulator::{Emulator, isolated, on_each_generation};
 use ascend_ioctl::svm;
@@ -9,10 +11,6 @@ use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, Source, Ticket, TicketDevice};
 use ascend_vmm::{Device, Error, Kind, Location, MemoryKind, Page, PhysicalMemory, ReserveOptions, Session};
 use std::time::Duration;
-use support::processes::{Channel, fork_with_pid, start};
-use support::{
-    GIB, MIB, MIB2, count, device, holders, inject, mapped, own_pid, own_tgid, plain, read, refused_here, write,
-};
 
 /// A valid ticket: for memory of this process on device 1, which it may import on device 0.
 fn good() -> (share::Export, Device, Ticket) {
@@ -50,7 +48,7 @@ fn a_ticket_describes_the_memory_completely() {
 }
 
 #[test]
-fn memory_of_every_kind_is_imported_as_what_it_is() {
+fn imported_memory_keeps_its_kind() {
     on_each_generation(plain(), |_, _| {
         let (here, there) = (device(0), device(1));
         let session = here.session();
@@ -120,7 +118,7 @@ fn imported_memory_has_the_exporters_pages() {
         assert_eq!((imported.size(), imported.page()), (2 * GIB, Page::Giant));
         refused_here(&whole(3 * GIB).map(MIB2, &imported).unwrap_err(), "1 GiB");
         drop(imported);
-        // Firmware may report them as what they are: the count is the same.
+        // Firmware may report their real size: the count is the same.
         let offset = svm::DATA + std::mem::offset_of!(svm::MemImport, page);
         inject(emulator, &format!("MEM_IMPORT#1[{offset}]=02000000"));
         let imported = share::import(&there, export.handle()).unwrap();
@@ -344,7 +342,7 @@ fn a_new_process_with_the_pid_of_a_trusted_one_is_not_trusted() {
 }
 
 #[test]
-fn an_import_that_is_there_is_compared_with_the_next_ticket() {
+fn a_second_ticket_is_compared_with_the_existing_import() {
     on_each_generation(plain(), |_, _| {
         let session = Session::open().unwrap();
         let (first, second) = (device(0), device(1));
@@ -387,7 +385,7 @@ fn a_process_with_the_pid_of_an_exporter_that_died_is_not_taken_for_it() {
 }
 
 #[test]
-fn an_import_that_has_no_pages_is_an_error_and_one_that_could_not_be_released_keeps_nobody_waiting() {
+fn an_import_without_pages_is_an_error_and_a_refused_release_blocks_no_thread() {
     on_each_generation(plain(), |_, emulator| {
         let (export, there, ticket) = good();
         // A handle says no size that could be compared.

@@ -1,7 +1,10 @@
 //! Sharing under load: many importers, much data, and processes that are killed at any moment.
 
-mod support;
-
+use crate::support::processes::{Channel, Peer, start};
+use crate::support::random::Random;
+use crate::support::{
+    GIB, MIB, MIB2, contents, device, holders, inject, mapped, own_pid, own_tgid, plain, read, wait_until, write,
+};
 use ascend_emulator::{Emulator, on_each_generation};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, BareTgid, ShareableHandle, Ticket};
@@ -11,11 +14,6 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use support::processes::{Channel, Peer, start};
-use support::random::Random;
-use support::{
-    GIB, MIB, MIB2, contents, device, holders, inject, mapped, own_pid, own_tgid, plain, read, wait_until, write,
-};
 
 /// A counter that forked processes share.
 fn shared_counter() -> &'static AtomicU64 {
@@ -102,7 +100,7 @@ fn a_gibibyte_is_shared_byte_for_byte() {
     });
 }
 
-/// What the memory that all importers read contains, whichever of them dies.
+/// The contents of the memory that all importers read.
 const TEXT: &[u8] = b"what every importer must read";
 
 /// Imports, maps, reads, writes to its own place, unmaps and releases, until it is killed.
@@ -182,7 +180,7 @@ fn two_thousand_killed_exporters_and_importers_harm_no_survivor_and_leave_nothin
                 (0..EXPORTERS).map(|_| start(|channel| restless_exporter(channel, own))).collect();
             let before = imports.load(Relaxed);
             doomed.iter().for_each(|other| other.proceed());
-            // What was imported from some of the exporters outlives them.
+            // Memory that was imported from some of the exporters outlives them.
             let mut legacy = Vec::new();
             for (number, exporter) in exporters.into_iter().enumerate() {
                 if (number as u64 + round) % 3 != 0 {

@@ -1,8 +1,10 @@
-//! Many memories in one exchange, and a broker that serves many processes: its own clients, clients
-//! that only speak text, and hostile ones.
+//! A broker that serves many processes: clients of this library, clients that only speak text, and
+//! hostile ones.
 
-mod support;
-
+use crate::support;
+use crate::support::events::{AtEvent, Fields};
+use crate::support::processes::{start, start_connected};
+use crate::support::{Directory, MIB2, PATIENCE, device, inject, own_pid, own_tgid, plain, read, write};
 use ascend_emulator::{fork, isolated, on_each_generation};
 use ascend_vmm::error::Errno;
 use ascend_vmm::share::{self, Broker, BrokerOptions, Request, ShareableHandle, Ticket};
@@ -16,9 +18,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::events::{AtEvent, Fields};
-use support::processes::{start, start_connected};
-use support::{Directory, MIB2, PATIENCE, device, inject, own_pid, own_tgid, plain, read, write};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -46,82 +45,6 @@ fn check(memories: &[PhysicalMemory]) {
     for (number, memory) in memories.iter().enumerate() {
         assert_eq!(read(memory, 8), (number as u64).to_le_bytes());
     }
-}
-
-#[test]
-fn many_memories_go_in_one_exchange_and_live_on_without_the_exporter() {
-    on_each_generation(plain(), |_, _| {
-        for count in [0, 1, 40] {
-            let (peer, socket) = start_connected(|channel, socket| {
-                let memories = share::receive_many(&socket, &device(0), PATIENCE).unwrap();
-                assert_eq!(memories.len(), count);
-                channel.pause();
-                check(&memories);
-            });
-            share::send_many(&socket, &numbered(count as u64), PATIENCE).unwrap();
-            peer.proceed();
-            peer.join();
-        }
-    });
-}
-
-#[test]
-fn one_does_not_go_with_many_and_too_many_do_not_go_at_all() {
-    on_each_generation(plain(), |_, _| {
-        let (peer, socket) = start_connected(|_, socket| {
-            assert!(share::receive(&socket, &device(0), PATIENCE).is_err());
-        });
-        fails(share::send_many(&socket, &numbered(2), PATIENCE), "wants one memory");
-        drop(socket);
-        peer.join();
-        let (peer, socket) = start_connected(|_, socket| {
-            assert!(share::receive_many(&socket, &device(0), PATIENCE).is_err());
-        });
-        fails(share::send(&socket, &numbered(1)[0], PATIENCE), "wants many at once");
-        drop(socket);
-        peer.join();
-        let (socket, _other) = UnixStream::pair().unwrap();
-        let error = share::send_many(&socket, &vec![numbered(1).remove(0); 65_537], PATIENCE).unwrap_err();
-        assert!(error.to_string().contains("too many"), "{error}");
-        // A peer that announces more than it may.
-        let (socket, mut other) = UnixStream::pair().unwrap();
-        other.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        fails(share::receive_many(&socket, &device(0), PATIENCE), "too many");
-    });
-}
-
-#[test]
-fn an_exporter_that_dies_between_two_tickets_leaves_the_importer_nothing() {
-    isolated(plain(), |emulator| {
-        let (socket, mut other) = UnixStream::pair().unwrap();
-        let export = device(1).create(MIB2).unwrap().export().unwrap();
-        export.trust(&[own_tgid()]).unwrap();
-        other.write_all(&2u32.to_le_bytes()).unwrap();
-        other.write_all(&export.ticket().unwrap().to_bytes()).unwrap();
-        drop(other);
-        let before = emulator.state().memory.shares[0].holders;
-        fails(share::receive_many(&socket, &device(0), PATIENCE), "closed the socket or died");
-        assert_eq!(emulator.state().memory.shares[0].holders, before);
-    });
-}
-
-#[test]
-fn an_importer_that_fails_in_the_middle_tells_the_exporter_and_keeps_nothing() {
-    on_each_generation(plain(), |_, emulator| {
-        inject(emulator, "MEM_IMPORT#2=ENOMEM");
-        let (peer, socket) = start_connected(|channel, socket| {
-            let error = share::receive_many(&socket, &device(0), PATIENCE).unwrap_err();
-            assert_eq!(error.errno(), Some(Errno::ENOMEM), "{error}");
-            // The socket stays open: its end must not be what tells the exporter.
-            channel.pause();
-        });
-        let memories = numbered(3);
-        fails(share::send_many(&socket, &memories, PATIENCE), "could not import it: the driver answered ENOMEM");
-        let shares = emulator.state().memory.shares;
-        assert!(shares.len() == 3 && shares.iter().all(|share| share.holders == 1), "{shares:#?}");
-        peer.proceed();
-        peer.join();
-    });
 }
 
 /// A broker on a socket, and where.
@@ -155,7 +78,7 @@ fn request(path: &PathBuf, name: &str) -> ascend_vmm::Result<Vec<PhysicalMemory>
 fn a_broker_serves_many_processes_while_some_are_stuck_and_some_are_killed() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
-        // All are forked before there are other threads, which may hold locks of the C library's.
+        // All are forked before there are other threads, which may hold locks of the C library.
         let path = directory.join("broker");
         let clients: Vec<_> = (0..8)
             .map(|_| {
@@ -194,6 +117,21 @@ fn a_broker_serves_many_processes_while_some_are_stuck_and_some_are_killed() {
         drop(silent);
         // The thread of the last client closes the session.
         support::wait_until("the last clients are gone", || emulator.state().is_empty());
+    });
+}
+
+#[test]
+fn a_client_whose_second_import_fails_keeps_nothing() {
+    on_each_generation(plain(), |_, emulator| {
+        let directory = Directory::new();
+        let pages = numbered(3);
+        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| serve(request, &pages));
+        inject(emulator, "MEM_IMPORT#2=ENOMEM");
+        start(|_| assert_eq!(request(&path, "pages").unwrap_err().errno(), Some(Errno::ENOMEM))).join();
+        let shares = emulator.state().memory.shares;
+        assert!(shares.len() == 3 && shares.iter().all(|share| share.holders == 1), "{shares:#?}");
+        drop(broker);
+        support::wait_until("its threads are gone", || emulator.state().is_empty());
     });
 }
 
@@ -281,7 +219,7 @@ fn a_request_that_two_processes_send_is_refused() {
             counted.fetch_add(1, Ordering::Relaxed);
             serve(request, &[])
         });
-        // The one that begins, then the one that ends, says who it is.
+        // First the process that begins the request claims it, then the one that ends it.
         for of_beginner in [true, false] {
             let mut socket = UnixStream::connect(&path).unwrap();
             let (beginner, rest) = (own_pid(), socket.try_clone().unwrap());
@@ -310,7 +248,7 @@ fn send_as_self(socket: &UnixStream, bytes: &[u8]) {
 }
 
 #[test]
-fn a_broker_cuts_off_clients_that_are_late_and_serves_others_then() {
+fn a_broker_cuts_off_late_clients_and_serves_others() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let options = BrokerOptions::new().timeout(SHORT).clients(0);
@@ -339,7 +277,7 @@ fn a_broker_cuts_off_clients_that_are_late_and_serves_others_then() {
 }
 
 #[test]
-fn a_client_takes_no_nonsense_from_a_broker() {
+fn a_client_refuses_malformed_answers_of_a_broker() {
     isolated(plain(), |emulator| {
         let theirs = numbered(1);
         let export = theirs[0].export().unwrap();
@@ -347,11 +285,11 @@ fn a_client_takes_no_nonsense_from_a_broker() {
         let mut other = ticket;
         (other.exporter, other.exporter_start) = (ticket.exporter + 1, 1);
         for (answer, words) in [
-            ("ok\n".to_owned(), "not understood"),
-            ("ok -1\n".to_owned(), "not understood"),
-            ("ok 65537\n".to_owned(), "not understood"),
-            ("hello\n".to_owned(), "not understood"),
-            ("ok 1\n5\n".to_owned(), "not understood"),
+            ("ok\n".to_owned(), "malformed"),
+            ("ok -1\n".to_owned(), "malformed"),
+            ("ok 65537\n".to_owned(), "malformed"),
+            ("hello\n".to_owned(), "malformed"),
+            ("ok 1\n5\n".to_owned(), "malformed"),
             ("ok 1\n".to_owned(), "closed the socket"),
             (String::new(), "closed the socket"),
             ("error because\n".to_owned(), "it answered: because"),
@@ -377,7 +315,7 @@ fn a_client_takes_no_nonsense_from_a_broker() {
 }
 
 #[test]
-fn a_child_of_fork_drops_its_parents_broker_and_the_parent_serves_on() {
+fn a_forked_child_drops_the_broker_and_the_parent_still_serves() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let pages = Mutex::new(numbered(1));
@@ -405,7 +343,7 @@ fn a_broker_that_is_dropped_at_once_leaves_nothing() {
 }
 
 #[test]
-fn a_broker_ends_while_a_child_of_fork_lives_on_with_all_that_it_has() {
+fn a_broker_ends_although_a_forked_child_keeps_its_descriptors() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let (broker, _) = broker(&directory, BrokerOptions::new(), |_| Ok(Vec::new()));
@@ -435,7 +373,7 @@ fn a_client_that_never_stops_sending_is_cut_off_and_gives_up_its_place() {
 }
 
 #[test]
-fn limits_that_no_clock_can_hold_are_no_limits_of_a_broker() {
+fn a_broker_accepts_limits_that_no_clock_can_hold() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let pages = numbered(2);
@@ -448,9 +386,9 @@ fn limits_that_no_clock_can_hold_are_no_limits_of_a_broker() {
         .join();
         drop(broker);
         let (peer, socket) = start_connected(|_, socket| {
-            assert_eq!(share::receive_many(&socket, &device(0), Duration::MAX).unwrap().len(), 2);
+            share::receive(&socket, &device(0), Duration::MAX).unwrap();
         });
-        share::send_many(&socket, &numbered(2), Duration::MAX).unwrap();
+        share::send(&socket, &numbered(1)[0], Duration::MAX).unwrap();
         peer.join();
         drop(socket);
         support::wait_until("its threads are gone", || emulator.state().is_empty());
@@ -516,7 +454,7 @@ fn connect_many(path: &PathBuf, count: usize) -> Vec<UnixStream> {
 }
 
 #[test]
-fn one_process_cannot_take_all_places_of_a_broker_by_silence_or_by_keeping_what_it_got() {
+fn one_process_cannot_take_all_places_of_a_broker() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let path = directory.join("broker");
@@ -568,7 +506,7 @@ fn one_process_cannot_take_all_places_of_a_broker_by_silence_or_by_keeping_what_
 }
 
 #[test]
-fn a_client_that_does_not_ask_gives_its_place_to_one_that_waits_and_is_told_why() {
+fn a_silent_client_loses_its_place_to_a_waiting_one_with_an_error() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let (broker, path) =
@@ -586,7 +524,7 @@ fn a_client_that_does_not_ask_gives_its_place_to_one_that_waits_and_is_told_why(
 }
 
 #[test]
-fn if_more_clients_wait_than_may_some_are_refused_and_told_why() {
+fn too_many_waiting_clients_are_refused_with_an_error() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let (broker, path) =
@@ -661,7 +599,7 @@ fn descriptors_that_clients_send_are_closed_and_killed_clients_leave_nothing() {
 }
 
 #[test]
-fn a_broker_is_told_the_user_that_asks_and_not_the_one_that_connected() {
+fn a_request_names_the_user_that_asks_not_the_one_that_connected() {
     let own = std::fs::metadata("/proc/self").unwrap().uid();
     isolated(plain(), |emulator| {
         let directory = Directory::new();
@@ -725,7 +663,7 @@ fn no_text_of_a_peer_reaches_an_error_an_event_or_a_broker_with_control_characte
             socket.write_all(format!("{name} {}\n", own_pid()).as_bytes()).unwrap();
             let mut answer = String::new();
             socket.read_to_string(&mut answer).unwrap();
-            assert!(answer.contains("not understood"), "{answer}");
+            assert!(answer.contains("malformed"), "{answer}");
             fails(request(&path, name), "is not a name");
         }
         assert_eq!(asked.load(Ordering::Relaxed), 0, "the program was not asked");

@@ -1,0 +1,11 @@
+//! Memory that processes share: exports and imports, tickets, sockets, brokers and names.
+
+mod broker;
+mod exports;
+mod named;
+mod socket;
+mod stress;
+#[path = "../support/mod.rs"]
+mod support;
+mod tickets;
+mod untrusted_bytes;
