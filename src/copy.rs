@@ -1,18 +1,18 @@
 //! Copies and fills.
 //!
-//! MEMCPY finds out by itself which side is a device's. Three of its habits need care: host to host
-//! is answered with success and *not done*, and so is a fill of host memory, so those are done
-//! here, by the CPU; and the end of a range is checked only if the range starts where a mapping
-//! does, so a [`Slice`] is checked to be mapped from end to end before the kernel sees it, and
-//! keeps what it covers mapped for as long as it lives. Copies are synchronous, except those of
+//! MEMCPY finds out by itself which side is device memory. Three of its habits need care. It
+//! answers a host-to-host copy with success and does *not* do it, and MEMSET does the same for host
+//! memory, so the CPU does those here. It checks the end of a range only if the range starts where
+//! a mapping does, so a [`Slice`] is checked to be mapped from end to end before the kernel is
+//! called, and keeps what it covers mapped while it lives. Copies are synchronous, except those of
 //! [`Pending`].
 //!
-//! A slice may cover many mappings. The driver takes some facts of the first one for all: the
-//! device whose DMA engine copies imports, the share that it fills, and what an asynchronous copy
+//! A slice may cover many mappings. The driver uses some facts of the first one for all: the device
+//! whose DMA engine copies imports, the share that it fills, and what an asynchronous copy
 //! releases. So imports and asynchronous copies are done mapping by mapping.
 //!
 //! Directions: host to and from device memory; device to device on one or across two devices of
-//! this process (imported memory not on its own importing device, says the driver); rows with a
+//! this process (for imported memory, the driver refuses its own importing device); rows with a
 //! pitch and batches between host and device. Host memory that a device imported cannot be copied
 //! at all.
 
@@ -27,11 +27,12 @@ use crate::error::{Error, Invalid, Refused, Result};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::physical::Block;
 use crate::reserve::Reservation;
-use crate::session::Session;
 use crate::session::undo::Live;
+use crate::session::{Session, SessionInner};
 use crate::share::NamedMemory;
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -61,23 +62,23 @@ pub struct Slice<'a> {
     address: u64,
     size: u64,
     cover: Cover<'a>,
-    /// What must not be freed while it, its parts and the copies that they begin are alive: a block
+    /// Dropped when the slice, its parts and the copies that they began are over: it keeps a block
     /// of a pool.
     keeper: Option<Keeper>,
 }
 
-/// Keeps something until the last copy of it is over.
+/// Kept until the last copy is over, and then dropped.
 pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
 /// What keeps a slice mapped.
 enum Cover<'a> {
-    /// A part of one mapping, which is borrowed.
+    /// One borrowed mapping.
     One(&'a Mapping),
-    /// Several, or one that was found by its address.
+    /// Mappings that were found by address.
     Several(Vec<Arc<Live<Mapped>>>),
-    /// Memory of another process that was opened by its name, and is borrowed.
+    /// Borrowed memory of another process, opened by its name for this device.
     Named(&'a Arc<Live<DeviceInner>>),
-    /// No bytes, so no mapping: copies of them are done by the CPU, which has nothing to do.
+    /// No bytes, so no mapping. It counts as memory of the host, of which the CPU copies nothing.
     Empty(Arc<Live<DeviceInner>>),
 }
 
@@ -87,43 +88,60 @@ impl fmt::Debug for Slice<'_> {
     }
 }
 
-/// How rows lie in memory: each `pitch` bytes after the one before.
+/// The layout of rows in memory: each begins `pitch` bytes after the one before.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::copy::Rows;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+/// // Two rows of three bytes, which lie 512 bytes apart in the memory and densely in the buffer.
+/// let rows = Rows { width: 3, height: 2, pitch: 512, buffer_pitch: 3 };
+/// mapping.slice(0, 1024)?.write_rows(&rows, b"abcdef")?;
+/// let mut second = [0; 3];
+/// mapping.read(512, &mut second)?;
+/// assert_eq!(&second, b"def");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of each row that are copied.
     pub width: u64,
     /// Number of rows.
     pub height: u64,
-    /// Distance of rows in the mapped memory.
+    /// Bytes from one row to the next in the mapped memory.
     pub pitch: u64,
-    /// Distance of rows in the buffer.
+    /// Bytes from one row to the next in the buffer.
     pub buffer_pitch: u64,
 }
 
 impl Mapping {
-    /// `size` bytes from `offset` on.
+    /// `size` bytes at `offset`.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the mapping.
-    #[inline]
+    /// [`Error::Invalid`] for a range outside of the mapping.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a mapping", offset, size, self.size())?;
         Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self), keeper: None })
     }
 
-    /// Copies a buffer into the memory, from `offset` on. Returns when it is done.
+    /// Copies a buffer into the memory at `offset`. Returns when it is done.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`], before anything is copied, for what lies outside of the mapping;
-    /// [`Error::Refused`] if the kernel or the device could not copy, and then some of it may have
-    /// been.
+    /// [`Error::Invalid`], before anything is copied, for a range outside of the mapping;
+    /// [`Error::Refused`] if the kernel or the device could not copy: some bytes may have been
+    /// copied then.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.slice(offset, from.len() as u64)?.write(from)
     }
 
-    /// Copies memory, from `offset` on, into a buffer.
+    /// Copies the memory at `offset` into a buffer.
     ///
     /// # Errors
     ///
@@ -132,7 +150,7 @@ impl Mapping {
         self.slice(offset, to.len() as u64)?.read(to)
     }
 
-    /// Sets `size` bytes from `offset` on.
+    /// Sets `size` bytes at `offset`.
     ///
     /// # Errors
     ///
@@ -144,67 +162,63 @@ impl Mapping {
 }
 
 impl Reservation {
-    /// `size` bytes from `offset` on, all of which must be mapped, by however many mappings. They
-    /// cannot be unmapped while it lives.
+    /// `size` bytes at `offset`, all of which must be mapped, by any number of mappings. They
+    /// cannot be unmapped while the slice lives.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the reservation or is not mapped.
+    /// [`Error::Invalid`] for a range outside of the reservation, or with a hole.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a reservation", offset, size, self.size())?;
-        let address = self.address() + offset;
-        let session = &self.inner.session;
-        session.check_process()?;
-        if size == 0 {
-            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
-        }
-        let Some(cover) = session.mappings.cover(address, address + size) else { return Err(hole(address, size)) };
-        Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
+        let (address, session) = (self.address() + offset, &self.inner.session);
+        slice_of(session, address, size, |end| session.mappings.cover(address, end))
     }
 }
 
 impl Session {
-    /// `size` bytes from an address on, all of which must be mapped, in one reservation. They
-    /// cannot be unmapped while it lives.
+    /// `size` bytes at an address, all of which must be mapped, in one reservation. They cannot be
+    /// unmapped while the slice lives.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is not mapped, or lies in two reservations.
+    /// [`Error::Invalid`] for a range that has a hole or lies in two reservations.
     pub fn slice_at(&self, address: u64, size: u64) -> Result<Slice<'static>> {
-        self.slice_of(address, size, |end| self.inner.mappings.cover(address, end))
-    }
-
-    /// `size` bytes from an address on, of the mappings that `cover` finds up to an address.
-    pub(crate) fn slice_of(
-        &self,
-        address: u64,
-        size: u64,
-        cover: impl FnOnce(u64) -> Option<Vec<Arc<Live<Mapped>>>>,
-    ) -> Result<Slice<'static>> {
-        let session = &self.inner;
-        session.check_process()?;
-        if size == 0 {
-            return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
-        }
-        let end = address.checked_add(size).ok_or_else(|| hole(address, size))?;
-        let Some(cover) = cover(end) else { return Err(hole(address, size)) };
-        if cover.windows(2).any(|pair| !pair[0].is_beside(&pair[1])) {
-            return Err(Invalid::because(
-                "take a part of mapped memory",
-                format!("{address:#x} with {} lies in more than one reservation", Bytes(size)),
-                "Take a part of each: one copy of the driver stays in one reservation.",
-            ));
-        }
-        Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
+        slice_of(&self.inner, address, size, |end| self.inner.mappings.cover(address, end))
     }
 }
 
+/// `size` bytes at an address. `cover` finds the mappings from there to an end.
+pub(crate) fn slice_of(
+    session: &Arc<Live<SessionInner>>,
+    address: u64,
+    size: u64,
+    cover: impl FnOnce(u64) -> Option<Vec<Arc<Live<Mapped>>>>,
+) -> Result<Slice<'static>> {
+    const OPERATION: &str = "take a part of mapped memory";
+    session.check_process()?;
+    if size == 0 {
+        return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
+    }
+    let Some(cover) = address.checked_add(size).and_then(cover) else {
+        let problem = format!("not all of {address:#x} with {} is mapped", Bytes(size));
+        return Err(Invalid::because(OPERATION, problem, "Map all of it first."));
+    };
+    if cover.windows(2).any(|pair| !pair[0].is_beside(&pair[1])) {
+        return Err(Invalid::because(
+            OPERATION,
+            format!("{address:#x} with {} lies in more than one reservation", Bytes(size)),
+            "Take a part of each: the driver copies inside of one reservation.",
+        ));
+    }
+    Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
+}
+
 impl NamedMemory {
-    /// `size` bytes from `offset` on.
+    /// `size` bytes at `offset`.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the memory.
+    /// [`Error::Invalid`] for a range outside of the memory.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of named memory", offset, size, self.size())?;
         Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(&self.inner.device), keeper: None })
@@ -226,7 +240,7 @@ impl Slice<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside.
+    /// [`Error::Invalid`] for a range outside of the slice.
     pub fn part(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         check("take a part of a slice", offset, size, self.size)?;
         let address = self.address + offset;
@@ -251,26 +265,25 @@ impl Slice<'_> {
         }
     }
 
-    /// The place of the mapping that contains an address among them.
+    /// The index of the mapping that contains an address.
     fn index_of(&self, address: u64) -> usize {
         self.mappings().partition_point(|mapped| mapped.address <= address).saturating_sub(1)
     }
 
-    /// The memory that it begins in, unless it is empty. All of it is of one device, and all or
-    /// none is imported, as all of a reservation is; imports may be of different exporters.
+    /// The memory of its first mapping. The others are of the same device, and imported if the
+    /// first is, because they are in one reservation; imports may be of different exporters.
     fn block(&self) -> Option<&Block> {
         self.mappings().first().map(|mapped| &**mapped.block)
     }
 
-    /// The device to which it can be sent in a batch: the driver takes no host memory, no imports
-    /// and nothing empty.
+    /// The device whose batches it can be in. The driver refuses batches of host memory, of imports
+    /// and of nothing.
     fn batched_on(&self) -> Option<&Live<DeviceInner>> {
         let block = self.block()?;
         (self.size != 0 && !block.is_imported() && !block.handle.is_host()).then_some(&*block.device)
     }
 
     /// The device whose memory it is.
-    #[inline]
     fn device(&self) -> &Arc<Live<DeviceInner>> {
         match &self.cover {
             Cover::One(mapping) => &mapping.inner.block.device,
@@ -287,19 +300,19 @@ impl Slice<'_> {
         next.map_or(left, |next| left.min(next.address - address))
     }
 
-    /// Whether one command must not go over a border of mappings, because the memory is imported:
-    /// the driver would copy all of it with the DMA engine of the first mapping's exporter, and
-    /// fill beyond the first mapping in its share.
+    /// True if a command must stay inside of one mapping, because the memory is imported: the
+    /// driver would copy all of it with the DMA engine of the first mapping's exporter, and fill
+    /// beyond the first mapping in that one's share.
     fn is_split(&self) -> bool {
         self.mappings().len() > 1 && self.block().is_some_and(|block| block.is_imported())
     }
 
-    /// How much of it one synchronous command takes, from an offset on.
+    /// The bytes that one synchronous command takes at an offset.
     fn at_once(&self, offset: u64) -> u64 {
         if self.is_split() { self.to_border(offset) } else { self.size - offset }
     }
 
-    /// Keeps something until this, its parts and the copies that they began are over.
+    /// Drops `keeper` when this slice, its parts and the copies that they began are over.
     pub(crate) fn keep(&mut self, keeper: Keeper) {
         self.keeper = Some(keeper);
     }
@@ -308,24 +321,21 @@ impl Slice<'_> {
         matches!(self.cover, Cover::Named(_))
     }
 
-    #[inline]
     fn svm(&self) -> &Svm {
         &self.device().session.svm
     }
 
-    #[inline]
     fn is_host(&self) -> bool {
         self.device().is_host()
     }
 
-    /// Whether a copy into it is the device's work. What is host memory, the CPU copies, and named
+    /// True if the device copies into it asynchronously. The CPU copies host memory, and named
     /// memory is copied at once.
     pub(crate) fn is_copied_by_device(&self) -> bool {
         !self.is_host() && !self.is_named()
     }
 
-    /// The memory as the CPU sees it; only for host memory, which is mapped for the CPU from the
-    /// start.
+    /// The address as the CPU's pointer. For host memory only, which is always mapped for the CPU.
     fn pointer(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
@@ -452,18 +462,8 @@ impl Slice<'_> {
     #[doc(alias = "aclrtMemcpy2d")]
     pub fn write_rows(&self, rows: &Rows, from: &[u8]) -> Result<()> {
         self.check_rows(rows, from.len() as u64)?;
-        if self.is_host() {
-            return rows.each(|memory, buffer, width| {
-                // SAFETY: `check_rows` made sure that every row is inside the slice, which is
-                // mapped host memory.
-                unsafe { copy_in(self.pointer().wrapping_add(memory), &from[buffer..buffer + width]) };
-                Ok(())
-            });
-        }
-        if self.is_split() {
-            return rows.each(|memory, buffer, width| {
-                self.part(memory as u64, width as u64)?.write(&from[buffer..buffer + width])
-            });
+        if self.is_host() || self.is_split() {
+            return rows.each(|memory, buffer| self.part(memory, rows.width)?.write(&from[buffer]));
         }
         let copy = CopyRows {
             destination: self.address,
@@ -486,18 +486,8 @@ impl Slice<'_> {
     /// Those of [`Mapping::write`].
     pub fn read_rows(&self, rows: &Rows, to: &mut [u8]) -> Result<()> {
         self.check_rows(rows, to.len() as u64)?;
-        if self.is_host() {
-            return rows.each(|memory, buffer, width| {
-                // SAFETY: `check_rows` made sure that every row is inside the slice, which is
-                // mapped host memory.
-                unsafe { copy_out(self.pointer().wrapping_add(memory), &mut to[buffer..buffer + width]) };
-                Ok(())
-            });
-        }
-        if self.is_split() {
-            return rows.each(|memory, buffer, width| {
-                self.part(memory as u64, width as u64)?.read(&mut to[buffer..buffer + width])
-            });
+        if self.is_host() || self.is_split() {
+            return rows.each(|memory, buffer| self.part(memory, rows.width)?.read(&mut to[buffer]));
         }
         let copy = CopyRows {
             destination: to.as_mut_ptr().expose_provenance() as u64,
@@ -513,7 +503,7 @@ impl Slice<'_> {
     }
 
     /// Copies all of the slice between two addresses, of which one is its own, in as few commands
-    /// as the driver does right. A copy of nothing, which the kernel refuses, is none.
+    /// as the driver does right. A copy of nothing, which the kernel refuses, is no command.
     ///
     /// # Safety
     ///
@@ -547,7 +537,7 @@ impl Slice<'_> {
         // SAFETY: the caller vouches for the addresses.
         let copied = unsafe { self.svm().memcpy(self.device().id, destination, source, size) };
         copied.map_err(|refused| {
-            // The side of it that is the driver's.
+            // The error names the address of this slice.
             let address = if destination.wrapping_sub(self.address) < self.size { destination } else { source };
             self.failed(refused, operation, address, size)
         })
@@ -568,20 +558,31 @@ impl Slice<'_> {
             .map_err(|refused| self.failed(refused, "copy rows", self.address, self.size))
     }
 
-    /// Before every copy and fill: this is the right process (a child has nothing mapped here), and
-    /// the driver can copy such memory.
+    /// Checks, before every copy and fill, that this is the right process (a child has nothing
+    /// mapped here) and that the driver can copy such memory.
     fn check_copy(&self, operation: &'static str) -> Result<()> {
         self.device().session.check_process()?;
         match self.mappings().iter().find(|mapped| mapped.block.is_host_memory_on_a_device()) {
-            Some(mapped) => Err(host_memory_on_a_device(operation, &mapped.block)),
             None => Ok(()),
+            Some(mapped) => Err(Invalid::because(
+                operation,
+                format!(
+                    "{} is host memory, and the driver copies no host memory that a device imported",
+                    mapped.block.describe()
+                ),
+                "Import it on the host as well and use that mapping for copies; the device itself can use this one.",
+            )),
         }
     }
 
-    /// Before every copy: it is possible, and the sizes agree.
+    /// Checks before every copy that it is possible and that the sizes agree.
     fn same_size(&self, operation: &'static str, other: u64) -> Result<()> {
         self.check_copy(operation)?;
-        if self.size == other { Ok(()) } else { Err(other_size(operation, self.size, other)) }
+        if self.size == other {
+            return Ok(());
+        }
+        let problem = format!("{} and {} are not the same", Bytes(self.size), Bytes(other));
+        Err(Invalid::because(operation, problem, "Both sides of a copy must have the same size."))
     }
 
     fn check_rows(&self, rows: &Rows, buffer: u64) -> Result<()> {
@@ -610,200 +611,143 @@ impl Slice<'_> {
 }
 
 impl Rows {
-    /// Calls with the offsets of each row in the memory and in the buffer, and its width.
-    fn each(&self, mut row: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
-        if self.width == 0 {
-            // Any number of such rows fits anywhere.
-            return Ok(());
-        }
-        for index in 0..self.height {
-            row((index * self.pitch) as usize, (index * self.buffer_pitch) as usize, self.width as usize)?;
-        }
-        Ok(())
+    /// Calls `copy` with the offset of each row in the memory and its range in the buffer.
+    fn each(&self, mut copy: impl FnMut(u64, Range<usize>) -> Result<()>) -> Result<()> {
+        // Any number of rows without bytes fits anywhere.
+        let height = if self.width == 0 { 0 } else { self.height };
+        (0..height).try_for_each(|index| {
+            let start = index * self.buffer_pitch;
+            copy(index * self.pitch, start as usize..(start + self.width) as usize)
+        })
     }
 }
 
 /// Copies many buffers to many places, with one command per 4096 of a device. Each buffer has the
 /// size of its slice.
 ///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::copy::{read_batch, write_batch};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+/// write_batch(&[(mapping.slice(0, 3)?, b"one"), (mapping.slice(4096, 3)?, b"two")])?;
+/// let mut back = [0; 3];
+/// read_batch(&mut [(mapping.slice(4096, 3)?, &mut back)])?;
+/// assert_eq!(&back, b"two");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
-    let batch = Batch {
-        operation: "copy a batch to a device",
-        destinations: copies.iter().map(|(to, _)| to.address).collect(),
-        sources: copies.iter().map(|(_, from)| from.as_ptr().expose_provenance() as u64).collect(),
-        sizes: copies.iter().map(|(_, from)| from.len() as u64).collect(),
-    };
-    let plan = batch.plan(copies.iter().map(|(to, _)| to))?;
-    for &index in plan.alone() {
-        let (to, from) = &copies[index];
-        to.write(from)?;
+    let mut batches = Batches::new("copy a batch to a device");
+    let mut alone = Vec::new();
+    for (to, from) in copies {
+        let buffer = from.as_ptr().expose_provenance() as u64;
+        if !batches.add(to, to.address, buffer, from.len() as u64)? {
+            alone.push((to, from));
+        }
     }
-    // SAFETY: every slice is mapped while it lives, every buffer is borrowed, and `plan` has made
-    // sure that it is as large as its slice.
-    unsafe { batch.send(&plan) }
+    alone.into_iter().try_for_each(|(to, from)| to.write(from))?;
+    // SAFETY: the slices are mapped while they live, and the buffers are borrowed.
+    unsafe { batches.send() }
 }
 
-/// Copies from many places into many buffers, with one command per 4096 of a device. Each buffer
-/// has the size of its slice.
+/// Copies from many places into many buffers, as [`write_batch`] does in the other direction.
 ///
 /// # Errors
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
-    let batch = Batch {
-        operation: "copy a batch from a device",
-        destinations: copies.iter_mut().map(|(_, to)| to.as_mut_ptr().expose_provenance() as u64).collect(),
-        sources: copies.iter().map(|(from, _)| from.address).collect(),
-        sizes: copies.iter().map(|(_, to)| to.len() as u64).collect(),
-    };
-    let plan = batch.plan(copies.iter().map(|(from, _)| from))?;
-    // SAFETY: as for writing, and every buffer is borrowed exclusively.
-    unsafe { batch.send(&plan) }?;
-    let alone = plan.alone().to_vec();
-    for index in alone {
-        let (from, to) = &mut copies[index];
-        from.read(to)?;
+    let mut batches = Batches::new("copy a batch from a device");
+    let mut alone = Vec::new();
+    for (from, to) in copies {
+        let from = &*from;
+        let (buffer, size) = (to.as_mut_ptr().expose_provenance() as u64, to.len() as u64);
+        if !batches.add(from, buffer, from.address, size)? {
+            alone.push((from, to));
+        }
     }
-    Ok(())
+    alone.into_iter().try_for_each(|(from, to)| from.read(to))?;
+    // SAFETY: the slices are mapped while they live, and the buffers are borrowed exclusively.
+    unsafe { batches.send() }
 }
 
-/// Copies as the kernel takes them: three arrays.
-struct Batch {
+/// Checked copies, by their devices.
+struct Batches<'a> {
     operation: &'static str,
+    batches: Vec<Batch<'a>>,
+}
+
+/// Copies of one device as the kernel takes them: three arrays.
+struct Batch<'a> {
+    device: &'a Live<DeviceInner>,
     destinations: Vec<u64>,
     sources: Vec<u64>,
     sizes: Vec<u64>,
 }
 
-/// Which copies are sent together.
-enum Plan<'a> {
-    /// All of them, to one device: the usual case.
-    One(&'a Live<DeviceInner>),
-    Several {
-        /// The copies of each device, by their index.
-        groups: Vec<(&'a Live<DeviceInner>, Vec<usize>)>,
-        /// Those that cannot be in a batch: the driver takes no host memory, no imports and nothing
-        /// empty.
-        alone: Vec<usize>,
-    },
-}
-
-impl Plan<'_> {
-    fn alone(&self) -> &[usize] {
-        match self {
-            Plan::One(_) => &[],
-            Plan::Several { alone, .. } => alone,
-        }
+impl<'a> Batches<'a> {
+    fn new(operation: &'static str) -> Batches<'a> {
+        Batches { operation, batches: Vec::new() }
     }
-}
 
-impl Batch {
-    /// Checks all copies, before the first is made. The slices are those of the copies, in order.
-    fn plan<'a>(&self, slices: impl Iterator<Item = &'a Slice<'a>> + Clone) -> Result<Plan<'a>> {
-        // Most often all are of one device. Then the process is checked once.
-        let device = slices.clone().next().and_then(Slice::batched_on);
-        let is_usual = |(slice, &size): (&'a Slice<'a>, &u64)| {
-            slice.size == size && device.is_some() && slice.batched_on().map(ptr::from_ref) == device.map(ptr::from_ref)
+    /// Checks a copy of `size` bytes to or from a slice, and adds it. False if the slice cannot be
+    /// in a batch, and must be copied alone.
+    fn add(&mut self, slice: &'a Slice<'_>, destination: u64, source: u64, size: u64) -> Result<bool> {
+        slice.same_size(self.operation, size)?;
+        let Some(device) = slice.batched_on() else { return Ok(false) };
+        let index = match self.batches.iter().position(|batch| ptr::eq(batch.device, device)) {
+            Some(index) => index,
+            None => {
+                self.batches.push(Batch { device, destinations: Vec::new(), sources: Vec::new(), sizes: Vec::new() });
+                self.batches.len() - 1
+            }
         };
-        match device {
-            Some(device) if slices.clone().zip(&self.sizes).all(is_usual) => {
-                device.session.check_process()?;
-                Ok(Plan::One(device))
-            }
-            _ => self.plan_several(slices),
-        }
+        let batch = &mut self.batches[index];
+        batch.destinations.push(destination);
+        batch.sources.push(source);
+        batch.sizes.push(size);
+        Ok(true)
     }
 
-    fn plan_several<'a>(&self, slices: impl Iterator<Item = &'a Slice<'a>>) -> Result<Plan<'a>> {
-        let (mut groups, mut alone) = (Vec::<(&Live<DeviceInner>, Vec<usize>)>::new(), Vec::new());
-        for (index, (slice, &size)) in slices.zip(&self.sizes).enumerate() {
-            slice.same_size(self.operation, size)?;
-            let Some(device) = slice.batched_on() else {
-                alone.push(index);
-                continue;
-            };
-            match groups.iter_mut().find(|(other, _)| ptr::eq(*other, device)) {
-                Some((_, indices)) => indices.push(index),
-                None => groups.push((device, vec![index])),
-            }
-        }
-        Ok(Plan::Several { groups, alone })
-    }
-
-    /// Does the copies that are not alone.
+    /// Sends one command for each 4096 copies of a device.
     ///
     /// # Safety
     ///
-    /// The buffers must be valid, for writes if they are the destination.
-    unsafe fn send(&self, plan: &Plan<'_>) -> Result<()> {
-        match plan {
-            // SAFETY: the caller vouches for the buffers.
-            Plan::One(device) => unsafe { self.send_to(device, &self.destinations, &self.sources, &self.sizes) },
-            Plan::Several { groups, .. } => groups.iter().try_for_each(|(device, indices)| {
-                let those = |array: &[u64]| -> Vec<u64> { indices.iter().map(|&index| array[index]).collect() };
-                let (destinations, sources) = (those(&self.destinations), those(&self.sources));
-                // SAFETY: as above.
-                unsafe { self.send_to(device, &destinations, &sources, &those(&self.sizes)) }
-            }),
-        }
-    }
-
-    /// One command for each 4096 copies.
-    ///
-    /// # Safety
-    ///
-    /// The buffers must be valid, for writes if they are the destination.
-    unsafe fn send_to(&self, device: &DeviceInner, destinations: &[u64], sources: &[u64], sizes: &[u64]) -> Result<()> {
+    /// The slices must be mapped, and the buffers valid, for writes if they are the destination.
+    unsafe fn send(self) -> Result<()> {
         let most = BATCH as usize;
-        for ((destinations, sources), sizes) in
-            destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most))
-        {
-            // SAFETY: the caller vouches for the buffers; slices are mapped while they live.
-            if let Err(refused) = unsafe { device.session.svm.memcpy_batch(device.id, destinations, sources, sizes) } {
-                let arguments = format!("{} copies, {}", sizes.len(), Bytes(sizes.iter().sum()));
-                return Err(device.failed(refused, self.operation, arguments));
+        for Batch { device, destinations, sources, sizes } in &self.batches {
+            let chunks = destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most));
+            for ((destinations, sources), sizes) in chunks {
+                // SAFETY: the caller vouches for the addresses.
+                let sent = unsafe { device.session.svm.memcpy_batch(device.id, destinations, sources, sizes) };
+                sent.map_err(|refused| {
+                    let arguments = format!("{} copies, {}", sizes.len(), Bytes(sizes.iter().sum()));
+                    device.failed(refused, self.operation, arguments)
+                })?;
             }
         }
         Ok(())
     }
 }
 
-fn host_memory_on_a_device(operation: &'static str, block: &Block) -> Error {
-    Invalid::because(
-        operation,
-        format!("{} is host memory, and the driver copies no host memory that a device imported", block.describe()),
-        "Import it on the host as well and use that mapping for copies; the device itself can use this one.",
-    )
-}
-
-fn other_size(operation: &'static str, slice: u64, buffer: u64) -> Error {
-    let problem = format!("{} and {} are not the same", Bytes(slice), Bytes(buffer));
-    Invalid::because(operation, problem, "Both sides of a copy must have the same size.")
-}
-
-#[inline]
 fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {
-    if offset <= whole && size <= whole - offset { Ok(()) } else { Err(outside(operation, offset, size, whole)) }
-}
-
-fn outside(operation: &'static str, offset: u64, size: u64, whole: u64) -> Error {
+    if offset <= whole && size <= whole - offset {
+        return Ok(());
+    }
     let problem = format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole));
-    Invalid::because(operation, problem, "Stay inside.")
+    Err(Invalid::because(operation, problem, "Use an offset and a size inside of the memory."))
 }
 
-fn hole(address: u64, size: u64) -> Error {
-    Invalid::because(
-        "take a part of a reservation",
-        format!("not all of {address:#x} with {} is mapped", Bytes(size)),
-        "Map all of it first.",
-    )
-}
-
-/// The kernel says that it did it, but also that it did not.
+/// The kernel reported success but the wrong direction.
 fn not_done(operation: &'static str, direction: Direction) -> Error {
     Invalid::because(
         operation,

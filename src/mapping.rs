@@ -1,11 +1,11 @@
 //! Mappings: physical memory at addresses of a reservation.
 //!
-//! MEM_MAP puts the beginning of a handle at a 2 MiB multiple inside a reservation; MEM_UNMAP
-//! undoes one whole mapping. The kernel does not check that a mapping ends where its reservation
-//! does, and a MEM_MAP that hits an occupied chunk leaves the free chunks before it unusable; so
-//! both are checked here first, in a table of all mappings, which also answers what is mapped
-//! at an address. A mapping keeps its memory and its reservation, and so its device and the
-//! session, alive: drop them in any order.
+//! MEM_MAP maps the beginning of a handle at a 2 MiB multiple inside a reservation, and MEM_UNMAP
+//! undoes one whole mapping. The kernel does not check that a mapping ends inside its reservation,
+//! and a MEM_MAP that hits an occupied chunk leaves the free chunks before it unusable. So both are
+//! checked here first, in a table of all mappings, which also answers what is mapped at an address.
+//! A mapping keeps its memory and its reservation alive, and so its device and the session: drop
+//! them in any order.
 
 mod access;
 mod host_view;
@@ -16,7 +16,6 @@ pub use host_view::HostView;
 pub(crate) use shared_memory::{copy_in, copy_out, fill};
 
 use crate::bytes::Bytes;
-use crate::device::DeviceInner;
 use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE};
 use crate::error::{Error, Failed, Invalid, Result};
 use crate::kind::Page;
@@ -25,7 +24,6 @@ use crate::reserve::{Owner, Reservation, Reserved};
 use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// Memory at an address. Unmapped when dropped.
@@ -64,19 +62,7 @@ pub(crate) struct Mapped {
     pub(crate) address: u64,
     pub(crate) block: Arc<Live<Block>>,
     reserved: Arc<Live<Reserved>>,
-    /// The peers that were granted access. They stay open as long as the mapping: a peer that is
-    /// closed forgets what it was granted.
-    granted: Mutex<Option<Box<Granted>>>,
-    /// Whether the CPU was granted access.
-    seen: AtomicBool,
-}
-
-/// A device that was granted access to a mapping, and those before it. A list, because few mappings
-/// have any, and an empty one is a single word.
-#[derive(Debug)]
-struct Granted {
-    peer: Arc<Live<DeviceInner>>,
-    before: Option<Box<Granted>>,
+    access: Mutex<access::Granted>,
 }
 
 const OPERATION: &str = "map physical memory";
@@ -95,47 +81,37 @@ impl Reservation {
     /// Nothing has changed then.
     #[doc(alias = "aclrtMapMem")]
     #[doc(alias = "cuMemMap")]
-    #[inline]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
-        self.map_as(offset, memory, false)
+        let mapping = self.map_hidden(offset, memory)?;
+        mapping.show();
+        Ok(mapping)
     }
 
-    /// [`Reservation::map`], visible to lookups by address or hidden until [`Mapping::show`].
-    #[inline]
-    pub(crate) fn map_as(&self, offset: u64, memory: &PhysicalMemory, hidden: bool) -> Result<Mapping> {
-        let reserved = &self.inner;
-        let block = &memory.block;
+    /// Maps memory that lookups by address do not find before [`Mapping::show`].
+    pub(crate) fn map_hidden(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+        let (reserved, block) = (&self.inner, &memory.block);
         let session = &reserved.session;
         session.check_process()?;
-        let size = block.size;
-        if offset % HUGE_PAGE != 0 || offset > reserved.size || size > reserved.size - offset {
-            return Err(outside(reserved, offset, size));
-        }
-        let address = reserved.start + offset;
-        if block.page() == Page::Giant && address % GIANT_PAGE != 0 {
-            return Err(not_giant(address));
-        }
-        if !Arc::ptr_eq(&block.device.session, session) {
-            return Err(other_session());
-        }
-        if block.handle.is_host() && !session.cpu_access {
-            return Err(no_segments());
-        }
-        // Entered before MEM_MAP, so that no two threads map the same.
+        let address = self.check_place(offset, block)?;
+        // Entered before MEM_MAP, so that no two threads map the same addresses.
         let mut table = session.mappings.lock();
         if !table.begin(address, block) {
-            return Err(occupied(address, size));
+            return Err(Invalid::because(
+                OPERATION,
+                format!("{address:#x} with {} overlaps what is mapped there", Bytes(block.size)),
+                "Unmap that first, or map at another offset.",
+            ));
         }
         if let Err(owner) = reserved.claim(block.device.id, block.is_imported()) {
             table.remove(address);
             return Err(other_owner(reserved, block, &owner));
         }
         drop(table);
-        if let Err(refused) = session.svm.mem_map(block.handle, address, size) {
+        if let Err(refused) = session.svm.mem_map(block.handle, address, block.size) {
             let mut table = session.mappings.lock();
             table.remove(address);
-            // The kernel takes its mark back when the mapping that set it fails. Another that is
-            // being made does the same, or keeps it.
+            // The kernel takes its mark back when the mapping that set it fails. Another mapping
+            // that is being made does the same, or keeps it.
             if !table.is_occupied(reserved.start, reserved.size) {
                 reserved.unclaim();
             }
@@ -144,24 +120,57 @@ impl Reservation {
             return Err(block.device.failed(refused, OPERATION, arguments));
         }
         reserved.confirm();
-        let inner = Arc::new(Live::new(Mapped {
-            address,
-            block: block.clone(),
-            reserved: reserved.clone(),
-            granted: Mutex::default(),
-            seen: AtomicBool::new(false),
-        }));
-        if !hidden {
-            session.mappings.lock().show(&inner);
+        let inner = Mapped { address, block: block.clone(), reserved: reserved.clone(), access: Mutex::default() };
+        Ok(Mapping { inner: Arc::new(Live::new(inner)) })
+    }
+
+    /// The address at an offset, if memory can be mapped there.
+    fn check_place(&self, offset: u64, block: &Block) -> Result<u64> {
+        let (reserved, session) = (&self.inner, &self.inner.session);
+        if offset % HUGE_PAGE != 0 {
+            let problem = format!("the offset {offset:#x} is not aligned");
+            return Err(Invalid::because(OPERATION, problem, "Offsets are multiples of 2 MiB."));
         }
-        Ok(Mapping { inner })
+        if offset > reserved.size || block.size > reserved.size - offset {
+            return Err(Invalid::because(
+                OPERATION,
+                format!(
+                    "{} at offset {offset:#x} do not fit in a reservation of {}",
+                    Bytes(block.size),
+                    Bytes(reserved.size)
+                ),
+                "A mapping must lie inside its reservation.",
+            ));
+        }
+        let address = reserved.start + offset;
+        if block.page() == Page::Giant && address % GIANT_PAGE != 0 {
+            return Err(Invalid::because(
+                OPERATION,
+                format!("{address:#x} is not a multiple of 1 GiB"),
+                "Memory in 1 GiB pages is mapped at multiples of 1 GiB: reserve with that alignment, and use such \
+                 offsets.",
+            ));
+        }
+        if !Arc::ptr_eq(&block.device.session, session) {
+            let problem = "the memory and the reservation are of different sessions";
+            return Err(Invalid::because(OPERATION, problem, "Use one session."));
+        }
+        if block.handle.is_host() && !session.cpu_access {
+            return Err(Invalid::because(
+                OPERATION,
+                "this session was opened without address segments",
+                "Host memory can be mapped only in a session that has them.",
+            ));
+        }
+        Ok(address)
     }
 
     /// Address and size of everything that is mapped in this reservation, in order.
     pub fn mappings(&self) -> Vec<(u64, u64)> {
         let reserved = &self.inner;
         if reserved.session.in_child() {
-            // Nothing is mapped in a child, and the table's lock may be held for ever.
+            // Nothing is mapped in a child, and a thread of the parent may have held the table's
+            // lock.
             return Vec::new();
         }
         reserved.session.mappings.ranges(reserved.start..reserved.start + reserved.size)
@@ -170,7 +179,6 @@ impl Reservation {
 
 impl Mapping {
     /// First address, for the device and, where it has access, the CPU.
-    #[inline]
     pub fn address(&self) -> u64 {
         self.inner.address
     }
@@ -181,7 +189,6 @@ impl Mapping {
     }
 
     /// Size in bytes.
-    #[inline]
     pub fn size(&self) -> u64 {
         self.inner.block.size
     }
@@ -191,7 +198,7 @@ impl Mapping {
         PhysicalMemory { block: self.inner.block.clone() }
     }
 
-    /// Hides it, so that lookups by address do not find it and only its owner can use it.
+    /// Hides it from lookups by address: only its owner can use it then.
     ///
     /// # Errors
     ///
@@ -213,8 +220,8 @@ impl Mapping {
 
     /// Unmaps. (Dropping it unmaps too, and logs what goes wrong.)
     ///
-    /// Unmapping does not wait for the device: the caller makes sure that no kernel on it uses the
-    /// addresses any more.
+    /// Unmapping does not wait for the device: make sure that no kernel on it uses the addresses
+    /// any more.
     ///
     /// # Errors
     ///
@@ -222,19 +229,16 @@ impl Mapping {
     /// unmap it. The mapping comes back.
     #[doc(alias = "aclrtUnmapMem")]
     #[doc(alias = "cuMemUnmap")]
-    #[inline]
     pub fn unmap(self) -> Result<(), Failed<Mapping>> {
         undo(self.inner).map_err(|(error, inner)| Failed { error, object: Mapping { inner } })
     }
 }
 
 impl Mapped {
-    #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.block.size
     }
 
-    #[inline]
     pub(crate) fn session(&self) -> &Arc<Live<SessionInner>> {
         &self.reserved.session
     }
@@ -252,12 +256,10 @@ impl Mapped {
 impl Undo for Mapped {
     const OPERATION: &'static str = "unmap memory";
 
-    #[inline]
     fn session(&self) -> &SessionInner {
         &self.reserved.session
     }
 
-    #[inline]
     fn undo(&mut self) -> Result<()> {
         match self.reserved.session.unmap(self.address, self.size()) {
             Ok(()) => Ok(()),
@@ -277,46 +279,6 @@ impl Undo for Mapped {
     fn restore(mapped: &Arc<Live<Mapped>>) {
         mapped.session().mappings.lock().show(mapped);
     }
-}
-
-fn outside(reserved: &Reserved, offset: u64, size: u64) -> Error {
-    if offset % HUGE_PAGE != 0 {
-        let problem = format!("the offset {offset:#x} is not aligned");
-        return Invalid::because(OPERATION, problem, "Offsets are multiples of 2 MiB.");
-    }
-    Invalid::because(
-        OPERATION,
-        format!("{} at offset {offset:#x} do not fit in a reservation of {}", Bytes(size), Bytes(reserved.size)),
-        "A mapping must lie inside its reservation.",
-    )
-}
-
-fn not_giant(address: u64) -> Error {
-    Invalid::because(
-        OPERATION,
-        format!("{address:#x} is not a multiple of 1 GiB"),
-        "Memory in 1 GiB pages is mapped at multiples of 1 GiB: reserve with that alignment, and use such offsets.",
-    )
-}
-
-fn other_session() -> Error {
-    Invalid::because(OPERATION, "the memory and the reservation are of different sessions", "Use one session.")
-}
-
-fn no_segments() -> Error {
-    Invalid::because(
-        OPERATION,
-        "this session was opened without address segments",
-        "Host memory can be mapped only in a session that has them.",
-    )
-}
-
-fn occupied(address: u64, size: u64) -> Error {
-    Invalid::because(
-        OPERATION,
-        format!("{address:#x} with {} overlaps what is mapped there", Bytes(size)),
-        "Unmap that first, or map at another offset.",
-    )
 }
 
 fn other_owner(reserved: &Reserved, block: &Block, owner: &Owner) -> Error {

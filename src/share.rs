@@ -258,8 +258,8 @@ impl Export {
         })
     }
 
-    /// Everything that an importer needs, for any channel. It is not a secret: the trust list decides
-    /// which processes can use it.
+    /// Everything that an importer needs, for any channel. It is not a secret: the trust list
+    /// decides which processes can use it.
     ///
     /// # Errors
     ///
@@ -288,8 +288,8 @@ impl Export {
     /// The list holds numbers. If a process ends *after* it was trusted, the kernel keeps out
     /// another that gets its number, because it compares start times. If it ended *before*, another
     /// process that has its number by then is trusted. [`send`] and [`Broker`] watch the process
-    /// meanwhile. Do the same with a pidfd: open it, get the number, trust, and see that the process
-    /// still runs. Trust a child of your own before you wait for its end.
+    /// meanwhile. Do the same with a pidfd: open it, get the number, trust, and see that the
+    /// process still runs. Trust a child of your own before you wait for its end.
     ///
     /// # Errors
     ///
@@ -553,8 +553,8 @@ fn ticket_device(numbers: &[DeviceNumbers], ticket: &Ticket, here: bool) -> Resu
     };
     let found = numbers.iter().find(|numbers| numbers.physical.0 == exporter.physical);
     match found {
-        // A super-pod id is unique beyond one server: the same one means the same machine at another
-        // time.
+        // A super-pod id is unique beyond one server: the same one means the same machine at
+        // another time.
         _ if !here => {
             Err(foreign(exporter.sdid.is_some() && found.is_some_and(|numbers| numbers.sdid == exporter.sdid)))
         }

@@ -1,24 +1,25 @@
-//! Copies that run while the program goes on.
+//! Asynchronous copies.
 //!
 //! ASYNC_MEMCPY pins the host's pages and returns the number of a task; MEMCPY_RESULT_REFRESH waits
-//! for it, and must be called exactly once per task, or the kernel keeps the mapping busy for ever.
-//! A [`Pending`] owns its buffer and a claim on the mappings, so it is sound even when it is
-//! forgotten: then all simply stays. If the device does not finish in time, its DMA may still be
-//! running: then the buffer is leaked rather than freed, and the kernel, which keeps its locks in
-//! that case, refuses to unmap the memory until the session is closed.
+//! for it, and must be called exactly once per task, or the mapping stays busy until the session is
+//! closed. A [`Pending`] owns its buffer and references to the mappings, so it is sound even if it
+//! is forgotten: then all of them stay. If the device does not finish in time, its DMA may still be
+//! running. Then the buffer is leaked, not freed, and the kernel, which keeps its locks, refuses to
+//! unmap the memory until the session is closed.
 //!
-//! One task stays inside one mapping of each side. Of a longer one older drivers release the first
-//! mapping only, and the others can be unmapped no more; and no driver holds the second mapping of
-//! a task that is not longer than its first one (`devmm_vmmas_occupy_inc`). So a copy over several
-//! mappings is several tasks. If one of them cannot be begun, those before it run: the [`Pending`]
-//! waits for them, and then reports the error.
+//! One task stays inside one mapping of each side. Of a longer task older drivers release only the
+//! first mapping, and the others cannot be unmapped any more. And no driver holds the second
+//! mapping of a task that is not longer than its first one (`devmm_vmmas_occupy_inc`). So a copy
+//! over several mappings is several tasks. If one cannot be started, those before it still run: the
+//! [`Pending`] waits for them, and then reports the error.
 //!
-//! The kernel can wait for a task, but not say whether it is over. So a [`Pending`] that is asked
-//! that, or polled as a future, starts a thread that waits.
+//! The kernel can wait for a task, but cannot say whether it is over. So `try_wait`, and the first
+//! poll as a future, start a thread that waits.
 
 use super::{Keeper, Slice};
 use crate::bytes::Bytes;
 use crate::device::DeviceInner;
+use crate::driver::svm::Direction;
 use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall};
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
@@ -36,8 +37,7 @@ use std::task::{Context, Poll, Waker};
 
 /// A copy that is running. Wait for it; dropping it waits too, and logs what goes wrong.
 ///
-/// It is also a future, for any runtime: polled the first time, it starts a thread that waits for
-/// the copy.
+/// It is also a future, for any runtime: the first poll starts a thread that waits for the copy.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -56,46 +56,42 @@ use std::task::{Context, Poll, Waker};
 /// ```
 #[must_use = "dropping it waits for the copy at once"]
 pub struct Pending<T = Vec<u8>> {
-    /// `None` once it is the caller's again, or if the device may still be using it: then it is
+    /// `None` once the caller has it again, or if the device may still be using it: then it is
     /// leaked.
     buffer: Option<T>,
-    task: Task,
+    state: PendingState,
     size: u64,
     device: Arc<Live<DeviceInner>>,
-    /// What is read and written. Empty where nothing is copied.
+    /// The mappings that are read and written.
     held: Vec<Arc<Live<Mapped>>>,
-    /// What must not be freed before the copy is over.
+    /// Dropped when the copy is over.
     kept: Vec<Keeper>,
 }
 
-/// Most tasks of one copy that run at the same time. The driver's table has 65535 places for all of
-/// a process.
-const AHEAD: usize = 1024;
+/// Most tasks of one copy that run at the same time. The driver's table has 65535 places for all
+/// tasks of a process.
+const MAX_TASKS: usize = 1024;
 
-/// The kernel's work for a copy.
-enum Task {
-    /// Not waited for yet.
+enum PendingState {
+    /// No thread waits for the tasks.
     Running(Tasks),
-    /// A thread waits for it.
+    /// A thread waits for them.
     Waited(Arc<Waiter>),
-    /// It was waited for, or nothing had to be copied. The result was not taken yet.
+    /// Nothing is left to wait for.
     Over,
-    /// The result was taken.
-    Taken,
 }
 
-/// A task of the kernel's, for a piece of a copy.
-#[derive(Clone, Copy)]
+/// A task of the driver, for one piece of a copy.
 struct Piece {
     task: i32,
     size: u64,
 }
 
-/// The tasks of a copy that were not waited for, and what has failed so far.
+/// The tasks of a copy that were not waited for, oldest first, and the first failure.
+#[derive(Default)]
 struct Tasks {
-    first: Option<Piece>,
-    others: VecDeque<Piece>,
-    failure: Option<Box<Failure>>,
+    pieces: VecDeque<Piece>,
+    failure: Option<Failure>,
 }
 
 /// Why a copy was not done.
@@ -105,42 +101,41 @@ struct Failure {
     in_use: bool,
 }
 
-/// Where a thread that waits for a copy puts the answer.
+/// Where a thread that waits for a copy puts the result.
 #[derive(Default)]
 struct Waiter {
-    answer: Mutex<(Option<Answer>, Option<Waker>)>,
+    result: Mutex<WaiterResult>,
     arrived: Condvar,
 }
 
-/// Whether the copy was done.
-type Answer = Result<(), Box<Failure>>;
+#[derive(Default)]
+struct WaiterResult {
+    is_over: bool,
+    failure: Option<Failure>,
+    waker: Option<Waker>,
+}
 
 impl Tasks {
-    fn new(first: Piece) -> Tasks {
-        Tasks { first: Some(first), others: VecDeque::new(), failure: None }
-    }
-
     /// Adds a task. If there are very many, waits for the oldest first.
     fn push(&mut self, piece: Piece, device: &DeviceInner) {
-        self.others.push_back(piece);
-        if self.others.len() >= AHEAD {
-            self.wait_first(device);
+        self.pieces.push_back(piece);
+        if self.pieces.len() > MAX_TASKS {
+            self.wait_for_oldest(device);
         }
     }
 
-    /// Remembers the first failure, and whether the device may be using the buffer after any.
+    /// Keeps the first error, and notes whether the device may be using the buffer after any.
     fn fail(&mut self, error: Error, in_use: bool) {
         match &mut self.failure {
             Some(failure) => failure.in_use |= in_use,
-            None => self.failure = Some(Box::new(Failure { error, in_use })),
+            None => self.failure = Some(Failure { error, in_use }),
         }
     }
 
-    /// Waits for the oldest task. The kernel takes it out, whatever it answers: it is never waited
-    /// for twice.
-    fn wait_first(&mut self, device: &DeviceInner) {
-        let Some(Piece { task, size }) = self.first.take() else { return };
-        self.first = self.others.pop_front();
+    /// Waits for the oldest task. The kernel forgets the task whatever it answers, so it is never
+    /// waited for twice.
+    fn wait_for_oldest(&mut self, device: &DeviceInner) {
+        let Some(Piece { task, size }) = self.pieces.pop_front() else { return };
         let failed = |refused: Box<Refused>, operation: &'static str| {
             device.failed(refused, operation, format!("task {task}, size {}", Bytes(size)))
         };
@@ -154,8 +149,7 @@ impl Tasks {
                 if refused.errno == Errno::ETIMEDOUT {
                     // The kernel waits tens of seconds for each task. A device that did not finish
                     // one in time does not get that again for each of the others.
-                    self.first = None;
-                    self.others.clear();
+                    self.pieces.clear();
                 }
                 self.fail(failed(refused, "wait for a copy"), true);
             }
@@ -163,31 +157,28 @@ impl Tasks {
     }
 
     /// Waits for all tasks.
-    fn wait(mut self, device: &DeviceInner) -> Answer {
-        while self.first.is_some() {
-            self.wait_first(device);
+    fn wait(mut self, device: &DeviceInner) -> Option<Failure> {
+        while !self.pieces.is_empty() {
+            self.wait_for_oldest(device);
         }
-        self.failure.map_or(Ok(()), Err)
+        self.failure
     }
 }
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.task {
-            Task::Running(_) | Task::Waited(_) => "running",
-            Task::Over | Task::Taken => "over",
-        };
+        let state = if matches!(self.state, PendingState::Over) { "over" } else { "running" };
         write!(f, "Pending({}, {state})", Bytes(self.size))
     }
 }
 
 impl Mapping {
-    /// Begins to copy a buffer into the memory; the buffer comes back when the copy is waited for.
+    /// Starts to copy a buffer into the memory at `offset`. [`Pending::wait`] returns the buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the mapping; [`Error::Refused`] if the kernel
-    /// does not begin the copy. The buffer comes back.
+    /// [`Error::Invalid`] for a range outside of the mapping; [`Error::Refused`] if the kernel does
+    /// not start the copy. The buffer comes back.
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn write_async(&self, offset: u64, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         match self.slice(offset, from.len() as u64) {
@@ -196,7 +187,7 @@ impl Mapping {
         }
     }
 
-    /// Begins to copy memory into a buffer, all of it; it comes back when the copy is waited for.
+    /// Starts to copy the memory at `offset` into a buffer, and fills all of it.
     ///
     /// # Errors
     ///
@@ -210,32 +201,32 @@ impl Mapping {
 }
 
 impl Slice<'_> {
-    /// Begins to copy a buffer of the same size into the memory; the buffer comes back when the
-    /// copy is waited for. What it covers stays mapped until then.
+    /// Starts to copy a buffer of the same size into the memory. [`Pending::wait`] returns the
+    /// buffer; the memory stays mapped until then.
     ///
     /// The driver copies mapping by mapping. Over more than 1024 of them, this returns when 1024
     /// are left to copy.
     ///
     /// # Errors
     ///
-    /// Those of [`Mapping::write_async`]; what fails after the first mapping is an error of
-    /// waiting.
+    /// Those of [`Mapping::write_async`]. [`Pending::wait`] reports what fails after the first
+    /// mapping.
     pub fn write_async(&self, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
-        self.begin(from, true)
+        self.start(from, Direction::HostToDevice)
     }
 
-    /// Begins to copy the memory into a buffer of the same size, as [`Slice::write_async`] does.
+    /// Starts to copy the memory into a buffer of the same size, as [`Slice::write_async`] does.
     ///
     /// # Errors
     ///
     /// Those of [`Slice::write_async`].
     pub fn read_async(&self, to: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
-        self.begin(to, false)
+        self.start(to, Direction::DeviceToHost)
     }
 
-    /// Begins to copy other mapped memory of the same size into this, without a buffer: between a
-    /// device and host memory of the driver's. Other copies are done at once, because the driver
-    /// knows no others that run by themselves.
+    /// Starts to copy other mapped memory of the same size into this, without a buffer: between
+    /// mapped device memory and mapped host memory. The driver has no other asynchronous copies:
+    /// others are done at once.
     ///
     /// # Errors
     ///
@@ -245,56 +236,52 @@ impl Slice<'_> {
         self.same_size(OPERATION, from.size)?;
         from.check_copy(OPERATION)?;
         let (device, host) = if self.is_host() { (from, self) } else { (self, from) };
-        let task = if self.size == 0 || device.is_host() || !host.is_host() || device.is_named() {
+        let state = if self.size == 0 || device.is_host() || !host.is_host() || device.is_named() {
             self.copy_from(from)?;
-            Task::Over
+            PendingState::Over
         } else {
             let next = |done: u64| self.to_border(done).min(from.to_border(done));
-            let begin = |done: u64, size: u64| {
+            let start = |done: u64, size: u64| {
                 let (to, from) = (self.address + done, from.address + done);
-                // SAFETY: both slices stay mapped, held by the `Pending` until the copy is over, or
-                // for ever.
+                // SAFETY: the `Pending` keeps both slices mapped until the copy is over.
                 unsafe { self.svm().async_memcpy(device.device().id, to, from, size) }
             };
-            Task::Running(device.begin_pieces(OPERATION, next, begin)?)
+            PendingState::Running(device.start_pieces(OPERATION, next, start)?)
         };
         let held = self.mappings().iter().chain(from.mappings()).cloned().collect();
         let kept = [self, from].into_iter().filter_map(|slice| slice.keeper.clone()).collect();
-        Ok(Pending { buffer: Some(()), task, size: self.size, device: device.device().clone(), held, kept })
+        Ok(Pending { buffer: Some(()), state, size: self.size, device: device.device().clone(), held, kept })
     }
 
-    /// Begins a copy. What the driver does not copy asynchronously, because it is host memory or
-    /// nothing, is copied at once; so is named memory, which a running copy could not keep open.
-    fn begin(&self, mut buffer: Vec<u8>, to_device: bool) -> Result<Pending, Failed<Vec<u8>>> {
-        let begun = self.same_size("begin a copy", buffer.len() as u64).and_then(|()| {
-            // SAFETY: the buffer lives in the `Pending` until the copy is over, or for ever.
-            unsafe { self.begin_task(buffer.as_mut_ptr(), to_device) }
+    fn start(&self, mut buffer: Vec<u8>, direction: Direction) -> Result<Pending, Failed<Vec<u8>>> {
+        let started = self.same_size("begin a copy", buffer.len() as u64).and_then(|()| {
+            // SAFETY: the `Pending` keeps the buffer until the copy is over, or leaks it.
+            unsafe { self.start_at(buffer.as_mut_ptr(), direction) }
         });
-        match begun {
-            Ok(task) => Ok(self.pending(buffer, task)),
+        match started {
+            Ok(state) => Ok(self.pending(buffer, state)),
             Err(error) => Err(Failed { error, object: buffer }),
         }
     }
 
-    /// Begins to copy the bytes at an address of this process into the memory, as many as it has:
-    /// for buffers that are not Rust's.
+    /// Starts to copy bytes of this process, at an address, into all of the memory: for buffers
+    /// that are not Rust's.
     ///
     /// # Safety
     ///
     /// The bytes must stay readable until the copy was waited for, and nothing in this process may
-    /// write to them; what another process writes there may or may not be copied.
-    /// If waiting returns an error without an object, the device may use them later still: they
-    /// must stay for ever.
+    /// write to them; what another process writes there may or may not be copied. If waiting
+    /// returns an error without an object, the device may still use them: they must never be freed.
     ///
     /// # Errors
     ///
     /// Those of [`Mapping::write_async`].
     pub unsafe fn write_async_from(&self, from: *const u8) -> Result<Pending<()>> {
-        // SAFETY: the caller's; nothing is written there.
-        unsafe { self.begin_task(from.cast_mut(), true) }.map(|task| self.pending((), task))
+        // SAFETY: the caller vouches for the bytes; nothing is written there.
+        unsafe { self.start_at(from.cast_mut(), Direction::HostToDevice) }.map(|state| self.pending((), state))
     }
 
-    /// Begins to copy the memory, all of it, to an address of this process.
+    /// Starts to copy all of the memory to an address of this process.
     ///
     /// # Safety
     ///
@@ -304,22 +291,25 @@ impl Slice<'_> {
     ///
     /// Those of [`Mapping::write_async`].
     pub unsafe fn read_async_into(&self, to: *mut u8) -> Result<Pending<()>> {
-        // SAFETY: the caller's.
-        unsafe { self.begin_task(to, false) }.map(|task| self.pending((), task))
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { self.start_at(to, Direction::DeviceToHost) }.map(|state| self.pending((), state))
     }
 
-    fn pending<T>(&self, buffer: T, task: Task) -> Pending<T> {
+    fn pending<T>(&self, buffer: T, state: PendingState) -> Pending<T> {
         let (device, held) = (self.device().clone(), self.mappings().to_vec());
         let kept = self.keeper.iter().cloned().collect();
-        Pending { buffer: Some(buffer), task, size: self.size, device, held, kept }
+        Pending { buffer: Some(buffer), state, size: self.size, device, held, kept }
     }
 
-    /// Begins a copy between the memory and as many bytes at an address of this process.
+    /// Starts a copy between the memory and as many bytes at an address of this process. Host
+    /// memory is copied at once, because the driver does not copy it asynchronously; so is named
+    /// memory, which a running copy could not keep open.
     ///
     /// # Safety
     ///
-    /// The bytes must be there, for the direction of the copy, until it is over, or for ever.
-    unsafe fn begin_task(&self, host: *mut u8, to_device: bool) -> Result<Task> {
+    /// The bytes must be valid, for the direction of the copy, until it is over.
+    unsafe fn start_at(&self, host: *mut u8, direction: Direction) -> Result<PendingState> {
+        let to_device = direction == Direction::HostToDevice;
         if self.is_host() || self.size == 0 || self.is_named() {
             let (pointer, length) = if self.size == 0 { (NonNull::dangling().as_ptr(), 0) } else { (host, self.size) };
             if to_device {
@@ -329,46 +319,37 @@ impl Slice<'_> {
                 // SAFETY: as above.
                 self.read(unsafe { std::slice::from_raw_parts_mut(pointer, length as usize) })?
             }
-            return Ok(Task::Over);
+            return Ok(PendingState::Over);
         }
         let host = host.expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
         let device = self.device().id;
-        let begin = |done: u64, size: u64| {
-            // SAFETY: the caller vouches for the bytes; the mappings live in the `Pending` until
-            // the copy is over, or for ever.
+        let start = |done: u64, size: u64| {
+            // SAFETY: the caller vouches for the bytes; the `Pending` keeps the mappings until the
+            // copy is over.
             unsafe { self.svm().async_memcpy(device, destination + done, source + done, size) }
         };
-        self.begin_pieces("begin a copy", |done| self.to_border(done), begin).map(Task::Running)
+        self.start_pieces("begin a copy", |done| self.to_border(done), start).map(PendingState::Running)
     }
 
-    /// Begins a copy of all of the slice, piece by piece: `next` says how long the piece at an
-    /// offset is, and `begin` begins it. An error if nothing was begun; what fails after that is
-    /// known to the tasks.
-    fn begin_pieces(
+    /// Starts a copy of all of the slice, piece by piece: `next` returns the size of the piece at
+    /// an offset, and `start` starts it. Fails if the first piece fails; the tasks keep a later
+    /// failure.
+    fn start_pieces(
         &self,
         operation: &'static str,
         next: impl Fn(u64) -> u64,
-        begin: impl Fn(u64, u64) -> Result<i32, Box<Refused>>,
+        start: impl Fn(u64, u64) -> Result<i32, Box<Refused>>,
     ) -> Result<Tasks> {
-        let piece = |done: u64| {
-            let size = next(done);
-            match begin(done, size) {
-                Ok(task) => Ok(Piece { task, size }),
-                Err(refused) => Err(self.failed(refused, operation, self.address + done, size)),
-            }
-        };
-        let first = piece(0)?;
-        let mut done = first.size;
-        let mut tasks = Tasks::new(first);
+        let (mut tasks, mut done) = (Tasks::default(), 0);
         while done < self.size && tasks.failure.is_none() {
-            match piece(done) {
-                Ok(piece) => {
-                    done += piece.size;
-                    tasks.push(piece, self.device());
-                }
+            let size = next(done);
+            match start(done, size).map_err(|refused| self.failed(refused, operation, self.address + done, size)) {
+                Ok(task) => tasks.push(Piece { task, size }, self.device()),
+                Err(error) if done == 0 => return Err(error),
                 Err(error) => tasks.fail(error, false),
             }
+            done += size;
         }
         Ok(tasks)
     }
@@ -395,41 +376,42 @@ impl<T> Pending<T> {
         if self.is_running(None) { None } else { Some(self.take_result()) }
     }
 
-    /// Whether the copy may still be running. If it is, the waker is called when it is over.
+    /// True while the copy may be running. Then `waker` is called when it is over.
     fn is_running(&mut self, waker: Option<&Waker>) -> bool {
         if self.device.session.in_child() {
             return false;
         }
-        if matches!(self.task, Task::Running(_)) && !self.start_waiter() {
+        if matches!(self.state, PendingState::Running(_)) && !self.start_waiter() {
             return false;
         }
-        let Task::Waited(waiter) = &self.task else { return false };
+        let PendingState::Waited(waiter) = &self.state else { return false };
         // Wakers are the caller's code: cloned before the lock, and dropped after it.
         let waker = waker.cloned();
-        let mut answer = lock(&waiter.answer);
-        let running = answer.0.is_none();
-        let unused = if running && waker.is_some() { std::mem::replace(&mut answer.1, waker) } else { waker };
-        drop(answer);
+        let mut result = lock(&waiter.result);
+        let is_running = !result.is_over;
+        let unused = if is_running && waker.is_some() { std::mem::replace(&mut result.waker, waker) } else { waker };
+        drop(result);
         drop(unused);
-        running
+        is_running
     }
 
-    /// Lets a thread wait for the tasks; false if none can be started.
+    /// Starts a thread that waits for the tasks; false if none can be started.
     fn start_waiter(&mut self) -> bool {
         let waiter = Arc::<Waiter>::default();
-        let (device, answers) = (self.device.clone(), waiter.clone());
-        // Handed over when the thread is there.
+        let (device, results) = (self.device.clone(), waiter.clone());
+        // The tasks are handed over once the thread exists.
         let (sender, tasks) = mpsc::sync_channel::<Tasks>(1);
         let wait = move || {
             let Ok(tasks) = tasks.recv() else { return };
-            let answer = tasks.wait(&device);
-            // The caller may close the device once it sees the answer.
+            let failure = tasks.wait(&device);
+            // The caller may close the device once it sees the result.
             drop(device);
-            let mut place = lock(&answers.answer);
-            place.0 = Some(answer);
-            let waker = place.1.take();
-            drop(place);
-            answers.arrived.notify_all();
+            let mut result = lock(&results.result);
+            result.failure = failure;
+            result.is_over = true;
+            let waker = result.waker.take();
+            drop(result);
+            results.arrived.notify_all();
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -437,8 +419,8 @@ impl<T> Pending<T> {
         if signals::spawn("ascend-vmm-copy", wait).is_err() {
             return false;
         }
-        if let Task::Running(tasks) = std::mem::replace(&mut self.task, Task::Waited(waiter)) {
-            // The thread takes it: it does nothing else before.
+        if let PendingState::Running(tasks) = std::mem::replace(&mut self.state, PendingState::Waited(waiter)) {
+            // Receiving is the first thing that the thread does.
             let _ = sender.send(tasks);
         }
         true
@@ -449,7 +431,11 @@ impl<T> Pending<T> {
         match (finished, self.buffer.take()) {
             (Ok(()), Some(buffer)) => Ok(buffer),
             (Ok(()), None) => Err(Failed {
-                error: Invalid::because("wait for a copy", "its result was returned before", "Ask once."),
+                error: Invalid::because(
+                    "wait for a copy",
+                    "its result was returned before",
+                    "The result can be taken only once.",
+                ),
                 object: None,
             }),
             (Err(error), object) => Err(Failed { error, object }),
@@ -458,30 +444,29 @@ impl<T> Pending<T> {
 
     /// Waits for the tasks. After that nothing is held any more.
     fn finish(&mut self) -> Result<()> {
-        let answer = match std::mem::replace(&mut self.task, Task::Taken) {
-            Task::Running(tasks) => tasks.wait(&self.device),
-            Task::Waited(waiter) => {
-                let mut place = lock(&waiter.answer);
-                loop {
-                    match place.0.take() {
-                        Some(answer) => break answer,
-                        None => place = waiter.arrived.wait(place).unwrap_or_else(PoisonError::into_inner),
-                    }
+        let failure = match std::mem::replace(&mut self.state, PendingState::Over) {
+            PendingState::Running(tasks) => tasks.wait(&self.device),
+            PendingState::Waited(waiter) => {
+                let mut result = lock(&waiter.result);
+                while !result.is_over {
+                    result = waiter.arrived.wait(result).unwrap_or_else(PoisonError::into_inner);
                 }
+                result.failure.take()
             }
-            Task::Over | Task::Taken => Ok(()),
+            PendingState::Over => None,
         };
         self.held.clear();
-        let done = answer.map_err(|failure| {
-            // The device may still be using them.
-            if failure.in_use {
-                std::mem::forget(self.buffer.take());
-                std::mem::forget(std::mem::take(&mut self.kept));
+        let kept = std::mem::take(&mut self.kept);
+        match failure {
+            None => Ok(()),
+            Some(failure) => {
+                if failure.in_use {
+                    // The device may still be using them.
+                    std::mem::forget((self.buffer.take(), kept));
+                }
+                Err(failure.error)
             }
-            failure.error
-        });
-        self.kept.clear();
-        done
+        }
     }
 }
 
@@ -501,7 +486,7 @@ impl<T> Drop for Pending<T> {
             return;
         }
         if let Err(error) = self.finish() {
-            trace::error(error, "a copy that was dropped, not waited for, has failed");
+            trace::error(error, "a copy that was dropped without waiting failed");
         }
     }
 }

@@ -1,28 +1,34 @@
-//! Who may touch a mapping, beside the device that owns its memory.
+//! Access to a mapping for others than the device that owns its memory.
 //!
-//! Peers get access by PREFETCH, which makes the peer build a table of the pages, and the record of
-//! it by MEM_SET_ACCESS; the CPU gets access to device memory by MEM_SET_ACCESS alone, which maps
-//! the device's PCI window at the same address. Access goes with the mapping and is not taken back
-//! before. The only type of access that is ever passed is read-write: the kernel maps nothing else,
-//! and type 0 leads it into a panic.
+//! A peer gets access by PREFETCH, which makes it build a table of the pages; MEM_SET_ACCESS
+//! records it. The CPU gets access to device memory by MEM_SET_ACCESS alone, which maps the
+//! device's PCI window at the same address. Access ends with the mapping and cannot be taken back
+//! before. The library always asks for read-write access: the kernel maps nothing else, and panics
+//! on type 0.
 
-use super::{Granted, HostView, Mapped, Mapping};
-use crate::device::Device;
+use super::{HostView, Mapped, Mapping};
+use crate::device::{Device, DeviceInner};
 use crate::driver::svm::HOST_ID;
 use crate::error::{Errno, Invalid, Result};
+use crate::session::undo::Live;
 use crate::slots::lock;
 use crate::trace::quiet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+
+/// Who was granted access to a mapping.
+#[derive(Debug, Default)]
+pub(super) struct Granted {
+    /// They stay open as long as the mapping: a peer that is closed forgets what it was granted.
+    peers: Vec<Arc<Live<DeviceInner>>>,
+    cpu: bool,
+}
 
 impl Mapping {
-    /// Grants another device access to this mapping, at the same address. Nothing to do for the
-    /// device that owns the memory, and once is enough.
+    /// Grants another device access to this mapping, at the same address. The device that owns the
+    /// memory has it already. The peer stays open as long as the mapping.
     ///
-    /// The peer stays open as long as the mapping.
-    ///
-    /// Enables peer access between the two devices first. Imported memory cannot be granted on;
-    /// host memory can be granted to devices that are attached by HCCS.
+    /// This first enables peer access between the two devices. Access to imported memory cannot be
+    /// granted; access to host memory can be granted to devices that are attached by HCCS.
     ///
     /// # Errors
     ///
@@ -42,11 +48,10 @@ impl Mapping {
             ));
         }
         let id = peer.inner.id;
-        // Two threads that grant the same do it once.
+        // Two threads that grant the same access do it once.
         let _quiet = quiet();
-        let mut granted = lock(&mapped.granted);
-        let mut peers = std::iter::successors(granted.as_deref(), |granted| granted.before.as_deref());
-        if id == mapped.block.device.id || peers.any(|granted| granted.peer.id == id) {
+        let mut granted = lock(&mapped.access);
+        if id == mapped.block.device.id || granted.peers.iter().any(|peer| peer.id == id) {
             return Ok(());
         }
         let block = &mapped.block;
@@ -57,11 +62,11 @@ impl Mapping {
             }
         }
         mapped.set_access(id)?;
-        *granted = Some(Box::new(Granted { peer: peer.inner.clone(), before: granted.take() }));
+        granted.peers.push(peer.inner.clone());
         Ok(())
     }
 
-    /// Whether a device has access, as the kernel has it on record.
+    /// True if the kernel has on record that a device has access.
     ///
     /// # Errors
     ///
@@ -72,10 +77,10 @@ impl Mapping {
         self.inner.access(device.inner.id)
     }
 
-    /// Whether the CPU has access: to host memory always, to device memory since the first
+    /// True if the CPU has access: to host memory always, to device memory after the first
     /// [`Mapping::host_view`].
     pub fn is_visible_to_host(&self) -> bool {
-        self.inner.block.handle.is_host() || self.inner.seen.load(Ordering::Acquire)
+        self.inner.block.handle.is_host() || lock(&self.inner.access).cpu
     }
 
     /// The memory as the CPU sees it. For device memory this grants the CPU access first, where the
@@ -97,13 +102,13 @@ impl Mapping {
                 "Open it with them, or copy.",
             ));
         }
-        if !mapped.block.handle.is_host() && !mapped.seen.load(Ordering::Acquire) {
-            // The kernel must not be called for the CPU twice at the same time.
+        if !mapped.block.handle.is_host() {
+            // The kernel must not be called for the CPU by two threads at once.
             let _quiet = quiet();
-            let _alone = lock(&mapped.granted);
-            if !mapped.seen.load(Ordering::Acquire) {
+            let mut granted = lock(&mapped.access);
+            if !granted.cpu {
                 mapped.set_access(HOST_ID)?;
-                mapped.seen.store(true, Ordering::Release);
+                granted.cpu = true;
             }
         }
         Ok(HostView::new(self))

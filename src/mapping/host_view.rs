@@ -1,21 +1,37 @@
 //! Memory as the CPU sees it.
 //!
-//! The NPU, and other processes that share the memory, may write at any time, so no reference to
-//! its bytes is ever handed out: only copies in and out, and single numbers. None of these is a
-//! Rust access (`shared_memory.rs` has the contract), so threads may use one view at once, in any
-//! mix of sizes: they get whole numbers, torn copies, and no undefined behaviour.
+//! The NPU, and other processes that share the memory, may write it at any time. So a view gives
+//! out no references, only copies in and out and single numbers. None of these is a Rust access
+//! (`shared_memory.rs` has the contract): threads may use one view at once, in any mix of sizes,
+//! and get whole numbers, torn copies and no undefined behaviour.
 //!
-//! Device memory is behind the device's PCI window: write-combined, slow to read, and no place for
-//! atomic read-modify-write, which is why there is none here.
+//! Device memory is behind the device's PCI window: it is write-combined and slow to read, and does
+//! not support atomic read-modify-write, so there is none here.
 
 use super::Mapping;
 use super::shared_memory::{Access, copy_in, copy_out, fill};
-use crate::error::{Error, Invalid, Result};
+use crate::error::{Invalid, Result};
 use crate::fork::ForkGuard;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A mapping's memory as the CPU sees it. While it is borrowed the mapping cannot be unmapped.
+/// A mapping's memory as the CPU sees it. It borrows the mapping, which cannot be unmapped
+/// meanwhile.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::Session;
+///
+/// let session = Session::open()?;
+/// let memory = session.host()?.create(2 << 20)?;
+/// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+/// let view = mapping.host_view()?;
+/// view.write(8, b"hello")?;
+/// view.store_u32(0, 5)?;
+/// assert_eq!(view.load_u32(0)?, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct HostView<'a> {
     start: NonNull<u8>,
@@ -24,14 +40,15 @@ pub struct HostView<'a> {
     mapping: PhantomData<&'a Mapping>,
 }
 
-// SAFETY: no access is one of the language's, and the memory stays mapped while the mapping is
-// borrowed.
+// SAFETY: no access is a Rust access, and the memory stays mapped while the mapping is borrowed.
 unsafe impl Send for HostView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for HostView<'_> {}
 
+const OPERATION: &str = "access memory by the CPU";
+
 impl<'a> HostView<'a> {
-    /// Of a mapping that the CPU has access to.
+    /// The view of a mapping that the CPU has access to.
     pub(super) fn new(mapping: &'a Mapping) -> HostView<'a> {
         let (address, size) = (mapping.address(), mapping.size());
         // The address is inside the SVM segment, which is mapped and far from 0. The mapping of the
@@ -49,7 +66,7 @@ impl<'a> HostView<'a> {
 
     /// The first byte. Valid as long as the mapping, in this process and not in its children.
     ///
-    /// Accesses through it are Rust accesses of memory that others may write: use volatile ones, or
+    /// Accesses through it are Rust accesses to memory that others may write: use volatile ones, or
     /// atomics of one size for each place, and none while another thread uses a view of the same
     /// bytes.
     pub fn as_ptr(&self) -> *mut u8 {
@@ -60,8 +77,8 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
-    /// that made it.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping,
+    /// [`Error::OtherProcess`](crate::Error::OtherProcess) in a child of the process that made it.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let from = self.at(offset, to.len())?;
         // SAFETY: `at` checked the range.
@@ -73,8 +90,8 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
-    /// that made it.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping,
+    /// [`Error::OtherProcess`](crate::Error::OtherProcess) in a child of the process that made it.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.at(offset, from.len())?;
         // SAFETY: `at` checked the range.
@@ -86,8 +103,8 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping, [`Error::OtherProcess`] in a child of the process
-    /// that made it.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping,
+    /// [`Error::OtherProcess`](crate::Error::OtherProcess) in a child of the process that made it.
     pub fn fill(&self, offset: usize, length: usize, value: u8) -> Result<()> {
         let to = self.at(offset, length)?;
         // SAFETY: `at` checked the range.
@@ -95,20 +112,20 @@ impl<'a> HostView<'a> {
         Ok(())
     }
 
-    /// Loads a byte: one access of the memory, now. What follows is not done before it (acquire).
+    /// Loads a byte, by one access. Later accesses are not done before it (acquire).
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping.
     pub fn load_u8(&self, offset: usize) -> Result<u8> {
         self.load(offset)
     }
 
-    /// Stores a byte: one access of the memory, now. What precedes is done before it (release).
+    /// Stores a byte, by one access. Earlier accesses are done before it (release).
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping.
     pub fn store_u8(&self, offset: usize, value: u8) -> Result<()> {
         self.store(offset, value)
     }
@@ -117,7 +134,7 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping or not aligned.
     pub fn load_u32(&self, offset: usize) -> Result<u32> {
         self.load(offset)
     }
@@ -126,7 +143,7 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping or not aligned.
     pub fn store_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.store(offset, value)
     }
@@ -135,7 +152,7 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping or not aligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         self.load(offset)
     }
@@ -144,7 +161,7 @@ impl<'a> HostView<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] outside of the mapping or not aligned.
+    /// [`Error::Invalid`](crate::Error::Invalid) outside of the mapping or not aligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.store(offset, value)
     }
@@ -165,7 +182,11 @@ impl<'a> HostView<'a> {
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
         self.guard.check()?;
         if offset > self.size || length > self.size - offset {
-            return Err(self.outside(offset, length));
+            return Err(Invalid::because(
+                OPERATION,
+                format!("{length} bytes at offset {offset:#x} are outside of the mapping's {:#x} bytes", self.size),
+                "Use an offset and a size within the mapping.",
+            ));
         }
         // SAFETY: inside the mapping.
         Ok(unsafe { self.start.as_ptr().add(offset) })
@@ -174,19 +195,11 @@ impl<'a> HostView<'a> {
     fn aligned(&self, offset: usize, size: usize) -> Result<*mut u8> {
         if offset % size != 0 {
             return Err(Invalid::because(
-                "touch memory by the CPU",
+                OPERATION,
                 format!("the offset {offset:#x} is not a multiple of {size}"),
                 "Numbers must be aligned to their size.",
             ));
         }
         self.at(offset, size)
-    }
-
-    fn outside(&self, offset: usize, length: usize) -> Error {
-        Invalid::because(
-            "touch memory by the CPU",
-            format!("{length} bytes at offset {offset:#x} are outside of the mapping's {:#x} bytes", self.size),
-            "Stay inside the mapping.",
-        )
     }
 }

@@ -1,10 +1,9 @@
 //! What is mapped where.
 //!
-//! A range is entered before MEM_MAP and removed after MEM_UNMAP, so that no two threads ever call
-//! the kernel for the same addresses. The entry holds weak references: to a lookup, a mapping
-//! exists while it can be upgraded, which is from the return of MEM_MAP to the beginning of
-//! MEM_UNMAP. Its owner can hide it for a while, if nothing else uses it: then only the owner can
-//! make slices of it.
+//! A range is entered before MEM_MAP and removed after MEM_UNMAP, so no two threads ever call the
+//! kernel for the same addresses. The entry holds weak references. A lookup finds a mapping while
+//! its reference can be upgraded: from the return of MEM_MAP to the beginning of MEM_UNMAP. The
+//! owner can hide a mapping that nothing else uses: then only the owner can make slices of it.
 
 use super::Mapped;
 use crate::driver::svm::HUGE_PAGE;
@@ -53,7 +52,7 @@ impl MappingTable {
     pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Arc<Live<Mapped>>>> {
         let table = self.lock();
         let (found, whole) = cover(start, end, |address| table.0.at(address)?.value.mapped.upgrade());
-        // Not dropped under the lock, even if of no use: the last reference unmaps, which takes it.
+        // Dropped after the lock: the last reference unmaps, which takes it.
         drop(table);
         whole.then_some(found)
     }
@@ -75,7 +74,7 @@ impl Mappings {
         self.0.at(address).filter(|found| found.value.is_alive())
     }
 
-    /// Whether any of a range is mapped.
+    /// True if any of a range is mapped.
     pub(crate) fn is_occupied(&self, address: u64, size: u64) -> bool {
         self.0.overlaps(address, size)
     }
@@ -87,15 +86,15 @@ impl Mappings {
         self.0.insert(address, block.size, entry).is_ok()
     }
 
-    /// Lets lookups find a mapping: it was made, could not be undone, or was hidden.
+    /// Lets lookups find a mapping that was made, could not be undone, or was hidden.
     pub(crate) fn show(&mut self, mapped: &Arc<Live<Mapped>>) {
         if let Some(entry) = self.0.get_mut(mapped.address) {
             entry.mapped = Arc::downgrade(mapped);
         }
     }
 
-    /// Hides a mapping from lookups. Returns false, and changes nothing, if anything but its owner
-    /// uses it: lookups take this lock, so nothing begins to use it meanwhile.
+    /// Hides a mapping from lookups. Returns false, and changes nothing, if others than its owner
+    /// use it. Lookups take the table's lock, so nothing begins to use it meanwhile.
     pub(crate) fn hide(&mut self, mapped: &mut Arc<Live<Mapped>>) -> bool {
         let Some(entry) = self.0.get_mut(mapped.address) else { return false };
         entry.mapped = Weak::new();
@@ -106,14 +105,14 @@ impl Mappings {
         is_unused
     }
 
-    /// Removes a mapping: the kernel does not have it any more.
+    /// Removes a mapping that the kernel does not have any more.
     pub(crate) fn remove(&mut self, address: u64) {
         self.0.remove(address);
     }
 }
 
 impl Entry {
-    /// Whether the mapping can be used.
+    /// True if the mapping can be used.
     fn is_alive(&self) -> bool {
         self.mapped.strong_count() > 0
     }

@@ -10,7 +10,7 @@
 
 use super::page_cache::{Loan, PageCache, Source};
 use crate::bytes::Bytes;
-use crate::copy::Slice;
+use crate::copy::{Slice, slice_of};
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result};
 use crate::mapping::Mapping;
@@ -216,7 +216,7 @@ impl Segment {
         // Of the segment's own mappings, which may be hidden from lookups by address.
         let at = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
         let start = self.address + offset;
-        self.cache.session().slice_of(start, size, |end| {
+        slice_of(&self.cache.session().inner, start, size, |end| {
             let (found, whole) = cover(start, end, at);
             whole.then_some(found)
         })
@@ -444,7 +444,11 @@ impl Segment {
     #[inline]
     fn map_piece(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
-        self.parts[part].map_as(offset % ReserveOptions::MAX_SIZE, memory, self.hidden)
+        let mapping = self.parts[part].map_hidden(offset % ReserveOptions::MAX_SIZE, memory)?;
+        if !self.hidden {
+            mapping.show();
+        }
+        Ok(mapping)
     }
 
     fn insert(&mut self, offset: u64, mapping: Mapping) {

@@ -145,8 +145,8 @@ fn tgid_of_thread(tid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it does not exist
-/// or /proc does not say.
+/// When a process (a pid, or `self`) started, in clock ticks since boot; `None` if it does not
+/// exist or /proc does not say.
 pub(super) fn start_time(process: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The second field is the command in parentheses and may contain anything, so count from its

@@ -59,8 +59,8 @@ impl BrokerOptions {
         BrokerOptions::default()
     }
 
-    /// Limits how long a client may take, from the time that it has a place to its last import. Then
-    /// it is cut off.
+    /// Limits how long a client may take, from the time that it has a place to its last import.
+    /// Then it is cut off.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

@@ -4,8 +4,8 @@
 //! that may open it. An opener queries the size (IPC_MEM_QUERY), allocates addresses in a heap of
 //! its own that is not for reservations, ties the name to them (IPC_MEM_OPEN), and maps the memory
 //! there with PREFETCH. In two ways this is weaker than an [`Export`](super::Export). A name does
-//! **not keep the memory alive**: it is gone when its owner frees it or ends. And a process can open
-//! a name once, for one device.
+//! **not keep the memory alive**: it is gone when its owner frees it or ends. And a process can
+//! open a name once, for one device.
 
 use crate::bytes::Bytes;
 use crate::copy::Slice;
@@ -24,7 +24,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// The name of memory: 64 characters. The vendor's library passes it as 65 bytes, of which the last
-/// is 0. It is not a secret: names are easy to guess, and the list of processes protects the memory.
+/// is 0. It is not a secret: names are easy to guess, and the list of processes protects the
+/// memory.
 ///
 /// ```
 /// use ascend_vmm::share::Name;
@@ -458,8 +459,8 @@ impl Published {
         Ok(())
     }
 
-    /// Turns the list off: **any process on this host can then open the memory**. It cannot be turned
-    /// on again, and must be done before any process is listed.
+    /// Turns the list off: **any process on this host can then open the memory**. It cannot be
+    /// turned on again, and must be done before any process is listed.
     ///
     /// # Errors
     ///

@@ -66,8 +66,8 @@ impl PeerProcess {
         (self.pid, self.user, self.start) == (other.pid, other.user, other.start)
     }
 
-    /// True if the process runs and the socket is not hung up. Its pid has then been its own all the
-    /// time: a process that runs has kept its number.
+    /// True if the process runs and the socket is not hung up. Its pid has then been its own all
+    /// the time: a process that runs has kept its number.
     pub(super) fn is_there(&self, socket: &UnixStream) -> bool {
         // poll(2) always reports a hang-up.
         let hung_up = poll_now(socket, PollFlags::empty()).is_none_or(|events| !events.is_empty());

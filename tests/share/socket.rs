@@ -567,8 +567,8 @@ fn a_process_that_hung_up_or_ended_while_it_was_being_trusted_gets_no_ticket() {
         assert_eq!(support::count(emulator, "MEM_SET_PID"), 0);
         other.signal();
         other.join();
-        // It ends while the kernel puts it on the list. This process keeps its end of the socket, so only
-        // the process itself can be missed.
+        // It ends while the kernel puts it on the list. This process keeps its end of the socket,
+        // so only the process itself can be missed.
         let (here, there) = UnixStream::pair().unwrap();
         let other = start(|channel| {
             send_as_self(&there, &hello(own_pid()), &[]);
