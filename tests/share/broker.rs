@@ -531,11 +531,15 @@ fn too_many_waiting_clients_are_refused_with_an_error() {
             broker(&directory, BrokerOptions::new().timeout(HELD).clients(1), |request| serve(request, &[]));
         // One has the place or was cut off, 256 wait; its own connections make way for each other.
         let sockets: Vec<_> = (0..300).map(|_| UnixStream::connect(&path).unwrap()).collect();
-        let mut answer = String::new();
-        let mut refused = &sockets[1];
-        refused.set_read_timeout(Some(SOON)).unwrap();
-        refused.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("error ") && answer.contains("too many clients wait"), "{answer}");
+        // On a busy machine some had the place, and were cut off before too many waited.
+        let is_refused = |mut socket: &UnixStream| {
+            let mut answer = String::new();
+            socket.set_read_timeout(Some(SOON)).unwrap();
+            socket.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("error "), "{answer}");
+            answer.contains("too many clients wait")
+        };
+        assert!(sockets.iter().any(is_refused));
         drop((broker, sockets));
         support::wait_until("its threads are gone", || emulator.state().is_empty());
     });
