@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 pub static FACTS: LazyLock<Value> =
-    LazyLock::new(|| serde_json::from_str(include_str!("../../facts/acl-abi.json")).unwrap());
+    LazyLock::new(|| serde_json::from_str(include_str!("../../../facts/acl-abi.json")).unwrap());
 
 /// A list of the facts.
 pub fn list(name: &str) -> &'static [Value] {

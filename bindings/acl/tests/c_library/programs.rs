@@ -1,15 +1,15 @@
 //! C and C++ programs against the header and the library, on the emulated driver in every
 //! generation. Each leaves nothing in the driver.
 
-mod support;
-
+use crate::support::{
+    Linked, assert_nothing_left, compile, library, plain, programs, run, run_on_each_generation, run_ways,
+};
 use ascend_emulator::config::{Daemon, DeviceProcess, Door};
 use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use support::{Linked, assert_nothing_left, compile, plain, programs, run, run_on_each_generation, run_ways};
 
 #[test]
 fn process_threads_devices_and_errors() {
@@ -152,7 +152,7 @@ fn a_program_that_unloads_the_library_and_loads_it_again_finds_its_objects() {
     let program = compile("loaded.c", Linked::Not).unwrap();
     for generation in Generation::ALL {
         let emulator = Emulator::start(plain(generation)).unwrap();
-        run(&emulator, Command::new(&program).arg(support::library()));
+        run(&emulator, Command::new(&program).arg(library()));
         assert_nothing_left(&emulator);
     }
 }

@@ -1,11 +1,9 @@
 //! What programs rely on is held by a test: a comment `promise: function: what` stands before the
 //! call that fails if it changes, in `misuse/rows.txt` or in a program of `c/`.
 
-mod support;
-
+use crate::support::facts::served;
 use std::collections::BTreeSet;
 use std::path::Path;
-use support::facts::served;
 
 /// The files with promises, and what they say.
 fn files() -> Vec<(String, String)> {

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-#[path = "../../../tests/support/random.rs"]
+#[path = "../../../../tests/support/random.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod random;
 

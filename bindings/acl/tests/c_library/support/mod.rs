@@ -1,9 +1,6 @@
 //! What the tests of C programs share: a tree to build against, the compiler, and runs on the
 //! emulated driver.
 
-// Every test binary compiles all of this and uses its own part of it.
-#![allow(dead_code)]
-
 pub mod facts;
 
 use ascend_emulator::config::DeviceProcess;

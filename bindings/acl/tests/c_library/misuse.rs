@@ -1,17 +1,15 @@
 //! Misuse, driven from data: `misuse/rows.txt` has a call and a code in each row. All rows become
 //! one C program, which runs on every generation and leaves nothing in the driver.
 
-mod support;
-
+use crate::support::facts::{list, text};
+use crate::support::{Linked, assert_nothing_left, compile_file, plain, run, tree};
 use ascend_emulator::Emulator;
 use ascend_ioctl::Generation;
 use serde_json::Value;
 use std::fmt::Write;
 use std::process::Command;
-use support::facts::{list, text};
-use support::{Linked, assert_nothing_left, compile_file, plain, run, tree};
 
-const ROWS: &str = include_str!("misuse/rows.txt");
+const ROWS: &str = include_str!("../misuse/rows.txt");
 
 /// The states that sections name, in the order of their rows, and how the program gets there.
 const SECTIONS: [(&str, &str); 5] = [
@@ -46,7 +44,7 @@ fn sections() -> Vec<Vec<(usize, &'static str, &'static str)>> {
 }
 
 fn program() -> String {
-    let mut text = include_str!("misuse/prelude.c").to_owned();
+    let mut text = include_str!("../misuse/prelude.c").to_owned();
     for (index, rows) in sections().into_iter().enumerate() {
         writeln!(text, "\nstatic void section_{index}(void)\n{{").unwrap();
         for (line, call, code) in rows {

@@ -1,15 +1,13 @@
 //! The C program of the README runs.
 
-mod support;
-
+use crate::support::{Linked, compile_file, plain, run, tree};
 use ascend_emulator::Emulator;
 use ascend_ioctl::Generation;
 use std::process::Command;
-use support::{Linked, compile_file, plain, run, tree};
 
 #[test]
 fn the_c_program_of_the_readme_runs() {
-    let readme = include_str!("../../../README.md");
+    let readme = include_str!("../../../../README.md");
     let (_, rest) = readme.split_once("```c\n").expect("a program in C");
     let source = tree().join("readme.c");
     std::fs::write(&source, rest.split("```").next().expect("its end")).unwrap();

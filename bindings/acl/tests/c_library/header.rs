@@ -1,14 +1,12 @@
 //! The header, as a C and a C++ compiler read it: every number and every layout is that of the
 //! facts.
 
-mod support;
-
+use crate::support::facts::{list, text};
+use crate::support::{Linked, compile_file, has_compiler, tree};
 use ascendcl::header;
 use serde_json::Value;
 use std::fmt::Write;
 use std::process::Command;
-use support::facts::{list, text};
-use support::{Linked, compile_file, has_compiler, tree};
 
 /// A program that does not compile if the header says something else than the facts.
 fn assertions() -> String {

@@ -1,19 +1,17 @@
 //! What the library exports is what the facts say: every name, and every argument as C passes it.
 
-mod support;
-
+use crate::support::facts::{list, served, text};
+use crate::support::{Linked, compile_file, library, tree};
 use ascendcl::absent;
 use ascendcl::exports::{CODES, ERRORS, OTHER, Signature};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::process::Command;
-use support::facts::{list, text};
-use support::{Linked, compile_file, tree};
 
 #[test]
 fn the_shared_library_exports_the_names_of_the_facts_and_no_others() {
-    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(support::library()).output().unwrap();
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let symbols = String::from_utf8(output.stdout).unwrap();
     let exported: BTreeSet<&str> = symbols.lines().filter_map(|line| line.split(' ').nth(2)).collect();
@@ -27,7 +25,7 @@ fn the_shared_library_exports_the_names_of_the_facts_and_no_others() {
 
 #[test]
 fn the_shared_library_has_the_name_that_programs_look_for() {
-    let output = Command::new("objdump").arg("-p").arg(support::library()).output().unwrap();
+    let output = Command::new("objdump").arg("-p").arg(library()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let name = text.lines().find_map(|line| line.trim().strip_prefix("SONAME")).unwrap_or_default();
     assert_eq!(name.trim(), "libascendcl.so");
@@ -61,8 +59,8 @@ fn every_argument_is_passed_as_the_facts_say() {
         assert_eq!(passed(signature.returns), text(&fact["returns"][1]), "{}", signature.name);
     }
     // The one with variable arguments is written by hand.
-    let served: BTreeSet<&str> = signatures.iter().map(|signature| signature.name).chain(["aclAppLog"]).collect();
-    assert_eq!(served, support::facts::served().collect());
+    let exported: BTreeSet<&str> = signatures.iter().map(|signature| signature.name).chain(["aclAppLog"]).collect();
+    assert_eq!(exported, served().collect());
 }
 
 #[test]

@@ -1,13 +1,11 @@
 //! Valgrind and AddressSanitizer on programs that use the library. Both put memory of their own at
 //! the driver's fixed addresses, so the programs run without address segments.
 
-mod support;
-
+use crate::support::{Linked, assert_nothing_left, compile, has_compiler, plain, programs, run, tree};
 use ascend_emulator::Emulator;
 use ascend_ioctl::Generation;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::{Linked, assert_nothing_left, compile, has_compiler, plain, programs, run, tree};
 
 /// What docs/cann.md advises, with an exit status of its own for what is found.
 const MEMCHECK: [&str; 7] = [
