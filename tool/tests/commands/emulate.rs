@@ -1,6 +1,7 @@
 //! `ascend-vmm emulate`: exit statuses, signals, faults, and C programs on the emulated driver.
 
-use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
+use crate::support::c::compile;
+use crate::support::{PROGRAM, refusal, run_program, stderr, stdout};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -168,7 +169,7 @@ fn a_program_that_lists_dev_finds_the_nodes_that_are_there() {
 
 #[test]
 fn a_program_that_starts_no_device_process_is_told_what_it_needs() {
-    let program = compile("share_memory");
+    let Some(program) = compile("share_memory", &[]) else { return };
     let output = emulate(&["--", &program]);
     assert_eq!(output.status.code(), Some(1));
     // Of its two processes the second may still be running when the first ends.
@@ -325,21 +326,9 @@ fn with_a_copy_time_every_copy_takes_it() {
     assert!(!copies.is_empty() && copies.iter().all(|&time| time >= 50_000), "{copies:?}");
 }
 
-/// Compiles a C program of this directory and returns its path.
-fn compile(name: &str) -> String {
-    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    // Tests run in parallel, and one must not overwrite a program that another executes.
-    let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
-    let program = format!("{}/{name}-{test}", env!("CARGO_TARGET_TMPDIR"));
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let output = run(&compiler, &["-Wall", "-Werror", "-o", &program, &source]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    program
-}
-
 #[test]
 fn a_c_program_brings_up_a_session() {
-    let program = compile("open_session");
+    let Some(program) = compile("open_session", &[]) else { return };
     let output = emulate(&["--attach", "hccs", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
     let segments = "segment 0x100000000000 + 0x80000000000\n\
@@ -355,7 +344,7 @@ fn a_c_program_brings_up_a_session() {
 
 #[test]
 fn two_processes_of_a_c_program_share_memory() {
-    let program = compile("share_memory");
+    let Some(program) = compile("share_memory", &[]) else { return };
     let output = emulate(&["--device-process", "automatic", "--", &program]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), "child read: written by the parent\n");
@@ -363,7 +352,7 @@ fn two_processes_of_a_c_program_share_memory() {
 
 #[test]
 fn a_c_program_allocates_and_shares_as_the_vendors_library_does() {
-    let program = compile("vendor_memory");
+    let Some(program) = compile("vendor_memory", &[]) else { return };
     for driver in ["26.1", "9.0.0", "8.5.0"] {
         let mut arguments = vec!["--driver", driver, "--device-process", "automatic", "--", &program];
         arguments.extend((driver == "8.5.0").then_some("8.5.0"));
@@ -385,7 +374,7 @@ fn reading_a_node_ends_at_once() {
 /// What a program does to the segments that it mapped, or to its file.
 #[track_caller]
 fn with_segments(step: &str) -> Output {
-    emulate(&["--", &compile("segments"), step])
+    emulate(&["--", &compile("segments", &[]).expect("a C compiler"), step])
 }
 
 #[test]
@@ -410,7 +399,7 @@ fn a_child_cannot_lock_or_populate_the_segments_that_it_inherited() {
 fn a_core_dump_leaves_the_segments_out() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("core-dump");
     std::fs::create_dir_all(&directory).unwrap();
-    let program = compile("segments");
+    let Some(program) = compile("segments", &[]) else { return };
     let output =
         Command::new(PROGRAM).args(["emulate", "--", &program, "dump"]).current_dir(&directory).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -440,7 +429,7 @@ fn traced(tool: &[&str]) -> Result<(), String> {
     if Command::new(tool[0]).arg("--version").output().is_err() {
         return Err(format!("skipped: {} is not installed", tool[0]));
     }
-    let (segments, memory) = (compile("segments"), compile("vendor_memory"));
+    let [segments, memory] = ["segments", "vendor_memory"].map(|name| compile(name, &[]).expect("a C compiler"));
     let programs: [&[&str]; 3] = [&[&segments, "file"], &[&segments, "file", "again"], &[&memory]];
     for program in programs {
         let arguments = [&["--device-process", "automatic", "--"], tool, program].concat();
@@ -470,7 +459,7 @@ fn a_program_under_gdb_has_the_driver() {
 
 #[test]
 fn an_injected_fault_reaches_the_program() {
-    let program = compile("share_memory");
+    let Some(program) = compile("share_memory", &[]) else { return };
     let output = emulate(&["--device-process", "automatic", "--fault", "MEM_CREATE=ENOMEM", "--", &program]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("Cannot allocate memory"), "{}", stderr(&output));
@@ -478,7 +467,7 @@ fn an_injected_fault_reaches_the_program() {
 
 #[test]
 fn a_program_that_would_crash_the_kernel_fails_with_the_name_of_the_trap() {
-    let program = compile("share_memory");
+    let Some(program) = compile("share_memory", &[]) else { return };
     let output = emulate(&["--device-process", "automatic", "--", &program, "once", "twice"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("kernel trap `access-after-access-none`"), "{}", stderr(&output));

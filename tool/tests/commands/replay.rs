@@ -1,7 +1,8 @@
 //! `ascend-vmm emulate --replay`: a trace played on the driver that it was made on shows no
 //! difference, and any other answer is found with its line.
 
-use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
+use crate::support::c::compile;
+use crate::support::{PROGRAM, refusal, run_program, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -124,15 +125,7 @@ fn the_host_is_taken_from_the_trace() {
 
 #[test]
 fn a_trace_of_a_c_program_in_two_processes_shows_no_difference() {
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    if Command::new(&compiler).arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C compiler here");
-        return;
-    }
-    let source = format!("{}/tests/c/vendor_memory.c", env!("CARGO_MANIFEST_DIR"));
-    let program = file("vendor_memory").to_str().unwrap().to_owned();
-    let output = run(&compiler, &["-Wall", "-Werror", "-o", &program, &source]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let Some(program) = compile("vendor_memory", &[]) else { return };
     let (_, seen) = traced(&["--device-process", "automatic"], &[&program]);
     assert_no_difference(&seen, "26.1", 30);
 }

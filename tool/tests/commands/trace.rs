@@ -1,5 +1,6 @@
 //! `ascend-vmm trace`: what it shows is what the driver saw, and the program does not notice.
 
+use crate::support::c::compile;
 use crate::support::calls::{assert_same, read};
 use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 use ascend_emulator::record::Record;
@@ -21,21 +22,6 @@ fn traced(emulate: &[&str], trace: &[&str], program: &[&str]) -> (Output, Vec<Re
     command.args(trace).arg("--json").arg(&seen).arg("--").args(program);
     let output = command.output().unwrap();
     (output, read(&recorded), read(&seen))
-}
-
-/// Compiles a C program of this directory and returns its path; `None` with a sentence if there is
-/// no compiler.
-fn compile(name: &str, options: &[&str]) -> Option<String> {
-    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let program = file(name).to_str().unwrap().to_owned();
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    if Command::new(&compiler).arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C compiler here");
-        return None;
-    }
-    let output = run(&compiler, &[options, &["-Wall", "-Werror", "-pthread", "-o", &program, &source]].concat());
-    assert!(output.status.success(), "{}", stderr(&output));
-    Some(program)
 }
 
 #[test]

@@ -4,6 +4,7 @@
 // Each test file is a crate of its own and uses only a part of this.
 #![allow(dead_code)]
 
+pub mod c;
 pub mod calls;
 pub mod help;
 pub mod schema;
