@@ -1,9 +1,8 @@
-//! Reserved addresses, what is mapped there, and who may use it.
+//! Reserved addresses, the mappings in them, and access to these.
 //!
-//! One set of books has all reservations by their address, in each what memory is mapped where, and
-//! the handles of physical memory, so that an address is found without following it. The books'
-//! lock is never held over a system call: a mapping is entered without its object before it is
-//! made, and the entry stays until it is undone.
+//! Reservations, mappings and physical memory are in tables behind one lock. The lock is never held
+//! over a system call: a mapping is entered without its object before it is made, and the entry stays
+//! until it is undone.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
@@ -20,19 +19,16 @@ use std::collections::btree_map::Entry;
 /// The size of a huge page: what addresses are multiples of.
 const PAGE: u64 = Page::Huge.size();
 
-pub(crate) static BOOKS: Mutex<Books> = Mutex::new(Books { areas: BTreeMap::new(), physical: Table::new() });
+pub(crate) static TABLES: Mutex<Tables> =
+    Mutex::new(Tables { reservations: BTreeMap::new(), mappings: BTreeMap::new(), physical: Table::new() });
 
-/// What the process has of addresses and physical memory.
-pub(crate) struct Books {
+/// The addresses and the physical memory of the process.
+pub(crate) struct Tables {
     /// By their start.
-    areas: BTreeMap<u64, Area>,
-    pub(crate) physical: Memories,
-}
-
-struct Area {
-    reservation: Reservation,
+    reservations: BTreeMap<u64, Reservation>,
     /// By their address.
     mappings: BTreeMap<u64, Mapped>,
+    pub(crate) physical: Memories,
 }
 
 struct Mapped {
@@ -42,24 +38,19 @@ struct Mapped {
     mapping: Option<Mapping>,
 }
 
-/// The area that contains an address.
-fn around(areas: &mut BTreeMap<u64, Area>, address: u64) -> Option<&mut Area> {
-    let (start, area) = areas.range_mut(..=address).next_back()?;
-    (address - start < area.reservation.size()).then_some(area)
-}
-
-impl Books {
-    /// The mapping that begins at an address.
-    fn mapped(&mut self, address: u64) -> Option<&mut Mapped> {
-        around(&mut self.areas, address)?.mappings.get_mut(&address)
+impl Tables {
+    /// The reservation that contains an address.
+    fn reservation_at(&self, address: u64) -> Option<&Reservation> {
+        let (start, reservation) = self.reservations.range(..=address).next_back()?;
+        (address - start < reservation.size()).then_some(reservation)
     }
 
-    /// Enters a mapping of all of some memory, which is to be made: where, and of what.
+    /// Enters a mapping that is about to be made. Returns its reservation and its memory.
     fn begin(&mut self, address: u64, size: u64, handle: Handle) -> Outcome<(Reservation, PhysicalMemory)> {
-        let area = around(&mut self.areas, address).ok_or_else(|| outside(address))?;
+        let reservation = self.reservation_at(address).cloned().ok_or_else(|| outside(address))?;
         let physical = self.physical.get_mut(handle).filter(|physical| physical.is_held());
         let physical = physical.ok_or_else(physical::unknown)?;
-        let Entry::Vacant(place) = area.mappings.entry(address) else {
+        let Entry::Vacant(place) = self.mappings.entry(address) else {
             let text = format!("memory is mapped at {address:#x}. Call aclrtUnmapMem first.");
             return Err(Fault::new(code::RT_DRIVER, text));
         };
@@ -70,13 +61,12 @@ impl Books {
         }
         place.insert(Mapped { handle, mapping: None });
         physical.mappings += 1;
-        Ok((area.reservation.clone(), memory.clone()))
+        Ok((reservation, memory.clone()))
     }
 
-    /// The mapping that was entered is made, or one that was to be undone stays. It comes back if
-    /// there is no entry.
+    /// Stores a mapping that was made, or could not be undone. Returns it if there is no entry.
     fn put(&mut self, address: u64, mapping: Mapping) -> Option<Mapping> {
-        match self.mapped(address) {
+        match self.mappings.get_mut(&address) {
             Some(mapped) => mapped.mapping.replace(mapping),
             None => Some(mapping),
         }
@@ -86,13 +76,14 @@ impl Books {
 /// `aclrtReserveMemAddress`.
 pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64) -> Outcome {
     let address = address.check("virPtr")?;
-    match () {
-        () if size == 0 => return Err(invalid("the size is 0. Reserve 2 MiB or more.")),
-        () if flags > 1 => return Err(invalid(format!("flags are {flags}. They are 0 or 1."))),
-        () if alignment != 0 => {
-            return Err(refused(format!("the alignment is {alignment}. It is reserved: pass 0.")));
-        }
-        () => {}
+    if size == 0 {
+        return Err(invalid("the size is 0. Reserve 2 MiB or more."));
+    }
+    if flags > 1 {
+        return Err(invalid(format!("flags are {flags}. They are 0 or 1.")));
+    }
+    if alignment != 0 {
+        return Err(refused(format!("the alignment is {alignment}. It is reserved: pass 0.")));
     }
     let size = (size as u64).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX - PAGE + 1);
     let alignment = alignment_of(size);
@@ -101,7 +92,7 @@ pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Add
         wanted if wanted % alignment == 0 => ReserveOptions::new().address(wanted),
         wanted => {
             return Err(refused(format!(
-                "expectPtr {wanted:#x} is no multiple of {alignment:#x}, as this size needs."
+                "expectPtr {wanted:#x} is not a multiple of {alignment:#x}, which this size needs."
             )));
         }
     };
@@ -112,8 +103,8 @@ pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Add
     Ok(())
 }
 
-/// `aclrtReserveMemAddressNoUCMemory`: its own addresses, from 40 TiB on, are of hardware that our
-/// library does not drive; without a wish it is the same as the other.
+/// `aclrtReserveMemAddressNoUCMemory`: its own addresses, from 40 TiB on, need hardware that this
+/// library does not support. Otherwise the same as `aclrtReserveMemAddress`.
 pub fn reserve_cached(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64) -> Outcome {
     address.check("virPtr")?;
     if size != 0 && flags <= 1 && wanted.0 >= 40 << 40 {
@@ -125,15 +116,15 @@ pub fn reserve_cached(address: Out<Address>, size: usize, alignment: usize, want
     reserve(address, size, alignment, wanted, flags)
 }
 
-/// What a reservation begins at a multiple of, as in the vendor's library: its size rounded up to a
-/// power of two, from 2 MiB to 1 GiB. Memory in 1 GiB pages is mapped at such addresses only.
+/// The alignment of a reservation, as in the vendor's library: its size rounded up to a power of
+/// two, from 2 MiB to 1 GiB. Memory in 1 GiB pages needs multiples of 1 GiB.
 fn alignment_of(size: u64) -> u64 {
     size.checked_next_power_of_two().map_or(Page::Giant.size(), |power| power.clamp(PAGE, Page::Giant.size()))
 }
 
 fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
-    // A size that could be reserved, anywhere: then the addresses are used up.
+    // The size is valid, and any address would do: the addresses are used up.
     match fault.code {
         code::RT_PARAM_INVALID if wanted.0 == 0 && size <= 128 << 30 => fault.with_code(code::RT_MEMORY),
         _ => fault,
@@ -141,31 +132,28 @@ fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
 }
 
 fn enter(reservation: Reservation) {
-    let area = Area { reservation, mappings: BTreeMap::new() };
-    BOOKS.lock().areas.insert(area.reservation.address(), area);
+    TABLES.lock().reservations.insert(reservation.address(), reservation);
 }
 
 /// `aclrtReleaseMemAddress`.
 pub fn release(address: Address) -> Outcome {
     let address = address.check("virPtr")?;
-    let mut books = BOOKS.lock();
-    let Entry::Occupied(area) = books.areas.entry(address) else {
+    let mut tables = TABLES.lock();
+    let Tables { reservations, mappings, .. } = &mut *tables;
+    let Entry::Occupied(reservation) = reservations.entry(address) else {
         let text = format!("{address:#x} is not what aclrtReserveMemAddress returned, or is released already.");
         return Err(refused(text));
     };
-    match area.get().mappings.len() {
-        0 => {}
-        mapped => {
-            let text = format!(
-                "{mapped} mapping(s) are in the reservation at {address:#x}. Call aclrtUnmapMem for each first."
-            );
-            return Err(Fault::new(code::RT_DRIVER, text));
-        }
+    let mapped = mappings.range(address..address + reservation.get().size()).count();
+    if mapped > 0 {
+        let text =
+            format!("{mapped} mapping(s) are in the reservation at {address:#x}. Call aclrtUnmapMem for each first.");
+        return Err(Fault::new(code::RT_DRIVER, text));
     }
-    let Area { reservation, .. } = area.remove();
-    drop(books);
+    let reservation = reservation.remove();
+    drop(tables);
     match reservation.free() {
-        // In use: another thread copies there, and the addresses are free when it has finished.
+        // In use: another thread is copying there, and frees the addresses when it has finished.
         Ok(()) | Err(Failed { error: Error::InUse { .. }, .. }) => Ok(()),
         Err(Failed { error, object }) => {
             enter(object);
@@ -177,24 +165,25 @@ pub fn release(address: Address) -> Outcome {
 /// `aclrtMapMem`; `aclrtMemMapNoAccess` too, where the owning device has access all the same.
 pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) -> Outcome {
     let address = address.check("virPtr")?;
-    match () {
-        () if handle.is_null() => return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned.")),
-        () if size == 0 => return Err(invalid("the size is 0. Pass the size of the physical memory.")),
-        () if flags != 0 => return Err(invalid(format!("flags are {flags}. They are reserved: pass 0."))),
-        () if offset != 0 => {
-            return Err(refused(format!("the offset is {offset}. Only all of the memory can be mapped: pass 0.")));
-        }
-        () => {}
+    physical::check(handle)?;
+    if size == 0 {
+        return Err(invalid("the size is 0. Pass the size of the physical memory."));
     }
-    let (reservation, memory) = BOOKS.lock().begin(address, size as u64, handle)?;
+    if flags != 0 {
+        return Err(invalid(format!("flags are {flags}. They are reserved: pass 0.")));
+    }
+    if offset != 0 {
+        return Err(refused(format!("the offset is {offset}. Only all of the memory can be mapped: pass 0.")));
+    }
+    let (reservation, memory) = TABLES.lock().begin(address, size as u64, handle)?;
     match reservation.map(address - reservation.address(), &memory) {
         Ok(mapping) => {
-            let left = BOOKS.lock().put(address, mapping);
+            let left = TABLES.lock().put(address, mapping);
             drop(left);
             Ok(())
         }
         Err(error) => {
-            // Otherwise the memory would be in use if nothing else uses it.
+            // Their references would keep memory in use that `end` releases.
             drop((reservation, memory));
             let _ = end(address);
             Err(Fault::driver(error))
@@ -202,13 +191,12 @@ pub fn map(address: Address, size: usize, offset: usize, handle: Handle, flags: 
     }
 }
 
-/// Takes the entry of a mapping back that was not made, or is gone, and releases the memory if
+/// Removes the entry of a mapping that was not made or is undone, and releases the memory if
 /// nothing else uses it.
 fn end(address: u64) -> Outcome {
-    let mut books = BOOKS.lock();
-    let mapped = around(&mut books.areas, address).and_then(|area| area.mappings.remove(&address));
-    let unused = mapped.and_then(|mapped| books.physical.end_mapping(mapped.handle));
-    drop(books);
+    let mut tables = TABLES.lock();
+    let unused = tables.mappings.remove(&address).and_then(|mapped| tables.physical.end_mapping(mapped.handle));
+    drop(tables);
     unused.map_or(Ok(()), Physical::release)
 }
 
@@ -217,7 +205,7 @@ fn outside(address: u64) -> Box<Fault> {
 }
 
 fn other_size(size: u64, memory: &PhysicalMemory) -> Box<Fault> {
-    let text = format!("{size} bytes are to be mapped of memory of {} bytes. Only all of it can be.", memory.size());
+    let text = format!("the size is {size}, and the memory has {} bytes. Only all of it can be mapped.", memory.size());
     Fault::new(code::RT_DRIVER, text)
 }
 
@@ -228,26 +216,25 @@ pub fn unmap(address: Address) -> Outcome {
     match mapping.unmap() {
         Ok(()) => end(address),
         Err(Failed { object, error }) => {
-            let left = BOOKS.lock().put(address, object);
+            let left = TABLES.lock().put(address, object);
             drop(left);
             Err(Fault::driver(error))
         }
     }
 }
 
-/// Takes a mapping to undo it. The books keep its place until then.
+/// Takes a mapping out of its entry to undo it. The entry keeps its place until then.
 fn take(address: u64) -> Option<Mapping> {
-    BOOKS.lock().mapped(address)?.mapping.take()
+    TABLES.lock().mappings.get_mut(&address)?.mapping.take()
 }
 
 /// Unmaps all memory of a device: now, or when nothing uses the mapping any more.
 pub(crate) fn end_mappings(device: LogicalId) {
-    let books = BOOKS.lock();
-    let is_on_device = |handle| books.physical.get(handle).is_some_and(|physical| physical.is_on(device));
-    let all = books.areas.values().flat_map(|area| &area.mappings);
-    let addresses: Vec<u64> =
-        all.filter(|(_, mapped)| is_on_device(mapped.handle)).map(|(&address, _)| address).collect();
-    drop(books);
+    let tables = TABLES.lock();
+    let is_on_device = |handle| tables.physical.get(handle).is_some_and(|physical| physical.is_on(device));
+    let on_device = tables.mappings.iter().filter(|(_, mapped)| is_on_device(mapped.handle));
+    let addresses: Vec<u64> = on_device.map(|(&address, _)| address).collect();
+    drop(tables);
     for address in addresses {
         if let Some(mapping) = take(address) {
             drop(mapping);
@@ -262,23 +249,22 @@ fn not_mapped(address: u64) -> Box<Fault> {
 
 /// The handle of the memory whose mapping begins at an address.
 pub(crate) fn handle_at(address: u64) -> Option<Handle> {
-    let mut books = BOOKS.lock();
-    let mapped = books.mapped(address)?;
+    let tables = TABLES.lock();
+    let mapped = tables.mappings.get(&address)?;
     mapped.mapping.is_some().then_some(mapped.handle)
 }
 
 /// The reservation that contains an address: its start and size.
 pub(crate) fn reserved_at(address: u64) -> Option<(u64, u64)> {
-    let mut books = BOOKS.lock();
-    around(&mut books.areas, address).map(|area| (area.reservation.address(), area.reservation.size()))
+    TABLES.lock().reservation_at(address).map(|reservation| (reservation.address(), reservation.size()))
 }
 
 /// Whether anything is reserved.
 pub(crate) fn is_used() -> bool {
-    !BOOKS.lock().areas.is_empty()
+    !TABLES.lock().reservations.is_empty()
 }
 
-/// Who gets access: `aclrtMemAccessDesc`.
+/// A grant of access: `aclrtMemAccessDesc`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
@@ -289,7 +275,7 @@ pub struct Access {
 
 const READ_WRITE: i32 = 3;
 
-/// Numbers of devices are below this in the driver.
+/// The driver's device numbers are below this.
 const DEVICES: u32 = 64;
 
 /// `aclrtMemSetAccess`.
@@ -302,8 +288,8 @@ pub fn set_access(address: Address, size: usize, access: In<Access>, count: usiz
         let Access { flags, location, .. } = access.read_at(index, "desc")?;
         match flags {
             READ_WRITE => {}
-            0 | 1 => return Err(unsupported("the driver knows read-write access only: pass 3.")),
-            other => return Err(refused(format!("{other} is no access. Pass 3, read and write."))),
+            0 | 1 => return Err(unsupported("the driver supports read-write access only: pass 3.")),
+            other => return Err(refused(format!("{other} is not a kind of access. Pass 3, read and write."))),
         }
         match location.kind {
             Location::HOST if location.id == 0 => {}
@@ -320,7 +306,7 @@ pub fn set_access(address: Address, size: usize, access: In<Access>, count: usiz
     Ok(())
 }
 
-/// The mappings that make up a range exactly.
+/// The mappings that exactly cover a range.
 fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
     let (session, mut mappings, mut at) = (process::session()?, Vec::new(), address);
     let end = size.checked_next_multiple_of(PAGE).and_then(|size| address.checked_add(size)).unwrap_or(0);
@@ -332,7 +318,7 @@ fn mappings_in(address: u64, size: u64) -> Outcome<Vec<Mapping>> {
     if at == end && !mappings.is_empty() {
         return Ok(mappings);
     }
-    let text = format!("{address:#x} with {size} bytes is not a mapping, or several from the first to the last byte.");
+    let text = format!("{address:#x} with {size} bytes is not exactly one mapping, or several side by side.");
     Err(Fault::new(code::RT_DRIVER, text))
 }
 
@@ -372,7 +358,7 @@ pub fn range(address: Address, base: Out<Address>, size: Out<usize>) -> Outcome 
     }
     let mapped = || process::open_session()?.mapping_at(address);
     let found = malloc::block_around(address).or_else(mapped).or_else(|| reserved_at(address));
-    let (start, length) = found.ok_or_else(|| refused(format!("{address:#x} is in no memory of this library's.")))?;
+    let (start, length) = found.ok_or_else(|| refused(format!("{address:#x} is not in memory of this library.")))?;
     base.write(Address(start));
     size.write(length as usize);
     Ok(())

@@ -1,9 +1,8 @@
 //! The border to C: every call comes in here, and no panic goes out.
 //!
-//! A call from a child of fork(2) is refused before it touches anything: locks may be held there
-//! for ever. A failure leaves its code and its sentences with the thread, for
-//! `aclrtGetLastError` and `aclGetRecentErrMsg`, and a line in the log if `ASCEND_ACL_LOG` asks for
-//! one.
+//! A call from a child of fork(2) is refused before it touches anything: a lock there may never be
+//! released. A failure leaves its code and its text with the thread, for `aclrtGetLastError` and
+//! `aclGetRecentErrMsg`, and a line in the log if `ASCEND_ACL_LOG` is set.
 
 use crate::fault::{Fault, Outcome, code};
 use std::cell::{Cell, RefCell};
@@ -11,16 +10,16 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The environment variable that asks for a log on the standard error: `errors` for a line for
-/// each call that fails, `calls` for a line for each call.
+/// The environment variable for a log on the standard error: `errors` logs each call that fails,
+/// `calls` logs each call.
 pub const LOG: &str = "ASCEND_ACL_LOG";
 
-/// What each call looks at: [`USED`], [`SILENT`] and [`INHERITED`].
+/// What each call checks: [`USED`], [`SILENT`] and [`INHERITED`].
 static STATE: AtomicU8 = AtomicU8::new(0);
 
 /// There may be something that a child of fork must not touch.
 const USED: u8 = 1;
-/// It is known that no log is asked for.
+/// No log is wanted.
 const SILENT: u8 = 2;
 /// This is a child of the process that used the library.
 const INHERITED: u8 = 4;
@@ -28,9 +27,9 @@ const INHERITED: u8 = 4;
 thread_local! {
     /// The code of the latest call that failed.
     static LAST: Cell<i32> = const { Cell::new(0) };
-    /// What it said, until it is read.
+    /// Its message, until that is read.
     static MESSAGE: RefCell<String> = const { RefCell::new(String::new()) };
-    /// What was read last: it stays until the next is read.
+    /// The message that was read last. It stays until the next one is read.
     static READ: RefCell<CString> = RefCell::default();
 }
 
@@ -45,15 +44,15 @@ extern "C" fn register() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Registers when the library is loaded. A fork that has begun does not run handlers that are
-/// registered while it waits for malloc's locks, so its child would not know that it is one.
+/// Registers the handler when the library is loaded. A fork that has begun does not run handlers
+/// registered while it waits for malloc's locks, so its child would not notice that it is one.
 // SAFETY: the loader calls what is in this section once, before any other code of this library; the
 // function takes no arguments and uses nothing that is not there yet.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register;
 
-/// The code that a call returns which must not be made: it comes from a child.
+/// Returns the code of a call that is refused because it comes from a child.
 fn enter(name: &'static str, uses: bool) -> Option<i32> {
     let state = STATE.load(Ordering::Acquire);
     if state & INHERITED != 0 {
@@ -70,12 +69,12 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     enter(name, true).unwrap_or_else(|| call_anywhere(name, body))
 }
 
-/// A call that only asks: it takes no lock and makes no object, so the process may fork after it.
+/// A query: it takes no lock and makes no object, so the process may fork after it.
 pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     enter(name, false).unwrap_or_else(|| call_anywhere(name, body))
 }
 
-/// A call that works in a child of fork too: it touches nothing but its own thread.
+/// A call that also works in a child of fork: it uses only data of its thread.
 pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => succeeded(name),
@@ -84,7 +83,7 @@ pub(crate) fn call_anywhere(name: &'static str, body: impl FnOnce() -> Outcome) 
     }
 }
 
-/// A call that only asks and answers with something else, and with `otherwise` if it fails.
+/// A query that does not return a code; `otherwise` if it fails.
 pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let mut answer = otherwise;
     ask(name, || {
@@ -96,12 +95,12 @@ pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() ->
 
 /// A call of a function that exists by name only.
 pub(crate) fn absent(name: &'static str) {
-    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries, and this \
-                one serves memory.";
+    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries. This library \
+                serves memory only.";
     failed(name, &Fault::new(code::RT_NOT_SUPPORTED, text));
 }
 
-/// A line of the program's for the log.
+/// Logs a line of the program.
 pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, format: Text) {
     if logged() == Logged::Nothing {
         return;
@@ -111,10 +110,10 @@ pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, 
     log(&format!("level {level}: {function} ({file}:{line}): {format}\n"));
 }
 
-const IN_CHILD: &str = "this process is a child of fork(2) of one that used the library, and the driver does not \
-     serve what it inherited. Start processes by exec or spawn, or fork before the first call.";
-const PANICKED: &str = "the library failed inside, and did not do all that it was called for. This is an error of \
-     the library: please report it with the panic message on the standard error.";
+const IN_CHILD: &str = "this process was forked from one that used the library, and the driver does not serve what it \
+     inherited. Start processes by exec or spawn, or fork before the first call.";
+const PANICKED: &str = "an internal error: the call may have been done in part. Please report it, with the panic message on \
+     the standard error.";
 
 fn succeeded(name: &'static str) -> i32 {
     if logged() == Logged::Calls {
@@ -123,14 +122,14 @@ fn succeeded(name: &'static str) -> i32 {
     0
 }
 
-/// Leaves a failure with the thread. A thread that is ending has no place for it any more.
+/// Stores a failure for the thread. A thread that is ending cannot store it any more.
 fn failed(name: &'static str, fault: &Fault) -> i32 {
     if logged() != Logged::Nothing {
         log(&format!("{name}: {}: {}\n", fault.code, fault.text));
     }
     let _ = LAST.try_with(|last| last.set(fault.code));
     let _ = MESSAGE.try_with(|message| {
-        // A panic while it was borrowed is not possible, but a text is not worth one.
+        // Cannot be borrowed here, but a message is not worth a panic.
         if let Ok(mut message) = message.try_borrow_mut() {
             *message = format!("{name}: {}", fault.text);
         }
@@ -138,14 +137,14 @@ fn failed(name: &'static str, fault: &Fault) -> i32 {
     fault.code
 }
 
-/// Writes a line to the standard error, without the lock of `std::io::stderr`, which a child of
-/// fork could find held for ever.
+/// Writes a line to the standard error, without the lock of `std::io::stderr`, which may never be
+/// released in a child of fork.
 pub(crate) fn log(line: &str) {
-    // SAFETY: the bytes are there. A line that is not written, or not all of it, is not worth more.
+    // SAFETY: the bytes are borrowed. A line that cannot be written is lost.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-/// What is to be logged.
+/// What is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Logged {
     Nothing,
@@ -179,13 +178,13 @@ pub fn peek_at_last_error(level: i32) -> i32 {
     if level == 0 { LAST.try_with(Cell::get).unwrap_or(0) } else { code::INVALID_PARAM }
 }
 
-/// The same, which is then forgotten.
+/// Returns and clears the code, as `aclrtGetLastError` does.
 pub fn get_last_error(level: i32) -> i32 {
     if level == 0 { LAST.try_with(|last| last.replace(0)).unwrap_or(0) } else { code::INVALID_PARAM }
 }
 
-/// What this thread's latest call that failed said, which is then forgotten; NULL if there is
-/// nothing. The text stays until the thread asks again.
+/// Returns and clears the message of this thread's latest call that failed; NULL if there is none.
+/// The text is valid until the thread's next call of this.
 pub fn recent_error_message() -> *const c_char {
     let message = MESSAGE.try_with(|message| message.take()).unwrap_or_default();
     if message.is_empty() {
@@ -213,7 +212,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// A place of the caller's.
+    /// A place of the caller.
     pub fn to(place: *mut T) -> Out<T> {
         Out(place)
     }
@@ -269,7 +268,7 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T: Copy> In<T> {
-    /// A value of the caller's.
+    /// A value of the caller.
     pub(crate) fn of(value: *const T) -> In<T> {
         In(value)
     }
@@ -321,7 +320,7 @@ impl Text {
         // SAFETY: the caller of a C function passes a string that ends with a zero, or one that is
         // as long as the limit: no byte behind the first zero is read.
         let length = unsafe { libc::strnlen(self.0, limit) };
-        // SAFETY: so many bytes are there, as strnlen saw.
+        // SAFETY: strnlen saw this many bytes.
         Some(unsafe { std::slice::from_raw_parts(self.0.cast(), length) }.to_vec())
     }
 
@@ -335,7 +334,7 @@ impl Text {
     }
 }
 
-/// An address that is not followed, only looked up.
+/// An address that is looked up, never dereferenced.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address(pub u64);

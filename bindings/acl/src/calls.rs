@@ -1,18 +1,18 @@
-//! Calls that need no pointer of the caller's, for Rust programs that want to go the way of C:
-//! benchmarks, tests, bindings of other languages. Each is the exported function.
+//! The exported functions without pointers, for Rust programs that call them as C does: benchmarks
+//! and tests.
 
 use crate::border::Address;
 use crate::exports;
 use crate::handles::Handle;
 
-/// What a C function answers: its output, or its code.
+/// The result of a C function: its output, or its code.
 pub type Answer<T = ()> = Result<T, i32>;
 
 fn answer(code: i32) -> Answer {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-/// Calls a function that writes its answer to a place.
+/// Calls a function that writes its result to a place.
 fn output<T>(empty: T, call: impl FnOnce(*mut T) -> i32) -> Answer<T> {
     let mut place = empty;
     answer(call(&mut place)).map(|()| place)
@@ -81,8 +81,8 @@ pub fn free(address: u64) -> Answer {
     answer(unsafe { exports::aclrtFree(Address(address)) })
 }
 
-/// `aclrtMemcpy` to device memory. An address of the host is refused, because the function would
-/// follow it.
+/// `aclrtMemcpy` to device memory. A host address is refused, because the function would
+/// dereference it.
 pub fn write(address: u64, from: &[u8]) -> Answer {
     if !crate::copy::is_drivers(address) {
         return Err(crate::fault::code::RT_PARAM_INVALID);
@@ -92,8 +92,8 @@ pub fn write(address: u64, from: &[u8]) -> Answer {
     answer(unsafe { exports::aclrtMemcpy(Address(address), from.len(), source, from.len(), 1) })
 }
 
-/// `aclrtMemcpy` from device memory. An address of the host is refused, because the function would
-/// follow it.
+/// `aclrtMemcpy` from device memory. A host address is refused, because the function would
+/// dereference it.
 pub fn read(address: u64, to: &mut [u8]) -> Answer {
     if !crate::copy::is_drivers(address) {
         return Err(crate::fault::code::RT_PARAM_INVALID);

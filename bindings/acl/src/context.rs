@@ -38,7 +38,7 @@ struct Primary {
     context: Handle,
 }
 
-/// How often a context ended: what a thread remembers of its own is good until the next time.
+/// How many contexts have ended. What a thread remembers of its context is valid until the next.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 /// What a thread remembers of its context.
@@ -59,16 +59,16 @@ thread_local! {
     };
 }
 
-/// Makes a context current; `None` if it is none.
+/// Makes a context current; `None` if there is no such context.
 fn set_current(handle: Handle) -> Option<Current> {
     if handle.is_null() {
-        // Not looked up: a process that has no context may still fork.
+        // Takes no lock: a process that has no context may still fork.
         return None;
     }
     let ended = ENDED.load(Ordering::Acquire);
     let (device, user) = CONTEXTS.with(handle, |context| (context.device, context.user))?;
     let now = Current { handle, device, user, ended };
-    // A thread that is ending has no place for it any more.
+    // A thread that is ending cannot remember it any more.
     let _ = CURRENT.try_with(|current| current.set(now));
     Some(now)
 }
@@ -87,7 +87,7 @@ pub(crate) fn current() -> Outcome<Current> {
     }
 }
 
-/// The context that a thread remembers if it is still there, or the default device's.
+/// The context that a thread remembers, if it still exists, or that of the default device.
 fn look_up(handle: Handle) -> Outcome<Current> {
     if let Some(current) = set_current(handle) {
         return Ok(current);
@@ -96,7 +96,7 @@ fn look_up(handle: Handle) -> Outcome<Current> {
     set_current(primary(user, 0)?).ok_or_else(none)
 }
 
-/// The calling thread's context itself.
+/// The object of the calling thread's context.
 pub(crate) fn current_object() -> Outcome<Arc<Context>> {
     CONTEXTS.get(current()?.handle).ok_or_else(none)
 }
@@ -114,7 +114,7 @@ fn primary(user: i64, times: u64) -> Outcome<Handle> {
         return Ok(primary.context);
     }
     process::device(device).map_err(|fault| match fault.code {
-        // These two say more than that the device could not be set up.
+        // These two codes say more than a failed set-up.
         code::RT_NO_DEVICE | code::RT_NOT_SUPPORTED => fault,
         _ => fault.with_code(code::RT_DEVICE_SETUP),
     })?;
@@ -141,7 +141,7 @@ pub fn set_device(device: i32) -> Outcome {
 /// `aclrtGetDevice`.
 pub fn get_device(device: Out<i32>) -> Outcome {
     let device = device.check("deviceId")?;
-    // The default device is named, not set up.
+    // Reports the default device without setting it up.
     let remembered = CURRENT.try_with(|current| current.get().handle).unwrap_or(Handle::NULL);
     match set_current(remembered) {
         Some(current) => device.write(current.user as i32),
@@ -150,7 +150,7 @@ pub fn get_device(device: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// `aclrtResetDevice`: the last one ends the primary context.
+/// `aclrtResetDevice`: the last call ends the primary context.
 pub fn reset_device(device: i32) -> Outcome {
     reset(device, false)
 }
@@ -164,7 +164,7 @@ fn reset(user: i32, force: bool) -> Outcome {
     let device = devices::by_user(user.into())?.logical;
     let mut primaries = PRIMARIES.lock();
     let primary = primaries.get_mut(&device.0).ok_or_else(|| {
-        let text = format!("device {user} was not set, or reset as often as set. Call aclrtSetDevice first.");
+        let text = format!("device {user} is not set, or was reset as often as set. Call aclrtSetDevice first.");
         Fault::new(code::RT_CONTEXT_RELEASE, text)
     })?;
     primary.count = primary.count.saturating_sub(1);
@@ -206,8 +206,8 @@ pub fn destroy(context: Handle) -> Outcome {
     let explicit = CONTEXTS.with(context, |context| !context.primary).unwrap_or(false);
     let removed = if explicit { remove(context) } else { None };
     let removed = removed.ok_or_else(|| {
-        let text = "this is no context that aclrtCreateContext made, or it is destroyed. A device's own is ended by \
-                    aclrtResetDevice.";
+        let text = "this is not a context that aclrtCreateContext made, or it is destroyed. aclrtResetDevice ends a \
+                    device's own context.";
         Fault::new(code::RT_CONTEXT_NULL, text)
     })?;
     stream::end_all(Some(context));
@@ -222,12 +222,12 @@ pub fn set(context: Handle) -> Outcome {
     if context.is_null() {
         return Err(invalid("context is NULL. Pass one that aclrtCreateContext or aclrtGetCurrentContext returned."));
     }
-    set_current(context).ok_or_else(|| refused("this is no context, or it is destroyed."))?;
+    set_current(context).ok_or_else(|| refused("this is not a context, or it is destroyed."))?;
     Ok(())
 }
 
 /// `aclrtGetCurrentContext`: writes NULL if there is none, because programs test a variable that
-/// they did not set.
+/// they did not initialise.
 pub fn get(context: Out<Handle>) -> Outcome {
     let context = context.check("context")?;
     context.write(Handle::NULL);

@@ -1,9 +1,9 @@
 //! Copies and fills, between any two addresses.
 //!
-//! Where an address lies decides what is done, as in the vendor's library: the kind of copy that
-//! the program names is checked and then not used. Host memory on both sides is copied by the CPU;
-//! everything else by the driver, over as many mappings as the range covers. A copy on a stream
-//! runs beside the program if all of its host memory is known to the library, else in the call.
+//! The two addresses decide how a copy is done, as in the vendor's library: the kind that the
+//! program passes is checked and otherwise ignored. The CPU copies between host addresses; the driver
+//! copies everything else, over as many mappings as the range covers. A copy on a stream runs in the
+//! background if the library knows all of its host memory, and in the call otherwise.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
@@ -16,7 +16,7 @@ use ascend_vmm::copy::{Rows, Slice, read_batch, write_batch};
 use ascend_vmm::{Error, ReserveOptions};
 use std::sync::Arc;
 
-/// Whether an address lies where the driver has its memory.
+/// Whether an address is in the driver's range.
 pub(crate) fn is_drivers(address: u64) -> bool {
     ReserveOptions::ADDRESSES.contains(&address)
 }
@@ -26,7 +26,7 @@ pub(crate) fn is_drivers(address: u64) -> bool {
 enum Side {
     /// In the driver's range.
     Device,
-    /// In host memory that the library knows; the pages if they are its own.
+    /// In host memory that the library knows, with the pages that it allocated.
     Known(#[expect(dead_code, reason = "held, not read")] Option<Arc<Pages>>),
     /// Anywhere else.
     Unknown,
@@ -51,7 +51,7 @@ impl Side {
 ///
 /// The caller of the C function passes memory of this size, which no thread writes meanwhile.
 unsafe fn bytes<'a>(address: u64, size: usize) -> &'a [u8] {
-    // SAFETY: so says the caller. The address comes from C, which knows no provenance.
+    // SAFETY: by contract. The address comes from C, which has no provenance.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), size) }
 }
 
@@ -65,7 +65,7 @@ unsafe fn bytes_mut<'a>(address: u64, size: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), size) }
 }
 
-/// Does something with the driver's memory in a range.
+/// Calls `act` with a range of the driver's memory.
 fn with_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcome<R>) -> Outcome<R> {
     if let Some((memory, offset)) = ipc::imported_at(address) {
         return act(&memory.slice(offset, size).map_err(Fault::driver)?);
@@ -79,7 +79,7 @@ fn with_slice<R>(address: u64, size: u64, act: impl FnOnce(&Slice<'_>) -> Outcom
 ///
 /// The caller of the C function passes host memory of this size, which no thread writes meanwhile.
 unsafe fn write(to: u64, from: u64, size: usize) -> Outcome {
-    // SAFETY: so says the caller.
+    // SAFETY: by contract.
     with_slice(to, size as u64, |slice| Ok(slice.write(unsafe { bytes(from, size) })?))
 }
 
@@ -89,7 +89,7 @@ unsafe fn write(to: u64, from: u64, size: usize) -> Outcome {
 ///
 /// The caller of the C function passes host memory of this size, which no thread uses meanwhile.
 unsafe fn read(to: u64, from: u64, size: usize) -> Outcome {
-    // SAFETY: so says the caller.
+    // SAFETY: by contract.
     with_slice(from, size as u64, |slice| Ok(slice.read(unsafe { bytes_mut(to, size) })?))
 }
 
@@ -116,18 +116,18 @@ fn copy(to: u64, from: u64, size: usize) -> Outcome {
     }
 }
 
-/// Host memory of the program's cannot be larger than half of the address space.
+/// Refuses a range that wraps around or is larger than any object can be.
 fn check_range(address: u64, size: usize) -> Outcome {
     let fits = size <= isize::MAX as usize && address.checked_add(size as u64).is_some();
     if fits { Ok(()) } else { Err(beyond(address, size)) }
 }
 
 fn beyond(address: u64, size: usize) -> Box<Fault> {
-    refused(format!("{size} bytes at {address:#x} are more than there are addresses."))
+    refused(format!("{size} bytes at {address:#x} reach beyond the last address."))
 }
 
-/// Copies between devices, by way of the host where the driver does not do it: between two places
-/// of one device if one is imported, and where they overlap.
+/// Copies between devices. What the driver cannot do goes through the host: within one device if one
+/// side is imported, and if the two overlap.
 fn between(to: &Slice<'_>, from: &Slice<'_>) -> Outcome {
     match to.copy_from(from) {
         Ok(()) => return Ok(()),
@@ -139,7 +139,7 @@ fn between(to: &Slice<'_>, from: &Slice<'_>) -> Outcome {
     let mut buffer = vec![0; PIECE.min(size) as usize];
     let pieces = size.div_ceil(PIECE);
     for piece in 0..pieces {
-        // From the end if the destination begins inside of the source.
+        // From the end if the destination begins inside the source.
         let piece = if to.address() > from.address() { pieces - 1 - piece } else { piece };
         let offset = piece * PIECE;
         let buffer = &mut buffer[..PIECE.min(size - offset) as usize];
@@ -179,7 +179,7 @@ fn fill_numbers(address: u64, count: usize, value: u32) -> Outcome {
 /// Kinds of copies.
 const KINDS: u32 = 6;
 
-/// The checks that copies begin with, in the vendor's order; `false` if there is nothing to do.
+/// Checks the arguments of a copy, in the vendor's order; `false` if there is nothing to do.
 fn begins(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Outcome<bool> {
     if size == 0 {
         return Ok(false);
@@ -187,7 +187,7 @@ fn begins(to: Address, room: usize, from: Address, size: usize, kind: i32) -> Ou
     to.check("dst")?;
     from.check("src")?;
     if kind as u32 >= KINDS {
-        return Err(invalid(format!("{kind} is no kind of copy. They are 0 to 5.")));
+        return Err(invalid(format!("{kind} is not a kind of copy. The kinds are 0 to 5.")));
     }
     if size > room {
         return Err(refused(format!("{size} bytes do not fit into destMax, {room}.")));
@@ -217,29 +217,29 @@ pub fn memcpy_async(to: Address, room: usize, from: Address, size: usize, kind: 
     run(&stream, sides, move || copy(to.0, from.0, size))
 }
 
-/// Refuses what the vendor's library refuses: copies within the host, and a kind that cannot be
-/// meant for host memory that it does not know.
+/// Refuses what the vendor's library refuses: copies within the host, and a kind in the wrong
+/// direction for unknown host memory.
 fn check_direction(to: &Side, from: &Side, kind: i32) -> Outcome {
     const TO_DEVICE: [i32; 4] = [1, 3, 4, 5];
     const FROM_DEVICE: [i32; 3] = [2, 3, 4];
-    let wrong = || Err(refused(format!("kind {kind} goes another way than these addresses.")));
+    let wrong = || Err(refused(format!("kind {kind} is the wrong direction for these addresses.")));
     match (to, from) {
         (Side::Device, Side::Unknown) if !TO_DEVICE.contains(&kind) => wrong(),
         (Side::Unknown, Side::Device) if !FROM_DEVICE.contains(&kind) => wrong(),
         (Side::Device, _) | (_, Side::Device) => Ok(()),
-        _ => Err(unsupported("both addresses are the host's. Use aclrtMemcpy, or memcpy.")),
+        _ => Err(unsupported("both are host addresses. Use aclrtMemcpy, or memcpy.")),
     }
 }
 
-/// Runs work on a stream: beside the caller if the library knows the memory, else here and now,
-/// when the stream has finished what came before.
+/// Runs work on a stream: in the background if the library knows the memory, otherwise in this call,
+/// after everything before it on the stream.
 fn run(stream: &Arc<stream::Stream>, sides: (Side, Side), work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
     if matches!(sides, (Side::Unknown, _) | (_, Side::Unknown)) {
         stream.wait(None)?;
         return work();
     }
     stream.push(Task::Work(Box::new(move || {
-        // Host memory of ours that is freed meanwhile stays until here.
+        // Keeps pages of the library that are freed meanwhile.
         let _kept = sides;
         work()
     })))
@@ -324,7 +324,9 @@ impl Rectangle {
         }
         let (to, from) = (to.check("dst")?, from.check("src")?);
         if width > to_pitch || width > from_pitch {
-            return Err(invalid(format!("rows of {width} bytes are wider than a pitch, {to_pitch} or {from_pitch}.")));
+            return Err(invalid(format!(
+                "rows of {width} bytes are wider than the pitches, {to_pitch} and {from_pitch}."
+            )));
         }
         if ![1, 2, 4].contains(&kind) {
             return Err(unsupported(format!(
@@ -388,7 +390,7 @@ pub fn memcpy_2d(
 }
 
 /// `aclrtMemcpy2dAsync`.
-#[allow(clippy::too_many_arguments, reason = "the vendor's function has so many")]
+#[allow(clippy::too_many_arguments, reason = "the vendor's function has as many")]
 pub fn memcpy_2d_async(
     to: Address,
     to_pitch: usize,
@@ -405,7 +407,7 @@ pub fn memcpy_2d_async(
     run(&stream, rectangle.sides()?, move || rectangle.copy())
 }
 
-/// Where both sides of copies of a batch are: `aclrtMemcpyBatchAttr`.
+/// The locations of the two sides of copies in a batch: `aclrtMemcpyBatchAttr`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BatchAttribute {
@@ -435,7 +437,7 @@ struct Element {
     size: usize,
 }
 
-/// A copy of a batch failed, and which, if that is known.
+/// A failed batch, and the index of the copy that failed, if that is known.
 struct Stopped {
     fault: Box<Fault>,
     index: Option<usize>,
@@ -448,7 +450,7 @@ impl From<Box<Fault>> for Stopped {
 }
 
 impl BatchArguments {
-    /// The copies of the batch that have something to do.
+    /// The copies of the batch that are not empty.
     fn elements(&self) -> Result<Vec<Element>, Stopped> {
         if self.sizes.is_null() || self.count == 0 || self.to.is_null() || self.from.is_null() || self.rooms.is_null() {
             return Err(invalid("an array of the batch is NULL, or the batch is empty.").into());
@@ -482,7 +484,7 @@ impl BatchArguments {
     }
 }
 
-/// Copies a batch: in as few commands as the driver takes where all of it goes one way.
+/// Copies a batch, in as few commands as the driver takes if all copies have one direction.
 fn copy_batch(elements: &[Element]) -> Result<(), Stopped> {
     let all = |to: bool, from: bool| elements.iter().all(|e| is_drivers(e.to) == to && is_drivers(e.from) == from);
     let imported = |e: &Element| ipc::imported_at(e.to).is_some() || ipc::imported_at(e.from).is_some();
@@ -590,7 +592,7 @@ fn check_number(address: Address) -> Outcome<u64> {
     if is_drivers(address) && address % 8 == 0 {
         return Ok(address);
     }
-    Err(refused(format!("{address:#x} is no device memory, or no multiple of 8.")))
+    Err(refused(format!("{address:#x} is not device memory, or not a multiple of 8.")))
 }
 
 /// Where memory is: `aclrtPtrAttributes`.
@@ -602,7 +604,7 @@ pub struct Attributes {
     reserved: [u32; 4],
 }
 
-/// `aclrtPointerGetAttributes`: never an error for an address outside of the driver's.
+/// `aclrtPointerGetAttributes`: never fails for an address outside the driver's range.
 pub fn attributes(address: Address, attributes: Out<Attributes>) -> Outcome {
     let address = address.check("ptr")?;
     let attributes = attributes.check("attributes")?;
@@ -629,7 +631,7 @@ pub fn attributes(address: Address, attributes: Out<Attributes>) -> Outcome {
             ascend_vmm::Location::Host => answer(Location::HOST, 0, memory.page().size()),
         },
         None => {
-            let text = format!("{address:#x} is an address of the driver's where nothing is.");
+            let text = format!("{address:#x} is in the driver's range, but nothing is mapped there.");
             Err(Fault::new(code::RT_DRIVER, text))
         }
     }

@@ -1,8 +1,8 @@
-//! The devices of this process: how many, under which numbers, what they are.
+//! The devices of this process: their number, their ids and their properties.
 //!
 //! Programs count devices from 0 in the order of `ASCEND_RT_VISIBLE_DEVICES`: the *user* id. They
-//! are looked up once, without a session, so that a program may ask for them, fork, and use the
-//! library in the child.
+//! are looked up once, without a session, so that a program may query them, fork, and use the library
+//! in the child.
 
 use crate::border::{Address, In, Out, Text};
 use crate::context;
@@ -20,16 +20,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The environment variable that overrides the name of the chip.
 pub const SOC_NAME: &str = "ASCEND_ACL_SOC_NAME";
 
-/// What was found. Not behind a lock, which a child of fork could find held for ever.
+/// The devices. Not behind a lock, which may never be released in a child of fork.
 static FOUND: AtomicPtr<Found> = AtomicPtr::new(null_mut());
 
 struct Found {
     survey: Survey,
-    /// How many devices the program sees: user ids are below this.
+    /// The number of devices that the program sees: user ids are below this.
     visible: u32,
 }
 
-/// Looks the devices up, once they are there.
+/// Looks up the devices. Remembers them once there are any.
 fn found() -> Outcome<&'static Found> {
     let known = FOUND.load(Ordering::Acquire);
     // SAFETY: NULL, or a box that was made below and is never freed.
@@ -37,13 +37,13 @@ fn found() -> Outcome<&'static Found> {
         return Ok(found);
     }
     let survey = discovery::survey(&discovery::Options::default());
-    // A list that names a device which is not there ends before it.
+    // A list ends before the first device that does not exist.
     let visible = (0..).take_while(|&user| survey.user_device(UserId(user)).is_some()).count() as u32;
     if visible == 0 {
         let text = match survey.findings.first() {
             Some(finding) if survey.devices.is_empty() => format!("no NPU: {finding}. {}", finding.remedy()),
             _ => format!(
-                "{} hides every device that is there. Unset it, or list devices of this host.",
+                "{} hides every device. Unset it, or list devices of this host.",
                 discovery::VisibleDevices::VARIABLE
             ),
         };
@@ -81,8 +81,8 @@ pub(crate) fn user_of(logical: LogicalId) -> u32 {
     npu.and_then(|npu| npu.user).map_or(0, |user| user.0)
 }
 
-/// A device by the driver's number, and where that is not one of ours by the program's: the
-/// vendor's library takes the driver's number here, although the manual says otherwise.
+/// A device by the driver's number, or else by the program's: the vendor's library takes the
+/// driver's number here, although the manual says otherwise.
 pub(crate) fn by_logical_or_user(id: u32) -> Outcome<LogicalId> {
     let found = found()?;
     let visible = |npu: &&Npu| npu.user.is_some_and(|user| user.0 < found.visible);
@@ -158,7 +158,7 @@ pub fn physical_by_logical(logical: i32, physical: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// The visible device for which something holds.
+/// The visible device with this number, as `wanted` compares it.
 fn visible(id: i32, wanted: impl Fn(&Npu, u32) -> bool) -> Outcome<&'static Npu> {
     let found = found()?;
     let number = u32::try_from(id).ok();
@@ -166,9 +166,7 @@ fn visible(id: i32, wanted: impl Fn(&Npu, u32) -> bool) -> Outcome<&'static Npu>
     let mut devices = found.survey.devices.iter().filter(seen);
     match number.and_then(|number| devices.find(|npu| wanted(npu, number))) {
         Some(npu) => Ok(npu),
-        None => {
-            Err(Fault::new(code::RT_INVALID_DEVICE, format!("this program sees no device with this number, {id}.")))
-        }
+        None => Err(Fault::new(code::RT_INVALID_DEVICE, format!("this program sees no device with the number {id}."))),
     }
 }
 
@@ -177,11 +175,11 @@ pub fn pci_bus_id(device: i32, text: Out<c_char>, length: i32) -> Outcome {
     let text = text.check("pciBusId")?;
     let npu = by_user(device.into())?;
     let Some(address) = npu.pci else {
-        return Err(unsupported("the driver does not say where the device is on PCI."));
+        return Err(unsupported("the driver does not report the PCI address of the device."));
     };
     let address = PciAddress { domain: Some(address.domain.unwrap_or(0)), ..address }.to_string();
     if length <= address.len() as i32 {
-        return Err(refused(format!("{length} bytes are no room for `{address}` and a zero. Pass 13 or more.")));
+        return Err(refused(format!("{length} bytes are too few for `{address}` and a zero. Pass 13 or more.")));
     }
     for (index, byte) in address.bytes().chain([0]).enumerate() {
         text.write_at(index, byte as c_char);
@@ -194,7 +192,7 @@ pub fn by_pci_bus_id(text: Text, device: Out<i32>) -> Outcome {
     let device = device.check("deviceId")?;
     let text = text.to_text().ok_or_else(|| invalid("pciBusId is NULL. Pass a text like 0000:c1:00.0."))?;
     let Ok(wanted) = text.parse::<PciAddress>() else {
-        return Err(refused(format!("`{text}` is no PCI address. They look like 0000:c1:00.0.")));
+        return Err(refused(format!("`{text}` is not a PCI address. They look like 0000:c1:00.0.")));
     };
     let place = |address: PciAddress| (address.domain.unwrap_or(0), address.bus, address.device, address.function);
     let at = |npu: &Npu| npu.pci.is_some_and(|address| place(address) == place(wanted));
@@ -206,7 +204,7 @@ pub fn by_pci_bus_id(text: Text, device: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// `aclrtDeviceGetUuid`: 16 bytes that are the device's in every container of the host.
+/// `aclrtDeviceGetUuid`: 16 bytes, the same in every container of the host.
 pub fn uuid(device: i32, uuid: Out<[u8; 16]>) -> Outcome {
     let uuid = uuid.check("uuid")?;
     let npu = by_user(device.into())?;
@@ -221,7 +219,7 @@ pub fn uuid(device: i32, uuid: Out<[u8; 16]>) -> Outcome {
     Ok(())
 }
 
-/// Vector cores that stand beside each AI core, on the cards that have both.
+/// Vector cores for each AI core, on cards that have both.
 const VECTOR_CORES: i64 = 2;
 
 /// `aclGetDeviceCapability`.
@@ -235,9 +233,9 @@ pub fn capability(device: u32, wanted: i32, value: Out<i64>) -> Outcome {
     value.write(match wanted {
         0 => cores,
         1 => cores * VECTOR_CORES,
-        // The driver does not say how large the cache is.
+        // The driver does not report the size of the cache.
         2 => 0,
-        _ => return Err(invalid(format!("{wanted} is no capability. They are 0 to 2."))),
+        _ => return Err(invalid(format!("{wanted} is not a capability. They are 0 to 2."))),
     });
     Ok(())
 }
@@ -258,7 +256,7 @@ pub fn info(device: u32, attribute: i32, value: Out<i64>) -> Outcome {
         501 => Some(npu.instance.is_some().into()),
         _ => None,
     };
-    let known = known.ok_or_else(|| unsupported(format!("the driver does not say what attribute {attribute} is.")))?;
+    let known = known.ok_or_else(|| unsupported(format!("the driver does not report attribute {attribute}.")))?;
     value.write(known);
     Ok(())
 }
@@ -275,7 +273,7 @@ pub fn status(device: i32, status: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// What `aclrtGetDeviceUtilizationRate` fills.
+/// The output of `aclrtGetDeviceUtilizationRate`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Utilization {
@@ -286,7 +284,7 @@ pub struct Utilization {
     extend: Address,
 }
 
-/// `aclrtGetDeviceUtilizationRate`: nothing computes here, so it is 0 but for memory.
+/// `aclrtGetDeviceUtilizationRate`: 0 except for memory, since nothing computes here.
 pub fn utilization(device: i32, utilization: Out<Utilization>) -> Outcome {
     let utilization = utilization.check("utilizationInfo")?;
     let npu = by_user(device.into())?;
@@ -296,7 +294,7 @@ pub fn utilization(device: i32, utilization: Out<Utilization>) -> Outcome {
     Ok(())
 }
 
-/// Pairs for which access was enabled: device and peer, in the driver's numbers.
+/// Pairs with enabled access: device and peer, by the driver's numbers.
 static PEERS: Mutex<BTreeSet<(u32, u32)>> = Mutex::new(BTreeSet::new());
 
 /// Two different devices, by the program's numbers.
@@ -326,8 +324,8 @@ pub fn enable_peer_access(peer: i32, flags: u32) -> Outcome {
     Ok(())
 }
 
-/// `aclrtDeviceDisablePeerAccess`: the program's note goes; the link itself stays until a device is
-/// reset, because mappings may use it.
+/// `aclrtDeviceDisablePeerAccess`: changes only what `aclrtDevicePeerAccessStatus` reports. The link
+/// stays until a device is reset, because mappings may use it.
 pub fn disable_peer_access(peer: i32) -> Outcome {
     let (device, peer) = pair(context::current()?.user as i32, peer)?;
     PEERS.lock().remove(&(device.0, peer.0));
@@ -342,13 +340,13 @@ pub fn peer_access_status(device: i32, peer: i32, status: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// A device is closed: what was enabled for it is gone.
+/// Forgets the enabled pairs of a device that is closed, or all.
 pub(crate) fn forget_peers(device: Option<LogicalId>) {
     let of = |pair: &(u32, u32), id: LogicalId| pair.0 == id.0 || pair.1 == id.0;
     PEERS.lock().retain(|pair| device.is_some_and(|id| !of(pair, id)));
 }
 
-/// What `aclrtGetMemUsageInfo` fills for each of the driver's modules.
+/// One entry of `aclrtGetMemUsageInfo`, for a module of the driver.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {

@@ -1,8 +1,8 @@
 //! Events: names for points in the order of streams.
 //!
-//! Recording an event puts a point on a stream, and the event names that point from then on. Who
-//! waits for an event waits for the point that it names at that moment, whatever becomes of the
-//! event later: recorded again, on whichever stream, reset or destroyed.
+//! Recording an event puts a point on a stream, and the event names that point from then on. A
+//! wait for an event waits for the point that it names at that moment, even if the event is recorded
+//! again, reset or destroyed later.
 
 use crate::border::Out;
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
@@ -20,7 +20,7 @@ pub(crate) struct Event {
     /// Made by `aclrtCreateEventExWithFlag`: one that was never recorded counts as complete, and it
     /// cannot be reset.
     newer: bool,
-    /// The point where it was recorded last; `None` if it was not, or reset since.
+    /// The point of its latest record; `None` if there is none, or it was reset since.
     latest: Mutex<Option<Arc<Point>>>,
 }
 
@@ -31,11 +31,11 @@ impl Event {
         self.latest.lock().clone()
     }
 
-    /// When it was reached.
+    /// When its point was passed.
     fn time(&self) -> Outcome<u64> {
         let never = || refused("the event was never recorded. Call aclrtRecordEvent first.");
         self.latest().ok_or_else(never)?.time().ok_or_else(|| {
-            let text = "the event was not reached yet. Wait for it first.";
+            let text = "the event is not reached yet. Wait for it first.";
             Fault::new(code::RT_EVENT_TIMESTAMP, text)
         })
     }
@@ -48,9 +48,8 @@ fn find(event: Handle) -> Outcome<Arc<Event>> {
     EVENTS.get(event).ok_or_else(unknown)
 }
 
-#[cold]
 fn unknown() -> Box<Fault> {
-    refused("this is no event, or it is destroyed.")
+    refused("this is not an event, or it is destroyed.")
 }
 
 fn new(event: Out<Handle>, newer: bool) -> Outcome {
@@ -61,14 +60,14 @@ fn new(event: Out<Handle>, newer: bool) -> Outcome {
     Ok(())
 }
 
-/// Flags of events that exist.
+/// The known flags of events.
 const FLAGS: u32 = 1 | 2 | 8 | 16 | 32 | 64;
-/// An event for other processes, which only hardware can record.
+/// An event for other processes, which only a device can record.
 const FLAG_IPC: u32 = 64;
 
 fn check_flags(flags: u32) -> Outcome {
     if flags == 0 || flags & !FLAGS != 0 {
-        return Err(refused(format!("flags {flags:#x} are none of events. Use ACL_EVENT_SYNC (1) or others.")));
+        return Err(refused(format!("flags {flags:#x} are not flags of events. Use ACL_EVENT_SYNC (1) or others.")));
     }
     if flags & FLAG_IPC != 0 {
         return Err(unsupported("events for other processes need a device that records them."));
@@ -95,7 +94,7 @@ pub fn create_newer_with(event: Out<Handle>, flags: u32) -> Outcome {
     new(event, true)
 }
 
-/// `aclrtDestroyEvent`: what waits for it goes on waiting.
+/// `aclrtDestroyEvent`: waits for it continue.
 pub fn destroy(event: Handle) -> Outcome {
     find(event)?;
     EVENTS.remove(event).ok_or_else(unknown)?;
@@ -112,8 +111,8 @@ pub fn record(event: Handle, stream: Handle) -> Outcome {
     Ok(())
 }
 
-/// `aclrtResetEvent`: of the older kind, in the order of the stream. As for a wait, what counts is
-/// the latest record before the call. One that is not reached when the reset is stays.
+/// `aclrtResetEvent`: only for the older kind. Resets the latest record before the call, in the order
+/// of the stream. A record that is not reached by then stays.
 pub fn reset(event: Handle, stream: Handle) -> Outcome {
     let event = find(event)?;
     if event.newer {
@@ -148,7 +147,7 @@ pub fn synchronize_within(event: Handle, timeout: i32) -> Outcome {
     Err(Fault::new(code::RT_EVENT_TIMEOUT, "the event was not reached in time."))
 }
 
-/// Waits until an event is reached; `false` if the time is over.
+/// Waits until an event is reached; `false` after the timeout.
 fn wait(event: Handle, timeout: Option<Duration>) -> Outcome<bool> {
     let Some(point) = find(event)?.latest() else { return Ok(true) };
     if !point.is_passed() {

@@ -1,8 +1,8 @@
 //! The C functions: each name, its arguments, and the function that serves it.
 //!
 //! A pointer is one of the types of [`crate::border`] that check for NULL, a handle is looked up,
-//! and an address is never followed, so none of these functions trusts more than what C cannot
-//! check: that a pointer which is not NULL points to what the prototype says.
+//! and an address is never dereferenced, so these functions trust only what C cannot check: that a
+//! pointer which is not NULL points to what the prototype says.
 
 use crate::border::{Address, In, Out, Text, ask_or};
 use crate::copy::{BatchArguments, BatchAttribute};
@@ -16,7 +16,7 @@ use crate::{
 use libc::{c_char, c_void};
 use std::ptr::null;
 
-/// A function of the program's.
+/// A function of the program.
 pub type Function = Option<unsafe extern "C-unwind" fn(*mut c_void)>;
 
 /// A C function as it is exported: name, parameters and result, as Rust types.
@@ -30,7 +30,7 @@ pub struct Signature {
     pub returns: &'static str,
 }
 
-/// Exports functions. Each line is a C function and what serves it; what follows `by` is the
+/// Exports functions. Each line is a C function and the Rust function that serves it; `by` names the
 /// function of the border that calls it.
 macro_rules! exports {
     ($(by $border:ident {
@@ -299,21 +299,21 @@ exports_other! {
     }
 }
 
-/// The functions about the thread's latest failure: they leave it as it is.
+/// The functions that report the thread's latest failure. They do not count as calls themselves.
 pub const ERRORS: &[Signature] = &[
     Signature { name: "aclGetRecentErrMsg", parameters: &[], returns: "*const c_char" },
     Signature { name: "aclrtGetLastError", parameters: &["i32"], returns: "i32" },
     Signature { name: "aclrtPeekAtLastError", parameters: &["i32"], returns: "i32" },
 ];
 
-/// `aclGetRecentErrMsg`: what the thread's latest call that failed said; NULL if there is nothing.
+/// `aclGetRecentErrMsg`: the message of the thread's latest call that failed; NULL if there is none.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is C's")]
 pub extern "C" fn aclGetRecentErrMsg() -> *const c_char {
     border::recent_error_message()
 }
 
-/// `aclrtGetLastError`: the code of the thread's latest call that failed, which is then forgotten.
+/// `aclrtGetLastError`: the code of the thread's latest call that failed, which it clears.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is C's")]
 pub extern "C" fn aclrtGetLastError(level: i32) -> i32 {

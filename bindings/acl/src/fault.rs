@@ -17,7 +17,7 @@ pub mod code {
     pub const REPEAT_FINALIZE: i32 = 100_037;
     /// A feature that does not exist.
     pub const FEATURE_UNSUPPORTED: i32 = 200_006;
-    /// A panic inside of the library.
+    /// A panic inside the library.
     pub const INTERNAL: i32 = 500_000;
     /// There is no such operation.
     pub const FAILURE: i32 = 500_001;
@@ -76,16 +76,16 @@ pub struct Fault {
     pub text: String,
 }
 
-/// What a function of this library answers.
+/// The result of a function of this library.
 pub type Outcome<T = ()> = Result<T, Box<Fault>>;
 
 impl Fault {
-    /// A failure, with whole sentences.
+    /// A failure. The text is whole sentences.
     pub fn new(code: i32, text: impl Into<String>) -> Box<Fault> {
         Box::new(Fault { code, text: text.into() })
     }
 
-    /// An error of the driver, where arguments that it would refuse are found by our library.
+    /// An error of the driver, or an argument that the Rust library refuses before the driver would.
     pub fn driver(error: impl Into<Error>) -> Box<Fault> {
         let error = error.into();
         let code = match error {
@@ -95,7 +95,7 @@ impl Fault {
         Fault::new(code, error.to_string())
     }
 
-    /// The same sentences with another code, unless the program has run out of memory.
+    /// The same text with another code, unless memory is used up.
     pub fn with_code(mut self: Box<Self>, code: i32) -> Box<Fault> {
         if self.code != code::RT_MEMORY {
             self.code = code;
@@ -114,7 +114,7 @@ pub fn refused(text: impl Into<String>) -> Box<Fault> {
     Fault::new(code::RT_PARAM_INVALID, text)
 }
 
-/// What exists in the vendor's library and not here, or on no hardware.
+/// What the vendor's library can do, but not this one, or no hardware.
 pub fn unsupported(text: impl Into<String>) -> Box<Fault> {
     Fault::new(code::RT_NOT_SUPPORTED, text)
 }
@@ -143,8 +143,8 @@ fn code_of(error: &Error) -> i32 {
         Error::UnknownGeneration(_) => code::RT_NOT_SUPPORTED,
         Error::OtherProcess { .. } => code::RT_CONTEXT_NULL,
         Error::Ticket(_) | Error::Exchange(_) => code::RT_PARAM_INVALID,
-        // Others have numbers of their own for a device that lost its process, which frameworks
-        // take for hardware faults.
+        // The vendor's own codes for a device that lost its process mean hardware faults to
+        // frameworks.
         Error::DeviceProcess { .. } | Error::DeviceProcessDied { .. } | Error::Open(_) => code::RT_DRIVER,
         _ => error.vendor_code().map_or(code::RT_DRIVER, |code| code.acl as i32),
     }

@@ -3,7 +3,7 @@
 //! A handle has a mark, the kind of its object, the place in the table of its kind, and the
 //! generation of that place, which changes whenever an object leaves it. A stale, foreign or forged
 //! handle is therefore not found, whatever the program does. The numbers look like no address, so
-//! that a program which follows one stops there.
+//! a program that dereferences one crashes there.
 
 use crate::fault::{Fault, Outcome, code};
 use parking_lot::Mutex;
@@ -23,7 +23,7 @@ impl Handle {
     }
 }
 
-/// What a handle stands for.
+/// The kinds of handles.
 pub mod kind {
     /// A context.
     pub const CONTEXT: u8 = 1;
@@ -44,7 +44,7 @@ const PLACES: usize = 1 << 24;
 #[derive(Debug)]
 pub(crate) struct Table<T, const KIND: u8> {
     places: Vec<Place<T>>,
-    /// The places without an object that can be used again.
+    /// Empty places that can be used again.
     free: Vec<u32>,
 }
 
@@ -61,7 +61,7 @@ impl<T, const KIND: u8> Table<T, KIND> {
         Table { places: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes an object in.
+    /// Enters an object.
     ///
     /// # Errors
     ///
@@ -87,13 +87,13 @@ impl<T, const KIND: u8> Table<T, KIND> {
         place.object.as_ref().filter(|_| place.handle == handle)
     }
 
-    /// An object to be changed; `None` if there is none with this handle.
+    /// A mutable object; `None` if there is none with this handle.
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         let place = self.places.get_mut(Self::place(handle))?;
         place.object.as_mut().filter(|_| place.handle == handle)
     }
 
-    /// Takes an object out: its handle is stale from now on.
+    /// Removes an object: its handle becomes stale.
     pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
         let number = Self::place(handle);
         let place = self.places.get_mut(number)?;
@@ -102,7 +102,7 @@ impl<T, const KIND: u8> Table<T, KIND> {
         }
         let object = place.object.take()?;
         let next = handle.0 + (1 << GENERATION_SHIFT);
-        // A place whose generations are used up is not used again.
+        // A place that has used up its generations is not used again.
         if next >> KIND_SHIFT == Self::KIND_BITS >> KIND_SHIFT {
             place.handle = Handle(next);
             self.free.push(number as u32);
@@ -119,7 +119,7 @@ impl<T, const KIND: u8> Table<T, KIND> {
         handle.0 as usize & (PLACES - 1)
     }
 
-    /// What all handles of this kind begin with.
+    /// The leading bits of all handles of this kind.
     const KIND_BITS: u64 = MARK | (KIND as u64) << KIND_SHIFT;
 }
 
@@ -128,12 +128,12 @@ impl<T, const KIND: u8> Table<T, KIND> {
 pub struct Handles<T, const KIND: u8>(Mutex<Table<T, KIND>>);
 
 impl<T, const KIND: u8> Handles<T, KIND> {
-    /// None yet.
+    /// An empty table.
     pub const fn new() -> Self {
         Handles(Mutex::new(Table::new()))
     }
 
-    /// Takes an object in.
+    /// Enters an object.
     ///
     /// # Errors
     ///
@@ -155,12 +155,12 @@ impl<T, const KIND: u8> Handles<T, KIND> {
         self.0.lock().get(handle).cloned()
     }
 
-    /// Takes an object out: its handle is stale from now on.
+    /// Removes an object: its handle becomes stale.
     pub fn remove(&self, handle: Handle) -> Option<T> {
         self.0.lock().remove(handle)
     }
 
-    /// What `pick` takes of each object, under the lock of their kind.
+    /// What `pick` returns for each object, under the lock of their kind.
     pub fn collect<R>(&self, mut pick: impl FnMut(Handle, &T) -> Option<R>) -> Vec<R> {
         self.0.lock().iter().filter_map(|(handle, object)| pick(handle, object)).collect()
     }

@@ -1,8 +1,8 @@
 //! Host memory that the library knows: what it allocated, and what the program registered.
 //!
-//! It is ordinary memory. The driver pins the pages of a copy by itself, so nothing is gained by
-//! taking them from the driver; what is known here is that a pointer is host memory, which decides
-//! how an asynchronous copy is done.
+//! It is ordinary memory. The driver pins the pages of a copy itself, so nothing is gained by
+//! allocating them from the driver. That an address is host memory decides how an asynchronous copy is
+//! done.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
@@ -18,11 +18,11 @@ static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
 
 struct Known {
     size: u64,
-    /// `None` for memory of the program's that it registered.
+    /// `None` for memory that the program registered.
     own: Option<Arc<Pages>>,
 }
 
-/// Pages of ours. Copies that are queued keep them, so that freeing them early harms nothing.
+/// Pages of the library. Queued copies keep them, so freeing them early does no harm.
 #[derive(Debug)]
 pub(crate) struct Pages {
     start: usize,
@@ -33,12 +33,12 @@ impl Pages {
     fn new(size: usize) -> Option<Pages> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: new pages wherever the kernel likes.
+        // SAFETY: new pages at an address that the kernel chooses.
         let start = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
-        // Fewer pages to pin for a copy. Where it cannot be had nothing changes.
+        // Fewer pages to pin for a copy. A failure changes nothing.
         // SAFETY: advice about the pages that were just made.
         unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) };
         Some(Pages { start: start.expose_provenance(), size })
@@ -47,7 +47,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: pages of ours that neither the program nor a queued copy has any more.
+        // SAFETY: pages of the library that neither the program nor a queued copy uses any more.
         unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.start), self.size) };
     }
 }
@@ -61,7 +61,10 @@ pub fn allocate(address: Out<Address>, size: usize) -> Outcome {
     context::current()?;
     let pages = Pages::new(size).ok_or_else(|| {
         let error = std::io::Error::last_os_error();
-        Fault::new(code::RT_MEMORY, format!("the host has no {size} bytes: {error}. Free memory or ask for less."))
+        Fault::new(
+            code::RT_MEMORY,
+            format!("the host has not {size} free bytes: {error}. Free memory or ask for less."),
+        )
     })?;
     let start = pages.start as u64;
     KNOWN.lock().insert(start, Known { size: size as u64, own: Some(Arc::new(pages)) });
@@ -75,7 +78,7 @@ pub fn allocate_with(address: Out<Address>, size: u64, config: In<Config>) -> Ou
     for attribute in crate::malloc::attributes(config)? {
         const VA_FLAG: i32 = 3;
         if attribute.kind == VA_FLAG && attribute.value != 0 {
-            return Err(unsupported("one address for host and device needs hardware that is not served here."));
+            return Err(unsupported("one address for host and device needs hardware that is not supported here."));
         }
     }
     allocate(address, size as usize)
@@ -101,7 +104,7 @@ pub fn free_after_work(address: Address) -> Outcome {
     free(address)
 }
 
-/// What the library knows of host memory around a range: its pages, if they are its own.
+/// The known host memory that contains a range: its pages, if the library allocated them.
 pub(crate) fn find(address: u64, size: u64) -> Option<Option<Arc<Pages>>> {
     let known = KNOWN.lock();
     let (start, found) = known.range(..=address).next_back()?;
@@ -109,32 +112,32 @@ pub(crate) fn find(address: u64, size: u64) -> Option<Option<Arc<Pages>>> {
     (address < end && size <= end - address).then(|| found.own.clone())
 }
 
-/// Enters memory of the program's.
+/// Enters memory of the program.
 fn register_range(address: u64, size: u64) -> Outcome {
     if size == 0 {
         return Err(invalid("the size is 0. Register at least one byte."));
     }
-    let end = address.checked_add(size).ok_or_else(|| refused("the range goes beyond the last address."))?;
+    let end = address.checked_add(size).ok_or_else(|| refused("the range reaches beyond the last address."))?;
     if copy::is_drivers(address) {
-        return Err(refused(format!("{address:#x} is memory of the driver's, not of the host.")));
+        return Err(refused(format!("{address:#x} is memory of the driver, not of the host.")));
     }
     let mut known = KNOWN.lock();
     let before = known.range(..end).next_back();
     if before.is_some_and(|(start, known)| start + known.size > address) {
-        let text = format!("host memory at {address:#x} is known already. Unregister it first.");
+        let text = format!("host memory at {address:#x} is already known. Unregister it first.");
         return Err(Fault::new(code::HOST_REGISTERED, text));
     }
     known.insert(address, Known { size, own: None });
     Ok(())
 }
 
-/// `aclrtHostRegister`: the device address is for kernels, of which there are none.
+/// `aclrtHostRegister`: the device address is the host's, since there are no kernels to use it.
 pub fn register(address: Address, size: u64, kind: i32, device: Out<Address>) -> Outcome {
     let address = address.check("ptr")?;
     let device = device.check("devPtr")?;
     if size != 0 && kind & !(4 | 8) != 0 {
         return Err(unsupported(format!(
-            "type {kind} is no way to register memory. Use ACL_HOST_REGISTER_MAPPED (0)."
+            "type {kind} is not a way to register memory. Use ACL_HOST_REGISTER_MAPPED (0)."
         )));
     }
     register_range(address, size)?;
@@ -147,7 +150,7 @@ pub fn register_v2(address: Address, size: u64, flags: u32) -> Outcome {
     let address = address.check("ptr")?;
     if size != 0 && flags & !(2 | 4 | 8 | 0x1000_0000) != 0 {
         return Err(unsupported(format!(
-            "flags {flags:#x} are no way to register memory. Use ACL_HOST_REG_MAPPED (2)."
+            "flags {flags:#x} are not a way to register memory. Use ACL_HOST_REG_MAPPED (2)."
         )));
     }
     register_range(address, size)

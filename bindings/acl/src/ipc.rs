@@ -1,9 +1,9 @@
 //! Memory shared by a key: how the vendor's library shares what `aclrtMalloc` returned.
 //!
 //! A key is the kernel's name for the memory, 64 characters, so that a process with the vendor's
-//! library can open ours and the other way round. The kernel names whole pages. A block that does
-//! not begin where its pages do has its offset written over the end of the name, which the kernel
-//! fills with zeros: only this library can open such a key.
+//! library can open ours and the other way round. The kernel names whole pages. For a block
+//! that does not begin at a page, the key has the offset in place of the end of the name, which the
+//! kernel fills with zeros: only this library can open such a key.
 
 use crate::border::{Address, In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
@@ -34,7 +34,7 @@ static IMPORTED: AtomicBool = AtomicBool::new(false);
 
 struct Export {
     published: Arc<Published>,
-    /// What it was made for: a block, or a place in one.
+    /// The exported block, or an address in it.
     address: u64,
     device: LogicalId,
 }
@@ -43,7 +43,7 @@ struct Import {
     memory: Arc<NamedMemory>,
     /// Of the block in it.
     offset: u64,
-    /// How often it was imported and not closed.
+    /// Imports that were not closed.
     count: u64,
     device: LogicalId,
 }
@@ -62,7 +62,7 @@ pub fn export_key(address: Address, size: usize, key: Out<c_char>, length: usize
     let (start, end) = whole_pages(address, size as u64)?;
     let pages = process::session()?
         .slice_at(start, end - start)
-        .map_err(|_| refused(format!("{size} bytes at {address:#x} are not all device memory of this process's.")))?;
+        .map_err(|_| refused(format!("{size} bytes at {address:#x} are not all device memory of this process.")))?;
     let published = pages.publish().map_err(Fault::driver)?;
     if flags == 1 {
         published.trust_anyone()?;
@@ -80,7 +80,7 @@ pub fn export_key(address: Address, size: usize, key: Out<c_char>, length: usize
 fn whole_pages(address: u64, size: u64) -> Outcome<(u64, u64)> {
     let page = Page::Huge.size();
     let end = address.checked_add(size).and_then(|end| end.checked_next_multiple_of(page));
-    let end = end.ok_or_else(|| refused(format!("{size} bytes at {address:#x} are more than there are addresses.")))?;
+    let end = end.ok_or_else(|| refused(format!("{size} bytes at {address:#x} reach beyond the last address.")))?;
     Ok((address - address % page, end))
 }
 
@@ -91,7 +91,7 @@ fn with_offset(mut name: Key, offset: u64) -> Outcome<Key> {
     }
     let end = &mut name[OFFSET..KEY - 1];
     if end.iter().any(|&byte| byte != b'0') {
-        let text = "the driver's name has no room for the place of the block in its page. Allocate 2 MiB or more.";
+        let text = "the driver's name has no room for the offset of the block in its page. Allocate 2 MiB or more.";
         return Err(Fault::new(code::RT_NOT_SUPPORTED, text));
     }
     end[0] = OFFSET_MARK;
@@ -140,7 +140,7 @@ pub fn trust(key: Text, processes: In<i32>, count: usize) -> Outcome {
     Ok(published.trust(&processes)?)
 }
 
-/// `aclrtIpcMemImportByKey`: on the current device. The same key again is the same address.
+/// `aclrtIpcMemImportByKey`: on the current device. The same key gives the same address again.
 pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
     let address = address.check("devPtr")?;
     let key = read_key(key)?;
@@ -157,11 +157,11 @@ pub fn import(address: Out<Address>, key: Text, flags: u64) -> Outcome {
     let name = Name::from_bytes(bare)?;
     let memory = open_named(&process::device(device)?, &name).map_err(Fault::driver)?;
     if offset >= memory.size() {
-        return Err(refused("the key names a place outside of its memory. Pass it unchanged."));
+        return Err(refused("the key has an offset outside its memory. Pass it unchanged."));
     }
     let start = memory.address() + offset;
     let mut imports = IMPORTS.lock();
-    // Another thread that imports the same has the same memory.
+    // Another thread may have imported the same memory meanwhile.
     let import = imports.entry(key).or_insert(Import { memory: Arc::new(memory), offset, count: 0, device });
     import.count += 1;
     IMPORTED.store(true, Ordering::Relaxed);
@@ -196,7 +196,7 @@ pub(crate) fn device_of(memory: &Arc<NamedMemory>) -> LogicalId {
 
 /// The imported memory that contains an address, and the offset in it.
 pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
-    // Asked by every copy, and most programs import nothing.
+    // Checked by every copy, and most programs import nothing.
     if !IMPORTED.load(Ordering::Relaxed) {
         return None;
     }
@@ -207,11 +207,11 @@ pub(crate) fn imported_at(address: u64) -> Option<(Arc<NamedMemory>, u64)> {
 
 /// A block is about to be freed: its keys end.
 pub(crate) fn forget(address: u64) {
-    // Asked by every free, and most programs export nothing.
+    // Checked by every free, and most programs export nothing.
     if !EXPORTED.load(Ordering::Relaxed) {
         return;
     }
-    // What is no block is not freed, and its keys stay.
+    // Only a block is freed, and loses its keys.
     let Some((start, size)) = malloc::block_around(address).filter(|(start, _)| *start == address) else { return };
     let mut exports = EXPORTS.lock();
     let of = |(key, export): (&Key, &Export)| (export.address.wrapping_sub(start) < size).then_some(*key);

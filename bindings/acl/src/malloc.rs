@@ -1,9 +1,8 @@
 //! Device memory by address: `aclrtMalloc` and its family.
 //!
-//! A block of more than 1 MiB has physical memory and addresses of its own, which go with it: what
-//! a program frees is free for others. Smaller blocks come from a [`Pool`] for each device, so that
-//! they do not cost a page of 2 MiB each; pages that are empty are given back from time to time,
-//! and before the program is told that memory is used up.
+//! A block of more than 1 MiB has its own physical memory and addresses, which are released with it.
+//! Smaller blocks come from a [`Pool`] for each device, so that they do not take a page of 2 MiB
+//! each; empty pages are released from time to time, and before a call fails for lack of memory.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
@@ -30,24 +29,24 @@ static SMALL: RwLock<Vec<Small>> = RwLock::new(Vec::new());
 struct Small {
     device: LogicalId,
     pool: Pool,
-    /// Blocks that were freed since empty pages were given back.
+    /// Blocks freed since empty pages were last released.
     freed: AtomicU32,
 }
 
 /// Blocks above this size have memory of their own.
 const SMALL_SIZE: u64 = 1 << 20;
-/// Empty pages are given back when so many smaller blocks were freed, and before memory is used up.
+/// Empty pages are released after this many frees of smaller blocks, and before a call fails.
 const FREED: u32 = 512;
 /// All smaller blocks of a device are of one kind.
 const TAG: Tag = Tag(0);
-/// Blocks begin at multiples of this, as in the vendor's library; it promises 64.
+/// Alignment of blocks, as in the vendor's library, which documents 64.
 const ALIGNMENT: u64 = 512;
 /// Sizes are rounded up to this.
 const ROUNDING: u64 = 32;
-/// And most kinds of blocks are larger by this.
+/// Added to most kinds of blocks.
 const PADDING: u64 = 32;
 
-/// More than there are kinds of attributes.
+/// A limit above the number of kinds of attributes.
 const MOST_ATTRIBUTES: usize = 64;
 
 /// An attribute of an allocation: `aclrtMallocAttribute`.
@@ -75,7 +74,7 @@ pub(crate) fn attributes(config: In<Config>) -> Outcome<Vec<Attribute>> {
     }
     let Config { attributes, count } = config.read("cfg")?;
     if count > MOST_ATTRIBUTES {
-        return Err(invalid(format!("cfg.numAttrs is {count}, and there are fewer kinds of attributes.")));
+        return Err(invalid(format!("cfg.numAttrs is {count}, which is more than there are kinds of attributes.")));
     }
     (0..count).map(|index| attributes.read_at(index, "cfg.attrs")).collect()
 }
@@ -172,13 +171,14 @@ fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
     Ok(start)
 }
 
-/// What cannot be had is memory, whatever the reason is: programs look for this code and free some.
+/// Reports every failure to allocate as a lack of memory: programs look for this code and free
+/// some.
 fn no_memory(error: Error) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
     if fault.code == code::RT_PARAM_INVALID { fault.with_code(code::RT_MEMORY) } else { fault }
 }
 
-/// Gives empty pages of all pools back; whether there were any.
+/// Releases the empty pages of all pools. Returns whether there were any.
 pub(crate) fn trim() -> bool {
     let pools: Vec<Pool> = SMALL.read().iter().map(|small| small.pool.clone()).collect();
     pools.iter().any(|pool| pool.trim().is_ok_and(|bytes| bytes > 0))
@@ -196,8 +196,8 @@ pub fn free(address: Address) -> Outcome {
     let Some(Small { pool, freed, .. }) = small.iter().find(|small| small.pool.free(address).is_ok()) else {
         return Err(unknown(address));
     };
-    // A program that frees all its blocks keeps little; one that frees and allocates all the time
-    // does not pay for it each time.
+    // A program that frees all its blocks keeps few pages; one that frees and allocates all the
+    // time does not pay for it each time.
     if freed.fetch_add(1, Ordering::Relaxed) >= FREED {
         freed.store(0, Ordering::Relaxed);
         let _ = pool.trim();
@@ -205,7 +205,7 @@ pub fn free(address: Address) -> Outcome {
     Ok(())
 }
 
-/// Frees a block with memory of its own; whether there is one.
+/// Frees a large block. Returns whether there is one.
 fn free_large(address: u64) -> bool {
     let large = LARGE.lock().remove(&address);
     large.is_some()
@@ -245,7 +245,7 @@ pub fn grant(address: Address, size: usize, device: i32, flags: u64) -> Outcome 
     }
     let device = process::device(devices::by_user(device.into())?.logical)?;
     let (start, length) = block_around(address)
-        .ok_or_else(|| refused(format!("{address:#x} is in no memory that aclrtMalloc returned.")))?;
+        .ok_or_else(|| refused(format!("{address:#x} is not in memory that aclrtMalloc returned.")))?;
     if size as u64 > start + length - address {
         return Err(refused(format!("{size} bytes at {address:#x} are more than the block has.")));
     }

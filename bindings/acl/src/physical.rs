@@ -1,11 +1,11 @@
-//! Physical memory: handles that are counted, with or without an address.
+//! Physical memory: counted handles, mapped or not.
 //!
-//! A handle counts the calls that made it known to the program (`aclrtMallocPhysical`, imports,
-//! `aclrtMemRetainAllocationHandle`), each of which `aclrtFreePhysical` takes back, and its
-//! mappings, which keep the memory too. The handle itself lives as long as either does, so that a
-//! mapping can be asked for the handle that it was made from.
+//! A handle counts the calls that returned it (`aclrtMallocPhysical`, imports,
+//! `aclrtMemRetainAllocationHandle`), less those of `aclrtFreePhysical`, and its mappings, which also
+//! keep the memory. The handle lives as long as either count is above 0, so that a mapping still
+//! knows its handle.
 
-use crate::addresses::BOOKS;
+use crate::addresses::TABLES;
 use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::{Handle, Table, kind};
@@ -34,7 +34,7 @@ impl Location {
     pub const HOST_NUMA: i32 = 4;
 }
 
-/// What memory is asked for: `aclrtPhysicalMemProp`.
+/// The wanted memory: `aclrtPhysicalMemProp`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
@@ -48,18 +48,18 @@ pub struct Properties {
 /// The physical memory of the process, by its handles.
 pub(crate) type Memories = Table<Physical, { kind::MEMORY }>;
 
-/// Physical memory that the program has a handle of.
+/// Physical memory with a handle.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) memory: PhysicalMemory,
-    /// The kind and place that were asked for.
+    /// The requested kind and place.
     attribute: i32,
     location: Location,
-    /// How often the program may free it.
+    /// How often the program may still free it.
     users: u64,
-    /// The share that it was exported as.
+    /// Its export, if there is one.
     export: Option<Export>,
-    /// How many mappings there are, or are being made or undone.
+    /// Mappings, including those being made or undone.
     pub(crate) mappings: u64,
 }
 
@@ -68,7 +68,7 @@ impl Physical {
         Physical { memory, attribute, location, users: 1, export: None, mappings: 0 }
     }
 
-    /// Whether the program has not freed it as often as it may.
+    /// Whether the program may still use the handle.
     pub(crate) fn is_held(&self) -> bool {
         self.users > 0
     }
@@ -78,31 +78,31 @@ impl Physical {
         self.memory.location() == Place::Device(device)
     }
 
-    /// The program has it once more.
+    /// Counts one more user.
     fn retain(&mut self) {
         self.users += 1;
     }
 
-    /// Releases memory that nothing uses any more. No lock is held.
+    /// Releases memory that nothing uses any more. Call it without the lock.
     pub(crate) fn release(self) -> Outcome {
         drop(self.export);
         match self.memory.free() {
-            // In use: another thread is just using it, and will be the last.
+            // In use: another thread is using it, and releases it when it has finished.
             Ok(()) | Err(Failed { error: Error::InUse { .. }, .. }) => Ok(()),
-            // Dropping it makes the library keep it, and try again when the device is closed.
+            // Dropped here: the Rust library tries again when the device is closed.
             Err(failed) => Err(failed.into()),
         }
     }
 }
 
 impl Memories {
-    /// There is one mapping less. The memory comes back if nothing uses it any more.
+    /// Counts one mapping less. Returns the memory if nothing uses it any more.
     pub(crate) fn end_mapping(&mut self, handle: Handle) -> Option<Physical> {
         self.get_mut(handle)?.mappings -= 1;
         self.take_unused(handle)
     }
 
-    /// Takes memory out if nothing uses it any more.
+    /// Removes and returns memory that nothing uses any more.
     fn take_unused(&mut self, handle: Handle) -> Option<Physical> {
         let physical = self.get(handle)?;
         if physical.is_held() || physical.mappings > 0 {
@@ -113,7 +113,7 @@ impl Memories {
 }
 
 impl Properties {
-    /// HBM in 2 MiB pages, by the program's number of a device.
+    /// HBM in 2 MiB pages, by the program's device number.
     pub(crate) fn on_device(id: u32) -> Properties {
         let location = Location { id, kind: Location::DEVICE };
         Properties { handle_type: 0, allocation_type: 0, attribute: HBM_HUGE, location, reserve: 0 }
@@ -127,7 +127,7 @@ impl Properties {
         let host = match self.location.kind {
             Location::HOST | Location::HOST_NUMA => true,
             Location::DEVICE => false,
-            _ => return Err(invalid("location.type is not a place for memory: use device (1), host (0) or NUMA (4).")),
+            _ => return Err(invalid("location.type has no memory: use device (1), host (0) or NUMA (4).")),
         };
         if !host && matches!(self.attribute, 0 | 2 | 3 | 6 | 7) {
             return Err(invalid("memAttr is DDR, which is memory of the host. Use ACL_HBM_MEM_HUGE on a device."));
@@ -143,7 +143,7 @@ impl Properties {
             17 => (if host { MemoryKind::P2pDdr } else { MemoryKind::P2pHbm }, Page::Giant),
             other => {
                 return Err(invalid(format!(
-                    "memAttr {other} is no kind of physical memory. Use ACL_HBM_MEM_HUGE (4)."
+                    "memAttr {other} is not a kind of physical memory. Use ACL_HBM_MEM_HUGE (4)."
                 )));
             }
         };
@@ -158,13 +158,14 @@ const HBM_HUGE: i32 = 4;
 pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, flags: u64) -> Outcome {
     let handle = handle.check("handle")?;
     let properties = properties.read("prop")?;
-    match () {
-        () if size == 0 => return Err(invalid("the size is 0. Ask for 2 MiB or more.")),
-        () if flags != 0 => return Err(invalid(format!("flags are {flags}. They are reserved: pass 0."))),
-        () if properties.handle_type != 0 => {
-            return Err(invalid("handleType is not ACL_MEM_HANDLE_TYPE_NONE, the only one there is."));
-        }
-        () => {}
+    if size == 0 {
+        return Err(invalid("the size is 0. Ask for 2 MiB or more."));
+    }
+    if flags != 0 {
+        return Err(invalid(format!("flags are {flags}. They are reserved: pass 0.")));
+    }
+    if properties.handle_type != 0 {
+        return Err(invalid("handleType is not ACL_MEM_HANDLE_TYPE_NONE, the only one there is."));
     }
     let kind = properties.check()?;
     let memory = create(size as u64, kind, &properties)?;
@@ -172,14 +173,14 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     Ok(())
 }
 
-/// Takes memory in.
+/// Enters memory.
 fn enter(physical: Physical) -> Outcome<Handle> {
-    BOOKS.lock().physical.insert(physical)
+    TABLES.lock().physical.insert(physical)
 }
 
 fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMemory> {
     let Location { id, kind: place } = properties.location;
-    // The driver counts pages up.
+    // The driver rounds up to whole pages.
     let page = kind.page.size();
     let rounded = size.checked_next_multiple_of(page).filter(|size| size / page <= u32::MAX.into());
     let too_much = || Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device or host has."));
@@ -188,7 +189,7 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
         reserved(properties)?;
         let (device, size) = (process::device(device)?, rounded.ok_or_else(too_much)?);
         let created = match device.create_with(size, kind) {
-            // The pools may have had some to give back.
+            // The pools may have had free pages.
             Err(Error::OutOfMemory(_)) if malloc::trim() => device.create_with(size, kind),
             created => created,
         };
@@ -214,7 +215,7 @@ fn reserved(properties: &Properties) -> Outcome {
 
 fn not_created(error: Error, kind: Kind) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
-    // The only argument that our library refuses here: pages that the device does not have.
+    // The only argument that the Rust library refuses here is a page size that the device lacks.
     match kind.page {
         Page::Giant if fault.code == code::RT_PARAM_INVALID => fault.with_code(code::RT_NOT_SUPPORTED),
         _ => fault,
@@ -223,32 +224,37 @@ fn not_created(error: Error, kind: Kind) -> Box<Fault> {
 
 /// `aclrtFreePhysical`: memory that is mapped stays until it is unmapped.
 pub fn free(handle: Handle) -> Outcome {
-    if handle.is_null() {
-        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
-    }
-    let mut books = BOOKS.lock();
-    let physical = books.physical.get_mut(handle).filter(|physical| physical.is_held());
+    check(handle)?;
+    let mut tables = TABLES.lock();
+    let physical = tables.physical.get_mut(handle).filter(|physical| physical.is_held());
     physical.ok_or_else(unknown)?.users -= 1;
-    let unused = books.physical.take_unused(handle);
-    drop(books);
+    let unused = tables.physical.take_unused(handle);
+    drop(tables);
     unused.map_or(Ok(()), Physical::release)
 }
 
+/// Refuses NULL.
+pub(crate) fn check(handle: Handle) -> Outcome {
+    if handle.is_null() { Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned.")) } else { Ok(()) }
+}
+
 pub(crate) fn unknown() -> Box<Fault> {
-    refused("this is no handle of physical memory, or it was freed as often as it was allocated, imported or retained.")
+    refused(
+        "this is not a handle of physical memory, or it was freed as often as it was allocated, imported or retained.",
+    )
 }
 
-/// Looks at memory under the books' lock; `None` if there is no such handle.
+/// Looks at memory under the tables' lock; `None` if there is no such handle.
 fn with<R>(handle: Handle, look: impl FnOnce(&mut Physical) -> R) -> Option<R> {
-    BOOKS.lock().physical.get_mut(handle).map(look)
+    TABLES.lock().physical.get_mut(handle).map(look)
 }
 
-/// What `pick` takes of all memory.
+/// What `pick` returns for each memory.
 fn collect<R>(mut pick: impl FnMut(Handle, &Physical) -> Option<R>) -> Vec<R> {
-    BOOKS.lock().physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
+    TABLES.lock().physical.iter().filter_map(|(handle, physical)| pick(handle, physical)).collect()
 }
 
-/// `aclrtMemRetainAllocationHandle`: of a mapping's first address.
+/// `aclrtMemRetainAllocationHandle`: for the first address of a mapping.
 pub fn retain(address: crate::border::Address, handle: Out<Handle>) -> Outcome {
     let address = address.check("virPtr")?;
     let handle = handle.check("handle")?;
@@ -262,9 +268,7 @@ pub fn retain(address: crate::border::Address, handle: Out<Handle>) -> Outcome {
 /// `aclrtMemGetAllocationPropertiesFromHandle`.
 pub fn properties(handle: Handle, properties: Out<Properties>) -> Outcome {
     let properties = properties.check("prop")?;
-    if handle.is_null() {
-        return Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned."));
-    }
+    check(handle)?;
     let asked = |physical: &mut Physical| (physical.attribute, physical.location);
     let (attribute, location) = with(handle, asked).ok_or_else(unknown)?;
     properties.write(Properties { handle_type: 0, allocation_type: 0, attribute, location, reserve: 0 });
@@ -276,21 +280,21 @@ pub fn granularity(properties: In<Properties>, option: i32, granularity: Out<usi
     let granularity = granularity.check("granularity")?;
     let kind = properties.read("prop")?.check()?;
     if !(0..2).contains(&option) {
-        return Err(unsupported(format!("{option} is no option. Use minimum (0) or recommended (1).")));
+        return Err(unsupported(format!("{option} is not an option. Use minimum (0) or recommended (1).")));
     }
     granularity.write(kind.granularity() as usize);
     Ok(())
 }
 
-/// The handle of memory that the program has already, counted once more.
+/// The handle of memory that the program already has, counted once more.
 pub(crate) fn retain_same(memory: &PhysicalMemory) -> Option<Handle> {
     let same = collect(|handle, physical| physical.memory.is_same(memory).then_some(handle));
     same.into_iter().find(|&handle| with(handle, Physical::retain).is_some())
 }
 
-/// Takes imported memory in.
+/// Enters imported memory.
 pub(crate) fn import(memory: PhysicalMemory, device: LogicalId) -> Outcome<Handle> {
-    // The kind that the vendor's library reports for memory it knows nothing more of.
+    // The kind that the vendor's library reports for imported memory.
     let attribute = match memory.page() {
         Page::Huge => HBM_HUGE,
         Page::Giant => 10,
@@ -308,7 +312,7 @@ pub(crate) fn export(handle: Handle, anyone: bool) -> Outcome<Export> {
         |physical: &mut Physical| physical.is_held().then(|| (physical.memory.clone(), physical.export.is_some()));
     let (memory, exported) = with(handle, exportable).flatten().ok_or_else(unknown)?;
     if exported {
-        let text = "the handle is exported already, and the driver exports one once. Use the shareable handle of then.";
+        let text = "the handle is already exported, and the driver exports a handle once. Use its shareable handle.";
         return Err(Fault::new(code::RT_DRIVER, text));
     }
     let export = memory.export().map_err(Fault::driver)?;
@@ -327,7 +331,7 @@ pub(crate) fn export_of(shareable: u64) -> Option<Export> {
 
 /// Whether there is any.
 pub(crate) fn is_used() -> bool {
-    BOOKS.lock().physical.iter().next().is_some()
+    TABLES.lock().physical.iter().next().is_some()
 }
 
 /// Ends all memory of a device, mapped or not.
@@ -338,8 +342,8 @@ pub(crate) fn end(device: LogicalId) {
     }
     addresses::end_mappings(device);
     for handle in handles {
-        // What another thread is just mapping goes when it is unmapped.
-        let ended = BOOKS.lock().physical.take_unused(handle);
+        // Memory that another thread is mapping now goes when it is unmapped.
+        let ended = TABLES.lock().physical.take_unused(handle);
         drop(ended);
     }
 }

@@ -1,9 +1,9 @@
 //! Points in the order of a stream: passed once, and passed from then on.
 //!
-//! Whoever waits has the point, and the stream has its [`Passing`]. Dropping that passes the point:
-//! its turn came, its stream was destroyed, or it never got onto the stream. So nobody waits for a
-//! point that cannot be passed any more. A point can only be waited for after it was put on its
-//! stream, so streams that wait for each other's points never wait in a circle.
+//! The waiter has the point, and the stream has its [`Passing`]. Dropping that passes the point: its
+//! turn came, its stream was destroyed, or it was never put on the stream. So every wait ends. A
+//! point can only be waited for after it was put on its stream, so streams that wait for each other's
+//! points never deadlock.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Point {
 pub(crate) struct Passing(Arc<Point>);
 
 impl Point {
-    /// A point of a stream, and what passes it.
+    /// A point of a stream, and the object that passes it.
     pub(crate) fn new(stream: i32) -> (Arc<Point>, Passing) {
         let point = Arc::new(Point { stream, time: Mutex::new(None), passed: Condvar::new() });
         (point.clone(), Passing(point))
@@ -37,7 +37,7 @@ impl Point {
         self.time().is_some()
     }
 
-    /// Waits until it is passed; `false` if the time is over.
+    /// Waits until it is passed; `false` after the timeout.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut time = self.time.lock();

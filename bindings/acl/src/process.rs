@@ -1,7 +1,7 @@
-//! What the process has: the session, its open devices, and the count of initialisations.
+//! The state of the process: its session, its open devices, and the count of initialisations.
 //!
-//! Nothing here waits for `aclInit`: the vendor's library serves most calls without it, and
-//! programs rely on that. The session is opened by the first call that needs it and closed by
+//! Nothing here requires `aclInit`: the vendor's library serves most calls without it, and programs
+//! rely on that. The session is opened by the first call that needs it and closed by
 //! `aclFinalize` if no memory is left, or with the process.
 
 use crate::border::{Out, Text};
@@ -59,7 +59,7 @@ fn open() -> Outcome<Session> {
         });
     }
     match Session::builder().segments(false).open() {
-        // Opened by other code of this process, with this library's Rust interface.
+        // Opened by other code of this process through the Rust library.
         Err(Error::SessionOpen) => Ok(Session::current()?),
         opened => Ok(opened?),
     }
@@ -70,7 +70,7 @@ pub(crate) fn open_session() -> Option<Session> {
     SESSION.read().clone()
 }
 
-/// A device of this process's, set up when it is first needed.
+/// A device of this process, set up when it is first needed.
 pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
     let open = DEVICES.read().get(&id).cloned();
     if let Some(device) = open {
@@ -129,7 +129,7 @@ fn configured(path: &str) -> Outcome<Option<i64>> {
     }
     let malformed = || {
         let text = format!(
-            "the configuration {path} is not what it should be: {{\"defaultDevice\": {{\"default_device\": \"0\"}}}}."
+            "the configuration {path} is malformed. It looks like {{\"defaultDevice\": {{\"default_device\": \"0\"}}}}."
         );
         Fault::new(code::PARSE_FILE, text)
     };
@@ -142,8 +142,8 @@ fn configured(path: &str) -> Outcome<Option<i64>> {
     value[..end].parse().map(Some).map_err(|_| malformed())
 }
 
-/// The text of a file, but no more than any configuration has, and without waiting for a writer:
-/// programs pass paths of anything.
+/// The beginning of a file, enough for any configuration, without waiting for a writer: the path
+/// may name anything.
 fn read_some(path: &str) -> io::Result<String> {
     const MOST: u64 = 1 << 20;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -152,7 +152,7 @@ fn read_some(path: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// `aclFinalize`: ends all but memory, however often `aclInit` was called.
+/// `aclFinalize`: ends everything but memory, however often `aclInit` was called.
 pub fn finalize() -> Outcome {
     let mut initialised = INITIALISED.lock();
     if initialised.ended {
@@ -169,7 +169,7 @@ pub fn finalize_reference(left: Out<u64>) -> Outcome {
     let mut initialised = INITIALISED.lock();
     if initialised.count == 0 {
         left.write(0);
-        return Err(Fault::new(code::REPEAT_FINALIZE, "nothing is initialised any more. Call aclInit first."));
+        return Err(Fault::new(code::REPEAT_FINALIZE, "the library is not initialised. Call aclInit first."));
     }
     initialised.count -= 1;
     left.write(initialised.count);
@@ -198,7 +198,7 @@ fn end() {
     devices::forget_peers(None);
     let devices = std::mem::take(&mut *DEVICES.write());
     drop(devices);
-    // Without segments the kernel may not take it for ended, and would refuse the next one.
+    // The kernel may not notice the end of a session without segments, and would refuse the next.
     let session = SESSION.write().take_if(|session| session.has_segments());
     drop(session);
 }

@@ -1,20 +1,20 @@
-//! Callbacks: functions that a stream hands to a thread of the program's.
+//! Callbacks: functions that a stream passes to a thread of the program.
 //!
 //! A thread subscribes to streams by its pthread id and processes their reports. A stream that
-//! launches a callback puts it into the queue of that thread. A blocking one comes with a point
-//! that is passed when it was called, or when no stream is subscribed any more, and the stream
-//! waits for that.
+//! launches a callback puts it into the queue of that thread. For a blocking callback
+//! the stream waits for a point, which is passed when the callback has returned, or when no stream is
+//! subscribed any more.
 
 use crate::fault::{Fault, Outcome, code, invalid};
 use crate::handles::Handle;
 use crate::point::{Passing, Point};
-use crate::stream::{self, Function, HostCall, Task};
+use crate::stream::{self, HostCall, HostFunction, Task};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a thread has to process.
+/// The callbacks that a thread has to process.
 pub(crate) struct Reports {
     state: Mutex<State>,
     changed: Condvar,
@@ -22,7 +22,7 @@ pub(crate) struct Reports {
 
 #[derive(Default)]
 struct State {
-    /// With what lets the stream go on, if it waits.
+    /// Each with the point that the stream waits for, if it does.
     calls: VecDeque<(HostCall, Option<Passing>)>,
     /// How many streams are subscribed.
     streams: u32,
@@ -48,7 +48,7 @@ impl Reports {
         point
     }
 
-    /// A stream is not subscribed any more. After the last, none waits for a call.
+    /// A stream unsubscribes. After the last one, no stream waits for a call.
     pub(crate) fn leave(&self) {
         let mut state = self.state.lock();
         state.streams = state.streams.saturating_sub(1);
@@ -68,7 +68,7 @@ pub fn subscribe(thread: u64, stream: Handle) -> Outcome {
         return Err(stream::unknown());
     }
     if subscribed.is_some() {
-        let text = "a thread has subscribed to the stream already. Unsubscribe it first.";
+        let text = "a thread has already subscribed to the stream. Unsubscribe it first.";
         return Err(Fault::new(code::RT_STREAM_SUBSCRIBE, text));
     }
     let new = || Arc::new(Reports { state: Mutex::default(), changed: Condvar::new() });
@@ -98,7 +98,7 @@ pub fn unsubscribe(thread: u64, stream: Handle) -> Outcome {
 }
 
 /// `aclrtLaunchCallback`.
-pub fn launch(function: Option<Function>, argument: *mut libc::c_void, block: i32, stream: Handle) -> Outcome {
+pub fn launch(function: Option<HostFunction>, argument: *mut libc::c_void, block: i32, stream: Handle) -> Outcome {
     let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
     if !(0..2).contains(&block) {
         return Err(invalid(format!("blockType is {block}. It is 0 or 1.")));
@@ -111,10 +111,10 @@ pub fn launch(function: Option<Function>, argument: *mut libc::c_void, block: i3
     stream.push(Task::Report { reports, call: HostCall { function, argument }, blocks: block == 1 })
 }
 
-/// `aclrtProcessReport`: calls what has come for this thread, or waits for one.
+/// `aclrtProcessReport`: runs the callbacks for this thread, or waits for one.
 pub fn process(timeout: i32) -> Outcome {
     if timeout == 0 || timeout < -1 {
-        return Err(invalid(format!("{timeout} ms is no time to wait. Pass -1 for ever, or a positive number.")));
+        return Err(invalid(format!("{timeout} ms is not a valid timeout. Pass -1 for none, or a positive number.")));
     }
     // SAFETY: a question for a number.
     let thread = unsafe { libc::pthread_self() } as u64;

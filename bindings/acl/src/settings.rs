@@ -1,5 +1,5 @@
-//! Questions about versions, and settings that only parts of the vendor's stack read: they are
-//! taken, kept where they can be asked for again, and have no effect.
+//! Versions, and settings that only other parts of the vendor's stack read: they are accepted, stored
+//! if they can be queried, and have no effect.
 
 use crate::border::{In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
@@ -11,8 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The version that the library answers for all packages but the driver: programs choose by it what
-/// to call.
+/// The version of all packages but the driver. Programs choose by it which functions to call.
 const VERSION: &str = "8.5.0";
 
 /// `aclrtGetRunMode`: programs run on the host.
@@ -46,9 +45,9 @@ pub fn package_version(package: i32, version: Out<PackageVersion>) -> Outcome {
     const DRIVER: i32 = 7;
     let version = version.check("version")?;
     if !(0..=DRIVER).contains(&package) {
-        // Programs read it whatever the answer is.
+        // Programs read it even after a failure.
         version.write(PackageVersion { version: [0; 128], parts: [[0; 64]; 4], reserved: [0; 128] });
-        return Err(invalid(format!("{package} is no package. They are 0 to {DRIVER}.")));
+        return Err(invalid(format!("{package} is not a package. They are 0 to {DRIVER}.")));
     }
     let text = if package == DRIVER { devices::driver_version() } else { VERSION.to_owned() };
     let mut answer = PackageVersion { version: [0; 128], parts: [[0; 64]; 4], reserved: [0; 128] };
@@ -81,7 +80,7 @@ pub fn version_text(package: Text, text: Out<[u8; 128]>) -> Outcome {
     Ok(())
 }
 
-/// Attributes of the stack that exist.
+/// The attributes of the stack.
 static ATTRIBUTES: [i32; 3] = [0, 1, 2];
 
 /// `aclGetCannAttributeList`.
@@ -101,7 +100,7 @@ pub fn attribute(attribute: i32, value: Out<i32>) -> Outcome {
     value.write(match attribute {
         0 | 1 => newer.into(),
         2 => 0,
-        _ => return Err(invalid(format!("{attribute} is no attribute. They are 0 to 2."))),
+        _ => return Err(invalid(format!("{attribute} is not an attribute. They are 0 to 2."))),
     });
     Ok(())
 }
@@ -128,18 +127,21 @@ pub fn memory_info(attribute: i32, free: Out<usize>, total: Out<usize>) -> Outco
         10 | 14 => (MemoryKind::Hbm, giant),
         11 | 17 => (MemoryKind::P2pHbm, giant),
         other => {
-            return Err(Fault::new(code::RT_MEMORY_TYPE, format!("{other} is no kind of memory. They are 0 to 17.")));
+            return Err(Fault::new(
+                code::RT_MEMORY_TYPE,
+                format!("{other} is not a kind of memory. They are 0 to 17."),
+            ));
         }
     };
     let device = process::device(context::current()?.device)?;
-    // A kind that the card does not have is not an error: it has none of it.
+    // A kind that the card lacks is not an error: the card has 0 bytes of it.
     let ask = |kind| device.memory_info(kind).map(|info| part(&info)).unwrap_or_default();
     let mut found = match kind {
         MemoryKind::Hbm => part(&device.memory_info(kind)?),
         kind => ask(kind),
     };
     if found.1 == 0 && attribute == 1 {
-        // A card without HBM answers for its DDR.
+        // A card without HBM reports its DDR.
         found = ask(MemoryKind::Ddr);
     }
     free.write(found.0 as usize);
@@ -147,17 +149,16 @@ pub fn memory_info(attribute: i32, free: Out<usize>, total: Out<usize>) -> Outco
     Ok(())
 }
 
-/// `aclSetCompileopt`: options are taken, but for the one that frameworks set before they run an
-/// operator. There are no operators, and refusing them here is where frameworks raise an error and
-/// go on.
+/// `aclSetCompileopt`: accepts all options but the one that frameworks set before they run an
+/// operator. There are no operators, and frameworks turn a failure here into an exception.
 pub fn set_compile_option(option: i32, value: Text) -> Outcome {
     const JIT_COMPILE: i32 = 10;
     if value.is_null() || !(0..=16).contains(&option) {
-        return Err(invalid(format!("value is NULL, or {option} is no option. They are 0 to 16.")));
+        return Err(invalid(format!("value is NULL, or {option} is not an option. They are 0 to 16.")));
     }
     if option == JIT_COMPILE {
-        let text = "operators need the vendor's kernels, and this library has none: it serves memory. Copy to the \
-                    host and compute there.";
+        let text = "operators need the vendor's kernels, which this library does not have: it serves memory. Copy to \
+                    the host and compute there.";
         return Err(Fault::new(code::FAILURE, text));
     }
     Ok(())
@@ -183,7 +184,7 @@ static SATURATION: AtomicI32 = AtomicI32::new(0);
 /// `aclrtSetDeviceSatMode`.
 pub fn set_saturation(mode: i32) -> Outcome {
     if !(0..2).contains(&mode) {
-        return Err(invalid(format!("{mode} is no mode. It is 0 or 1.")));
+        return Err(invalid(format!("{mode} is not a mode. It is 0 or 1.")));
     }
     SATURATION.store(mode, Ordering::Relaxed);
     Ok(())
@@ -196,7 +197,7 @@ pub fn saturation(mode: Out<i32>) -> Outcome {
     Ok(())
 }
 
-/// `aclrtSetOpExecuteTimeOutV2`: what was asked for is what there is.
+/// `aclrtSetOpExecuteTimeOutV2`: reports the requested timeout as the actual one.
 pub fn set_execute_timeout(timeout: u64, actual: Out<u64>) -> Outcome {
     let actual = actual.check("actualTimeout")?;
     actual.write(timeout);
@@ -235,7 +236,7 @@ pub fn parameter(option: i32, value: Out<i64>) -> Outcome {
 }
 
 fn check_parameter(option: i32) -> Outcome {
-    if (0..4).contains(&option) { Ok(()) } else { Err(invalid(format!("{option} is no option. They are 0 to 3."))) }
+    if (0..4).contains(&option) { Ok(()) } else { Err(invalid(format!("{option} is not an option. They are 0 to 3."))) }
 }
 
 /// `aclmdlInitDump`, `aclmdlFinalizeDump` and other settings without an argument.
@@ -266,7 +267,7 @@ pub fn capture_info(stream: Handle, status: Out<i32>, model: Out<Handle>) -> Out
 pub fn core_limit(device: i32, kind: i32, value: Out<u32>) -> Outcome {
     let value = value.check("value")?;
     if !(0..2).contains(&kind) {
-        return Err(refused(format!("{kind} is no kind of core. They are cube (0) and vector (1).")));
+        return Err(refused(format!("{kind} is not a kind of core. They are cube (0) and vector (1).")));
     }
     let mut cores = 0;
     devices::capability(device as u32, kind, Out::to(&mut cores))?;
@@ -299,7 +300,7 @@ pub fn cycles() -> Outcome<u64> {
     Ok(point::now())
 }
 
-/// `MsprofReport…` and `MsprofRegisterCallback`: taken and forgotten.
+/// `MsprofReport…` and `MsprofRegisterCallback`: ignored.
 pub fn profile(_number: u32, _data: *const libc::c_void) -> Outcome {
     Ok(())
 }

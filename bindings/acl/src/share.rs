@@ -13,13 +13,13 @@ const FABRIC: i32 = 2;
 
 type Bytes = [u8; FabricHandle::LENGTH];
 
-/// Most processes that one call trusts.
+/// The most processes in one call.
 const PROCESSES: usize = 65_535;
 
 /// `aclrtMemExportToShareableHandle`.
 pub fn export(handle: Handle, kind: i32, flags: u64, shareable: Out<u64>) -> Outcome {
     let shareable = shareable.check("shareableHandle")?;
-    check_handle(handle)?;
+    physical::check(handle)?;
     if kind != 0 {
         return Err(invalid(format!("handleType is {kind}. Only ACL_MEM_HANDLE_TYPE_NONE (0) is known.")));
     }
@@ -30,7 +30,7 @@ pub fn export(handle: Handle, kind: i32, flags: u64, shareable: Out<u64>) -> Out
 /// `aclrtMemExportToShareableHandleV2`.
 pub fn export_v2(handle: Handle, flags: u64, kind: i32, shareable: Out<Bytes>) -> Outcome {
     let shareable = shareable.check("shareableHandle")?;
-    check_handle(handle)?;
+    physical::check(handle)?;
     check_kind(kind)?;
     let anyone = anyone(flags)?;
     if kind == FABRIC {
@@ -53,10 +53,6 @@ fn anyone(flags: u64) -> Outcome<bool> {
     }
 }
 
-fn check_handle(handle: Handle) -> Outcome {
-    if handle.is_null() { Err(invalid("handle is NULL. Pass one that aclrtMallocPhysical returned.")) } else { Ok(()) }
-}
-
 fn check_kind(kind: i32) -> Outcome {
     match kind {
         PLAIN | FABRIC => Ok(()),
@@ -69,7 +65,7 @@ pub fn trust(shareable: u64, processes: In<i32>, count: usize) -> Outcome {
     let processes = read_processes(processes, count)?;
     let export = physical::export_of(shareable).ok_or_else(|| {
         let text = format!(
-            "{shareable:#x} is not a shareable handle of this process's. Only the exporter can trust processes, \
+            "{shareable:#x} is not a shareable handle of this process. Only the exporter can trust processes, \
              while it has the memory."
         );
         Fault::new(code::RT_DRIVER, text)
@@ -98,7 +94,7 @@ pub(crate) fn read_processes(processes: In<i32>, count: usize) -> Outcome<Vec<Ba
     (0..count).map(|index| Ok(BareTgid::from_raw(processes.read_at(index, "pid")?)?)).collect()
 }
 
-/// The 64-bit form of either.
+/// The 64-bit form of either kind.
 fn short_form(shareable: In<Bytes>, kind: i32) -> Outcome<u64> {
     if kind == PLAIN {
         return shareable.cast::<u64>().read("shareableHandle");
@@ -111,7 +107,7 @@ fn long_form(shareable: In<Bytes>) -> Outcome<FabricHandle> {
 }
 
 fn malformed() -> Box<Fault> {
-    Fault::new(code::RT_INVALID_HANDLE, "this is no shareable handle. Pass what the exporter was given, unchanged.")
+    Fault::new(code::RT_INVALID_HANDLE, "this is not a shareable handle. Pass what the exporter got, unchanged.")
 }
 
 /// `aclrtMemImportFromShareableHandle`.
@@ -141,8 +137,7 @@ pub fn import_v2(shareable: In<Bytes>, kind: i32, flags: u64, handle: Out<Handle
     Ok(())
 }
 
-/// Imports on a device. What this process has imported there already is the same memory, and gets
-/// the same handle.
+/// Imports on a device. Memory that this process has already imported there gets the same handle.
 fn import_on(device: LogicalId, source: Source<'_>) -> Outcome<Handle> {
     let target = process::device(device)?;
     let memory = share::import(&target, source).map_err(Fault::driver)?;

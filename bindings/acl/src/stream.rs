@@ -1,9 +1,9 @@
-//! Streams: work that is done in order, beside the program.
+//! Streams: work done in order, in the background.
 //!
-//! A stream has a thread of its own, started with the first work that cannot be done at once. The
-//! thread takes no signals. Work that fails leaves its fault with the stream, and the next call
-//! that waits for the stream returns it. A stream that is destroyed drops what it has not begun,
-//! and so passes the points there.
+//! A stream has its own thread, which starts with the first work that cannot be done at once and
+//! blocks all signals. The fault of failed work stays with the stream, and the next call that waits
+//! for the stream returns it. Destroying a stream drops the work that has not begun, which passes the
+//! points there.
 
 use crate::border::{self, Out};
 use crate::context::{self, Context};
@@ -20,29 +20,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Something that a stream does.
+/// A task of a stream.
 pub(crate) enum Task {
-    /// Work of the library's.
+    /// Work of the library.
     Work(Box<dyn FnOnce() -> Outcome + Send>),
-    /// A function of the program's.
+    /// A function of the program.
     Call(HostCall),
-    /// A function of the program's, called by the thread that processes reports. The stream waits
-    /// for it if it blocks.
+    /// A function of the program, called by the thread that processes reports. The stream waits for
+    /// it if it blocks.
     Report { reports: Arc<Reports>, call: HostCall, blocks: bool },
-    /// Passes a point, which is done by dropping this.
+    /// Passes a point, by being dropped.
     Record(#[expect(dead_code, reason = "dropped, not read")] Passing),
     /// Waits until a point, mostly of another stream, is passed.
     Wait(Arc<Point>),
-    /// Waits until something holds.
+    /// Waits until a condition holds.
     Until(Box<dyn FnMut() -> Outcome<bool> + Send>),
 }
 
-/// A function of the program's, as it comes from C or C++.
-pub(crate) type Function = unsafe extern "C-unwind" fn(*mut libc::c_void);
+/// A function of the program, written in C or C++.
+pub(crate) type HostFunction = unsafe extern "C-unwind" fn(*mut libc::c_void);
 
-/// A function of the program's with its argument.
+/// A function of the program with its argument.
 pub(crate) struct HostCall {
-    pub(crate) function: Function,
+    pub(crate) function: HostFunction,
     pub(crate) argument: *mut libc::c_void,
 }
 
@@ -58,14 +58,14 @@ impl HostCall {
     }
 }
 
-/// Ends the process when the stack is unwound through it.
+/// Aborts the process if the stack is unwound through it.
 struct MustReturn;
 
 impl Drop for MustReturn {
     fn drop(&mut self) {
         border::log(
             "libascendcl: a function that was passed to aclrtLaunchHostFunc or aclrtLaunchCallback threw an exception \
-             or called pthread_exit. It must return: catch exceptions inside of it. The process is aborted.\n",
+             or called pthread_exit. It must return: catch exceptions inside it. The process is aborted.\n",
         );
         std::process::abort();
     }
@@ -89,28 +89,28 @@ pub(crate) struct Stream {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// How many tasks there ever were, and how many of them are done or dropped.
+    /// Tasks so far, and how many of them are done or dropped.
     pushed: u64,
     done: u64,
-    /// Whether the stream's thread runs.
+    /// Whether the stream's thread was started.
     worker: bool,
-    /// Whether it is just in the driver.
+    /// Whether it is doing work of the library.
     working: bool,
-    /// Destroyed: nothing begins any more.
+    /// Destroyed: no task begins any more.
     ended: bool,
-    /// What went wrong and was not returned yet.
+    /// A fault that was not returned yet.
     fault: Option<Box<Fault>>,
 }
 
 static STREAMS: Handles<Arc<Stream>, { kind::STREAM }> = Handles::new();
 
 thread_local! {
-    /// The number of the stream that cannot go on before this thread does: it is the stream's own,
-    /// or in a function that the stream waits for.
+    /// The number of the stream that waits for this thread: this is the stream's own thread, or it
+    /// runs a function that the stream waits for.
     static HOLDS_UP: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// How often a stream looks at a number that it waits for.
+/// How often a stream checks a condition that it waits for.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Stream {
@@ -141,14 +141,14 @@ impl Stream {
         Ok(point)
     }
 
-    /// Puts work at the end of the stream. If it fails, the stream is as it was.
+    /// Puts a task at the end of the stream. If this fails, the stream is unchanged.
     pub(crate) fn push(self: &Arc<Stream>, task: Task) -> Outcome {
         let mut queue = self.queue.lock();
         if queue.ended {
             return Err(unknown());
         }
         if queue.pushed == queue.done && task.is_over() {
-            // Nothing is before it, and dropping it is all.
+            // Nothing is before it, and dropping it completes it.
             return Ok(());
         }
         if !queue.worker {
@@ -175,7 +175,7 @@ impl Stream {
         })
     }
 
-    /// Does what is in the queue until the stream is destroyed.
+    /// Runs the tasks in the queue until the stream is destroyed.
     fn work(&self) {
         let _ = HOLDS_UP.try_with(|stream| stream.set(self.id));
         let mut queue = self.queue.lock();
@@ -225,12 +225,14 @@ impl Stream {
         }));
         match result {
             Ok(outcome) => outcome.err(),
-            Err(_) => Some(Fault::new(code::INTERNAL, "work on a stream failed inside of the library.")),
+            Err(_) => Some(Fault::new(code::INTERNAL, "an internal error in work on a stream.")),
         }
     }
 
-    /// Waits until everything that was pushed so far is done, and returns what went wrong; `false`
-    /// if the time is over. A stream that is destroyed meanwhile is waited for as its end does.
+    /// Waits until everything pushed so far is done, and returns the stream's fault; `false` after the
+    /// timeout. If the stream is destroyed meanwhile, waits for running work only, as [`end`] does.
+    ///
+    /// [`end`]: Stream::end
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Outcome<bool> {
         check_not_in_function_of(self.id)?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -254,7 +256,7 @@ impl Stream {
         queue.done == queue.pushed
     }
 
-    /// Drops what has not begun, and waits for a copy that has.
+    /// Drops the tasks that have not begun, and waits for a running copy.
     fn end(&self) {
         let mut queue = self.queue.lock();
         queue.ended = true;
@@ -277,7 +279,7 @@ impl Stream {
 }
 
 impl Task {
-    /// Whether it takes no time.
+    /// Whether nothing is left to do.
     fn is_over(&self) -> bool {
         match self {
             Task::Record(_) => true,
@@ -291,15 +293,15 @@ fn is_held_up_here(stream: i32) -> bool {
     HOLDS_UP.try_with(Cell::get) == Ok(stream)
 }
 
-/// Refuses to wait for a stream inside of a function that the stream waits for.
+/// Refuses to wait for a stream in a function that the stream waits for.
 pub(crate) fn check_not_in_function_of(stream: i32) -> Outcome {
     if !is_held_up_here(stream) {
         return Ok(());
     }
-    Err(refused("a function that runs on a stream waits for the same stream, which would be for ever."))
+    Err(refused("a function that runs on a stream cannot wait for the same stream: it would never end."))
 }
 
-/// Calls while a stream waits for it.
+/// Makes a call that a stream waits for.
 pub(crate) fn while_held_up(stream: i32, call: impl FnOnce()) {
     let before = HOLDS_UP.try_with(|held_up| held_up.replace(stream));
     call();
@@ -323,9 +325,8 @@ fn without_signals<R>(call: impl FnOnce() -> R) -> R {
     answer
 }
 
-#[cold]
 pub(crate) fn unknown() -> Box<Fault> {
-    refused("this is no stream, or it is destroyed.")
+    refused("this is not a stream, or it is destroyed.")
 }
 
 /// A stream of the calling thread's context; the default stream for NULL.
@@ -342,7 +343,7 @@ pub(crate) fn find(stream: Handle) -> Outcome<Arc<Stream>> {
     Ok(found)
 }
 
-/// A stream by its handle, whatever the context.
+/// A stream of any context by its handle; the default stream for NULL.
 pub(crate) fn by_handle(stream: Handle) -> Outcome<Arc<Stream>> {
     if stream.is_null() {
         let current = context::current()?.handle;
@@ -376,7 +377,7 @@ pub fn create_with(stream: Out<Handle>, priority: u32, flags: u32) -> Outcome {
     Ok(())
 }
 
-/// `aclrtDestroyStream`: waits for what is on it.
+/// `aclrtDestroyStream`: waits for the work on it.
 pub fn destroy(stream: Handle) -> Outcome {
     check(stream)?;
     let found = STREAMS.get(stream).ok_or_else(unknown)?;
@@ -385,7 +386,7 @@ pub fn destroy(stream: Handle) -> Outcome {
     waited.map(drop)
 }
 
-/// `aclrtDestroyStreamForce`: drops what has not begun.
+/// `aclrtDestroyStreamForce`: drops work that has not begun.
 pub fn destroy_force(stream: Handle) -> Outcome {
     check(stream)?;
     STREAMS.remove(stream).ok_or_else(unknown)?.end();
@@ -396,12 +397,12 @@ fn check(stream: Handle) -> Outcome {
     if stream.is_null() { Err(invalid("stream is NULL. Pass one that aclrtCreateStream made.")) } else { Ok(()) }
 }
 
-/// A time in milliseconds; `None` is for ever.
+/// A timeout in milliseconds; `None` for no limit.
 pub(crate) fn milliseconds(timeout: i32) -> Outcome<Option<Duration>> {
     match timeout {
         -1 => Ok(None),
         1.. => Ok(Some(Duration::from_millis(timeout as u64))),
-        _ => Err(refused(format!("{timeout} ms is no time to wait. Pass -1 for ever, or a positive number."))),
+        _ => Err(refused(format!("{timeout} ms is not a valid timeout. Pass -1 for none, or a positive number."))),
     }
 }
 
@@ -416,9 +417,8 @@ pub fn synchronize_within(stream: Handle, timeout: i32) -> Outcome {
     if by_handle(stream)?.wait(timeout)? { Ok(()) } else { Err(late()) }
 }
 
-#[cold]
 fn late() -> Box<Fault> {
-    Fault::new(code::RT_STREAM_TIMEOUT, "the work on the stream is not done in time.")
+    Fault::new(code::RT_STREAM_TIMEOUT, "the work on the stream was not done in time.")
 }
 
 /// `aclrtSynchronizeDevice`: all streams of the current device.
@@ -486,7 +486,7 @@ pub fn current_default(stream: Out<Handle>) -> Outcome {
 /// `aclrtSetStreamFailureMode`.
 pub fn set_failure_mode(stream: Handle, mode: u64) -> Outcome {
     if mode > 1 {
-        return Err(refused(format!("{mode} is no failure mode. Go on (0) or stop (1).")));
+        return Err(refused(format!("{mode} is not a failure mode. Use continue (0) or stop (1).")));
     }
     by_handle(stream)?.failure_mode.store(mode, Ordering::Relaxed);
     Ok(())
@@ -495,7 +495,7 @@ pub fn set_failure_mode(stream: Handle, mode: u64) -> Outcome {
 /// `aclrtSetStreamOverflowSwitch`.
 pub fn set_overflow(stream: Handle, on: u32) -> Outcome {
     if on > 1 {
-        return Err(invalid(format!("{on} is no switch. Off (0) or on (1).")));
+        return Err(invalid(format!("{on} is not a switch. Use off (0) or on (1).")));
     }
     by_handle(stream)?.overflow.store(on, Ordering::Relaxed);
     Ok(())
@@ -515,12 +515,12 @@ pub fn set_attribute(stream: Handle, attribute: i32, value: crate::border::In<u6
         1 => set_failure_mode(stream, value),
         2 => set_overflow(stream, value as u32),
         3..=5 => by_handle(stream).map(drop),
-        other => Err(refused(format!("{other} is no attribute of streams. They are 1 to 5."))),
+        other => Err(refused(format!("{other} is not an attribute of streams. They are 1 to 5."))),
     }
 }
 
 /// `aclrtLaunchHostFunc`: the stream's thread calls it.
-pub fn launch_host_function(stream: Handle, function: Option<Function>, argument: *mut libc::c_void) -> Outcome {
+pub fn launch_host_function(stream: Handle, function: Option<HostFunction>, argument: *mut libc::c_void) -> Outcome {
     let function = function.ok_or_else(|| invalid("fn is NULL. Pass a function."))?;
     find(stream)?.push(Task::Call(HostCall { function, argument }))
 }
