@@ -38,7 +38,7 @@ pub(crate) fn acl_functions(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(functions)
 }
 
-/// Most arguments of a function here.
+/// The largest number of arguments.
 const MOST: usize = 8;
 
 /// An argument of a C function, from 64 bits: a number, or the address of an answer.
@@ -144,7 +144,7 @@ functions! {
         aclrtMemcpy2dAsync;
 }
 
-/// How an argument comes from Python, or goes back to it: see `ascend_vmm/acl/_table.py`.
+/// The kind of an argument or result: see `ascend_vmm/acl/_table.py`.
 #[derive(Clone, Copy)]
 enum Kind {
     /// 64 bits, modulo 2^64.
@@ -189,7 +189,7 @@ fn wide(object: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// A Python function for a C function whose arguments and answers are numbers, of these kinds;
-/// None for another. It returns the answers, then the code. The interpreter's lock is not held
+/// None for other functions. It returns the answers, then the code. The interpreter's lock is not held
 /// during the call.
 #[pyfunction]
 pub(crate) fn acl_call<'py>(
@@ -199,7 +199,7 @@ pub(crate) fn acl_call<'py>(
 ) -> PyResult<Option<Bound<'py, PyCFunction>>> {
     let Some(kinds) = kinds.iter().map(|text| kind(text)).collect::<Option<Vec<_>>>() else { return Ok(None) };
     let function = function(name).filter(|_| kinds.len() <= MOST);
-    let function = function.ok_or_else(|| PyValueError::new_err(format!("{name} is no function of numbers")))?;
+    let function = function.ok_or_else(|| PyValueError::new_err(format!("{name} is not a function of numbers")))?;
     let call = move |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| -> PyResult<Py<PyAny>> {
         let py = arguments.py();
         let (mut bits, mut answers) = ([0; MOST], [0_u64; MOST]);

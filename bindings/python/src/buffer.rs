@@ -3,7 +3,7 @@
 //! The protocol is in the stable interface from Python 3.11 on, and one wheel serves 3.9 and later,
 //! so PyO3 does not offer it here. Its functions are exported by every interpreter, and the struct
 //! has not changed since 3.3: 3.9 and 3.10 will not change any more, and later ones promise not to.
-//! [`check`] compares it with the running interpreter nevertheless.
+//! [`check`] still compares it with the running interpreter.
 
 use pyo3::PyClass;
 use pyo3::exceptions::PyImportError;
@@ -100,7 +100,7 @@ impl Buffer {
     ///
     /// Other threads of the program may write to them while they are read without the interpreter's
     /// lock, as with every extension that gives it up. The library only hands their address to the
-    /// kernel or copies them, so such a program gets bytes of before or after.
+    /// kernel or copies them, so such a program gets the old or the new bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.view.len == 0 {
             return &[];
@@ -129,7 +129,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Refuses an interpreter whose struct is another one.
+/// Refuses an interpreter with another struct.
 pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
     let object = PyBytes::new(py, b"buffer");
     let Buffer { view } = &Buffer::readable(&object)?;
@@ -137,10 +137,10 @@ pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
         && view.obj.as_ref().is_some_and(|owner| owner.is(&object))
         && (view.len, view.itemsize, view.readonly, view.ndim) == (6, 1, 1, 1)
         && view.suboffsets.is_null();
-    if alike { Ok(()) } else { Err(PyImportError::new_err("this interpreter's buffers are unknown to ascend_vmm")) }
+    if alike { Ok(()) } else { Err(PyImportError::new_err("ascend_vmm does not know the buffers of this interpreter")) }
 }
 
-/// New bytes of Python's, filled by `fill` without the interpreter's lock.
+/// New Python bytes, which `fill` fills without the interpreter's lock.
 pub(crate) fn new_bytes<'py, E>(
     py: Python<'py>,
     length: usize,
@@ -150,7 +150,7 @@ where
     E: From<PyErr> + Send,
 {
     let Ok(size) = Py_ssize_t::try_from(length) else {
-        return Err(pyo3::exceptions::PyMemoryError::new_err("so many bytes cannot be in one object").into());
+        return Err(pyo3::exceptions::PyMemoryError::new_err("too many bytes for one object").into());
     };
     // SAFETY: with no source Python returns a new object, or sets an exception.
     let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
@@ -162,7 +162,7 @@ where
     object.cast_into::<PyBytes>().map_err(|error| PyErr::from(error).into())
 }
 
-/// Bytes that have a value.
+/// The bytes, set to zero.
 fn zeroed(place: &mut [MaybeUninit<u8>]) -> &mut [u8] {
     place.fill(MaybeUninit::new(0));
     // SAFETY: all of them were just written.
@@ -171,9 +171,9 @@ fn zeroed(place: &mut [MaybeUninit<u8>]) -> &mut [u8] {
 
 /// An object of ours that lends its memory.
 pub(crate) trait Lends: PyClass<Frozen = True> + Sync + Sized {
-    /// Its memory, which stays while it is lent.
+    /// Its memory, which stays mapped while it is lent.
     fn lend(&self) -> PyResult<(*mut u8, usize)>;
-    /// One loan less.
+    /// Ends a loan.
     fn take_back(&self);
 }
 

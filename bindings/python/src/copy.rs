@@ -19,35 +19,20 @@ pub(crate) trait Mapped {
     fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>>;
 }
 
-impl Mapped for ascend_vmm::Mapping {
-    fn size(&self) -> u64 {
-        ascend_vmm::Mapping::size(self)
-    }
+macro_rules! mapped {
+    ($($class:ty),*) => {
+        $(impl Mapped for $class {
+            fn size(&self) -> u64 {
+                <$class>::size(self)
+            }
 
-    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
-        ascend_vmm::Mapping::slice(self, offset, size)
-    }
+            fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
+                <$class>::slice(self, offset, size)
+            }
+        })*
+    };
 }
-
-impl Mapped for ascend_vmm::Reservation {
-    fn size(&self) -> u64 {
-        ascend_vmm::Reservation::size(self)
-    }
-
-    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
-        ascend_vmm::Reservation::slice(self, offset, size)
-    }
-}
-
-impl Mapped for ascend_vmm::pool::Block {
-    fn size(&self) -> u64 {
-        ascend_vmm::pool::Block::size(self)
-    }
-
-    fn slice(&self, offset: u64, size: u64) -> ascend_vmm::Result<Slice<'_>> {
-        ascend_vmm::pool::Block::slice(self, offset, size)
-    }
-}
+mapped!(ascend_vmm::Mapping, ascend_vmm::Reservation, ascend_vmm::pool::Block);
 
 /// Mapped memory of any class.
 pub(crate) struct AnyMapped(pub(crate) Arc<dyn Mapped + Send + Sync>);
@@ -65,23 +50,23 @@ impl<'py> FromPyObject<'_, 'py> for AnyMapped {
         if let Ok(block) = object.cast::<Block>() {
             return Ok(AnyMapped(block.get().node.get()?));
         }
-        Err(PyTypeError::new_err("this is no mapped memory: give a Mapping, a Reservation or a Block"))
+        Err(PyTypeError::new_err("expected mapped memory: a Mapping, a Reservation or a Block"))
     }
 }
 
-/// What is left from an offset on, where no size was given.
+/// The given size, or everything from the offset on.
 pub(crate) fn rest(memory: &(impl Mapped + ?Sized), offset: Size, size: Option<Size>) -> u64 {
     size.map_or_else(|| memory.size().saturating_sub(offset.0), |size| size.0)
 }
 
-/// A length that fits into this machine's memory.
+/// A size as the length of a Python object.
 pub(crate) fn length(size: u64) -> Outcome<usize> {
     match isize::try_from(size) {
         Ok(size) => Ok(size as usize),
         Err(_) => Err(Fault::Argument {
             operation: "read memory",
-            problem: format!("{size} bytes fit into no object"),
-            rule: "Read a part.",
+            problem: format!("{size} bytes are too many for one object"),
+            rule: "Read a part of the memory.",
         }),
     }
 }
@@ -108,8 +93,8 @@ pub(crate) fn write_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_
     Ok(copied?)
 }
 
-/// Copies mapped memory into buffers: `(memory, offset, buffer)` each. No two buffers may have
-/// bytes in common.
+/// Copies mapped memory into buffers: `(memory, offset, buffer)` each. The buffers must not
+/// overlap.
 ///
 /// >>> with Session() as session:
 /// ...     mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))
@@ -133,7 +118,7 @@ pub(crate) fn read_batch(py: Python<'_>, copies: Vec<(AnyMapped, Size, Bound<'_,
     Ok(copied?)
 }
 
-/// Refuses buffers that have bytes in common: which copy would be the last?
+/// Refuses buffers that overlap: their contents would depend on the order of the copies.
 fn check_apart(buffers: &[Buffer]) -> Outcome<()> {
     let mut places: Vec<_> = buffers.iter().map(|buffer| (buffer.pointer().addr(), buffer.len())).collect();
     places.retain(|(_, length)| *length > 0);
@@ -143,32 +128,47 @@ fn check_apart(buffers: &[Buffer]) -> Outcome<()> {
     }
     Err(Fault::Argument {
         operation: "copy memory into buffers",
-        problem: "two of the buffers have bytes in common".to_owned(),
-        rule: "Each copy needs bytes of its own.",
+        problem: "two of the buffers overlap".to_owned(),
+        rule: "Give each copy a buffer of its own.",
     })
 }
 
-/// Rows in mapped memory and in a buffer of this length.
+/// The layout of rows in mapped memory and in a buffer.
 pub(crate) fn rows(width: Size, height: u64, pitch: Size, buffer_pitch: Option<Size>) -> Rows {
     Rows { width: width.0, height, pitch: pitch.0, buffer_pitch: buffer_pitch.unwrap_or(width).0 }
 }
 
-/// Bytes that rows take in the mapped memory, from the first to the last that is copied.
+/// Bytes from the first to the last byte of the rows in mapped memory.
 pub(crate) fn extent(rows: &Rows) -> Outcome<u64> {
     let before = rows.height.checked_sub(1).map_or(Some(0), |rows_before| rows_before.checked_mul(rows.pitch));
     before.and_then(|before| before.checked_add(if rows.height == 0 { 0 } else { rows.width })).ok_or(Fault::Argument {
         operation: "copy rows",
-        problem: "their place in memory has no 64-bit size".to_owned(),
-        rule: "Stay inside.",
+        problem: "the rows end beyond the last 64-bit address".to_owned(),
+        rule: "Use a height and a pitch with which the rows fit into the memory.",
     })
 }
 
-/// `#[pymethods]` of a class with mapped memory behind its `node`: its own, and copies.
-macro_rules! methods_with_copies {
-    ($class:ident { $($own:tt)* }) => {
-        #[pymethods]
-        impl $class {
+/// [`closable`] for a class with mapped memory behind its `node`: adds address, size
+/// and copies.
+macro_rules! mapped_memory {
+    ($class:ident { $(#[$close:meta])* fn close; $($own:tt)* }) => {
+        $crate::node::closable! { $class {
+            $(#[$close])*
+            fn close;
+
             $($own)*
+
+            /// First address.
+            #[getter]
+            fn address(&self) -> Outcome<u64> {
+                Ok(self.node.get()?.address())
+            }
+
+            /// Size in bytes.
+            #[getter]
+            fn size(&self) -> Outcome<u64> {
+                Ok(self.node.get()?.size())
+            }
 
             /// Copies the bytes of any object with a buffer (bytes, memoryview, a numpy array …)
             /// into the memory, without a further copy and without the interpreter's lock.
@@ -183,7 +183,7 @@ macro_rules! methods_with_copies {
             fn read<'py>(&self, py: Python<'py>, size: Option<Size>, offset: Size) -> Outcome<Bound<'py, PyBytes>> {
                 let memory = self.node.get()?;
                 let size = rest(&*memory, offset, size);
-                // Checked before so much is allocated.
+                // Checked before the bytes are allocated.
                 memory.slice(offset.0, size)?;
                 new_bytes(py, length(size)?, |to| Ok(memory.slice(offset.0, size)?.read(to)?))
             }
@@ -208,7 +208,7 @@ macro_rules! methods_with_copies {
             }
 
             /// Copies other mapped memory into this: on a device, between two, or with the host's.
-            /// Without a size as much as fits into both.
+            /// Without a size, copies as much as fits into both.
             #[pyo3(
                 signature = (source, *, offset=Size(0), source_offset=Size(0), size=None),
                 text_signature = "(self, source, *, offset=0, source_offset=0, size=None)"
@@ -232,7 +232,7 @@ macro_rules! methods_with_copies {
                 let (memory, buffer) = (self.node.get()?, Buffer::readable(data)?);
                 let pending = py.detach(|| {
                     let slice = memory.slice(offset.0, buffer.len() as u64)?;
-                    // SAFETY: the copy keeps the buffer until it is over, or for ever.
+                    // SAFETY: the copy keeps the buffer until it is over, or leaks it.
                     unsafe { slice.write_async_from(buffer.pointer()) }
                 })?;
                 Ok(PendingCopy::new(pending, Some(buffer), self.node.clone()))
@@ -249,7 +249,7 @@ macro_rules! methods_with_copies {
                 let (memory, buffer) = (self.node.get()?, Buffer::writable(buffer)?);
                 let pending = py.detach(|| {
                     let slice = memory.slice(offset.0, buffer.len() as u64)?;
-                    // SAFETY: as above.
+                    // SAFETY: as for `write_async`.
                     unsafe { slice.read_async_into(buffer.pointer()) }
                 })?;
                 Ok(PendingCopy::new(pending, Some(buffer), self.node.clone()))
@@ -278,7 +278,7 @@ macro_rules! methods_with_copies {
 
             /// Loads a file into the memory, by chunks: all that the file has from `file_offset`
             /// on, if no size is given. `file` is a path or an open file, whose position is not
-            /// used. `progress` is called with the bytes that are done and those that there are.
+            /// used. `progress` is called with the bytes done and their total.
             #[pyo3(
                 signature = (file, *, offset=Size(0), file_offset=Size(0), size=None, progress=None),
                 text_signature = "(self, file, *, offset=0, file_offset=0, size=None, progress=None)"
@@ -303,7 +303,7 @@ macro_rules! methods_with_copies {
             }
 
             /// Stores the memory in a file, by chunks: all from the offset on, if no size is given.
-            /// `file` is a path or a file that is open for writing. A path is written anew, unless
+            /// `file` is a path or a file that is open for writing. A path is truncated, unless
             /// there is a `file_offset`.
             #[pyo3(
                 signature = (file, *, offset=Size(0), file_offset=Size(0), size=None, progress=None),
@@ -372,7 +372,7 @@ macro_rules! methods_with_copies {
                 let size = extent(&rows)?;
                 Ok(py.detach(|| memory.slice(offset.0, size)?.read_rows(&rows, buffer.bytes_mut()))?)
             }
-        }
+        } }
     };
 }
-pub(crate) use methods_with_copies;
+pub(crate) use mapped_memory;

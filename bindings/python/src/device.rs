@@ -2,11 +2,13 @@
 
 use crate::error::{Fault, Outcome, data, fields};
 use crate::memory::PhysicalMemory;
-use crate::node::{Close, Ends, Node};
+use crate::node::{Close, Ends, Node, closable};
 use crate::session::Session;
 use crate::share::Source;
 use crate::size::{Size, kind, memory_kind};
 use ascend_vmm::Error;
+use ascend_vmm::share::Place;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -54,8 +56,10 @@ pub(crate) struct Host {
     pub(crate) node: Arc<Node<ascend_vmm::Host>>,
 }
 
-#[pymethods]
-impl Device {
+closable! { Device {
+    /// Closes the memory that was made from it, and the device if nothing else uses it.
+    fn close;
+
     /// Its number in this process's namespace.
     #[getter]
     fn id(&self) -> Outcome<u32> {
@@ -127,36 +131,18 @@ impl Device {
         Ok(py.detach(|| device.enable_peer_access(&peer))?)
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Closes the memory that was made from it, and the device if nothing else uses it.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __repr__(&self) -> String {
         match self.node.try_get() {
             Some(device) => format!("<Device {}>", device.id()),
             None => "<Device, closed>".to_owned(),
         }
     }
-}
+} }
 
-#[pymethods]
-impl Host {
+closable! { Host {
+    /// Closes the memory that was made from it.
+    fn close;
+
     /// Allocates memory of the host that devices can use. `node` chooses a NUMA node.
     #[pyo3(signature = (size, *, page=None, memory=None, node=None))]
     fn create(
@@ -182,27 +168,45 @@ impl Host {
         Ok(PhysicalMemory { node: Node::new(memory, [self.node.clone()]) })
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Closes the memory that was made from it.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __repr__(&self) -> String {
         if self.node.try_get().is_some() { "<Host>".to_owned() } else { "<Host, closed>".to_owned() }
+    }
+} }
+
+/// A `Device` or a `Host`.
+pub(crate) enum AnyPlace {
+    Device(Arc<Node<ascend_vmm::Device>>),
+    Host(Arc<Node<ascend_vmm::Host>>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for AnyPlace {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(device) = object.cast::<Device>() {
+            return Ok(AnyPlace::Device(device.get().node.clone()));
+        }
+        match object.cast::<Host>() {
+            Ok(host) => Ok(AnyPlace::Host(host.get().node.clone())),
+            Err(_) => Err(PyTypeError::new_err("a place for memory is a Device or a Host")),
+        }
+    }
+}
+
+impl AnyPlace {
+    /// Calls `act` with the library's object.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(Place<'_>) -> T) -> Outcome<T> {
+        Ok(match self {
+            AnyPlace::Device(device) => act(Place::Device(&*device.get()?)),
+            AnyPlace::Host(host) => act(Place::Host(&*host.get()?)),
+        })
+    }
+
+    /// The parent of what is made there.
+    pub(crate) fn node(&self) -> Arc<dyn Close> {
+        match self {
+            AnyPlace::Device(device) => device.clone(),
+            AnyPlace::Host(host) => host.clone(),
+        }
     }
 }

@@ -7,8 +7,8 @@ use ascend_vmm::error::Finding;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// Finds out all that can be found out about the NPUs of this host, without a session. Never
-/// raises for what is wrong with the host: that is in `findings`.
+/// Reports everything about the NPUs of this host that can be found without a session. Problems of
+/// the host are in `findings`, and never raised.
 ///
 /// >>> survey = probe()
 /// >>> survey.generation, len(survey.devices), survey.findings

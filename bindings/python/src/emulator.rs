@@ -6,12 +6,12 @@ use crate::size::Size;
 use ascend_emulator::Config;
 use ascend_emulator::config::{Attachment, DeviceProcess};
 use ascend_emulator::fault::Fault as Injected;
-use ascend_ioctl::Generation;
+use ascend_vmm::Generation;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
-/// An emulated host with NPUs. It works as long as the object lives and is not closed.
+/// An emulated host with NPUs, until it is closed or dropped.
 ///
 /// `attach` puts the calling thread, and what it starts from then on, on that host. This cannot be
 /// undone, so it is for processes that were started for it: the pytest plugin makes one for each
@@ -59,7 +59,7 @@ impl Emulator {
             return Err(wrong(format!("{devices} devices are too many"), "The driver knows at most 64."));
         }
         if let Some(name) = generation {
-            let unknown = |unknown| wrong(format!("{name:?} is an {unknown}"), "Take one of these.");
+            let unknown = |unknown| wrong(format!("{name:?} is an {unknown}"), "Use one of these.");
             config.generation = name.parse::<Generation>().map_err(unknown)?;
         }
         if let Some(Size(size)) = hbm {
@@ -71,7 +71,7 @@ impl Emulator {
         config.attachment = match attach {
             "pcie" => Attachment::Pcie,
             "hccs" => Attachment::Hccs,
-            other => return Err(wrong(format!("devices are not attached by {other:?}"), "By \"pcie\" or \"hccs\".")),
+            other => return Err(wrong(format!("unknown attachment {other:?}"), "It is \"pcie\" or \"hccs\".")),
         };
         config.device_process = match device_process {
             "required" => DeviceProcess::Required,
@@ -119,7 +119,7 @@ impl Emulator {
         Ok(())
     }
 
-    /// What processes hold in the driver, as text; "" if it is nothing.
+    /// The driver resources that processes hold, as text; "" if there are none.
     fn held(&self, py: Python<'_>) -> Outcome<String> {
         let emulator = self.get()?;
         let state = py.detach(|| emulator.state());
@@ -152,7 +152,7 @@ impl Emulator {
         Ok(py.detach(|| emulator.traps()).iter().map(ToString::to_string).collect())
     }
 
-    /// Ends it. Calls of threads that are still attached fail from then on.
+    /// Ends it. Later calls of threads that are still attached fail.
     fn close(&self, py: Python<'_>) {
         let emulator = lock(&self.emulator).take();
         py.detach(|| drop(emulator));

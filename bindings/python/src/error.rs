@@ -12,11 +12,11 @@ use pyo3::{IntoPyObjectExt, intern};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What goes wrong in a call.
+/// Why a call failed.
 pub(crate) enum Fault {
     /// The library's error.
     Library(Error),
-    /// The object, of this class, is closed.
+    /// An object of this class is closed.
     Closed(&'static str),
     /// An argument that never reaches the library.
     Argument {
@@ -36,9 +36,9 @@ pub(crate) enum Fault {
         /// What the kernel answered.
         errno: i32,
     },
-    /// An exception of Python's own.
+    /// A Python exception.
     Python(PyErr),
-    /// What went wrong in a copy, for everyone who waits for it.
+    /// The failure of a copy, shared by everyone who waits for it.
     Shared(Arc<Fault>),
 }
 
@@ -71,13 +71,13 @@ impl From<Fault> for PyErr {
     }
 }
 
-/// The module that has the exceptions.
+/// The Python module with the exceptions.
 fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || Ok(py.import("ascend_vmm._errors")?.unbind())).map(|module| module.bind(py))
 }
 
-/// The exception of a fault.
+/// The exception for a fault.
 fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let (class, message) = match fault {
@@ -111,7 +111,7 @@ fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
     Ok(PyErr::from_value(exception))
 }
 
-/// The class of the library's error, and its fields.
+/// Fills in the fields of a library error and returns the name of its class.
 fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> {
     let py = fields.py();
     if let Some(errno) = error.errno() {
@@ -220,7 +220,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// A value of one of the data classes of `ascend_vmm/_discovery.py`.
+/// An instance of a data class of `ascend_vmm/_discovery.py`.
 pub(crate) fn data<'py>(py: Python<'py>, class: &str, fields: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("ascend_vmm._discovery")?.unbind()))?;

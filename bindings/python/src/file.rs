@@ -1,10 +1,11 @@
-//! Files, and callbacks that are told how far something is.
+//! Files, and callbacks during long calls.
 
 use crate::error::{Fault, Outcome};
 use ascend_vmm::pool::Progress;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 
@@ -28,20 +29,25 @@ pub(crate) fn open(given: &Bound<'_, PyAny>, purpose: &Purpose) -> Outcome<File>
         });
     }
     if let (Purpose::Store { .. }, true) = (purpose, given.hasattr("flush")?) {
-        // What the program wrote before comes first.
+        // What the program wrote before must be in the file first.
         given.call_method0("flush")?;
     }
+    Ok(File::from(duplicate(given)?))
+}
+
+/// A duplicate of a file descriptor: of an object with `fileno()`, or of a number.
+pub(crate) fn duplicate(given: &Bound<'_, PyAny>) -> PyResult<OwnedFd> {
     let number: RawFd = match given.extract() {
         Ok(number) => number,
         Err(_) => given.call_method0("fileno")?.extract()?,
     };
     if number < 0 {
-        return Err(pyo3::exceptions::PyValueError::new_err("the file is closed").into());
+        return Err(PyValueError::new_err("the file or socket is closed"));
     }
-    // SAFETY: used for one call, during which the caller holds the file's object and the
-    // interpreter's lock; a number that is not open gives EBADF.
+    // SAFETY: used for one call, during which the caller holds the object and the interpreter's
+    // lock. A number that is not open gives EBADF.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-    Ok(File::from(descriptor.try_clone_to_owned().map_err(PyErr::from)?))
+    Ok(descriptor.try_clone_to_owned()?)
 }
 
 /// Runs `work` without the interpreter's lock, with a callback for its progress. An exception of
@@ -71,11 +77,11 @@ pub(crate) fn interrupting<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascen
     py.detach(|| catching(work))
 }
 
-/// The same, for a thread that does not have the interpreter's lock.
+/// [`interrupting`], for a thread that does not hold the interpreter's lock.
 pub(crate) fn catching<T>(work: impl FnOnce() -> ascend_vmm::Result<T>) -> Outcome<T> {
     let before = CATCHES.replace(true);
-    // What the closure shares with others is the library's, which is as it was after a panic of a
-    // callback: its documentation says so of each.
+    // The closure shares only the library's objects, which stay consistent if a callback panics:
+    // the library documents that for each callback.
     let ended = catch_unwind(AssertUnwindSafe(work));
     CATCHES.set(before);
     match ended {
@@ -87,11 +93,11 @@ pub(crate) fn catching<T>(work: impl FnOnce() -> ascend_vmm::Result<T>) -> Outco
     }
 }
 
-/// Calls Python from a call of the library. An exception ends that call; where there is none that
-/// could return it, because an object is being dropped, the interpreter reports it. At the end of
-/// the interpreter nothing is called.
+/// Calls Python from a call of the library. An exception ends that call; while an object is being
+/// dropped no call could return it, and the interpreter reports it. Does nothing when the
+/// interpreter is ending.
 pub(crate) fn call_back(function: impl FnOnce(Python<'_>) -> PyResult<()>) {
-    // What the function drops is not the call's business.
+    // Objects that the function drops must not end the call.
     let catches = CATCHES.replace(false);
     let answer = Python::try_attach(|py| {
         let answer = function(py);

@@ -2,7 +2,7 @@
 
 use crate::buffer::{Lends, lending_class};
 use crate::error::{Fault, Outcome};
-use crate::node::{Close, Ends, Node, lock};
+use crate::node::{Ends, Node, closable, lock};
 use ascend_vmm::Bytes;
 use ascend_vmm::{Error, Mapping};
 use pyo3::exceptions::PyTypeError;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use std::sync::{Arc, Mutex};
 
-/// A view that is open: a claim on the mapping, and how many buffers of it are in use.
+/// An open view: keeps the mapping, and counts the buffers in use.
 pub(crate) struct View {
     mapping: Arc<Mapping>,
     address: usize,
@@ -47,8 +47,8 @@ impl Ends for View {
 /// ...     mapping.read(5)
 /// b'hello'
 ///
-/// A device or another process may write to the memory at any time. What must be read or written
-/// as a whole is, by the methods for single accesses. A child of fork has no access to the memory:
+/// A device or another process may write to the memory at any time. The `load_` and `store_` methods
+/// read and write a whole value at once. A child of fork has no access to the memory:
 /// there buffers of its parent's views must not be touched.
 #[pyclass(frozen, weakref, subclass, module = "ascend_vmm", name = "HostView")]
 pub(crate) struct HostView {
@@ -58,7 +58,7 @@ pub(crate) struct HostView {
 impl Lends for HostView {
     fn lend(&self) -> PyResult<(*mut u8, usize)> {
         let view = self.node.get()?;
-        // Refuses the process's child.
+        // Fails in a child of this process.
         view.mapping.host_view().map_err(Fault::from)?;
         *lock(&view.lent) += 1;
         Ok((view.address as *mut u8, view.size))
@@ -82,7 +82,7 @@ pub(crate) fn class(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     Ok(class.bind(py))
 }
 
-/// Where the view for `HostView.__new__` comes from: Python calls it, but only [`of`] has one.
+/// The argument of `HostView.__new__`, which only [`of`] can make.
 #[pyclass(frozen)]
 struct Made(Arc<Node<View>>);
 
@@ -97,8 +97,10 @@ pub(crate) fn of<'py>(py: Python<'py>, mapping: &Arc<Node<Mapping>>) -> Outcome<
     Ok(class(py)?.call1((Bound::new(py, Made(node))?,))?)
 }
 
-#[pymethods]
-impl HostView {
+closable! { HostView {
+    /// Closes the view. Refused while one of its buffers is in use.
+    fn close;
+
     #[new]
     #[pyo3(signature = (*arguments), text_signature = None)]
     fn new(arguments: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<HostView> {
@@ -151,26 +153,6 @@ impl HostView {
         Ok(self.node.get()?.mapping.host_view()?.store_u64(offset, value)?)
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Closes the view. Refused while one of its buffers is in use.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __len__(&self) -> Outcome<usize> {
         self.size()
     }
@@ -181,4 +163,4 @@ impl HostView {
             None => "<HostView, closed>".to_owned(),
         }
     }
-}
+} }

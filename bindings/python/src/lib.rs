@@ -26,18 +26,9 @@ mod size;
 mod tool;
 mod wait;
 
-use error::{Fault, Outcome};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use std::sync::OnceLock;
-
-/// The end of a `with` block. In a child of fork there is nothing to close: it is all the parent's.
-fn leave(closed: Outcome<()>) -> Outcome<()> {
-    match closed {
-        Err(Fault::Library(ascend_vmm::Error::OtherProcess { .. })) => Ok(()),
-        closed => closed,
-    }
-}
 
 /// Refuses every interpreter of the process but the first that imports the package: classes and
 /// objects of one cannot be used in another. Older interpreters hand a module that one has loaded

@@ -1,13 +1,13 @@
 //! `Mapping`: memory at an address.
 
 use crate::buffer::{Buffer, new_bytes};
-use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
+use crate::copy::{AnyMapped, extent, length, mapped_memory, rest, rows};
 use crate::device::Device;
 use crate::error::{Fault, Outcome};
 use crate::file::{Purpose, open, with_progress};
 use crate::host_view;
 use crate::memory::PhysicalMemory;
-use crate::node::{Close, Ends, Node};
+use crate::node::{Ends, Node};
 use crate::pending::PendingCopy;
 use crate::size::Size;
 use ascend_vmm::Bytes;
@@ -40,18 +40,9 @@ pub(crate) struct Mapping {
     pub(crate) memory: Weak<Node<ascend_vmm::PhysicalMemory>>,
 }
 
-methods_with_copies! { Mapping {
-    /// First address, for the device and, where it has access, the CPU.
-    #[getter]
-    fn address(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.address())
-    }
-
-    /// Size in bytes.
-    #[getter]
-    fn size(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.size())
-    }
+mapped_memory! { Mapping {
+    /// Unmaps it. Refused while a buffer of one of its views is in use.
+    fn close;
 
     /// Offset in its reservation.
     #[getter]
@@ -81,26 +72,6 @@ methods_with_copies! { Mapping {
     /// window for it. See `HostView`.
     fn host_view<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyAny>> {
         host_view::of(py, &self.node)
-    }
-
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Unmaps it. Refused while a buffer of one of its views is in use.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
     }
 
     fn __len__(&self) -> Outcome<usize> {

@@ -1,7 +1,7 @@
 //! `PhysicalMemory`: memory without an address.
 
 use crate::error::{Fault, Outcome};
-use crate::node::{Close, Ends, Node};
+use crate::node::{Ends, Node, closable};
 use crate::session::Session;
 use crate::share::{Export, Ticket, processes};
 use ascend_vmm::Bytes;
@@ -28,8 +28,10 @@ pub(crate) struct PhysicalMemory {
     pub(crate) node: Arc<Node<ascend_vmm::PhysicalMemory>>,
 }
 
-#[pymethods]
-impl PhysicalMemory {
+closable! { PhysicalMemory {
+    /// Unmaps it and frees it. Processes that imported it keep it.
+    fn close;
+
     /// Size in bytes.
     #[getter]
     fn size(&self) -> Outcome<u64> {
@@ -69,7 +71,7 @@ impl PhysicalMemory {
         Ok(Session::of(self.node.get()?.session()))
     }
 
-    /// Whether both are the same memory.
+    /// Whether both objects are the same memory.
     fn is_same(&self, other: &PhysicalMemory) -> Outcome<bool> {
         Ok(self.node.get()?.is_same(&*other.node.get()?))
     }
@@ -97,26 +99,6 @@ impl PhysicalMemory {
         Ok(Ticket(ticket))
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Unmaps it and frees it. Processes that imported it keep it.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __repr__(&self) -> String {
         let Some(memory) = self.node.try_get() else { return "<PhysicalMemory, closed>".to_owned() };
         let place = match memory.location() {
@@ -126,4 +108,4 @@ impl PhysicalMemory {
         let imported = if memory.is_imported() { ", imported" } else { "" };
         format!("<PhysicalMemory {}, {place}{imported}>", Bytes(memory.size()))
     }
-}
+} }

@@ -1,13 +1,13 @@
 //! Objects that can be closed, and what was made from them.
 //!
-//! A Python variable outlives the block that made it, so an object that is closed first closes
-//! what was made from it: a session its devices and reservations, a reservation its mappings, a
+//! A Python variable outlives the block that made it, so closing an object first closes what was
+//! made from it: a session its devices and reservations, a reservation its mappings, a
 //! mapping its views and running copies. An object knows its children by weak references, so it
-//! keeps none of them alive. An open child keeps its parents, as it does in the library: so the
-//! session finds a mapping also when the variables between the two are gone.
+//! keeps none of them alive. An open child keeps its parents, as it does in the library, so the
+//! session finds a mapping even if the variables between the two are gone.
 //!
 //! A call that works without the interpreter's lock holds a reference of its own. Closing the
-//! object meanwhile is refused, as it is for everything that is in use.
+//! object meanwhile fails, as for everything that is in use.
 //!
 //! The locks in here are taken with the interpreter's lock only. So is a fork by Python, and a
 //! child finds none of them held by a thread that it does not have.
@@ -24,7 +24,7 @@ pub(crate) trait Ends: Sized + Send + Sync + 'static {
     /// What closing it is, as a verb phrase.
     const CLOSING: &'static str;
 
-    /// Undoes it. What comes back with the error is still open.
+    /// Undoes it. An object that comes back with the error is still open.
     fn end(self) -> Result<(), (Fault, Option<Self>)>;
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T: Ends> Node<T> {
-    /// An object that was made from these.
+    /// An object made from these parents.
     pub(crate) fn new<const N: usize>(object: T, parents: [Arc<dyn Close>; N]) -> Arc<Node<T>> {
         let node = Arc::new(Node {
             object: Mutex::new(Some(Arc::new(object))),
@@ -76,11 +76,11 @@ impl<T: Ends> Node<T> {
 }
 
 impl<T: Ends> Drop for Node<T> {
-    /// Undoing may wait, for a copy or for a device, and other threads run meanwhile. It may also
-    /// call a function of Python's.
+    /// Releases the interpreter's lock: undoing may wait for a copy or a device, and may call a
+    /// Python function.
     fn drop(&mut self) {
         let mut object = self.object.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // What is left when the interpreter ends is dropped as it is.
+        // When the interpreter is ending, the object is dropped without it.
         Python::try_attach(|py| py.detach(|| drop(object.take())));
     }
 }
@@ -127,3 +127,43 @@ impl<T: Ends> Close for Node<T> {
         }
     }
 }
+
+/// The end of a `with` block. A child of fork has nothing to close: it is all the parent's.
+pub(crate) fn leave(closed: Outcome<()>) -> Outcome<()> {
+    match closed {
+        Err(Fault::Library(Error::OtherProcess { .. })) => Ok(()),
+        closed => closed,
+    }
+}
+
+/// `#[pymethods]` of a class with a `node`: its own, and those of every class that can be closed.
+/// `fn close;` comes first and has the text of `close`.
+macro_rules! closable {
+    ($class:ident { $(#[$close:meta])* fn close; $($own:tt)* }) => {
+        #[pymethods]
+        impl $class {
+            /// Whether it is closed.
+            #[getter]
+            fn closed(&self) -> bool {
+                self.node.try_get().is_none()
+            }
+
+            $(#[$close])*
+            fn close(&self, py: Python<'_>) -> Outcome<()> {
+                $crate::node::Close::close(&*self.node, py)
+            }
+
+            fn __enter__(slf: Py<Self>) -> Py<Self> {
+                slf
+            }
+
+            #[pyo3(signature = (*_exception))]
+            fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+                $crate::node::leave(self.close(py))
+            }
+
+            $($own)*
+        }
+    };
+}
+pub(crate) use closable;

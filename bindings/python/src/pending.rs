@@ -1,12 +1,12 @@
-//! `PendingCopy`: a copy that runs while the program goes on, and can be awaited.
+//! `PendingCopy`: a copy in the background, which can be awaited.
 //!
-//! The locks in here are also taken without the interpreter's lock, by threads that wait. None of
-//! them waits for the interpreter's lock meanwhile: a thread that has it may be waiting for these.
+//! Threads that wait take the locks in here without the interpreter's lock. None of them waits for
+//! the interpreter's lock while it holds one: the thread that has it may be waiting for these.
 
 use crate::buffer::Buffer;
 use crate::error::{Fault, Outcome};
-use crate::node::{Close, lock};
-use crate::wait::{ASKING, check_signals};
+use crate::node::{Close, leave, lock};
+use crate::wait::{CHECKING, check_signals};
 use ascend_vmm::copy::Pending;
 use ascend_vmm::{Error, Failed};
 use pyo3::prelude::*;
@@ -25,11 +25,11 @@ struct Running {
     end: Arc<End>,
     /// What was copied to, which is closed after the copy.
     _memory: Arc<dyn Close>,
-    /// The process that began it. In a child of fork the locks may be held for ever.
+    /// The process that began it. In a child of fork the locks may never be released.
     process: u32,
 }
 
-/// How a copy ended, and who wants to know.
+/// How a copy ended, and who is waiting for that.
 #[derive(Default)]
 struct End {
     state: Mutex<EndState>,
@@ -38,9 +38,9 @@ struct End {
 
 #[derive(Default)]
 struct EndState {
-    /// Whether the library has said that the copy is over.
-    told: bool,
-    /// What went wrong, and whether someone got to know it.
+    /// Whether the library has reported the end.
+    reported: bool,
+    /// The failure, and whether it was raised.
     failure: Option<Arc<Fault>>,
     raised: bool,
     callbacks: Vec<Py<PyAny>>,
@@ -50,7 +50,7 @@ impl Wake for End {
     fn wake(self: Arc<Self>) {
         let callbacks = {
             let mut state = lock(&self.state);
-            state.told = true;
+            state.reported = true;
             std::mem::take(&mut state.callbacks)
         };
         self.arrived.notify_all();
@@ -60,7 +60,7 @@ impl Wake for End {
     }
 }
 
-/// Calls it. An exception has no caller to go to: the interpreter reports it.
+/// Calls it. No caller could catch an exception: the interpreter reports it.
 fn call(callback: &Bound<'_, PyAny>) {
     if let Err(error) = callback.call0() {
         error.write_unraisable(callback.py(), Some(callback));
@@ -68,13 +68,13 @@ fn call(callback: &Bound<'_, PyAny>) {
 }
 
 impl Running {
-    /// Refuses a child of the process that began it.
+    /// Fails in a child of the process that began it.
     fn check_process(&self) -> Outcome<()> {
         let process = std::process::id();
         if process == self.process { Ok(()) } else { Err(Error::OtherProcess { process }.into()) }
     }
 
-    /// Whether the copy is over. Then the buffer is given back.
+    /// Returns whether the copy is over, and then releases the buffer.
     fn poll(&self) -> bool {
         let mut pending = lock(&self.pending);
         if let Some(running) = &mut *pending {
@@ -83,7 +83,7 @@ impl Running {
             *pending = None;
             if let Err(failed) = ended {
                 if failed.object.is_none() {
-                    // The device may still use the buffer: it stays for ever.
+                    // The device may still use the buffer: leak it.
                     std::mem::forget(lock(&self.buffer).take());
                 }
                 lock(&self.end.state).failure = Some(Arc::new(failed.into()));
@@ -94,8 +94,8 @@ impl Running {
         true
     }
 
-    /// Gives the buffer back. A thread that finds it taken returns to Python after it was given
-    /// back: that is done in one turn of the interpreter's lock.
+    /// Releases the buffer, in one turn of the interpreter's lock: a thread that finds it taken
+    /// returns to Python after it was released.
     fn release(&self) {
         if lock(&self.buffer).is_some() {
             Python::try_attach(|_| {
@@ -109,15 +109,15 @@ impl Running {
     fn finish(&self, check: fn() -> PyResult<()>) -> PyResult<()> {
         while !self.poll() {
             let state = lock(&self.end.state);
-            let waited = self.end.arrived.wait_timeout_while(state, ASKING, |state| !state.told);
+            let waited = self.end.arrived.wait_timeout_while(state, CHECKING, |state| !state.reported);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             check()?;
         }
         Ok(())
     }
 
-    /// Waits until it is over or a signal's handler raises. Whoever waits gets to know what went
-    /// wrong; `once` is for those who want to know only if no one does.
+    /// Waits until it is over or a signal's handler raises. Raises the failure to everyone who
+    /// waits; with `once`, only if it was not raised before.
     fn wait(&self, once: bool) -> Outcome<()> {
         self.check_process()?;
         self.finish(check_signals)?;
@@ -133,11 +133,11 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// Waits, while other threads run. What went wrong has no one to go to.
+    /// Waits, while other threads run. A failure is lost.
     fn drop(&mut self) {
         let pending = self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let ended = pending.map(|pending| {
-            // At the interpreter's end there is no lock to give up.
+            // When the interpreter is ending there is no lock to release.
             let mut pending = Some(pending);
             let mut wait = || pending.take().map(Pending::wait);
             Python::try_attach(|py| py.detach(&mut wait)).unwrap_or_else(wait)
@@ -189,7 +189,7 @@ impl PendingCopy {
 
 #[pymethods]
 impl PendingCopy {
-    /// Waits until the copy is done, and raises what went wrong.
+    /// Waits until the copy is done. Raises its failure.
     fn wait(&self, py: Python<'_>) -> Outcome<()> {
         py.detach(|| self.running.wait(false))
     }
@@ -201,13 +201,13 @@ impl PendingCopy {
         Ok(py.detach(|| self.running.poll()))
     }
 
-    /// Calls `callback` when the copy is over, from any thread. An exception that it raises is
-    /// reported as one that no caller can catch.
+    /// Calls `callback` when the copy is over, from any thread. Its exceptions go to
+    /// `sys.unraisablehook`.
     fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> Outcome<()> {
         self.running.check_process()?;
         lock(&self.running.end.state).callbacks.push(callback);
         if py.detach(|| self.running.poll()) {
-            // Nothing wakes us any more, or has already.
+            // The waker was called already, or never will be.
             self.running.end.clone().wake();
         }
         Ok(())
@@ -221,7 +221,7 @@ impl PendingCopy {
         completed.bind(py).call1((slf,))?.call_method0("__await__")
     }
 
-    /// Waits until the copy is over, and raises what went wrong if no one got to know it yet.
+    /// Waits until the copy is over. Raises its failure, if that was not raised before.
     fn close(&self, py: Python<'_>) -> Outcome<()> {
         self.running.close(py)
     }
@@ -232,7 +232,7 @@ impl PendingCopy {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
+        leave(self.close(py))
     }
 
     /// A buffer may have its copy as an attribute.

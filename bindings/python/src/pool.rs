@@ -1,17 +1,16 @@
 //! `Pool` and `Block`: memory by the byte, with tags that sleep and wake.
 
 use crate::buffer::{Buffer, new_bytes};
-use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
-use crate::device::{Device, Host};
+use crate::copy::{AnyMapped, extent, length, mapped_memory, rest, rows};
+use crate::device::AnyPlace;
 use crate::error::{Fault, Outcome, data, fields};
 use crate::file::{Purpose, call_back, catching, interrupting, open, with_progress};
-use crate::node::{Close, Ends, Node, lock};
+use crate::node::{Ends, Node, closable, lock};
 use crate::pending::PendingCopy;
 use crate::size::{Size, kind};
 use ascend_vmm::Bytes;
 use ascend_vmm::Error;
 use ascend_vmm::pool::{self, CacheOptions, Keep, PageCache, PoolOptions, Statistics, Tag};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
@@ -23,8 +22,8 @@ impl Ends for pool::Pool {
     const CLOSING: &'static str = "close a pool";
 
     fn end(self) -> Result<(), (Fault, Option<Self>)> {
-        // Its blocks are closed, so this is everything. What the kernel does not unmap is logged
-        // when the pool is dropped, which asks `before_unmap` for the rest but cannot refuse.
+        // Its blocks are closed, so this releases everything. What the kernel does not unmap is
+        // logged when the pool is dropped; `before_unmap` cannot prevent that.
         match catching(|| self.trim()) {
             Err(fault @ (Fault::Python(_) | Fault::Library(Error::OtherProcess { .. }))) => Err((fault, Some(self))),
             _ => Ok(()),
@@ -55,15 +54,14 @@ impl Ends for pool::Block {
 /// ...     released, weights.read(7)
 /// (10485760, b'learned')
 ///
-/// `page` and `memory` say what memory it is made of; `cache_limit` how much is kept when it is not
-/// mapped; `handles` the sizes that are allocated at once; `step` how much is mapped at least.
+/// `page` and `memory` choose the kind of memory, `cache_limit` how much unmapped memory is kept,
+/// `handles` the sizes of allocations from the driver, `step` how much is mapped at least.
 /// `before_unmap` is called before memory is unmapped, with a list of `(start, end)`: the place to
-/// wait for work on the NPU. If it raises, nothing is unmapped; only a pool that is dropped cannot
-/// be kept.
+/// wait for work on the NPU. If it raises, nothing is unmapped, unless the pool is being dropped.
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct Pool {
     node: Arc<Node<pool::Pool>>,
-    /// `before_unmap`. Here, and not only in the pool, so that the interpreter sees cycles.
+    /// `before_unmap`. Also here, so that the interpreter sees cycles.
     hook: Arc<Mutex<Option<Py<PyAny>>>>,
 }
 
@@ -78,15 +76,17 @@ pub(crate) struct Block {
     pub(crate) node: Arc<Node<pool::Block>>,
 }
 
-#[pymethods]
-impl Pool {
+closable! { Pool {
+    /// Frees all blocks and releases all memory.
+    fn close;
+
     #[new]
     #[pyo3(signature = (
         place, *, page=None, memory=None, cache_limit=None, handles=None, step=None, before_unmap=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
-        place: &Bound<'_, PyAny>,
+        place: AnyPlace,
         page: Option<Size>,
         memory: Option<&str>,
         cache_limit: Option<Size>,
@@ -98,15 +98,7 @@ impl Pool {
         if let Some(Size(limit)) = cache_limit {
             cached = cached.limit(limit);
         }
-        let (cache, parent): (PageCache, Arc<dyn Close>) = if let Ok(device) = place.cast::<Device>() {
-            let node = &device.get().node;
-            (PageCache::with(&*node.get()?, cached), node.clone())
-        } else if let Ok(host) = place.cast::<Host>() {
-            let node = &host.get().node;
-            (PageCache::with(&*node.get()?, cached), node.clone())
-        } else {
-            return Err(PyTypeError::new_err("a pool is of a Device or a Host").into());
-        };
+        let cache = place.with(|place| PageCache::with(place, cached))?;
         let mut options = PoolOptions::new();
         if let Some(handles) = handles {
             options = options.handles(&handles.iter().map(|size| size.0).collect::<Vec<_>>());
@@ -123,10 +115,10 @@ impl Pool {
                 hook.map_or(Ok(()), |hook| hook.call1(py, (ranges,)).map(drop))
             });
         });
-        Ok(Pool { node: Node::new(pool::Pool::with(&cache, options), [parent]), hook })
+        Ok(Pool { node: Node::new(pool::Pool::with(&cache, options), [place.node()]), hook })
     }
 
-    /// Takes a block, at a multiple of `alignment`: a power of two.
+    /// Takes a block, at a multiple of `alignment`: a power of two. The size is rounded up.
     #[pyo3(
         signature = (size, *, alignment=Size(1), tag=0),
         text_signature = "(self, size, *, alignment=1, tag=0)"
@@ -137,25 +129,24 @@ impl Pool {
         Ok(Block { node: Node::new(block, [self.node.clone()]) })
     }
 
-    /// Frees all blocks of a tag at once. Their objects are worth nothing from then on.
+    /// Frees all blocks of a tag at once. Existing `Block` objects of the tag become invalid.
     fn reset(&self, py: Python<'_>, tag: u32) -> Outcome<()> {
         let pool = self.node.get()?;
         interrupting(py, || pool.reset(Tag(tag)))
     }
 
-    /// Unmaps and releases what no block uses. Returns how many bytes that were.
+    /// Unmaps and releases what no block uses. Returns the number of bytes.
     fn trim(&self, py: Python<'_>) -> Outcome<u64> {
         let pool = self.node.get()?;
         interrupting(py, || pool.trim())
     }
 
-    /// Puts a tag to sleep: its memory is released, its addresses and blocks stay. Returns how many
-    /// bytes were released.
+    /// Puts a tag to sleep: its memory is released, its addresses and blocks stay. Returns the
+    /// number of bytes released.
     ///
-    /// `keep` says what becomes of the contents: "host" keeps them in memory of this process,
-    /// "pinned" in the driver's host memory, "nothing" not at all; a path (`os.PathLike`) keeps
-    /// them in a new file. `progress` is called with the bytes that are done and those that there
-    /// are. If it raises, the tag stays awake.
+    /// `keep` says where the contents go: "host" keeps them in memory of this process, "pinned" in
+    /// the driver's host memory, a path (`os.PathLike`) in a new file; "nothing" drops them.
+    /// `progress` is called with the bytes done and their total. If it raises, the tag stays awake.
     #[pyo3(
         signature = (tag, keep=None, *, progress=None),
         text_signature = "(self, tag, keep='host', *, progress=None)"
@@ -198,26 +189,6 @@ impl Pool {
         Ok(data(py, "PoolStatistics", &fields)?)
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Frees all blocks and releases all memory.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.hook.try_lock() {
             Ok(hook) => visit.call(&*hook),
@@ -235,9 +206,9 @@ impl Pool {
         let statistics = py.detach(|| pool.statistics());
         format!("<Pool, {} blocks, {} mapped>", statistics.blocks, Bytes(statistics.mapped))
     }
-}
+} }
 
-/// What becomes of contents.
+/// What to do with the contents.
 fn kept(keep: Option<&Bound<'_, PyAny>>) -> Outcome<Keep> {
     let Some(keep) = keep else { return Ok(Keep::Host) };
     if let Ok(name) = keep.extract::<String>() {
@@ -245,7 +216,7 @@ fn kept(keep: Option<&Bound<'_, PyAny>>) -> Outcome<Keep> {
             "host" => Ok(Keep::Host),
             "pinned" => Ok(Keep::Pinned),
             "nothing" => Ok(Keep::Nothing),
-            // A text could be meant as a path, but a misspelt word would become a file.
+            // Not taken for a path: a misspelt word would become a file.
             other => Err(Fault::Argument {
                 operation: "put a tag to sleep",
                 problem: format!("contents cannot be kept in {other:?}"),
@@ -256,43 +227,14 @@ fn kept(keep: Option<&Bound<'_, PyAny>>) -> Outcome<Keep> {
     Ok(Keep::File(keep.extract::<PathBuf>()?))
 }
 
-methods_with_copies! { Block {
-    /// First address.
-    #[getter]
-    fn address(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.address())
-    }
-
-    /// Size in bytes: what was asked for, rounded up.
-    #[getter]
-    fn size(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.size())
-    }
+mapped_memory! { Block {
+    /// Frees it.
+    fn close;
 
     /// Its tag.
     #[getter]
     fn tag(&self) -> Outcome<u32> {
         Ok(self.node.get()?.tag().0)
-    }
-
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Frees it.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
     }
 
     fn __len__(&self) -> Outcome<usize> {

@@ -1,12 +1,12 @@
 //! `Reservation`: addresses without memory.
 
 use crate::buffer::{Buffer, new_bytes};
-use crate::copy::{AnyMapped, extent, length, methods_with_copies, rest, rows};
+use crate::copy::{AnyMapped, extent, length, mapped_memory, rest, rows};
 use crate::error::{Fault, Outcome};
 use crate::file::{Purpose, open, with_progress};
 use crate::mapping::Mapping;
 use crate::memory::PhysicalMemory;
-use crate::node::{Close, Ends, Node};
+use crate::node::{Ends, Node};
 use crate::pending::PendingCopy;
 use crate::size::Size;
 use ascend_vmm::Bytes;
@@ -40,18 +40,9 @@ pub(crate) struct Reservation {
     pub(crate) node: Arc<Node<ascend_vmm::Reservation>>,
 }
 
-methods_with_copies! { Reservation {
-    /// First address.
-    #[getter]
-    fn address(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.address())
-    }
-
-    /// Size in bytes.
-    #[getter]
-    fn size(&self) -> Outcome<u64> {
-        Ok(self.node.get()?.size())
-    }
+mapped_memory! { Reservation {
+    /// Unmaps what is mapped here, and frees the addresses.
+    fn close;
 
     /// Maps all of `memory` at an offset, a multiple of its page size.
     #[pyo3(signature = (memory, offset=Size(0)), text_signature = "(self, memory, offset=0)")]
@@ -65,26 +56,6 @@ methods_with_copies! { Reservation {
     /// Address and size of everything that is mapped here, in order.
     fn mappings(&self) -> Outcome<Vec<(u64, u64)>> {
         Ok(self.node.get()?.mappings())
-    }
-
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Unmaps what is mapped here, and frees the addresses.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
     }
 
     fn __repr__(&self) -> String {

@@ -3,10 +3,10 @@
 use crate::device::{Device, Host};
 use crate::error::{Fault, Outcome, data, fields};
 use crate::memory::PhysicalMemory;
-use crate::node::{Close, Ends, Node, lock};
+use crate::node::{Ends, Node, closable, lock};
 use crate::reservation::Reservation;
 use crate::size::Size;
-use crate::wait::{give_up, giving_up};
+use crate::wait::{handler_raised, interruptible_open};
 use ascend_vmm::device_process::{Policy, Settings};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{LogicalId, ReserveOptions};
@@ -31,14 +31,14 @@ impl Ends for ascend_vmm::Session {
 /// ...     print(session.generation)
 /// 26.1
 ///
-/// `segments=False` leaves the driver's 8 to 14 TiB of addresses out: then the CPU sees no memory.
+/// `segments=False` does not map the driver's 8 to 14 TiB of addresses: the CPU then sees no memory.
 /// `device_process` says when a process is started on a device: "auto", "never" or "always".
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct Session {
     node: Arc<Node<ascend_vmm::Session>>,
 }
 
-/// The session that Python has in this process, and which process that is.
+/// The session of the Python objects, and the process that it belongs to.
 static CURRENT: Mutex<(u32, Weak<Node<ascend_vmm::Session>>)> = Mutex::new((0, Weak::new()));
 
 impl Session {
@@ -53,7 +53,7 @@ impl Session {
         Session::open_now().unwrap_or_else(|| Session::new(session))
     }
 
-    /// The one that is open in this process already.
+    /// The session that is already open in this process.
     fn open_now() -> Option<Session> {
         let (process, node) = &*lock(&CURRENT);
         let node = node.upgrade().filter(|node| *process == std::process::id() && node.try_get().is_some());
@@ -61,8 +61,11 @@ impl Session {
     }
 }
 
-#[pymethods]
-impl Session {
+closable! { Session {
+    /// Closes everything that was made through the session, then the session. Nothing happens if it
+    /// is closed.
+    fn close;
+
     #[new]
     #[pyo3(signature = (*, segments=true, allow_unknown_generation=false, device_process="auto"))]
     fn open(py: Python<'_>, segments: bool, allow_unknown_generation: bool, device_process: &str) -> Outcome<Session> {
@@ -81,7 +84,7 @@ impl Session {
         let builder = ascend_vmm::Session::builder()
             .segments(segments)
             .allow_unknown_generation(allow_unknown_generation)
-            .device_process(Settings::new().policy(policy).give_up(give_up));
+            .device_process(Settings::new().policy(policy).give_up(handler_raised));
         Ok(Session::new(py.detach(|| builder.open())?))
     }
 
@@ -91,10 +94,10 @@ impl Session {
         match Session::open_now() {
             Some(session) => Ok(session),
             None => {
-                let settings = Settings::new().give_up(give_up);
+                let settings = Settings::new().give_up(handler_raised);
                 let session = py.detach(|| {
                     match ascend_vmm::Session::builder().device_process(settings).open() {
-                        // The C library's, or another thread's.
+                        // Opened by the C library, or by another thread.
                         Err(ascend_vmm::Error::SessionOpen) => ascend_vmm::Session::current(),
                         session => session,
                     }
@@ -112,7 +115,7 @@ impl Session {
     #[pyo3(signature = (id=0))]
     fn device(&self, py: Python<'_>, id: u32) -> Outcome<Device> {
         let session = self.node.get()?;
-        let device = giving_up(py, || session.device(LogicalId(id)))?;
+        let device = interruptible_open(py, || session.device(LogicalId(id)))?;
         Ok(Device { node: Node::new(device, [self.node.clone()]) })
     }
 
@@ -183,7 +186,7 @@ impl Session {
         Ok(py.detach(|| BareTgid::of_this_process(&session))?.as_raw())
     }
 
-    /// What this process has of the driver's.
+    /// Driver resources held by this process, in bytes unless noted.
     #[getter]
     fn statistics<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyAny>> {
         let now = self.node.get()?.statistics();
@@ -197,31 +200,10 @@ impl Session {
         Ok(data(py, "SessionStatistics", &fields)?)
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Closes everything that was made through the session, then the session. Nothing happens if it
-    /// is closed.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __repr__(&self) -> String {
         match self.node.try_get() {
             Some(session) => format!("<Session, driver {}>", session.generation()),
             None => "<Session, closed>".to_owned(),
         }
     }
-}
+} }

@@ -1,9 +1,10 @@
 //! Sharing with other processes: `Ticket`, `Export`, `send` and `receive`.
 
-use crate::device::{Device, Host};
+use crate::device::AnyPlace;
 use crate::error::{Fault, Outcome};
+use crate::file::duplicate;
 use crate::memory::PhysicalMemory;
-use crate::node::{Close, Ends, Node};
+use crate::node::{Ends, Node, closable};
 use crate::wait::{interruptible, limit};
 use ascend_vmm::Bytes;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, Place, ShareableHandle};
@@ -12,7 +13,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple, PyType};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -128,9 +128,11 @@ pub(crate) struct Export {
     pub(crate) node: Arc<Node<share::Export>>,
 }
 
-#[pymethods]
-impl Export {
-    /// Everything that an importer needs.
+closable! { Export {
+    /// Drops this object's reference to the memory.
+    fn close;
+
+    /// What an importer needs.
     fn ticket(&self, py: Python<'_>) -> Outcome<Ticket> {
         let export = self.node.get()?;
         Ok(Ticket(py.detach(|| export.ticket())?))
@@ -157,7 +159,7 @@ impl Export {
         Ok(py.detach(|| export.trust(&pids.trusted(&export.memory().session())?))?)
     }
 
-    /// Lets processes import the memory that sent their `Session.bare_tgid`.
+    /// Lets processes import the memory, by the `Session.bare_tgid` that they sent.
     #[pyo3(signature = (*tgid))]
     fn trust_tgid(&self, py: Python<'_>, tgid: Vec<i32>) -> Outcome<()> {
         let export = self.node.get()?;
@@ -179,38 +181,18 @@ impl Export {
         Ok(py.detach(|| export.trusts_anyone())?)
     }
 
-    /// Whether it is closed.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.node.try_get().is_none()
-    }
-
-    /// Drops this reference to the memory.
-    fn close(&self, py: Python<'_>) -> Outcome<()> {
-        self.node.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        crate::leave(self.close(py))
-    }
-
     fn __repr__(&self) -> String {
         match self.node.try_get() {
             Some(export) => format!("<Export {:#x}, {}>", export.handle().to_u64(), Bytes(export.memory().size())),
             None => "<Export, closed>".to_owned(),
         }
     }
-}
+} }
 
-/// Processes by the numbers that this process knows them by.
+/// Process ids in this process's namespace.
 pub(crate) struct Pids(Vec<u32>);
 
-/// Numbers of processes, or objects that have one as `pid`.
+/// Reads process ids: numbers, or objects that have one as `pid`.
 pub(crate) fn processes(given: &[Bound<'_, PyAny>]) -> Outcome<Pids> {
     let number = |process: &Bound<'_, PyAny>| -> PyResult<u32> {
         let pid = if process.hasattr("pid")? { process.getattr("pid")? } else { process.clone() };
@@ -223,7 +205,7 @@ pub(crate) fn processes(given: &[Bound<'_, PyAny>]) -> Outcome<Pids> {
 }
 
 impl Pids {
-    /// Their numbers in trust lists.
+    /// Their ids in trust lists.
     pub(crate) fn trusted(&self, session: &ascend_vmm::Session) -> ascend_vmm::Result<Vec<BareTgid>> {
         self.0.iter().map(|pid| BareTgid::of_process(session, *pid)).collect()
     }
@@ -244,7 +226,7 @@ impl<'py> FromPyObject<'_, 'py> for Source {
             PyErr::from(Fault::Argument {
                 operation: "import memory",
                 problem,
-                rule: "Give a Ticket, its text or bytes, or a handle of the vendor's: an int or 128 bytes.",
+                rule: "Give a Ticket, its text or bytes, or a vendor handle: an int or 128 bytes.",
             })
         };
         if let Ok(ticket) = object.cast::<Ticket>() {
@@ -253,12 +235,12 @@ impl<'py> FromPyObject<'_, 'py> for Source {
         if let Ok(bytes) = object.cast::<PyBytes>() {
             if let Ok(bytes) = <&[u8; FabricHandle::LENGTH]>::try_from(bytes.as_bytes()) {
                 let handle = FabricHandle::from_bytes(bytes);
-                return handle.map(Source::Fabric).ok_or_else(|| wrong("the 128 bytes are no handle".into()));
+                return handle.map(Source::Fabric).ok_or_else(|| wrong("the 128 bytes are not a handle".into()));
             }
         }
         if let Ok(number) = object.extract::<u64>() {
             let handle = ShareableHandle::from_u64(number);
-            return handle.map(Source::Handle).ok_or_else(|| wrong(format!("{number:#x} is no handle")));
+            return handle.map(Source::Handle).ok_or_else(|| wrong(format!("{number:#x} is not a handle")));
         }
         Ok(Source::Ticket(Ticket::new(&object)?.0))
     }
@@ -278,25 +260,15 @@ impl Source {
 /// A duplicate of a connected Unix socket: of a `socket.socket`, a `multiprocessing` connection,
 /// anything with `fileno()`, or a descriptor.
 fn socket(given: &Bound<'_, PyAny>) -> Outcome<UnixStream> {
-    let number: RawFd = match given.extract() {
-        Ok(number) => number,
-        Err(_) => given.call_method0("fileno")?.extract()?,
-    };
-    if number < 0 {
-        return Err(PyValueError::new_err("the socket is closed").into());
+    let socket = UnixStream::from(duplicate(given)?);
+    if socket.local_addr().is_ok() {
+        return Ok(socket);
     }
-    // SAFETY: used for one call, during which the caller holds the socket's object and the
-    // interpreter's lock; a number that is not open gives EBADF.
-    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-    let owned = descriptor.try_clone_to_owned().map_err(PyErr::from)?;
-    match nix::sys::socket::getsockname::<nix::sys::socket::UnixAddr>(number) {
-        Ok(_) => Ok(UnixStream::from(owned)),
-        Err(_) => Err(Fault::Argument {
-            operation: "share memory over a socket",
-            problem: "this is no Unix socket".to_owned(),
-            rule: "Use socket.AF_UNIX or socket.socketpair(): the kernel vouches for who is at the other end.",
-        }),
-    }
+    Err(Fault::Argument {
+        operation: "share memory over a socket",
+        problem: "this is not a Unix socket".to_owned(),
+        rule: "Use socket.AF_UNIX or socket.socketpair(): the kernel vouches for the process at the other end.",
+    })
 }
 
 /// Gives memory to the process at the other end of a connected Unix socket, which calls `receive`.
@@ -331,19 +303,12 @@ pub(crate) fn send(py: Python<'_>, socket: &Bound<'_, PyAny>, memory: &PhysicalM
 pub(crate) fn receive(
     py: Python<'_>,
     socket: &Bound<'_, PyAny>,
-    place: &Bound<'_, PyAny>,
+    place: AnyPlace,
     timeout: f64,
 ) -> Outcome<PhysicalMemory> {
     let timeout = limit(timeout)?;
-    if let Ok(device) = place.cast::<Device>() {
-        let (node, inner) = (device.get().node.clone(), device.get().node.get()?);
-        let memory = exchange(py, socket, |socket| share::receive(socket, &*inner, timeout))?;
-        return Ok(PhysicalMemory { node: Node::new(memory, [node]) });
-    }
-    let host = place.cast::<Host>().map_err(|_| PyTypeError::new_err("memory is received on a Device or a Host"))?;
-    let (node, inner) = (host.get().node.clone(), host.get().node.get()?);
-    let memory = exchange(py, socket, |socket| share::receive(socket, &*inner, timeout))?;
-    Ok(PhysicalMemory { node: Node::new(memory, [node]) })
+    let memory = place.with(|place| exchange(py, socket, |socket| share::receive(socket, place, timeout)))??;
+    Ok(PhysicalMemory { node: Node::new(memory, [place.node()]) })
 }
 
 /// One side of an exchange. A signal whose handler raises ends it, and shuts the socket down: the

@@ -20,7 +20,7 @@ impl<'py> FromPyObject<'_, 'py> for Size {
                 .map(|Bytes(size)| Size(size))
                 .map_err(|error| bad(error.to_string(), "Write a size as 4096, \"64MiB\" or \"1GiB\"."));
         }
-        // Python takes True for 1, and no one means that as a number of bytes.
+        // In Python True is 1, but never meant as a number of bytes.
         let number = if object.is_instance_of::<PyBool>() { Err(PyTypeError::new_err(())) } else { object.extract() };
         number.map(Size).map_err(|error: PyErr| {
             let py = object.py();
@@ -29,7 +29,7 @@ impl<'py> FromPyObject<'_, 'py> for Size {
                 return bad(problem, "Sizes, offsets and addresses are unsigned 64-bit numbers.");
             }
             if !error.is_instance_of::<PyTypeError>(py) {
-                // Of its `__index__`.
+                // Raised by its `__index__`.
                 return error;
             }
             let class = object.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
@@ -38,14 +38,14 @@ impl<'py> FromPyObject<'_, 'py> for Size {
     }
 }
 
-/// A number that may be long.
+/// A number, unless it is long.
 fn shown(object: &Borrowed<'_, '_, PyAny>) -> String {
     let text = object.str().map_or_else(|_| "the number".to_owned(), |text| text.to_string());
     if text.len() > 40 { "the number".to_owned() } else { text }
 }
 
 fn bad(problem: String, rule: &'static str) -> PyErr {
-    Fault::Argument { operation: "take it for a number of bytes", problem, rule }.into()
+    Fault::Argument { operation: "read a size", problem, rule }.into()
 }
 
 /// Size of pages and kind of memory from their names.

@@ -1,7 +1,7 @@
 //! Waits that Ctrl-C ends.
 //!
-//! Python runs a signal's handler on the main thread, between two of its instructions. The library
-//! waits through signals, so what may last is done on a thread of its own, and this one asks from
+//! Python runs signal handlers on the main thread, between two of its instructions. The library
+//! waits through signals, so long calls run on a thread of their own, and this thread checks from
 //! time to time whether a handler has raised.
 
 use crate::error::Outcome;
@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How long a signal may wait.
-pub(crate) const ASKING: Duration = Duration::from_millis(50);
+/// How often signals are checked.
+pub(crate) const CHECKING: Duration = Duration::from_millis(50);
 
 /// A time limit in seconds.
 pub(crate) fn limit(seconds: f64) -> Outcome<Duration> {
@@ -22,8 +22,8 @@ pub(crate) fn limit(seconds: f64) -> Outcome<Duration> {
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// Runs what signals' handlers have to do on the main thread, and returns what they raise. Not at
-/// the interpreter's end.
+/// Runs pending signal handlers, on the main thread, and returns what they raise. Does nothing when
+/// the interpreter is ending.
 pub(crate) fn check_signals() -> PyResult<()> {
     Python::try_attach(|py| py.check_signals()).unwrap_or(Ok(()))
 }
@@ -31,7 +31,7 @@ pub(crate) fn check_signals() -> PyResult<()> {
 /// Waits for a message, or until a signal's handler raises; `None` if no message can come.
 fn next<T>(messages: &Receiver<T>) -> PyResult<Option<T>> {
     loop {
-        match messages.recv_timeout(ASKING) {
+        match messages.recv_timeout(CHECKING) {
             Ok(message) => return Ok(Some(message)),
             Err(RecvTimeoutError::Disconnected) => return Ok(None),
             Err(RecvTimeoutError::Timeout) => check_signals()?,
@@ -39,14 +39,14 @@ fn next<T>(messages: &Receiver<T>) -> PyResult<Option<T>> {
     }
 }
 
-/// The error of a call that needs a thread and cannot start one, as Python's own threads say it.
+/// The error of a call whose thread cannot be started. Python's own threads raise the same class.
 fn no_thread(error: std::io::Error) -> PyErr {
     let remedy = "Raise the limit of threads or of memory (ulimit, cgroup), or end threads, and call again.";
     PyRuntimeError::new_err(format!("the thread for this call cannot be started: {error}. {remedy}"))
 }
 
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, that is
-/// returned at once, and the work goes on without anyone to use its result: for questions only.
+/// returned at once, and the work continues with its result unused: only for work without effects.
 pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (done, over) = channel();
     let worker = std::thread::Builder::new().name("ascend_vmm".to_owned());
@@ -56,8 +56,8 @@ pub(crate) fn abandonable<T: Send + 'static>(py: Python<'_>, work: impl FnOnce()
 }
 
 /// Runs `work` without the interpreter's lock. If a signal's handler raises meanwhile, `cancel` is
-/// called, which must make `work` return soon, and the exception is returned. Where no thread can
-/// be started, that is the error, and `work` has not run.
+/// called, which must make `work` return soon, and the exception is returned. If the thread cannot
+/// be started, `work` does not run.
 pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
@@ -84,15 +84,18 @@ pub(crate) fn interruptible<T: Send>(
 }
 
 thread_local! {
-    /// Whether this thread waits for a device, and what a signal's handler has raised meanwhile.
+    /// `Some` while this thread waits for a device: what a signal's handler has raised meanwhile.
     static WAITING: RefCell<Option<PyResult<()>>> = const { RefCell::new(None) };
 }
 
-/// Opens a device without the interpreter's lock, until it is there or a signal's handler raises:
-/// the library asks [`give_up`]. On this thread: the driver knows which thread registers a process.
-pub(crate) fn giving_up<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_vmm::Result<T> + Send) -> Outcome<T> {
+/// Opens a device without the interpreter's lock, until it is open or a signal's handler raises: the library calls
+/// [`handler_raised`]. Runs on this thread: the driver knows which thread registers a process.
+pub(crate) fn interruptible_open<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> ascend_vmm::Result<T> + Send,
+) -> Outcome<T> {
     if WAITING.with_borrow(Option::is_some) {
-        // It would wait for itself.
+        // It would deadlock.
         let text = "a signal's handler cannot open a device while its thread waits for one";
         return Err(PyRuntimeError::new_err(text).into());
     }
@@ -105,7 +108,7 @@ pub(crate) fn giving_up<T: Send>(py: Python<'_>, work: impl FnOnce() -> ascend_v
 }
 
 /// Whether a signal's handler has raised.
-pub(crate) fn give_up() -> bool {
+pub(crate) fn handler_raised() -> bool {
     if WAITING.with_borrow(Option::is_none) {
         return false;
     }

@@ -108,7 +108,7 @@ def test_a_copy_that_fails_raises_where_it_is_waited_for(session, mapping, ascen
     asyncio.run(main())
 
 
-def test_a_copy_that_ends_after_its_loop_was_closed_tells_no_one():
+def test_a_copy_that_ends_after_its_loop_was_closed_wakes_no_one():
     """The loop of the wait is gone: the copy's thread has no one to wake."""
 
     class Copy:

@@ -74,27 +74,34 @@ def test_there_are_examples_of_every_noun():
     assert (nouns - data - errors) | functions | {"Error", "OutOfMemory"} <= names
 
 
-def stub_names():
-    """Class or function, and its members, as the stubs have them."""
+def stubs():
+    """The functions and classes of the stubs. A class has its methods and those of its bases, which
+    only the stubs know."""
     tree = ast.parse((PACKAGE / "_ascend_vmm.pyi").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield node.name, {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            yield node.name, set()
+    nodes = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+
+    def methods(node):
+        own = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+        return own + [method for base in node.bases for method in methods(nodes[base.id])]
+
+    functions, classes = {}, {}
+    for name, node in nodes.items():
+        if isinstance(node, ast.FunctionDef):
+            functions[name] = node
+        elif not name.startswith("_"):
+            classes[name] = methods(node)
+    return functions, classes
 
 
 def test_the_stubs_name_what_there_is():
     from ascend_vmm import _ascend_vmm
 
-    stubs = dict(stub_names())
+    functions, classes = stubs()
     there = {name for name in vars(_ascend_vmm) if not name.startswith("_")}
-    assert set(stubs) == there
-    for name, members in stubs.items():
-        thing = getattr(_ascend_vmm, name)
-        if inspect.isclass(thing):
-            public = {member for member in dir(thing) if not member.startswith("_")}
-            assert {member for member in members if not member.startswith("_")} == public, name
+    assert {*functions, *classes} == there
+    for name, methods in classes.items():
+        public = {member for member in dir(getattr(_ascend_vmm, name)) if not member.startswith("_")}
+        assert {method.name for method in methods if not method.name.startswith("_")} == public, name
 
 
 def test_the_stubs_have_the_same_parameters():
@@ -106,14 +113,12 @@ def test_the_stubs_have_the_same_parameters():
         starred = [one for one in (arguments.vararg, arguments.kwarg) if one]
         return sorted(one.arg for one in listed + starred if one.arg not in ("self", "cls"))
 
-    tree = ast.parse((PACKAGE / "_ascend_vmm.pyi").read_text())
-    functions = [(_ascend_vmm, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            owner = getattr(_ascend_vmm, node.name)
-            functions += [(owner, part) for part in node.body if isinstance(part, ast.FunctionDef)]
+    functions, classes = stubs()
+    pairs = [(_ascend_vmm, node) for node in functions.values()]
+    for name, methods in classes.items():
+        pairs += [(getattr(_ascend_vmm, name), method) for method in methods]
     compared = 0
-    for owner, node in functions:
+    for owner, node in pairs:
         # Special methods have no signature, and Python before 3.12 does not show __buffer__.
         if node.name.startswith("_"):
             continue

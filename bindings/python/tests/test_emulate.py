@@ -49,7 +49,7 @@ def test_the_tool_offers_what_works_from_python_and_nothing_else():
         assert result.returncode == 0, result.stdout
 
 
-def test_options_that_cannot_be_are_refused():
+def test_invalid_options_are_refused():
     for options in [
         {"devices": 65},
         {"generation": "7.0"},

@@ -114,7 +114,7 @@ SIZES += ["2 mib", "2MiBs", "-1", " ", "２MiB"]
 
 @pytest.mark.ascend_npu(generation="26.1")
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes_that_cannot_be_are_value_errors(session, size):
+def test_invalid_sizes_are_value_errors(session, size):
     device = session.device(0)
     for call in [device.create, session.reserve, session.host().create]:
         with pytest.raises(ValueError) as raised:
@@ -129,7 +129,7 @@ def test_sizes_are_written_as_people_write_them(session):
 
 
 @pytest.mark.ascend_npu(generation="26.1")
-def test_times_that_cannot_be_are_value_errors(ascend_npu):
+def test_invalid_timeouts_are_value_errors(ascend_npu):
     for timeout in [-1, float("nan"), float("-inf")]:
         for call in [ascend_vmm.probe, ascend_vmm.devices]:
             with pytest.raises(ValueError, match="not negative"):
@@ -137,7 +137,7 @@ def test_times_that_cannot_be_are_value_errors(ascend_npu):
     assert len(ascend_vmm.devices(timeout=float("inf"))) == 2
 
 
-def test_things_that_are_no_size_are_type_errors(session):
+def test_other_objects_than_sizes_are_type_errors(session):
     pool = ascend_vmm.Pool(session.device(0))
     for size in [None, 2.0, [], b"2MiB", object(), True, False]:
         for call in [session.reserve, pool.allocate]:

@@ -85,7 +85,7 @@ def test_a_tag_sleeps_and_wakes_with_its_addresses(pool, session, tmp_path, keep
         assert steps and steps[-1][0] == steps[-1][1]
 
 
-def test_words_that_keep_nothing_are_refused(pool):
+def test_unknown_values_of_keep_are_refused(pool):
     pool.allocate(64, tag=1)
     with pytest.raises(ascend_vmm.Invalid, match="pathlib.Path"):
         pool.sleep(1, "disk")
@@ -210,7 +210,7 @@ def test_files_are_loaded_and_stored(session, tmp_path, by):
     assert copy.read_bytes()[:8] == content[:2] + content[-4:] + content[6:8]
 
 
-def test_files_that_cannot_be_are_os_errors(session, tmp_path):
+def test_files_that_cannot_be_used_are_os_errors(session, tmp_path):
     mapping = session.reserve("2MiB").map(session.device(0).create("2MiB"))
     with pytest.raises(OSError) as raised:
         mapping.load(tmp_path / "nowhere")

@@ -12,9 +12,9 @@ def main(arguments):
 
 
 def run(arguments):
-    """The same, as all that this process is for."""
-    # No Python runs meanwhile that could raise KeyboardInterrupt: Ctrl-C ends the tool as it ends
-    # other programs, or the program that the tool runs.
+    """Runs a command line of the tool and ends this process with its status."""
+    # No Python runs meanwhile that could raise KeyboardInterrupt: Ctrl-C ends the tool, or the
+    # program that it runs, as it ends other programs.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(arguments))
 

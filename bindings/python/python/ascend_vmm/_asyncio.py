@@ -4,16 +4,16 @@ import asyncio
 
 
 async def completed(copy):
-    """Waits for a `PendingCopy` and raises what went wrong."""
+    """Waits for a `PendingCopy` and raises its failure."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell():
+    def wake():
         try:
             loop.call_soon_threadsafe(over.set)
         except RuntimeError:
-            # The loop is closed: no one waits any more.
+            # The loop is closed: nobody waits.
             pass
 
-    copy.add_done_callback(tell)
+    copy.add_done_callback(wake)
     await over.wait()
     copy.wait()

@@ -25,7 +25,7 @@ class SuperPod:
 
 @dataclass(frozen=True)
 class Npu:
-    """An NPU. What the driver does not say is None."""
+    """An NPU. Fields that the driver does not report are None."""
 
     logical: int
     """Its number in this namespace: what `Session.device` takes."""
@@ -36,7 +36,7 @@ class Npu:
     identity: str
     """The same name for it in every container."""
     card: Optional[int]
-    """For a virtual instance, the card that it is cut from …"""
+    """For a virtual instance, the card it is part of …"""
     instance: Optional[int]
     """… and its number on the card."""
     state: str
@@ -56,7 +56,7 @@ class Npu:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with the host, or worth knowing."""
+    """A problem of the host, or something worth knowing."""
 
     code: str
     severity: str
@@ -67,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found out about a host."""
+    """The state of a host."""
 
     environment: Optional[str]
     """host or container."""
@@ -107,12 +107,12 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """How much memory a pool, or one tag of it, has, in bytes."""
+    """Memory of a pool, or of one of its tags, in bytes."""
 
     in_use: int
-    """In blocks, as rounded."""
+    """In blocks, after rounding."""
     peak: int
-    """The largest `in_use` that there was."""
+    """The largest `in_use` so far."""
     blocks: int
     """Number of blocks."""
     mapped: int
@@ -129,7 +129,7 @@ class PoolStatistics:
 
 @dataclass(frozen=True)
 class SessionStatistics:
-    """What this process has of the driver's: bytes, unless it says otherwise."""
+    """Driver resources held by this process, in bytes unless noted."""
 
     physical: int
     """Physical memory of devices and of the host, own and imported, mapped or not."""
@@ -140,7 +140,7 @@ class SessionStatistics:
     mappings: int
     """Number of mappings."""
     left: int
-    """Number of objects that were dropped and could not be undone."""
+    """Number of dropped objects that the kernel would not release."""
 
 
 for _class in [PoolStatistics, SessionStatistics, Hbm, SuperPod, Npu, Finding, Survey, MemoryInfo, Capabilities]:

@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 
 
 class VendorCode(NamedTuple):
-    """What the vendor's library would have returned."""
+    """The codes that the vendor's library would have returned."""
 
     driver: int
     driver_name: str
@@ -26,7 +26,7 @@ class Error(Exception):
     operation: Optional[str] = None
     """What was tried, as a verb phrase."""
     cause: Optional[str] = None
-    """What it most likely means."""
+    """The most likely cause."""
     remedy: Optional[str] = None
     """What to do."""
     errno: Optional[int] = None
@@ -52,7 +52,7 @@ class Refused(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """A device, or the host, has not so much memory.
+    """A device, or the host, does not have enough free memory.
 
     >>> with Session() as session:
     ...     try:
@@ -71,11 +71,11 @@ class OutOfMemory(Error, MemoryError):
 
 
 class Invalid(Error, ValueError):
-    """An argument that cannot be, refused before the kernel was called."""
+    """An invalid argument, refused before the kernel was called."""
 
 
 class Closed(Error, ValueError):
-    """An object that was closed before."""
+    """The object is closed."""
 
 
 class InUse(Error):
@@ -111,11 +111,11 @@ class FileFailed(Error, OSError):
 
 
 class UnknownGeneration(Error):
-    """The driver is of no known generation."""
+    """The generation of the driver is unknown."""
 
 
 class NoDevices(Error):
-    """There is no NPU, and why."""
+    """There is no NPU; says why."""
 
     finding: str = ""
 
@@ -133,11 +133,11 @@ class DeviceProcessDied(Error):
 
 
 class TicketError(Error, ValueError):
-    """Text or bytes that are no ticket."""
+    """The text or bytes are not a valid ticket."""
 
 
 class ExchangeFailed(Error):
-    """The process at the other end of a socket is late, has died, or is not what it says."""
+    """The process at the other end of a socket is late, has died, or is not the one it claims to be."""
 
 
 for _class in [Error, *Error.__subclasses__(), VendorCode]:
