@@ -16,7 +16,7 @@ use ascend_emulator::{Config, Emulator};
 use ascend_vmm_tool::terminal::{self, Table, counted, steps};
 use client::{NOT_TRACED, OwnFigures, Work};
 use counter::{Count, CountError, Mode, Traced};
-use figure::{Figure, Target, Unit, Verdict};
+use figure::{Figure, Quantity, Target, Verdict};
 use indicatif::ProgressBar;
 use nix::errno::Errno;
 use nix::sys::wait::WaitStatus;
@@ -127,7 +127,7 @@ impl Bench {
         let emulator = Emulator::start(config).map_err(|error| error.to_string())?;
         emulator.run(|| {
             let calls = bench.calls_only(&Setup::of(Work::BringUp));
-            bench.add("bring-up with a device process", None, Unit::Calls, calls, Target::must(34.0));
+            bench.add("bring-up with a device process", None, Quantity::Calls, calls, Target::must(34.0));
         });
         drop(emulator);
         bench.progress.set_message("the emulated driver");
@@ -135,7 +135,7 @@ impl Bench {
             ascend_emulator::latency::measure(if self.debug { 100 } else { 20_000 }).map_err(|error| error.to_string());
         let latency = latency.map(|latency| latency.median.as_nanos() as f64 / 1000.0);
         bench.progress.inc(1);
-        bench.add("emulated ioctl (median)", None, Unit::Microseconds, latency, Target::default());
+        bench.add("emulated ioctl (median)", None, Quantity::Microseconds, latency, Target::default());
         bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }, self.most()));
         bench.progress.inc(1);
         bench.progress.finish_and_clear();
@@ -161,8 +161,8 @@ impl Bench {
         OPERATIONS.iter().filter(wanted)
     }
 
-    /// How many measurements there are: those of operations, of calls alone, of C functions and
-    /// what they call, of the worst case, of times, and of the emulated driver itself.
+    /// The number of measurements: operations, calls alone, C functions and their Rust calls, worst
+    /// cases, times, and the emulated driver itself.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
         self.wanted().count() as u64 + 3 + 2 * C_FUNCTIONS.len() as u64 + worst + 6 + 2 + pool::steps(self.most())
@@ -193,21 +193,21 @@ impl Bench {
                 bench.point(Chart::Parts, operation.name, 1, c_library, stacked);
             }
             let target = Target { must: operation.most, vendor: operation.vendor };
-            bench.add(operation.name, Some(setup.live), Unit::Instructions, instructions.clone(), target);
+            bench.add(operation.name, Some(setup.live), Quantity::Instructions, instructions.clone(), target);
             if setup.live == 1 && !setup.is_special() {
                 first.insert(operation.short(), instructions);
             } else if let Some(Ok(first)) = first.get(operation.short()).filter(|_| !setup.explicit) {
                 let growth = instructions.map(|instructions| instructions / first);
                 let name = format!("{}, against one of 2 MiB", operation.name);
-                bench.add(name, Some(setup.live), Unit::Times, growth, Target::must(GROWTH));
+                bench.add(name, Some(setup.live), Quantity::Times, growth, Target::must(GROWTH));
             }
             if setup.live == 1 && operation.calls > 0.0 {
                 let calls = count(&figures, |counts| counts.calls);
-                bench.add(operation.name, None, Unit::Calls, calls, Target::must(operation.calls));
+                bench.add(operation.name, None, Quantity::Calls, calls, Target::must(operation.calls));
                 bench.add(
                     operation.name,
                     None,
-                    Unit::Ioctls,
+                    Quantity::Ioctls,
                     count(&figures, |counts| counts.ioctls),
                     Target::must(operation.calls),
                 );
@@ -217,7 +217,7 @@ impl Bench {
                 let (limit, density) = if setup.sparse { (500.0, "one per GiB") } else { (150.0, "dense") };
                 bench.point(Chart::Bytes, operation.object, u64::from(setup.sparse), bytes, true);
                 let name = format!("{}, {density}", operation.object);
-                bench.add(name, Some(setup.live), Unit::Bytes, Ok(bytes), Target::must(limit));
+                bench.add(name, Some(setup.live), Quantity::Bytes, Ok(bytes), Target::must(limit));
             }
         }
         for (name, work, vendor) in [
@@ -227,13 +227,13 @@ impl Bench {
             let limit = if work == Work::Cycle { 6.0 } else { 13.0 };
             bench.progress.set_message(name);
             let calls = bench.calls_only(&Setup::of(work));
-            bench.add(name, None, Unit::Calls, calls, Target::must(limit).vendor(vendor));
+            bench.add(name, None, Quantity::Calls, calls, Target::must(limit).vendor(vendor));
         }
         for (name, c, own, calls) in C_FUNCTIONS {
             bench.progress.set_message(name);
             let measure = |work| steps_of(&bench.measure(&Setup::of(work), pairs, 0), |steps| steps.instructions);
             let more = measure(c).and_then(|c| Ok((c - measure(own)?) / calls));
-            bench.add(name, None, Unit::Instructions, more, Target::must(C_MORE));
+            bench.add(name, None, Quantity::Instructions, more, Target::must(C_MORE));
         }
         pool::figures(bench, most, pairs);
         if most >= 1_000_000 {
@@ -261,7 +261,7 @@ impl Bench {
                 worst / median
             });
             let name = format!("{name}: worst against median");
-            bench.add(name, Some(live), Unit::Times, ratio, Target::must(100.0));
+            bench.add(name, Some(live), Quantity::Times, ratio, Target::must(100.0));
         }
     }
 
@@ -280,14 +280,20 @@ impl Bench {
                         own.push(library / 1000.0);
                     }
                     (Err(reason), _) | (_, Err(reason)) => {
-                        bench.add(name, None, Unit::Times, Err(reason), Target::default());
+                        bench.add(name, None, Quantity::Times, Err(reason), Target::default());
                         return;
                     }
                 }
             }
             bench.progress.inc(1);
-            bench.add(name.clone(), None, Unit::Microseconds, Ok(median(own)), Target::default());
-            bench.add(format!("{name}, against bare ioctls"), None, Unit::Times, Ok(median(ratios)), Target::default());
+            bench.add(name.clone(), None, Quantity::Microseconds, Ok(median(own)), Target::default());
+            bench.add(
+                format!("{name}, against bare ioctls"),
+                None,
+                Quantity::Times,
+                Ok(median(ratios)),
+                Target::default(),
+            );
         };
         compare("create + release".into(), &Setup::of(Work::CreateRelease), Work::RawCreateRelease);
         compare("reserve + free".into(), &Setup::of(Work::ReserveFree), Work::RawReserveFree);
@@ -304,12 +310,12 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// What the measured process does, and with what.
+/// What the measured process does, and its parameters.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     /// What is repeated.
     pub work: Work,
-    /// How many objects exist meanwhile.
+    /// Live objects during the measurement.
     pub live: u64,
     /// Size of each.
     pub size: u64,
@@ -410,11 +416,11 @@ const LOOKUP: Setup = Setup::of(Work::MappingAt);
 const HANDLE: Setup = Setup::of(Work::ImportHandle);
 const TICKET: Setup = Setup::of(Work::ImportTicket);
 
-/// What an operation may cost with a million live objects, or 64 GiB, as a multiple of one of 2
-/// MiB.
+/// The limit of an operation with a million live objects, or with 64 GiB, as a multiple of its cost
+/// with one object of 2 MiB.
 const GROWTH: f64 = 1.5;
 
-/// What is counted. The figures of the vendor's library are instructions of a pair of calls on
+/// The measured operations. The figures of the vendor's library are instructions of a pair of calls on
 /// x86_64, counted without a kernel; the limits are a third of them.
 #[rustfmt::skip]
 const OPERATIONS: &[Operation] = &[
@@ -455,11 +461,10 @@ const OPERATIONS: &[Operation] = &[
     Operation::new("import again", "live import", Setup::of(Work::ImportAgain)),
 ];
 
-/// What a C function may cost more than the call that it makes.
+/// The limit of what a C function adds to the Rust call that it makes.
 const C_MORE: f64 = 200.0;
 
-/// What a call of a C function costs more than the call that it makes: the two, and how many calls
-/// one repetition has.
+/// C functions, the Rust calls that they make, and the number of calls in a repetition.
 const C_FUNCTIONS: [(&str, Work, Work, f64); 5] = [
     ("aclrtMallocPhysical, FreePhysical: more for each", Work::CCreateRelease, Work::OwnCreateRelease, 2.0),
     ("aclrtReserve-, ReleaseMemAddress: more for each", Work::CReserveFree, Work::OwnReserveFree, 2.0),
@@ -487,7 +492,7 @@ fn steps_of(figures: &Measured, what: impl Fn(&Steps) -> f64) -> Result<f64, Str
     steps.map(what).ok_or_else(|| CountError::NoAtomics.to_string())
 }
 
-/// The figures so far, and what is drawn of them.
+/// The figures so far, and the points of their charts.
 struct Run {
     figures: Vec<Figure>,
     points: Vec<Point>,
@@ -501,7 +506,7 @@ impl Run {
         measured
     }
 
-    /// The system calls of what takes too many instructions to count them.
+    /// The system calls of an operation with too many instructions to step through.
     fn calls_only(&self, setup: &Setup) -> Result<f64, String> {
         let calls = count_calls(setup).map_err(|error| error.to_string());
         self.progress.inc(1);
@@ -512,7 +517,7 @@ impl Run {
         &mut self,
         name: impl Into<String>,
         live: Option<u64>,
-        unit: Unit,
+        unit: Quantity,
         measured: Result<f64, String>,
         target: Target,
     ) {
@@ -680,7 +685,7 @@ fn print(document: &Document) {
         ]);
     }
     rows.print();
-    // Most often the same reason holds for all of one kind.
+    // Usually many figures share one reason.
     let reasons: BTreeSet<&str> = document.figures.iter().filter_map(|figure| figure.reason.as_deref()).collect();
     for reason in reasons {
         let without = document.figures.iter().filter(|figure| figure.reason.as_deref() == Some(reason)).count();

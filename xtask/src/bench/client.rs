@@ -66,9 +66,9 @@ pub enum Work {
     ImportHandle,
     /// Memory is imported by its ticket, which is checked first, and released.
     ImportTicket,
-    /// Memory is imported that this process has imported already.
+    /// Memory is imported that this process has already imported.
     ImportAgain,
-    /// Memory is created until there are as many as wanted; the worst single time counts.
+    /// Memory is created until there are `live` objects; each creation is counted alone.
     GrowCreate,
     /// The same for reservations.
     GrowReserve,
@@ -78,23 +78,23 @@ pub enum Work {
     GrowImport,
     /// Memory is created and released by the C functions.
     CCreateRelease,
-    /// By the calls that these make.
+    /// The same, by the Rust calls that these make.
     OwnCreateRelease,
     /// Addresses are reserved and freed by the C functions.
     CReserveFree,
-    /// By the calls that these make.
+    /// The same, by the Rust calls that these make.
     OwnReserveFree,
     /// Memory is mapped and unmapped by the C functions.
     CMapUnmap,
-    /// By the calls that these make.
+    /// The same, by the Rust calls that these make.
     OwnMapUnmap,
     /// A block of 4 KiB is allocated and freed by the C functions.
     CMallocFree,
-    /// By the calls that these make.
+    /// The same, by the Rust calls that these make.
     OwnMallocFree,
     /// 4 KiB are copied to a device by the C function.
     CWrite,
-    /// By the call that it makes.
+    /// The same, by the Rust call that it makes.
     OwnWrite,
     /// A block of a pool is allocated and freed.
     PoolBlock,
@@ -102,7 +102,7 @@ pub enum Work {
     PoolSegment,
     /// A tag of 64 GiB sleeps and wakes.
     PoolSleep,
-    /// Not measured: the process that exports what the other imports.
+    /// Not measured: the process that exports what the measured one imports.
     ImportPeer,
     /// Memory is created and released by ioctls without the library.
     RawCreateRelease,
@@ -117,7 +117,7 @@ pub enum Work {
 pub struct Client {
     /// What is repeated.
     pub(super) work: Work,
-    /// How many objects of the kind exist meanwhile.
+    /// Live objects of the kind during the measurement.
     #[arg(long, default_value_t = 1)]
     pub(super) live: u64,
     /// Size of each object in bytes.
@@ -129,13 +129,13 @@ pub struct Client {
     /// Ends objects by explicit calls, instead of dropping them.
     #[arg(long)]
     explicit: bool,
-    /// Threads that do it in the timed run.
+    /// Threads of the timed run.
     #[arg(long, default_value_t = 1)]
     threads: u64,
-    /// How often it is repeated in a section.
+    /// Repetitions in a section.
     #[arg(long, default_value_t = 32)]
     pairs: u64,
-    /// How often it is repeated in the timed run.
+    /// Repetitions in the timed run.
     #[arg(long, default_value_t = 0)]
     timed: u64,
     /// Only the timed run, without a tracer.
@@ -526,8 +526,8 @@ impl Client {
         Ok(own)
     }
 
-    /// Exports as many memories as are wanted to the process whose id is on the standard input, and
-    /// keeps them until that process ends.
+    /// Exports `live` memories to the process whose id is on the standard input, and keeps them until
+    /// that process ends.
     fn import_peer(&self) -> Result<(), Failure> {
         let mut lines = std::io::stdin().lines();
         let importer = BareTgid::from_raw(lines.next().ok_or("no importer")??.trim().parse()?)?;
@@ -597,8 +597,8 @@ impl Client {
         Ok((live, (self.live >= 1000).then(|| grown as f64 / self.live as f64)))
     }
 
-    /// Makes objects until there are as many as wanted. Each is a section of its own around the
-    /// numbers at which tables grow: powers of two, and seven eighths of them.
+    /// Makes objects until there are `live`. Around the numbers at which tables grow, powers of two and
+    /// seven eighths of them, each object is a section of its own.
     fn grow<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<OwnFigures, Failure> {
         let mark = || if self.untraced { Ok(()) } else { mark() };
         let mut live = Vec::with_capacity(self.live as usize);
@@ -638,7 +638,8 @@ impl Client {
         Ok(OwnFigures { nanoseconds: Some(nanoseconds), ..OwnFigures::default() })
     }
 
-    /// The sections and the timed run. `ready` prepares for so many repetitions and is not counted.
+    /// The sections and the timed run. `ready` prepares the given number of repetitions and is not
+    /// counted.
     pub(super) fn repeat<E: Into<Failure>>(
         &self,
         bytes_per_object: Option<f64>,
@@ -649,7 +650,7 @@ impl Client {
         let pairs = self.pairs as usize;
         let (empty, full) = (vec![false; pairs], vec![true; pairs]);
         mark()?;
-        // What happens only the first time is not the operation's cost.
+        // One-time costs are not the operation's.
         let warm = self.pairs.min(2);
         ready(warm)?;
         repeat(&vec![true; warm as usize], &mut operation)?;
@@ -699,12 +700,12 @@ pub(super) fn open() -> Result<Device, Failure> {
     Ok(Session::open()?.device(LogicalId(0))?)
 }
 
-/// So many new memories.
+/// New memories.
 fn memories(device: &Device, number: u64) -> ascend_vmm::Result<Vec<PhysicalMemory>> {
     (0..number).map(|_| device.create(SIZE)).collect()
 }
 
-/// Drops an object without letting the compiler see what becomes of it.
+/// Drops an object without letting the compiler see that it is unused.
 pub(super) fn discard<T>(object: T) {
     drop(black_box(object));
 }

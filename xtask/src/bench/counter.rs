@@ -44,7 +44,7 @@ pub struct Count {
     pub number: u64,
     /// The ioctls among the system calls.
     pub ioctls: u64,
-    /// The instructions among them that are the C library's.
+    /// The instructions in the C library.
     pub c_library: u64,
 }
 
@@ -57,8 +57,8 @@ fn instruction(pid: Pid) -> Option<u64> {
     address.ok()
 }
 
-/// Whether a program that is stepped through gets past its atomics. On aarch64 without LSE these
-/// are loops of `ldxr` and `stxr`, and each stop between the two clears the exclusive monitor.
+/// Whether single steps get past atomic operations. On aarch64 without LSE these are loops of `ldxr`
+/// and `stxr`, and each stop between the two clears the exclusive monitor.
 pub fn steps_end() -> bool {
     #[cfg(target_arch = "aarch64")]
     return std::arch::is_aarch64_feature_detected!("lse");
@@ -66,7 +66,7 @@ pub fn steps_end() -> bool {
     true
 }
 
-/// Where the C library is in a process: its code, from /proc. Empty for a static program.
+/// The addresses of the C library's code in a process. Empty for a static program.
 fn c_library(pid: Pid) -> Range<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let code = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so"));
@@ -95,8 +95,8 @@ pub enum CountError {
     Trace(Errno),
     /// Single steps would never end.
     #[error(
-        "this CPU has no atomic instructions (LSE), and a single step takes away the exclusive access by which \
-         its programs do without, so they would try for ever"
+        "this CPU has no atomic instructions (LSE): programs use exclusive loads and stores instead, and a \
+         single step between the two makes the store fail each time"
     )]
     NoAtomics,
     /// The process ended before its next mark.

@@ -1,10 +1,10 @@
 //! What the emulated driver itself costs.
 //!
-//! The figures are ratios of times of one run, measured in turns: they say how much the emulator
-//! adds to the kernel's part, which it cannot change. `cargo run --release -p ascend-emulator
+//! The figures are ratios of times of one run, measured in turns: what the emulator adds to the
+//! kernel's part, which it cannot change. `cargo run --release -p ascend-emulator
 //! --example latency` shows the times.
 
-use super::figure::{Figure, Target, Unit};
+use super::figure::{Figure, Quantity, Target};
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator, latency};
 use ascend_vmm::{Device, LogicalId, Mapping, PhysicalMemory, Reservation, Session};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 2 << 20;
 
-/// All figures. `calls` and `most` say how many ioctls are made and how many reservations.
+/// All figures, from `calls` ioctls and at most `most` reservations.
 pub fn figures(calls: usize, most: u64) -> Vec<Figure> {
     let ioctl = |threads| latency::compare(threads, calls).map(|it| it.ratio()).map_err(|error| error.to_string());
     let mut figures = vec![
@@ -30,7 +30,7 @@ pub fn figures(calls: usize, most: u64) -> Vec<Figure> {
         let grown = of_session(reservations);
         figures.push(("emulated reservation, 10⁶ to 10⁵ live", grown, Target::must(2.0)));
     }
-    let figure = |(name, ratio, target)| Figure::new(name, None, Unit::Times, ratio, target);
+    let figure = |(name, ratio, target)| Figure::new(name, None, Quantity::Times, ratio, target);
     figures.into_iter().map(figure).collect()
 }
 
@@ -77,8 +77,8 @@ fn copies(session: &Session, rounds: usize) -> ascend_vmm::Result<[f64; 2]> {
     Ok([ratio(written, plain), ratio(read, plain)])
 }
 
-/// The unmapping of host memory that the CPU wrote, beside blocks whose bytes the emulator must
-/// keep equal at two addresses, as a multiple of the same alone.
+/// The time to unmap host memory that the CPU wrote, beside blocks whose bytes the emulator must keep
+/// equal at two addresses, as a multiple of the time without them.
 fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<f64> {
     const BLOCKS: u64 = 64;
     let host = session.host()?;
@@ -110,8 +110,8 @@ fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<
     Ok(ratio(best()?, alone))
 }
 
-/// The time of a reservation when there are a million, as a multiple of that when there are a tenth
-/// as many; the least disturbed piece of ten thousand of each.
+/// The time of a reservation with a million live, as a multiple of the time with a tenth as many; each
+/// the least disturbed of several runs of ten thousand.
 fn reservations(session: &Session) -> ascend_vmm::Result<f64> {
     let mut live = Vec::new();
     let mut piece = || {

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use std::fmt;
 
-/// The unit of a figure.
+/// What a figure counts or measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Unit {
+pub enum Quantity {
     /// User-space instructions.
     #[serde(rename = "instructions")]
     Instructions,
@@ -26,15 +26,15 @@ pub enum Unit {
     Times,
 }
 
-impl fmt::Display for Unit {
+impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Unit::Instructions => "instructions",
-            Unit::Calls => "system calls",
-            Unit::Ioctls => "ioctls",
-            Unit::Bytes => "bytes",
-            Unit::Microseconds => "µs",
-            Unit::Times => "times",
+            Quantity::Instructions => "instructions",
+            Quantity::Calls => "system calls",
+            Quantity::Ioctls => "ioctls",
+            Quantity::Bytes => "bytes",
+            Quantity::Microseconds => "µs",
+            Quantity::Times => "times",
         })
     }
 }
@@ -93,11 +93,11 @@ impl Target {
 pub struct Figure {
     /// The operation.
     pub name: String,
-    /// How many objects of the kind existed meanwhile.
+    /// Live objects of the kind during the measurement.
     pub live: Option<u64>,
-    /// The unit.
-    pub unit: Unit,
-    /// The measured number; if `None`, `reason` says why.
+    /// What it counts or measures.
+    pub unit: Quantity,
+    /// The measured number; `reason` says why there is none.
     pub measured: Option<f64>,
     /// The target.
     #[serde(flatten)]
@@ -113,7 +113,7 @@ impl Figure {
     pub fn new(
         name: impl Into<String>,
         live: Option<u64>,
-        unit: Unit,
+        unit: Quantity,
         measured: Result<f64, String>,
         target: Target,
     ) -> Figure {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     fn verdict(measured: Result<f64, String>, target: Target) -> Verdict {
-        Figure::new("x", None, Unit::Calls, measured, target).verdict
+        Figure::new("x", None, Quantity::Calls, measured, target).verdict
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_called_kept() {
+    fn a_figure_without_a_measurement_is_not_kept() {
         assert_eq!(verdict(Err("no ptrace".into()), Target::must(1.0)), Verdict::NotMeasured);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
-/// What is drawn.
+/// The charts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chart {
     /// Instructions against live objects.
@@ -134,7 +134,7 @@ fn lines(title: &str, axis: &str, points: &[&Point]) -> String {
     places.dedup();
     let mut free = 0.0;
     for x in places {
-        // A label that would cover the one before is left out.
+        // Leaves out a label that would cover the one before.
         if across(x) < free {
             continue;
         }

@@ -1,12 +1,12 @@
-//! What blocks, segments and sleep cost.
+//! The cost of blocks, segments and sleep.
 
 use super::client::{Client, Failure, OwnFigures, SIZE, Work, discard, open};
-use super::figure::{Target, Unit};
+use super::figure::{Quantity, Target};
 use super::{GROWTH, Run, Setup, count, steps_of};
 use ascend_vmm::pool::{Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 
 const TAG: Tag = Tag(0);
-/// What sleeps.
+/// Bytes that sleep.
 const ASLEEP: u64 = 64 << 30;
 /// Sizes of blocks: cut from a run, and a block of its own.
 const SIZES: [(u64, &str); 2] = [(4 << 10, "4 KiB"), (64 << 10, "64 KiB")];
@@ -44,7 +44,7 @@ pub(super) fn work(client: &Client) -> Result<OwnFigures, Failure> {
         _ => {
             // Few commands on the way to many blocks.
             let pool = Pool::with(&cache, PoolOptions::new().step(if client.live > 1 { 1 << 30 } else { SIZE }));
-            // Only what the pool itself keeps of them is counted.
+            // Counts only the pool's own memory.
             let (_, bytes) = client.live(|_| {
                 discard(pool.allocate(client.size, 1, TAG)?.into_address());
                 Ok(())
@@ -72,14 +72,14 @@ pub(super) fn figures(bench: &mut Run, most: u64, pairs: u64) {
             let many = one(bench, &name, Setup { live: most, size, ..block }, pairs, BLOCK, 0.0);
             let ratio = many.and_then(|many| few.map(|few| many / few));
             let name = format!("{name}: a million live against a thousand");
-            bench.add(name, Some(most), Unit::Times, ratio, Target::must(GROWTH));
+            bench.add(name, Some(most), Quantity::Times, ratio, Target::must(GROWTH));
         }
     }
     if most >= 1_000 {
         let name = "64 GiB asleep and awake, without copies";
         bench.progress.set_message(name);
         let figures = bench.measure(&Setup::of(Work::PoolSleep), 1, 0);
-        bench.add(name, None, Unit::Ioctls, count(&figures, |counts| counts.ioctls), Target::must(256.0));
+        bench.add(name, None, Quantity::Ioctls, count(&figures, |counts| counts.ioctls), Target::must(256.0));
     }
 }
 
@@ -90,14 +90,14 @@ fn one(bench: &mut Run, name: &str, setup: Setup, pairs: u64, must: Option<f64>,
     let figures = bench.measure(&setup, pairs, 0);
     let instructions = steps_of(&figures, |steps| steps.instructions);
     let target = Target { must, ..Target::default() };
-    bench.add(name, Some(setup.live), Unit::Instructions, instructions.clone(), target);
+    bench.add(name, Some(setup.live), Quantity::Instructions, instructions.clone(), target);
     let made = count(&figures, |counts| counts.calls);
-    bench.add(name, Some(setup.live), Unit::Calls, made, Target::must(calls));
+    bench.add(name, Some(setup.live), Quantity::Calls, made, Target::must(calls));
     let bytes = figures.ok().and_then(|figures| figures.own.bytes_per_object);
     if let Some(bytes) = bytes.filter(|_| setup.live >= 1_000_000) {
         // A hundredth of what is mapped.
         let limit = Target::must(setup.size as f64 / 100.0);
-        bench.add(format!("bookkeeping of {name}"), Some(setup.live), Unit::Bytes, Ok(bytes), limit);
+        bench.add(format!("bookkeeping of {name}"), Some(setup.live), Quantity::Bytes, Ok(bytes), limit);
     }
     instructions
 }
