@@ -270,7 +270,7 @@ static void races(void)
 
 /* --- Several threads at the same addresses ------------------------------------------------------ */
 
-enum { PAGES = 4, MAPPERS = 3, TRIES = 400 };
+enum { PAGES = 4, MAPPERS = 3, TRIES = 100 };
 static atomic_int mappers, released;
 
 static void *mapper(void *number)
