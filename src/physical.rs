@@ -69,14 +69,14 @@ pub(crate) struct Block {
     /// A release was refused. The kernel may have begun it, and would crash if such memory were
     /// exported and then released.
     pub(crate) half_released: bool,
-    origin: Origin,
+    origin: MemoryOrigin,
     /// The share that it was exported as or imported from, or [`NOT_SHARED`].
     share: AtomicI32,
 }
 
 /// Where memory comes from. Exporting devices are numbered as in this process.
 #[derive(Debug)]
-enum Origin {
+enum MemoryOrigin {
     /// This process created it.
     Created,
     /// Imported from a process of this server: [`Ticket::exporter_number`] of the first ticket, or
@@ -178,7 +178,7 @@ impl PhysicalMemory {
                     giant: AtomicBool::new(kind.page == Page::Giant),
                     memory: AtomicU8::new(kind.memory.code() as u8),
                     half_released: false,
-                    origin: Origin::Created,
+                    origin: MemoryOrigin::Created,
                     share: AtomicI32::new(NOT_SHARED),
                 };
                 Ok(PhysicalMemory { block: Arc::new(Live::new(block)) })
@@ -249,8 +249,8 @@ impl Block {
         // Tickets are for this server only.
         let process = AtomicU32::new(ticket.map_or(0, Ticket::exporter_number));
         let origin = match key.sdid {
-            0 => Origin::Server { exporter, process },
-            sdid => Origin::OtherServer { exporter, sdid },
+            0 => MemoryOrigin::Server { exporter, process },
+            sdid => MemoryOrigin::OtherServer { exporter, sdid },
         };
         let block = Block {
             device: device.clone(),
@@ -301,7 +301,7 @@ impl Block {
             return Err(other_size(ticket.size, self.size));
         }
         // A share has one exporter. If two tickets name different ones, one of them lies.
-        if let Origin::Server { process, .. } = &self.origin {
+        if let MemoryOrigin::Server { process, .. } = &self.origin {
             let exporter = ticket.exporter_number();
             let first = process.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
             if first.is_err_and(|known| known != exporter) {
@@ -335,14 +335,14 @@ impl Block {
 
     /// True if another process created it.
     pub(crate) fn is_imported(&self) -> bool {
-        !matches!(self.origin, Origin::Created)
+        !matches!(self.origin, MemoryOrigin::Created)
     }
 
     /// True for host memory that was imported on a device. The driver has no DMA device to copy it.
     pub(crate) fn is_host_memory_on_a_device(&self) -> bool {
         match self.origin {
-            Origin::Created => false,
-            Origin::Server { exporter, .. } | Origin::OtherServer { exporter, .. } => {
+            MemoryOrigin::Created => false,
+            MemoryOrigin::Server { exporter, .. } | MemoryOrigin::OtherServer { exporter, .. } => {
                 !self.handle.is_host() && u32::from(exporter) == HOST_ID
             }
         }
@@ -356,9 +356,9 @@ impl Block {
     /// Its key among the imports, if it is one.
     fn import_key(&self) -> Option<ImportKey> {
         let (exporter, sdid) = match self.origin {
-            Origin::Created => return None,
-            Origin::Server { exporter, .. } => (exporter, 0),
-            Origin::OtherServer { exporter, sdid } => (exporter, sdid),
+            MemoryOrigin::Created => return None,
+            MemoryOrigin::Server { exporter, .. } => (exporter, 0),
+            MemoryOrigin::OtherServer { exporter, sdid } => (exporter, sdid),
         };
         Some(ImportKey { device: self.device.id, share: self.share()?, exporter: exporter.into(), sdid })
     }

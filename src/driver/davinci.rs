@@ -46,12 +46,12 @@ pub(crate) struct DavinciFile {
 #[derive(Debug)]
 struct Descriptor {
     fd: OwnedFd,
-    _listed: Listed,
+    _listed: ListEntry,
 }
 
 /// An entry in the list of our own descriptors.
 #[derive(Debug)]
-struct Listed(RawFd);
+struct ListEntry(RawFd);
 
 impl Descriptor {
     /// Opens the file under the list's lock, so that no thread mistakes it for another library's.
@@ -59,11 +59,11 @@ impl Descriptor {
         let mut own = lock(own_descriptors());
         let fd = uninterrupted(|| open(MANAGER, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()))?;
         own.push(fd.as_raw_fd());
-        Ok(Descriptor { _listed: Listed(fd.as_raw_fd()), fd })
+        Ok(Descriptor { _listed: ListEntry(fd.as_raw_fd()), fd })
     }
 }
 
-impl Drop for Listed {
+impl Drop for ListEntry {
     fn drop(&mut self) {
         let mut own = lock(own_descriptors());
         if let Some(at) = own.iter().position(|fd| *fd == self.0) {

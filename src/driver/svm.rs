@@ -111,7 +111,7 @@ pub(crate) const NAME_LIST: usize = 31;
 
 /// The answer of IPC_MEM_QUERY.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct NamedMemory {
+pub(crate) struct NameInfo {
     /// In bytes.
     pub(crate) size: u64,
     /// In 2 MiB pages.
@@ -492,10 +492,10 @@ impl Svm {
     }
 
     /// IPC_MEM_QUERY: size, pages and device of a named memory. Any process may query.
-    pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> Result<NamedMemory, Box<Refused>> {
+    pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> Result<NameInfo, Box<Refused>> {
         let query = svm::IpcQuery { name, ..Default::default() };
         let answer = self.call(const { stable(request::IPC_MEM_QUERY) }, 0, 0, &query)?;
-        Ok(NamedMemory { size: answer.len, huge: answer.is_huge != 0, physical: answer.phy_devid })
+        Ok(NameInfo { size: answer.len, huge: answer.is_huge != 0, physical: answer.phy_devid })
     }
 
     /// IPC_MEM_OPEN: ties a name to an allocation of this process in a managed heap, once per
