@@ -25,7 +25,7 @@ use crate::device::DeviceInner;
 use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
-use crate::physical::Block;
+use crate::physical::PhysicalBlock;
 use crate::reserve::Reservation;
 use crate::session::undo::Live;
 use crate::session::{Session, SessionInner};
@@ -272,7 +272,7 @@ impl Slice<'_> {
 
     /// The memory of its first mapping. The others are of the same device, and imported if the
     /// first is, because they are in one reservation; imports may be of different exporters.
-    fn block(&self) -> Option<&Block> {
+    fn block(&self) -> Option<&PhysicalBlock> {
         self.mappings().first().map(|mapped| &**mapped.block)
     }
 

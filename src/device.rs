@@ -15,7 +15,7 @@ use crate::id::LogicalId;
 use crate::kind::MemoryKind;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::session::{Session, SessionInner};
-use crate::slots::{Found, lock};
+use crate::slots::{Lookup, lock};
 use crate::trace::{self, quiet};
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -131,11 +131,11 @@ impl Device {
             ));
         }
         let slot = match session.devices.find(number) {
-            Found::Object(inner) => {
+            Lookup::Object(inner) => {
                 inner.drain();
                 return Ok(Device { inner });
             }
-            Found::Vacant(slot) => slot,
+            Lookup::Vacant(slot) => slot,
         };
         let open = match session.take_left_device(number) {
             // It could not be closed when it was dropped, and still cannot. It can be used again,
@@ -211,8 +211,8 @@ impl DeviceInner {
     /// The host of a session.
     pub(crate) fn host(session: &Arc<Live<SessionInner>>) -> Arc<Live<DeviceInner>> {
         match session.devices.find(HOST_ID) {
-            Found::Object(host) => host,
-            Found::Vacant(slot) => {
+            Lookup::Object(host) => host,
+            Lookup::Vacant(slot) => {
                 let (open, session) = (OpenDevice::host(), session.clone());
                 let host = Arc::new(Live::new(DeviceInner { id: HOST_ID, open, session }));
                 slot.fill(&host);

@@ -19,7 +19,7 @@ use crate::bytes::Bytes;
 use crate::driver::svm::{GIANT_PAGE, HOST_ID, HUGE_PAGE};
 use crate::error::{Error, Failed, Invalid, Result};
 use crate::kind::Page;
-use crate::physical::{Block, PhysicalMemory};
+use crate::physical::{PhysicalBlock, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
 use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
@@ -60,7 +60,7 @@ impl fmt::Debug for Mapping {
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) address: u64,
-    pub(crate) block: Arc<Live<Block>>,
+    pub(crate) block: Arc<Live<PhysicalBlock>>,
     reserved: Arc<Live<Reserved>>,
     access: Mutex<access::Granted>,
 }
@@ -125,7 +125,7 @@ impl Reservation {
     }
 
     /// The address at an offset, if memory can be mapped there.
-    fn check_place(&self, offset: u64, block: &Block) -> Result<u64> {
+    fn check_place(&self, offset: u64, block: &PhysicalBlock) -> Result<u64> {
         let (reserved, session) = (&self.inner, &self.inner.session);
         if offset % HUGE_PAGE != 0 {
             let problem = format!("the offset {offset:#x} is not aligned");
@@ -281,7 +281,7 @@ impl Undo for Mapped {
     }
 }
 
-fn other_owner(reserved: &Reserved, block: &Block, owner: &Owner) -> Error {
+fn other_owner(reserved: &Reserved, block: &PhysicalBlock, owner: &Owner) -> Error {
     let name = |device: u32, imported: bool| {
         let place = if device == HOST_ID { "the host".to_owned() } else { format!("device {device}") };
         format!("{} memory of {place}", if imported { "imported" } else { "own" })

@@ -47,7 +47,7 @@ pub enum Location {
 /// ```
 #[derive(Clone)]
 pub struct PhysicalMemory {
-    pub(crate) block: Arc<Live<Block>>,
+    pub(crate) block: Arc<Live<PhysicalBlock>>,
 }
 
 impl fmt::Debug for PhysicalMemory {
@@ -58,12 +58,12 @@ impl fmt::Debug for PhysicalMemory {
 
 /// A handle and who it belongs to.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct PhysicalBlock {
     /// The device, or the host: for imports the importing one.
     pub(crate) device: Arc<Live<DeviceInner>>,
     pub(crate) size: u64,
     pub(crate) handle: Handle,
-    /// Its kind, as far as the driver and tickets tell: see [`Block::kind`].
+    /// Its kind, as far as the driver and tickets tell: see [`PhysicalBlock::kind`].
     giant: AtomicBool,
     memory: AtomicU8,
     /// A release was refused. The kernel may have begun it, and would crash if such memory were
@@ -86,7 +86,7 @@ enum MemoryOrigin {
     OtherServer { exporter: u8, sdid: u32 },
 }
 
-/// [`Block::share`] of memory that is neither exported nor imported.
+/// [`PhysicalBlock::share`] of memory that is neither exported nor imported.
 const NOT_SHARED: i32 = -1;
 
 const OPERATION: &str = "create physical memory";
@@ -171,7 +171,7 @@ impl PhysicalMemory {
         match device.session.svm.mem_create(device.id, size, kind, node) {
             Ok(handle) => {
                 device.session.physical.fetch_add(size, Ordering::Relaxed);
-                let block = Block {
+                let block = PhysicalBlock {
                     device: device.clone(),
                     size,
                     handle,
@@ -236,14 +236,14 @@ impl PhysicalMemory {
     }
 }
 
-impl Block {
+impl PhysicalBlock {
     /// Memory that was just imported, with the details of its ticket.
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
         answer: &Imported,
         key: ImportKey,
         ticket: Option<&Ticket>,
-    ) -> Block {
+    ) -> PhysicalBlock {
         device.session.physical.fetch_add(answer.size, Ordering::Relaxed);
         let exporter = key.exporter as u8;
         // Tickets are for this server only.
@@ -252,7 +252,7 @@ impl Block {
             0 => MemoryOrigin::Server { exporter, process },
             sdid => MemoryOrigin::OtherServer { exporter, sdid },
         };
-        let block = Block {
+        let block = PhysicalBlock {
             device: device.clone(),
             size: answer.size,
             handle: answer.handle,
@@ -364,7 +364,7 @@ impl Block {
     }
 }
 
-impl Undo for Block {
+impl Undo for PhysicalBlock {
     const OPERATION: &'static str = "release physical memory";
 
     fn session(&self) -> &SessionInner {
@@ -405,7 +405,7 @@ impl Undo for Block {
         self.is_imported()
     }
 
-    fn restore(block: &Arc<Live<Block>>) {
+    fn restore(block: &Arc<Live<PhysicalBlock>>) {
         if let Some(key) = block.import_key() {
             // A thread that imports the same memory would otherwise wait for the old reference.
             block.device.session.sharing.imports.fill(key, block);
@@ -493,4 +493,4 @@ fn host_available() -> Option<u64> {
 }
 
 /// The allocator gives an `Arc` of it 80 bytes; one field more would make that 96.
-const _: () = assert!(size_of::<Live<Block>>() <= 56);
+const _: () = assert!(size_of::<Live<PhysicalBlock>>() <= 56);

@@ -66,10 +66,10 @@ use crate::discovery;
 use crate::driver::svm::{HOST_ID, ImportKind, TRUST_LIST};
 use crate::error::{Errno, Error, Invalid, Refused, Result};
 use crate::id::{LogicalId, PhysicalId, SuperPod};
-use crate::physical::{Block, PhysicalMemory};
+use crate::physical::{PhysicalBlock, PhysicalMemory};
 use crate::session::SessionInner;
 use crate::session::undo::Live;
-use crate::slots::{Found, Slots, lock};
+use crate::slots::{Lookup, Slots, lock};
 use crate::trace::{self, quiet};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -82,7 +82,7 @@ pub(crate) struct Sharing {
     /// Held while a handle is exported, so that the kernel is called once.
     exporting: Mutex<()>,
     /// Imports of this process.
-    pub(crate) imports: Slots<ImportKey, Live<Block>>,
+    pub(crate) imports: Slots<ImportKey, Live<PhysicalBlock>>,
     /// Names that this process has opened.
     names: Slots<Name, Live<named::Opened>>,
     /// The process that was trusted last.
@@ -446,19 +446,19 @@ pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) ->
     let CheckedSource { share, exporter, ticket, .. } = wanted;
     let key = ImportKey { device: device.id, share, exporter, sdid: wanted.remote };
     let slot = match session.sharing.imports.find(key) {
-        Found::Object(block) => {
+        Lookup::Object(block) => {
             if let Some(ticket) = ticket {
                 block.agree(ticket)?;
             }
             return Ok(PhysicalMemory { block });
         }
-        Found::Vacant(slot) => slot,
+        Lookup::Vacant(slot) => slot,
     };
     let size = ticket.map_or(0, |ticket| ticket.size);
     let imported = session.svm.mem_import(device.id, share, exporter, wanted.kind, size);
     let imported = imported.map_err(|refused| wanted.refused(device, refused))?;
-    let block = Live::new(Block::imported(device, &imported, key, ticket));
-    if let Err(error) = Block::check_import(&imported, ticket) {
+    let block = Live::new(PhysicalBlock::imported(device, &imported, key, ticket));
+    if let Err(error) = PhysicalBlock::check_import(&imported, ticket) {
         // The import vacates its key when it is released.
         slot.keep();
         return Err(error);

@@ -33,7 +33,7 @@ struct Table<K, T> {
 
 /// What [`Slots::find`] finds under a key.
 #[derive(Debug)]
-pub(crate) enum Found<'a, K: Copy + Eq + Hash, T> {
+pub(crate) enum Lookup<'a, K: Copy + Eq + Hash, T> {
     /// The object.
     Object(Arc<T>),
     /// Nothing. The caller makes the object.
@@ -82,15 +82,15 @@ impl<K, T> Default for Slots<K, T> {
 
 impl<K: Copy + Eq + Hash, T> Slots<K, T> {
     /// The object of a key, or its slot. Waits while another thread makes or undoes it.
-    pub(crate) fn find(&self, key: K) -> Found<'_, K, T> {
+    pub(crate) fn find(&self, key: K) -> Lookup<'_, K, T> {
         let _quiet = quiet();
         loop {
             match self.take(key) {
-                Ok(()) => return Found::Vacant(Slot { slots: self, key, vacates: true, _quiet }),
+                Ok(()) => return Lookup::Vacant(Slot { slots: self, key, vacates: true, _quiet }),
                 // The object may be gone by now.
                 Err(object) => {
                     if let Some(object) = object.upgrade() {
-                        return Found::Object(object);
+                        return Lookup::Object(object);
                     }
                 }
             }
@@ -148,15 +148,15 @@ mod tests {
 
     fn found(slots: &Slots<u32, u32>, key: u32) -> Option<Arc<u32>> {
         match slots.find(key) {
-            Found::Object(object) => Some(object),
-            Found::Vacant(_) => None,
+            Lookup::Object(object) => Some(object),
+            Lookup::Vacant(_) => None,
         }
     }
 
     #[test]
     fn an_object_is_found_while_it_lives_and_its_slot_is_free_again_when_vacated() {
         let slots = Slots::default();
-        let Found::Vacant(slot) = slots.find(7) else { panic!("an object in an empty table") };
+        let Lookup::Vacant(slot) = slots.find(7) else { panic!("an object in an empty table") };
         let object = Arc::new(70);
         slot.fill(&object);
         assert!(Arc::ptr_eq(&found(&slots, 7).unwrap(), &object));
@@ -170,20 +170,20 @@ mod tests {
     fn a_thread_that_panics_with_a_slot_vacates_it() {
         let slots = Slots::<u32, u32>::default();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let Found::Vacant(_slot) = slots.find(1) else { unreachable!() };
+            let Lookup::Vacant(_slot) = slots.find(1) else { unreachable!() };
             panic!("while the object is made");
         }));
         assert!(panicked.is_err());
-        assert!(matches!(slots.find(1), Found::Vacant(_)));
+        assert!(matches!(slots.find(1), Lookup::Vacant(_)));
     }
 
     #[test]
     fn a_thread_that_wants_what_is_being_made_waits_for_it() {
         let slots = Arc::new(Slots::<u32, u32>::default());
-        let Found::Vacant(slot) = slots.find(1) else { unreachable!() };
+        let Lookup::Vacant(slot) = slots.find(1) else { unreachable!() };
         let (found, finds) = std::sync::mpsc::channel();
         let looking = slots.clone();
-        std::thread::spawn(move || found.send(matches!(looking.find(1), Found::Object(_))));
+        std::thread::spawn(move || found.send(matches!(looking.find(1), Lookup::Object(_))));
         while lock(&slots.table).waiting == 0 {
             std::thread::yield_now();
         }
@@ -202,8 +202,8 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..if cfg!(miri) { 50 } else { 500 } {
                         let object = match slots.find(3) {
-                            Found::Object(object) => object,
-                            Found::Vacant(slot) => {
+                            Lookup::Object(object) => object,
+                            Lookup::Vacant(slot) => {
                                 assert_eq!(alive.fetch_add(1, Ordering::SeqCst), 0);
                                 let object = Arc::new(3);
                                 slot.fill(&object);

@@ -7,7 +7,7 @@
 
 use super::Mapped;
 use crate::driver::svm::HUGE_PAGE;
-use crate::physical::Block;
+use crate::physical::PhysicalBlock;
 use crate::range_map::{Found, RangeMap};
 use crate::session::undo::Live;
 use crate::slots::lock;
@@ -28,7 +28,7 @@ struct Entry {
     /// Dead while MEM_MAP or MEM_UNMAP runs, if the kernel would not unmap it, and while hidden.
     mapped: Weak<Live<Mapped>>,
     /// Beside the mapping, so that looking for the memory does not keep the mapping alive.
-    block: Weak<Live<Block>>,
+    block: Weak<Live<PhysicalBlock>>,
 }
 
 impl MappingTable {
@@ -44,7 +44,7 @@ impl MappingTable {
     }
 
     /// The memory of the mapping that contains an address. The mapping itself is not kept alive.
-    pub(crate) fn memory_at(&self, address: u64) -> Option<Arc<Live<Block>>> {
+    pub(crate) fn memory_at(&self, address: u64) -> Option<Arc<Live<PhysicalBlock>>> {
         self.lock().at(address)?.value.block.upgrade()
     }
 
@@ -81,7 +81,7 @@ impl Mappings {
 
     /// Enters a range for a mapping of `block` that is about to be made. False if any of it is
     /// occupied.
-    pub(crate) fn begin(&mut self, address: u64, block: &Arc<Live<Block>>) -> bool {
+    pub(crate) fn begin(&mut self, address: u64, block: &Arc<Live<PhysicalBlock>>) -> bool {
         let entry = Entry { mapped: Weak::new(), block: Arc::downgrade(block) };
         self.0.insert(address, block.size, entry).is_ok()
     }

@@ -18,7 +18,7 @@ use crate::reserve::arena::Window;
 use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
 use crate::share::BareTgid;
-use crate::slots::Found;
+use crate::slots::Lookup;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -203,15 +203,15 @@ pub fn open_named(device: &Device, name: &Name) -> Result<NamedMemory> {
     let session = &device.session;
     session.check_process()?;
     let slot = match session.sharing.names.find(*name) {
-        Found::Object(inner) if Arc::ptr_eq(&inner.device, device) => return Ok(NamedMemory { inner }),
-        Found::Object(inner) => {
+        Lookup::Object(inner) if Arc::ptr_eq(&inner.device, device) => return Ok(NamedMemory { inner }),
+        Lookup::Object(inner) => {
             return Err(Invalid::because(
                 OPERATION_OPEN,
                 format!("this process has opened it for {}", inner.device.name()),
                 "A process opens a name for one device: close it there first.",
             ));
         }
-        Found::Vacant(slot) => slot,
+        Lookup::Vacant(slot) => slot,
     };
     // A process opens a name once: close an earlier open that the kernel refused to close.
     session.retry();

@@ -174,7 +174,7 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
 }
 
 use self::arena::{Arena, Unavailable};
-use self::slots::{Found, Slots};
+use self::slots::{Lookup, Slots};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread::spawn;
@@ -211,13 +211,13 @@ pub fn slots_make_one_object() {
                 spawn(move || {
                     for round in 0..2 {
                         let object = match slots.find(1) {
-                            Found::Object(object) => object,
+                            Lookup::Object(object) => object,
                             // The kernel refuses.
-                            Found::Vacant(slot) if number == 3 && round == 0 => {
+                            Lookup::Vacant(slot) if number == 3 && round == 0 => {
                                 drop(slot);
                                 continue;
                             }
-                            Found::Vacant(slot) => {
+                            Lookup::Vacant(slot) => {
                                 let object = Arc::new(Object::new(&slots, &kernel));
                                 slot.fill(&object);
                                 object
