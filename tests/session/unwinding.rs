@@ -142,7 +142,9 @@ fn published() -> (Peer, share::Name) {
 
 #[test]
 fn a_subscriber_that_calls_back_into_the_library_at_every_event_waits_for_nothing() {
-    on_each_generation(Config::default(), |_, emulator| {
+    // On one generation: locks are the same on all, and each event starts and ends device
+    // processes.
+    isolated(Config::default(), |emulator| {
         subscribe(|| {
             // Any result will do, but the call must return.
             let Ok(session) = Session::current() else { return };
