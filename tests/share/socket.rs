@@ -455,7 +455,7 @@ fn a_share_that_was_received_from_one_process_is_not_received_from_another() {
         let (here, there) = UnixStream::pair().unwrap();
         let attacker = exporter(there, Some(0));
         let error = share::receive(&here, &device, PATIENCE).unwrap_err();
-        assert!(error.to_string().contains("named another process"), "{error}");
+        assert!(error.to_string().contains("an earlier ticket named another"), "{error}");
         attacker.join();
         drop((received, session));
     });
@@ -525,12 +525,12 @@ fn the_kernel_does_not_say_who_exported_so_a_first_ticket_is_believed_and_a_seco
             let received = share::receive(&socket, &device, PATIENCE).unwrap();
             // The exporter's own ticket does not agree with that, so it is noticed now.
             let error = share::import(&device, &honest).unwrap_err();
-            assert!(error.to_string().contains("named another process"), "{error}");
+            assert!(error.to_string().contains("an earlier ticket named another"), "{error}");
             drop(received);
             // The other way round it is never believed.
             let received = share::import(&device, &honest).unwrap();
             let error = share::receive(&socket, &device, PATIENCE).unwrap_err();
-            assert!(error.to_string().contains("named another process"), "{error}");
+            assert!(error.to_string().contains("an earlier ticket named another"), "{error}");
             drop(received);
             // A share of which the ticket tells the wrong size is not believed either.
             let error = share::receive(&socket, &device, PATIENCE).unwrap_err();

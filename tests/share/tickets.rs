@@ -358,7 +358,7 @@ fn a_second_ticket_is_compared_with_the_existing_import() {
         assert_eq!((by_ticket.page(), by_handle.page()), (Page::Giant, Page::Giant));
         for (change, words) in [
             ((|ticket: &mut Ticket| ticket.size = 4096) as fn(&mut Ticket), "the ticket says 4096 bytes"),
-            (|ticket| ticket.exporter += 1, "named another process"),
+            (|ticket| ticket.exporter += 1, "an earlier ticket named another"),
         ] {
             let mut lie = ticket;
             change(&mut lie);
@@ -377,10 +377,10 @@ fn a_process_with_the_pid_of_an_exporter_that_died_is_not_taken_for_it() {
         // The same number, of a process that started later.
         let mut later = ticket;
         later.exporter_start += 1;
-        refused_here(&share::import(&there, &later).unwrap_err(), "named another process");
+        refused_here(&share::import(&there, &later).unwrap_err(), "an earlier ticket named another");
         let mut other = ticket;
         other.exporter += 1;
-        refused_here(&share::import(&there, &other).unwrap_err(), "named another process");
+        refused_here(&share::import(&there, &other).unwrap_err(), "an earlier ticket named another");
     });
 }
 
