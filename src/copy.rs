@@ -465,18 +465,9 @@ impl Slice<'_> {
         if self.is_host() || self.is_split() {
             return rows.each(|memory, buffer| self.part(memory, rows.width)?.write(&from[buffer]));
         }
-        let copy = CopyRows {
-            destination: self.address,
-            destination_pitch: rows.pitch,
-            source: from.as_ptr().expose_provenance() as u64,
-            source_pitch: rows.buffer_pitch,
-            width: rows.width,
-            height: rows.height,
-            to_device: true,
-        };
         // SAFETY: `check_rows` made sure that every row is inside the slice, which is mapped while
         // it lives, and inside the buffer, which is borrowed.
-        unsafe { self.memcpy2d(&copy) }
+        unsafe { self.memcpy2d(rows, from.as_ptr().expose_provenance() as u64, Direction::HostToDevice) }
     }
 
     /// Copies rows of the memory into a buffer.
@@ -489,17 +480,8 @@ impl Slice<'_> {
         if self.is_host() || self.is_split() {
             return rows.each(|memory, buffer| self.part(memory, rows.width)?.read(&mut to[buffer]));
         }
-        let copy = CopyRows {
-            destination: to.as_mut_ptr().expose_provenance() as u64,
-            destination_pitch: rows.buffer_pitch,
-            source: self.address,
-            source_pitch: rows.pitch,
-            width: rows.width,
-            height: rows.height,
-            to_device: false,
-        };
         // SAFETY: as for writing, and the buffer is exclusively borrowed.
-        unsafe { self.memcpy2d(&copy) }
+        unsafe { self.memcpy2d(rows, to.as_mut_ptr().expose_provenance() as u64, Direction::DeviceToHost) }
     }
 
     /// Copies all of the slice between two addresses, of which one is its own, in as few commands
@@ -543,18 +525,30 @@ impl Slice<'_> {
         })
     }
 
-    /// One MEMCPY2D.
+    /// One MEMCPY2D between the slice and a buffer.
     ///
     /// # Safety
     ///
-    /// As for [`Slice::memcpy`].
-    unsafe fn memcpy2d(&self, copy: &CopyRows) -> Result<()> {
-        if copy.width == 0 || copy.height == 0 {
+    /// All rows must be inside of the slice and of the buffer, which must be valid for the
+    /// direction.
+    unsafe fn memcpy2d(&self, rows: &Rows, buffer: u64, direction: Direction) -> Result<()> {
+        if rows.width == 0 || rows.height == 0 {
             return Ok(());
         }
-        let (svm, device) = (self.svm(), self.device().id);
+        let (memory, buffer) = ((self.address, rows.pitch), (buffer, rows.buffer_pitch));
+        let to_device = direction == Direction::HostToDevice;
+        let (to, from) = if to_device { (memory, buffer) } else { (buffer, memory) };
+        let copy = CopyRows {
+            destination: to.0,
+            destination_pitch: to.1,
+            source: from.0,
+            source_pitch: from.1,
+            width: rows.width,
+            height: rows.height,
+            to_device,
+        };
         // SAFETY: the caller vouches for the addresses.
-        unsafe { svm.memcpy2d(device, copy) }
+        unsafe { self.svm().memcpy2d(self.device().id, &copy) }
             .map_err(|refused| self.failed(refused, "copy rows", self.address, self.size))
     }
 

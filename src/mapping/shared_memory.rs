@@ -295,16 +295,18 @@ mod tests {
     use super::*;
 
     /// Memory that is only touched through its address, aligned to a word.
-    struct Shared(*mut u64, usize);
+    struct SharedWords(*mut u64, usize);
 
     // SAFETY: a plain address.
-    unsafe impl Sync for Shared {}
+    unsafe impl Sync for SharedWords {}
 
-    impl Shared {
-        fn new(bytes: impl IntoIterator<Item = u8>) -> Shared {
+    impl SharedWords {
+        fn new(bytes: impl IntoIterator<Item = u8>) -> SharedWords {
             let bytes: Vec<u8> = bytes.into_iter().collect();
-            let shared =
-                Shared(Box::leak(vec![0u64; bytes.len().div_ceil(WORD)].into_boxed_slice()).as_mut_ptr(), bytes.len());
+            let shared = SharedWords(
+                Box::leak(vec![0u64; bytes.len().div_ceil(WORD)].into_boxed_slice()).as_mut_ptr(),
+                bytes.len(),
+            );
             // SAFETY: inside the slice, to which no reference is left.
             unsafe { copy_in(shared.at(0), &bytes) };
             shared
@@ -323,7 +325,7 @@ mod tests {
         }
     }
 
-    impl Drop for Shared {
+    impl Drop for SharedWords {
         fn drop(&mut self) {
             // SAFETY: the slice that `new` leaked.
             drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.0, self.1.div_ceil(WORD))) });
@@ -335,7 +337,7 @@ mod tests {
         for offset in 0..9 {
             // Miri takes a second for each.
             for length in (0..26).step_by(if cfg!(miri) { 5 } else { 1 }) {
-                let shared = Shared::new(0..40);
+                let shared = SharedWords::new(0..40);
                 let mut out = vec![0xEE; length];
                 // SAFETY: inside the memory.
                 unsafe { copy_out(shared.at(offset), &mut out) };
@@ -369,7 +371,7 @@ mod tests {
     fn fills_set_exactly_their_bytes() {
         // More than one piece, which is slow under Miri.
         let length = if cfg!(miri) { 100 } else { 4_500 };
-        let shared = Shared::new(std::iter::repeat_n(1, length + 20));
+        let shared = SharedWords::new(std::iter::repeat_n(1, length + 20));
         // SAFETY: inside the memory.
         unsafe { fill(shared.at(3), length, 7) };
         let bytes = shared.bytes();
@@ -379,7 +381,7 @@ mod tests {
 
     #[test]
     fn numbers_are_loaded_and_stored_where_they_are() {
-        let shared = Shared::new(0..32);
+        let shared = SharedWords::new(0..32);
         // SAFETY: inside the memory, and aligned.
         unsafe {
             assert_eq!(u8::load(shared.at(3)), 3);
@@ -405,7 +407,7 @@ mod tests {
     #[test]
     fn threads_mix_copies_fills_and_numbers_of_all_sizes_on_the_same_bytes() {
         let rounds = if cfg!(miri) { 8 } else { 2_000 };
-        let shared = Shared::new(std::iter::repeat_n(0, 64));
+        let shared = SharedWords::new(std::iter::repeat_n(0, 64));
         let shared = &shared;
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
@@ -439,7 +441,7 @@ mod tests {
     #[test]
     fn what_was_written_before_a_release_is_seen_after_its_acquire() {
         let rounds = if cfg!(miri) { 4 } else { 2_000 };
-        let shared = Shared::new(std::iter::repeat_n(0, 64));
+        let shared = SharedWords::new(std::iter::repeat_n(0, 64));
         let shared = &shared;
         std::thread::scope(|scope| {
             scope.spawn(move || {
