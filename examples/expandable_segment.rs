@@ -1,8 +1,8 @@
-//! An expandable segment: an allocator's addresses stay where they are while memory comes and goes.
+//! An expandable segment: memory comes and goes, and the addresses stay.
 //!
-//! The addresses are reserved once, for the largest possible size; they cost no memory. Memory is
-//! put behind any part of them and taken away again, into a cache, so that growing a second time
-//! costs one ioctl a page. If memory runs out, the segment is as it was before.
+//! The addresses are reserved once, for the largest possible size, and cost no memory. Any part can
+//! be mapped and unmapped. Unmapped memory goes to a cache, so growing again costs one ioctl a
+//! page. If memory runs out, the segment is unchanged.
 //!
 //! Without an NPU: `cargo xtask emulate -- cargo run --quiet --example expandable_segment`
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{:?}", cache.statistics());
 
-    // More than there is: an error, and nothing has changed.
+    // More memory than the device has: an error, and nothing has changed.
     match segment.ensure(0..segment.size()) {
         Err(error) if error.is_out_of_memory() => println!("{error}"),
         other => other?,

@@ -14,7 +14,7 @@ const KV_CACHE: Tag = Tag(2);
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Session::open()?.device(LogicalId(0))?;
     let free = || device.memory_info(MemoryKind::Hbm).map(|info| info.huge_free >> 20);
-    // Unmapping waits for no work on the NPU: here an engine waits for its streams.
+    // Unmapping does not wait for work on the NPU: an engine waits for its streams here.
     let options = PoolOptions::new().before_unmap(|addresses| println!("before {addresses:x?} are unmapped"));
     let pool = Pool::with(&PageCache::new(&device), options);
 

@@ -1,12 +1,12 @@
-//! Elastic memory: what allocators, inference engines and caches make of the driver's nouns.
+//! Elastic memory for allocators, inference engines and caches.
 //!
 //! * A [`PageCache`] keeps physical memory for reuse.
-//! * A [`Segment`] is addresses that memory is put behind, any part of them, on demand.
-//! * A [`Pool`] hands out blocks from a few bytes to many GiB. Each has a [`Tag`]; the blocks of
-//!   one tag have memory of their own, so a tag as a whole can be put to sleep, which releases its
-//!   memory and keeps its addresses, and woken again.
+//! * A [`Segment`] is a range of addresses, with memory behind any part of it, on demand.
+//! * A [`Pool`] hands out blocks from a few bytes to many GiB. Each block has a [`Tag`]. The blocks
+//!   of a tag have memory of their own, so a tag can sleep: it releases its memory, keeps its
+//!   addresses, and can be woken again.
 //!
-//! Each is built on those before it and can be used without those after it.
+//! Each builds on the one before it, and can be used without the ones after it.
 //!
 //! ```standalone_crate
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -24,6 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod backup_file;
 mod blocks;
 mod file;
 mod heap;
@@ -32,23 +33,25 @@ mod segment;
 mod sleep;
 mod small_blocks;
 
+pub use backup_file::{BackupFile, BackupPart};
 pub use file::{Progress, load, store};
 pub use page_cache::{CacheOptions, CacheStatistics, PageCache};
-pub use segment::{BeforeUnmap, Segment, SegmentOptions};
-pub use sleep::{BackupFile, BackupPart, Keep};
+pub use segment::{Segment, SegmentOptions};
+pub use sleep::Keep;
 
 use crate::bytes::Bytes;
 use crate::copy::Slice;
-use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
+use crate::driver::svm::HUGE_PAGE;
 use crate::error::{Error, Invalid, Result};
-use blocks::{Claim, Request};
-use heap::{Heap, Shared, State, impossible, no_block};
+use blocks::BlockRequest;
+use heap::{Heap, PoolContext, impossible, no_block};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
-/// What blocks are for. Blocks of different tags have different pages, so one tag can sleep while
-/// another is in use. A number of the caller's choice.
+/// The purpose of blocks: a number of the caller's choice. Blocks of different tags have different
+/// pages, so one tag can sleep while another is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Tag(pub u32);
 
@@ -59,171 +62,155 @@ impl fmt::Display for Tag {
 }
 
 /// How a pool grows.
-#[derive(Clone)]
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// let options = PoolOptions::new().handles(&[2 << 20]).step(64 << 20);
+/// let pool = Pool::with(&PageCache::new(&device), options);
+/// let block = pool.allocate(100, 1, Tag(0))?;
+/// assert_eq!(pool.statistics().mapped, 64 << 20);
+/// # drop(block);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct PoolOptions {
-    handles: Vec<u64>,
+    segments: SegmentOptions,
     step: u64,
-    before_unmap: Option<BeforeUnmap>,
 }
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        PoolOptions { handles: vec![HUGE_PAGE, 10 * HUGE_PAGE, GIANT_PAGE], step: HUGE_PAGE, before_unmap: None }
-    }
-}
-
-impl fmt::Debug for PoolOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PoolOptions { handles, step, before_unmap } = self;
-        let hook = before_unmap.is_some();
-        write!(f, "PoolOptions {{ handles: {handles:?}, step: {step}, before_unmap: {hook} }}")
+        PoolOptions { segments: SegmentOptions::new(), step: HUGE_PAGE }
     }
 }
 
 impl PoolOptions {
-    /// Handles of 2 MiB, 20 MiB and 1 GiB; no more memory than is asked for.
+    /// Handles of 2 MiB, 20 MiB and 1 GiB; maps no more memory than requests need.
     pub fn new() -> PoolOptions {
         PoolOptions::default()
     }
 
-    /// The sizes of handles, as in [`SegmentOptions::handles`].
+    /// The sizes of handles: see [`SegmentOptions::handles`].
     pub fn handles(mut self, sizes: &[u64]) -> Self {
-        self.handles = sizes.to_vec();
+        self.segments = self.segments.handles(sizes);
         self
     }
 
-    /// Maps at least so many bytes at once, if there are so many: fewer system calls, more memory
-    /// that is mapped and not used. One handle by default.
+    /// Maps at least this many bytes at once, if the device has them: fewer system calls, more
+    /// mapped memory that is not used. The default is one handle.
     pub fn step(mut self, bytes: u64) -> Self {
         self.step = bytes;
         self
     }
 
-    /// Called before anything is unmapped, with the addresses: the place to wait for work on the
-    /// NPU that may still use them, for which unmapping does not wait. It may use the pool. If it
-    /// panics, nothing is unmapped.
+    /// Called with the addresses before anything is unmapped: see
+    /// [`SegmentOptions::before_unmap`]. The hook may use the pool.
     pub fn before_unmap(mut self, hook: impl Fn(&[Range<u64>]) + Send + Sync + 'static) -> Self {
-        self.before_unmap = Some(Arc::new(hook));
+        self.segments = self.segments.before_unmap(hook);
         self
-    }
-
-    /// The smallest handle.
-    fn granule(&self, cache: &PageCache) -> u64 {
-        let page = cache.kind().page.size();
-        self.handles.iter().copied().filter(|size| *size != 0 && size % page == 0).min().unwrap_or(page)
     }
 }
 
-/// How much memory a pool, or one tag of it, has, in bytes.
+/// Memory of a pool, or of one of its tags, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// In blocks, as rounded.
+    /// In blocks, with rounding.
     pub in_use: u64,
-    /// The largest [`Statistics::in_use`] that there was.
+    /// The largest [`Statistics::in_use`] so far.
     pub peak: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// Mapped: in blocks or free.
+    /// Mapped memory, in blocks or free.
     pub mapped: u64,
-    /// Addresses, with memory or without.
+    /// Reserved addresses, with memory or without.
     pub reserved: u64,
-    /// A free block that is at most a sixteenth smaller than the largest.
+    /// The largest free block, or one at most a sixteenth smaller.
     pub largest_free: u64,
-    /// In the cache; 0 for one tag.
+    /// In the cache; 0 for a tag.
     pub cached: u64,
-    /// Of tags that are asleep: mapped when they wake.
+    /// Memory of sleeping tags, which waking maps again.
     pub asleep: u64,
 }
 
-/// Blocks of device memory from a few bytes to 128 GiB, for any number of threads. A counted
-/// reference; blocks keep their memory alive without it.
+/// Hands out blocks of device memory, from a few bytes to 128 GiB, to any number of threads. A
+/// counted reference; blocks keep their memory alive without it.
 ///
-/// Memory stays mapped when its blocks are freed, and is used for the next ones without a system
-/// call; [`Pool::trim`] gives it back. If the device has no more memory, that is done before an
-/// error is returned.
+/// Memory of freed blocks stays mapped, and new blocks use it without a system call.
+/// [`Pool::trim`] gives it back. If the device runs out of memory, the pool gives its free memory
+/// back before it returns an error.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Inner>,
+    context: Arc<PoolContext>,
+    heaps: Arc<RwLock<BTreeMap<Tag, Arc<Heap>>>>,
 }
-
-struct Inner {
-    shared: Arc<Shared>,
-    /// In order of tags.
-    heaps: RwLock<Vec<Arc<Heap>>>,
-    /// Some of them by the last digits of their tag, each the first with these: those are found
-    /// without a lock.
-    near: [OnceLock<Arc<Heap>>; NEAR],
-}
-
-const NEAR: usize = 16;
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({:?})", self.inner.shared.cache)
+        write!(f, "Pool({:?})", self.context.cache)
     }
 }
 
 impl Pool {
-    /// A pool whose memory comes from a cache.
+    /// A pool that takes its memory from a cache.
     pub fn new(cache: &PageCache) -> Pool {
         Pool::with(cache, PoolOptions::new())
     }
 
     /// A pool with options.
     pub fn with(cache: &PageCache, options: PoolOptions) -> Pool {
-        let shared = Arc::new(Shared::new(cache.clone(), options));
-        Pool { inner: Arc::new(Inner { shared, heaps: RwLock::default(), near: Default::default() }) }
+        Pool { context: Arc::new(PoolContext::new(cache.clone(), options)), heaps: Arc::default() }
     }
 
-    /// Takes a block of `size` bytes, at a multiple of `alignment`: a power of two of at most 1
-    /// GiB. Blocks begin at multiples of 64 bytes at least.
+    /// Allocates `size` bytes at a multiple of `alignment`: a power of two of at most 1 GiB. The
+    /// address is at least a multiple of 64.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for sizes and alignments that cannot be, and for a tag that is asleep;
-    /// [`Error::OutOfMemory`] if the device has not enough memory with all that is free here given
-    /// back, with what was asked for and what is free; [`Error::Refused`] with what the kernel
-    /// says. Free memory, the cache and the addresses are then as they were before.
+    /// [`Error::Invalid`] for an impossible size or alignment, and for a tag that is asleep;
+    /// [`Error::OutOfMemory`] with what was asked for and what is free, if giving back all free
+    /// memory of the pool does not help; [`Error::Refused`] if the kernel refuses a command. Then
+    /// free memory, cache and addresses are as before.
     #[doc(alias = "aclrtMalloc")]
-    #[inline]
     pub fn allocate(&self, size: u64, alignment: u64, tag: Tag) -> Result<Block> {
-        self.inner.shared.check_process()?;
-        let Some(request) = Request::new(size, alignment) else { return Err(impossible(size, alignment)) };
+        self.context.check_process()?;
+        let Some(request) = BlockRequest::new(size, alignment) else { return Err(impossible(size, alignment)) };
         let heap = self.heap(tag);
-        let (claim, generation) = match heap.allocate(request) {
-            Ok(taken) => taken,
-            Err(error) => self.allocate_again(&heap, request, error)?,
-        };
-        let Claim { address, size, number } = claim;
-        Ok(Block { heap, address, size, number, generation })
+        let allocated = heap.allocate(request).or_else(|error| self.allocate_from_free(&heap, request, error));
+        let (Range { start, end }, generation) = allocated?;
+        Ok(Block { heap, address: start, size: end - start, owned: true, generation })
     }
 
-    /// Tries once more with what is free in all tags. If that does not help it is mapped again.
-    fn allocate_again(&self, heap: &Arc<Heap>, request: Request, error: Error) -> Result<(Claim, u64)> {
+    /// Gives back the free memory of all tags and tries again. Maps it again if that does not help.
+    fn allocate_from_free(&self, heap: &Arc<Heap>, request: BlockRequest, error: Error) -> Result<(Range<u64>, u64)> {
         if !self.may_fit(&error) {
             return Err(error);
         }
-        // What cannot be unmapped because something uses it stays: memory is what is missing.
-        let unmapped = self.all().into_iter().map(|heap| (heap.unmap_free().unwrap_or_default(), heap));
+        // Report the missing memory, even if some of it is in use and cannot be unmapped.
+        let unmapped = self.all_heaps().into_iter().map(|heap| (heap.unmap_free().unwrap_or_default(), heap));
         let unmapped: Vec<_> = unmapped.filter(|(handles, _)| !handles.is_empty()).collect();
-        self.inner.shared.check_process()?;
+        self.context.check_process()?;
         if unmapped.is_empty() {
             return Err(error);
         }
         let allocated = heap.allocate(request);
         for (handles, heap) in &unmapped {
             match allocated {
-                Ok(_) => heap.remove_empty_rooms(),
+                Ok(_) => heap.remove_empty_segments(),
                 Err(_) => heap.map_again(handles),
             }
         }
         allocated
     }
 
-    /// Whether a request could be served with all that is free: on the device, here and in the
-    /// cache.
+    /// Whether all free memory together (on the device, in the pool and in the cache) could be
+    /// enough.
     fn may_fit(&self, error: &Error) -> bool {
         let Error::OutOfMemory(details) = error else { return error.is_out_of_memory() };
         let (Some(huge), giant) = (details.free_huge, details.free_giant.unwrap_or(0)) else { return true };
@@ -232,72 +219,36 @@ impl Pool {
         details.asked <= huge.saturating_add(giant).saturating_add(here)
     }
 
-    /// The tag's heap, made when it is first used.
-    #[inline]
+    /// The heap of a tag, made on first use.
     fn heap(&self, tag: Tag) -> Arc<Heap> {
-        match self.known(tag) {
-            Some(heap) => heap,
-            None => self.new_heap(tag),
-        }
+        self.existing_heap(tag).unwrap_or_else(|| {
+            let mut heaps = self.heaps.write().unwrap_or_else(PoisonError::into_inner);
+            heaps.entry(tag).or_insert_with(|| Arc::new(Heap::new(tag, &self.context))).clone()
+        })
     }
 
-    #[inline]
-    fn known(&self, tag: Tag) -> Option<Arc<Heap>> {
-        match self.near(tag).get() {
-            Some(heap) if heap.tag == tag => Some(heap.clone()),
-            _ => self.far(tag),
-        }
+    fn existing_heap(&self, tag: Tag) -> Option<Arc<Heap>> {
+        self.heaps.read().unwrap_or_else(PoisonError::into_inner).get(&tag).cloned()
     }
 
-    #[inline]
-    fn near(&self, tag: Tag) -> &OnceLock<Arc<Heap>> {
-        &self.inner.near[tag.0 as usize % NEAR]
+    /// The heaps of all tags, in order.
+    fn all_heaps(&self) -> Vec<Arc<Heap>> {
+        self.heaps.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    fn far(&self, tag: Tag) -> Option<Arc<Heap>> {
-        let heaps = self.inner.heaps.read().unwrap_or_else(PoisonError::into_inner);
-        let at = heaps.binary_search_by_key(&tag, |heap| heap.tag).ok()?;
-        heaps.get(at).cloned()
-    }
-
-    fn new_heap(&self, tag: Tag) -> Arc<Heap> {
-        let mut heaps = self.inner.heaps.write().unwrap_or_else(PoisonError::into_inner);
-        match heaps.binary_search_by_key(&tag, |heap| heap.tag) {
-            Ok(at) => heaps[at].clone(),
-            Err(at) => {
-                let heap = Arc::new(Heap::new(tag, &self.inner.shared));
-                heaps.insert(at, heap.clone());
-                let _ = self.near(tag).set(heap.clone());
-                heap
-            }
-        }
-    }
-
-    /// All tags that were used, in order.
-    fn all(&self) -> Vec<Arc<Heap>> {
-        self.inner.heaps.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The heap to which an address belongs.
-    fn owner(&self, address: u64) -> Option<Arc<Heap>> {
-        let owners = self.inner.shared.owners.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, (end, heap)) = owners.range(..=address).next_back()?;
-        if address < *end { heap.upgrade() } else { None }
-    }
-
-    /// Frees the block that begins at an address, which [`Block::into_address`] returned.
+    /// Frees the block that begins at an address returned by [`Block::into_address`].
     ///
-    /// Work that is running on the NPU may still use it: the memory stays mapped, but may become
-    /// part of another block at once. Only copies that a slice of the [`Block`] has begun are
-    /// waited for: it becomes free when they are over.
+    /// Work that runs on the NPU may still use the block: its memory stays mapped, but can become
+    /// part of another block at once. Only copies that a slice of the [`Block`] began delay that:
+    /// the memory becomes free when they end.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if no block begins there, or if it belongs to a [`Block`].
     #[doc(alias = "aclrtFree")]
     pub fn free(&self, address: u64) -> Result<()> {
-        self.inner.shared.check_process()?;
-        match self.owner(address) {
+        self.context.check_process()?;
+        match self.context.owner(address) {
             Some(heap) => heap.free_at(address),
             None => Err(no_block(address)),
         }
@@ -305,46 +256,45 @@ impl Pool {
 
     /// The size and the tag of the block that begins at an address.
     pub fn find(&self, address: u64) -> Option<(u64, Tag)> {
-        if self.inner.shared.in_child() {
+        if self.context.in_child() {
             return None;
         }
-        let heap = self.owner(address)?;
+        let heap = self.context.owner(address)?;
         let size = heap.size(address)?;
         Some((size, heap.tag))
     }
 
-    /// Frees all blocks of a tag at once. Handles of them are worth nothing from then on. The
-    /// memory stays mapped.
+    /// Frees all blocks of a tag at once. Their handles become invalid. The memory stays mapped.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if the tag is asleep; [`Error::InUse`] while slices or copies of its
-    /// blocks are alive. Nothing has changed then.
+    /// blocks are alive. Then nothing has changed.
     pub fn reset(&self, tag: Tag) -> Result<()> {
-        self.inner.shared.check_process()?;
+        self.context.check_process()?;
         self.heap(tag).reset()
     }
 
-    /// Unmaps all handles in which no block is, releases their memory and what is cached, and
-    /// returns how many bytes were released. Addresses with no memory left are returned too.
+    /// Unmaps all handles without blocks, and releases their memory and the cache. Also returns
+    /// addresses that have no memory left. Returns the number of released bytes.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] or [`Error::InUse`] if nothing could be unmapped.
     pub fn trim(&self) -> Result<u64> {
-        self.inner.shared.check_process()?;
+        self.context.check_process()?;
         self.unmap_free()?;
-        self.inner.shared.cache.trim(0)
+        self.context.cache.trim(0)
     }
 
-    /// Unmaps what is free, of all tags that are awake.
+    /// Unmaps the free memory of all tags that are awake. Returns the number of unmapped bytes.
     fn unmap_free(&self) -> Result<u64> {
         let (mut unmapped, mut refused) = (0, None);
-        for heap in self.all() {
+        for heap in self.all_heaps() {
             match heap.unmap_free() {
                 Ok(handles) => {
                     unmapped += handles.iter().map(|(_, size)| size).sum::<u64>();
-                    heap.remove_empty_rooms();
+                    heap.remove_empty_segments();
                 }
                 Err(error) => refused = Some(error),
             }
@@ -355,15 +305,14 @@ impl Pool {
         }
     }
 
-    /// How much memory there is, of all tags and in the cache. All zero in a child of fork.
+    /// Memory of all tags and of the cache. All zero in a child of fork.
     pub fn statistics(&self) -> Statistics {
-        let shared = &self.inner.shared;
-        if shared.in_child() {
+        if self.context.in_child() {
             return Statistics::default();
         }
-        let cached = shared.cache.statistics().cached;
-        let mut total = Statistics { peak: shared.peak(), cached, ..Statistics::default() };
-        for heap in self.all() {
+        let cached = self.context.cache.statistics().cached;
+        let mut total = Statistics { peak: self.context.peak(), cached, ..Statistics::default() };
+        for heap in self.all_heaps() {
             let one = heap.statistics();
             total.in_use += one.in_use;
             total.blocks += one.blocks;
@@ -375,21 +324,21 @@ impl Pool {
         total
     }
 
-    /// How much memory a tag has. All zero if it was never used.
+    /// Memory of one tag. All zero if the tag was never used.
     pub fn statistics_of(&self, tag: Tag) -> Statistics {
-        if self.inner.shared.in_child() {
+        if self.context.in_child() {
             return Statistics::default();
         }
-        self.known(tag).map(|heap| heap.statistics()).unwrap_or_default()
+        self.existing_heap(tag).map(|heap| heap.statistics()).unwrap_or_default()
     }
 
-    /// Where its memory comes from.
+    /// The cache that its memory comes from.
     pub fn cache(&self) -> &PageCache {
-        &self.inner.shared.cache
+        &self.context.cache
     }
 }
 
-/// A block of a pool's memory. Freed when dropped.
+/// A block of a pool's memory. Dropping it frees it.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -412,12 +361,10 @@ pub struct Block {
     heap: Arc<Heap>,
     address: u64,
     size: u64,
-    /// Of the claim; [`DISOWNED`] if the block is freed by its address.
-    number: u32,
+    /// False after [`Block::into_address`].
+    owned: bool,
     generation: u64,
 }
-
-const DISOWNED: u32 = u32::MAX;
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -427,13 +374,11 @@ impl fmt::Debug for Block {
 
 impl Block {
     /// First address.
-    #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Size in bytes: what was asked for, rounded up.
-    #[inline]
+    /// Size in bytes: the requested size, rounded up.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -443,45 +388,36 @@ impl Block {
         self.heap.tag
     }
 
-    /// `size` bytes from `offset` on, for copies of all kinds. The memory cannot be unmapped while
-    /// it or a copy that it began lives, so its tag can neither fall asleep nor be reset. If the
-    /// block is freed while such a copy runs, its memory becomes free when the copy is over; never,
-    /// if that cannot be known.
+    /// A part of the block, for all kinds of copies. While the slice or a copy that it began is
+    /// alive, the memory cannot be unmapped, so the tag can neither fall asleep nor be reset. If
+    /// the block is freed while such a copy runs, its memory becomes free when the copy ends, and
+    /// never if the end cannot be known.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside of the block, for a block that is asleep, and for
-    /// one that was freed by [`Pool::reset`].
+    /// [`Error::Invalid`] for a part outside of the block, for a block that is asleep, and for one
+    /// that [`Pool::reset`] has freed.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        self.part(offset, size, true)
-    }
-
-    /// The same. It must be pinned unless no copy of it outlives the block.
-    fn part(&self, offset: u64, size: u64, pinned: bool) -> Result<Slice<'_>> {
         const OPERATION: &str = "take a part of a block";
-        self.heap.shared.check_process()?;
+        self.heap.pool.check_process()?;
         if offset > self.size || size > self.size - offset {
             return Err(Invalid::because(
                 OPERATION,
                 format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(self.size)),
-                "Stay inside.",
+                "Use an offset and a size within the block.",
             ));
         }
         let mut books = self.heap.lock();
         if books.generation != self.generation {
             return Err(Invalid::because(OPERATION, "it was freed by a reset of its tag", "Allocate a new one."));
         }
-        if !matches!(books.state, State::Awake) {
-            return Err(self.heap.asleep(&books.state, OPERATION));
-        }
-        // Under the lock: the tag neither falls asleep nor is reset before the slice is there.
-        let mut slice = self.heap.shared.cache.session().slice_at(self.address + offset, size)?;
-        if pinned {
-            let pin = self.heap.pin(&mut books, self.address);
-            // A pin that is dropped takes the lock.
-            drop(books);
-            slice.keep(Arc::new(pin));
-        }
+        self.heap.check_awake(&books, OPERATION)?;
+        // Under the lock: the tag cannot fall asleep or be reset before the slice exists.
+        let mut slice = self.heap.pool.cache.session().slice_at(self.address + offset, size)?;
+        let pin = self.heap.pin(&mut books, self.address);
+        // Dropping a pin takes the lock.
+        drop(books);
+        slice.keep(Arc::new(pin));
         Ok(slice)
     }
 
@@ -491,16 +427,16 @@ impl Block {
     ///
     /// Those of [`Block::slice`] and of [`Slice::write`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        self.part(offset, from.len() as u64, false)?.write(from)
+        self.slice(offset, from.len() as u64)?.write(from)
     }
 
-    /// Copies from the block, from `offset` on, into a buffer.
+    /// Copies a part of the block, from `offset` on, into a buffer.
     ///
     /// # Errors
     ///
     /// Those of [`Block::slice`] and of [`Slice::read`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
-        self.part(offset, to.len() as u64, false)?.read(to)
+        self.slice(offset, to.len() as u64)?.read(to)
     }
 
     /// Sets `size` bytes from `offset` on.
@@ -509,30 +445,25 @@ impl Block {
     ///
     /// Those of [`Block::slice`] and of [`Slice::fill`].
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
-        self.part(offset, size, false)?.fill(value)
+        self.slice(offset, size)?.fill(value)
     }
 
-    /// The address, without the handle: the block lives until [`Pool::free`].
+    /// Gives up the handle and returns the address. The block lives until [`Pool::free`].
     pub fn into_address(mut self) -> u64 {
-        if !self.heap.shared.in_child() {
-            self.heap.disown(self.claim(), self.generation);
+        if !self.heap.pool.in_child() {
+            self.heap.disown(self.address, self.generation);
         }
-        self.number = DISOWNED;
+        self.owned = false;
         self.address
-    }
-
-    #[inline]
-    fn claim(&self) -> Claim {
-        Claim { address: self.address, size: self.size, number: self.number }
     }
 }
 
 impl Drop for Block {
-    #[inline]
     fn drop(&mut self) {
-        // In a child of fork the lock may be held for ever, and the block is the parent's.
-        if self.number != DISOWNED && !self.heap.shared.in_child() {
-            self.heap.free(self.claim(), self.generation);
+        // In a child of fork the block is the parent's, and the lock may be held by a thread that
+        // does not exist there.
+        if self.owned && !self.heap.pool.in_child() {
+            self.heap.free(self.address, self.generation);
         }
     }
 }

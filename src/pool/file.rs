@@ -1,14 +1,14 @@
-//! Files into memory of an NPU, and back.
+//! Copies files into the memory of an NPU, and back.
 //!
-//! The driver copies from any memory of the process, and pins its pages itself. So a file is mapped
-//! and the device reads it where Linux has it: nothing is copied on the host, and a chunk is read
-//! from the disk while the device works on the one before. No CPU touches the mapped bytes: a page
-//! that another process has cut off would be SIGBUS then, and is EFAULT for the driver. What a CPU
-//! has to copy, host memory, and files that cannot be mapped go through buffers of read(2).
+//! The driver copies from any memory of the process and pins its pages itself. So a file is mapped,
+//! and the device reads the page cache of Linux: nothing is copied on the host, and the disk reads
+//! one chunk while the device copies the one before. No CPU touches the mapped bytes: if another
+//! process truncates the file, a CPU would get SIGBUS, but the driver returns EFAULT. Host memory,
+//! which a CPU copies, and files that cannot be mapped go through buffers and read(2).
 //!
-//! Storing always goes through buffers and write(2): the driver does not mark the pages that a
-//! device wrote to as changed (`devmm_unpin_user_pages`), so Linux could forget what a device wrote
-//! into a mapped file.
+//! Storing always goes through buffers and write(2): the driver does not mark pages that a device
+//! wrote as dirty (`devmm_unpin_user_pages`), so Linux could drop what a device wrote into a mapped
+//! file.
 
 use crate::bytes::Bytes;
 use crate::copy::{Pending, Slice};
@@ -28,27 +28,26 @@ const CHUNK: u64 = 8 << 20;
 /// Chunks that the device works on while another is read or written.
 const AHEAD: usize = 2;
 
-/// How far something is, in bytes.
+/// The progress of a copy, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Progress {
-    /// So many are done.
+    /// Bytes copied so far.
     pub done: u64,
-    /// Of so many.
+    /// Bytes to copy in all.
     pub total: u64,
 }
 
-const LOAD: &str = "load a file into memory of a device";
-const STORE: &str = "store memory of a device in a file";
+const LOAD: &str = "load a file into device memory";
+const STORE: &str = "store device memory in a file";
 
-/// Loads a part of a file into mapped memory of the same size, and reports the progress after each
-/// chunk. The file may be read by several threads at once: its position is neither used nor
-/// changed.
+/// Fills mapped memory from a file, from `offset` on, and reports the progress after each chunk.
+/// Several threads may read the same file: its position is neither used nor changed.
 ///
 /// # Errors
 ///
-/// [`Error::File`] if the file cannot be read, or ends before the part does, also if it is cut off
-/// meanwhile; those of [`Slice::write_async`]. Some of the memory may have been written then.
+/// [`Error::File`] if the file cannot be read or is too short, also if it is truncated meanwhile;
+/// those of [`Slice::write_async`]. Some of the memory may have been written then.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -74,20 +73,20 @@ pub fn load(file: &File, offset: u64, to: &Slice<'_>, progress: impl FnMut(Progr
     }
 }
 
-/// The part of a file that is to be loaded, if the device can read it where Linux has it. A file
-/// that is too short is read instead, which tells where it ends.
+/// Maps the part of a file that is loaded, if the device can read it there. A file that is too
+/// short is read instead, which finds out where it ends.
 fn map(file: &File, offset: u64, to: &Slice<'_>) -> Option<MmapRaw> {
     let end = offset.checked_add(to.size())?;
     if to.size() == 0 || !to.is_copied_by_device() || length(file)? < end {
         return None;
     }
     let mapped = MmapOptions::new().offset(offset).len(to.size() as usize).map_raw_read_only(file).ok()?;
-    // A hint: it is as right without it.
+    // Only a hint.
     let _ = mapped.advise(Advice::Sequential);
     Some(mapped)
 }
 
-/// How long a file is now; `None` for what is no regular file.
+/// The length of a regular file; `None` for other files.
 fn length(file: &File) -> Option<u64> {
     let metadata = uninterrupted(|| file.metadata()).ok()?;
     metadata.is_file().then_some(metadata.len())
@@ -102,9 +101,9 @@ fn load_mapped(
 ) -> Result<()> {
     let total = to.size();
     let mut running: VecDeque<(Pending<()>, u64)> = VecDeque::with_capacity(AHEAD);
-    // Cut off within a page, a file seems to go on with zeros, so a copy that was done may still be
-    // of bytes that the file did not have.
-    let whole = |done: u64| match length(file) {
+    // A file that is truncated within a page reads as zeros up to the end of the page, so a copy
+    // that succeeded may have copied bytes that are not in the file.
+    let check_length = |done: u64| match length(file) {
         Some(end) if end < offset + done => Err(cut_off(file, Some(end), total, offset)),
         _ => Ok(()),
     };
@@ -113,15 +112,15 @@ fn load_mapped(
         while running.len() < AHEAD {
             let Some(chunk) = next.next() else { break };
             let part = to.part(chunk.start, chunk.end - chunk.start)?;
-            // SAFETY: the bytes are in the mapping, which outlives `running`; a `Pending` waits
-            // when it is dropped. They are pinned for the device, which reads what is there.
+            // SAFETY: the bytes are in the mapping, which outlives `running`: dropping a `Pending`
+            // waits for it. The driver pins them, and the device only reads them.
             let begun = unsafe { part.write_async_from(mapped.as_ptr().add(chunk.start as usize)) };
-            let pending = begun.or_else(|error| whole(chunk.end).and(Err(error)))?;
+            let pending = begun.or_else(|error| check_length(chunk.end).and(Err(error)))?;
             running.push_back((pending, chunk.end));
         }
         let Some((pending, done)) = running.pop_front() else { return Ok(()) };
-        pending.wait().or_else(|failed| whole(done).and(Err(failed.error)))?;
-        whole(done)?;
+        pending.wait().or_else(|failed| check_length(done).and(Err(failed.error)))?;
+        check_length(done)?;
         progress(Progress { done, total });
     }
 }
@@ -146,20 +145,38 @@ fn load_read(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(
     Ok(())
 }
 
-/// Stores mapped memory in a file, from `offset` on, and reports the progress after each chunk.
-/// When it returns, Linux has the data; `File::sync_all` brings it to the disk.
+/// Writes mapped memory into a file, from `offset` on, and reports the progress after each chunk.
+/// [`File::sync_all`] brings the data to the disk afterwards.
 ///
 /// # Errors
 ///
 /// [`Error::File`] if the file cannot be written; those of [`Slice::read_async`]. Some of the file
 /// may have been written then.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{self, PageCache, Pool, Tag};
+/// use ascend_vmm::{LogicalId, Session};
+/// use std::fs::{self, File};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// let pool = Pool::new(&PageCache::new(&device));
+/// let block = pool.allocate(4096, 1, Tag(0))?;
+/// block.write(0, b"weights")?;
+/// let path = std::env::temp_dir().join(format!("ascend-vmm-store-{}", std::process::id()));
+/// pool::store(&block.slice(0, 7)?, &File::create(&path)?, 0, |_| ())?;
+/// assert_eq!(fs::read(&path)?, b"weights");
+/// # fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn store(from: &Slice<'_>, file: &File, offset: u64, mut progress: impl FnMut(Progress)) -> Result<()> {
     let total = from.size();
     let mut running: VecDeque<(Pending, u64)> = VecDeque::with_capacity(AHEAD);
     let mut spare = Vec::new();
     let mut left = chunks(total);
     loop {
-        // The device reads ahead while a chunk is written.
+        // The device copies ahead while a chunk is written.
         while running.len() < AHEAD {
             let Some(chunk) = left.next() else { break };
             let size = chunk.end - chunk.start;
@@ -180,7 +197,7 @@ pub fn store(from: &Slice<'_>, file: &File, offset: u64, mut progress: impl FnMu
     }
 }
 
-/// Waits for the oldest copy, and returns its buffer.
+/// Waits for the oldest copy and returns its buffer.
 fn wait_first(
     running: &mut VecDeque<(Pending, u64)>,
     total: u64,
@@ -196,7 +213,7 @@ fn chunks(total: u64) -> impl Iterator<Item = Range<u64>> {
     (0..total.div_ceil(CHUNK)).map(move |number| number * CHUNK..((number + 1) * CHUNK).min(total))
 }
 
-/// Room for a chunk, if there is memory for it.
+/// An empty buffer with room for a chunk.
 fn buffer(size: u64) -> io::Result<Vec<u8>> {
     let mut buffer = Vec::new();
     let reserved = buffer.try_reserve_exact(size as usize);
@@ -216,8 +233,8 @@ fn cut_off(file: &File, end: Option<u64>, wanted: u64, offset: u64) -> Error {
     FileFailed::because(
         LOAD,
         &path(file),
-        format!("it ends {end}, and {} from byte {offset} on are wanted", Bytes(wanted)),
-        "It is shorter than it should be, or was cut off while it was read.",
+        format!("it ends {end}, but {} from byte {offset} on are needed", Bytes(wanted)),
+        "It is too short, or it was truncated while it was read.",
     )
 }
 

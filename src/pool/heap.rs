@@ -1,20 +1,21 @@
 //! The memory of one tag: blocks in segments that grow.
 //!
-//! [`Blocks`] knows what is in use among what is mapped, and changes under a lock that is never
-//! held over a system call. A thread that maps or unmaps takes the segments out of their place;
-//! others that need them wait, and the rest goes on allocating from what is mapped. Nothing of the
-//! user's runs while they are out, except when a tag falls asleep or wakes: then others do not wait
+//! [`Blocks`] knows which parts of the mapped memory are in use. It changes under a lock that is
+//! never held over a system call. A thread that maps or unmaps takes the segments; other threads
+//! that need them wait, and the rest go on allocating from mapped memory. No user code runs while
+//! the segments are taken, except when a tag falls asleep or wakes: then other threads do not wait
 //! but get an error.
 
-use super::blocks::{Blocks, Claim, Hole, Misuse, Request, Usage};
+use super::blocks::{BlockRequest, Blocks, Hole};
 use super::page_cache::PageCache;
-use super::segment::{BeforeUnmap, Segment, SegmentOptions, joined};
+use super::segment::{Segment, Unmapped};
 use super::sleep::Asleep;
 use super::{PoolOptions, Statistics, Tag};
 use crate::bytes::Bytes;
+use crate::copy::Slice;
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result};
-use crate::fork::ForkGuard;
+use crate::range_map::RangeMap;
 use crate::reserve::ReserveOptions;
 use crate::slots::lock;
 use crate::trace::{self, quiet};
@@ -23,86 +24,83 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
-/// What all tags of a pool share.
-pub(super) struct Shared {
+/// What the heaps of a pool share.
+pub(super) struct PoolContext {
     pub(super) cache: PageCache,
     pub(super) options: PoolOptions,
-    /// The session's, within reach.
-    guard: ForkGuard,
-    /// Whose addresses are whose: end and tag of each segment, by its start.
-    pub(super) owners: RwLock<BTreeMap<u64, (u64, Weak<Heap>)>>,
+    /// The heap of each segment's addresses.
+    owners: RwLock<RangeMap<Weak<Heap>, HUGE_PAGE>>,
     in_use: AtomicU64,
     peak: AtomicU64,
 }
 
-impl Shared {
-    pub(super) fn new(cache: PageCache, options: PoolOptions) -> Shared {
-        let guard = cache.place().session.guard;
+impl PoolContext {
+    pub(super) fn new(cache: PageCache, options: PoolOptions) -> PoolContext {
         let owners = RwLock::default();
-        Shared { cache, options, guard, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
+        PoolContext { cache, options, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
-    #[inline]
     pub(super) fn check_process(&self) -> Result<()> {
-        if self.in_child() { self.cache.place().session.check_process() } else { Ok(()) }
+        self.cache.check_process()
     }
 
-    #[inline]
     pub(super) fn in_child(&self) -> bool {
-        self.guard.in_child()
+        self.cache.in_child()
     }
 
+    /// The most that all tags together had in use at once.
     pub(super) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Called before other threads can free what was taken, by a reset of its tag.
-    #[inline]
-    fn count(&self, taken: u64) {
-        let in_use = self.in_use.fetch_add(taken, Ordering::Relaxed) + taken;
-        if in_use > self.peak.load(Ordering::Relaxed) {
-            self.peak.fetch_max(in_use, Ordering::Relaxed);
-        }
+    /// The heap that an address belongs to.
+    pub(super) fn owner(&self, address: u64) -> Option<Arc<Heap>> {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        owners.at(address)?.value.upgrade()
     }
 
-    #[inline]
-    fn uncount(&self, freed: u64) {
-        self.in_use.fetch_sub(freed, Ordering::Relaxed);
+    /// Counts an allocation. Called under the heap's lock, before a reset can free the block.
+    fn count(&self, size: u64) {
+        let in_use = self.in_use.fetch_add(size, Ordering::Relaxed) + size;
+        self.peak.fetch_max(in_use, Ordering::Relaxed);
+    }
+
+    fn uncount(&self, size: u64) {
+        self.in_use.fetch_sub(size, Ordering::Relaxed);
     }
 }
 
-/// One tag.
+/// The memory of one tag.
 pub(super) struct Heap {
     pub(super) tag: Tag,
-    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<PoolContext>,
     books: Mutex<Books>,
-    /// The segments are in their place again.
-    changed: Condvar,
+    /// Signalled when a thread returns the segments.
+    returned: Condvar,
 }
 
 pub(super) struct Books {
     pub(super) blocks: Blocks,
-    pub(super) state: State,
-    /// `None` while a thread has them.
-    segments: Option<Vec<Room>>,
-    /// Counts resets: blocks of before are no longer anyone's.
+    pub(super) state: TagState,
+    /// `None` while a thread has taken them.
+    segments: Option<Vec<Segment>>,
+    /// Number of resets. Handles with an older number are invalid.
     pub(super) generation: u64,
-    /// Blocks of which slices or copies are alive, by their address.
-    pins: BTreeMap<u64, Pinned>,
+    /// Blocks with slices or running copies, by address.
+    pins: BTreeMap<u64, Pins>,
     mapped: u64,
     reserved: u64,
 }
 
-/// A block that is pinned.
+/// The pins of a block.
 #[derive(Default)]
-struct Pinned {
-    pins: u32,
-    /// It was freed meanwhile, and becomes free with its last pin.
+struct Pins {
+    count: u32,
+    /// The block was freed, and becomes free with its last pin.
     freed: bool,
 }
 
-/// Keeps a block from being used for something else. Slices of blocks have one, and pass it on to
-/// the copies that they begin.
+/// Keeps a block from being reused. Slices of blocks have one, and pass it on to their copies.
 pub(super) struct Pin {
     heap: Weak<Heap>,
     address: u64,
@@ -110,131 +108,113 @@ pub(super) struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // In a child of fork the lock may be held for ever, and the block is the parent's.
-        if let Some(heap) = self.heap.upgrade().filter(|heap| !heap.shared.in_child()) {
+        // In a child of fork the lock may be held by a thread that does not exist there.
+        if let Some(heap) = self.heap.upgrade().filter(|heap| !heap.pool.in_child()) {
             heap.unpin(self.address);
         }
     }
 }
 
-/// What a tag is doing.
-pub(super) enum State {
+pub(super) enum TagState {
     Awake,
     /// A thread puts it to sleep or wakes it.
     Changing,
     Asleep(Asleep),
 }
 
-impl Books {
-    /// Notes that a block was freed, if it is pinned.
-    fn free_pinned(&mut self, claim: Claim) -> bool {
-        let Some(pinned) = self.pins.get_mut(&claim.address) else { return false };
-        pinned.freed = true;
-        self.blocks.disown(claim);
-        true
-    }
-
-    /// Whether a block was freed, and is only pinned.
-    fn is_freed(&self, address: u64) -> bool {
-        self.pins.get(&address).is_some_and(|pinned| pinned.freed)
-    }
-}
-
-/// A segment with its addresses.
-pub(super) struct Room {
-    pub(super) segment: Segment,
-}
-
-impl Room {
-    fn address(&self) -> u64 {
-        self.segment.address()
-    }
-
-    pub(super) fn contains(&self, address: u64) -> bool {
-        (self.address()..self.end()).contains(&address)
-    }
-
-    fn end(&self) -> u64 {
-        self.segment.address() + self.segment.size()
-    }
-
-    /// Addresses that have memory.
-    pub(super) fn mapped(&self) -> Vec<Range<u64>> {
-        let start = self.address();
-        joined(self.segment.pieces().map(|(offset, size)| start + offset..start + offset + size))
-    }
-}
-
-/// The segments while a thread has them. They go back when it is dropped.
-pub(super) struct Taken<'a> {
+/// The segments while a thread has them. Dropping it returns them.
+pub(super) struct TakenSegments<'a> {
     heap: &'a Heap,
-    pub(super) rooms: Vec<Room>,
+    pub(super) segments: Vec<Segment>,
 }
 
-impl Drop for Taken<'_> {
+impl TakenSegments<'_> {
+    /// The segment around an address.
+    pub(super) fn at(&mut self, address: u64) -> Option<&mut Segment> {
+        self.segments.iter_mut().find(|segment| segment.contains(address))
+    }
+
+    /// A part of the memory, hidden or not.
+    pub(super) fn slice(&self, range: &Range<u64>) -> Result<Slice<'_>> {
+        match self.segments.iter().find(|segment| segment.contains(range.start)) {
+            Some(segment) => segment.slice(range.start - segment.address(), range.end - range.start),
+            None => Err(no_block(range.start)),
+        }
+    }
+
+    pub(super) fn mapped_ranges(&self) -> Vec<Range<u64>> {
+        self.segments.iter().flat_map(Segment::mapped_ranges).collect()
+    }
+
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.heap.pool.check_process()
+    }
+
+    /// Hides all memory from lookups by address. Fails while a slice or a copy uses any of it.
+    pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
+        self.segments.iter_mut().try_for_each(|segment| segment.hide(operation))
+    }
+
+    pub(super) fn show(&mut self) {
+        self.segments.iter_mut().for_each(Segment::show);
+    }
+}
+
+impl Drop for TakenSegments<'_> {
     fn drop(&mut self) {
-        if self.heap.shared.in_child() {
-            // A callback forked, and its child returned: the lock may be held for ever.
+        if self.heap.pool.in_child() {
+            // A callback forked, and its child returned: the lock may be held by another thread.
             return;
         }
-        let rooms = std::mem::take(&mut self.rooms);
-        let mut books = lock(&self.heap.books);
-        books.mapped = rooms.iter().map(|room| room.segment.mapped()).sum();
-        books.reserved = rooms.iter().map(|room| room.segment.size()).sum();
-        books.segments = Some(rooms);
+        let segments = std::mem::take(&mut self.segments);
+        let mut books = self.heap.lock();
+        books.mapped = segments.iter().map(Segment::mapped).sum();
+        books.reserved = segments.iter().map(Segment::size).sum();
+        books.segments = Some(segments);
         drop(books);
-        self.heap.changed.notify_all();
+        self.heap.returned.notify_all();
     }
 }
 
-/// Memory that is to be mapped for a request.
+/// Where memory is mapped for a request.
 struct Growth {
-    /// Which segment.
-    room: usize,
-    /// Offsets that are enough for the request.
-    enough: Range<u64>,
-    /// Offsets that are mapped if there is memory for them.
+    /// The number of the segment.
+    segment: usize,
+    /// The offsets that the request needs.
+    needed: Range<u64>,
+    /// The offsets that are mapped if there is memory for them.
     wanted: Range<u64>,
 }
 
-/// A request that needs memory.
-struct Need<'a> {
-    request: Request,
-    options: &'a PoolOptions,
-}
-
-impl Need<'_> {
-    /// Where memory is mapped in the segments that there are; `None` if they have not enough
-    /// addresses in one piece.
-    fn plan(&self, rooms: &[Room], blocks: &Blocks) -> Option<Growth> {
-        let granule = rooms.first()?.segment.step();
-        // In a small hole that is large enough, unless the alignment is in the way; or in any
-        // other, together with what is free beside it.
-        let small = blocks.hole(self.request.taken().next_multiple_of(granule));
-        let small = small.and_then(|hole| self.fit(rooms, &hole));
-        small.or_else(|| blocks.holes().find_map(|hole| self.fit(rooms, &hole)))
+impl Growth {
+    /// Maps at least `step` bytes, up to the end of the hole.
+    fn new(segments: &[Segment], segment: usize, needed: Range<u64>, hole_end: u64, step: u64) -> Growth {
+        let end = needed.end.max(needed.start.saturating_add(step).min(hole_end));
+        let end = end.next_multiple_of(segments[segment].step()).min(hole_end);
+        Growth { segment, wanted: needed.start..end, needed }
     }
 
-    /// What is mapped in a hole for the request, if that fits.
-    fn fit(&self, rooms: &[Room], hole: &Hole) -> Option<Growth> {
-        let (needed, alignment) = (self.request.taken(), self.request.alignment());
-        let number = rooms.iter().position(|room| room.contains(hole.range.start))?;
-        let (granule, address) = (rooms[number].segment.step(), rooms[number].address());
+    /// Plans a growth in the existing segments; `None` if they have no room.
+    fn plan(segments: &[Segment], blocks: &Blocks, request: BlockRequest, step: u64) -> Option<Growth> {
+        let granule = segments.first()?.step();
+        // A small hole that is large enough, unless the alignment prevents it; or any hole that is
+        // large enough together with the free memory beside it.
+        let small = blocks.hole(request.run_size().next_multiple_of(granule));
+        let small = small.and_then(|hole| Growth::in_hole(segments, &hole, request, step));
+        small.or_else(|| blocks.holes().find_map(|hole| Growth::in_hole(segments, &hole, request, step)))
+    }
+
+    fn in_hole(segments: &[Segment], hole: &Hole, request: BlockRequest, step: u64) -> Option<Growth> {
+        let (size, alignment) = (request.run_size(), request.run_alignment());
+        let number = segments.iter().position(|segment| segment.contains(hole.range.start))?;
+        let (granule, address) = (segments[number].step(), segments[number].address());
         let (start, end) = (hole.range.start - address, hole.range.end - address);
-        // Memory that is free before the hole and after it is used with it.
         let first = (hole.range.start - hole.before).next_multiple_of(alignment) - address;
-        if first + needed > end + hole.after {
+        if first + size > end + hole.after {
             return None;
         }
-        let enough = start.max(first / granule * granule)..(first + needed).next_multiple_of(granule).min(end);
-        (!enough.is_empty()).then(|| self.growth(number, granule, enough, end))
-    }
-
-    /// What is enough, and as much after it as is mapped at once.
-    fn growth(&self, room: usize, granule: u64, enough: Range<u64>, end: u64) -> Growth {
-        let step = enough.start.saturating_add(self.options.step).min(end);
-        let wanted = enough.start..enough.end.max(step).next_multiple_of(granule).min(end);
-        Growth { room, enough, wanted }
+        let needed = start.max(first / granule * granule)..(first + size).next_multiple_of(granule).min(end);
+        (!needed.is_empty()).then(|| Growth::new(segments, number, needed, end, step))
     }
 }
 
@@ -243,148 +223,153 @@ const FREE: &str = "free memory of a pool";
 const RESET: &str = "reset a tag of a pool";
 
 impl Heap {
-    pub(super) fn new(tag: Tag, shared: &Arc<Shared>) -> Heap {
+    pub(super) fn new(tag: Tag, pool: &Arc<PoolContext>) -> Heap {
         let books = Books {
             blocks: Blocks::default(),
-            state: State::Awake,
+            state: TagState::Awake,
             segments: Some(Vec::new()),
             generation: 0,
             pins: BTreeMap::new(),
             mapped: 0,
             reserved: 0,
         };
-        Heap { tag, shared: shared.clone(), books: Mutex::new(books), changed: Condvar::new() }
+        Heap { tag, pool: pool.clone(), books: Mutex::new(books), returned: Condvar::new() }
     }
 
-    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
         lock(&self.books)
     }
 
-    /// Takes the segments out of their place, when they are in it.
-    pub(super) fn take<'a>(&'a self, mut books: MutexGuard<'a, Books>) -> (Taken<'a>, MutexGuard<'a, Books>) {
+    /// Locks the books of a tag that is awake.
+    pub(super) fn lock_awake(&self, operation: &'static str) -> Result<MutexGuard<'_, Books>> {
+        let books = self.lock();
+        self.check_awake(&books, operation)?;
+        Ok(books)
+    }
+
+    pub(super) fn check_awake(&self, books: &Books, operation: &'static str) -> Result<()> {
+        let state = match books.state {
+            TagState::Awake => return Ok(()),
+            TagState::Changing => "is falling asleep or waking",
+            TagState::Asleep(_) => "is asleep",
+        };
+        Err(Invalid::because(operation, format!("{} {state}", self.tag), "Wake it first (Pool::wake)."))
+    }
+
+    fn wait<'a>(&self, books: MutexGuard<'a, Books>) -> MutexGuard<'a, Books> {
+        self.returned.wait(books).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the segments, after waiting for a thread that has them.
+    pub(super) fn take<'a>(&'a self, mut books: MutexGuard<'a, Books>) -> (TakenSegments<'a>, MutexGuard<'a, Books>) {
         loop {
-            if let Some(rooms) = books.segments.take() {
-                return (Taken { heap: self, rooms }, books);
+            if let Some(segments) = books.segments.take() {
+                return (TakenSegments { heap: self, segments }, books);
             }
-            books = self.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
+            books = self.wait(books);
         }
     }
 
-    /// The same of a tag that is awake; `None` if it is not. Does not wait for a sleep, which calls
-    /// the user's code with the segments out of their place.
-    fn take_awake(&self) -> Option<Taken<'_>> {
-        let is_awake = |books: &Books| matches!(books.state, State::Awake);
-        let books = Some(self.lock()).filter(|books| is_awake(books))?;
+    /// Takes the segments of a tag that is awake; `None` if it is not. Does not wait for a tag that
+    /// falls asleep or wakes: the user's code runs meanwhile.
+    fn take_awake(&self) -> Option<(TakenSegments<'_>, MutexGuard<'_, Books>)> {
+        let books = self.lock();
+        if !matches!(books.state, TagState::Awake) {
+            return None;
+        }
         let (taken, books) = self.take(books);
-        let awake = is_awake(&books);
-        // The segments go back under the lock.
-        drop(books);
-        awake.then_some(taken)
-    }
-
-    /// A block for a request, and the generation that it belongs to.
-    #[inline]
-    pub(super) fn allocate(self: &Arc<Self>, request: Request) -> Result<(Claim, u64)> {
-        let mut books = self.lock();
-        if let State::Awake = books.state {
-            if let Some(claim) = books.blocks.allocate(request) {
-                self.shared.count(claim.size);
-                return Ok((claim, books.generation));
-            }
+        if !matches!(books.state, TagState::Awake) {
+            // Returning the segments takes the lock.
+            drop(books);
+            return None;
         }
-        self.allocate_new(books, request)
+        Some((taken, books))
     }
 
-    fn allocate_new<'a>(
-        self: &'a Arc<Self>,
-        mut books: MutexGuard<'a, Books>,
-        request: Request,
-    ) -> Result<(Claim, u64)> {
-        let _quiet = quiet();
+    /// Allocates a block. Returns its addresses and its generation.
+    pub(super) fn allocate(self: &Arc<Self>, request: BlockRequest) -> Result<(Range<u64>, u64)> {
         loop {
-            if !matches!(books.state, State::Awake) {
-                return Err(self.asleep(&books.state, ALLOCATE));
-            }
-            if let Some(claim) = books.blocks.allocate(request) {
-                self.shared.count(claim.size);
-                return Ok((claim, books.generation));
+            let mut books = self.lock_awake(ALLOCATE)?;
+            if let Some(block) = books.blocks.allocate(request) {
+                self.pool.count(block.end - block.start);
+                return Ok((block, books.generation));
             }
             if books.segments.is_none() {
-                // Another thread maps or unmaps; there may be room after that.
-                books = self.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
+                // Another thread maps or unmaps. There may be room after that.
+                drop(self.wait(books));
                 continue;
             }
-            let (mut taken, locked) = self.take(books);
-            drop(locked);
+            let _quiet = quiet();
+            let (mut taken, books) = self.take(books);
+            drop(books);
             let grown = self.grow(&mut taken, request);
-            // Before other threads see what was mapped, which would leave this one with nothing.
-            books = self.lock();
-            let claim = match &grown {
+            // Before the segments are returned: other threads could use up the new memory.
+            let mut books = self.lock();
+            let block = match &grown {
                 Ok(range) => {
                     let run = books.blocks.add_memory(range);
                     run.and_then(|run| books.blocks.allocate_in(run, request))
                 }
                 Err(_) => books.blocks.search(request),
             };
-            if let Some(claim) = claim {
-                self.shared.count(claim.size);
+            if let Some(block) = block {
+                self.pool.count(block.end - block.start);
+                return Ok((block, books.generation));
             }
-            let generation = books.generation;
             drop(books);
-            drop(taken);
-            match (claim, grown) {
-                (Some(claim), _) => return Ok((claim, generation)),
-                (None, Err(error)) => return Err(self.explain(error, request)),
-                (None, Ok(_)) => books = self.lock(),
+            if let Err(error) = grown {
+                return Err(self.explain(error, request));
             }
         }
     }
 
-    /// Maps memory for a request, in new addresses if there is no place for it. Returns where.
-    /// After an error everything is as it was.
-    fn grow(self: &Arc<Self>, taken: &mut Taken<'_>, request: Request) -> Result<Range<u64>> {
-        let need = Need { request, options: &self.shared.options };
-        let planned = need.plan(&taken.rooms, &self.lock().blocks);
+    /// Maps memory for a request, in new addresses if there is no room. Returns its addresses.
+    /// After an error nothing has changed.
+    fn grow(self: &Arc<Self>, taken: &mut TakenSegments<'_>, request: BlockRequest) -> Result<Range<u64>> {
+        let step = self.pool.options.step;
+        let planned = Growth::plan(&taken.segments, &self.lock().blocks, request, step);
         let (growth, new) = match planned {
             Some(growth) => (growth, None),
             None => {
-                let room = self.add_room(taken, request)?;
-                let (address, size, granule) = (room.address(), room.segment.size(), room.segment.step());
-                let enough = 0..request.taken().next_multiple_of(granule);
-                (need.growth(taken.rooms.len() - 1, granule, enough, size), Some(address))
+                let segment = self.new_segment(taken, request)?;
+                let (address, size) = (segment.address(), segment.size());
+                let needed = 0..request.run_size().next_multiple_of(segment.step());
+                taken.segments.push(segment);
+                let number = taken.segments.len() - 1;
+                (Growth::new(&taken.segments, number, needed, size, step), Some(address))
             }
         };
-        let room = &mut taken.rooms[growth.room];
-        let grown = match room.segment.ensure(growth.wanted.clone()) {
-            Err(error) if error.is_out_of_memory() && growth.wanted != growth.enough => {
-                room.segment.ensure(growth.enough.clone()).map(|()| growth.enough)
+        let segment = &mut taken.segments[growth.segment];
+        let grown = match segment.ensure(growth.wanted.clone()) {
+            Err(error) if error.is_out_of_memory() && growth.wanted != growth.needed => {
+                segment.ensure(growth.needed.clone()).map(|()| growth.needed)
             }
             ensured => ensured.map(|()| growth.wanted),
         };
         match grown {
-            Ok(range) => Ok(room.address() + range.start..room.address() + range.end),
+            Ok(range) => Ok(segment.address() + range.start..segment.address() + range.end),
             Err(error) => {
-                self.remove_rooms(taken, |room| Some(room.address()) == new);
+                self.remove_empty(taken, |segment| Some(segment.address()) == new);
                 Err(error)
             }
         }
     }
 
-    /// An error of a growth, in the words of its caller.
-    fn explain(&self, error: Error, request: Request) -> Error {
+    /// Adds the caller's request to the error of a growth.
+    fn explain(&self, error: Error, request: BlockRequest) -> Error {
         let Error::OutOfMemory(mut details) = error else { return error };
         details.asked = request.size;
         details.place.push_str(&format!(", for a block of {}", self.tag));
         Error::OutOfMemory(details)
     }
 
-    /// Reserves more addresses: each time as many as there are already, so that there are few
-    /// segments, and no more, so that a tag costs what it holds.
-    fn add_room<'a>(self: &Arc<Self>, taken: &'a mut Taken<'_>, request: Request) -> Result<&'a Room> {
-        let shared = &self.shared;
-        let granule = shared.options.granule(&shared.cache);
-        let needed = request.taken().next_multiple_of(granule);
+    /// Reserves as many addresses again as the tag has, or as the request needs: few segments, and
+    /// no more addresses than about twice what the tag holds.
+    fn new_segment(self: &Arc<Self>, taken: &TakenSegments<'_>, request: BlockRequest) -> Result<Segment> {
+        let PoolContext { cache, options, owners, .. } = &*self.pool;
+        let segments = options.segments.clone().for_pages(cache.kind().page.size())?;
+        let granule = segments.step();
+        let needed = request.run_size().next_multiple_of(granule);
         let largest = ReserveOptions::MAX_SIZE / granule * granule;
         if needed > largest {
             return Err(Invalid::because(
@@ -393,334 +378,290 @@ impl Heap {
                 "Allow smaller handles, or ask for less.",
             ));
         }
-        let alignment = request.alignment().max(HUGE_PAGE);
-        let reserved: u64 = taken.rooms.iter().map(|room| room.segment.size()).sum();
-        let roomy = reserved.max(shared.options.step.min(GIANT_PAGE)).next_multiple_of(granule);
-        let roomy = roomy.min(largest).max(needed);
-        let make = |size: u64| {
-            // Whole GiB begin at one, whatever is asked for next.
-            let alignment = if size % GIANT_PAGE == 0 { GIANT_PAGE } else { alignment };
-            let mut options = SegmentOptions::new()
-                .reserve(ReserveOptions::new().alignment(alignment))
-                .handles(&shared.options.handles);
-            if let Some(hook) = &shared.options.before_unmap {
-                let hook: BeforeUnmap = hook.clone();
-                options = options.before_unmap(move |ranges| hook(ranges));
-            }
-            Segment::with(&shared.cache, size, options)
+        let reserved: u64 = taken.segments.iter().map(Segment::size).sum();
+        let roomy = reserved.max(options.step.min(GIANT_PAGE)).next_multiple_of(granule).min(largest).max(needed);
+        let reserve = |size: u64| {
+            // Segments of whole GiB are aligned to a GiB for later requests.
+            let needed = if size % GIANT_PAGE == 0 { GIANT_PAGE } else { HUGE_PAGE };
+            let alignment = request.run_alignment().max(needed);
+            Segment::with(cache, size, segments.clone().reserve(ReserveOptions::new().alignment(alignment)))
         };
-        let segment = match make(roomy) {
-            Err(Error::Invalid(_)) if roomy > needed => make(needed)?,
-            made => made?,
+        let segment = match reserve(roomy) {
+            Err(Error::Invalid(_)) if roomy > needed => reserve(needed)?,
+            reserved => reserved?,
         };
-        let (start, end) = (segment.address(), segment.address() + segment.size());
-        self.lock().blocks.add_area(start, end - start);
-        let owner = Arc::downgrade(self);
-        shared.owners.write().unwrap_or_else(PoisonError::into_inner).insert(start, (end, owner));
-        taken.rooms.push(Room { segment });
-        Ok(&taken.rooms[taken.rooms.len() - 1])
+        self.lock().blocks.add_area(segment.address(), segment.size());
+        let mut owners = owners.write().unwrap_or_else(PoisonError::into_inner);
+        // Reservations do not overlap.
+        let _ = owners.insert(segment.address(), segment.size(), Arc::downgrade(self));
+        Ok(segment)
     }
 
-    /// Frees the block of a handle. The block may have gone by a reset.
-    #[inline]
-    pub(super) fn free(&self, claim: Claim, generation: u64) {
-        let mut books = self.lock();
+    /// Frees the block of a handle, unless a reset already has.
+    pub(super) fn free(&self, address: u64, generation: u64) {
+        let books = self.lock();
         if books.generation == generation {
-            if !books.pins.is_empty() && books.free_pinned(claim) {
-                return;
-            }
-            books.blocks.free(claim);
-            drop(books);
-            self.shared.uncount(claim.size);
+            self.free_block(books, address);
         }
     }
 
-    /// Leaves the block of a handle without it.
-    #[inline]
-    pub(super) fn disown(&self, claim: Claim, generation: u64) {
-        let mut books = self.lock();
-        if books.generation == generation {
-            books.blocks.disown(claim);
-        }
-    }
-
-    /// Frees the block that begins at an address.
+    /// Frees the block that begins at an address and has no handle.
     pub(super) fn free_at(&self, address: u64) -> Result<()> {
-        let mut books = self.lock();
-        if books.is_freed(address) {
-            return Err(no_block(address));
-        }
-        let claimed = books.blocks.claim_at(address);
-        let claim = claimed.map_err(|misuse| match misuse {
-            Misuse::NoBlock => no_block(address),
-            Misuse::Owned => Invalid::because(
+        let books = self.lock();
+        match books.blocks.find(address) {
+            Some(block) if block.disowned && !books.is_freed(address) => {
+                self.free_block(books, address);
+                Ok(())
+            }
+            Some(block) if !block.disowned => Err(Invalid::because(
                 FREE,
                 format!("the block at {address:#x} belongs to a handle"),
-                "Drop that, or take the address out of it by Block::into_address.",
-            ),
-        })?;
-        if !books.free_pinned(claim) {
-            books.blocks.free(claim);
-            drop(books);
-            self.shared.uncount(claim.size);
+                "Drop the handle, or take the address out of it by Block::into_address.",
+            )),
+            _ => Err(no_block(address)),
         }
-        Ok(())
+    }
+
+    /// Frees a block now, or with its last pin.
+    fn free_block(&self, mut books: MutexGuard<'_, Books>, address: u64) {
+        if let Some(pins) = books.pins.get_mut(&address) {
+            pins.freed = true;
+            // No handle owns it any more.
+            books.blocks.disown(address);
+            return;
+        }
+        let size = books.blocks.free(address);
+        drop(books);
+        self.pool.uncount(size);
+    }
+
+    /// Detaches a block from its handle.
+    pub(super) fn disown(&self, address: u64, generation: u64) {
+        let mut books = self.lock();
+        if books.generation == generation {
+            books.blocks.disown(address);
+        }
     }
 
     /// Pins a block. The caller has the lock.
     pub(super) fn pin(self: &Arc<Self>, books: &mut Books, address: u64) -> Pin {
-        books.pins.entry(address).or_default().pins += 1;
+        books.pins.entry(address).or_default().count += 1;
         Pin { heap: Arc::downgrade(self), address }
     }
 
     fn unpin(&self, address: u64) {
         let mut books = self.lock();
-        let Some(pinned) = books.pins.get_mut(&address) else { return };
-        pinned.pins -= 1;
-        if pinned.pins > 0 {
+        let Some(pins) = books.pins.get_mut(&address) else { return };
+        pins.count -= 1;
+        if pins.count > 0 {
             return;
         }
-        let freed = pinned.freed;
+        let freed = pins.freed;
         books.pins.remove(&address);
         if freed {
-            // It belongs to no handle any more.
-            let size = books.blocks.free_at(address).unwrap_or(0);
-            drop(books);
-            self.shared.uncount(size);
+            self.free_block(books, address);
         }
     }
 
     /// The size of the block that begins at an address.
     pub(super) fn size(&self, address: u64) -> Option<u64> {
         let books = self.lock();
-        if books.is_freed(address) { None } else { books.blocks.size(address) }
+        if books.is_freed(address) { None } else { books.blocks.find(address).map(|block| block.size) }
     }
 
     /// Frees all blocks.
     pub(super) fn reset(&self) -> Result<()> {
-        let books = self.lock();
-        if !matches!(books.state, State::Awake) {
-            return Err(self.asleep(&books.state, RESET));
-        }
-        let (mut taken, mut books) = self.take(books);
-        // It may have fallen asleep while this waited: what is asleep is not mapped, but not free.
-        if !matches!(books.state, State::Awake) {
-            return Err(self.asleep(&books.state, RESET));
-        }
-        // What a slice or a copy uses must not become part of another block. New ones need the
-        // lock.
-        let unused = taken.rooms.iter_mut().try_for_each(|room| room.segment.hide(RESET));
-        taken.rooms.iter_mut().for_each(|room| room.segment.show());
+        let (mut taken, mut books) = self.take(self.lock_awake(RESET)?);
+        // It may have fallen asleep meanwhile. Blocks that are asleep are not mapped, but not free.
+        self.check_awake(&books, RESET)?;
+        // Memory that a slice or a copy uses must not be reused. New slices need the lock.
+        let unused = taken.hide(RESET);
+        taken.show();
         unused?;
         if !books.pins.is_empty() {
-            let users = format!("copies of {} block(s) may still run, for ever.", books.pins.len());
+            let users = format!("copies of {} block(s) may still run; whether they end is unknown.", books.pins.len());
             return Err(Error::InUse { operation: RESET, users });
         }
-        let mapped: Vec<Range<u64>> = taken.rooms.iter().flat_map(Room::mapped).collect();
-        let Usage { in_use, .. } = books.blocks.usage();
-        books.blocks.reset(&mapped);
+        let in_use = books.blocks.statistics().in_use;
+        books.blocks.reset(&taken.mapped_ranges());
         books.generation += 1;
         drop(books);
         drop(taken);
-        self.shared.uncount(in_use);
+        self.pool.uncount(in_use);
         Ok(())
     }
 
-    /// Unmaps handles that are not in use, into the cache. Returns address and size of each. What
-    /// cannot be unmapped stays, and is an error only if nothing else could be.
+    /// Unmaps handles without blocks, into the cache. Returns the address and the size of each.
+    /// Handles that cannot be unmapped stay; that is an error only if nothing was unmapped.
     pub(super) fn unmap_free(&self) -> Result<Vec<(u64, u64)>> {
-        let books = self.lock();
-        if !matches!(books.state, State::Awake) {
-            return Ok(Vec::new());
-        }
-        let (taken, mut books) = self.take(books);
-        let ranges = victims(&taken.rooms, &mut books.blocks);
-        let victims = Victims { heap: self, ranges, generation: books.generation };
+        let Some((taken, mut books)) = self.take_awake() else { return Ok(Vec::new()) };
+        let ranges = set_aside(&taken.segments, &mut books.blocks);
+        let aside = SetAside { heap: self, ranges, generation: books.generation };
         drop(books);
-        // The segments are in their place while the hook runs, which may use the pool.
+        // The hook runs without the segments taken: it may use the pool.
         drop(taken);
-        if victims.ranges.is_empty() {
+        if aside.ranges.is_empty() {
             return Ok(Vec::new());
         }
-        if let Some(hook) = &self.shared.options.before_unmap {
-            hook(&victims.ranges);
-            self.shared.check_process()?;
+        if let Some(hook) = &self.pool.options.segments.before_unmap {
+            hook(&aside.ranges);
+            self.pool.check_process()?;
         }
-        victims.unmap()
+        aside.unmap()
     }
 
-    /// Maps handles again that were unmapped for nothing, as far as their memory and their
-    /// addresses can be had.
+    /// Maps handles again that were unmapped in vain, as far as their memory and addresses are
+    /// still there.
     pub(super) fn map_again(&self, handles: &[(u64, u64)]) {
-        let Some(mut taken) = self.take_awake() else { return };
         let _quiet = quiet();
+        let Some((mut taken, books)) = self.take_awake() else { return };
+        drop(books);
         for &(address, size) in handles {
-            let Some(room) = taken.rooms.iter_mut().find(|room| room.contains(address)) else { continue };
+            let Some(segment) = taken.at(address) else { continue };
             let range = address..address + size;
             // Another thread may have used the addresses meanwhile.
             if !self.lock().blocks.is_hole(&range) {
                 continue;
             }
-            match room.segment.map_new(address - room.address(), size) {
-                Ok(()) => drop(self.lock().blocks.add_memory(&range)),
+            match segment.map_handle(address - segment.address(), size) {
+                Ok(()) => self.lock().blocks.add_memory(&range),
                 Err(error) => return trace::warn(error, "free memory of a pool could not be mapped again"),
-            }
+            };
         }
     }
 
-    /// Drops the segments that have no memory.
-    pub(super) fn remove_empty_rooms(&self) {
-        if self.shared.in_child() {
+    /// Drops the segments that have no memory, if the tag is awake.
+    pub(super) fn remove_empty_segments(&self) {
+        if self.pool.in_child() {
             return;
         }
-        // Asleep, they have none, and keep their addresses.
-        if let Some(mut taken) = self.take_awake() {
-            self.remove_rooms(&mut taken, |_| true);
+        if let Some((mut taken, books)) = self.take_awake() {
+            drop(books);
+            self.remove_empty(&mut taken, |_| true);
         }
     }
 
     /// Drops those of some segments that have no memory.
-    fn remove_rooms(&self, taken: &mut Taken<'_>, which: impl Fn(&Room) -> bool) {
-        let goes = |room: &Room| which(room) && room.segment.mapped() == 0;
-        for room in taken.rooms.iter().filter(|room| goes(room)) {
-            self.lock().blocks.remove_area(room.address());
-            self.shared.owners.write().unwrap_or_else(PoisonError::into_inner).remove(&room.address());
-        }
-        taken.rooms.retain(|room| !goes(room));
+    fn remove_empty(&self, taken: &mut TakenSegments<'_>, which: impl Fn(&Segment) -> bool) {
+        taken.segments.retain(|segment| {
+            let keep = segment.mapped() > 0 || !which(segment);
+            if !keep {
+                self.lock().blocks.remove_area(segment.address());
+                self.pool.owners.write().unwrap_or_else(PoisonError::into_inner).remove(segment.address());
+            }
+            keep
+        });
     }
 
     pub(super) fn statistics(&self) -> Statistics {
         let books = self.lock();
-        let Usage { in_use, peak, blocks } = books.blocks.usage();
-        Statistics {
-            in_use,
-            peak,
-            blocks,
-            mapped: books.mapped,
-            reserved: books.reserved,
-            largest_free: books.blocks.largest_free(),
-            cached: 0,
-            asleep: match &books.state {
-                State::Asleep(asleep) => asleep.size(),
-                _ => 0,
-            },
-        }
-    }
-
-    pub(super) fn asleep(&self, state: &State, operation: &'static str) -> Error {
-        let state = match state {
-            State::Changing => "is falling asleep or waking",
-            _ => "is asleep",
+        let asleep = match &books.state {
+            TagState::Asleep(asleep) => asleep.size(),
+            _ => 0,
         };
-        Invalid::because(operation, format!("{} {state}", self.tag), "Wake it first (Pool::wake).")
+        Statistics { mapped: books.mapped, reserved: books.reserved, asleep, ..books.blocks.statistics() }
     }
 }
 
-/// Free memory that was taken out of the books to be unmapped. What is not unmapped goes back when
-/// this is dropped, also by a panic of the hook.
-struct Victims<'a> {
+impl Books {
+    /// Whether a block was freed, and only its pins keep it.
+    fn is_freed(&self, address: u64) -> bool {
+        self.pins.get(&address).is_some_and(|pins| pins.freed)
+    }
+}
+
+/// Free memory that is about to be unmapped. What is not unmapped becomes free again when this is
+/// dropped, also if the hook panics.
+struct SetAside<'a> {
     heap: &'a Heap,
     ranges: Vec<Range<u64>>,
-    /// A reset makes all that is mapped free, these ranges among it: then they are not victims any
-    /// more.
+    /// A reset frees all that is mapped: then these ranges are not set aside any more.
     generation: u64,
 }
 
-impl Victims<'_> {
+impl SetAside<'_> {
+    /// Unmaps the ranges, as [`Heap::unmap_free`] says.
     fn unmap(mut self) -> Result<Vec<(u64, u64)>> {
         let _quiet = quiet();
-        let (mut taken, books) = self.heap.take(self.heap.lock());
-        if !matches!(books.state, State::Awake) || books.generation != self.generation {
-            // It fell asleep meanwhile, and what was free is unmapped too; or it was reset.
+        let Some((mut taken, books)) = self.heap.take_awake() else {
+            // It fell asleep meanwhile. Waking maps these ranges again, as free memory.
+            return Ok(Vec::new());
+        };
+        if books.generation != self.generation {
             return Ok(Vec::new());
         }
         drop(books);
-        let (mut unmapped, mut error) = (Vec::new(), None);
+        let (mut handles, mut error) = (Vec::new(), None);
         for range in std::mem::take(&mut self.ranges) {
-            let Some(room) =
-                taken.rooms.iter_mut().find(|room| room.address() <= range.start && range.end <= room.end())
-            else {
-                continue;
-            };
-            let offsets = range.start - room.address()..range.end - room.address();
-            match room.segment.unmap(offsets.clone()) {
-                Ok(memories) => {
-                    self.heap.lock().blocks.remove_memory(&range);
-                    let address = room.address();
-                    for (offset, memory) in memories.into_iter().rev() {
-                        unmapped.push((address + offset, memory.size()));
-                        self.heap.shared.cache.put(memory);
-                    }
-                }
-                Err((refused, lost)) => {
-                    // Mostly nothing: the kernel did not map it again either.
-                    for (offset, memory) in lost {
-                        let start = room.address() + offset;
-                        self.heap.lock().blocks.remove_memory(&(start..start + memory.size()));
-                        self.heap.shared.cache.put(memory);
-                    }
+            let Some(segment) = taken.at(range.start) else { continue };
+            let address = segment.address();
+            let mut unmapped = Unmapped::new();
+            let result = segment.unmap(range.start - address..range.end - address, &mut unmapped);
+            let places: Vec<_> = unmapped.iter().map(|(offset, memory)| (address + offset, memory.size())).collect();
+            for (start, size) in &places {
+                self.heap.lock().blocks.remove_memory(&(*start..start + size));
+            }
+            unmapped.into_iter().rev().for_each(|(_, memory)| self.heap.pool.cache.put(memory));
+            match result {
+                Ok(()) => handles.extend(places.into_iter().rev()),
+                Err(refused) => {
                     let inside = |part: Range<u64>| part.start.max(range.start)..part.end.min(range.end);
-                    self.ranges.extend(room.mapped().into_iter().map(inside).filter(|part| part.start < part.end));
+                    let mapped = segment.mapped_ranges().into_iter().map(inside);
+                    self.ranges.extend(mapped.filter(|part| !part.is_empty()));
                     error = Some(refused);
                 }
             }
         }
         match error {
-            Some(error) if unmapped.is_empty() => Err(error),
+            Some(error) if handles.is_empty() => Err(error),
             Some(error) => {
                 trace::warn(error, "some memory of a pool could not be unmapped");
-                Ok(unmapped)
+                Ok(handles)
             }
-            None => Ok(unmapped),
+            None => Ok(handles),
         }
     }
 }
 
-impl Drop for Victims<'_> {
+impl Drop for SetAside<'_> {
     fn drop(&mut self) {
-        if self.ranges.is_empty() || self.heap.shared.in_child() {
+        if self.ranges.is_empty() || self.heap.pool.in_child() {
             return;
         }
         let mut books = self.heap.lock();
-        if books.generation != self.generation {
-            return;
-        }
-        for range in &self.ranges {
-            books.blocks.add_memory(range);
+        if books.generation == self.generation {
+            for range in &self.ranges {
+                books.blocks.add_memory(range);
+            }
         }
     }
 }
 
-/// Takes out of the books what is free in whole handles.
-fn victims(rooms: &[Room], blocks: &mut Blocks) -> Vec<Range<u64>> {
-    let mut victims = Vec::new();
+/// Sets free memory in whole handles aside.
+fn set_aside(segments: &[Segment], blocks: &mut Blocks) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
     for free in blocks.free_ranges(HUGE_PAGE) {
-        let Some(room) = rooms.iter().find(|room| room.address() <= free.start && free.end <= room.end()) else {
-            continue;
-        };
-        // All of it is mapped, so the handles inside follow each other.
-        let offsets = free.start - room.address()..free.end - room.address();
-        let Some(range) = room.segment.span(&offsets) else { continue };
-        let range = room.address() + range.start..room.address() + range.end;
+        let Some(segment) = segments.iter().find(|segment| segment.contains(free.start)) else { continue };
+        let Some(range) = segment.whole_handles(&free) else { continue };
         blocks.set_aside(&range);
-        victims.push(range);
+        ranges.push(range);
     }
-    victims
+    ranges
 }
 
 pub(super) fn no_block(address: u64) -> Error {
     Invalid::because(
         FREE,
         format!("no block of this pool begins at {address:#x}"),
-        "It was freed already, or is an address inside of a block.",
+        "It was freed already, or the address is inside of a block.",
     )
 }
 
 pub(super) fn impossible(size: u64, alignment: u64) -> Error {
     if alignment.is_power_of_two() && alignment <= GIANT_PAGE {
-        let problem = format!("{} is not a size of blocks", Bytes(size));
-        return Invalid::because(ALLOCATE, problem, "Blocks have 1 byte to 128 GiB (ReserveOptions::MAX_SIZE).");
+        let problem = format!("a block cannot have {}", Bytes(size));
+        return Invalid::because(ALLOCATE, problem, "Ask for 1 byte to 128 GiB (ReserveOptions::MAX_SIZE).");
     }
     let problem = format!("the alignment {alignment:#x} is not possible");
-    Invalid::because(ALLOCATE, problem, "It must be a power of two of at most 1 GiB.")
+    Invalid::because(ALLOCATE, problem, "Use a power of two of at most 1 GiB.")
 }

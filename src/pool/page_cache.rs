@@ -1,14 +1,12 @@
 //! Physical memory that is kept for reuse.
 //!
-//! Creating memory and releasing it are two ioctls, and the device has to find or clean pages for
-//! them. Memory that is only unmapped for a while is put here instead, by size, and taken out again
-//! as it is: growing after shrinking then costs one ioctl in each direction. What lies here is
-//! still this process's memory, so no other process can have it: a limit says how much may be kept,
-//! and [`PageCache::trim`] releases it.
+//! Creating and releasing memory takes two ioctls, and the device has to find and clear pages. A
+//! cache keeps memory that is unmapped only for a while, by size, so that growing after shrinking
+//! takes one ioctl in each direction. Cached memory still belongs to this process, and no other
+//! process can use it: a limit bounds it, and [`PageCache::trim`] releases it.
 
-use crate::bytes::Bytes;
 use crate::device::DeviceInner;
-use crate::error::{Error, Invalid, Result};
+use crate::error::{Error, Result};
 use crate::kind::{Kind, MemoryKind, Page};
 use crate::physical::{PhysicalMemory, free_bytes};
 use crate::session::Session;
@@ -16,82 +14,90 @@ use crate::session::undo::Live;
 use crate::share::Place;
 use crate::slots::lock;
 use crate::trace;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 /// Which memory a cache holds, and how much of it.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{CacheOptions, PageCache};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// let cache = PageCache::with(&device, CacheOptions::new().limit(2 << 20));
+/// let (one, two) = (cache.take(2 << 20)?, cache.take(2 << 20)?);
+/// cache.put(one);
+/// cache.put(two); // released: the cache is full
+/// assert_eq!(cache.statistics().cached, 2 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct CacheOptions {
-    kind: Kind,
+    kind: Option<Kind>,
     limit: u64,
-    fallback: bool,
     reuse_exported: bool,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        CacheOptions { kind: Kind::default(), limit: u64::MAX, fallback: false, reuse_exported: false }
+        CacheOptions { kind: None, limit: u64::MAX, reuse_exported: false }
     }
 }
 
 impl CacheOptions {
-    /// HBM in 2 MiB pages, without a limit.
+    /// 2 MiB pages of HBM on a device, or of DDR on the host, without a limit.
     pub fn new() -> CacheOptions {
         CacheOptions::default()
     }
 
     /// The kind of memory.
     pub fn kind(mut self, kind: Kind) -> Self {
-        self.kind = kind;
+        self.kind = Some(kind);
         self
     }
 
-    /// At most so many bytes are kept; what comes back beyond that is released. Without a limit all
-    /// is kept until [`PageCache::trim`].
+    /// Keeps at most this many bytes, and releases the rest. Without a limit, memory is kept until
+    /// [`PageCache::trim`].
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Whether memory of 2 MiB pages is taken where 1 GiB pages were asked for and there are none.
-    /// It is not by default.
-    pub fn fall_back_to_huge_pages(mut self, fall_back: bool) -> Self {
-        self.fallback = fall_back;
-        self
-    }
-
-    /// Whether memory that was exported is kept and used again, with its export, so that it is not
-    /// exported a second time.
+    /// Whether to keep and reuse memory that was exported. It keeps its export, so it is not
+    /// exported a second time. The default is not to keep it.
     ///
-    /// It is not by default: a process that imported it once can still read and write it, whatever
-    /// it is used for next, because the driver cannot take an import back. Allow it where all
-    /// memory of the cache is shared with the same processes.
+    /// A process that imported the memory can still read and write it, whatever it is used for
+    /// next: the driver cannot revoke an import. Allow this only if all memory of the cache is
+    /// shared with the same processes.
     pub fn reuse_exported(mut self, reuse: bool) -> Self {
         self.reuse_exported = reuse;
         self
     }
 }
 
-/// What a cache did and has.
+/// The contents of a cache, and what it has done so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CacheStatistics {
-    /// Bytes that are kept.
+    /// Cached bytes.
     pub cached: u64,
-    /// Handles that are kept.
+    /// Number of cached handles.
     pub handles: u64,
-    /// How often memory was taken that was kept.
+    /// How often cached memory was reused.
     pub hits: u64,
-    /// How often memory had to be created.
+    /// How often memory was created.
     pub created: u64,
-    /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or of a tag of
-    /// a pool that fell asleep.
+    /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or because a
+    /// tag of a pool fell asleep.
     pub released: u64,
 }
 
-/// Memory of one device, or of the host, that is kept for reuse. A counted reference that any
-/// number of segments and threads can share.
+/// Keeps memory of one device, or of the host, for reuse. A counted reference that any number of
+/// segments and threads can share.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -103,93 +109,76 @@ pub struct CacheStatistics {
 /// let cache = PageCache::new(&device);
 /// let memory = cache.take(2 << 20)?; // created
 /// cache.put(memory);
-/// let memory = cache.take(2 << 20)?; // the same again
+/// let memory = cache.take(2 << 20)?; // the same memory again
 /// assert_eq!(cache.statistics().hits, 1);
 /// # drop(memory);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct PageCache {
-    inner: Arc<Inner>,
+    inner: Arc<CacheInner>,
 }
 
-/// Where memory came from that was taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
-    /// It was kept.
-    Cache,
-    /// It was created.
-    New,
-}
-
-/// What a growth made the cache release.
-#[derive(Debug, Default)]
-pub(super) struct Loan {
-    /// Sizes of handles.
-    released: Vec<u64>,
-}
-
-struct Inner {
+struct CacheInner {
     place: Arc<Live<DeviceInner>>,
+    kind: Kind,
     options: CacheOptions,
     kept: Mutex<Kept>,
 }
 
 #[derive(Default)]
 struct Kept {
-    /// In order of sizes. Some are empty.
-    shelves: Vec<Shelf>,
+    by_size: BTreeMap<u64, Vec<PhysicalMemory>>,
     statistics: CacheStatistics,
 }
 
-/// Memory of one size.
-struct Shelf {
-    size: u64,
-    memories: Vec<PhysicalMemory>,
-}
-
-/// So many sizes have a shelf also while there is nothing of them.
-const SHELVES: usize = 16;
-
 impl Kept {
-    /// Where the shelf of a size is, or should be.
-    #[inline]
-    fn find(&self, size: u64) -> std::result::Result<usize, usize> {
-        self.shelves.binary_search_by_key(&size, |shelf| shelf.size)
-    }
-
-    #[inline]
-    fn push(&mut self, size: u64, memory: PhysicalMemory) {
-        let at = self.find(size).unwrap_or_else(|at| {
-            self.shelves.insert(at, Shelf { size, memories: Vec::new() });
-            at
-        });
-        self.shelves[at].memories.push(memory);
-        self.statistics.cached += size;
+    fn push(&mut self, memory: PhysicalMemory) {
+        self.statistics.cached += memory.size();
         self.statistics.handles += 1;
+        self.by_size.entry(memory.size()).or_default().push(memory);
     }
 
     fn pop(&mut self, size: u64) -> Option<PhysicalMemory> {
-        let at = self.find(size).ok()?;
-        let memories = &mut self.shelves[at].memories;
+        let memories = self.by_size.get_mut(&size)?;
         let memory = memories.pop()?;
-        if memories.is_empty() && self.shelves.len() > SHELVES {
-            self.shelves.remove(at);
+        if memories.is_empty() {
+            self.by_size.remove(&size);
         }
         self.statistics.cached -= size;
         self.statistics.handles -= 1;
         Some(memory)
     }
 
-    /// Takes the largest handles out until at most `keep` bytes are left.
+    /// Removes the largest handles until at most `keep` bytes are left.
     fn pop_beyond(&mut self, keep: u64) -> Vec<PhysicalMemory> {
         let mut popped = Vec::new();
         while self.statistics.cached > keep {
-            let Some(shelf) = self.shelves.iter().rfind(|shelf| !shelf.memories.is_empty()) else { break };
-            popped.extend(self.pop(shelf.size));
+            let Some((&largest, _)) = self.by_size.last_key_value() else { break };
+            popped.extend(self.pop(largest));
         }
         popped
     }
+}
+
+/// Memory for a growth that may still fail.
+#[derive(Default)]
+pub(super) struct Loan {
+    memories: Vec<(PhysicalMemory, LoanSource)>,
+    /// Sizes of cached handles that were released to make room.
+    released: Vec<u64>,
+}
+
+impl Loan {
+    pub(super) fn memories(&self) -> impl Iterator<Item = &PhysicalMemory> {
+        self.memories.iter().map(|(memory, _)| memory)
+    }
+}
+
+/// Where the memory of a loan came from.
+enum LoanSource {
+    Cache,
+    New,
 }
 
 impl fmt::Debug for PageCache {
@@ -198,138 +187,140 @@ impl fmt::Debug for PageCache {
     }
 }
 
-const OPERATION: &str = "take memory from a cache";
-
 impl PageCache {
-    /// A cache of a device's memory: HBM in 2 MiB pages, without a limit; or of the host's.
+    /// A cache of 2 MiB pages of a device's HBM or the host's DDR, without a limit.
     pub fn new<'a>(place: impl Into<Place<'a>>) -> PageCache {
-        let place = place.into();
-        let memory = if place.inner().is_host() { MemoryKind::Ddr } else { MemoryKind::Hbm };
-        PageCache::with(place, CacheOptions::new().kind(Kind { page: Page::Huge, memory }))
+        PageCache::with(place, CacheOptions::new())
     }
 
     /// A cache with options.
     pub fn with<'a>(place: impl Into<Place<'a>>, options: CacheOptions) -> PageCache {
         let place = place.into().inner().clone();
-        PageCache { inner: Arc::new(Inner { place, options, kept: Mutex::default() }) }
+        let memory = if place.is_host() { MemoryKind::Ddr } else { MemoryKind::Hbm };
+        let kind = options.kind.unwrap_or(Kind { page: Page::Huge, memory });
+        PageCache { inner: Arc::new(CacheInner { place, kind, options, kept: Mutex::default() }) }
     }
 
-    /// Memory of a size: kept memory if there is some, new memory otherwise. What it contains is
-    /// not known; kept memory has what was there before.
+    /// Returns cached memory of this size, or creates it. Cached memory has its old contents; the
+    /// contents of new memory are undefined.
     ///
-    /// If the device has no more memory, all that is kept is released and it is tried once more.
+    /// If the device is out of memory, the cache is emptied and the creation is tried once more.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::create_with`](crate::Device::create_with). As much is kept then as
-    /// before.
+    /// Those of [`Device::create_with`](crate::Device::create_with). The cache then holds as much
+    /// as before.
     pub fn take(&self, size: u64) -> Result<PhysicalMemory> {
-        let mut loan = Loan::default();
-        match self.take_for(size, &mut loan) {
-            Ok((memory, _)) => Ok(memory),
-            Err(error) => {
-                self.refill(loan);
-                Err(error)
-            }
-        }
+        let mut released = Vec::new();
+        let lent = self.lend_one(size, &mut released);
+        let lent = lent.inspect_err(|_| self.give_back(Loan { memories: Vec::new(), released }));
+        lent.map(|(memory, _)| memory)
     }
 
-    /// The same for a growth of several handles: also says where the memory came from. If the
-    /// growth fails, its caller gives that back, then calls [`PageCache::refill`].
-    pub(super) fn take_for(&self, size: u64, loan: &mut Loan) -> Result<(PhysicalMemory, Source)> {
-        let inner = &*self.inner;
-        inner.place.session.check_process()?;
-        {
-            let mut kept = lock(&inner.kept);
-            if let Some(memory) = kept.pop(size) {
-                kept.statistics.hits += 1;
-                return Ok((memory, Source::Cache));
-            }
-        }
-        let memory = match inner.create(size) {
-            Err(error) if error.is_out_of_memory() => {
-                let popped = lock(&inner.kept).pop_beyond(0);
-                let released: Vec<u64> = popped.into_iter().map(|memory| self.release_one(memory)).collect();
-                if released.iter().all(|&size| size == 0) {
+    /// As [`PageCache::take`], for a growth of several handles: all or none. If the growth fails
+    /// later, its caller returns the loan by [`PageCache::give_back`].
+    pub(super) fn lend(&self, sizes: impl Iterator<Item = u64>) -> Result<Loan> {
+        let mut loan = Loan::default();
+        for size in sizes {
+            match self.lend_one(size, &mut loan.released) {
+                Ok(lent) => loan.memories.push(lent),
+                Err(error) => {
+                    self.give_back(loan);
                     return Err(error);
                 }
-                loan.released.extend(released.into_iter().filter(|&size| size > 0));
-                inner.create(size)?
             }
-            created => created?,
-        };
-        lock(&inner.kept).statistics.created += 1;
-        Ok((memory, Source::New))
+        }
+        Ok(loan)
     }
 
-    /// Creates again what was released for a growth that failed, as far as it can be had.
-    pub(super) fn refill(&self, loan: Loan) {
-        for size in loan.released.into_iter().rev() {
-            match self.inner.create(size) {
-                Ok(memory) => {
-                    lock(&self.inner.kept).statistics.created += 1;
-                    self.put(memory);
+    fn lend_one(&self, size: u64, released: &mut Vec<u64>) -> Result<(PhysicalMemory, LoanSource)> {
+        self.check_process()?;
+        {
+            let mut kept = lock(&self.inner.kept);
+            if let Some(memory) = kept.pop(size) {
+                kept.statistics.hits += 1;
+                return Ok((memory, LoanSource::Cache));
+            }
+        }
+        let created = match self.create(size) {
+            Err(error) if error.is_out_of_memory() => {
+                let popped = lock(&self.inner.kept).pop_beyond(0);
+                let before = released.len();
+                released.extend(popped.into_iter().map(|memory| self.release_one(memory)).filter(|&size| size > 0));
+                if released.len() == before {
+                    return Err(error);
                 }
-                Err(error) => return trace::warn(error, "cached memory was released for nothing"),
+                self.create(size)
+            }
+            created => created,
+        };
+        Ok((created?, LoanSource::New))
+    }
+
+    /// Undoes a loan: releases what was created, caches what was cached, and creates again what was
+    /// released, as far as possible.
+    pub(super) fn give_back(&self, loan: Loan) {
+        // Newest first: the cache hands out what came last.
+        for (mut memory, source) in loan.memories.into_iter().rev() {
+            if Arc::get_mut(&mut memory.block).is_none() {
+                // It is still mapped: the kernel refused to unmap it.
+                continue;
+            }
+            match source {
+                LoanSource::Cache => self.put(memory),
+                LoanSource::New => drop(self.release_one(memory)),
+            }
+        }
+        for size in loan.released.into_iter().rev() {
+            match self.create(size) {
+                Ok(memory) => self.put(memory),
+                Err(error) => return trace::warn(error, "cached memory was released in vain"),
             }
         }
     }
 
-    /// Gives back memory that was taken for a growth that failed.
-    pub(super) fn give_back(&self, memory: PhysicalMemory, source: Source) {
-        match source {
-            Source::Cache => self.put(memory),
-            Source::New => {
-                self.release_one(memory);
-            }
-        }
-    }
-
-    /// An error of a growth that was undone: says how much was asked for in all, and what is free.
+    /// Adds the size of a failed and undone growth, and what is free now, to its error.
     pub(super) fn explain(&self, error: Error, asked: u64) -> Error {
         let Error::OutOfMemory(mut details) = error else { return error };
         details.asked = asked;
-        (details.free_huge, details.free_giant) = free_bytes(self.place(), self.kind());
+        (details.free_huge, details.free_giant) = free_bytes(&self.inner.place, self.kind());
         Error::OutOfMemory(details)
     }
 
-    /// Keeps memory for reuse, up to the limit. Memory that is not of this cache's kind and place,
-    /// that others hold too, or that other processes may see (see [`CacheOptions::reuse_exported`])
-    /// is not kept: this reference of it is dropped.
+    /// Keeps memory for reuse, up to the limit. Drops this reference to memory that is of another
+    /// kind or place, that has other references, or that other processes may see (see
+    /// [`CacheOptions::reuse_exported`]).
     pub fn put(&self, mut memory: PhysicalMemory) {
-        let inner = &*self.inner;
-        if inner.place.session.in_child() {
+        if self.in_child() {
             return;
         }
-        let size = memory.size();
-        if inner.is_fit(&mut memory) {
-            let mut kept = lock(&inner.kept);
-            if kept.statistics.cached.checked_add(size).is_some_and(|cached| cached <= inner.options.limit) {
-                kept.push(size, memory);
-                return;
-            }
+        let fit = self.is_fit(&mut memory);
+        let mut kept = lock(&self.inner.kept);
+        if fit && kept.statistics.cached.saturating_add(memory.size()) <= self.inner.options.limit {
+            kept.push(memory);
+            return;
         }
-        lock(&inner.kept).statistics.released += 1;
-        // Not under the lock: the last reference releases it.
+        kept.statistics.released += 1;
+        // Without the lock: dropping the last reference releases the memory.
+        drop(kept);
         drop(memory);
     }
 
-    /// Releases memory until at most `keep` bytes are kept, the largest handles first. Returns how
-    /// many bytes were released.
+    /// Releases memory until at most `keep` bytes are cached, the largest handles first. Returns
+    /// the number of released bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherProcess`](crate::Error::OtherProcess) in a child of fork. Memory that the
-    /// kernel does not release is logged, not counted, and tried again when the device is closed.
+    /// [`Error::OtherProcess`](crate::Error::OtherProcess) in a child of fork. If the kernel
+    /// refuses to release memory, that is logged, not counted, and tried again when the device is
+    /// closed.
     pub fn trim(&self, keep: u64) -> Result<u64> {
-        let inner = &*self.inner;
-        inner.place.session.check_process()?;
-        let popped = lock(&inner.kept).pop_beyond(keep);
+        self.check_process()?;
+        let popped = lock(&self.inner.kept).pop_beyond(keep);
         Ok(self.release(popped))
     }
 
-    /// Releases memory that was taken from it, without keeping it. Returns how many bytes that
-    /// were.
+    /// Releases memory that was taken from the cache. Returns the number of released bytes.
     pub(super) fn release(&self, memories: Vec<PhysicalMemory>) -> u64 {
         memories.into_iter().map(|memory| self.release_one(memory)).sum()
     }
@@ -346,17 +337,17 @@ impl PageCache {
         }
     }
 
-    /// What it did and has. All zero in a child of fork.
+    /// Current contents and counters. All zero in a child of fork.
     pub fn statistics(&self) -> CacheStatistics {
-        if self.inner.place.session.in_child() {
+        if self.in_child() {
             return CacheStatistics::default();
         }
         lock(&self.inner.kept).statistics
     }
 
-    /// The kind of memory that is taken from it.
+    /// The kind of its memory.
     pub fn kind(&self) -> Kind {
-        self.inner.options.kind
+        self.inner.kind
     }
 
     /// The session that its memory belongs to.
@@ -364,46 +355,26 @@ impl PageCache {
         Session { inner: self.inner.place.session.clone() }
     }
 
-    pub(super) fn place(&self) -> &DeviceInner {
-        &self.inner.place
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.inner.place.session.check_process()
     }
-}
 
-impl Inner {
+    pub(super) fn in_child(&self) -> bool {
+        self.inner.place.session.in_child()
+    }
+
     fn create(&self, size: u64) -> Result<PhysicalMemory> {
-        let CacheOptions { kind, fallback, .. } = self.options;
-        if kind.page == Page::Huge || !fallback {
-            return PhysicalMemory::create(&self.place, size, kind, None);
-        }
-        if size == 0 || size % Page::Giant.size() != 0 {
-            return Err(Invalid::because(
-                OPERATION,
-                format!("{} is not a multiple of 1 GiB", Bytes(size)),
-                "A cache of 1 GiB pages hands out whole ones, also where 2 MiB pages take their place.",
-            ));
-        }
-        let huge = Kind { page: Page::Huge, ..kind };
-        if !self.place.has_giant_pages() {
-            return PhysicalMemory::create(&self.place, size, huge, None);
-        }
-        match PhysicalMemory::create(&self.place, size, kind, None) {
-            Err(error) if error.is_out_of_memory() => {
-                // The error of the pages that were asked for says more.
-                PhysicalMemory::create(&self.place, size, huge, None).map_err(|_| error)
-            }
-            created => created,
-        }
+        let memory = PhysicalMemory::create(&self.inner.place, size, self.kind(), None)?;
+        lock(&self.inner.kept).statistics.created += 1;
+        Ok(memory)
     }
 
-    /// Whether memory may be handed out again: it is of this place and kind, and nothing else has
-    /// it.
-    #[inline]
+    /// Whether memory can be handed out again: it has the cache's place and kind, and no other
+    /// reference.
     fn is_fit(&self, memory: &mut PhysicalMemory) -> bool {
         let block = &memory.block;
-        let kind = block.kind();
-        let pages = kind.page == self.options.kind.page || self.options.fallback && kind.page == Page::Huge;
-        let own = !block.is_imported() && !block.half_released && Arc::ptr_eq(&block.device, &self.place);
-        let unseen = block.share().is_none() || self.options.reuse_exported;
-        own && pages && kind.memory == self.options.kind.memory && unseen && Arc::get_mut(&mut memory.block).is_some()
+        let own = !block.is_imported() && !block.half_released && Arc::ptr_eq(&block.device, &self.inner.place);
+        let unseen = block.share().is_none() || self.inner.options.reuse_exported;
+        own && block.kind() == self.kind() && unseen && Arc::get_mut(&mut memory.block).is_some()
     }
 }

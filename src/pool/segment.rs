@@ -1,14 +1,14 @@
-//! Addresses that memory is put behind as it is needed.
+//! Addresses with memory behind any part of them.
 //!
-//! A segment reserves its addresses once and for all. [`Segment::ensure`] maps what is missing in a
-//! range, [`Segment::shrink`] unmaps what is not needed; both change all they should or nothing.
-//! Memory comes from a [`PageCache`] and goes back to it.
+//! A segment reserves its addresses once. [`Segment::ensure`] maps what is missing in a range,
+//! [`Segment::shrink`] unmaps a range; each does all of its work or none. Memory comes from a
+//! [`PageCache`] and goes back to it.
 //!
 //! The driver maps and unmaps whole handles, one ioctl each. So a range is filled with the largest
-//! handles that fit into what is missing (2 MiB, 20 MiB and 1 GiB unless told otherwise), and only
-//! whole handles are unmapped: to give memory back in small steps, allow small handles only.
+//! handles that fit into its gaps (by default 2 MiB, 20 MiB and 1 GiB), and only whole handles are
+//! unmapped: to give memory back in small steps, allow small handles only.
 
-use super::page_cache::{Loan, PageCache, Source};
+use super::page_cache::PageCache;
 use crate::bytes::Bytes;
 use crate::copy::{Slice, slice_of};
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
@@ -24,16 +24,32 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What is called with the addresses that are about to be unmapped.
-pub type BeforeUnmap = Arc<dyn Fn(&[Range<u64>]) + Send + Sync>;
+/// Called with the addresses that are about to be unmapped.
+pub(super) type BeforeUnmap = Arc<dyn Fn(&[Range<u64>]) + Send + Sync>;
 
-/// How a segment is made.
+/// Where a segment is, and how it grows.
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{PageCache, Segment, SegmentOptions};
+/// use ascend_vmm::{LogicalId, ReserveOptions, Session};
+///
+/// let device = Session::open()?.device(LogicalId(0))?;
+/// let options = SegmentOptions::new()
+///     .reserve(ReserveOptions::new().alignment(1 << 30))
+///     .handles(&[2 << 20])
+///     .before_unmap(|addresses| println!("wait for work on {addresses:x?}"));
+/// let segment = Segment::with(&PageCache::new(&device), 4 << 20, options)?;
+/// assert_eq!(segment.address() % (1 << 30), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct SegmentOptions {
     reserve: ReserveOptions,
     handles: Vec<u64>,
-    before_unmap: Option<BeforeUnmap>,
+    pub(super) before_unmap: Option<BeforeUnmap>,
 }
 
 impl Default for SegmentOptions {
@@ -57,7 +73,7 @@ impl fmt::Debug for SegmentOptions {
 }
 
 impl SegmentOptions {
-    /// Anywhere, with handles of 2 MiB, 20 MiB and 1 GiB.
+    /// Any addresses, handles of 2 MiB, 20 MiB and 1 GiB, no hook.
     pub fn new() -> SegmentOptions {
         SegmentOptions::default()
     }
@@ -68,20 +84,43 @@ impl SegmentOptions {
         self
     }
 
-    /// The sizes of handles that memory is taken in, in any order: the smallest is a multiple of
-    /// the page size and the step in which the segment grows and shrinks, the others are multiples
-    /// of it. Of a cache of 1 GiB pages, sizes that are not whole GiB are left out.
+    /// The sizes of handles, in any order. The smallest is a multiple of the page size, and the
+    /// segment grows and shrinks in steps of it; the others are multiples of the smallest. With 1
+    /// GiB pages, sizes that are not whole GiB are ignored.
     pub fn handles(mut self, sizes: &[u64]) -> Self {
         self.handles = sizes.to_vec();
         self
     }
 
-    /// Called before anything is unmapped, with the addresses: the place to wait for work on the
-    /// NPU that may still use them, for which unmapping does not wait. If it panics, nothing is
-    /// unmapped.
+    /// Called with the addresses before anything is unmapped. Unmapping does not wait for the NPU,
+    /// so wait here for work that may still use them. If the hook panics, nothing is unmapped.
     pub fn before_unmap(mut self, hook: impl Fn(&[Range<u64>]) + Send + Sync + 'static) -> Self {
         self.before_unmap = Some(Arc::new(hook));
         self
+    }
+
+    /// Checks and sorts the sizes of handles, for a cache with pages of this size.
+    pub(super) fn for_pages(mut self, page: u64) -> Result<Self> {
+        self.handles.retain(|&size| page == HUGE_PAGE || size % page == 0);
+        self.handles.sort_unstable();
+        self.handles.dedup();
+        let step = self.handles.first().copied().unwrap_or(0);
+        if step == 0 || step % page != 0 || self.handles.iter().any(|&size| size % step != 0) {
+            return Err(Invalid::because(
+                NEW,
+                format!("its handles cannot have {:?} bytes", self.handles),
+                "The smallest is a multiple of the page size, and the others are multiples of the smallest.",
+            ));
+        }
+        if page == GIANT_PAGE {
+            self.reserve = self.reserve.alignment(GIANT_PAGE);
+        }
+        Ok(self)
+    }
+
+    /// The smallest handle, after [`SegmentOptions::for_pages`].
+    pub(super) fn step(&self) -> u64 {
+        self.handles[0]
     }
 }
 
@@ -106,24 +145,19 @@ impl SegmentOptions {
 pub struct Segment {
     cache: PageCache,
     options: SegmentOptions,
-    /// One after the other, without a gap: one reservation is at most 128 GiB.
+    /// Without gaps between them. One reservation is at most 128 GiB.
     parts: Vec<Reservation>,
-    /// What is mapped, by its offset.
+    /// Mapped handles by their offset.
     pieces: RangeMap<Mapping, HUGE_PAGE>,
     address: u64,
     size: u64,
     mapped: u64,
-    /// Whether lookups by address do not find what is mapped.
+    /// Whether the mappings are hidden from lookups by address.
     hidden: bool,
-    /// What a call has unmapped so far, with its offsets. Empty between calls, with its room.
-    unmapped: Unmapped,
 }
 
-/// Memory that was unmapped, with its offsets.
+/// Unmapped memory with its offsets.
 pub(super) type Unmapped = Vec<(u64, PhysicalMemory)>;
-
-/// Room for so many is kept.
-const ROOM: usize = 64;
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,8 +175,8 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::reserve`](crate::Session::reserve). More than 128 GiB are several
-    /// reservations: [`Error::Invalid`] if so many addresses are not free in one piece.
+    /// Those of [`Session::reserve`](crate::Session::reserve). More than 128 GiB take several
+    /// reservations side by side: [`Error::Invalid`] if there is no room for them.
     pub fn new(cache: &PageCache, size: u64) -> Result<Segment> {
         Segment::with(cache, size, SegmentOptions::new())
     }
@@ -151,30 +185,16 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// Those of [`Segment::new`]; [`Error::Invalid`] for sizes of handles that cannot be.
-    pub fn with(cache: &PageCache, size: u64, mut options: SegmentOptions) -> Result<Segment> {
-        let page = cache.kind().page.size();
-        options.handles.retain(|&size| page == HUGE_PAGE || size % page == 0);
-        options.handles.sort_unstable();
-        options.handles.dedup();
-        let step = options.handles.first().copied().unwrap_or(0);
-        if step == 0 || step % page != 0 || options.handles.iter().any(|&size| size % step != 0) {
-            return Err(Invalid::because(
-                NEW,
-                format!("its handles cannot be of {:?} bytes", options.handles),
-                "The smallest is a multiple of the page size, and the others are multiples of the smallest.",
-            ));
-        }
-        if page == GIANT_PAGE {
-            options.reserve = options.reserve.alignment(GIANT_PAGE);
-        }
-        let Some(size) = size.checked_next_multiple_of(step) else {
+    /// Those of [`Segment::new`]; [`Error::Invalid`] for impossible sizes of handles.
+    pub fn with(cache: &PageCache, size: u64, options: SegmentOptions) -> Result<Segment> {
+        let options = options.for_pages(cache.kind().page.size())?;
+        let Some(size) = size.checked_next_multiple_of(options.step()) else {
             return Err(Invalid::because(NEW, format!("{} are too much", Bytes(size)), "Ask for less."));
         };
         let parts = reserve(cache, size, &options.reserve)?;
         let address = parts[0].address();
-        let (pieces, unmapped) = (RangeMap::default(), Vec::new());
-        Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, hidden: false, unmapped })
+        let pieces = RangeMap::default();
+        Ok(Segment { cache: cache.clone(), options, parts, pieces, address, size, mapped: 0, hidden: false })
     }
 
     /// First address.
@@ -182,17 +202,17 @@ impl Segment {
         self.address
     }
 
-    /// Size of its addresses in bytes.
+    /// Number of addresses.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes that have memory behind them.
+    /// Mapped bytes.
     pub fn mapped(&self) -> u64 {
         self.mapped
     }
 
-    /// What is mapped: offset and size of each handle, in order.
+    /// Offset and size of each mapped handle, in order.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
         self.pieces.iter().map(|piece| (piece.start, piece.size))
     }
@@ -202,18 +222,42 @@ impl Segment {
         Some(self.pieces.at(offset)?.value.memory())
     }
 
-    /// `size` bytes from `offset` on, all of which must be mapped. They cannot be unmapped while it
-    /// lives.
+    /// The first address after the segment.
+    pub(super) fn end(&self) -> u64 {
+        self.address + self.size
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        (self.address..self.end()).contains(&address)
+    }
+
+    /// Address and size of each mapped handle.
+    pub(super) fn handles(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.pieces().map(|(offset, size)| (self.address + offset, size))
+    }
+
+    /// Addresses with memory.
+    pub(super) fn mapped_ranges(&self) -> Vec<Range<u64>> {
+        self.addresses(self.pieces().map(|(offset, size)| offset..offset + size))
+    }
+
+    /// The smallest handle.
+    pub(super) fn step(&self) -> u64 {
+        self.options.step()
+    }
+
+    /// A part of the segment, all of which must be mapped. It cannot be unmapped while the slice is
+    /// alive.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside or is not mapped, and for what crosses from one of
-    /// the 128 GiB reservations of a large segment into the next.
+    /// [`Error::Invalid`] if the part is outside of the segment or not mapped, or if it crosses the
+    /// border between two of the 128 GiB reservations of a large segment.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         if offset > self.size || size > self.size - offset {
             return Err(outside("take a part of a segment", &(offset..offset.saturating_add(size)), self.size));
         }
-        // Of the segment's own mappings, which may be hidden from lookups by address.
+        // Its own mappings: lookups by address do not find hidden ones.
         let at = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
         let start = self.address + offset;
         slice_of(&self.cache.session().inner, start, size, |end| {
@@ -222,70 +266,49 @@ impl Segment {
         })
     }
 
-    /// Hides all that is mapped, or will be, from lookups by address, so that nothing but
-    /// [`Segment::slice`] can use it.
+    /// Hides present and future mappings from lookups by address: only [`Segment::slice`] reaches
+    /// them.
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] while a slice or a copy uses any of it. Nothing is hidden then.
+    /// [`Error::InUse`] while a slice or a copy uses any of them. Then nothing is hidden.
     pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
         self.hidden = true;
         let hidden = self.pieces.values_mut().try_for_each(|mapping| mapping.hide(operation));
         hidden.inspect_err(|_| self.show())
     }
 
-    /// Lets lookups by address find all that is mapped.
+    /// Lets lookups by address find the mappings again.
     pub(super) fn show(&mut self) {
         self.hidden = false;
         self.pieces.values_mut().for_each(|mapping| mapping.show());
     }
 
-    /// Puts memory behind all of a range of offsets that has none, from the cache, rounded out to
-    /// the smallest handle. Where there is memory it stays as it is.
+    /// Maps memory from the cache wherever a range of offsets has none. The range is rounded out to
+    /// multiples of the smallest handle. Memory that is already there stays.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what lies outside; [`Error::OutOfMemory`] with all that was missing
-    /// and what is free; those of [`PageCache::take`] and [`Reservation::map`]. Nothing has changed
-    /// then: what was created is released, what was cached is cached. (A mapping that the kernel
-    /// refuses to take back after such an error stays, and the next call uses it.)
+    /// [`Error::Invalid`] for a range outside of the segment; [`Error::OutOfMemory`] with what was
+    /// missing and what is free; those of [`PageCache::take`] and [`Reservation::map`]. Then
+    /// nothing has changed: created memory is released, and cached memory is cached again. (If the
+    /// kernel refuses to undo a mapping, it stays, and the next call uses it.)
     pub fn ensure(&mut self, range: Range<u64>) -> Result<()> {
         self.check(ENSURE, &range)?;
-        self.cache.place().session.check_process()?;
-        let step = self.step();
-        let (start, end) = match range.is_empty() {
-            true => return Ok(()),
-            false => (range.start / step * step, range.end.next_multiple_of(step).min(self.size)),
-        };
-        let mut at = start;
-        let mut done: Vec<(u64, Source)> = Vec::new();
-        let mut loan = Loan::default();
-        while let Some((offset, size)) = self.missing(at, end) {
-            match self.map_missing(offset, size, &mut loan) {
-                Ok(source) => {
-                    at = offset + size;
-                    if at == end {
-                        break;
-                    }
-                    done.push((offset, source));
-                }
-                Err(error) => {
-                    // Newest first, as the cache hands out what came last.
-                    for (offset, source) in done.into_iter().rev() {
-                        match self.unmap_piece(offset) {
-                            Ok(memory) => self.cache.give_back(memory, source),
-                            Err(error) => trace::warn(error, "memory stays mapped that could not be unmapped again"),
-                        }
-                    }
-                    self.cache.refill(loan);
-                    return Err(self.cache.explain(error, self.missing_bytes(start, end)));
-                }
-            }
+        self.cache.check_process()?;
+        if range.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let step = self.step();
+        let (start, end) = (range.start / step * step, range.end.next_multiple_of(step).min(self.size));
+        let gap = self.first_gap(start, end);
+        let gaps = std::iter::successors(gap, |&(offset, size)| self.first_gap(offset + size, end));
+        let gaps: Vec<(u64, u64)> = gaps.collect();
+        let missing = gaps.iter().map(|(_, size)| size).sum();
+        self.map_new(&gaps).map_err(|error| self.cache.explain(error, missing))
     }
 
-    /// Maps memory of the caller's at an offset: the same memory may be mapped at several places.
+    /// Maps the caller's memory at an offset. Memory may be mapped at several places.
     ///
     /// # Errors
     ///
@@ -294,170 +317,119 @@ impl Segment {
         if offset > self.size || memory.size() > self.size - offset {
             return Err(outside(ENSURE, &(offset..offset.saturating_add(memory.size())), self.size));
         }
-        let mapping = self.map_piece(offset, memory)?;
-        self.insert(offset, mapping);
-        Ok(())
-    }
-
-    /// Unmaps all handles that lie inside of a range of offsets, and returns how many bytes that
-    /// were. Their memory goes to the cache.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] for what lies outside; [`Error::InUse`] while a slice or a copy uses a
-    /// part; [`Error::Refused`] if the kernel does not unmap one. All is mapped then as it was
-    /// before, with its contents. (If the kernel does not map again either what it has unmapped
-    /// just now, also at a second try, that is logged, and its memory goes to the cache.)
-    pub fn shrink(&mut self, range: Range<u64>) -> Result<u64> {
-        self.check(SHRINK, &range)?;
-        self.cache.place().session.check_process()?;
-        if self.options.before_unmap.is_some() {
-            self.announce(&self.inside(&range));
-        }
-        let before = self.mapped;
-        let unmapped = self.unmap_inside(range);
-        while let Some((_, memory)) = self.unmapped.pop() {
-            self.cache.put(memory);
-        }
-        if self.unmapped.capacity() > ROOM {
-            self.unmapped = Vec::new();
-        }
-        unmapped.map(|()| before - self.mapped)
-    }
-
-    /// The offsets of the handles that lie inside of a range.
-    pub(super) fn inside(&self, range: &Range<u64>) -> Vec<u64> {
-        let inside = self.pieces.starting_in(range.clone()).filter(|piece| piece.end() <= range.end);
-        inside.map(|piece| piece.start).collect()
-    }
-
-    /// The part of a range that whole handles cover, in a range that is mapped from end to end.
-    pub(super) fn span(&self, range: &Range<u64>) -> Option<Range<u64>> {
-        let offsets = self.inside(range);
-        let (first, last) = (offsets.first()?, offsets.last()?);
-        Some(*first..self.pieces.get(*last)?.end())
-    }
-
-    /// The step in which it grows.
-    pub(super) fn step(&self) -> u64 {
-        self.options.handles[0]
-    }
-
-    /// Unmaps without a call of the hook, and returns the memory with its offsets. After an error
-    /// all is mapped as before, except for what comes with the error.
-    pub(super) fn unmap(&mut self, range: Range<u64>) -> Result<Unmapped, (Error, Unmapped)> {
-        let unmapped = self.unmap_inside(range);
-        let memories = std::mem::take(&mut self.unmapped);
-        match unmapped {
-            Ok(()) => Ok(memories),
-            Err(error) => Err((error, memories)),
-        }
-    }
-
-    /// The same, with the memory in [`Segment::unmapped`].
-    fn unmap_inside(&mut self, range: Range<u64>) -> Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let Some(piece) = self.pieces.first_from(at) else { break };
-            let offset = piece.start;
-            at = piece.end();
-            if at > range.end {
-                break;
-            }
-            match self.unmap_piece(offset) {
-                Ok(memory) => self.unmapped.push((offset, memory)),
-                Err(error) => {
-                    let unmapped = std::mem::take(&mut self.unmapped);
-                    self.unmapped = self.restore(unmapped);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps memory again where it was unmapped. Returns what the kernel refuses twice.
-    pub(super) fn restore(&mut self, memories: Unmapped) -> Unmapped {
-        let mut lost = Vec::new();
-        for (offset, memory) in memories.into_iter().rev() {
-            match self.map_piece(offset, &memory).or_else(|_| self.map_piece(offset, &memory)) {
-                Ok(mapping) => self.insert(offset, mapping),
-                Err(error) => {
-                    trace::error(error, "memory could not be mapped again where it was");
-                    lost.push((offset, memory));
-                }
-            }
-        }
-        lost
-    }
-
-    /// Maps new memory of a size at an offset, if it is not there yet.
-    pub(super) fn map_new(&mut self, offset: u64, size: u64) -> Result<()> {
-        if self.pieces.get(offset).is_some_and(|piece| piece.size == size) {
-            return Ok(());
-        }
-        let mut loan = Loan::default();
-        match self.map_missing(offset, size, &mut loan) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.cache.refill(loan);
-                Err(error)
-            }
-        }
-    }
-
-    /// Maps new memory of a size at an offset where there is none.
-    fn map_missing(&mut self, offset: u64, size: u64, loan: &mut Loan) -> Result<Source> {
-        let (memory, source) = self.cache.take_for(size, loan)?;
-        match self.map_piece(offset, &memory) {
-            Ok(mapping) => {
-                self.insert(offset, mapping);
-                Ok(source)
-            }
-            Err(error) => {
-                self.cache.give_back(memory, source);
-                Err(error)
-            }
-        }
-    }
-
-    /// Bytes from `at` to `end` that have no memory.
-    fn missing_bytes(&self, mut at: u64, end: u64) -> u64 {
-        let mut bytes = 0;
-        while let Some((offset, size)) = self.missing(at, end) {
-            bytes += size;
-            at = offset + size;
-        }
-        bytes
-    }
-
-    /// Unmaps one handle again, into the cache, if there is one.
-    pub(super) fn unmap_again(&mut self, offset: u64) -> Result<()> {
-        if self.pieces.get(offset).is_some() {
-            let memory = self.unmap_piece(offset)?;
-            self.cache.put(memory);
-        }
-        Ok(())
-    }
-
-    /// Maps memory at a place that is known to be inside.
-    #[inline]
-    fn map_piece(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
         let mapping = self.parts[part].map_hidden(offset % ReserveOptions::MAX_SIZE, memory)?;
         if !self.hidden {
             mapping.show();
         }
-        Ok(mapping)
+        self.mapped += memory.size();
+        // It cannot overlap: the session's table would have refused it.
+        let _ = self.pieces.insert(offset, memory.size(), mapping);
+        Ok(())
     }
 
-    fn insert(&mut self, offset: u64, mapping: Mapping) {
-        self.mapped += mapping.size();
-        // The session's table has no overlap either.
-        let _ = self.pieces.insert(offset, mapping.size(), mapping);
+    /// Unmaps all handles that lie inside of a range of offsets, and moves their memory to the
+    /// cache. Returns the number of unmapped bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a range outside of the segment; [`Error::InUse`] while a slice or a
+    /// copy uses a part of it; [`Error::Refused`] if the kernel refuses to unmap a handle. Then
+    /// everything is mapped as before, with its contents. (If the kernel also refuses, twice, to
+    /// map a handle again, that is logged, and its memory moves to the cache.)
+    pub fn shrink(&mut self, range: Range<u64>) -> Result<u64> {
+        self.check(SHRINK, &range)?;
+        self.cache.check_process()?;
+        self.announce(&range);
+        let before = self.mapped;
+        let mut unmapped = Vec::new();
+        let result = self.unmap(range, &mut unmapped);
+        unmapped.into_iter().rev().for_each(|(_, memory)| self.cache.put(memory));
+        result.map(|()| before - self.mapped)
     }
 
-    /// Unmaps one piece. If that is refused it stays.
+    /// The offsets of the handles that lie inside of a range.
+    fn handles_inside(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let pieces = self.pieces.starting_in(range.clone());
+        pieces.map(|piece| piece.start..piece.end()).filter(|piece| piece.end <= range.end).collect()
+    }
+
+    /// The addresses of the whole handles inside of a range of addresses. All of the range must be
+    /// mapped.
+    pub(super) fn whole_handles(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let handles = self.handles_inside(&(range.start - self.address..range.end - self.address));
+        self.addresses(handles.into_iter()).pop()
+    }
+
+    /// Unmaps the handles inside of a range without calling the hook, and appends their memory to
+    /// `unmapped`. After an error everything is mapped as before, except for what is there.
+    pub(super) fn unmap(&mut self, range: Range<u64>, unmapped: &mut Unmapped) -> Result<()> {
+        let mut done = Vec::new();
+        for handle in self.handles_inside(&range) {
+            match self.unmap_piece(handle.start) {
+                Ok(memory) => done.push((handle.start, memory)),
+                Err(error) => {
+                    unmapped.extend(self.restore(done));
+                    return Err(error);
+                }
+            }
+        }
+        unmapped.extend(done);
+        Ok(())
+    }
+
+    /// Maps memory again where it was. Returns the memory that the kernel refused twice.
+    pub(super) fn restore(&mut self, memories: Unmapped) -> Unmapped {
+        let mut lost = Vec::new();
+        for (offset, memory) in memories.into_iter().rev() {
+            if let Err(error) = self.map(offset, &memory).or_else(|_| self.map(offset, &memory)) {
+                trace::error(error, "memory could not be mapped again where it was");
+                lost.push((offset, memory));
+            }
+        }
+        lost
+    }
+
+    /// Maps memory from the cache at places that have none, given by offset and size: all or
+    /// nothing.
+    fn map_new(&mut self, places: &[(u64, u64)]) -> Result<()> {
+        let loan = self.cache.lend(places.iter().map(|&(_, size)| size))?;
+        let mut mapped = 0;
+        let result = places.iter().zip(loan.memories()).try_for_each(|(&(offset, _), memory)| {
+            self.map(offset, memory)?;
+            mapped += 1;
+            Ok(())
+        });
+        if result.is_err() {
+            for &(offset, _) in places[..mapped].iter().rev() {
+                if let Err(error) = self.unmap_piece(offset) {
+                    trace::warn(error, "a mapping could not be undone and stays");
+                }
+            }
+            self.cache.give_back(loan);
+        }
+        result
+    }
+
+    /// Maps a handle from the cache at an offset, unless it is still mapped there.
+    pub(super) fn map_handle(&mut self, offset: u64, size: u64) -> Result<()> {
+        match self.pieces.get(offset) {
+            Some(piece) if piece.size == size => Ok(()),
+            _ => self.map_new(&[(offset, size)]),
+        }
+    }
+
+    /// Unmaps everything into the cache, and logs what the kernel refuses.
+    pub(super) fn unmap_all(&mut self) {
+        for handle in self.handles_inside(&(0..self.size)).into_iter().rev() {
+            match self.unmap_piece(handle.start) {
+                Ok(memory) => self.cache.put(memory),
+                Err(error) => trace::error(error, "a part of a segment stays mapped"),
+            }
+        }
+    }
+
+    /// Unmaps one handle, which stays if the kernel refuses.
     fn unmap_piece(&mut self, offset: u64) -> Result<PhysicalMemory> {
         let Some(mapping) = self.pieces.remove(offset) else {
             return Err(outside(SHRINK, &(offset..offset), self.size));
@@ -475,26 +447,23 @@ impl Segment {
         }
     }
 
-    /// Where the first handle is missing from an offset on, and its size; `None` if none is before
-    /// `end`.
-    #[inline]
-    fn missing(&self, mut at: u64, end: u64) -> Option<(u64, u64)> {
+    /// The place and the size of the first handle that is missing between two offsets.
+    fn first_gap(&self, mut at: u64, end: u64) -> Option<(u64, u64)> {
         while let Some(piece) = self.pieces.at(at).filter(|piece| piece.start < end) {
             at = piece.end();
         }
         if at >= end {
             return None;
         }
-        // A hole, up to the next mapping, the end, or the border of a reservation.
+        // The gap ends at the next mapping, the end, or the border of a reservation.
         let border = (at / ReserveOptions::MAX_SIZE + 1) * ReserveOptions::MAX_SIZE;
         let next = self.pieces.first_from(at).map_or(end, |piece| piece.start.min(end));
-        let hole = next.min(border) - at;
-        let size = self.options.handles.iter().rev().copied().find(|&size| size <= hole);
-        // Memory of the caller's, which may have any size, can leave a smaller hole.
-        Some((at, size.unwrap_or(hole)))
+        let gap = next.min(border) - at;
+        let size = self.options.handles.iter().rev().copied().find(|&size| size <= gap);
+        // The caller's own memory, which may have any size, can leave a smaller gap.
+        Some((at, size.unwrap_or(gap)))
     }
 
-    #[inline]
     fn check(&self, operation: &'static str, range: &Range<u64>) -> Result<()> {
         if range.start <= range.end && range.end <= self.size {
             return Ok(());
@@ -502,97 +471,75 @@ impl Segment {
         Err(outside(operation, range, self.size))
     }
 
-    /// Calls the hook before these pieces are unmapped.
-    fn announce(&self, offsets: &[u64]) {
+    /// Calls the hook before the handles inside of a range are unmapped.
+    fn announce(&self, range: &Range<u64>) {
         let Some(hook) = &self.options.before_unmap else { return };
-        let pieces = offsets.iter().filter_map(|&offset| Some((offset, self.pieces.get(offset)?.size)));
-        let ranges = joined(pieces.map(|(offset, size)| self.address + offset..self.address + offset + size));
+        let ranges = self.addresses(self.handles_inside(range).into_iter());
         if !ranges.is_empty() {
             hook(&ranges);
         }
+    }
+
+    /// The addresses of ranges of offsets that are in order. Ranges that touch are joined.
+    fn addresses(&self, offsets: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for Range { start, end } in offsets {
+            let (start, end) = (self.address + start, self.address + end);
+            match joined.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => joined.push(start..end),
+            }
+        }
+        joined
     }
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if self.cache.place().session.in_child() {
+        if self.cache.in_child() {
             return;
         }
-        let offsets: Vec<u64> = self.pieces().map(|(offset, _)| offset).collect();
         // A destructor cannot refuse: a hook that panics has had its chance to wait.
-        if catch_unwind(AssertUnwindSafe(|| self.announce(&offsets))).is_err() {
-            trace::error(
-                format!("{self:?}"),
-                "the hook panicked when a segment was dropped; it is unmapped all the same",
-            );
+        if catch_unwind(AssertUnwindSafe(|| self.announce(&(0..self.size)))).is_err() {
+            trace::error(format!("{self:?}"), "the hook panicked when a segment was dropped; it is unmapped anyway");
         }
-        for offset in offsets.into_iter().rev() {
-            match self.unmap_piece(offset) {
-                Ok(memory) => self.cache.put(memory),
-                Err(error) => trace::error(error, "a part of a dropped segment stays mapped"),
-            }
-        }
+        self.unmap_all();
     }
 }
 
-/// Ranges in order, those that touch made into one.
-pub(super) fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => joined.push(range),
-        }
-    }
-    joined
-}
-
-/// Contiguous reservations.
+/// Reserves addresses: several reservations without gaps if one is not enough.
 fn reserve(cache: &PageCache, size: u64, options: &ReserveOptions) -> Result<Vec<Reservation>> {
     const MAX: u64 = ReserveOptions::MAX_SIZE;
     let session = cache.session();
     if size <= MAX {
         return Ok(vec![session.reserve_with(size, options)?]);
     }
-    let all = ReserveOptions::ADDRESSES;
-    let at = |start: u64| -> Result<Vec<Reservation>> {
-        let mut parts = Vec::new();
-        let mut done = 0;
-        while done < size {
-            let part = MAX.min(size - done);
-            parts.push(session.reserve_with(part, &options.address(start + done))?);
-            done += part;
-        }
-        Ok(parts)
+    let reserve_at = |start: u64| -> Result<Vec<Reservation>> {
+        let offsets = (0..size).step_by(MAX as usize);
+        let part = |offset| session.reserve_with(MAX.min(size - offset), &options.address(start + offset));
+        offsets.map(part).collect()
     };
     if let Some(start) = options.fixed() {
-        return at(start);
+        return reserve_at(start);
     }
-    if size > all.end - all.start {
-        return Err(contiguous(size));
-    }
-    // Heaps of 128 GiB are enabled from the low end on: the first that is free is soon found.
-    let mut start = all.start;
-    while size <= all.end - start {
-        match at(start) {
-            Ok(parts) => return Ok(parts),
-            Err(Error::Invalid(_)) => start += GIANT_PAGE,
-            Err(error) => return Err(error),
+    // The session reserves from the low end, so everything above some address is free.
+    let all = ReserveOptions::ADDRESSES;
+    let last = all.end.saturating_sub(size);
+    for start in (all.start..=last).step_by(GIANT_PAGE as usize) {
+        match reserve_at(start) {
+            Err(Error::Invalid(_)) => {}
+            reserved => return reserved,
         }
     }
-    Err(contiguous(size))
-}
-
-fn contiguous(size: u64) -> Error {
-    Invalid::because(
+    Err(Invalid::because(
         NEW,
         format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", Bytes(size)),
-        "One reservation is at most 128 GiB (ReserveOptions::MAX_SIZE), and several make a segment only side by side: \
-         make it early, or use several segments.",
-    )
+        "One reservation is at most 128 GiB (ReserveOptions::MAX_SIZE), and a larger segment needs several side by \
+         side: make it early, or use several segments.",
+    ))
 }
 
 fn outside(operation: &'static str, range: &Range<u64>, size: u64) -> Error {
     let problem = format!("the offsets {:#x} to {:#x} are not inside of {}", range.start, range.end, Bytes(size));
-    Invalid::because(operation, problem, "A range begins before it ends, and lies inside of its segment.")
+    Invalid::because(operation, problem, "Use a range that begins before it ends and lies inside of the segment.")
 }

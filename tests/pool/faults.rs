@@ -1,16 +1,14 @@
-//! Every command inside of growing, shrinking, sleeping and waking is refused once, and memory runs
-//! out at every step: nothing is lost, nothing is leaked, and the same works afterwards.
+//! Every command of growing, shrinking, sleeping and waking is refused once, and memory runs out at
+//! every step: nothing is lost or leaked, and the same call works afterwards.
 
-mod support;
-
+use crate::support::random::Random;
+use crate::support::{Directory, MIB, MIB2, count, device, inject, plain, refused_here};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::error::Errno;
 use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 use ascend_vmm::{Device, LogicalId, MemoryKind, Result, Session};
-use support::random::Random;
-use support::{Directory, MIB, MIB2, count, device, inject, plain, refused_here};
 
-/// The commands of an action, each with its number among those of its name.
+/// The commands of an action, each with its number among commands of the same name.
 fn positions(emulator: &Emulator, action: impl FnOnce()) -> Vec<(&'static str, usize)> {
     emulator.record();
     let before = emulator.records().len();
@@ -26,20 +24,20 @@ fn positions(emulator: &Emulator, action: impl FnOnce()) -> Vec<(&'static str, u
         .collect()
 }
 
-/// What the kernel may answer.
+/// The errnos that the kernel may return.
 fn errnos(name: &str) -> &'static [&'static str] {
     match name {
         "MEM_CREATE" => &["ENOMEM", "EBUSY"],
         "MEM_UNMAP" | "MEM_RELEASE" | "FREE_PAGES" => &["EBUSY"],
         "MEMCPY" | "ASYNC_MEMCPY" | "MEMSET8" => &["EFAULT"],
-        // The kernel keeps the memory busy after that: see the test of its own.
+        // The kernel then keeps the memory busy: another test covers that.
         "MEMCPY_RESULT_REFRESH" => &[],
         _ => &["EINVAL"],
     }
 }
 
-/// Refuses each command of an action in turn. `state` must be the same before and after a refused
-/// action, and `undo` prepares for the next.
+/// Refuses each command of an action in turn. `state` must be the same before and after a failed
+/// action. `undo` prepares for the next one.
 fn refuse_each<S: PartialEq + std::fmt::Debug>(
     emulator: &Emulator,
     state: impl Fn() -> S,
@@ -67,13 +65,13 @@ fn refuse_each<S: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// Memory that is neither free nor cached nor mapped is lost.
+/// The sum of free, cached and mapped memory. If it shrinks, memory is lost.
 fn accounted(device: &Device, cache: &PageCache, mapped: u64) -> u64 {
     device.memory_info(MemoryKind::Hbm).unwrap().huge_free + cache.statistics().cached + mapped
 }
 
 #[test]
-fn a_segment_is_as_it_was_when_any_command_of_growing_or_shrinking_is_refused() {
+fn a_segment_is_unchanged_when_any_command_of_growing_or_shrinking_is_refused() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
@@ -107,14 +105,14 @@ fn a_segment_is_as_it_was_when_any_command_of_growing_or_shrinking_is_refused() 
 }
 
 #[test]
-fn a_piece_that_could_not_be_unmapped_again_stays_and_the_next_call_uses_it() {
+fn a_mapping_that_cannot_be_undone_stays_and_the_next_call_uses_it() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
         let options = SegmentOptions::new().handles(&[MIB2]);
         let mut segment = Segment::with(&cache, 64 * MIB, options).unwrap();
         let total = accounted(&device, &cache, 0);
-        // The third is refused; of the first two, the second is not unmapped again.
+        // The third mapping is refused, and the second cannot be undone.
         inject(emulator, "MEM_MAP#3=ENOMEM");
         inject(emulator, "MEM_UNMAP#1=EBUSY");
         let error = segment.ensure(0..4 * MIB2).unwrap_err();
@@ -129,7 +127,7 @@ fn a_piece_that_could_not_be_unmapped_again_stays_and_the_next_call_uses_it() {
         let mut text = [0; 4];
         segment.slice(MIB2, 4).unwrap().read(&mut text).unwrap();
         assert_eq!(&text, b"here");
-        // The same in shrink: nothing is unmapped then.
+        // A refused shrink unmaps nothing.
         inject(emulator, "MEM_UNMAP#2=EBUSY");
         segment.shrink(0..4 * MIB2).unwrap_err();
         assert_eq!(segment.mapped(), 4 * MIB2);
@@ -139,7 +137,7 @@ fn a_piece_that_could_not_be_unmapped_again_stays_and_the_next_call_uses_it() {
 }
 
 #[test]
-fn a_piece_that_a_dropped_segment_could_not_unmap_is_unmapped_with_the_session() {
+fn a_handle_that_a_dropped_segment_cannot_unmap_is_unmapped_later() {
     isolated(plain(), |emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
@@ -170,7 +168,7 @@ fn check(block: &Block, number: u64) {
 }
 
 #[test]
-fn a_pool_is_as_it_was_when_any_command_of_growing_or_trimming_is_refused() {
+fn a_pool_is_unchanged_when_any_command_of_growing_or_trimming_is_refused() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
@@ -203,7 +201,7 @@ fn a_pool_is_as_it_was_when_any_command_of_growing_or_trimming_is_refused() {
             pool.trim().unwrap();
         };
         refuse_each(emulator, state, grow, clean);
-        // Trimming goes as far as it can; the rest can be trimmed later.
+        // Trim goes as far as it can, and a later one does the rest.
         let trims = {
             grow().unwrap();
             blocks.borrow_mut().clear();
@@ -224,7 +222,7 @@ fn a_pool_is_as_it_was_when_any_command_of_growing_or_trimming_is_refused() {
 }
 
 #[test]
-fn a_tag_is_as_it_was_when_any_command_of_sleeping_or_waking_is_refused() {
+fn a_tag_is_unchanged_when_any_command_of_sleeping_or_waking_is_refused() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let device = device(0);
@@ -252,7 +250,7 @@ fn a_tag_is_as_it_was_when_any_command_of_sleeping_or_waking_is_refused() {
                 pool.sleep(two, Keep::Host, |_| ()).unwrap();
             };
             both();
-            // Memory whose release was refused is tried again when the device is closed.
+            // A refused release is tried again when the device is closed.
             refuse_each(emulator, || (pool.statistics(), free()), wake, both);
             wake().unwrap();
             awake();
@@ -299,7 +297,7 @@ fn a_copy_whose_end_is_unknown_keeps_its_tag_awake_with_its_contents() {
         let file = || Keep::File(directory.join("kept"));
         let error = pool.sleep(Tag(1), file(), |_| ()).unwrap_err();
         assert!(error.to_string().contains("ETIMEDOUT"), "{error}");
-        // The kernel does not unmap it any more, before the session is closed.
+        // From now on the kernel refuses to unmap it, until the session is closed.
         let error = pool.sleep(Tag(1), file(), |_| ()).unwrap_err();
         assert!(error.to_string().contains("EBUSY"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
@@ -308,7 +306,7 @@ fn a_copy_whose_end_is_unknown_keeps_its_tag_awake_with_its_contents() {
 }
 
 #[test]
-fn what_was_unmapped_and_is_not_mapped_again_at_once_is_mapped_at_the_second_try() {
+fn memory_is_mapped_again_at_the_second_try_if_the_first_is_refused() {
     on_each_generation(plain(), |_, emulator| {
         let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
         let block = pool.allocate(3 * MIB2, 1, Tag(1)).unwrap();
@@ -318,7 +316,7 @@ fn what_was_unmapped_and_is_not_mapped_again_at_once_is_mapped_at_the_second_try
             block.read(0, &mut back).unwrap();
             assert!(back.iter().all(|&byte| byte == 7));
         };
-        // The second is not unmapped, and the first is not mapped again.
+        // The second is not unmapped, and the first is not mapped again at first.
         inject(emulator, "MEM_UNMAP#2=EBUSY");
         inject(emulator, "MEM_MAP#1=ENOMEM");
         let error = pool.sleep(Tag(1), Keep::Nothing, |_| ()).unwrap_err();
@@ -331,7 +329,7 @@ fn what_was_unmapped_and_is_not_mapped_again_at_once_is_mapped_at_the_second_try
 }
 
 #[test]
-fn a_tag_that_is_neither_unmapped_nor_mapped_again_is_asleep_with_its_contents() {
+fn a_tag_that_can_be_neither_unmapped_nor_mapped_again_sleeps_with_its_contents() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let device = device(0);
@@ -340,24 +338,24 @@ fn a_tag_that_is_neither_unmapped_nor_mapped_again_is_asleep_with_its_contents()
         let blocks: Vec<Block> = (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect();
         let total = accounted(&device, &cache, pool.statistics().mapped);
         let session = Session::current().unwrap();
-        // How often the backup maps memory, and how many files it has.
+        // With the number of mappings and files that each backup needs.
         let file = Keep::File(directory.join("kept"));
         for (keep, maps, files) in [(Keep::Host, 0, 0), (Keep::Pinned, 4, 0), (file, 0, 1)] {
             blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
             inject(emulator, "MEM_UNMAP#3=EBUSY");
-            // More often than it is tried.
+            // More often than the library tries.
             (1..=20).for_each(|nth| inject(emulator, &format!("MEM_MAP#{}=ENOMEM", maps + nth)));
             let error = pool.sleep(Tag(1), keep.clone(), |_| ()).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("EBUSY") && text.contains("so tag 1 is asleep"), "{text}");
             assert_eq!(accounted(&device, &cache, pool.statistics().mapped), total, "{keep:?}");
-            // Nothing of it can be used, though some is mapped.
+            // None of it can be used.
             for block in &blocks {
                 refused_here(&block.read(0, &mut [0]).unwrap_err(), "tag 1 is asleep");
                 assert!(session.slice_at(block.address(), 1).is_err());
             }
             assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), files);
-            // It wakes as soon as the kernel maps memory again.
+            // It wakes when the kernel maps memory again.
             let woken = (0..40).find(|_| pool.wake(&[Tag(1)], |_| ()).is_ok());
             assert!(woken.is_some_and(|refused| refused > 0), "{woken:?}");
             blocks.iter().enumerate().for_each(|(number, block)| check(block, number as u64));
@@ -368,13 +366,13 @@ fn a_tag_that_is_neither_unmapped_nor_mapped_again_is_asleep_with_its_contents()
 }
 
 #[test]
-fn free_memory_that_is_neither_unmapped_nor_mapped_again_is_not_handed_out() {
+fn free_memory_that_can_be_neither_unmapped_nor_mapped_again_is_not_handed_out() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
         let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
         let allocate = || -> Vec<Block> { (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect() };
-        // All in one segment.
+        // All blocks are in one segment.
         drop(pool.allocate(4 * MIB2, MIB2, Tag(1)).unwrap());
         let total = accounted(&device, &cache, pool.statistics().mapped);
         inject(emulator, "MEM_UNMAP#3=EBUSY");
@@ -392,7 +390,7 @@ fn free_memory_that_is_neither_unmapped_nor_mapped_again_is_not_handed_out() {
     });
 }
 
-/// What a pool should contain.
+/// The expected contents of a pool.
 struct Model {
     blocks: Vec<(Block, u64)>,
     asleep: [bool; 3],
@@ -410,8 +408,8 @@ fn random_operations_agree_with_a_model() {
             let mut model = Model { blocks: Vec::new(), asleep: [false; 3] };
             for step in 0..400u64 {
                 let tag = random.below(3) as usize;
-                // A fault now and then: whatever it hits, the model stays right. Of one command for
-                // each seed: nothing helps when a rollback is refused too.
+                // Occasional faults: whatever they hit, the model stays right. Each seed has one
+                // command: nothing helps if a rollback is refused too.
                 if random.below(6) == 0 {
                     inject(emulator, &format!("{fault}#{}={}", 1 + random.below(3), errnos(fault)[0]));
                 }
@@ -462,7 +460,7 @@ fn random_operations_agree_with_a_model() {
                 assert_eq!(statistics.blocks, model.blocks.len() as u64, "seed {seed}, step {step}");
                 assert!(statistics.in_use <= statistics.mapped + statistics.asleep, "seed {seed}, step {step}");
             }
-            // Faults that did not come to pass must not hit the end.
+            // Unused faults must not hit what follows.
             use_up_faults();
             pool.wake(&[Tag(0), Tag(1), Tag(2)], |_| ()).unwrap();
             for (block, step) in &model.blocks {
@@ -477,7 +475,7 @@ fn random_operations_agree_with_a_model() {
     });
 }
 
-/// Makes commands until none is refused any more.
+/// Sends commands until none is refused any more.
 fn use_up_faults() {
     let session = Session::current().unwrap();
     for _ in 0..4 {

@@ -1,26 +1,20 @@
-//! The page cache, segments and pools on the emulated driver.
+//! The page cache, segments, and how pools grow and shrink.
 
-mod support;
-
+use crate::free;
+use crate::support::processes::start;
+use crate::support::{self, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::pool::{CacheOptions, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
 use ascend_vmm::share::Place;
 use ascend_vmm::{Error, Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::processes::start;
-use support::{GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
 fn cache() -> PageCache {
     PageCache::new(&device(0))
 }
 
-/// What the device has left, in 2 MiB pages.
-fn free() -> u64 {
-    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
-}
-
-/// The commands of a piece of code.
+/// The commands that `work` sends.
 fn recorded(emulator: &Emulator, work: impl FnOnce()) -> Vec<&'static str> {
     emulator.record();
     let before = emulator.records().len();
@@ -29,7 +23,7 @@ fn recorded(emulator: &Emulator, work: impl FnOnce()) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_page_that_comes_back_is_handed_out_again_with_its_contents_and_costs_nothing() {
+fn a_cached_page_is_reused_with_its_contents_and_without_a_command() {
     on_each_generation(plain(), |_, emulator| {
         let cache = cache();
         let memory = cache.take(MIB2).unwrap();
@@ -44,7 +38,7 @@ fn a_page_that_comes_back_is_handed_out_again_with_its_contents_and_costs_nothin
 }
 
 #[test]
-fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
+fn memory_with_other_references_or_of_another_kind_is_not_cached() {
     on_each_generation(plain(), |_, emulator| {
         let cache = cache();
         let memory = cache.take(MIB2).unwrap();
@@ -54,7 +48,7 @@ fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
         cache.put(Session::current().unwrap().host().unwrap().create(MIB2).unwrap());
         let p2p = Kind { memory: MemoryKind::P2pHbm, ..Kind::default() };
         cache.put(device(0).create_with(MIB2, p2p).unwrap());
-        // A release that was refused may have begun.
+        // A refused release may have begun.
         let begun = device(0).create(MIB2).unwrap();
         inject(emulator, "MEM_RELEASE#1=EBUSY");
         cache.put(begun.free().unwrap_err().object);
@@ -65,7 +59,7 @@ fn memory_that_others_hold_or_that_is_not_of_the_cache_is_not_kept() {
 }
 
 #[test]
-fn exported_memory_is_kept_only_if_allowed_and_then_not_exported_again() {
+fn exported_memory_is_cached_only_if_allowed_and_is_not_exported_again() {
     on_each_generation(plain(), |_, emulator| {
         let careful = cache();
         let memory = careful.take(MIB2).unwrap();
@@ -108,7 +102,7 @@ fn a_cache_keeps_no_more_than_its_limit_and_trims_the_largest_first() {
 }
 
 #[test]
-fn a_device_without_memory_gets_what_is_cached_before_it_is_an_error() {
+fn the_cache_is_emptied_before_an_allocation_fails() {
     let config = Config { hbm: 64 << 20, ..plain() };
     on_each_generation(config, |_, _| {
         let cache = cache();
@@ -116,28 +110,10 @@ fn a_device_without_memory_gets_what_is_cached_before_it_is_an_error() {
         let small: Vec<_> = (0..all).map(|_| cache.take(MIB2).unwrap()).collect();
         assert!(cache.take(MIB2).unwrap_err().is_out_of_memory());
         small.into_iter().for_each(|memory| cache.put(memory));
-        // Other sizes are cached than what is wanted.
+        // Only other sizes are cached.
         let large = cache.take(all * MIB2).unwrap();
         assert_eq!(cache.statistics().cached, 0);
         drop(large);
-    });
-}
-
-#[test]
-fn a_gib_of_small_pages_takes_the_place_of_a_large_page_only_when_allowed() {
-    isolated(plain(), |emulator| {
-        let giant = Kind { page: Page::Giant, ..Kind::default() };
-        let strict = PageCache::with(&device(0), CacheOptions::new().kind(giant));
-        let lenient = PageCache::with(&device(0), CacheOptions::new().kind(giant).fall_back_to_huge_pages(true));
-        assert_eq!(lenient.take(GIB).unwrap().page(), Page::Giant);
-        inject(emulator, "MEM_CREATE#1=ENOMEM");
-        assert!(strict.take(GIB).unwrap_err().is_out_of_memory());
-        inject(emulator, "MEM_CREATE#1=ENOMEM");
-        let memory = lenient.take(GIB).unwrap();
-        assert_eq!(memory.page(), Page::Huge);
-        lenient.put(memory);
-        assert_eq!(lenient.statistics().cached, GIB);
-        refused_here(&lenient.take(MIB2).unwrap_err(), "not a multiple of 1 GiB");
     });
 }
 
@@ -151,7 +127,7 @@ fn a_segment_grows_and_shrinks_anywhere_and_growing_again_costs_one_ioctl_a_page
         segment.ensure(0..8 * MIB2).unwrap();
         assert_eq!(segment.mapped(), 8 * MIB2);
         segment.slice(0, 8 * MIB2).unwrap().fill(7).unwrap();
-        // Only whole handles inside of the range.
+        // Only whole handles inside of the range are unmapped.
         assert_eq!(segment.shrink(MIB2 + 1..4 * MIB2 - 1).unwrap(), MIB2);
         refused_here(&segment.slice(0, 4 * MIB2).unwrap_err(), "not all of");
         let grown = recorded(emulator, || segment.ensure(0..8 * MIB2).unwrap());
@@ -174,7 +150,7 @@ fn a_segment_takes_the_largest_handles_that_fit() {
 }
 
 #[test]
-fn a_segment_of_large_pages_begins_at_a_whole_gib_and_grows_in_such() {
+fn a_segment_of_1_gib_pages_is_aligned_to_them_and_grows_by_them() {
     isolated(plain(), |_| {
         let _shifts_the_rest = Session::current().unwrap().reserve(MIB2).unwrap();
         let giant = Kind { page: Page::Giant, ..Kind::default() };
@@ -205,7 +181,7 @@ fn one_page_is_mapped_at_several_addresses_and_several_segments_share_a_cache() 
         let mut text = [0; 4];
         other.slice(0, 4).unwrap().read(&mut text).unwrap();
         assert_eq!(&text, b"same");
-        // The page is kept when its last mapping is gone.
+        // The page is cached when its last mapping is gone.
         assert_eq!(one.shrink(0..GIB).unwrap(), 2 * MIB2);
         assert_eq!(cache.statistics().cached, 0);
         drop(other);
@@ -234,9 +210,9 @@ fn a_segment_larger_than_a_heap_is_contiguous_or_an_error() {
 }
 
 #[test]
-fn a_segment_that_grows_and_shrinks_here_and_there_has_the_pieces_that_it_should() {
+fn a_segment_that_grows_and_shrinks_at_random_agrees_with_a_model() {
     on_each_generation(plain(), |_, _| {
-        // Far apart: in several rows of the table, with many rows between them that are empty.
+        // Far apart: in several rows of the range map, with many empty rows between them.
         let places = [0, 1, 63, 64, 65, 127, 4095, 4096, 20_000, 65_534].map(|chunk| chunk * MIB2);
         let size = 128 * GIB;
         let mut segment = Segment::with(&cache(), size, SegmentOptions::new().handles(&[MIB2])).unwrap();
@@ -262,7 +238,7 @@ fn a_segment_that_grows_and_shrinks_here_and_there_has_the_pieces_that_it_should
 }
 
 #[test]
-fn ranges_and_handles_that_cannot_be_are_refused_before_anything_is_done() {
+fn impossible_ranges_and_handles_are_refused_before_any_command() {
     isolated(plain(), |emulator| {
         let mut segment = Segment::new(&cache(), GIB).unwrap();
         let calls = recorded(emulator, || {
@@ -283,7 +259,7 @@ fn ranges_and_handles_that_cannot_be_are_refused_before_anything_is_done() {
 }
 
 #[test]
-fn the_hook_is_called_before_anything_is_unmapped_and_its_panic_stops_that() {
+fn the_hook_runs_before_anything_is_unmapped_and_its_panic_prevents_that() {
     on_each_generation(plain(), |_, _| {
         let cache = cache();
         let called = Arc::new(AtomicU64::new(0));
@@ -291,7 +267,7 @@ fn the_hook_is_called_before_anything_is_unmapped_and_its_panic_stops_that() {
             let called = called.clone();
             move |ranges: &[std::ops::Range<u64>]| {
                 assert!(!ranges.is_empty());
-                // All of it is still there.
+                // All of it is still mapped.
                 for range in ranges {
                     let session = Session::current().unwrap();
                     session.slice_at(range.start, range.end - range.start).unwrap().fill(1).unwrap();
@@ -337,7 +313,7 @@ fn blocks_of_all_sizes_are_written_read_and_freed() {
         }
         let statistics = pool.statistics();
         assert_eq!((statistics.blocks, statistics.peak), (26, statistics.in_use));
-        // The same again: no command at all.
+        // The same again takes no command.
         drop(blocks);
         let again = recorded(emulator, || {
             let blocks: Vec<_> = sizes.iter().map(|&size| pool.allocate(size, 64, Tag(0)).unwrap()).collect();
@@ -372,21 +348,21 @@ fn a_block_is_freed_once_by_its_handle_or_by_its_address() {
             }
         }
         for (size, alignment) in [(0, 1), (1, 0), (1, 3), (1, 2 << 30), (u64::MAX, 1), (128 * GIB + 1, 1)] {
-            let words = if alignment == 1 { "not a size of blocks" } else { "is not possible" };
+            let words = if alignment == 1 { "a block cannot have" } else { "is not possible" };
             refused_here(&pool.allocate(size, alignment, Tag(0)).unwrap_err(), words);
         }
     });
 }
 
 #[test]
-fn a_reset_frees_all_blocks_of_a_tag_and_their_handles_are_worth_nothing() {
+fn a_reset_frees_all_blocks_of_a_tag_and_invalidates_their_handles() {
     on_each_generation(plain(), |_, _| {
         let pool = Pool::new(&cache());
         let kept = pool.allocate(100, 1, Tag(2)).unwrap();
-        // All of the tag in one segment, so that the same blocks have the same addresses.
+        // The whole tag is in one segment, so the same blocks get the same addresses.
         drop(pool.allocate(8 * MIB, 1, Tag(1)).unwrap());
         let stale = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
-        let loose = pool.allocate(7, 1, Tag(1)).unwrap().into_address();
+        let disowned = pool.allocate(7, 1, Tag(1)).unwrap().into_address();
         pool.reset(Tag(1)).unwrap();
         assert_eq!(pool.statistics_of(Tag(1)).blocks, 0);
         let new = [5, 100_000, MIB2].map(|size| pool.allocate(size, 1, Tag(1)).unwrap());
@@ -396,14 +372,14 @@ fn a_reset_frees_all_blocks_of_a_tag_and_their_handles_are_worth_nothing() {
         let address = last.into_address();
         assert_eq!(address, new[2].address());
         refused_here(&pool.free(address).unwrap_err(), "belongs to a handle");
-        pool.free(loose).unwrap_err();
+        pool.free(disowned).unwrap_err();
         assert_eq!(pool.statistics_of(Tag(1)).blocks, 3, "stale handles free nothing");
         kept.write(0, b"kept").unwrap();
     });
 }
 
 #[test]
-fn memory_goes_from_one_tag_to_another_before_it_runs_out() {
+fn free_memory_moves_to_another_tag_before_an_allocation_fails() {
     let config = Config { hbm: 64 << 20, ..plain() };
     on_each_generation(config, |_, _| {
         let pool = Pool::new(&cache());
@@ -500,7 +476,7 @@ fn eight_threads_share_a_pool() {
 }
 
 #[test]
-fn blocks_that_are_reset_as_they_are_taken_are_counted_once() {
+fn blocks_that_are_reset_while_they_are_allocated_are_counted_once() {
     isolated(plain(), |_| {
         let pool = Pool::new(&cache());
         let kept = pool.allocate(64, 1, Tag(0)).unwrap();
@@ -508,7 +484,7 @@ fn blocks_that_are_reset_as_they_are_taken_are_counted_once() {
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    // Each maps memory, and lets others go on before it returns.
+                    // Each maps memory, and lets other threads run before it returns.
                     for _ in 0..200 {
                         drop(pool.allocate(MIB2, 1, Tag(1)).unwrap());
                         pool.trim().unwrap();
@@ -559,7 +535,7 @@ fn a_child_of_fork_is_refused_and_drops_without_a_command() {
             support::refused_in_child(&pool.trim().unwrap_err());
             support::refused_in_child(&pool.reset(Tag(0)).unwrap_err());
             support::refused_in_child(&block.write(0, b"x").unwrap_err());
-            // Missing memory, none, and such as the parent has.
+            // Memory that is missing, no memory, and memory that the parent has.
             for range in [0..MIB2, 0..0, MIB2..2 * MIB2] {
                 support::refused_in_child(&segment.ensure(range).unwrap_err());
             }
@@ -574,7 +550,7 @@ fn a_child_of_fork_is_refused_and_drops_without_a_command() {
         child.join();
         let records = emulator.records();
         let calls = records.iter().filter(|record| record.pid == pid).map(|record| record.cmd.unwrap_or(record.call));
-        // CLOSE of files is refused or does nothing in a child.
+        // In a child, CLOSE is refused or does nothing.
         let calls: Vec<_> = calls.filter(|&call| call != "CLOSE").collect();
         assert!(calls.is_empty(), "{calls:?}");
     });
@@ -589,7 +565,7 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
             let wish = inside.lock().unwrap().take();
             match wish {
                 Some((pool, true)) => pool.reset(Tag(0)).unwrap(),
-                // What is about to be unmapped lies between two blocks that are kept.
+                // The memory that is about to be unmapped lies between two blocks that stay.
                 Some((pool, false)) => assert!(pool.sleep(Tag(0), Keep::Host, |_| ()).unwrap() > 0),
                 None => {}
             }
@@ -609,7 +585,7 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
         *slot.lock().unwrap() = Some((pool.clone(), true));
         pool.trim().unwrap();
         drop(blocks);
-        // All that is mapped is free, once.
+        // All mapped memory is free, once.
         let mapped = pool.statistics().mapped;
         let all: Vec<_> = (0..mapped / MIB2).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
         let addresses: std::collections::BTreeSet<u64> = all.iter().map(|block| block.address()).collect();
@@ -622,7 +598,7 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
 }
 
 #[test]
-fn a_step_of_any_size_maps_no_more_than_there_is() {
+fn a_step_of_any_size_maps_no_more_than_the_device_has() {
     on_each_generation(Config { hbm: 64 << 20, ..plain() }, |_, _| {
         for step in [0, 1, MIB2 + 1, u64::MAX] {
             let pool = Pool::with(&cache(), PoolOptions::new().step(step));
@@ -633,7 +609,7 @@ fn a_step_of_any_size_maps_no_more_than_there_is() {
 }
 
 #[test]
-fn addresses_that_were_given_back_are_used_again_and_the_peak_counts_what_was_in_use_at_once() {
+fn addresses_are_reused_and_the_peak_counts_what_was_in_use_at_once() {
     on_each_generation(plain(), |_, _| {
         let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
         drop(pool.allocate(3 * MIB2, 1, Tag(0)).unwrap());
@@ -653,7 +629,7 @@ fn addresses_that_were_given_back_are_used_again_and_the_peak_counts_what_was_in
 #[test]
 fn handles_do_not_cross_the_border_of_two_reservations_of_a_segment() {
     isolated(plain(), |_| {
-        // 128 GiB are not a multiple of 20 MiB.
+        // 128 GiB is not a multiple of 20 MiB.
         let mut segment = Segment::new(&cache(), 200 * GIB).unwrap();
         let border = 128 * GIB;
         segment.ensure(border - 24 * MIB..border + 24 * MIB).unwrap();
@@ -663,14 +639,14 @@ fn handles_do_not_cross_the_border_of_two_reservations_of_a_segment() {
     });
 }
 
-/// What a refused growth must not change: free memory, the cache, what is mapped and reserved.
-fn kept(pool: &Pool) -> (u64, u64, u64, u64, u64) {
+/// What a failed growth must not change: free, cached, mapped and reserved memory.
+fn footprint(pool: &Pool) -> (u64, u64, u64, u64, u64) {
     let (cache, statistics) = (pool.cache().statistics(), pool.statistics());
     (free(), cache.cached, cache.handles, statistics.mapped, statistics.reserved)
 }
 
 #[test]
-fn a_growth_that_is_refused_gives_everything_back_and_says_what_was_asked_and_free() {
+fn a_failed_growth_gives_everything_back_and_reports_what_was_asked_and_free() {
     on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
         let peer = start(|channel| {
             channel.wait();
@@ -678,31 +654,31 @@ fn a_growth_that_is_refused_gives_everything_back_and_says_what_was_asked_and_fr
         });
         let pool = Pool::new(&cache());
         let block = pool.allocate(10 * MIB, 1, Tag(1)).unwrap();
-        // Free in a tag, and cached in sizes of which one is used by the growth and one is not.
+        // Memory is free in a tag, and cached in sizes that the growth uses and does not use.
         drop(pool.allocate(6 * MIB, 1, Tag(2)).unwrap());
         let cached = [MIB2, 3 * MIB2, 20 * MIB].map(|size| pool.cache().take(size).unwrap());
         cached.into_iter().for_each(|memory| pool.cache().put(memory));
-        let before = kept(&pool);
+        let before = footprint(&pool);
         for (size, alignment) in [(100 * GIB, 512), (128 * GIB, GIB), (256 * MIB, 1)] {
             for tag in [Tag(1), Tag(2), Tag(3)] {
                 let error = pool.allocate(size, alignment, tag).unwrap_err();
                 let Error::OutOfMemory(details) = &error else { panic!("{error}") };
                 assert_eq!((details.asked, details.free_huge), (size, Some(before.0)), "{error}");
                 assert!(error.to_string().contains(&format!("for a block of {tag}")), "{error}");
-                assert_eq!(kept(&pool), before, "{size} {tag}");
+                assert_eq!(footprint(&pool), before, "{size} {tag}");
             }
         }
         let mut segment = Segment::new(pool.cache(), 100 * GIB).unwrap();
         segment.ensure(2 * MIB2..3 * MIB2).unwrap();
         segment.slice(2 * MIB2, 4).unwrap().write(b"here").unwrap();
-        let before = kept(&pool);
+        let before = footprint(&pool);
         let error = segment.ensure(0..100 * GIB).unwrap_err();
         let Error::OutOfMemory(details) = &error else { panic!("{error}") };
         assert_eq!((details.asked, details.free_huge), (100 * GIB - MIB2, Some(before.0)), "{error}");
-        assert_eq!((kept(&pool), segment.mapped()), (before, MIB2));
+        assert_eq!((footprint(&pool), segment.mapped()), (before, MIB2));
         assert!(pool.cache().take(100 * GIB).unwrap_err().is_out_of_memory());
-        assert_eq!(kept(&pool), before);
-        // Another process can have all that was free.
+        assert_eq!(footprint(&pool), before);
+        // Another process can create all the free memory.
         peer.signal();
         peer.send(before.0);
         assert_eq!(peer.receive(), 1);
@@ -711,18 +687,18 @@ fn a_growth_that_is_refused_gives_everything_back_and_says_what_was_asked_and_fr
 }
 
 #[test]
-fn memory_that_was_unmapped_for_nothing_is_mapped_again() {
+fn memory_that_was_unmapped_in_vain_is_mapped_again() {
     on_each_generation(Config { hbm: 64 * MIB, ..plain() }, |_, _| {
         let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
-        // Tag 1 has as much free as is asked for, but a part of that is in pages that are in use.
+        // Tag 1 has enough free memory, but some of it is in pages that are in use.
         let blocks: Vec<_> = (0..4).map(|_| pool.allocate(MIB + 4096, 1, Tag(1)).unwrap()).collect();
         drop(pool.allocate(8 * MIB, 1, Tag(1)).unwrap());
         let hog = device(0).create(free()).unwrap();
-        let before = kept(&pool);
+        let before = footprint(&pool);
         let error = pool.allocate(10 * MIB, 1, Tag(2)).unwrap_err();
         assert!(error.is_out_of_memory(), "{error}");
-        assert_eq!(kept(&pool), before);
-        // It can be used as before, and is given to another tag where that helps.
+        assert_eq!(footprint(&pool), before);
+        // It can be used as before, and moves to another tag where that helps.
         pool.allocate(8 * MIB, 1, Tag(1)).unwrap().fill(0, 8 * MIB, 1).unwrap();
         pool.allocate(8 * MIB, 1, Tag(2)).unwrap().fill(0, 8 * MIB, 2).unwrap();
         drop((blocks, hog));
@@ -753,7 +729,7 @@ fn a_large_alignment_takes_no_more_addresses_and_memory_than_the_block() {
 }
 
 #[test]
-fn an_aligned_block_is_not_planned_into_a_hole_that_is_just_as_large() {
+fn an_aligned_block_does_not_go_into_an_unaligned_hole_of_its_size() {
     on_each_generation(plain(), |_, _| {
         let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
         // A segment of 64 MiB with a hole of 8 MiB, 2 MiB after a multiple of 8 MiB.
@@ -769,7 +745,7 @@ fn an_aligned_block_is_not_planned_into_a_hole_that_is_just_as_large() {
         aligned.fill(0, 8 * MIB, 1).unwrap();
         assert_eq!((aligned.address() % (8 * MIB), pool.statistics().mapped), (0, 64 * MIB));
         assert!(aligned.address() < start || aligned.address() >= start + 64 * MIB);
-        // The hole is still there for what fits.
+        // The hole is still there for a block that fits.
         let other = pool.allocate(8 * MIB, MIB2, Tag(0)).unwrap();
         assert_eq!(other.address(), start + 10 * MIB);
     });
@@ -798,7 +774,7 @@ fn a_tag_reserves_addresses_for_what_it_holds_and_trim_returns_them() {
     });
 }
 
-/// The statistics of a pool in which only one tag has anything.
+/// The statistics of a pool in which only one tag has memory.
 fn pool_of(pool: &Pool, tag: Tag) -> ascend_vmm::pool::Statistics {
     let mut statistics = pool.statistics_of(tag);
     statistics.peak = pool.statistics().peak;
@@ -809,13 +785,13 @@ fn pool_of(pool: &Pool, tag: Tag) -> ascend_vmm::pool::Statistics {
 fn memory_does_not_run_out_while_a_free_block_fits() {
     on_each_generation(Config { hbm: 64 * MIB, ..plain() }, |_, _| {
         let everything = |left: u64| device(0).create(free() - left).unwrap();
-        // The new page joins what is free before it, and is not mapped twice for it.
+        // The new page joins the free memory before it, and no second page is mapped.
         let pool = Pool::new(&cache());
         let first = pool.allocate(MIB2 - (256 << 10), 1, Tag(0)).unwrap();
         let hog = everything(MIB2);
         let second = pool.allocate(MIB2, MIB2, Tag(0)).unwrap();
         assert_eq!(pool.statistics().mapped, 2 * MIB2);
-        // What is left fits small blocks, also where it is too small for a run of them.
+        // The rest fits small blocks, even where it is too small for a run of them.
         assert_eq!(free(), 0);
         let rest: Vec<_> = (0..3).map(|_| pool.allocate(64 << 10, 1, Tag(0)).unwrap()).collect();
         let most = pool.allocate(60 << 10, 1, Tag(0)).unwrap();
@@ -827,7 +803,7 @@ fn memory_does_not_run_out_while_a_free_block_fits() {
         drop((last, most, rest, second, first, hog));
         assert_eq!((pool.statistics().in_use, pool.statistics().blocks), (0, 0));
         pool.trim().unwrap();
-        // What is free before a hole, the hole, and what is free after it.
+        // Free memory before a hole, the hole, and free memory after it.
         let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
         drop(pool.allocate(3 * MIB2, MIB2, Tag(0)).unwrap());
         let blocks: Vec<_> = (0..6).map(|_| pool.allocate(MIB, MIB, Tag(0)).unwrap()).collect();
@@ -854,11 +830,11 @@ fn a_block_in_addresses_that_another_tag_had_is_found_and_freed() {
         drop(blocks);
         pool.trim().unwrap();
         assert!(old.iter().all(|&address| pool.find(address).is_none()));
-        // A fixed address makes the session join addresses that it keeps aside; what is before it
-        // is the smallest free range then.
+        // A fixed address makes the session join the addresses that it keeps aside. The range
+        // before it is then the smallest free range.
         let fixed = ReserveOptions::new().address(ReserveOptions::ADDRESSES.start + 32 * GIB);
         drop(Session::current().unwrap().reserve_with(MIB2, &fixed).unwrap());
-        // One segment of another takes their place.
+        // One segment of another tag takes their place.
         drop(pool.allocate(512 * MIB, 1, Tag(2)).unwrap());
         let mut taken = 0;
         for _ in 0..8 {

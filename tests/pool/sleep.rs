@@ -1,10 +1,13 @@
-//! Tags that sleep and wake, and files, on the emulated driver.
+//! Tags that sleep and wake, and files that are loaded and stored.
 
-mod support;
-
+use crate::support::processes::start;
+use crate::support::{
+    self, Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here,
+};
+use crate::{free, pool};
 use ascend_emulator::{Config, Emulator, fork, isolated, on_each_generation};
 use ascend_vmm::pool::{self, BackupFile, Block, Keep, PageCache, Pool, PoolOptions, Tag};
-use ascend_vmm::{Error, MemoryKind, Session};
+use ascend_vmm::{Error, Session};
 use nix::libc;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -15,21 +18,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 use std::time::Duration;
-use support::processes::start;
-use support::{Directory, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 
 const WEIGHTS: Tag = Tag(1);
 const CACHE: Tag = Tag(2);
 
-fn pool() -> Pool {
-    Pool::new(&PageCache::new(&device(0)))
-}
-
-fn free() -> u64 {
-    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
-}
-
-/// Blocks of many sizes, each with contents of its own.
+/// Blocks of many sizes, each with its own contents.
 fn blocks(pool: &Pool, tag: Tag) -> Vec<Block> {
     let sizes = [64, 100, 5000, 40_000, MIB2, 3 * MIB2 + 4096, 20 * MIB];
     let blocks: Vec<Block> = sizes.iter().map(|&size| pool.allocate(size, 1, tag).unwrap()).collect();
@@ -78,7 +71,7 @@ fn a_tag_that_sleeps_has_no_memory_and_wakes_at_the_same_addresses_with_its_cont
             assert!(calls > 1, "{keep:?}");
             let statistics = pool.statistics_of(WEIGHTS);
             assert_eq!((statistics.mapped, statistics.asleep), (0, mapped));
-            // The other tag is in use, this one cannot be.
+            // The other tag can be used, this one cannot.
             other.iter().enumerate().for_each(|(number, block)| check(block, number));
             refused_here(&weights[3].write(0, b"x").unwrap_err(), "tag 1 is asleep");
             refused_here(&pool.allocate(1, 1, WEIGHTS).unwrap_err(), "tag 1 is asleep");
@@ -104,7 +97,7 @@ fn a_tag_that_sleeps_has_no_memory_and_wakes_at_the_same_addresses_with_its_cont
 }
 
 #[test]
-fn what_is_not_kept_is_lost_and_a_block_that_is_freed_asleep_is_free_awake() {
+fn contents_that_are_not_kept_are_lost_and_a_block_can_be_freed_asleep() {
     on_each_generation(plain(), |_, _| {
         let pool = pool();
         let block = pool.allocate(4 * MIB, 1, CACHE).unwrap();
@@ -124,7 +117,7 @@ fn what_is_not_kept_is_lost_and_a_block_that_is_freed_asleep_is_free_awake() {
 }
 
 #[test]
-fn sixty_four_gib_sleep_and_wake_by_256_ioctls_beside_the_copies() {
+fn sixty_four_gib_sleep_and_wake_with_256_ioctls_besides_the_copies() {
     isolated(Config { hbm: 80 << 30, ..plain() }, |emulator| {
         let pool = Pool::new(&PageCache::new(&device(0)));
         let block = pool.allocate(64 * GIB, 1, WEIGHTS).unwrap();
@@ -140,7 +133,7 @@ fn sixty_four_gib_sleep_and_wake_by_256_ioctls_beside_the_copies() {
 }
 
 #[test]
-fn waking_is_all_or_nothing_and_says_what_is_missing() {
+fn waking_is_all_or_nothing_and_reports_what_is_missing() {
     on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
         let pool = pool();
         let all = free();
@@ -169,7 +162,7 @@ fn waking_is_all_or_nothing_and_says_what_is_missing() {
 }
 
 #[test]
-fn memory_that_is_free_in_other_tags_is_given_back_to_a_tag_that_wakes() {
+fn free_memory_of_other_tags_is_used_to_wake_a_tag() {
     on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
         let pool = pool();
         let size = free() / 2 / MIB2 * MIB2;
@@ -184,7 +177,7 @@ fn memory_that_is_free_in_other_tags_is_given_back_to_a_tag_that_wakes() {
 }
 
 #[test]
-fn a_slice_keeps_its_tag_awake_and_nothing_is_lost_by_trying() {
+fn a_slice_keeps_its_tag_awake_and_a_refused_sleep_loses_nothing() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let pool = pool();
@@ -204,7 +197,7 @@ fn a_slice_keeps_its_tag_awake_and_nothing_is_lost_by_trying() {
 }
 
 #[test]
-fn a_slice_that_is_alive_when_a_tag_should_sleep_is_noticed_before_anything_is_copied() {
+fn a_live_slice_is_noticed_before_anything_is_copied() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let pool = pool();
@@ -214,8 +207,8 @@ fn a_slice_that_is_alive_when_a_tag_should_sleep_is_noticed_before_anything_is_c
             block.write(0, b"old").unwrap();
             let before = emulator.records().len();
             let mut slice = Some(block.slice(0, 3).unwrap());
-            // A write that is acknowledged while the contents are copied, and nothing that is alive
-            // when the memory is unmapped.
+            // A write that returns while the contents are copied, and a slice that is gone when the
+            // memory is unmapped.
             let write = |_| {
                 if let Some(slice) = slice.take() {
                     slice.write(b"new").unwrap();
@@ -234,7 +227,7 @@ fn a_slice_that_is_alive_when_a_tag_should_sleep_is_noticed_before_anything_is_c
 }
 
 #[test]
-fn a_slice_of_another_part_of_a_large_tag_keeps_all_of_it_awake_and_usable() {
+fn a_slice_of_any_part_keeps_the_whole_tag_awake_and_usable() {
     isolated(plain(), |_| {
         let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
         let blocks: Vec<_> = (0..8).map(|_| pool.allocate(MIB2, 1, WEIGHTS).unwrap()).collect();
@@ -242,12 +235,12 @@ fn a_slice_of_another_part_of_a_large_tag_keeps_all_of_it_awake_and_usable() {
         for block in &blocks {
             let slice = block.slice(0, 8).unwrap();
             refused_here(&pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap_err(), "alive");
-            // Found by their addresses again, the ones before and after it too.
+            // All blocks are found by their addresses again, also before and after this one.
             for block in &blocks {
                 session.slice_at(block.address(), MIB2).unwrap().fill(7).unwrap();
             }
             drop(slice);
-            // So does whatever else keeps a mapping.
+            // So does anything else that keeps a mapping alive.
             let mapping = session.mapping(block.address()).unwrap();
             refused_here(&pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap_err(), "alive");
             drop(mapping);
@@ -259,7 +252,7 @@ fn a_slice_of_another_part_of_a_large_tag_keeps_all_of_it_awake_and_usable() {
 }
 
 #[test]
-fn nothing_reaches_the_memory_of_a_tag_by_its_address_while_its_contents_are_copied() {
+fn no_address_reaches_the_memory_of_a_tag_while_its_contents_are_copied() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let pool = pool();
@@ -288,9 +281,9 @@ fn nothing_reaches_the_memory_of_a_tag_by_its_address_while_its_contents_are_cop
 }
 
 #[test]
-fn what_a_hook_writes_and_lets_go_of_before_a_tag_falls_asleep_is_kept() {
+fn what_the_hook_writes_before_a_tag_falls_asleep_is_kept() {
     isolated(plain(), |_| {
-        // The place to wait for copies: their slices may live until it returns.
+        // The hook waits for copies: their slices may live until it returns.
         let slot = Arc::new(Mutex::new(None::<ascend_vmm::copy::Slice<'static>>));
         let inside = slot.clone();
         let hook = move |_: &[std::ops::Range<u64>]| {
@@ -310,13 +303,13 @@ fn what_a_hook_writes_and_lets_go_of_before_a_tag_falls_asleep_is_kept() {
     });
 }
 
-/// Writes of the whole block by one thread while another puts it to sleep: what is there after
-/// waking is the last write that returned Ok, from end to end.
+/// One thread writes whole blocks while another puts the tag to sleep. After waking, the block has
+/// the last write that returned Ok, from end to end.
 fn writes_survive_sleeping(rounds: u64, size: u64) {
     let pool = pool();
     let block = pool.allocate(size, 1, WEIGHTS).unwrap();
     let (go, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    // The number of the last write that returned Ok, and of the round in which one was refused.
+    // The last write that returned Ok, and the round in which one was refused.
     let (last, refused) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -369,7 +362,7 @@ fn no_write_that_returned_is_lost_or_torn_by_falling_asleep() {
 }
 
 #[test]
-fn no_write_that_returned_is_lost_or_torn_where_the_driver_copies_side_by_side() {
+fn no_write_that_returned_is_lost_or_torn_when_copies_run_in_parallel() {
     let config = Config { copy_time: Duration::from_millis(1), ..plain() };
     isolated(config, |_| writes_survive_sleeping(50, 4 * MIB));
 }
@@ -389,7 +382,7 @@ fn a_cache_counts_what_it_releases_when_a_tag_falls_asleep() {
 }
 
 #[test]
-fn a_panic_of_the_hook_or_of_the_progress_leaves_the_tag_as_it_was() {
+fn a_panic_of_the_hook_or_the_progress_callback_leaves_the_tag_unchanged() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let mood = Arc::new(AtomicU64::new(0));
@@ -444,7 +437,7 @@ fn a_full_disk_keeps_the_tag_awake_and_leaves_no_file() {
         let directory = Directory::new();
         let pool = pool();
         let all = blocks(&pool, WEIGHTS);
-        // A limit of the size of files is as good as a disk that is full: EFBIG instead of ENOSPC.
+        // A limit on the size of files acts like a full disk: EFBIG instead of ENOSPC.
         // SAFETY: plain calls with valid arguments.
         unsafe {
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
@@ -465,7 +458,7 @@ fn a_full_disk_keeps_the_tag_awake_and_leaves_no_file() {
 }
 
 #[test]
-fn a_file_that_exists_is_never_overwritten_and_one_that_is_replaced_is_not_removed() {
+fn an_existing_file_is_never_overwritten_and_a_replaced_one_is_not_removed() {
     isolated(plain(), |_| {
         let directory = Directory::new();
         let path = directory.join("kept");
@@ -479,7 +472,7 @@ fn a_file_that_exists_is_never_overwritten_and_one_that_is_replaced_is_not_remov
         pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, b"precious").unwrap();
-        // The contents are still there: the file is open.
+        // The contents are still there, because the file is open.
         pool.wake(&[WEIGHTS], |_| ()).unwrap();
         check(&block, 1);
         assert_eq!(fs::read(&path).unwrap(), b"precious");
@@ -487,7 +480,7 @@ fn a_file_that_exists_is_never_overwritten_and_one_that_is_replaced_is_not_remov
 }
 
 #[test]
-fn a_file_is_written_under_a_name_that_nothing_has_and_takes_the_place_of_nothing() {
+fn a_file_is_written_under_an_unused_name_and_replaces_nothing() {
     isolated(plain(), |_| {
         let directory = Directory::new();
         let path = directory.join("kept");
@@ -495,12 +488,12 @@ fn a_file_is_written_under_a_name_that_nothing_has_and_takes_the_place_of_nothin
         let (one, other) = (pool.allocate(MIB2, 1, Tag(1)).unwrap(), pool.allocate(MIB2, 1, Tag(2)).unwrap());
         write(&one, 1);
         write(&other, 2);
-        // Where the temporary file would be there is a link to something of value.
+        // The first temporary name is a link to a file of someone else.
         let victim = directory.join("victim");
         fs::write(&victim, b"precious").unwrap();
         let partial = directory.join(&format!("kept.partial-{}-0", std::process::id()));
         std::os::unix::fs::symlink(&victim, &partial).unwrap();
-        // Another tag falls asleep under the same name meanwhile, and is done before.
+        // Meanwhile another tag falls asleep under the same name, and finishes first.
         let mut second = None;
         let error = pool
             .sleep(Tag(1), Keep::File(path.clone()), |_| {
@@ -519,7 +512,7 @@ fn a_file_is_written_under_a_name_that_nothing_has_and_takes_the_place_of_nothin
 }
 
 #[test]
-fn a_file_is_removed_also_if_the_program_went_to_another_directory() {
+fn a_file_is_removed_even_if_the_program_changed_its_directory() {
     isolated(plain(), |_| {
         let directory = Directory::new();
         let pool = pool();
@@ -536,7 +529,7 @@ fn a_file_is_removed_also_if_the_program_went_to_another_directory() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_while_a_tag_sleeps_is_an_error_and_the_rest_of_it_stays() {
+fn a_file_that_is_truncated_while_a_tag_sleeps_is_an_error_and_stays() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let path = directory.join("kept");
@@ -558,7 +551,7 @@ fn a_file_that_is_cut_off_while_a_tag_sleeps_is_an_error_and_the_rest_of_it_stay
 }
 
 #[test]
-fn a_process_that_is_killed_asleep_leaves_its_file_and_one_that_is_killed_falling_asleep_leaves_none() {
+fn a_process_killed_asleep_leaves_its_file_and_one_killed_falling_asleep_leaves_none() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let path = directory.join("kept");
@@ -588,7 +581,7 @@ fn a_process_that_is_killed_asleep_leaves_its_file_and_one_that_is_killed_fallin
         let file = BackupFile::open(&path).unwrap();
         let part = file.parts()[0];
         assert_eq!((file.tag(), part.address, part.size), (WEIGHTS, address, 40 * MIB));
-        // The next process loads it, wherever it likes.
+        // The next process loads it at any address.
         let pool = pool();
         let block = pool.allocate(part.size, 1, CACHE).unwrap();
         pool::load(file.file(), part.offset, &block.slice(0, part.size).unwrap(), |_| ()).unwrap();
@@ -601,7 +594,7 @@ fn a_process_that_is_killed_asleep_leaves_its_file_and_one_that_is_killed_fallin
 }
 
 #[test]
-fn killed_asleep_or_awake_or_in_between_a_process_leaves_nothing_in_the_driver() {
+fn a_process_killed_at_any_time_leaves_nothing_in_the_driver() {
     isolated(plain(), |emulator| {
         for rounds in 0..12 {
             let peer = start(|channel| {
@@ -627,7 +620,7 @@ fn two_hundred_blocks_sleep_and_wake_for_many_rounds_at_the_same_addresses_witho
     on_each_generation(plain(), |_, _| {
         let pool = pool();
         let tags = [Tag(0), Tag(1), Tag(2), Tag(3)];
-        // Small enough that the contents of one tag are copied in every round.
+        // Small, because the contents of one tag are copied in every round.
         let sizes = [100, 5000, 40_000, 70_000, 300_000];
         let all: Vec<Block> =
             (0..200).map(|number| pool.allocate(sizes[number % 5], 1, tags[number % 4]).unwrap()).collect();
@@ -721,7 +714,7 @@ fn a_child_of_fork_neither_sleeps_nor_wakes_nor_removes_its_parents_file() {
 }
 
 #[test]
-fn a_child_that_a_callback_forks_and_that_returns_gets_an_error_and_the_parent_goes_on() {
+fn a_child_forked_by_a_callback_gets_an_error_and_the_parent_continues() {
     isolated(plain(), |_| {
         let directory = Directory::new();
         let path = directory.join("kept");
@@ -760,7 +753,7 @@ fn a_child_that_a_callback_forks_and_that_returns_gets_an_error_and_the_parent_g
 #[test]
 fn a_tag_that_is_reset_while_it_falls_asleep_loses_no_memory() {
     isolated(plain(), |emulator| {
-        // Which of those that wait comes first is the system's choice.
+        // The system chooses which waiting thread comes first.
         for _ in 0..20 {
             let pool = pool();
             drop(pool.allocate(MIB2, 1, WEIGHTS).unwrap());
@@ -769,7 +762,7 @@ fn a_tag_that_is_reset_while_it_falls_asleep_loses_no_memory() {
                 let grow = Worker::new(scope, || drop(pool.allocate(GIB, 1, WEIGHTS)));
                 let resets: Vec<_> = (0..8).map(|_| Worker::new(scope, || drop(pool.reset(WEIGHTS)))).collect();
                 let sleep = Worker::new(scope, || assert!(pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).is_ok()));
-                // The driver answers nothing until it may.
+                // The driver stands still until it is released.
                 scope.spawn(|| {
                     emulator.control(move |_| {
                         at_rest.send(()).unwrap();
@@ -777,22 +770,22 @@ fn a_tag_that_is_reset_while_it_falls_asleep_loses_no_memory() {
                     });
                 });
                 rests.recv().unwrap();
-                // One has the segments, and waits for the driver; the others wait for them.
+                // One thread has the segments and waits for the driver; the others wait for it.
                 grow.work_until(libc::SYS_ioctl);
                 resets.iter().for_each(|reset| reset.work_until(libc::SYS_futex));
                 sleep.work_until(libc::SYS_futex);
                 go.send(()).unwrap();
             });
             pool.wake(&[WEIGHTS], |_| ()).unwrap();
-            // All of it is free, and known to be.
+            // All memory is free, and the pool knows it.
             pool.trim().unwrap();
             assert_eq!((pool.statistics().blocks, pool.statistics().mapped), (0, 0));
         }
     });
 }
 
-/// A thread that has not begun its work, and the file that says which system call it waits in. (A
-/// driver that stands still opens no file.)
+/// A thread that waits to begin, and the open file that shows which system call it is in. (While
+/// the driver stands still, no file can be opened.)
 struct Worker {
     begin: Sender<()>,
     call: File,
@@ -810,7 +803,7 @@ impl Worker {
         Worker { begin, call }
     }
 
-    /// Lets it work until it waits in a system call.
+    /// Lets the thread work until it waits in a system call.
     fn work_until(&self, call: i64) {
         self.begin.send(()).unwrap();
         let number = format!("{call} ");
@@ -837,7 +830,7 @@ fn segments_that_were_unmapped_are_mapped_again_when_a_later_one_is_refused() {
     });
 }
 
-/// A file with contents that tell where they are.
+/// A file whose contents depend on their place.
 fn file(directory: &Directory, size: u64) -> File {
     let mut bytes = vec![0; size as usize];
     for (number, place) in bytes.chunks_exact_mut(1000).enumerate() {
@@ -876,15 +869,15 @@ fn any_part_of_a_file_is_loaded_and_stored_while_copies_run() {
     });
 }
 
-/// Bytes that this thread has read by read(2) and its kin. The emulated driver reads, too, in a
-/// thread of its own.
+/// Bytes that this thread has read by read(2) and similar calls. The emulated driver reads in
+/// another thread.
 fn bytes_read() -> u64 {
     let counters = fs::read_to_string("/proc/thread-self/io").unwrap();
     counters.strip_prefix("rchar: ").and_then(|rest| rest.lines().next()).unwrap().parse().unwrap()
 }
 
 #[test]
-fn a_file_goes_to_a_device_without_being_read_and_to_host_memory_by_reading() {
+fn a_file_is_mapped_for_a_device_and_read_for_host_memory() {
     isolated(plain(), |_: &Emulator| {
         let directory = Directory::new();
         let file = file(&directory, 20 * MIB);
@@ -903,7 +896,7 @@ fn a_file_goes_to_a_device_without_being_read_and_to_host_memory_by_reading() {
             mapping.read(0, &mut found).unwrap();
             assert!(found == wanted);
         }
-        // A device of characters cannot be mapped, and has no size.
+        // A character device cannot be mapped, and has no size.
         let pool = pool();
         let block = pool.allocate(MIB2, 1, WEIGHTS).unwrap();
         block.fill(0, MIB2, 7).unwrap();
@@ -915,7 +908,7 @@ fn a_file_goes_to_a_device_without_being_read_and_to_host_memory_by_reading() {
 }
 
 #[test]
-fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
+fn a_file_that_is_too_short_or_truncated_meanwhile_is_an_error_not_a_signal() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let file = file(&directory, 24 * MIB);
@@ -927,7 +920,7 @@ fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
             assert!(matches!(error, Error::File(_)), "{error}");
         }
         assert!(pool::load(&file, u64::MAX, &slice, |_| ()).is_err());
-        // Within a page, which then seems to go on with zeros, and with whole pages.
+        // Truncated within a page, whose rest then reads as zeros, and by whole pages.
         for left in [24 * MIB - 100, 20 * MIB, 4097] {
             file.set_len(24 * MIB).unwrap();
             let error = pool::load(&file, 0, &slice, |_| file.set_len(left).unwrap()).unwrap_err();
@@ -942,7 +935,7 @@ fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let error = pool::store(&slice, &full, 0, |_| ()).unwrap_err();
         assert!(error.to_string().contains("ENOSPC"), "{error}");
-        // All copies are over: the memory can be unmapped.
+        // All copies have ended: the memory can be unmapped.
         drop(slice);
         drop(block);
         assert_eq!(pool.trim().unwrap(), 24 * MIB);
@@ -950,7 +943,7 @@ fn a_file_that_is_too_short_or_cut_off_meanwhile_is_an_error_not_a_signal() {
 }
 
 #[test]
-fn a_panic_of_the_progress_of_a_file_leaves_no_copy_running() {
+fn a_panic_of_the_progress_callback_leaves_no_copy_running() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let file = file(&directory, 20 * MIB);
@@ -966,7 +959,6 @@ fn a_panic_of_the_progress_of_a_file_leaves_no_copy_running() {
     });
 }
 
-/// Files of other processes, or of none.
 #[test]
 fn a_file_that_is_not_a_backup_is_not_opened_as_one() {
     isolated(plain(), |_: &Emulator| {
@@ -975,8 +967,8 @@ fn a_file_that_is_not_a_backup_is_not_opened_as_one() {
         let header = |count: u32| [&b"AVMSLEEP"[..], &1u32.to_le_bytes(), &count.to_le_bytes()].concat();
         let row = |size: u64| [7u64.to_le_bytes(), size.to_le_bytes()].concat();
         for (bytes, words) in [
-            (vec![], "not a file of this library's"),
-            (vec![0; 10_000], "not a file of this library's"),
+            (vec![], "not a backup of this library"),
+            (vec![0; 10_000], "not a backup of this library"),
             (header(0), "cut off"),
             ([header(u32::MAX), vec![0; 10_000]].concat(), "cut off"),
             ([header(1), row(4096), vec![0; 5000]].concat(), "cut off"),
@@ -986,15 +978,15 @@ fn a_file_that_is_not_a_backup_is_not_opened_as_one() {
             let error = BackupFile::open(&path).unwrap_err();
             assert!(error.to_string().contains(words), "{words:?} is not in {error}");
         }
-        // A hole that says that it has more rows than there is memory for.
+        // A sparse file that claims more rows than fit into memory.
         fs::write(&path, header(u32::MAX)).unwrap();
         File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
         let error = BackupFile::open(&path).unwrap_err();
         assert!(error.to_string().contains("not possible"), "{error}");
-        // A pipe that no one writes to.
+        // A pipe without a writer.
         nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let error = BackupFile::open(directory.join("pipe")).unwrap_err();
-        assert!(error.to_string().contains("not a file of this library's"), "{error}");
+        assert!(error.to_string().contains("not a backup of this library"), "{error}");
         let error = BackupFile::open(directory.join("none")).unwrap_err();
         assert!(error.to_string().contains("ENOENT"), "{error}");
     });

@@ -1,23 +1,14 @@
-//! Copies of blocks that run while their tag is reset or put to sleep, or while they are freed, on
-//! an emulated driver that runs commands side by side.
+//! Copies of blocks that run while the block is freed or its tag is reset or put to sleep, on an
+//! emulated driver that runs commands in parallel.
 
-mod support;
-
+use crate::support::{MIB, MIB2, device, inject, plain, refused_here};
+use crate::{free, pool};
 use ascend_emulator::{Config, isolated, on_each_generation};
 use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Tag};
-use ascend_vmm::{Error, MemoryKind, Session};
-use support::{MIB, MIB2, device, inject, plain, refused_here};
+use ascend_vmm::{Error, Session};
 
 const WEIGHTS: Tag = Tag(1);
 const CACHE: Tag = Tag(2);
-
-fn pool() -> Pool {
-    Pool::new(&PageCache::new(&device(0)))
-}
-
-fn free() -> u64 {
-    device(0).memory_info(MemoryKind::Hbm).unwrap().huge_free
-}
 
 #[track_caller]
 fn assert_has(block: &Block, bytes: &[u8]) {
@@ -27,7 +18,7 @@ fn assert_has(block: &Block, bytes: &[u8]) {
 }
 
 #[test]
-fn a_write_in_the_middle_keeps_its_tag_from_sleeping_and_from_being_reset_and_is_whole() {
+fn a_running_write_prevents_sleep_and_reset_and_is_complete() {
     on_each_generation(plain(), |_, emulator| {
         let pool = pool();
         let block = pool.allocate(4 * MIB, 1, WEIGHTS).unwrap();
@@ -53,7 +44,7 @@ fn a_write_in_the_middle_keeps_its_tag_from_sleeping_and_from_being_reset_and_is
 }
 
 #[test]
-fn a_tag_that_is_being_copied_takes_no_write_until_it_is_asleep_and_none_while_it_wakes() {
+fn a_tag_takes_no_write_while_it_falls_asleep_or_wakes() {
     on_each_generation(plain(), |_, emulator| {
         let pool = pool();
         let session = Session::current().unwrap();
@@ -69,7 +60,7 @@ fn a_tag_that_is_being_copied_takes_no_write_until_it_is_asleep_and_none_while_i
             pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
         };
         let wake = || pool.wake(&[WEIGHTS], |_| ()).unwrap();
-        // Refused while a command of it is on its way, with so many bytes moved.
+        // Refused while one of its commands has moved this many bytes.
         let refused_during = |change: &(dyn Fn() + Sync), command: &str, moved: u64| {
             let hold = emulator.hold_after(command, moved);
             std::thread::scope(|scope| {
@@ -92,7 +83,7 @@ fn a_tag_that_is_being_copied_takes_no_write_until_it_is_asleep_and_none_while_i
 }
 
 #[test]
-fn a_tag_is_not_reset_under_its_slices_and_copies() {
+fn a_tag_with_slices_or_copies_is_not_reset() {
     on_each_generation(plain(), |_, emulator| {
         let pool = pool();
         let block = pool.allocate(64 << 10, 1, WEIGHTS).unwrap();
@@ -116,16 +107,16 @@ fn a_tag_is_not_reset_under_its_slices_and_copies() {
 }
 
 #[test]
-fn a_block_that_is_freed_under_a_running_copy_becomes_free_when_that_is_over() {
+fn a_block_freed_during_a_copy_becomes_free_when_the_copy_ends() {
     on_each_generation(plain(), |_, emulator| {
         let pool = pool();
-        // Small, of pages, and of whole handles; freed by its handle or by its address.
+        // A small block, one of pages and one of whole handles, freed by handle or by address.
         for (size, by_address) in [100, 64 << 10, 2 * MIB2].into_iter().flat_map(|size| [(size, false), (size, true)]) {
             let block = pool.allocate(size, 1, WEIGHTS).unwrap();
             let address = block.address();
             let hold = emulator.hold("ASYNC_MEMCPY");
             let pending = block.slice(0, 8).unwrap().write_async(b"too late".to_vec()).unwrap();
-            // One more, whose copy is over at once.
+            // Another copy, which ends at once.
             block.slice(0, 0).unwrap().write_async(Vec::new()).unwrap().wait().unwrap();
             let freed = match by_address {
                 true => pool.free(block.into_address()),
@@ -137,7 +128,7 @@ fn a_block_that_is_freed_under_a_running_copy_becomes_free_when_that_is_over() {
             let (found, again, statistics) = (pool.find(address), pool.free(address), pool.statistics());
             let other = pool.allocate(size, 1, WEIGHTS).unwrap();
             other.write(0, b"mine").unwrap();
-            // A failure before this would wait for the copy for ever.
+            // An assertion that fails before this would wait for the copy without end.
             hold.release();
             pending.wait().unwrap();
             freed.unwrap();
@@ -179,7 +170,7 @@ fn both_blocks_of_a_running_copy_are_kept_and_a_part_of_a_slice_keeps_its_block(
 }
 
 #[test]
-fn a_block_of_a_copy_whose_end_is_unknown_is_never_used_again() {
+fn a_block_of_a_copy_whose_end_is_unknown_is_never_reused() {
     on_each_generation(plain(), |_, emulator| {
         let pool = pool();
         let block = pool.allocate(64 << 10, 1, WEIGHTS).unwrap();
@@ -191,7 +182,7 @@ fn a_block_of_a_copy_whose_end_is_unknown_is_never_used_again() {
         refused_here(&pool.reset(WEIGHTS).unwrap_err(), "may still run");
         let others: Vec<Block> = (0..64).map(|_| pool.allocate(64 << 10, 1, WEIGHTS).unwrap()).collect();
         assert!(others.iter().all(|other| other.address() != address));
-        // It keeps nothing else: the session is closed, and the kernel unmaps what it kept busy.
+        // It blocks nothing else: the session closes, and the kernel unmaps the busy memory.
         let session = Session::current().unwrap();
         drop((others, pool));
         let failed = session.close().unwrap_err();
@@ -200,7 +191,7 @@ fn a_block_of_a_copy_whose_end_is_unknown_is_never_used_again() {
 }
 
 #[test]
-fn a_pool_that_is_dropped_under_a_running_copy_leaves_nothing_when_that_is_over() {
+fn a_pool_dropped_during_a_copy_leaves_nothing_when_the_copy_ends() {
     isolated(plain(), |emulator| {
         let before = free();
         let pool = pool();
@@ -215,12 +206,12 @@ fn a_pool_that_is_dropped_under_a_running_copy_leaves_nothing_when_that_is_over(
 }
 
 #[test]
-fn memory_that_is_missing_is_said_to_be_whatever_else_cannot_be_unmapped() {
+fn out_of_memory_is_reported_even_if_something_else_cannot_be_unmapped() {
     on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
         let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
         let _weights = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
         pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
-        // Free memory of another tag that something still uses, by its address.
+        // Free memory of another tag that is still used by its address.
         let other = pool.allocate(4 * MIB, 1, CACHE).unwrap();
         let slice = Session::current().unwrap().slice_at(other.address(), 4 * MIB).unwrap();
         drop(other);
@@ -228,7 +219,7 @@ fn memory_that_is_missing_is_said_to_be_whatever_else_cannot_be_unmapped() {
         for error in [pool.wake(&[WEIGHTS], |_| ()).unwrap_err(), pool.allocate(40 * MIB, 1, Tag(3)).unwrap_err()] {
             assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
         }
-        // It is what trim says.
+        // Trim reports that use.
         assert!(matches!(pool.trim().unwrap_err(), Error::InUse { .. }));
         drop((slice, rest));
         pool.wake(&[WEIGHTS], |_| ()).unwrap();

@@ -1,7 +1,6 @@
-//! Files of tags that are asleep: how they get their names, reach the disk and go.
+//! Files of sleeping tags: how they get their names, reach the disk and are removed.
 
-mod support;
-
+use crate::support::{Directory, MIB, device, plain, refused_here};
 use ascend_emulator::{isolated, on_each_generation};
 use ascend_vmm::pool::{BackupFile, Block, Keep, PageCache, Pool, Tag};
 use nix::libc;
@@ -10,11 +9,10 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use support::{Directory, MIB, device, plain, refused_here};
 
 const WEIGHTS: Tag = Tag(1);
 
-fn pool() -> (Pool, Block) {
+fn pool_with_block() -> (Pool, Block) {
     let pool = Pool::new(&PageCache::new(&device(0)));
     let block = pool.allocate(20 * MIB, 1, WEIGHTS).unwrap();
     block.write(20 * MIB - 4, b"kept").unwrap();
@@ -33,14 +31,14 @@ fn names(directory: &Directory) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// What was synced: the name of it, its size, and whether the file had its own name by then.
+/// Calls of fsync: name and size of the file, and whether the file had its final name by then.
 static SYNCED: Mutex<Vec<(PathBuf, u64, bool)>> = Mutex::new(Vec::new());
 
-/// Takes the place of the C library's in this program: the standard library calls it.
+/// Replaces fsync(3) in this program. The standard library calls it.
 #[unsafe(no_mangle)]
 extern "C" fn fsync(descriptor: libc::c_int) -> libc::c_int {
     let name = fs::read_link(format!("/proc/self/fd/{descriptor}")).unwrap();
-    // SAFETY: the caller's descriptor, which is open and is not closed here.
+    // SAFETY: the caller's descriptor is open, and is not closed here.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
     let named = name.parent().is_some_and(|parent| parent.join("kept").exists()) || name.join("kept").exists();
     SYNCED.lock().unwrap().push((name, file.metadata().unwrap().len(), named));
@@ -49,10 +47,10 @@ extern "C" fn fsync(descriptor: libc::c_int) -> libc::c_int {
 }
 
 #[test]
-fn a_file_is_brought_to_the_disk_before_it_has_its_name_and_then_its_directory_is() {
+fn a_file_is_synced_before_it_gets_its_name_and_its_directory_after_that() {
     isolated(plain(), |_| {
         let directory = Directory::new();
-        let (pool, _block) = pool();
+        let (pool, _block) = pool_with_block();
         pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap();
         let size = directory.join("kept").metadata().unwrap().len();
         assert!(size > 20 * MIB);
@@ -64,7 +62,7 @@ fn a_file_is_brought_to_the_disk_before_it_has_its_name_and_then_its_directory_i
     });
 }
 
-/// Refuses system calls of this thread from now on.
+/// Refuses some system calls of this thread from now on.
 fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
     let statement = |code: u32, k: u32, jt: u8| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
@@ -75,14 +73,14 @@ fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
     filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
     filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: a filter that lives until the call returns; it concerns this thread only.
+    // SAFETY: the filter lives until the call returns, and applies to this thread only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Does something in a thread for which the file system cannot do some things.
+/// Runs `work` in a thread whose system calls are refused.
 fn without(calls: &[libc::c_long], errno: libc::c_int, work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -93,9 +91,9 @@ fn without(calls: &[libc::c_long], errno: libc::c_int, work: impl FnOnce() + Sen
 }
 
 #[test]
-fn no_file_of_anyone_is_replaced_or_removed_where_links_or_renames_are_refused() {
+fn no_file_is_replaced_or_removed_where_links_or_renames_are_refused() {
     isolated(plain(), |_| {
-        let (pool, block) = pool();
+        let (pool, block) = pool_with_block();
         let cases: [(&[libc::c_long], _, _); 4] = [
             (&[], 0, true),
             (&[libc::SYS_linkat], libc::EPERM, true),
@@ -111,7 +109,7 @@ fn no_file_of_anyone_is_replaced_or_removed_where_links_or_renames_are_refused()
                 pool.sleep(WEIGHTS, Keep::File(path.clone()), progress)
             };
             without(refused, errno, || {
-                // Someone makes a file of that name while the contents are written.
+                // Someone creates a file of that name while the contents are written.
                 let words = if possible { "the file exists" } else { "neither hard links nor a rename" };
                 let error = sleep(&|| fs::write(&path, b"another's work").unwrap()).unwrap_err();
                 assert!(error.to_string().contains(words), "{error}");
@@ -119,7 +117,7 @@ fn no_file_of_anyone_is_replaced_or_removed_where_links_or_renames_are_refused()
                 assert_eq!(names(&directory), ["kept"]);
                 assert_eq!(fs::read(&path).unwrap(), b"another's work");
                 fs::remove_file(&path).unwrap();
-                // And no one does.
+                // No one does.
                 let slept = sleep(&|| ());
                 assert_eq!(slept.is_ok(), possible, "{slept:?}");
                 assert_eq!(names(&directory).len(), usize::from(possible));
@@ -133,12 +131,12 @@ fn no_file_of_anyone_is_replaced_or_removed_where_links_or_renames_are_refused()
 }
 
 #[test]
-fn the_file_of_a_tag_goes_with_the_last_of_its_pool_and_blocks_if_it_is_still_its_own() {
+fn the_file_of_a_tag_is_removed_with_its_pool_and_blocks_unless_it_was_replaced() {
     on_each_generation(plain(), |_, _| {
         let directory = Directory::new();
         let path = directory.join("kept");
         let asleep = || {
-            let (pool, block) = pool();
+            let (pool, block) = pool_with_block();
             pool.sleep(WEIGHTS, Keep::File(path.clone()), |_| ()).unwrap();
             (pool, block)
         };
@@ -153,7 +151,7 @@ fn the_file_of_a_tag_goes_with_the_last_of_its_pool_and_blocks_if_it_is_still_it
         assert!(is_there(&path));
         drop(pool);
         assert!(!is_there(&path));
-        // A handle of the file, and what took its place, stay as they are.
+        // An open file and a file that replaced it stay.
         let (pool, block) = asleep();
         let file = BackupFile::open(&path).unwrap();
         fs::remove_file(&path).unwrap();
@@ -165,10 +163,10 @@ fn the_file_of_a_tag_goes_with_the_last_of_its_pool_and_blocks_if_it_is_still_it
 }
 
 #[test]
-fn a_file_that_does_not_reach_the_disk_keeps_the_tag_awake() {
+fn a_file_that_cannot_be_synced_keeps_the_tag_awake() {
     isolated(plain(), |_| {
         let directory = Directory::new();
-        let (pool, block) = pool();
+        let (pool, block) = pool_with_block();
         without(&[libc::SYS_fsync], libc::EIO, || {
             let error = pool.sleep(WEIGHTS, Keep::File(directory.join("kept")), |_| ()).unwrap_err();
             assert!(error.to_string().contains("EIO"), "{error}");
