@@ -10,6 +10,7 @@
 //! point.
 
 use crate::error::{Error, Result};
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -167,7 +168,13 @@ impl Copies {
 /// The device and inode of an open file.
 #[allow(clippy::useless_conversion, reason = "the widths differ among architectures")]
 fn identity(fd: &OwnedFd) -> Option<(u64, u64)> {
-    fstat(fd).ok().map(|stat| (stat.st_dev.into(), stat.st_ino.into()))
+    loop {
+        match fstat(fd) {
+            // The kernel never interrupts it, but supervisors of system calls do.
+            Err(Errno::EINTR) => {}
+            stat => return stat.ok().map(|stat| (stat.st_dev.into(), stat.st_ino.into())),
+        }
+    }
 }
 
 #[cfg(test)]
