@@ -31,7 +31,7 @@ pub use crate::error::{Finding, Health, Severity};
 pub use crate::id::SuperPod;
 pub use host_files::Versions;
 pub use identity::{Identity, NotAnAddress, PciAddress};
-pub use npu::{Hbm, Instance, Npu, Split, State};
+pub use npu::{DeviceState, Hbm, Instance, Npu, Split};
 pub(crate) use peer_access::PeerAccess;
 pub use peer_access::can_access;
 pub use visible_devices::VisibleDevices;

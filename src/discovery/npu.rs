@@ -33,7 +33,7 @@ pub struct Npu {
     /// For a virtual instance, the card and the instance's number on it.
     pub instance: Option<Instance>,
     /// See [`Npu::is_usable`].
-    pub state: State,
+    pub state: DeviceState,
     /// Name of the chip, like `910B3`.
     pub chip: Option<String>,
     /// Name of the chip with its family, like `Ascend910B3`.
@@ -77,7 +77,7 @@ pub struct Hbm {
 /// The state of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum State {
+pub enum DeviceState {
     /// It can be used.
     Working,
     /// Not ready yet.
@@ -96,17 +96,17 @@ pub enum State {
     Unknown,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            State::Working => "working",
-            State::Starting => "starting",
-            State::Exception => "exception",
-            State::Sleeping => "sleeping",
-            State::Lost => "lost",
-            State::Removed => "removed",
-            State::Resetting => "resetting",
-            State::Unknown => "unknown",
+            DeviceState::Working => "working",
+            DeviceState::Starting => "starting",
+            DeviceState::Exception => "exception",
+            DeviceState::Sleeping => "sleeping",
+            DeviceState::Lost => "lost",
+            DeviceState::Removed => "removed",
+            DeviceState::Resetting => "resetting",
+            DeviceState::Unknown => "unknown",
         })
     }
 }
@@ -185,7 +185,7 @@ impl Npu {
             user: visible.user(logical),
             identity: Identity { pci: None, physical: physical.0, sdid: None },
             instance: listed.instance.map(|number| Instance { card: listed.card, number }),
-            state: State::Unknown,
+            state: DeviceState::Unknown,
             chip: None,
             soc: None,
             ai_cores: None,
@@ -200,7 +200,7 @@ impl Npu {
 
     /// True if memory can be allocated on the device.
     pub fn is_usable(&self) -> bool {
-        self.state == State::Working
+        self.state == DeviceState::Working
     }
 
     /// Why memory of this device cannot be shared between processes; `None` if it can. The host
@@ -219,13 +219,13 @@ impl Npu {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         match self.state {
-            State::Working | State::Unknown => {}
-            State::Starting => findings.push(Finding::Starting(self.logical)),
-            State::Exception => findings.push(Finding::Exception(self.logical)),
-            State::Sleeping => findings.push(Finding::Sleeping(self.logical)),
-            State::Lost => findings.push(Finding::Lost(self.logical)),
-            State::Removed => findings.push(Finding::Removed(self.logical)),
-            State::Resetting => findings.push(Finding::Resetting(self.logical)),
+            DeviceState::Working | DeviceState::Unknown => {}
+            DeviceState::Starting => findings.push(Finding::Starting(self.logical)),
+            DeviceState::Exception => findings.push(Finding::Exception(self.logical)),
+            DeviceState::Sleeping => findings.push(Finding::Sleeping(self.logical)),
+            DeviceState::Lost => findings.push(Finding::Lost(self.logical)),
+            DeviceState::Removed => findings.push(Finding::Removed(self.logical)),
+            DeviceState::Resetting => findings.push(Finding::Resetting(self.logical)),
         }
         if let Some(health @ (Health::Minor | Health::Major | Health::Fatal)) = self.health {
             findings.push(Finding::Unhealthy(self.logical, health));
@@ -250,19 +250,21 @@ impl Sources<'_> {
         device: LogicalId,
         info: Option<&Result<DevInfo, Answer>>,
         pci: Option<&Result<P, Answer>>,
-    ) -> State {
+    ) -> DeviceState {
         const BUSY: Answer = Answer::Refused(Errno::EBUSY);
         match (info, pci) {
-            (Some(Err(BUSY)), Some(Err(BUSY))) => return State::Removed,
-            (Some(Err(BUSY)), _) => return State::Resetting,
-            (Some(Err(Answer::Refused(Errno::ENODEV))), _) => return State::Starting,
+            (Some(Err(BUSY)), Some(Err(BUSY))) => return DeviceState::Removed,
+            (Some(Err(BUSY)), _) => return DeviceState::Resetting,
+            (Some(Err(Answer::Refused(Errno::ENODEV))), _) => return DeviceState::Starting,
             _ => {}
         }
         match self.urd.and_then(|urd| urd.init_status(device)).map(status) {
             // The task scheduler's heartbeat says more, if its module is loaded.
-            Some(State::Working) => self.urd.and_then(|urd| urd.ts_heartbeat(device)).map_or(State::Working, status),
+            Some(DeviceState::Working) => {
+                self.urd.and_then(|urd| urd.ts_heartbeat(device)).map_or(DeviceState::Working, status)
+            }
             Some(state) => state,
-            None => State::Unknown,
+            None => DeviceState::Unknown,
         }
     }
 
@@ -297,13 +299,13 @@ impl Sources<'_> {
     }
 }
 
-fn status(number: u32) -> State {
+fn status(number: u32) -> DeviceState {
     match number {
-        0 => State::Starting,
-        1 => State::Working,
-        2 => State::Exception,
-        3 => State::Sleeping,
-        4 => State::Lost,
-        _ => State::Unknown,
+        0 => DeviceState::Starting,
+        1 => DeviceState::Working,
+        2 => DeviceState::Exception,
+        3 => DeviceState::Sleeping,
+        4 => DeviceState::Lost,
+        _ => DeviceState::Unknown,
     }
 }

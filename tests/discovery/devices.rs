@@ -8,7 +8,7 @@ use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
 use ascend_ioctl::{Generation, davinci, uda};
-use ascend_vmm::discovery::{self, Environment, Finding, Health, MemoryDriver, Severity, Split, State, Survey};
+use ascend_vmm::discovery::{self, DeviceState, Environment, Finding, Health, MemoryDriver, Severity, Split, Survey};
 use ascend_vmm::error::Errno;
 use ascend_vmm::{LogicalId, PhysicalId, Session, UserId};
 use nix::fcntl::{OFlag, open};
@@ -71,7 +71,7 @@ fn a_healthy_host_shows_every_device_with_all_its_facts() {
             assert_eq!(npu.logical, LogicalId(number));
             assert_eq!(npu.physical, PhysicalId(number));
             assert_eq!(npu.user, Some(UserId(number)));
-            assert_eq!(npu.state, State::Working);
+            assert_eq!(npu.state, DeviceState::Working);
             assert!(npu.is_usable());
             assert_eq!(npu.health, Some(Health::Normal));
             assert_eq!(npu.split, Some(Split::Whole));
@@ -192,7 +192,7 @@ fn devices_are_listed_even_when_the_modules_for_their_facts_are_missing() {
         let survey = survey();
         assert_eq!(survey.findings, [Finding::ModuleMissing("DEVMNG"), Finding::ModuleMissing("URD")]);
         assert_eq!(survey.devices.len(), 2);
-        assert_eq!(survey.devices[0].state, State::Unknown);
+        assert_eq!(survey.devices[0].state, DeviceState::Unknown);
         assert_eq!(survey.devices[0].soc, None);
     });
 }
@@ -438,7 +438,7 @@ fn a_removed_device_is_recognised_although_it_is_listed() {
         assert_eq!(survey.findings, [Finding::Removed(LogicalId(1))]);
         assert_eq!(survey.devices.len(), 2);
         assert!(survey.devices[0].is_usable());
-        assert_eq!(survey.devices[1].state, State::Removed);
+        assert_eq!(survey.devices[1].state, DeviceState::Removed);
         assert!(!survey.devices[1].is_usable());
     });
 }
@@ -497,7 +497,7 @@ fn a_memory_driver_of_8_5_0_with_the_rest_of_a_newer_one_is_reported() {
 fn a_device_in_reset_is_distinguished_from_a_removed_one() {
     isolated(Config { phases: vec![(0, Phase::Resetting)], ..Config::default() }, |_| {
         let survey = survey();
-        assert_eq!(survey.devices[0].state, State::Resetting);
+        assert_eq!(survey.devices[0].state, DeviceState::Resetting);
         assert_eq!(survey.findings, [Finding::Resetting(LogicalId(0))]);
     });
 }
@@ -506,7 +506,7 @@ fn a_device_in_reset_is_distinguished_from_a_removed_one() {
 fn a_device_that_is_not_ready_is_starting() {
     isolated(Config { phases: vec![(0, Phase::Registered)], ..Config::default() }, |_| {
         let survey = survey();
-        assert_eq!(survey.devices[0].state, State::Starting);
+        assert_eq!(survey.devices[0].state, DeviceState::Starting);
         assert_eq!(survey.findings[0], Finding::Starting(LogicalId(0)));
     });
 }

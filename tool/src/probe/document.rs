@@ -348,7 +348,7 @@ fn driver_obstacle(survey: &Survey) -> Option<String> {
 /// known can be tried.
 fn device_obstacle(npu: &Npu, survey: &Survey) -> Option<String> {
     let state = match npu.state {
-        discovery::State::Working | discovery::State::Unknown => None,
+        discovery::DeviceState::Working | discovery::DeviceState::Unknown => None,
         state => Some(format!("the device is in the state {state}")),
     };
     driver_obstacle(survey).or(state)

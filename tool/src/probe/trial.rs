@@ -9,7 +9,7 @@ use crate::selftest::sharing::Peer;
 use crate::session_options::SessionOptions;
 use crate::terminal;
 use ascend_vmm::Bytes;
-use ascend_vmm::discovery::{self, MemoryDriver, State, Survey};
+use ascend_vmm::discovery::{self, DeviceState, MemoryDriver, Survey};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{
     Capabilities, Device, Kind, LogicalId, Mapping, MemoryInfo, MemoryKind, Page, ReserveOptions, Session,
@@ -85,7 +85,7 @@ pub(super) fn run(survey: &Survey) -> Trials {
         devices: Vec::new(),
         failures: Vec::new(),
     };
-    let worth_trying = |npu: &&discovery::Npu| matches!(npu.state, State::Working | State::Unknown);
+    let worth_trying = |npu: &&discovery::Npu| matches!(npu.state, DeviceState::Working | DeviceState::Unknown);
     let ids: Vec<LogicalId> = survey.devices.iter().filter(worth_trying).map(|npu| npu.logical).collect();
     if survey.memory_driver != Some(MemoryDriver::V2) || survey.generation.is_none() || ids.is_empty() {
         return trials;
