@@ -23,7 +23,7 @@ const NONE: u32 = u32::MAX;
 
 /// What a run is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RunState {
     Used,
     Free,
     /// Addresses without memory.
@@ -36,7 +36,7 @@ pub(crate) enum State {
 pub(crate) struct Run {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    pub(crate) state: State,
+    pub(crate) state: RunState,
     /// Neighbours in the area.
     before: u32,
     after: u32,
@@ -79,7 +79,7 @@ impl<const UNIT: u64> Default for SegregatedFit<UNIT> {
 impl<const UNIT: u64> SegregatedFit<UNIT> {
     /// Adds an area as a single run. Returns the run's number, which remains the number of the
     /// area's first run. Areas are never merged.
-    pub(crate) fn add_area(&mut self, start: u64, size: u64, state: State) -> u32 {
+    pub(crate) fn add_area(&mut self, start: u64, size: u64, state: RunState) -> u32 {
         debug_assert!(start % UNIT == 0 && size % UNIT == 0 && size > 0, "{start:#x} {size:#x}");
         let area = self.new_run(Run { start, size, state, before: NONE, after: NONE, next: NONE, previous: NONE });
         self.link(area);
@@ -96,12 +96,12 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     /// Frees a used run.
     pub(crate) fn free(&mut self, run: u32) {
         let Run { start, size, .. } = self[run];
-        self.set(run, start, size, State::Free);
+        self.set(run, start, size, RunState::Free);
     }
 
     /// Finds a run with room for `size` bytes at a multiple of `alignment`, a power of two. Returns
     /// the run and the aligned address. May miss a run that fits only just.
-    pub(crate) fn find(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
+    pub(crate) fn find(&self, state: RunState, size: u64, alignment: u64) -> Option<(u32, u64)> {
         if size / UNIT > LARGEST {
             return None;
         }
@@ -117,7 +117,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     }
 
     /// As [`SegregatedFit::find`], but misses none.
-    pub(crate) fn search(&self, state: State, size: u64, alignment: u64) -> Option<(u32, u64)> {
+    pub(crate) fn search(&self, state: RunState, size: u64, alignment: u64) -> Option<(u32, u64)> {
         if size / UNIT > LARGEST {
             return None;
         }
@@ -134,7 +134,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
 
     /// Changes the state of a part of a run and merges it with its neighbours of the same state.
     /// Returns the number of the resulting run.
-    pub(crate) fn set(&mut self, run: u32, start: u64, size: u64, state: State) -> u32 {
+    pub(crate) fn set(&mut self, run: u32, start: u64, size: u64, state: RunState) -> u32 {
         self.unlink(run);
         let (mut part, whole) = (run, self[run]);
         if start > whole.start {
@@ -146,7 +146,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
             self.link(rest);
         }
         self.runs[part as usize].state = state;
-        if state != State::Used {
+        if state != RunState::Used {
             part = self.join(part);
         }
         self.link(part);
@@ -169,7 +169,7 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     }
 
     /// All free runs, or all holes, of at least a size, roughly by size.
-    pub(crate) fn all(&self, state: State, smallest: u64) -> impl Iterator<Item = u32> {
+    pub(crate) fn all(&self, state: RunState, smallest: u64) -> impl Iterator<Item = u32> {
         let lists = self.lists(state).first.get(class(smallest / UNIT)..).unwrap_or_default();
         lists.iter().flat_map(|&first| self.list(first)).filter(move |&run| self[run].size >= smallest)
     }
@@ -227,15 +227,15 @@ impl<const UNIT: u64> SegregatedFit<UNIT> {
     }
 
     /// The lists of free runs, or of holes.
-    fn lists(&self, state: State) -> &Lists {
-        if state == State::Hole { &self.holes } else { &self.free }
+    fn lists(&self, state: RunState) -> &Lists {
+        if state == RunState::Hole { &self.holes } else { &self.free }
     }
 
-    fn lists_mut(&mut self, state: State) -> Option<&mut Lists> {
+    fn lists_mut(&mut self, state: RunState) -> Option<&mut Lists> {
         match state {
-            State::Used => None,
-            State::Free => Some(&mut self.free),
-            State::Hole => Some(&mut self.holes),
+            RunState::Used => None,
+            RunState::Free => Some(&mut self.free),
+            RunState::Hole => Some(&mut self.holes),
         }
     }
 
@@ -344,16 +344,16 @@ mod tests {
         let mut unused = vec![true; fit.runs.len()];
         let (mut free, mut holes) = (Vec::new(), Vec::new());
         for &(area, start, size) in areas {
-            let (mut at, mut before, mut state) = (start, NONE, State::Used);
+            let (mut at, mut before, mut state) = (start, NONE, RunState::Used);
             for (number, run) in runs(fit, area) {
                 assert!(run.start == at && run.before == before && run.size > 0);
-                assert!(run.state == State::Used || run.state != state, "two runs of {state:?}");
+                assert!(run.state == RunState::Used || run.state != state, "two runs of {state:?}");
                 (at, before, state) = (run.end(), number, run.state);
                 unused[number as usize] = false;
                 match state {
-                    State::Used => {}
-                    State::Free => free.push(number),
-                    State::Hole => holes.push(number),
+                    RunState::Used => {}
+                    RunState::Free => free.push(number),
+                    RunState::Hole => holes.push(number),
                 }
             }
             assert_eq!(at, start + size);
@@ -380,12 +380,12 @@ mod tests {
     }
 
     fn take(fit: &mut Fit, size: u64, alignment: u64) -> Option<u32> {
-        let (run, start) = fit.find(State::Free, size, alignment)?;
-        Some(fit.set(run, start, size, State::Used))
+        let (run, start) = fit.find(RunState::Free, size, alignment)?;
+        Some(fit.set(run, start, size, RunState::Used))
     }
 
     /// True if a request fits anywhere, by looking everywhere.
-    fn fits(fit: &Fit, areas: &[(u32, u64, u64)], state: State, size: u64, alignment: u64) -> bool {
+    fn fits(fit: &Fit, areas: &[(u32, u64, u64)], state: RunState, size: u64, alignment: u64) -> bool {
         let mut all = areas.iter().flat_map(|&(area, ..)| runs(fit, area));
         all.any(|(_, run)| run.state == state && run.start.next_multiple_of(alignment) + size <= run.end())
     }
@@ -400,7 +400,7 @@ mod tests {
             let mut fit = Fit::default();
             let mut areas = Vec::new();
             // The first two are adjacent and must not be merged.
-            let pieces = [(0, 1000, State::Free), (1000, 700, State::Hole), (1 << 30, 300, State::Free)];
+            let pieces = [(0, 1000, RunState::Free), (1000, 700, RunState::Hole), (1 << 30, 300, RunState::Free)];
             for (start, size, state) in pieces {
                 areas.push((fit.add_area(start * UNIT, size * UNIT, state), start * UNIT, size * UNIT));
             }
@@ -409,12 +409,12 @@ mod tests {
                 let (size, alignment) = (units * UNIT, UNIT << shift);
                 match action {
                     0..4 => {
-                        let expected = fits(&fit, &areas, State::Free, size, alignment);
-                        let found = fit.find(State::Free, size, alignment);
-                        let found = found.or_else(|| fit.search(State::Free, size, alignment));
+                        let expected = fits(&fit, &areas, RunState::Free, size, alignment);
+                        let found = fit.find(RunState::Free, size, alignment);
+                        let found = found.or_else(|| fit.search(RunState::Free, size, alignment));
                         prop_assert_eq!(found.is_some(), expected);
                         if let Some((number, start)) = found {
-                            let number = fit.set(number, start, size, State::Used);
+                            let number = fit.set(number, start, size, RunState::Used);
                             let run = fit[number];
                             prop_assert!(run.start % alignment == 0 && run.size == size);
                             let before = used.range(..run.end()).next_back();
@@ -430,8 +430,8 @@ mod tests {
                     }
                     _ => {
                         let (from, to) = match action {
-                            6 => (State::Hole, State::Free),
-                            _ => (State::Free, State::Hole),
+                            6 => (RunState::Hole, RunState::Free),
+                            _ => (RunState::Free, RunState::Hole),
                         };
                         let expected = fits(&fit, &areas, from, size, alignment);
                         let found = fit.search(from, size, alignment);
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn a_full_area_becomes_a_single_run_when_all_is_freed_and_can_be_removed() {
         let mut fit = Fit::default();
-        let area = fit.add_area(0, 64 << 20, State::Free);
+        let area = fit.add_area(0, 64 << 20, RunState::Free);
         let taken: Vec<u32> = std::iter::from_fn(|| take(&mut fit, 1 << 20, 1 << 20)).collect();
         assert_eq!((taken.len(), fit.largest_free()), (64, 0));
         taken.into_iter().for_each(|run| fit.free(run));
@@ -472,11 +472,11 @@ mod tests {
     #[test]
     fn requests_larger_than_any_run_are_refused() {
         let mut fit = Fit::default();
-        fit.add_area(0, LARGEST * UNIT, State::Free);
+        fit.add_area(0, LARGEST * UNIT, RunState::Free);
         assert!(take(&mut fit, LARGEST * UNIT, UNIT).is_some());
         for (size, alignment) in [(LARGEST * UNIT + UNIT, UNIT), (1 << 63, 1 << 30), (u64::MAX - UNIT + 1, UNIT)] {
-            assert_eq!(fit.find(State::Free, size, alignment), None, "{size}");
-            assert_eq!(fit.search(State::Free, size, alignment), None, "{size}");
+            assert_eq!(fit.find(RunState::Free, size, alignment), None, "{size}");
+            assert_eq!(fit.search(RunState::Free, size, alignment), None, "{size}");
         }
     }
 }

@@ -16,7 +16,7 @@ use super::small_blocks::{self, SmallRun};
 use crate::driver::svm::GIANT_PAGE;
 use crate::range_map::RangeMap;
 use crate::reserve::ReserveOptions;
-use crate::segregated_fit::{SegregatedFit, State};
+use crate::segregated_fit::{RunState, SegregatedFit};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ impl Blocks {
 
     /// Adds the addresses of a reservation, as a hole.
     pub(super) fn add_area(&mut self, start: u64, size: u64) {
-        let first = self.fit.add_area(start, size, State::Hole);
+        let first = self.fit.add_area(start, size, RunState::Hole);
         // Reservations do not overlap.
         let _ = self.areas.insert(start, size, first);
     }
@@ -133,45 +133,45 @@ impl Blocks {
     }
 
     /// Changes the state of a range that lies in one run. Returns the run that it is in then.
-    fn set(&mut self, range: &Range<u64>, state: State) -> Option<u32> {
+    fn set(&mut self, range: &Range<u64>, state: RunState) -> Option<u32> {
         let run = self.run_at(range.start).filter(|&run| range.end <= self.fit[run].end())?;
         Some(self.fit.set(run, range.start, range.end - range.start, state))
     }
 
     /// Makes memory free that was mapped just now, or was set aside. Returns its free run.
     pub(super) fn add_memory(&mut self, range: &Range<u64>) -> Option<u32> {
-        self.set(range, State::Free)
+        self.set(range, RunState::Free)
     }
 
     /// Makes a hole of memory that was set aside and is unmapped now.
     pub(super) fn remove_memory(&mut self, range: &Range<u64>) {
-        self.set(range, State::Hole);
+        self.set(range, RunState::Hole);
     }
 
     /// Sets free memory aside that is about to be unmapped.
     pub(super) fn set_aside(&mut self, range: &Range<u64>) {
-        self.set(range, State::Used);
+        self.set(range, RunState::Used);
     }
 
     /// Whether a range is part of a hole.
     pub(super) fn is_hole(&self, range: &Range<u64>) -> bool {
         let run = self.run_at(range.start).map(|run| self.fit[run]);
-        run.is_some_and(|run| run.state == State::Hole && range.end <= run.end())
+        run.is_some_and(|run| run.state == RunState::Hole && range.end <= run.end())
     }
 
     /// A small hole of at least `size` bytes.
     pub(super) fn hole(&self, size: u64) -> Option<Hole> {
-        self.fit.find(State::Hole, size, PAGE).map(|(run, _)| self.hole_of(run))
+        self.fit.find(RunState::Hole, size, PAGE).map(|(run, _)| self.hole_of(run))
     }
 
     /// All holes.
     pub(super) fn holes(&self) -> impl Iterator<Item = Hole> {
-        self.fit.all(State::Hole, PAGE).map(|run| self.hole_of(run))
+        self.fit.all(RunState::Hole, PAGE).map(|run| self.hole_of(run))
     }
 
     fn hole_of(&self, run: u32) -> Hole {
         let free = |neighbour: Option<u32>| {
-            let run = neighbour.map(|run| self.fit[run]).filter(|run| run.state == State::Free);
+            let run = neighbour.map(|run| self.fit[run]).filter(|run| run.state == RunState::Free);
             run.map_or(0, |run| run.size)
         };
         let (before, after) = (free(self.fit.before(run)), free(self.fit.after(run)));
@@ -183,7 +183,7 @@ impl Blocks {
         if let Some(block) = request.class.and_then(|class| self.take_small(class)) {
             return Some(block);
         }
-        let (run, start) = self.fit.find(State::Free, request.run_size(), request.run_alignment())?;
+        let (run, start) = self.fit.find(RunState::Free, request.run_size(), request.run_alignment())?;
         self.cut(request, run, start)
     }
 
@@ -209,13 +209,13 @@ impl Blocks {
             }
             request = BlockRequest::in_pages(request.size, request.alignment);
         }
-        let (run, start) = self.fit.search(State::Free, request.run_size(), request.run_alignment())?;
+        let (run, start) = self.fit.search(RunState::Free, request.run_size(), request.run_alignment())?;
         self.cut(request, run, start)
     }
 
     /// Cuts the pages of a request out of a free run.
     fn cut(&mut self, request: BlockRequest, run: u32, start: u64) -> Option<Range<u64>> {
-        let run = self.fit.set(run, start, request.run_size(), State::Used);
+        let run = self.fit.set(run, start, request.run_size(), RunState::Used);
         let small = request.class.map(|class| Box::new(SmallRun::new(class, start)));
         // It was free, so nothing is there.
         let _ = self.used.insert(start, request.run_size(), Used { run, small, disowned: false });
@@ -320,7 +320,7 @@ impl Blocks {
     /// blocks become free first.
     pub(super) fn free_ranges(&mut self, smallest: u64) -> Vec<Range<u64>> {
         self.free_empty_runs();
-        let free = self.fit.all(State::Free, smallest).map(|run| self.fit[run].start..self.fit[run].end());
+        let free = self.fit.all(RunState::Free, smallest).map(|run| self.fit[run].start..self.fit[run].end());
         let mut free: Vec<Range<u64>> = free.collect();
         free.sort_unstable_by_key(|range| range.start);
         free

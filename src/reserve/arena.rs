@@ -6,7 +6,7 @@
 
 use crate::driver::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
 use crate::range_map::{Found, RangeMap};
-use crate::segregated_fit::{SegregatedFit, State};
+use crate::segregated_fit::{RunState, SegregatedFit};
 use std::ops::Range;
 
 /// Addresses for heaps: where the vendor's library puts ordinary heaps, up to the end of the SVM
@@ -74,10 +74,10 @@ impl Arena {
     /// Takes `size` bytes at a multiple of `alignment`. Both are multiples of 2 MiB, and the
     /// alignment is a power of two. `None` if no enabled heap has room.
     pub(crate) fn take(&mut self, size: u64, alignment: u64) -> Option<u64> {
-        let found = self.fit.find(State::Free, size, alignment);
+        let found = self.fit.find(RunState::Free, size, alignment);
         // Look at every run before another heap is enabled.
-        let (run, start) = found.or_else(|| self.fit.search(State::Free, size, alignment))?;
-        let run = self.fit.set(run, start, size, State::Used);
+        let (run, start) = found.or_else(|| self.fit.search(RunState::Free, size, alignment))?;
+        let run = self.fit.set(run, start, size, RunState::Used);
         Some(self.enter(run))
     }
 
@@ -96,9 +96,9 @@ impl Arena {
         // reservation, or in the first run of the heap.
         let before = self.reserved.last_until(address).filter(|before| before.start >= heap.start);
         let run = before.map_or(Some(first), |before| self.fit.after(*before.value));
-        let run = run.filter(|&run| self.fit[run].state == State::Free && self.fit[run].start <= address);
+        let run = run.filter(|&run| self.fit[run].state == RunState::Free && self.fit[run].start <= address);
         let run = run.filter(|&run| end <= self.fit[run].end()).ok_or(Unavailable::Reserved)?;
-        let run = self.fit.set(run, address, size, State::Used);
+        let run = self.fit.set(run, address, size, RunState::Used);
         self.enter(run);
         Ok(())
     }
@@ -129,7 +129,7 @@ impl Arena {
 
     /// Adds a heap that was enabled.
     pub(crate) fn add_heap(&mut self, window: Window) {
-        let first = self.fit.add_area(window.start, window.size, State::Free);
+        let first = self.fit.add_area(window.start, window.size, RunState::Free);
         // Windows are chosen from gaps, so the map has nothing there.
         let _ = self.heaps.insert(window.start, window.size, Some(first));
     }
