@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::any::type_name;
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -19,18 +20,23 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Set in the process that runs the body. The value is the configuration's index and a word that
-/// the process prints at its end.
+/// Set in the process that runs the body. The value says which call of the test it is for, the
+/// configuration's index and a word that the process prints at its end.
 const MARKER: &str = "ASCEND_EMULATOR_ISOLATED";
 
 /// A test that takes longer is considered hung, on however slow and busy a machine.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
+thread_local! {
+    /// How many calls this test has made: the harness gives each test a thread of its own.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Runs a test's body in a separate process, on a thread that is attached to an emulated driver,
 /// and checks at the end that the body left nothing open.
 ///
-/// `body` must be a closure written in the test function itself: the name of its type contains the
-/// test's.
+/// A test may call it several times, also in a loop and through functions of its own. Each body has
+/// a process of its own. Call it on the test's own thread, whose name is the test's.
 ///
 /// # Panics
 /// With the body's output, if the body panics, exits, hangs, triggers a trap or leaves something
@@ -68,13 +74,22 @@ fn keep_heaps() {
 }
 
 fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(&Config, &Emulator)) {
+    let call = CALLS.get();
+    CALLS.set(call + 1);
     let Ok(marker) = std::env::var(MARKER) else {
         for (index, config) in configs.iter().enumerate() {
-            run_again(&test_name(closure), index, config);
+            run_again(&test_name(closure), call, index, config);
         }
         return;
     };
-    let Some((index, word)) = marker.split_once(':') else { panic!("{MARKER} is set to `{marker}`") };
+    let mut parts = marker.splitn(3, ':');
+    let (Some(wanted), Some(index), Some(word)) = (parts.next(), parts.next(), parts.next()) else {
+        panic!("{MARKER} is set to `{marker}`")
+    };
+    if wanted != call.to_string() {
+        // Another process runs this one.
+        return;
+    }
     let Some(config) = index.parse().ok().and_then(|index: usize| configs.get(index)) else {
         panic!("no configuration {index}")
     };
@@ -92,21 +107,25 @@ fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(
     let _ = std::io::stdout().flush();
 }
 
-/// The name of the test that contains a closure, as the harness knows it.
+/// The name of the running test, as the harness knows it: its thread's, or that of the function in
+/// which the closure was written.
 fn test_name(closure: &str) -> String {
+    if let Some(name) = std::thread::current().name().filter(|name| *name != "main") {
+        return name.to_owned();
+    }
     let path = closure.split("::{{closure}}").next().unwrap_or(closure);
     path.split_once("::").map_or(path, |(_crate, test)| test).to_owned()
 }
 
-fn run_again(test: &str, index: usize, config: &Config) {
-    let word = format!("isolated-{}-{index}-done", std::process::id());
+fn run_again(test: &str, call: usize, index: usize, config: &Config) {
+    let word = format!("isolated-{}-{call}-{index}-done", std::process::id());
     let output = memfd_create(c"output", MFdFlags::MFD_CLOEXEC).map(File::from);
     let mut output = output.unwrap_or_else(|error| panic!("no room for the test's output: {error}"));
     let stream = || output.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
     let program = std::env::current_exe().unwrap_or_else(|error| panic!("the test's own program is unknown: {error}"));
     let child = Command::new(program)
         .args([test, "--exact", "--nocapture", "--include-ignored"])
-        .env(MARKER, format!("{index}:{word}"))
+        .env(MARKER, format!("{call}:{index}:{word}"))
         .stdin(Stdio::null())
         .stdout(stream())
         .stderr(stream())
@@ -131,7 +150,7 @@ fn run_again(test: &str, index: usize, config: &Config) {
 
 fn explain(status: ExitStatus, done: bool) -> String {
     match (status.success(), done) {
-        (true, _) => "its body did not run: the closure must be written in the test function itself".to_owned(),
+        (true, _) => "its body did not run: call it on the test's own thread".to_owned(),
         (false, _) => format!("failed in its own process ({status})"),
     }
 }
@@ -153,5 +172,35 @@ fn wait(pid: u32, timeout: Duration) -> bool {
             Ok(_) => return true,
             Err(error) => panic!("poll: {error}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn through_a_function(config: Config, body: impl FnOnce(&Emulator)) {
+        isolated(config, |emulator| body(emulator));
+    }
+
+    #[test]
+    fn each_body_of_a_test_runs_in_a_process_of_its_own() {
+        static IS_USED: AtomicBool = AtomicBool::new(false);
+        for devices in [1, 3] {
+            through_a_function(Config { devices, ..Config::default() }, |emulator| {
+                assert!(!IS_USED.swap(true, Ordering::Relaxed));
+                assert_eq!(emulator.control(|driver| driver.machine.config.devices), devices);
+            });
+        }
+        let third = catch_unwind(|| isolated(Config::default(), |_| panic!("the third body ran")));
+        if std::env::var_os(MARKER).is_some() {
+            // Only the third body's process fails.
+            third.unwrap();
+            return;
+        }
+        let text = *third.unwrap_err().downcast::<String>().unwrap();
+        assert!(text.contains("the third body ran"), "{text}");
     }
 }
