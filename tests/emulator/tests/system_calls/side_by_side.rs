@@ -135,22 +135,51 @@ fn a_copy_is_held_in_its_middle_and_at_its_end() {
     });
 }
 
+/// A copy of 64 bytes in four rows.
+fn four_rows(destination: u64, bytes: &[u8; 64]) -> svm::Memcpy2d {
+    svm::Memcpy2d {
+        destination,
+        source: bytes.as_ptr() as u64,
+        destination_pitch: 16,
+        source_pitch: 16,
+        width: 16,
+        height: 4,
+        direction: svm::COPY_HOST_TO_DEVICE,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn held_rows_keep_their_reservation_but_not_their_mappings() {
+    isolated_leaky(config(), |emulator| {
+        let (session, heap, id) = session(Generation::NEWEST);
+        let bytes = [7u8; 64];
+        let rows = four_rows(heap, &bytes);
+        let hold = emulator.hold_after("MEMCPY2D", 40);
+        thread::scope(|scope| {
+            let copy = scope.spawn(|| session.call(Op::Memcpy2d, 0, &rows).map(drop));
+            hold.wait();
+            // Only of one dimension the driver knows which mappings are used.
+            let unmap = svm::MemUnmap { address: heap, ..Default::default() };
+            session.call(Op::MemUnmap, svm::HOST_ID, &unmap).unwrap();
+            assert_eq!(session.free(heap), Err(Errno::EBUSY));
+            hold.release();
+            assert_eq!(copy.join().unwrap(), Err(Errno::EINVAL), "the next row is not mapped");
+        });
+        session.free(heap).unwrap();
+        session.map(heap, id, 1).unwrap();
+        assert_eq!(read(&session, heap, 64), [[7; 40].as_slice(), &[0; 24]].concat());
+        session.unmap(heap).unwrap();
+    });
+}
+
 #[test]
 fn a_fill_and_rows_and_a_batch_are_held_in_their_middle() {
     isolated_leaky(config(), |emulator| {
         let (session, heap, _) = session(Generation::NEWEST);
         let bytes = [7u8; 64];
         let (sources, targets, sizes) = ([bytes.as_ptr() as u64; 2], [heap, heap + 32], [32u64; 2]);
-        let rows = svm::Memcpy2d {
-            destination: heap,
-            source: bytes.as_ptr() as u64,
-            destination_pitch: 16,
-            source_pitch: 16,
-            width: 16,
-            height: 4,
-            direction: svm::COPY_HOST_TO_DEVICE,
-            ..Default::default()
-        };
+        let rows = four_rows(heap, &bytes);
         let batch = svm::MemcpyBatch {
             destinations: targets.as_ptr() as u64,
             sources: sources.as_ptr() as u64,
