@@ -36,7 +36,12 @@ pub struct MappedRange {
 struct Descriptor {
     file: FileId,
     cloexec: bool,
+    installed: Installation,
 }
+
+/// Which use of a descriptor's number it is: the kernel may give the number to another file before
+/// the end of the close(2) that freed it is seen.
+pub type Installation = u64;
 
 /// A descriptor table, with the driver's files alone.
 #[derive(Clone, Default)]
@@ -54,6 +59,7 @@ pub type Shared<T> = Rc<RefCell<T>>;
 pub struct Files {
     files: BTreeMap<FileId, OpenFile>,
     opened: FileId,
+    installed: Installation,
     /// Files that were closed since [`Files::take_closed`].
     closed: Vec<FileId>,
 }
@@ -100,7 +106,8 @@ impl Files {
     pub fn install(&mut self, table: &mut DescriptorTable, descriptor: i32, file: FileId, cloexec: bool) {
         self.refer(file);
         self.remove(table, descriptor);
-        table.0.insert(descriptor, Descriptor { file, cloexec });
+        self.installed += 1;
+        table.0.insert(descriptor, Descriptor { file, cloexec, installed: self.installed });
     }
 
     /// Closes a descriptor.
@@ -176,6 +183,11 @@ impl DescriptorTable {
     /// The file of a descriptor.
     pub fn get(&self, descriptor: i32) -> Option<FileId> {
         self.0.get(&descriptor).map(|it| it.file)
+    }
+
+    /// Which use of its number a descriptor is, if it is the driver's.
+    pub fn installation(&self, descriptor: i32) -> Option<Installation> {
+        self.0.get(&descriptor).map(|it| it.installed)
     }
 
     /// Sets whether exec closes a descriptor.

@@ -5,7 +5,7 @@
 //! refusal, the page in which the driver explains it.
 
 use super::decode::guess;
-use super::files::{DescriptorTable, FileId, Files, Shared, Space};
+use super::files::{DescriptorTable, FileId, Files, Installation, Shared, Space};
 use super::recognise::Recogniser;
 use ascend_emulator::caller::Memory;
 use ascend_emulator::front::{ProcessMemory, driver_path, range_is_free};
@@ -44,7 +44,10 @@ enum What {
         arguments: [u64; 6],
     },
     /// Not recorded: changes of the descriptor table.
-    Close(i32),
+    Close {
+        descriptor: i32,
+        installed: Installation,
+    },
     CloseRange {
         first: u32,
         last: u32,
@@ -383,8 +386,8 @@ impl Watch {
             libc::SYS_mbind => return self.enter_change(tid, "mbind", Some(c), arguments),
             libc::SYS_mlock | libc::SYS_mlock2 => return self.enter_change(tid, "mlock", Some(c), arguments),
             libc::SYS_mremap => return self.enter_change(tid, "mremap", Some(c), arguments),
-            libc::SYS_close => match self.known(tid, a as i32) {
-                Some(_) => What::Close(a as i32),
+            libc::SYS_close => match self.threads.get(&tid).and_then(|it| it.table.borrow().installation(a as i32)) {
+                Some(installed) => What::Close { descriptor: a as i32, installed },
                 None => return false,
             },
             libc::SYS_close_range => What::CloseRange { first: a as u32, last: b as u32, flags: c as u32 },
@@ -597,9 +600,13 @@ impl Watch {
                 }
                 self.records.push(record);
             }
-            // EINTR and EIO of close(2) come after the descriptor is gone.
-            What::Close(descriptor) if value != -i64::from(libc::EBADF) => {
-                self.files.remove(&mut table.borrow_mut(), descriptor);
+            // EINTR and EIO of close(2) come after the descriptor is gone. Another thread may have
+            // been given the number since then.
+            What::Close { descriptor, installed } if value != -i64::from(libc::EBADF) => {
+                let mut table = table.borrow_mut();
+                if table.installation(descriptor) == Some(installed) {
+                    self.files.remove(&mut table, descriptor);
+                }
             }
             What::CloseRange { first, last, flags } if done => {
                 if flags & libc::CLOSE_RANGE_UNSHARE != 0 {
@@ -758,4 +765,48 @@ fn added_sentences(memory: &ProcessMemory, before: LogHead) -> Option<String> {
 
 fn page_size() -> u64 {
     nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().map_or(4096, |size| size as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::{getpid, gettid};
+
+    #[test]
+    fn a_number_that_is_given_away_before_the_end_of_its_close_is_seen_stays_open() {
+        const PATH: &std::ffi::CStr = c"/dev/davinci_manager";
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let (end, waits) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                sender.send(gettid().as_raw()).unwrap();
+                let _ = waits.recv();
+            });
+            let (one, other) = (gettid().as_raw(), receiver.recv().unwrap());
+            let mut watch = Watch::new(Recogniser::new(None));
+            watch.adopt(getpid().as_raw(), &[one, other]);
+            let open = [libc::AT_FDCWD as u64, PATH.as_ptr() as u64, libc::O_RDWR as u64, 0, 0, 0];
+            let of = |descriptor: u64| [descriptor, 0, 0, 0, 0, 0];
+            assert!(watch.enter(one, libc::SYS_openat, open));
+            watch.leave(one, 1005);
+            assert!(watch.enter(one, libc::SYS_dup, of(1005)));
+            watch.leave(one, 1006);
+            // The kernel closes 1005 and gives it to the other thread, whose end is seen first.
+            assert!(watch.enter(one, libc::SYS_close, of(1005)));
+            assert!(watch.enter(other, libc::SYS_openat, open));
+            watch.leave(other, 1005);
+            watch.leave(one, 0);
+            let calls = |watch: &mut Watch| {
+                let records = watch.take_records().into_iter();
+                records.map(|record| (record.call, record.tid, record.file)).collect::<Vec<_>>()
+            };
+            assert_eq!(calls(&mut watch), [("open", one, Some(1)), ("open", other, Some(2))]);
+            for (tid, descriptor, file) in [(other, 1005, 2), (one, 1006, 1)] {
+                assert!(watch.enter(tid, libc::SYS_close, of(descriptor)));
+                watch.leave(tid, 0);
+                assert_eq!(calls(&mut watch), [("close", tid, Some(file))]);
+            }
+            drop(end);
+        });
+    }
 }
