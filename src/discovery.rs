@@ -304,15 +304,17 @@ impl Survey {
         self.ask_memory_driver(&options.root);
         let Some(listed) = listed else { return };
         let visible = options.visible.clone().unwrap_or_else(VisibleDevices::from_environment);
-        let unasked = listed.iter().map(|device| Npu::unasked(device, &visible)).collect();
+        let unasked: Vec<_> = listed.iter().map(|device| Npu::unasked(device, &visible)).collect();
         let questions = {
             let (root, on_pci, memory) = (options.root.clone(), self.on_pci.clone(), self.generation);
             move || ask_devices(&root, &listed, &visible, &on_pci, memory)
         };
         // Some questions are passed on to a device, which may never answer.
-        let answers = Asked::start("ascend-vmm survey", questions).and_then(|asked| asked.wait(deadline));
-        let (devices, findings) =
-            answers.unwrap_or_else(|| (unasked, vec![Finding::Unanswered { waited: options.timeout }]));
+        let answers = match Asked::start("ascend-vmm survey", questions) {
+            Some(asked) => asked.wait(deadline).ok_or(Finding::Unanswered { waited: options.timeout }),
+            None => Err(Finding::NoThread { listed: unasked.len() }),
+        };
+        let (devices, findings) = answers.unwrap_or_else(|finding| (unasked, vec![finding]));
         self.devices = devices;
         self.findings.extend(findings);
     }

@@ -116,7 +116,7 @@ pub(super) fn set_up(uda: &Arc<Uda>, nodes: Nodes, deadline: Deadline) -> Result
         }
         last.clone()
     };
-    let no_thread = || Finding::Unexpected("no thread could be started to set up the devices".into());
+    let no_thread = || Finding::NoThread { listed: 0 };
     let waiting = || Finding::StillStarting { waited: started.elapsed() };
     asked.ok_or_else(no_thread)?.wait(deadline).ok_or_else(waiting)
 }

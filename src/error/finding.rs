@@ -129,6 +129,11 @@ pub enum Finding {
         /// How long that was.
         waited: Duration,
     },
+    /// `no-thread`: no thread could be started to set the devices up, or to ask about them.
+    NoThread {
+        /// How many devices are listed; 0 if they could not be set up.
+        listed: usize,
+    },
     /// `setup-refused`: SETUP was refused.
     SetupRefused(Errno),
     /// `hidden`: the host's list is empty although the nodes can be opened: a restricted process was
@@ -424,6 +429,15 @@ impl Finding {
                     waited.as_secs_f64()
                 ),
                 "Allow more time; if that does not help, look at the devices' health and the kernel log.",
+            ),
+            Finding::NoThread { listed } => row(
+                if *listed > 0 { Severity::Warning } else { Severity::Fatal },
+                "no-thread",
+                match listed {
+                    0 => "no thread could be started to set up the devices",
+                    _ => "the devices are listed, but no thread could be started to ask about them",
+                },
+                "Allow this process more threads or memory (ulimit -u, ulimit -v, the limits of its cgroup).",
             ),
             Finding::SetupRefused(errno) => fatal(
                 "setup-refused",

@@ -3,7 +3,7 @@
 
 use crate::support::processes::start;
 use crate::support::raw::ModuleFile;
-use crate::support::{Directory, assert_nothing_left, commands, inject, own_pid, survey_options};
+use crate::support::{Directory, assert_nothing_left, commands, inject, own_pid, survey_options, without};
 use ascend_emulator::config::{Door, Phase, Place};
 use ascend_emulator::record::Record;
 use ascend_emulator::{Config, isolated, isolated_leaky, on_each_generation};
@@ -12,6 +12,7 @@ use ascend_vmm::discovery::{self, DeviceState, Environment, Finding, Health, Mem
 use ascend_vmm::error::Errno;
 use ascend_vmm::{LogicalId, PhysicalId, Session, UserId};
 use nix::fcntl::{OFlag, open};
+use nix::libc;
 use nix::sys::stat::Mode;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -531,6 +532,31 @@ fn a_survey_waits_for_the_setup_that_an_earlier_one_abandoned() {
     });
 }
 
+#[test]
+fn where_no_thread_can_be_started_a_survey_says_so() {
+    let no_thread = |work: &(dyn Fn() + Sync)| without(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, work);
+    isolated(Config::default(), |_| {
+        no_thread(&|| {
+            let survey = survey();
+            assert_eq!(survey.findings, [Finding::NoThread { listed: 0 }]);
+            assert_eq!(survey.findings[0].severity(), Severity::Fatal);
+            assert_eq!(survey.devices.len(), 0);
+        });
+        assert_eq!(survey().findings, []);
+    });
+    // The SETUP of an earlier survey has its thread; the questions get none.
+    isolated(waits_for_a_device(Duration::from_secs(2)), |_| {
+        discovery::survey(&survey_options().timeout(Duration::ZERO));
+        no_thread(&|| {
+            let survey = survey();
+            assert_eq!(survey.findings, [Finding::NoThread { listed: 1 }]);
+            assert_eq!(survey.findings[0].severity(), Severity::Warning);
+            assert_eq!(ids(&survey), [(0, 0)]);
+        });
+        assert_eq!(ids(&survey()), [(0, 0)]);
+    });
+}
+
 /// A host on which the first SETUP waits this long for a device that never starts.
 fn waits_for_a_device(setup_patience: Duration) -> Config {
     Config { phases: vec![(1, Phase::Detected)], boot: None, setup_patience, ..Config::default() }
@@ -648,6 +674,7 @@ fn every_finding_has_a_message_and_a_remedy() {
         Finding::TakenAway,
         Finding::StillStarting { waited: Duration::from_secs(3) },
         Finding::Unanswered { waited: Duration::from_secs(3) },
+        Finding::NoThread { listed: 0 },
         Finding::Hidden,
         Finding::Removed(device),
         Finding::Lost(device),

@@ -1,6 +1,6 @@
 //! Files of sleeping tags: how they get their names, reach the disk and are removed.
 
-use crate::support::{Directory, MIB, device, plain, refused_here};
+use crate::support::{Directory, MIB, device, plain, refused_here, without};
 use ascend_emulator::{isolated, on_each_generation};
 use ascend_vmm::pool::{BackupFile, Block, Keep, PageCache, Pool, Tag};
 use nix::libc;
@@ -59,34 +59,6 @@ fn a_file_is_synced_before_it_gets_its_name_and_its_directory_after_that() {
         let partial = directory.join(&format!("kept.partial-{}-0", std::process::id()));
         assert_eq!((file, *synced_size, *named), (&partial, size, false));
         assert_eq!((parent.as_path(), *parent_named), (directory.path(), true));
-    });
-}
-
-/// Refuses some system calls of this thread from now on.
-fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
-    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter { code: code as u16, jt, jf: 0, k };
-    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-    for (number, &call) in calls.iter().enumerate() {
-        let over = (calls.len() - number) as u8;
-        filter.push(statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, over));
-    }
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0));
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the filter lives until the call returns, and applies to this thread only.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
-}
-
-/// Runs `work` in a thread whose system calls are refused.
-fn without(calls: &[libc::c_long], errno: libc::c_int, work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            refuse(calls, errno);
-            work();
-        });
     });
 }
 

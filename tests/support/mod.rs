@@ -21,6 +21,7 @@ use ascend_vmm::device_process::{Settings, Step};
 use ascend_vmm::discovery::{Options, VisibleDevices};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, Error, Mapping, PhysicalMemory, ReserveOptions, Session};
+use nix::libc;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -185,6 +186,34 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "waited {PATIENCE:?} for this: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Refuses system calls of this thread from now on.
+fn refuse(calls: &[libc::c_long], errno: libc::c_int) {
+    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for (number, &call) in calls.iter().enumerate() {
+        let over = (calls.len() - number) as u8;
+        filter.push(statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, over));
+    }
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a filter that lives until the call returns; it concerns this thread only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// Does something in a thread whose calls of these kinds are refused.
+pub fn without(calls: &[libc::c_long], errno: libc::c_int, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse(calls, errno);
+            work();
+        });
+    });
 }
 
 /// A directory of this test, removed when dropped.
