@@ -109,9 +109,14 @@ mod tests {
 
     #[test]
     fn rounded_sizes_have_the_largest_unit_that_fits() {
-        for (size, text) in
-            [(0, "0 B"), (1023, "1023 B"), (2 << 20, "2 MiB"), (64 << 30, "64 GiB"), (3 << 29, "1.5 GiB")]
-        {
+        for (size, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1 << 10, "1 KiB"),
+            (2 << 20, "2 MiB"),
+            (64 << 30, "64 GiB"),
+            (3 << 29, "1.5 GiB"),
+        ] {
             assert_eq!(Bytes(size).rounded(), text);
         }
         assert_eq!(Bytes(u64::MAX).rounded(), "16777216.0 TiB");
