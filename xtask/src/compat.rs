@@ -72,7 +72,7 @@ fn torch(options: &Torch) -> Result<bool, String> {
     let venv = options.venv.clone().unwrap_or_else(|| place.join("venv"));
     let python = environment(&venv)?;
     let tree = place.join("toolkit");
-    toolkit::write(&tree)?;
+    toolkit::write(&tree, toolkit::RELEASE)?;
     let write = |name: &str, text: &str| {
         let path = place.join(name);
         std::fs::write(&path, text).map(|()| path.clone()).map_err(|error| format!("{}: {error}", path.display()))

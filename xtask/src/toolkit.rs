@@ -13,11 +13,17 @@ pub struct Toolkit {
     /// Where the tree is written. What is there is replaced file by file.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
+    /// Profile of cargo that the libraries are built with; `dev` is built faster.
+    #[arg(long, value_name = "NAME", default_value = RELEASE)]
+    profile: String,
 }
+
+/// The profile of libraries that are used for more than a test.
+pub const RELEASE: &str = "release";
 
 /// Runs the command and returns its exit status.
 pub fn run(options: Toolkit) -> ExitCode {
-    match write(&options.directory) {
+    match write(&options.directory, &options.profile) {
         Ok(()) => {
             ascend_vmm_tool::outln!("{}", options.directory.display());
             ExitCode::SUCCESS
@@ -26,19 +32,19 @@ pub fn run(options: Toolkit) -> ExitCode {
     }
 }
 
-/// Builds the library and writes the tree.
-pub fn write(tree: &Path) -> Result<(), String> {
+/// Builds the library with a profile of cargo and writes the tree.
+pub fn write(tree: &Path, profile: &str) -> Result<(), String> {
     let target = crate::dist::target_directory()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(&cargo)
-        .args(["build", "--quiet", "--release", "--package", "ascend-acl", "--manifest-path"])
+        .args(["build", "--quiet", "--profile", profile, "--package", "ascend-acl", "--manifest-path"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
         .status()
         .map_err(|error| format!("cargo cannot be started: {error}"))?;
     if !status.success() {
         return Err(format!("the library cannot be built: {status}"));
     }
-    let built = target.join("release");
+    let built = target.join(if profile == "dev" { "debug" } else { profile });
     let (library, archive) = (built.join(ascendcl::toolkit::LIBRARY), built.join(ascendcl::toolkit::ARCHIVE));
     let written = ascendcl::toolkit::write(tree, &library, Some(&archive));
     written.map_err(|error| format!("{} cannot be written: {error}", tree.display()))
