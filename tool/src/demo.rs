@@ -130,7 +130,7 @@ const CHUNK: u64 = 4 << 20;
 /// Bytes of one pattern. Each starts with its number.
 const PAGE: u64 = 4096;
 
-/// What the memory holds at `offset`, a multiple of [`PAGE`], after so many changes. Every change
+/// What the memory holds at `offset`, a multiple of [`PAGE`], after this many changes. Every change
 /// changes every byte.
 fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
     let changed = |byte: u8| byte.wrapping_add(changes as u8);
@@ -145,7 +145,7 @@ fn contents(offset: u64, length: u64, changes: u32) -> Vec<u8> {
     bytes
 }
 
-/// Writes the contents after so many changes. Returns how long the copies took.
+/// Writes the contents after this many changes. Returns how long the copies took.
 fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, DemoError> {
     let bar = transfer(&format!("{who} writes"), mapping.size());
     let mut time = Duration::ZERO;
@@ -160,7 +160,7 @@ fn write(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, DemoErr
     Ok(time)
 }
 
-/// Reads the memory and compares it with the contents after so many changes. Returns how long the
+/// Reads the memory and compares it with the contents after this many changes. Returns how long the
 /// copies took.
 fn check(who: &str, mapping: &Mapping, changes: u32) -> Result<Duration, DemoError> {
     let bar = transfer(&format!("{who} reads"), mapping.size());

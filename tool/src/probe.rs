@@ -36,7 +36,7 @@ pub struct Probe {
     /// Print one line with all columns for each device, however wide.
     #[arg(long, conflicts_with = "json")]
     wide: bool,
-    /// Look again after so many seconds, until interrupted. On a terminal the text is redrawn.
+    /// Repeat after this many seconds, until interrupted. On a terminal the text is redrawn.
     #[arg(long, value_name = "SECONDS", conflicts_with = "open")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     watch: Option<u64>,

@@ -49,7 +49,7 @@ pub struct TracedCall {
 }
 
 impl TracedCall {
-    /// Whether it is a call that changes nothing that an answer tells of.
+    /// Whether the call changes nothing that a later answer depends on.
     fn changes_nothing(&self) -> bool {
         let command = self.record.cmd.unwrap_or_default();
         let asks = ["MEM_GET_", "MEM_QUERY_", "QUERY_", "GET_"].iter().any(|prefix| command.starts_with(prefix));
@@ -80,7 +80,7 @@ struct Doubt {
     differences: Vec<String>,
 }
 
-/// Plays a trace and prints the report. `describe` changes the host that the trace tells of as the
+/// Plays a trace and prints the report. `describe` changes the host of the trace as the
 /// user wants it.
 pub fn run(path: &Path, describe: impl FnOnce(Config) -> Result<Config, String>) -> ExitCode {
     let lines = match read(path) {
@@ -665,7 +665,7 @@ impl Player {
     }
 }
 
-/// The numbers by which names that the driver chose are told apart.
+/// Numbers that distinguish the names that the driver chose.
 struct Place {
     pid: i32,
     /// The device that a handle is on.

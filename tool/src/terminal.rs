@@ -118,7 +118,7 @@ impl Table {
     }
 }
 
-/// A bar on the standard error for work of so many steps, with its rate and the time that is left.
+/// A bar on the standard error for work of this many steps, with rate and remaining time.
 /// There is none if that is no terminal.
 pub fn steps(label: &str, number: u64) -> ProgressBar {
     styled(ProgressBar::new(number), "{msg:24} {wide_bar} {pos}/{len}  {per_sec}, {eta} left", label)
@@ -151,7 +151,7 @@ const YELLOW: [&str; 8] = ["starting", "sleeping", "minor", "kept", "warning:", 
 const RED: [&str; 9] = ["exception", "lost", "removed", "major", "fatal", "fatal:", "MISSED", "FAIL", "no"];
 
 /// Colours the words of a line that mean good or bad, if the output is a terminal. Only words of
-/// tables and at the start of a line are looked at: in a sentence they mean something else.
+/// tables and at the start of a line are painted: in a sentence they mean something else.
 pub fn paint(line: &str) -> String {
     if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
         return line.to_owned();

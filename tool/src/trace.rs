@@ -266,7 +266,7 @@ impl Trace {
             return impossible(format!("signals cannot be blocked: {error}"));
         }
         if let Some(pid) = self.pid {
-            crate::errln!("tracing process {pid}; Ctrl-C ends the trace, and the process goes on");
+            crate::errln!("tracing process {pid}; Ctrl-C ends the trace; the process continues");
         }
         let began = Instant::now();
         while tracer.step(&mut watch) {

@@ -3,7 +3,7 @@
 //! Dropping a [`Manager`] issues the CLOSE command first, as an orderly client must;
 //! [`Manager::abandon`] does not.
 
-use crate::rule::{Answer, Failure, Judge, asked};
+use crate::rule::{Answer, Failure, Judge, note_command};
 use ascend_ioctl::{Command, davinci};
 use std::ffi::CString;
 use std::os::fd::RawFd;
@@ -20,7 +20,7 @@ pub fn answer(result: i64) -> Answer<i64> {
 
 /// open(2) of a path.
 pub fn open(path: &str, flags: i32) -> Answer<RawFd> {
-    asked("open");
+    note_command("open");
     let path = CString::new(path).map_err(|_| libc::EINVAL)?;
     // SAFETY: the path is a NUL-terminated string that outlives the call.
     answer(i64::from(unsafe { libc::open(path.as_ptr(), flags) })).map(|fd| fd as RawFd)
@@ -35,7 +35,7 @@ pub fn ioctl(fd: RawFd, request: u32, argument: u64) -> Answer<i32> {
 
 /// mmap(2) with a hint.
 pub fn mmap(hint: u64, length: u64, prot: i32, flags: i32, fd: RawFd) -> Answer<u64> {
-    asked("mmap");
+    note_command("mmap");
     // SAFETY: a new mapping that replaces nothing: rules that pass MAP_FIXED do so on ranges that
     // they mapped themselves.
     let address = unsafe { libc::mmap(hint as *mut libc::c_void, length as usize, prot, flags, fd, 0) };
@@ -44,21 +44,21 @@ pub fn mmap(hint: u64, length: u64, prot: i32, flags: i32, fd: RawFd) -> Answer<
 
 /// munmap(2).
 pub fn munmap(address: u64, length: u64) -> Answer<()> {
-    asked("munmap");
+    note_command("munmap");
     // SAFETY: only ranges that the rule mapped itself, and to which nothing refers afterwards.
     answer(i64::from(unsafe { libc::munmap(address as *mut libc::c_void, length as usize) })).map(drop)
 }
 
 /// mprotect(2).
 pub fn mprotect(address: u64, length: u64, prot: i32) -> Answer<()> {
-    asked("mprotect");
+    note_command("mprotect");
     // SAFETY: only ranges that the rule mapped itself.
     answer(i64::from(unsafe { libc::mprotect(address as *mut libc::c_void, length as usize, prot) })).map(drop)
 }
 
 /// madvise(2).
 pub fn madvise(address: u64, length: u64, advice: i32) -> Answer<()> {
-    asked("madvise");
+    note_command("madvise");
     // SAFETY: only ranges that the rule mapped itself.
     answer(i64::from(unsafe { libc::madvise(address as *mut libc::c_void, length as usize, advice) })).map(drop)
 }
@@ -118,19 +118,19 @@ impl Manager {
 
     /// A command with any address as argument.
     pub fn command_at(&self, command: &Command, argument: u64) -> Answer<i32> {
-        asked(command.name);
+        note_command(command.name);
         ioctl(self.fd, command.request(), argument)
     }
 
     /// A request value with any address as argument.
     pub fn request(&self, request: u32, argument: u64) -> Answer<i32> {
-        asked("the ioctl");
+        note_command("the ioctl");
         ioctl(self.fd, request, argument)
     }
 
     /// dup(2): another descriptor of the same file.
     pub fn duplicate(&self) -> Answer<Manager> {
-        asked("dup");
+        note_command("dup");
         // SAFETY: dup has no preconditions.
         answer(i64::from(unsafe { libc::dup(self.fd) })).map(|fd| Manager { fd: fd as RawFd })
     }

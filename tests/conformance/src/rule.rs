@@ -43,7 +43,7 @@ pub enum Need {
     OwnFiles,
     /// Children whose inherited mappings the driver can remove. An emulation does that by
     /// ptrace(2), which another tracer keeps from it.
-    Heirs,
+    UntracedChildren,
     /// Permission to use up all memory of a device, or a whole list, for a moment.
     Exhaustion,
     /// Permission to cost the kernel or a device memory, or a reference that delays unloading,
@@ -69,7 +69,9 @@ impl Need {
             Need::Hccs => (host.hccs, "needs devices on HCCS"),
             Need::Admin => (host.admin, "needs a caller that sees the host's device table"),
             Need::OwnFiles => (host.own_files, "needs a kernel driver's character devices; these are ordinary files"),
-            Need::Heirs => (host.own_files || !is_traced(), "needs a process that no debugger or tracer follows"),
+            Need::UntracedChildren => {
+                (host.own_files || !is_traced(), "needs a process that no debugger or tracer follows")
+            }
             Need::Exhaustion => (host.exhaustion, "uses up a whole resource: not allowed in this run"),
             Need::Leak => (host.exhaustion, "may cost memory until the driver is loaded anew: not allowed in this run"),
             Need::Hdc => (host.hdc, "needs /dev/hisi_hdc, which cannot be opened here"),
@@ -186,7 +188,7 @@ thread_local! {
 }
 
 /// Notes that `name` is the command whose answer is judged next.
-pub(crate) fn asked(name: &'static str) {
+pub(crate) fn note_command(name: &'static str) {
     LAST.set(name);
 }
 

@@ -5,7 +5,7 @@
 
 use crate::host::Host;
 use crate::manager::{Manager, errno, mmap, munmap};
-use crate::rule::{Answer, Failure, Judge, Verdict, asked};
+use crate::rule::{Answer, Failure, Judge, Verdict, note_command};
 use crate::tsd::{Channel, Identity, register, start_device_process};
 use ascend_ioctl::svm::{self, Op, Para};
 use ascend_ioctl::{Generation, davinci};
@@ -71,7 +71,7 @@ impl Svm {
 
     /// Issues a command on a prepared argument.
     pub fn raw(&self, op: Op, arg: &mut svm::Arg) -> Answer<i32> {
-        asked(op.name());
+        note_command(op.name());
         crate::manager::ioctl(self.file.fd(), self.request_of(op), std::ptr::from_mut(arg) as u64)
     }
 

@@ -5,7 +5,7 @@
 //! length, 1 and 0. Only the fields that a start needs are written here.
 
 use crate::manager::{Manager, close, ioctl, open};
-use crate::rule::{Answer, Failure, Judge, asked};
+use crate::rule::{Answer, Failure, Judge, note_command};
 use ascend_ioctl::{Command, devmng, hdc};
 
 const HANDSHAKE: u64 = 32;
@@ -184,7 +184,7 @@ pub struct Channel {
 
 /// A command of `/dev/hisi_hdc`.
 pub fn hdc_command<V: hdc::View>(fd: i32, command: &Command, view: &V) -> Answer<V> {
-    asked(command.name);
+    note_command(command.name);
     let mut argument = hdc::Arg::new(view);
     ioctl(fd, command.request(), std::ptr::from_mut(&mut argument) as u64)?;
     Ok(argument.view())

@@ -132,7 +132,7 @@ fn the_first_and_the_second_server_of_a_pod_are_judged_alike() {
 }
 
 #[test]
-fn a_host_without_devices_is_told_apart_from_one_that_breaks_rules() {
+fn a_host_without_devices_is_distinguished_from_one_that_breaks_rules() {
     let patience = Duration::from_millis(10);
     let (output, code) = run(Config { devices: 0, setup_patience: patience, ..Config::default() }, &[]);
     assert_eq!((output.as_str(), code), ("no Ascend driver or no device on this host\n", Some(3)));
@@ -168,7 +168,7 @@ fn run_broken(fault: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_driver_that_answers_differently_is_told_so() {
+fn a_driver_that_answers_differently_is_reported() {
     let output = run_broken("MEM_UNMAP=EIO", &["unmapping_twice_is_einval", "freeing_twice_is_einval"]);
     assert!(output.contains("FAIL unmapping_twice_is_einval: expected success of MEM_UNMAP, got EIO"), "{output}");
     assert!(output.contains("ok   freeing_twice_is_einval"), "{output}");
@@ -176,7 +176,7 @@ fn a_driver_that_answers_differently_is_told_so() {
 }
 
 #[test]
-fn a_driver_that_does_not_answer_is_told_so() {
+fn a_driver_that_does_not_answer_is_reported() {
     let output =
         run_broken("device0=silent:600s", &["--timeout", "15", "device_memory_holds_bytes", "freeing_twice_is_einval"]);
     assert!(output.contains("FAIL device_memory_holds_bytes"), "{output}");

@@ -53,7 +53,7 @@ const GLANCE: Duration = Duration::from_millis(20);
 /// A private error code.
 type Code = i32;
 
-/// How an ioctl that does not fail goes on.
+/// What an ioctl that did not fail does next.
 enum Progress {
     /// Returns 0 and copies nothing back.
     Done,

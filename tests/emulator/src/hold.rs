@@ -7,7 +7,8 @@ use std::time::Duration;
 /// No machine is so busy that a command takes longer to arrive.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A command that is stopped, or will be: see [`Emulator::hold`]. It goes on when this is dropped.
+/// A command that is stopped, or will be: see [`Emulator::hold`]. Dropping this lets it
+/// continue.
 pub struct Hold<'a> {
     emulator: &'a Emulator,
     id: u64,
@@ -60,7 +61,7 @@ impl Hold<'_> {
         }
     }
 
-    /// Lets the command go on.
+    /// Lets the command continue.
     pub fn release(self) {}
 }
 

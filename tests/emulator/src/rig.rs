@@ -111,7 +111,7 @@ impl Rig {
     pub fn open(&mut self, process: TestProcess, path: &str) -> Result<FileId, Errno> {
         let backing = File::from(memfd_create(c"backing", MFdFlags::MFD_CLOEXEC).expect("a memfd"));
         let caller = Rig::caller(&self.heap, process, process.0, self.now);
-        self.driver.open(&caller, path, libc::O_RDWR, backing).expect("a path of the driver's")
+        self.driver.open(&caller, path, libc::O_RDWR, backing).expect("a path that the driver has")
     }
 
     pub fn ioctl(&mut self, process: TestProcess, file: FileId, request: u32, arg: u64) -> Outcome {

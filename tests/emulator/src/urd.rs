@@ -146,7 +146,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
     let answer = handler(&mut Query { machine, caller, device: call.device, input, output_length });
     match answer {
         Err(Refusal::Errno(errno)) => {
-            // What is not supported is no error to the driver; everything else leaves a line.
+            // The driver logs every refusal except EOPNOTSUPP.
             machine.logged_refusals += u32::from(errno != Errno::EOPNOTSUPP);
             errno.into()
         }

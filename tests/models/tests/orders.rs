@@ -1,12 +1,12 @@
 //! Each model in many orders of its threads.
 
 #[test]
-fn threads_that_want_one_object_never_make_two_and_never_wait_for_ever() {
+fn threads_that_want_one_object_never_make_two_and_always_get_it() {
     ascend_models::slots_make_one_object();
 }
 
 #[test]
-fn a_process_never_has_two_sessions_and_a_thread_never_waits_for_one_for_ever() {
+fn a_process_never_has_two_sessions_and_every_thread_gets_its_turn() {
     ascend_models::the_seat_holds_one_session();
 }
 

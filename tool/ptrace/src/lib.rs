@@ -13,7 +13,7 @@ use libc::{c_int, c_uint, c_void};
 use nix::errno::Errno;
 use std::ptr;
 
-/// What a tracer wants to be told about: threads, children and exec.
+/// The events that stop a thread: new threads and children, and exec.
 const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEFORK
@@ -56,7 +56,7 @@ pub enum Event {
     Other,
 }
 
-/// How a stopped thread goes on.
+/// How far a stopped thread runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// To the next event.
@@ -122,7 +122,7 @@ pub fn listen(tid: i32) -> Result<(), Errno> {
     request(libc::PTRACE_LISTEN as c_uint, tid, 0, 0).map(drop)
 }
 
-/// Lets a stopped thread go on, with this signal or with 0 for none.
+/// Lets a stopped thread continue, with this signal or with 0 for none.
 ///
 /// # Errors
 /// ESRCH: the thread was killed meanwhile.
@@ -134,7 +134,7 @@ pub fn resume(tid: i32, how: How, signal: i32) -> Result<(), Errno> {
     request(kind as c_uint, tid, 0, signal as usize).map(drop)
 }
 
-/// Stops tracing a stopped thread and lets it go on, with this signal or with 0 for none.
+/// Stops tracing a stopped thread and lets it continue, with this signal or with 0 for none.
 ///
 /// # Errors
 /// ESRCH: the thread was killed meanwhile.
@@ -229,7 +229,7 @@ fn report(status: c_int) -> Report {
     }
 }
 
-/// Makes sure that SIGCHLD tells of reports: a parent may have set it to be ignored.
+/// Makes sure that reports raise SIGCHLD: a parent may have set it to be ignored.
 ///
 /// # Errors
 /// None that the kernel documents.
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_status_is_told_apart() {
+    fn every_kind_of_status_is_distinguished() {
         assert_eq!(report(7 << 8), Report::Exited(7));
         assert_eq!(report(9), Report::Killed(9));
         let stopped = |signal: c_int, event: c_int| report(event << 16 | signal << 8 | 0x7f);

@@ -473,7 +473,7 @@ impl FromStr for DaemonText {
             ("refuses", Some(error)) => Daemon::Refuses { code: 1, error: error.to_owned() },
             _ => {
                 return Err(format!(
-                    "`{text}` is none of works, absent, silent, garbage, hangs-up, vendor-order, late:TIME, \
+                    "`{text}` is not one of works, absent, silent, garbage, hangs-up, vendor-order, late:TIME, \
                      version:N and refuses:CODE"
                 ));
             }
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_times_and_behaviours_that_are_none_are_refused() {
+    fn invalid_lists_times_and_behaviours_are_refused() {
         for text in ["x", "1,", "3-1", "0-4294967295", "-1", "1-2-3"] {
             assert!(text.parse::<Ids>().is_err(), "{text}");
         }

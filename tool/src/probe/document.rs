@@ -340,7 +340,7 @@ fn driver_obstacle(survey: &Survey) -> Option<String> {
         Some(MemoryDriver::V2) => None,
         Some(MemoryDriver::V3) => Some("the memory interface is v3 (Ascend 950), which is not served here".into()),
         Some(MemoryDriver::Missing) => Some("the driver's memory module is not loaded".into()),
-        None => Some("the driver's memory module could not be asked".into()),
+        None => Some("the driver's memory module could not be queried".into()),
     }
 }
 

@@ -64,7 +64,7 @@ impl Measured {
 /// Nanoseconds of a call on the driver, and of another.
 type CallTimes = (f64, f64);
 
-/// The sentence about what tracing costs, and what it cost a run with so many calls.
+/// The sentence about what tracing costs, and what it cost a run with this many calls.
 pub fn report(filtered: bool, calls: usize, took: Duration) -> String {
     match measure(filtered) {
         Ok(((plain, other), (traced, traced_other))) => {

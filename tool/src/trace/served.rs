@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_the_library_makes_are_told_from_others() {
+    fn commands_that_the_library_makes_are_distinguished_from_others() {
         for (module, used, unused) in [
             ("SVM", "MEM_CREATE", "MEM_HANDLE_SET_ATTR"),
             ("SVM", "ALLOC", "ADVISE"),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_that_the_library_makes_are_told_from_others() {
+    fn queries_that_the_library_makes_are_distinguished_from_others() {
         let by_the_library = |name: &str| {
             let (_, key) = KEYS.iter().find(|(it, _)| *it == name).unwrap();
             served("URD", Some("URD"), Some((key.main, key.sub))).library

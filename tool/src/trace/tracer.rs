@@ -1,4 +1,4 @@
-//! Stops the threads of a program at its system calls, and lets them go on as if nobody looked.
+//! Stops the threads of a program at its system calls, and lets them continue unaware of it.
 //!
 //! With a filter of its own a program stops only at calls that may be the driver's. A process that
 //! ran before has no such filter, and under `emulate` the emulator's own filter comes first: these
@@ -235,7 +235,7 @@ impl Tracer {
         }
     }
 
-    /// Lets a stopped thread go on, with a signal or 0.
+    /// Lets a stopped thread continue, with a signal or 0.
     fn go(&mut self, tid: i32, signal: i32) {
         if self.leaving {
             let _ = ascend_ptrace::detach(tid, signal);

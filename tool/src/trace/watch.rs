@@ -1,6 +1,6 @@
 //! Which system calls concern the driver, and what they say: each becomes a [`Record`].
 //!
-//! A call is looked at twice, before and after. What is read from the program's memory is the
+//! A call is examined twice, before and after. The tracer reads from the program's memory the
 //! argument, the buffers that belong to it ([`ascend_emulator::record::buffer`]) and, after a
 //! refusal, the page in which the driver explains it.
 

@@ -72,7 +72,7 @@ int main(int count, char **arguments) {
         printf("restart %d: read returned %ld, %s\n", restart, result, result < 0 ? strerror(errno) : "no error");
         waitpid(child, NULL, 0);
     }
-    /* A stopped child stays stopped until it is continued, and its parent is told. */
+    /* A stopped child stays stopped until it is continued, and its parent gets a signal. */
     child = fork();
     if (child == 0) {
         for (;;) pause();

@@ -2,6 +2,7 @@
 
 use crate::support::c::compile;
 use crate::support::{PROGRAM, refusal, run_program, stderr, stdout};
+use ascend_ioctl::{Generation, UnknownGeneration};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -53,7 +54,7 @@ fn last_words(output: impl Read + AsFd) -> String {
     let mut part = [0; 64];
     loop {
         let mut polled = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut polled, PollTimeout::from(60_000u16)), Ok(1), "the program waits for ever");
+        assert_eq!(poll(&mut polled, PollTimeout::from(60_000u16)), Ok(1), "the program hangs");
         match output.read(&mut part).unwrap() {
             0 => return String::from_utf8(words).unwrap(),
             count => words.extend(&part[..count]),
@@ -62,7 +63,7 @@ fn last_words(output: impl Read + AsFd) -> String {
 }
 
 #[test]
-fn a_program_whose_emulator_is_killed_finds_no_driver_and_goes_on() {
+fn a_program_whose_emulator_is_killed_finds_no_driver_and_continues() {
     let script = "test -e /dev/davinci0 && echo there; read line; test -e /dev/davinci0 || echo gone";
     let mut command = Command::new(PROGRAM);
     command.args(["emulate", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -93,8 +94,9 @@ fn an_emulator_that_is_killed_while_it_starts_a_program_leaves_nobody_waiting() 
 
 #[test]
 fn wrong_arguments_are_refused_with_exit_2() {
+    let unknown = UnknownGeneration.to_string();
     for (arguments, reason) in [
-        (&["--driver", "7.0", "--", "true"][..], "unknown driver generation; known are 8.5.0, 9.0.0 and 26.1"),
+        (&["--driver", "7.0", "--", "true"][..], unknown.as_str()),
         (&["--turbo", "--", "true"], "unexpected argument '--turbo'"),
         (&["--devices", "many", "--", "true"], "invalid value 'many'"),
         (&["--devices", "65", "--", "true"], "devices is 65; a host has at most 64"),
@@ -107,7 +109,7 @@ fn wrong_arguments_are_refused_with_exit_2() {
         (&["--occupied", "x", "--", "true"], "`x` is not the number of an NPU"),
         (&["--virtual-instances", "7", "--", "true"], "7 is on no card"),
         (&["--without-module", "svm3", "--", "true"], "there is no module `svm3`"),
-        (&["--daemon", "asleep", "--", "true"], "`asleep` is none of"),
+        (&["--daemon", "asleep", "--", "true"], "`asleep` is not one of"),
         (&["--like", "atlas-9000", "--", "true"], "invalid value 'atlas-9000'"),
         (&["--chip", "", "--", "true"], "1 to 31 ASCII characters"),
         (&["--host", "/nonexistent/host.toml", "--", "true"], "/nonexistent/host.toml cannot be read"),
@@ -168,7 +170,7 @@ fn a_program_that_lists_dev_finds_the_nodes_that_are_there() {
 }
 
 #[test]
-fn a_program_that_starts_no_device_process_is_told_what_it_needs() {
+fn a_program_that_starts_no_device_process_learns_what_it_needs() {
     let Some(program) = compile("share_memory", &[]) else { return };
     let output = emulate(&["--", &program]);
     assert_eq!(output.status.code(), Some(1));
@@ -353,9 +355,10 @@ fn two_processes_of_a_c_program_share_memory() {
 #[test]
 fn a_c_program_allocates_and_shares_as_the_vendors_library_does() {
     let Some(program) = compile("vendor_memory", &[]) else { return };
-    for driver in ["26.1", "9.0.0", "8.5.0"] {
+    for driver in Generation::ALL.map(Generation::name) {
         let mut arguments = vec!["--driver", driver, "--device-process", "automatic", "--", &program];
-        arguments.extend((driver == "8.5.0").then_some("8.5.0"));
+        // The program knows the numbers of the oldest generation by its name.
+        arguments.extend((driver == Generation::ALL[0].name()).then_some(driver));
         let output = emulate(&arguments);
         assert!(output.status.success(), "{driver}: {}", stderr(&output));
         assert_eq!(stdout(&output), "child read: plain memory of the parent\nall freed\n", "{driver}");
@@ -450,7 +453,7 @@ fn a_program_under_strace_has_the_driver() {
 
 #[test]
 fn a_program_under_gdb_has_the_driver() {
-    // It stops, goes on step by step, and runs to its end.
+    // It stops, is stepped, and runs to its end.
     let tool = ["gdb", "-batch", "-ex", "tbreak main", "-ex", "run", "-ex", "stepi 100", "-ex", "continue", "--args"];
     if let Err(reason) = traced(&tool) {
         eprintln!("{reason}");

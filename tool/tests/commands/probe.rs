@@ -29,7 +29,7 @@ fn codes(document: &Value) -> Vec<&str> {
     document["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect()
 }
 
-/// The document of a host on which the finding is reported, with so many devices and this exit
+/// The document of a host on which the finding is reported, with this many devices and this exit
 /// status.
 #[track_caller]
 fn finds(config: Config, code: &str, devices: usize, status: i32) -> Value {
@@ -321,7 +321,7 @@ fn nothing_is_wider_than_80_columns() {
 }
 
 #[test]
-fn columns_are_respected_down_to_the_silly() {
+fn columns_are_respected_even_if_tiny() {
     for columns in ["0", "1", "20", "40", "120", "999999999", "wide", ""] {
         let mut command = Command::new(PROGRAM);
         command.arg("probe").env("COLUMNS", columns);

@@ -3,6 +3,7 @@
 
 use crate::support::c::compile;
 use crate::support::{PROGRAM, refusal, run_program, stderr, stdout};
+use ascend_ioctl::Generation;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -40,7 +41,7 @@ fn assert_no_difference(trace: &Path, generation: &str, least: usize) {
 
 #[test]
 fn a_trace_of_every_operation_shows_no_difference_on_its_own_generation() {
-    for generation in ["8.5.0", "9.0.0", "26.1"] {
+    for generation in Generation::ALL.map(Generation::name) {
         let (recorded, seen) = traced(&["--driver", generation], &[PROGRAM, "selftest"]);
         for trace in [recorded, seen] {
             assert_no_difference(&trace, generation, 1000);
@@ -112,14 +113,14 @@ fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
         let expected = ascend_emulator::record::hex(&[&sign.pid.to_le_bytes()[..], b"0"].concat());
         assert!(sign.out_hex.as_deref().is_some_and(|hex| hex.starts_with(&expected)), "{sign:?}");
     }
-    assert_no_difference(&seen, "26.1", 1000);
+    assert_no_difference(&seen, Generation::NEWEST.name(), 1000);
 }
 
 #[test]
 fn the_host_is_taken_from_the_trace() {
     let host = ["--attach", "hccs", "--devices", "5", "--hbm", "32G", "--device-process", "automatic"];
     let (_, seen) = traced(&host, &[PROGRAM, "probe", "--open"]);
-    assert_no_difference(&seen, "26.1", 50);
+    assert_no_difference(&seen, Generation::NEWEST.name(), 50);
     assert!(stdout(&replay(&seen, &[])).contains("5 devices on HCCS, each with 32 GiB"));
 }
 
@@ -127,7 +128,7 @@ fn the_host_is_taken_from_the_trace() {
 fn a_trace_of_a_c_program_in_two_processes_shows_no_difference() {
     let Some(program) = compile("vendor_memory", &[]) else { return };
     let (_, seen) = traced(&["--device-process", "automatic"], &[&program]);
-    assert_no_difference(&seen, "26.1", 30);
+    assert_no_difference(&seen, Generation::NEWEST.name(), 30);
 }
 
 /// A trace of which one line is changed.

@@ -4,6 +4,7 @@ use crate::support::c::compile;
 use crate::support::calls::{assert_same, read};
 use crate::support::{PROGRAM, refusal, run, run_program, stderr, stdout};
 use ascend_emulator::record::Record;
+use ascend_ioctl::Generation;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -27,7 +28,7 @@ fn traced(emulate: &[&str], trace: &[&str], program: &[&str]) -> (Output, Vec<Re
 #[test]
 fn the_trace_of_a_rust_program_is_what_the_emulator_recorded() {
     // Threads, a second process, every operation of the library.
-    for driver in ["8.5.0", "9.0.0", "26.1"] {
+    for driver in Generation::ALL.map(Generation::name) {
         let (output, recorded, seen) = traced(&["--driver", driver], &["--quiet"], &[PROGRAM, "selftest"]);
         assert!(output.status.success(), "{driver}: {}{}", stdout(&output), stderr(&output));
         assert!(recorded.len() > 1000, "{}", recorded.len());
@@ -38,9 +39,10 @@ fn the_trace_of_a_rust_program_is_what_the_emulator_recorded() {
 #[test]
 fn the_trace_of_a_static_c_program_is_what_the_emulator_recorded() {
     let Some(program) = compile("vendor_memory", &["-static"]) else { return };
-    for driver in ["8.5.0", "9.0.0", "26.1"] {
+    for driver in Generation::ALL.map(Generation::name) {
         let mut command = vec![program.as_str()];
-        command.extend((driver == "8.5.0").then_some(driver));
+        // The program knows the numbers of the oldest generation by its name.
+        command.extend((driver == Generation::ALL[0].name()).then_some(driver));
         let (output, recorded, seen) =
             traced(&["--driver", driver, "--device-process", "automatic"], &["--quiet"], &command);
         assert!(output.status.success(), "{driver}: {}", stderr(&output));

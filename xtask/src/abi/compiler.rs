@@ -162,7 +162,7 @@ impl Probe<'_> {
     /// Runs the preprocessor, adding directories until every include is found.
     fn preprocess(&mut self, unit: &Unit, program: &str) -> Result<Declarations, String> {
         let source = self.write("names.c", program)?;
-        // Each round adds one directory. No real chain of includes needs so many.
+        // Each round adds one directory. No real chain of includes is that long.
         for _ in 0..64 {
             let output = self.compile(&["-E", "-dD"], &source)?;
             if output.status.success() {

@@ -4,6 +4,7 @@
 //! tables: headers that declare what a table says, in the places where the driver's tree has them.
 
 use crate::support::{PROGRAM, stderr, stdout};
+use ascend_ioctl::Generation;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::fs;
@@ -128,7 +129,7 @@ fn refusal(output: &Output) -> String {
 
 #[test]
 fn the_generation_of_a_tree_is_recognised() {
-    for generation in ["8.5.0", "9.0.0", "26.1"] {
+    for generation in Generation::ALL.map(Generation::name) {
         let tree = Tree::of(&format!("same-{generation}"), &table(generation));
         let output = abi(&["check"], &tree.0);
         assert_eq!(output.status.code(), Some(0), "{output:?}");

@@ -29,9 +29,9 @@ pub const RULES: &[Rule] = &[
     rule!(a_peer_is_granted_access_once, Ran)
         .decided_by("devmm_ioctl_mem_set_access, svm_master_mem_map.c")
         .needs(&[Need::TwoDevices]),
-    rule!(the_granted_access_is_told, Source).decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
+    rule!(the_granted_access_is_reported, Source).decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
     rule!(access_that_was_not_granted_is_none, Source).decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
-    rule!(the_question_for_access_tells_the_whole_mapping, Ran)
+    rule!(an_access_query_reports_the_whole_mapping, Ran)
         .decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
     rule!(the_question_for_access_beyond_the_mapping_is_einval, Source)
         .decided_by("devmm_ioctl_mem_get_access, svm_master_mem_map.c"),
@@ -145,7 +145,7 @@ fn a_peer_is_granted_access_once(host: &Host) -> Verdict {
     session.set_access(address, MIB2, 1, ACCESS_READ_WRITE).refused(EEXIST)
 }
 
-fn the_granted_access_is_told(host: &Host) -> Verdict {
+fn the_granted_access_is_reported(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let (_, address) = session.device_mapping(0, MIB2)?;
     session.set_access(address, MIB2, HOST_ID, ACCESS_READ).granted()?;
@@ -160,7 +160,7 @@ fn access_that_was_not_granted_is_none(host: &Host) -> Verdict {
     equal("the device's", session.get_access(near, MIB2, 0).granted()?.access, 0)
 }
 
-fn the_question_for_access_tells_the_whole_mapping(host: &Host) -> Verdict {
+fn an_access_query_reports_the_whole_mapping(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let (_, address) = session.host_mapping(2 * MIB2)?;
     equal("size for size 0", session.get_access(address, 0, HOST_ID).granted()?.size, 2 * MIB2)?;

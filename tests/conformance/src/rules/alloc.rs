@@ -23,7 +23,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_reservation_outside_the_ranges_is_eaddrnotavail, Source).decided_by("devmm_ioctl_alloc, devmm_proc_info.c"),
     rule!(an_odd_address_reserves_the_chunks_that_it_touches, Ran)
         .decided_by("devmm_get_pagecount_by_size, devmm_common.c"),
-    rule!(a_taken_chunk_is_told_before_a_wrong_size, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
+    rule!(a_taken_chunk_is_reported_before_a_wrong_size, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
     rule!(chunks_of_small_heaps_are_host_pages, Source)
         .decided_by("devmm_get_chunk_page_size_by_heap_type, devmm_common.c"),
     rule!(reservations_in_the_pool_segment_are_granted, Ran)
@@ -32,7 +32,7 @@ pub const RULES: &[Rule] = &[
     rule!(freeing_in_the_pool_segment_without_a_device_is_einval, Ran)
         .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
         .since(Generation::V26_1),
-    rule!(freeing_in_the_pool_segment_with_a_device_is_granted_unasked, Inferred)
+    rule!(freeing_in_the_pool_segment_is_granted_unchecked_with_a_device, Inferred)
         .decided_by("devmm_free_page_process_soma, devmm_proc_info.c")
         .since(Generation::V26_1),
     rule!(reservations_in_the_managed_segment_are_refused, Ran)
@@ -50,7 +50,7 @@ pub const RULES: &[Rule] = &[
     rule!(freeing_from_the_middle_is_einval, Ran).decided_by("devmm_get_fst_alloc_bitmap_by_heap, devmm_proc_info.c"),
     rule!(freeing_at_an_odd_address_is_eaddrnotavail, Ran).decided_by("devmm_ioctl_free_pages, devmm_proc_info.c"),
     rule!(freeing_what_is_mapped_is_ebusy, Source).decided_by("devmm_set_page_ref_free, svm_heap_mng.c"),
-    rule!(busy_is_told_before_an_odd_address, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
+    rule!(busy_is_reported_before_an_odd_address, Ran).decided_by("_devmm_ioctl_dispatch, devmm_proc_info.c"),
 ];
 
 /// A session and the address of a heap.
@@ -132,7 +132,7 @@ fn an_odd_address_reserves_the_chunks_that_it_touches(host: &Host) -> Verdict {
     session.free(heap).granted()
 }
 
-fn a_taken_chunk_is_told_before_a_wrong_size(host: &Host) -> Verdict {
+fn a_taken_chunk_is_reported_before_a_wrong_size(host: &Host) -> Verdict {
     let (session, heap) = with_heap(host)?;
     session.alloc(heap, MIB2).granted()?;
     session.alloc(heap, 2 * GIB).refused(EBUSY)?;
@@ -157,7 +157,7 @@ fn freeing_in_the_pool_segment_without_a_device_is_einval(host: &Host) -> Verdic
     Session::host(host)?.free(svm::SOMA_START + GIB).refused(EINVAL)
 }
 
-fn freeing_in_the_pool_segment_with_a_device_is_granted_unasked(host: &Host) -> Verdict {
+fn freeing_in_the_pool_segment_is_granted_unchecked_with_a_device(host: &Host) -> Verdict {
     Session::start(host)?.free(svm::SOMA_START + GIB).granted()
 }
 
@@ -226,7 +226,7 @@ fn freeing_what_is_mapped_is_ebusy(host: &Host) -> Verdict {
     session.free(address).granted()
 }
 
-fn busy_is_told_before_an_odd_address(host: &Host) -> Verdict {
+fn busy_is_reported_before_an_odd_address(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let (_, address) = session.host_mapping(2 * MIB2)?;
     session.free(address + 4096).refused(EBUSY)?;

@@ -14,7 +14,7 @@ use libc::{
 pub const RULES: &[Rule] = &[
     rule!(a_process_is_allocated_once_per_file, Ran).decided_by("devmm_alloc_svm_proc_set_to_file, svm_proc_mng.c"),
     rule!(initialising_before_allocating_is_einval, Ran).decided_by("devmm_is_svm_process_init, svm_module_ops.c"),
-    rule!(segments_are_told_before_anything_else, Ran).decided_by("devmm_dispatch_ioctl, svm_module_ops.c"),
+    rule!(segments_can_be_queried_before_anything_else, Ran).decided_by("devmm_dispatch_ioctl, svm_module_ops.c"),
     rule!(segments_are_those_of_the_generation, Ran).decided_by("devmm_init_dev_set_mmap_para, svm_master_mem_mng.c"),
     rule!(segments_need_room_for_all, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
     rule!(segments_to_nowhere_are_einval, Ran).decided_by("devmm_ioctl_get_mmap_para, devmm_proc_info.c"),
@@ -125,7 +125,7 @@ fn initialising_before_allocating_is_einval(host: &Host) -> Verdict {
     Svm::open(host)?.init().refused(EINVAL)
 }
 
-fn segments_are_told_before_anything_else(host: &Host) -> Verdict {
+fn segments_can_be_queried_before_anything_else(host: &Host) -> Verdict {
     Svm::open(host)?.segments(16).granted().map(drop)
 }
 
@@ -502,7 +502,7 @@ fn an_unwritable_argument_is_einval_but_executed(host: &Host) -> Verdict {
     // SAFETY: the page was just mapped, is larger than the argument and page aligned.
     unsafe { std::ptr::write(address as *mut svm::Arg, arg) };
     crate::manager::mprotect(address, page, PROT_READ).granted()?;
-    crate::rule::asked("MEM_CREATE");
+    crate::rule::note_command("MEM_CREATE");
     ioctl(session.svm.file.fd(), session.svm.request_of(Op::MemCreate), address).refused(EINVAL)?;
     handle.id += 1;
     session.release(&handle).granted().map(drop)

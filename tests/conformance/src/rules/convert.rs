@@ -16,7 +16,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_sumbit_convert_dma_proc, devmm_proc_mem_copy.c"),
     rule!(rows_are_converted_at_their_pitches, Inferred).decided_by("devmm_convert2d_addr, svm_master_convert.c"),
     rule!(mapped_memory_is_converted, Inferred).decided_by("devmm_convert2d_addr, svm_master_convert.c"),
-    rule!(a_conversion_goes_on_where_the_last_one_ended, Inferred)
+    rule!(a_conversion_continues_where_the_last_one_ended, Inferred)
         .decided_by("devmm_make_convrt2d_input, svm_master_convert.c"),
     rule!(a_conversion_has_a_width_and_a_height, Ran).decided_by("devmm_check_memcpy2d_input, svm_master_memcpy.c"),
     rule!(a_conversion_between_host_addresses_is_eopnotsupp, Ran)
@@ -181,7 +181,7 @@ fn mapped_memory_is_converted(host: &Host) -> Verdict {
     session.unmap(address).granted().map(drop)
 }
 
-fn a_conversion_goes_on_where_the_last_one_ended(host: &Host) -> Verdict {
+fn a_conversion_continues_where_the_last_one_ended(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let address = populated(&session, MIB2)?;
     let bytes = Bytes::of(5);

@@ -453,6 +453,6 @@ fn copies_beside_unmapping_answer_as_if_before_or_after(host: &Host) -> Verdict 
             busy => busy.refused(EBUSY)?,
         }
     }
-    crate::rule::asked("MEMCPY beside MEM_UNMAP");
+    crate::rule::note_command("MEMCPY beside MEM_UNMAP");
     copier.join().map_err(|_| Failure::broken("a thread panicked"))?.granted()
 }

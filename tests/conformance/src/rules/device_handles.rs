@@ -43,10 +43,11 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_page_bitmap_mem_mapped_state_set, svm_master_mem_map.c")
         .needs(&[Need::TwoDevices]),
     rule!(unmapping_device_memory_tells_its_device, Source).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
-    rule!(the_owner_of_device_memory_is_told_by_physical_id, Source)
+    rule!(the_owner_of_device_memory_is_reported_by_physical_id, Source)
         .decided_by("devmm_ioctl_mem_query_owner, svm_master_mem_map.c"),
     rule!(the_owner_of_host_memory_is_the_host, Source).decided_by("devmm_ioctl_mem_query_owner, svm_master_mem_map.c"),
-    rule!(the_owner_is_told_of_whole_mappings_only, Source).decided_by("devmm_vmma_matched_get, svm_master_mem_map.c"),
+    rule!(the_owner_is_reported_for_whole_mappings_only, Source)
+        .decided_by("devmm_vmma_matched_get, svm_master_mem_map.c"),
     rule!(an_address_tells_its_device, Source).decided_by("devmm_ioctl_resv_addr_info_query, svm_master_mem_map.c"),
     rule!(bytes_stay_with_the_memory_over_mappings, Inferred)
         .decided_by("devmm_msg_to_agent_mem_map, svm_pmaster_mem_map.c"),
@@ -221,7 +222,7 @@ fn unmapping_device_memory_tells_its_device(host: &Host) -> Verdict {
     equal("device", answer.device, 0)
 }
 
-fn the_owner_of_device_memory_is_told_by_physical_id(host: &Host) -> Verdict {
+fn the_owner_of_device_memory_is_reported_by_physical_id(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let (_, address) = session.device_mapping(0, MIB2)?;
     let answer = session.owner(address, MIB2).granted()?;
@@ -237,7 +238,7 @@ fn the_owner_of_host_memory_is_the_host(host: &Host) -> Verdict {
     equal("local", answer.local, 1)
 }
 
-fn the_owner_is_told_of_whole_mappings_only(host: &Host) -> Verdict {
+fn the_owner_is_reported_for_whole_mappings_only(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let (_, address) = session.host_mapping(2 * MIB2)?;
     session.owner(address, MIB2).refused(EINVAL)?;

@@ -3,7 +3,7 @@
 use crate::host::Host;
 use crate::manager::{Manager, answer, ioctl, mmap, munmap, page_size};
 use crate::peer::check_in_child;
-use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, note_command, rule};
 use crate::session::eventually;
 use crate::tsd::{Channel, Identity, hdc_command, hdc_open, register, shake_hands, start, start_device_process};
 use ascend_ioctl::davinci::module;
@@ -359,7 +359,7 @@ fn the_node_of_the_packets_can_be_mapped(_: &Host) -> Verdict {
 /// A command with the number of a session and nothing else.
 fn by_number(fd: i32, number: u32, session: i32) -> Answer<i32> {
     let mut argument = hdc::Arg::new(&hdc::SetSessionOwner { session, ..Default::default() });
-    asked("the ioctl");
+    note_command("the ioctl");
     ioctl(fd, u32::from(hdc::MAGIC) << 8 | number, std::ptr::from_mut(&mut argument) as u64)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::host::{Host, list};
 use crate::manager::{Manager, NOWHERE, ioctl, open};
-use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, note_command, rule};
 use crate::session::ABSENT;
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::urd::{self, CallArg, CallBuffers, CallKey, Key};
@@ -71,7 +71,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_filter_may_count_its_nul, Ran).decided_by("dms_feature_make_key, urd_feature.c"),
     rule!(a_feature_is_called_by_one_number_or_its_own, Ran).decided_by("check_cmd_arg_valid, urd_init.c"),
     rule!(the_split_mode_is_told_of_exact_lengths, Ran).decided_by("dms_get_device_split_mode, dms_basic_info.c"),
-    rule!(the_chip_is_told_of_exact_length, Ran).decided_by("dms_feature_get_chip_info, dms_chip_info.c"),
+    rule!(the_chip_query_wants_its_exact_length, Ran).decided_by("dms_feature_get_chip_info, dms_chip_info.c"),
     rule!(an_absent_device_has_no_features, Ran).decided_by("dms_trans_and_check_id, dms_feature_pub.c"),
     rule!(health_answers_positive_numbers, Ran)
         .decided_by("dms_get_device_health, dms_event.c")
@@ -106,7 +106,7 @@ fn the_memory_node_cannot_be_opened(_: &Host) -> Verdict {
 fn a_device_node_opens_and_takes_no_commands(host: &Host) -> Verdict {
     let path = format!("/dev/davinci{}", host.physical[0]);
     let fd = open(&path, libc::O_RDONLY | libc::O_CLOEXEC).granted()?;
-    asked("a command");
+    note_command("a command");
     ioctl(fd, uda::GET_USER_INFO.request(), std::ptr::from_mut(&mut uda::UserInfo::default()) as u64).refused(ENOTTY)
 }
 
@@ -265,7 +265,7 @@ fn the_process_is_told_its_ids(_: &Host) -> Verdict {
         let answer = ioctl(fd, devmng::CONTAINER_CMD.request(), std::ptr::from_mut(&mut arg) as u64);
         answer.map(|_| std::hint::black_box(id))
     };
-    asked("CONTAINER_CMD");
+    note_command("CONTAINER_CMD");
     let main = ask(devmng::BARE_TGID).granted()?;
     equal("thread id of the main thread", ask(devmng::BARE_PID).granted()?, main)?;
     let thread = std::thread::spawn(move || (ask(devmng::BARE_TGID), ask(devmng::BARE_PID)));
@@ -567,7 +567,7 @@ fn the_split_mode_is_told_of_exact_lengths(_: &Host) -> Verdict {
     file.command(&urd::CALL, &mut arg).granted().map(drop)
 }
 
-fn the_chip_is_told_of_exact_length(host: &Host) -> Verdict {
+fn the_chip_query_wants_its_exact_length(host: &Host) -> Verdict {
     let file = urd_file()?;
     feature(&file, urd::CHIP_INFO, &mut [0], &mut [0; 27]).refused(EINVAL)?;
     feature(&file, urd::CHIP_INFO, &mut [0], &mut [0; 29]).refused(EINVAL)?;

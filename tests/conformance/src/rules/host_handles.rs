@@ -45,7 +45,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_master_alloc_huge_pages, svm_master_phy_allocator.c"),
     rule!(memory_of_the_host_agent_is_eopnotsupp, Ran)
         .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
-    rule!(parameters_are_told_before_the_host_agent, Ran)
+    rule!(wrong_parameters_are_reported_before_the_host_agent, Ran)
         .decided_by("devmm_ioctl_mem_create_para_check, svm_master_mem_create.c"),
     rule!(memory_on_an_absent_device_is_einval, Ran).decided_by("devmm_container_vir_to_phs_devid, devmm_proc_info.c"),
     rule!(memory_on_an_id_out_of_range_is_enodev, Ran)
@@ -65,7 +65,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_mem_create_phy_addr_attr_pack, svm_master_mem_create.c"),
     rule!(releasing_host_memory_on_a_device_is_einval, Ran)
         .decided_by("devmm_ioctl_mem_release, svm_master_mem_create.c"),
-    rule!(releasing_goes_on_page_by_page, Ran).decided_by("_devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
+    rule!(releasing_continues_page_by_page, Ran).decided_by("_devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
     rule!(releasing_more_pages_than_there_are_frees_all, Ran)
         .decided_by("_devmm_phy_addr_blk_uninit, svm_phy_addr_blk_mng.c"),
     rule!(half_released_memory_cannot_be_mapped, Ran)
@@ -208,7 +208,7 @@ fn memory_of_the_host_agent_is_eopnotsupp(host: &Host) -> Verdict {
     session.create(svm::HOST_AGENT_ID, create_of(svm::SIDE_DEVICE, svm::PAGE_HUGE, MIB2)).refused(EOPNOTSUPP)
 }
 
-fn parameters_are_told_before_the_host_agent(host: &Host) -> Verdict {
+fn wrong_parameters_are_reported_before_the_host_agent(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     session.create(svm::HOST_AGENT_ID, create_of(svm::SIDE_DEVICE, svm::PAGE_HUGE, 0)).refused(EINVAL)
 }
@@ -304,7 +304,7 @@ fn releasing_host_memory_on_a_device_is_einval(host: &Host) -> Verdict {
     session.release(&Handle { device: 0, ..handle }).refused(EINVAL)
 }
 
-fn releasing_goes_on_page_by_page(host: &Host) -> Verdict {
+fn releasing_continues_page_by_page(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let handle = session.host_normal(3 * page_size()).granted()?;
     session.release_pages(&handle, 1).granted()?;

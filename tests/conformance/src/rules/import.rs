@@ -23,7 +23,8 @@ pub const RULES: &[Rule] = &[
     rule!(a_trusted_process_imports_host_memory, Ran).decided_by("devmm_master_mem_import, svm_master_mem_share.c"),
     rule!(a_trusted_process_imports_device_memory, Inferred)
         .decided_by("devmm_agent_mem_import, svm_master_mem_share.c"),
-    rule!(an_import_tells_what_it_is, Ran).decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
+    rule!(an_import_reports_what_was_exported, Ran)
+        .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
     rule!(an_import_counts_pages_as_their_owner_does, Source)
         .decided_by("devmm_ioctl_mem_import_local_server, svm_master_mem_share.c"),
     rule!(a_device_maps_giant_pages_of_the_host_in_gibibytes, Inferred)
@@ -81,7 +82,8 @@ pub const RULES: &[Rule] = &[
     rule!(of_two_threads_that_import_one_wins, Ran).decided_by("devmm_pid_set_share_status, svm_master_mem_share.c"),
     rule!(importing_on_no_device_is_refused, Source).decided_by("devmm_convert_id_from_vir_to_phy, devmm_proc_info.c"),
     rule!(host_views_are_mapped_in_heaps_of_both_kinds, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
-    rule!(host_views_are_mapped_as_they_were_told, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
+    rule!(host_views_are_mapped_with_the_reported_parameters, Ran)
+        .decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
     rule!(a_share_outlives_its_closed_device_while_the_host_sees_it, Ran)
         .decided_by("devmm_share_agent_blk_put_with_share_id, svm_master_mem_share.c"),
     rule!(an_import_in_the_name_of_another_server_is_never_forgotten, Ran)
@@ -174,7 +176,7 @@ fn a_trusted_process_imports_device_memory(host: &Host) -> Verdict {
     as_device_importer(host, |session, share| session.import(0, 0, share).granted().map(drop))
 }
 
-fn an_import_tells_what_it_is(host: &Host) -> Verdict {
+fn an_import_reports_what_was_exported(host: &Host) -> Verdict {
     as_importer(host, |session, share| {
         let para = MemImport { share, exporter: HOST_ID, memory: 77, ..Default::default() };
         let answer = session.import_raw(HOST_ID, para).granted()?;
@@ -674,7 +676,7 @@ fn host_views_are_mapped_in_heaps_of_both_kinds(host: &Host) -> Verdict {
     session.map(&view, small, MIB2).granted()
 }
 
-fn host_views_are_mapped_as_they_were_told(host: &Host) -> Verdict {
+fn host_views_are_mapped_with_the_reported_parameters(host: &Host) -> Verdict {
     let (session, view, _) = host_import(host)?;
     let address = session.reserve(4 * MIB2)?;
     session.map(&Handle { module: MODULE + 1, ..view }, address, 2 * MIB2).refused(EINVAL)?;

@@ -30,7 +30,7 @@ pub const RULES: &[Rule] = &[
     rule!(mapping_host_memory_on_a_device_is_einval, Ran)
         .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
     rule!(mapping_an_unknown_page_is_einval, Ran).decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
-    rule!(normal_and_huge_pages_of_the_host_are_told_by_the_heap, Ran)
+    rule!(normal_and_huge_pages_of_the_host_follow_the_heap, Ran)
         .decided_by("devmm_ioctl_vmma_info_pack, svm_master_mem_map.c"),
     rule!(normal_memory_does_not_fit_a_huge_heap, Ran).decided_by("devmm_mem_map_info_check, svm_mem_map.c"),
     rule!(huge_memory_does_not_fit_a_heap_of_small_chunks, Source)
@@ -56,7 +56,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_mem_map_pg_bitmap_state_set, svm_master_mem_map.c"),
     rule!(a_mapping_may_run_into_the_next_reservation, Ran)
         .decided_by("devmm_ioctl_mem_map_para_check, svm_master_mem_map.c"),
-    rule!(unmapping_tells_what_was_mapped, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
+    rule!(unmapping_reports_what_was_mapped, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
     rule!(unmapping_from_the_middle_is_einval, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
     rule!(unmapping_twice_is_einval, Ran).decided_by("devmm_ioctl_mem_unmap, svm_master_mem_map.c"),
     rule!(unmapping_without_heap_is_einval, Ran).decided_by("devmm_set_page_ref_before_ioctl, devmm_proc_info.c"),
@@ -184,7 +184,7 @@ fn mapping_an_unknown_page_is_einval(host: &Host) -> Verdict {
     refused_if(host, EINVAL, |_, para| para.page = svm::PAGES)
 }
 
-fn normal_and_huge_pages_of_the_host_are_told_by_the_heap(host: &Host) -> Verdict {
+fn normal_and_huge_pages_of_the_host_follow_the_heap(host: &Host) -> Verdict {
     let (session, handle, address) = prepared(host)?;
     let para = MemMap { page: svm::PAGE_NORMAL, ..Session::map_para(&handle, address, MIB2) };
     session.map_raw(HOST_ID, para).granted()
@@ -353,7 +353,7 @@ fn a_mapping_may_run_into_the_next_reservation(host: &Host) -> Verdict {
     session.free(address + 2 * MIB2).granted()
 }
 
-fn unmapping_tells_what_was_mapped(host: &Host) -> Verdict {
+fn unmapping_reports_what_was_mapped(host: &Host) -> Verdict {
     let (session, handle, address) = prepared(host)?;
     session.map(&handle, address, 2 * MIB2).granted()?;
     let answer = session.unmap(address).granted()?;

@@ -219,7 +219,7 @@ fn a_childs_announcement_does_nothing(_: &Host) -> Verdict {
 fn reading_is_einval(_: &Host) -> Verdict {
     let file = Manager::bound(module::SVM)?;
     let mut byte = 0u8;
-    crate::rule::asked("read");
+    crate::rule::note_command("read");
     // SAFETY: one byte, a local that outlives the call.
     let result = unsafe { libc::read(file.fd(), std::ptr::from_mut(&mut byte).cast(), 1) };
     crate::manager::answer(result as i64).refused(EINVAL)

@@ -10,7 +10,7 @@ use libc::{EACCES, EADDRINUSE, EADDRNOTAVAIL, EBUSY, EFAULT, EINVAL, EOPNOTSUPP,
 
 pub const RULES: &[Rule] = &[
     rule!(a_name_has_64_characters, Ran).decided_by("_devmm_ipc_mem_name_create, svm_shmem_interprocess.c"),
-    rule!(a_name_tells_what_it_names, Ran).decided_by("devmm_ioctl_ipc_mem_query, svm_shmem_interprocess.c"),
+    rule!(a_name_can_be_queried_for_its_memory, Ran).decided_by("devmm_ioctl_ipc_mem_query, svm_shmem_interprocess.c"),
     rule!(an_unknown_name_is_einval, Ran).decided_by("_devmm_ipc_node_get, svm_shmem_node.c"),
     rule!(a_name_needs_room_for_65_bytes, Ran).decided_by("devmm_ioctl_ipc_mem_create, svm_shmem_interprocess.c"),
     rule!(memory_of_the_host_has_no_name, Ran).decided_by("devmm_ipc_mem_create_para_check, svm_shmem_interprocess.c"),
@@ -157,7 +157,7 @@ fn a_name_has_64_characters(host: &Host) -> Verdict {
     holds("digits only", text.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-fn a_name_tells_what_it_names(host: &Host) -> Verdict {
+fn a_name_can_be_queried_for_its_memory(host: &Host) -> Verdict {
     let (session, _, name) = creator(host)?;
     let answer = query(&session, &name).granted()?;
     equal("size", answer.len, 2 * MIB2)?;

@@ -19,7 +19,7 @@ pub const RULES: &[Rule] = &[
         .decided_by("_devmm_svm_mmap_config_svm_proc, svm_module_ops.c"),
     rule!(a_child_has_a_session_of_its_own, Source)
         .decided_by("devmm_add_to_svm_proc_hashtable, svm_proc_mng.c")
-        .needs(&[Need::Heirs]),
+        .needs(&[Need::UntracedChildren]),
     rule!(an_abandoned_second_file_ends_the_session, Ran).decided_by("drv_ascend_intf_release, davinci_intf_init.c"),
     rule!(a_closed_file_lives_on_while_its_segments_are_mapped, Ran).decided_by("__fput, linux/fs/file_table.c"),
     rule!(shares_outlive_the_segments_while_the_file_is_open, Ran)

@@ -3,7 +3,7 @@
 use crate::host::Host;
 use crate::manager::{anonymous, answer, errno, madvise, mprotect, munmap, page_size};
 use crate::peer::{End, in_child, leave};
-use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, asked, equal, holds, rule};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, note_command, rule};
 use crate::session::{GIB, MIB2, Session, Svm, heap_address, peek, poke};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, HOST_ID, Segment};
@@ -259,7 +259,7 @@ fn locking_a_part_is_harmless(host: &Host) -> Verdict {
 
 /// mlockall(2), where this process may.
 fn lock_all(flags: i32) -> Verdict {
-    asked("mlockall");
+    note_command("mlockall");
     // SAFETY: locking pages changes no contents.
     match answer(i64::from(unsafe { libc::mlockall(flags) })) {
         Err(libc::EPERM | libc::ENOMEM) => Err(Failure::skipped("this process may not lock so much memory")),
@@ -320,7 +320,7 @@ fn memory_mapped_under_a_read_only_segment_is_writable(host: &Host) -> Verdict {
 
 /// mremap(2).
 fn mremap(address: u64, old: u64, new: u64, flags: i32, place: u64) -> Answer<u64> {
-    asked("mremap");
+    note_command("mremap");
     // SAFETY: only ranges that this process mapped and to which nothing refers.
     let moved = unsafe { libc::mremap(address as *mut libc::c_void, old as usize, new as usize, flags, place) };
     if moved == libc::MAP_FAILED { Err(errno()) } else { Ok(moved as u64) }
@@ -525,7 +525,7 @@ fn huge_pages_for_a_part_of_the_svm_segment_end_the_session(host: &Host) -> Verd
 fn bind_to_node(start: u64, length: u64) -> Verdict {
     const MPOL_BIND: u64 = 2;
     let nodes = 1u64;
-    asked("mbind");
+    note_command("mbind");
     // SAFETY: the node mask is a local that outlives the call; the range is our own mapping.
     let result =
         unsafe { libc::syscall(libc::SYS_mbind, start, length, MPOL_BIND, std::ptr::from_ref(&nodes), 64u64, 0u64) };

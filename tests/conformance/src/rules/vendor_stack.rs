@@ -4,7 +4,7 @@
 
 use crate::host::Host;
 use crate::manager::{Manager, NOWHERE, answer, open};
-use crate::rule::{Answer, Failure, Judge, Rule, Verdict, asked, equal, holds, rule};
+use crate::rule::{Answer, Failure, Judge, Rule, Verdict, equal, holds, note_command, rule};
 use crate::session::{MIB2, Session};
 use ascend_ioctl::davinci::{self, module};
 use ascend_ioctl::devmng::GET_CONSOLE_LOG_LEVEL;
@@ -32,7 +32,7 @@ pub const RULES: &[Rule] = &[
 
 /// readlink(2).
 fn read_link(path: &str) -> Answer<i64> {
-    asked("readlink");
+    note_command("readlink");
     let path = CString::new(path).unwrap_or_default();
     let mut target = [0u8; 256];
     // SAFETY: the path ends in NUL, and the buffer has the length that is passed.

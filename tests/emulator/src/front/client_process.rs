@@ -100,7 +100,7 @@ pub struct ClientProcess {
     address_space: Option<AddressSpace>,
     /// The thread that called exec, after which the address space may be another one.
     execing: Option<i32>,
-    /// What it may have inherited of the driver's mappings.
+    /// Mappings of the driver that it may have inherited.
     pub inheritance: Inheritance,
 }
 

@@ -37,7 +37,7 @@ impl Descendants {
     }
 }
 
-/// Most children of a client that are looked at.
+/// The most children of a client that are checked.
 const MOST: usize = 64;
 
 /// Whether a process has an address space.

@@ -83,7 +83,7 @@ pub fn probe() -> Result<(), Unavailable> {
 }
 
 /// No thread of this process forks as long as the value lives. A child with a copy of the listener
-/// would keep it open when the server has ended, and threads under its filter would wait for ever.
+/// would keep it open when the server has ended, and threads under its filter would hang.
 /// A child by the bare system call is not held back; programs that are started close their copy.
 pub struct NoForks(());
 
@@ -122,7 +122,7 @@ impl Drop for NoForks {
 unsafe extern "C" fn shut() {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     let (mutex, signals) = gate();
-    // SAFETY: the sets are this function's own, and the mutex lives for ever. No thread locks it
+    // SAFETY: the sets are this function's own, and the mutex is a static. No thread locks it
     // twice: it forks or has a `NoForks`.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());

@@ -90,7 +90,7 @@ impl Process {
         }
     }
 
-    /// An offset of the file at which there are bytes, but no memory of the driver's.
+    /// An offset of the file that has bytes, but no memory of the driver.
     pub fn touched_offset(&self) -> Option<u64> {
         let mut found = None;
         // The kernel may allocate more than one page at a time, so only data far from every window

@@ -641,7 +641,7 @@ impl Call<'_, '_> {
     }
 }
 
-/// The size of the parts in which the driver copies so many bytes
+/// The part size that the driver uses for a copy of this size
 /// (`devmm_memcpy_get_per_page_num`); the last part is smaller.
 fn part_of(size: u64) -> u64 {
     const UP_TO: [(u64, u64); 3] = [(768 << 10, 256 << 10), (1280 << 10, 512 << 10), (3 << 20, 1 << 20)];

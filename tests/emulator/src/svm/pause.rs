@@ -3,10 +3,10 @@
 //! The real driver runs the commands of different processes side by side, and those of one process
 //! too, except for the few that take the session's lock alone. The model carries out one command at
 //! a time. A command that *pauses* keeps what the driver's would hold at that point (the lock, the
-//! counters of its reservations, its mappings), and others are answered until it goes on.
+//! counters of its reservations, its mappings), and others are answered until it continues.
 //!
 //! Copies and fills pause for [`crate::Config::copy_time`], and any command where a test holds it
-//! ([`crate::Emulator::hold`]). A copy that goes on runs again from its beginning and skips the
+//! ([`crate::Emulator::hold`]). A copy that continues runs again from its beginning and skips the
 //! bytes that it has moved.
 
 use super::session::Process;
@@ -49,7 +49,7 @@ pub(super) enum Until {
     Time(Instant),
     /// A test releases this hold.
     Released(u64),
-    /// The command itself looks whether it can go on.
+    /// The command itself checks whether it can continue.
     Retry,
 }
 
@@ -126,7 +126,7 @@ impl Pace {
         Err(Stop::Sleep(until.wake()))
     }
 
-    /// How far a copy has come that goes on after its command was answered.
+    /// Progress of a copy that continues after its command was answered.
     pub fn continues_later(&mut self) -> Option<(u64, Until)> {
         self.paused.map(|until| (self.reached, until))
     }
@@ -162,14 +162,14 @@ pub struct Holds {
 }
 
 impl Holds {
-    /// The next command with this name pauses after so many bytes. Returns the hold's id.
+    /// The next command with this name pauses after this many bytes. Returns the hold's id.
     pub(crate) fn add(&mut self, command: String, after: u64, paused: Sender<()>) -> u64 {
         self.last += 1;
         self.wishes.push(Wish { id: self.last, command, after, paused });
         self.last
     }
 
-    /// Its command goes on, or is not held any more.
+    /// Lets its command continue, or stops waiting for one.
     pub(crate) fn release(&mut self, id: u64) {
         self.wishes.retain(|wish| wish.id != id);
         self.taken.remove(&id);

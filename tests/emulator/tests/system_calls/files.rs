@@ -511,7 +511,7 @@ fn each_emulator_is_a_host_of_its_own() {
 
 #[test]
 #[should_panic(expected = "the body's own words")]
-fn a_panic_of_a_body_goes_on_in_the_caller() {
+fn a_panic_of_a_body_continues_in_the_caller() {
     emulator().run(|| panic!("the body's own words"));
 }
 

@@ -48,8 +48,8 @@ impl Server {
         }
     }
 
-    /// Whether the process is made to unmap what it inherited of the driver's mappings, before it
-    /// opens its first node.
+    /// Makes a process unmap the driver's mappings that it inherited, before it opens its first
+    /// node. Returns true if it does so now; the call is then made again.
     fn unmaps_inherited(&mut self, call: &Notification, tgid: i32) -> bool {
         let Some(process) = self.processes.known(call.tid) else { return false };
         if std::mem::replace(&mut process.inheritance, Inheritance::Settled) != Inheritance::Unknown {

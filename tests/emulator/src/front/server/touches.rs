@@ -1,4 +1,4 @@
-//! CPUs that touch what they may not, which is found later.
+//! Forbidden CPU accesses. The server finds them some time after they happened.
 
 use super::Server;
 use crate::front::client_process;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub(super) const WATCH: Duration = Duration::from_millis(20);
 
 impl Server {
-    /// Looks for CPUs that touch what they may not.
+    /// Looks for forbidden CPU accesses.
     pub(super) fn watch(&mut self) {
         if !self.driver.svm.has_segments() {
             return;

@@ -1,4 +1,4 @@
-//! Arguments of any numbers: the model answers each and goes on.
+//! Extreme and random numbers in arguments: the model answers every call.
 
 use super::*;
 use crate::rig::Random;
