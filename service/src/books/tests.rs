@@ -1,0 +1,646 @@
+//! The books against a keeper that is a number of free bytes, without sockets, processes and time.
+
+use super::*;
+use crate::journal::Token;
+use crate::keeper::HeldMemory;
+use std::cell::Cell;
+
+thread_local! {
+    static TOKENS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn token() -> Token {
+    let number = TOKENS.get() + 1;
+    TOKENS.set(number);
+    let mut token = [0; 16];
+    token[..8].copy_from_slice(&number.to_le_bytes());
+    token
+}
+
+/// A service whose clients are numbers.
+struct Rig {
+    books: Books,
+    policy: String,
+    now: Instant,
+    free: u64,
+    held: BTreeMap<u64, u64>,
+    journal: Vec<Record>,
+    answers: BTreeMap<u64, Vec<Answer>>,
+    ended: Vec<u64>,
+    /// Orders that the keeper has not done yet, if it is slow.
+    orders: VecDeque<(u64, Order)>,
+    slow: bool,
+}
+
+const MIB: u64 = 1 << 20;
+
+fn npus() -> Vec<Npu> {
+    (0..2).map(|id| Npu { logical: id, physical: id + 4, identity: format!("c{id}:00.0/{}", id + 4) }).collect()
+}
+
+impl Rig {
+    fn new(free: u64) -> Rig {
+        Rig::with(free, "")
+    }
+
+    fn with(free: u64, policy: &str) -> Rig {
+        let mut rig = Rig {
+            books: Books::new(Policy::from_toml(policy).unwrap(), npus(), 1, 2, token),
+            policy: policy.into(),
+            now: Instant::now(),
+            free,
+            held: BTreeMap::new(),
+            journal: Vec::new(),
+            answers: BTreeMap::new(),
+            ended: Vec::new(),
+            orders: VecDeque::new(),
+            slow: false,
+        };
+        rig.journal = rig.books.snapshot();
+        rig
+    }
+
+    fn apply(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Record(record) => self.journal.push(record),
+                Effect::Answer(id, answer) => self.answers.entry(id.0).or_default().push(answer),
+                Effect::End(id, error) => {
+                    self.answers.entry(id.0).or_default().push(Answer::Error(error));
+                    self.ended.push(id.0);
+                }
+                Effect::Keep(number, order) => self.orders.push_back((number, order)),
+                Effect::HandOver(_) => {}
+            }
+        }
+        if !self.slow {
+            self.keep();
+        }
+    }
+
+    /// The keeper does what it was told.
+    fn keep(&mut self) {
+        while let Some((number, order)) = self.orders.pop_front() {
+            let kept = match order {
+                Order::Create { size, .. } if size > self.free => {
+                    Kept::OutOfMemory { free: Some(self.free), text: "no memory".into() }
+                }
+                Order::Create { id, size, .. } => {
+                    self.free -= size;
+                    assert_eq!(self.held.insert(id, size), None, "a number is used once");
+                    Kept::Created { handle: id, ticket: id.to_le_bytes().to_vec() }
+                }
+                Order::Release { id } => {
+                    self.free += self.held.remove(&id).expect("what is released is held");
+                    Kept::Done
+                }
+                Order::Trust { ids, .. } => {
+                    assert!(ids.iter().all(|id| self.held.contains_key(id)), "what is trusted is held");
+                    Kept::Done
+                }
+                Order::Memory { .. } => Kept::Memory { free: self.free, total: self.free },
+            };
+            let effects = self.books.kept(number, kept, self.now);
+            self.apply(effects);
+        }
+    }
+
+    /// A client that has said hello.
+    fn connect(&mut self, id: u64) {
+        let peer = Peer { pid: id as i32, user: 1000 + id as u32, ..Peer::default() };
+        self.books.connect(ClientId(id), peer, self.now);
+        let program = format!("engine-{id}");
+        let answer = self.ask(id, Request::Hello { version: VERSION, process: id as i32, program });
+        assert!(matches!(answer, Some(Answer::Hello { .. })), "{answer:?}");
+    }
+
+    /// Sends a request; the last answer, if there is one.
+    fn ask(&mut self, id: u64, request: Request) -> Option<Answer> {
+        self.answers.remove(&id);
+        let effects = self.books.request(ClientId(id), request, self.now);
+        self.apply(effects);
+        self.last(id)
+    }
+
+    /// The last answer that came since it was asked for.
+    fn last(&mut self, id: u64) -> Option<Answer> {
+        self.answers.remove(&id).and_then(|mut answers| answers.pop())
+    }
+
+    fn open(&mut self, id: u64, domain: &str, mode: Mode, wait_ms: u64) -> Option<Answer> {
+        if !self.books.clients.contains_key(&ClientId(id)) {
+            self.connect(id);
+        }
+        let domain = domain.parse().unwrap();
+        self.ask(id, Request::Open { domain, mode, device: 4, wait_ms, allow_update: false, lends: false })
+    }
+
+    fn allocate(&mut self, id: u64, size: u64, wait_ms: u64) -> Option<Answer> {
+        self.ask(id, Request::Allocate { size, page: PageSize::Huge, tag: String::new(), wait_ms })
+    }
+
+    /// Writes and commits `size` bytes; the version.
+    fn commit(&mut self, id: u64, domain: &str, size: u64) -> u64 {
+        let opened = self.open(id, domain, Mode::Write, 0);
+        assert!(matches!(opened, Some(Answer::Opened { writes: true, .. })), "{opened:?}");
+        let allocated = self.allocate(id, size, 0);
+        let Some(Answer::Allocated { allocation }) = allocated else { panic!("{allocated:?}") };
+        let entry = Entry { allocation: allocation.id, offset: 0, size, value: vec![1] };
+        assert_eq!(self.ask(id, Request::Put { entries: vec![("w".into(), entry)] }), Some(Answer::Done {}));
+        match self.ask(id, Request::Commit {}) {
+            Some(Answer::Committed { version, .. }) => version,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn close(&mut self, id: u64) {
+        let effects = self.books.disconnect(ClientId(id), self.now);
+        self.apply(effects);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        let effects = self.books.tick(self.now);
+        self.apply(effects);
+    }
+
+    /// The front is killed, and another one takes over.
+    fn kill_front(&mut self) {
+        self.orders.clear();
+        self.answers.clear();
+        let held = self.held.iter().map(|(id, size)| HeldMemory {
+            id: *id,
+            handle: *id,
+            size: *size,
+            ticket: id.to_le_bytes().to_vec(),
+        });
+        let held = held.collect();
+        self.books = Books::new(Policy::from_toml(&self.policy).unwrap(), npus(), 1, 3, token);
+        let effects = self.books.recover(std::mem::take(&mut self.journal), held, self.now);
+        self.journal = self.books.snapshot();
+        self.apply(effects);
+    }
+
+    fn domain(&self, name: &str) -> Option<DomainStatus> {
+        self.books.status(self.now).domains.into_iter().find(|domain| domain.name.as_str() == name)
+    }
+}
+
+use crate::protocol::DomainStatus;
+
+#[track_caller]
+fn code(answer: Option<Answer>) -> Code {
+    match answer {
+        Some(Answer::Error(error)) => error.code,
+        other => panic!("not an error: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn version(answer: Option<Answer>) -> u64 {
+    match answer {
+        Some(Answer::Opened { version, .. } | Answer::Committed { version, .. } | Answer::Version { version, .. }) => {
+            version
+        }
+        other => panic!("no version: {other:?}"),
+    }
+}
+
+fn waits(answer: &Option<Answer>) -> bool {
+    matches!(answer, Some(Answer::Waiting { .. }))
+}
+
+#[test]
+fn a_committed_layout_outlives_its_writer_and_is_read_by_many() {
+    let mut rig = Rig::new(64 * MIB);
+    let committed = rig.commit(1, "a/w", 8 * MIB);
+    rig.close(1);
+    for reader in 2..10 {
+        assert_eq!(version(rig.open(reader, "a/w", Mode::Read, 0)), committed);
+    }
+    (2..10).for_each(|reader| rig.close(reader));
+    assert_eq!((rig.free, rig.domain("a/w").unwrap().bytes), (56 * MIB, 8 * MIB));
+}
+
+#[test]
+fn a_writer_that_dies_leaves_the_version_before_it_and_no_memory() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    rig.close(1);
+    assert_eq!(version(rig.open(2, "a", Mode::Write, 0)), 0);
+    rig.allocate(2, 16 * MIB, 0);
+    assert_eq!(version(rig.open(3, "a", Mode::Read, 0)), first, "the old one is served meanwhile");
+    rig.close(2);
+    assert_eq!(rig.free, 56 * MIB);
+    assert_eq!(version(rig.open(4, "a", Mode::Read, 0)), first);
+}
+
+#[test]
+fn a_replaced_version_stays_for_those_who_read_it() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    assert_eq!(version(rig.open(2, "a", Mode::Read, 0)), first);
+    rig.close(1);
+    let second = rig.commit(3, "a", 4 * MIB);
+    assert!(second > first);
+    assert_eq!(rig.free, 52 * MIB, "both versions");
+    assert_eq!(rig.domain("a").unwrap().superseded, 8 * MIB);
+    rig.close(2);
+    assert_eq!(rig.free, 60 * MIB);
+}
+
+#[test]
+fn one_writes_and_others_wait_in_their_order_until_their_time_is_over() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.open(1, "a", Mode::Write, 0);
+    assert_eq!(code(rig.open(2, "a", Mode::Write, 0)), Code::Timeout);
+    assert!(waits(&rig.open(3, "a", Mode::Write, 1000)));
+    assert!(waits(&rig.open(4, "a", Mode::Write, 2000)));
+    rig.pass(Duration::from_millis(1000));
+    assert_eq!(code(rig.last(3)), Code::Timeout);
+    rig.close(1);
+    assert_eq!(version(rig.last(4)), 0);
+}
+
+#[test]
+fn a_writer_or_reader_writes_first_and_then_reads() {
+    let mut rig = Rig::new(64 * MIB);
+    assert!(matches!(rig.open(1, "a", Mode::WriteOrRead, 0), Some(Answer::Opened { writes: true, .. })));
+    assert!(waits(&rig.open(2, "a", Mode::WriteOrRead, 1000)));
+    assert!(waits(&rig.open(3, "a", Mode::WriteOrRead, 1000)));
+    // The writer dies: the next one writes.
+    rig.close(1);
+    assert!(matches!(rig.last(2), Some(Answer::Opened { writes: true, .. })));
+    rig.allocate(2, 2 * MIB, 0);
+    let committed = version(rig.ask(2, Request::Commit {}));
+    assert!(matches!(rig.last(3), Some(Answer::Opened { writes: false, version, .. }) if version == committed));
+}
+
+#[test]
+fn a_writer_that_needs_the_domain_alone_goes_before_new_readers() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    assert!(waits(&rig.open(2, "a", Mode::Discard, 5000)));
+    assert!(waits(&rig.open(3, "a", Mode::Read, 5000)));
+    rig.close(1);
+    assert!(matches!(rig.last(2), Some(Answer::Opened { writes: true, .. })));
+    assert_eq!(rig.free, 64 * MIB, "what was committed is given up first");
+    assert_eq!(rig.last(3), None);
+    rig.allocate(2, 2 * MIB, 0);
+    rig.ask(2, Request::Commit {});
+    assert!(version(rig.last(3)) > 0);
+}
+
+#[test]
+fn an_update_in_place_makes_the_domain_dirty_until_its_commit() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    assert!(waits(&rig.open(2, "a", Mode::Update, 5000)), "a reader that does not allow it");
+    rig.close(1);
+    assert_eq!(version(rig.last(2)), first);
+    assert_eq!(rig.ask(2, Request::Begin {}), Some(Answer::Done {}));
+    assert!(waits(&rig.open(3, "a", Mode::Read, 5000)));
+    let second = version(rig.ask(2, Request::Commit {}));
+    assert_eq!(version(rig.last(3)), second);
+    assert_eq!((rig.free, rig.domain("a").unwrap().state), (56 * MIB, "committed".into()));
+    rig.close(3);
+    rig.close(2);
+    // The next one dies.
+    rig.open(4, "a", Mode::Update, 0);
+    rig.ask(4, Request::Begin {});
+    rig.close(4);
+    assert_eq!(rig.domain("a").unwrap().state, "dirty");
+    assert_eq!(code(rig.open(5, "a", Mode::Read, 5000)), Code::Dirty);
+    // It is mended by a new layout.
+    rig.commit(6, "a", 4 * MIB);
+    assert_eq!(rig.free, 60 * MIB);
+}
+
+#[test]
+fn an_update_that_never_began_leaves_the_domain_clean() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    rig.close(1);
+    rig.open(2, "a", Mode::Update, 0);
+    rig.close(2);
+    assert_eq!(version(rig.open(3, "a", Mode::Read, 0)), first);
+}
+
+#[test]
+fn readers_that_allow_updates_stay_and_see_the_new_version() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    rig.close(1);
+    rig.connect(2);
+    let domain: DomainName = "a".parse().unwrap();
+    let open = Request::Open { domain, mode: Mode::Read, device: 4, wait_ms: 0, allow_update: true, lends: false };
+    rig.ask(2, open);
+    rig.open(3, "a", Mode::Update, 0);
+    rig.ask(3, Request::Begin {});
+    let second = version(rig.ask(3, Request::Commit {}));
+    rig.close(3);
+    rig.close(2);
+    assert_eq!((rig.free, rig.domain("a").unwrap().version), (56 * MIB, second));
+}
+
+#[test]
+fn memory_that_is_missing_is_waited_for_and_the_numbers_are_in_the_error() {
+    let mut rig = Rig::new(16 * MIB);
+    rig.commit(1, "a", 12 * MIB);
+    rig.open(2, "b", Mode::Write, 0);
+    let Some(Answer::Error(error)) = rig.allocate(2, 8 * MIB, 0) else { panic!() };
+    assert_eq!(error.code, Code::OutOfMemory);
+    assert!(error.problem.contains("8 MiB were asked for, 4 MiB are free"), "{}", error.problem);
+    assert!(waits(&rig.allocate(2, 8 * MIB, 3000)));
+    rig.open(3, "c", Mode::Write, 0);
+    assert!(waits(&rig.allocate(3, 2 * MIB, 3000)), "who waits is served before");
+    rig.close(1);
+    rig.open(4, "a", Mode::Discard, 0);
+    assert!(matches!(rig.last(2), Some(Answer::Allocated { .. })));
+    assert!(matches!(rig.last(3), Some(Answer::Allocated { .. })));
+    assert_eq!(rig.free, 6 * MIB);
+}
+
+#[test]
+fn waiting_for_memory_ends_with_the_time_and_with_the_client() {
+    let mut rig = Rig::new(4 * MIB);
+    for id in 1..4 {
+        rig.open(id, &format!("d{id}"), Mode::Write, 0);
+        assert!(waits(&rig.allocate(id, 8 * MIB, 1000 * id)));
+    }
+    rig.pass(Duration::from_millis(1000));
+    assert_eq!(code(rig.last(1)), Code::OutOfMemory);
+    rig.close(2);
+    // A process outside of the service returns its memory.
+    rig.free = 16 * MIB;
+    rig.pass(Duration::from_millis(500));
+    assert!(matches!(rig.last(3), Some(Answer::Allocated { .. })));
+}
+
+#[test]
+fn a_writer_that_dies_while_its_memory_is_made_leaves_none() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.open(1, "a", Mode::Write, 0);
+    rig.slow = true;
+    assert_eq!(rig.allocate(1, 8 * MIB, 0), None);
+    rig.close(1);
+    rig.slow = false;
+    rig.keep();
+    assert_eq!((rig.free, rig.held.len()), (64 * MIB, 0));
+}
+
+#[test]
+fn quotas_are_exact_for_users_and_domains() {
+    let policy = "[[quota]]\nuser = 1001\nbytes = \"16MiB\"\n[[quota]]\ndomain = \"kv/*\"\nbytes = \"8MiB\"";
+    let mut rig = Rig::with(64 * MIB, policy);
+    rig.open(1, "w", Mode::Write, 0);
+    assert!(matches!(rig.allocate(1, 16 * MIB, 0), Some(Answer::Allocated { .. })));
+    assert_eq!(code(rig.allocate(1, 2 * MIB, 1000)), Code::Quota);
+    rig.open(2, "kv/a", Mode::Write, 0);
+    rig.open(3, "kv/b", Mode::Write, 0);
+    assert!(matches!(rig.allocate(2, 6 * MIB, 0), Some(Answer::Allocated { .. })));
+    assert_eq!(code(rig.allocate(3, 4 * MIB, 0)), Code::Quota);
+    assert!(matches!(rig.allocate(3, 2 * MIB, 0), Some(Answer::Allocated { .. })));
+    rig.close(2);
+    assert!(matches!(rig.allocate(3, 6 * MIB, 0), Some(Answer::Allocated { .. })));
+    // What is committed counts for who committed it, also after a new front has taken over.
+    rig.ask(1, Request::Commit {});
+    rig.kill_front();
+    rig.open(11, "x", Mode::Write, 0);
+    rig.close(11);
+    rig.books.connect(ClientId(12), Peer { pid: 12, user: 1001, ..Peer::default() }, rig.now);
+    rig.ask(12, Request::Hello { version: VERSION, process: 12, program: String::new() });
+    rig.open(12, "x", Mode::Write, 0);
+    assert_eq!(code(rig.allocate(12, 2 * MIB, 0)), Code::Quota);
+}
+
+#[test]
+fn those_who_lend_are_asked_and_named_if_they_do_not_answer() {
+    let mut rig = Rig::new(16 * MIB);
+    for id in [1, 2] {
+        rig.connect(id);
+        let domain = format!("kv{id}").parse().unwrap();
+        let open = Request::Open { domain, mode: Mode::Write, device: 4, wait_ms: 0, allow_update: false, lends: true };
+        rig.ask(id, open);
+    }
+    let Some(Answer::Allocated { allocation }) = rig.allocate(1, 8 * MIB, 0) else { panic!() };
+    rig.allocate(2, 6 * MIB, 0);
+    rig.open(3, "w", Mode::Write, 0);
+    rig.answers.clear();
+    assert!(waits(&rig.allocate(3, 8 * MIB, 10_000)));
+    let Some(Answer::Reclaim { reclaim, bytes, .. }) = rig.last(1) else { panic!() };
+    assert_eq!(bytes, 6 * MIB, "what is missing");
+    assert!(matches!(rig.last(2), Some(Answer::Reclaim { .. })));
+    assert_eq!(rig.ask(1, Request::Free { allocations: vec![allocation.id] }), Some(Answer::Done {}));
+    assert_eq!(rig.ask(1, Request::Gave { reclaim }), Some(Answer::Done {}));
+    assert!(matches!(rig.last(3), Some(Answer::Allocated { .. })));
+    rig.pass(Duration::from_secs(3));
+    let Some(Answer::Events { events }) = rig.ask(3, Request::Events { after: 0 }) else { panic!() };
+    let silent: Vec<_> = events.iter().filter(|event| event.text.contains("did not answer")).collect();
+    assert_eq!(silent.len(), 1);
+    assert!(silent[0].text.contains("process 2"), "{silent:?}");
+}
+
+#[test]
+fn a_reader_on_another_npu_is_refused() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 2 * MIB);
+    rig.connect(2);
+    let open = |device| Request::Open {
+        domain: "a".parse().unwrap(),
+        mode: Mode::Read,
+        device,
+        wait_ms: 0,
+        allow_update: false,
+        lends: false,
+    };
+    assert_eq!(code(rig.ask(2, open(5))), Code::OtherDevice);
+    assert_eq!(code(rig.ask(2, open(0))), Code::OtherDevice);
+    assert!(version(rig.ask(2, open(4))) > 0);
+}
+
+#[test]
+fn who_waits_for_a_version_hears_of_the_next_commit() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.connect(1);
+    let wait = |newer_than, wait_ms| Request::Wait { newer_than, domain: Some("a".parse().unwrap()), wait_ms };
+    assert_eq!(code(rig.ask(1, wait(0, 0))), Code::Timeout);
+    assert!(waits(&rig.ask(1, wait(0, 9000))));
+    let first = rig.commit(2, "a", 2 * MIB);
+    assert_eq!(version(rig.last(1)), first);
+    assert_eq!(version(rig.ask(1, wait(0, 0))), first);
+    assert!(waits(&rig.ask(1, wait(first, 9000))));
+    rig.pass(Duration::from_secs(9));
+    assert_eq!(code(rig.last(1)), Code::Timeout);
+}
+
+#[test]
+fn nothing_committed_is_lost_with_a_front_and_roles_come_back() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    rig.open(2, "b", Mode::Write, 0);
+    rig.allocate(2, 4 * MIB, 0);
+    let tokens: Vec<Vec<u8>> =
+        [1, 2].iter().map(|id| rig.books.clients[&ClientId(*id)].role.as_ref().unwrap().token.to_vec()).collect();
+    rig.kill_front();
+    assert_eq!(rig.free, 52 * MIB);
+    // Another process does not get the role.
+    rig.connect(7);
+    assert_eq!(code(rig.ask(7, Request::Resume { token: tokens[0].clone() })), Code::Unknown);
+    for (new, (old, token)) in [(11, (1, &tokens[0])), (12, (2, &tokens[1]))] {
+        let peer = Peer { pid: old, user: 1000 + old as u32, ..Peer::default() };
+        rig.books.connect(ClientId(new), peer, rig.now);
+        rig.ask(new, Request::Hello { version: VERSION, process: old, program: String::new() });
+        let opened = rig.ask(new, Request::Resume { token: token.clone() });
+        assert!(matches!(opened, Some(Answer::Opened { .. })), "{opened:?}");
+    }
+    assert!(waits(&rig.open(8, "a", Mode::Discard, 60_000)), "the reader is back, and counts");
+    assert!(version(rig.ask(12, Request::Commit {})) > first);
+    rig.close(11);
+    assert_eq!(version(rig.last(8)), 0);
+    // Who does not come back in time is gone.
+    rig.kill_front();
+    rig.pass(Duration::from_secs(31));
+    assert_eq!(rig.free, 60 * MIB, "b alone");
+}
+
+#[test]
+fn memory_that_no_journal_names_is_released_by_the_next_front() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.open(1, "a", Mode::Write, 0);
+    rig.slow = true;
+    rig.allocate(1, 8 * MIB, 0);
+    // The keeper has made it, and the front dies before it hears of it.
+    let Some((_, Order::Create { id, size, .. })) = rig.orders.pop_front() else { panic!() };
+    rig.free -= size;
+    rig.held.insert(id, size);
+    rig.slow = false;
+    rig.kill_front();
+    assert_eq!((rig.free, rig.held.len()), (64 * MIB, 0));
+}
+
+#[test]
+fn what_comes_at_the_wrong_time_ends_the_connection_or_is_refused() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.books.connect(ClientId(1), Peer { pid: 1, ..Peer::default() }, rig.now);
+    assert_eq!(code(rig.ask(1, Request::Ping {})), Code::Protocol);
+    assert_eq!(code(rig.ask(1, Request::Hello { version: 2, process: 1, program: String::new() })), Code::Protocol);
+    assert_eq!(code(rig.ask(1, Request::Hello { version: 1, process: 2, program: String::new() })), Code::Protocol);
+    assert_eq!(rig.ended, [1, 1, 1]);
+    rig.connect(2);
+    for early in [Request::Commit {}, Request::Begin {}, Request::Allocations { from: 0 }] {
+        assert_eq!(code(rig.ask(2, early)), Code::Protocol);
+    }
+    rig.commit(3, "a", 2 * MIB);
+    rig.open(4, "a", Mode::Read, 0);
+    for wrong in [
+        Request::Commit {},
+        Request::Free { allocations: vec![1] },
+        Request::Shares { allocations: vec![] },
+        Request::Shares { allocations: vec![u64::MAX] },
+        Request::Gave { reclaim: 7 },
+    ] {
+        assert_eq!(code(rig.ask(4, wrong.clone())), Code::Invalid, "{wrong:?}");
+    }
+    rig.open(5, "b", Mode::Write, 0);
+    for size in [0, 1, 2 * MIB + 1, u64::MAX] {
+        assert_eq!(code(rig.allocate(5, size, 0)), Code::Invalid, "{size}");
+    }
+    assert_eq!(code(rig.ask(5, Request::Commit {})), Code::Invalid, "nothing was allocated");
+    assert_eq!(code(rig.allocate(5, u64::MAX / 2 / MIB * 2 * MIB, 0)), Code::Invalid);
+    assert_eq!(code(rig.allocate(5, 1 << 46, 0)), Code::OutOfMemory);
+}
+
+#[test]
+fn only_an_unused_domain_can_be_removed() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 2 * MIB);
+    rig.connect(2);
+    let remove = Request::Remove { domain: "a".parse().unwrap() };
+    assert_eq!(code(rig.ask(2, remove.clone())), Code::Busy);
+    rig.close(1);
+    assert_eq!(rig.ask(2, remove.clone()), Some(Answer::Done {}));
+    assert_eq!(rig.free, 64 * MIB);
+    assert_eq!(code(rig.ask(2, remove)), Code::Empty);
+    assert_eq!(rig.domain("a"), None, "nothing is left of it");
+}
+
+#[test]
+fn whatever_clients_do_memory_is_counted_right_and_what_is_committed_stays() {
+    for seed in 0..300u64 {
+        let mut numbers = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut next = |below: u64| {
+            numbers ^= numbers << 13;
+            numbers ^= numbers >> 7;
+            numbers ^= numbers << 17;
+            numbers % below
+        };
+        let mut rig = Rig::new(24 * MIB);
+        let mut id = 0;
+        let mut alive = Vec::new();
+        for _ in 0..200 {
+            rig.slow = next(4) == 0;
+            let domain = ["a", "b", "c"][next(3) as usize];
+            match next(12) {
+                0..=2 => {
+                    id += 1;
+                    let modes = [Mode::Read, Mode::Write, Mode::WriteOrRead, Mode::Discard, Mode::Update];
+                    rig.open(id, domain, modes[next(5) as usize], next(3) * 700);
+                    alive.push(id);
+                }
+                3 if !alive.is_empty() => {
+                    let gone = alive.swap_remove(next(alive.len() as u64) as usize);
+                    rig.close(gone);
+                }
+                4 => rig.pass(Duration::from_millis(next(900))),
+                5 if next(6) == 0 => {
+                    rig.kill_front();
+                    // Nobody comes back.
+                    rig.pass(Duration::from_secs(31));
+                    alive.clear();
+                }
+                _ if !alive.is_empty() => {
+                    let one = alive[next(alive.len() as u64) as usize];
+                    if !rig.books.is_ready(ClientId(one)) {
+                        continue;
+                    }
+                    match next(6) {
+                        0..=2 => rig.allocate(one, (1 + next(4)) * 2 * MIB, next(2) * 900),
+                        3 => rig.ask(one, Request::Begin {}),
+                        4 => rig.ask(one, Request::Commit {}),
+                        _ => rig.ask(one, Request::Shares { allocations: vec![next(40)] }),
+                    };
+                    let ended = std::mem::take(&mut rig.ended);
+                    for gone in ended {
+                        rig.close(gone);
+                        alive.retain(|it| *it != gone);
+                    }
+                }
+                _ => {}
+            }
+            if next(2) == 0 {
+                rig.slow = false;
+                rig.keep();
+            }
+        }
+        rig.slow = false;
+        rig.keep();
+        let versions = |rig: &Rig| -> Vec<_> {
+            let of = |it: DomainStatus| (it.name, it.version, it.bytes, it.state == "dirty");
+            rig.books.status(rig.now).domains.into_iter().map(of).filter(|it| it.1 > 0).collect()
+        };
+        let before = versions(&rig);
+        let held: u64 = rig.held.values().sum();
+        let status = rig.books.status(rig.now);
+        let counted: u64 = status.domains.iter().map(|it| it.bytes + it.uncommitted + it.superseded).sum();
+        assert_eq!(held, counted, "seed {seed}: held, and counted in domains");
+        assert_eq!(status.devices[0].held, held, "seed {seed}");
+        // An update that runs is dirty after its writer is gone.
+        rig.kill_front();
+        rig.pass(Duration::from_secs(31));
+        assert_eq!(versions(&rig), before, "seed {seed}: after a new front took over");
+        let committed: u64 = rig.books.status(rig.now).domains.iter().map(|it| it.bytes).sum();
+        assert_eq!(rig.held.values().sum::<u64>(), committed, "seed {seed}: nothing else is left");
+        assert_eq!(rig.free + committed, 24 * MIB, "seed {seed}");
+    }
+}

@@ -1,0 +1,211 @@
+//! Starting the service: the keeper's process, which starts fronts.
+
+use crate::front::{Ended, Front};
+use crate::keeper::{self, Keeper, KeeperLink};
+use crate::policy::Policy;
+use crate::protocol::{self, Answer, Request, ServiceError, VERSION};
+use ascend_vmm::Session;
+use nix::cmsg_space;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::unistd::{Gid, chown};
+use std::fs::Permissions;
+use std::io::{self, ErrorKind, IoSliceMut, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A service that cannot be started or goes wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Another service has the socket.
+    #[error("a service answers at {0} already; replace its front with --replace, or use another socket")]
+    Taken(PathBuf),
+    /// The socket cannot be made.
+    #[error("the socket {path} cannot be made: {error}")]
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] ascend_vmm::Error),
+    /// A process or a socket pair cannot be made.
+    #[error("{doing}: {error}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        error: io::Error,
+    },
+    /// The service at the socket does not want to be replaced.
+    #[error("the service cannot be replaced: {0}")]
+    Refused(ServiceError),
+    /// The front ended with its keeper.
+    #[error("the process that owns the memory is gone")]
+    KeeperGone,
+}
+
+fn system(doing: &'static str) -> impl Fn(io::Error) -> ServeError {
+    move |error| ServeError::System { doing, error }
+}
+
+/// The listening socket of a service: made anew, or taken over from a service that is gone.
+///
+/// # Errors
+///
+/// [`ServeError::Taken`] if a service answers there; [`ServeError::Socket`].
+pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
+    let failed = |error| ServeError::Socket { path: path.to_owned(), error };
+    if UnixStream::connect(path).is_ok() {
+        return Err(ServeError::Taken(path.to_owned()));
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Ok(_) => return Err(failed(io::Error::new(ErrorKind::AlreadyExists, "it is no socket"))),
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    if let Some(group) = policy.group {
+        chown(path, None, Some(Gid::from_raw(group))).map_err(|error| failed(error.into()))?;
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(policy.mode)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// The environment variable that tells a front its two descriptors.
+const DESCRIPTORS: &str = "ASCEND_VMM_FRONT";
+
+/// Keeps memory, and starts `front` whenever none runs. `front` is a command that calls
+/// [`run_front`]; it inherits the listening socket. `started` is called when a front serves.
+///
+/// Returns when the session cannot be opened or no front can be started.
+///
+/// # Errors
+///
+/// [`ServeError::Driver`], [`ServeError::System`].
+pub fn keep(
+    session: Session,
+    listener: &UnixListener,
+    mut front: impl FnMut() -> Command,
+    mut started: impl FnMut(),
+) -> Result<(), ServeError> {
+    let mut keeper = Keeper::new(session);
+    let mut children = Vec::new();
+    loop {
+        let begun = Instant::now();
+        let (own, theirs) = keeper::pair().map_err(system("make a socket pair"))?;
+        let mut command = front();
+        command.env(DESCRIPTORS, format!("{},{}", theirs.as_raw_fd(), listener.as_raw_fd()));
+        for file in [theirs.as_fd(), listener.as_fd()] {
+            fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|error| system("start a front")(error.into()))?;
+        }
+        children.push(command.spawn().map_err(system("start a front"))?);
+        // From now on only the front has its end.
+        drop(theirs);
+        started();
+        if let Err(error) = keeper.serve(own.as_fd()) {
+            tracing::warn!(%error, "the front's socket failed");
+        }
+        tracing::warn!("the front is gone; another one is started");
+        children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        // A front that cannot start must not keep the machine busy.
+        if begun.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// The front's process, started by [`keep`].
+///
+/// # Errors
+///
+/// [`ServeError::KeeperGone`] when the keeper ended; [`ServeError::System`].
+pub fn run_front(policy: Policy) -> Result<(), ServeError> {
+    let numbers = std::env::var(DESCRIPTORS).unwrap_or_default();
+    let parsed = numbers.split_once(',').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+    let Some((link, listener)): Option<(RawFd, RawFd)> = parsed else {
+        return Err(system("start a front")(io::Error::new(ErrorKind::InvalidInput, "it is started by `serve` alone")));
+    };
+    let [link, listener] = [link, listener].map(inherited);
+    serve_front(link.map_err(system("start a front"))?, listener.map_err(system("start a front"))?.into(), policy)
+}
+
+/// A descriptor that the keeper's process left open for this one.
+fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl takes any number; the result is checked.
+    let flags = unsafe { nix::libc::fcntl(number, nix::libc::F_SETFD, nix::libc::FD_CLOEXEC) };
+    if number <= 2 || flags < 0 {
+        return Err(io::Error::new(ErrorKind::InvalidInput, format!("descriptor {number} is not open")));
+    }
+    // SAFETY: it is open, and its number was given to this process to be owned here alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn serve_front(link: OwnedFd, listener: UnixListener, policy: Policy) -> Result<(), ServeError> {
+    let front = Front::start(KeeperLink::new(link), listener, policy).map_err(system("take over from the keeper"))?;
+    match front.run().map_err(system("serve clients"))? {
+        Ended::Replaced => Ok(()),
+        Ended::KeeperGone => Err(ServeError::KeeperGone),
+    }
+}
+
+/// Takes over from the front of the service at `path`, and serves in its place. Nothing is lost:
+/// clients come back by themselves.
+///
+/// # Errors
+///
+/// [`ServeError::Refused`], [`ServeError::Socket`], and those of [`run_front`].
+pub fn replace_front(path: &Path, policy: Policy) -> Result<(), ServeError> {
+    let failed = |error| ServeError::Socket { path: path.to_owned(), error };
+    let mut socket = UnixStream::connect(path).map_err(failed)?;
+    socket.set_read_timeout(Some(Duration::from_secs(30))).map_err(failed)?;
+    let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "front".into() };
+    for request in [hello, Request::Replace {}] {
+        socket.write_all(&protocol::encode(&request).map_err(ServeError::Refused)?).map_err(failed)?;
+    }
+    let mut arrived = Vec::new();
+    let mut files = Vec::new();
+    loop {
+        while let Some((length, answer)) = protocol::decode::<Answer>(&arrived).map_err(ServeError::Refused)? {
+            arrived.drain(..length);
+            match answer {
+                Answer::Error(error) => return Err(ServeError::Refused(error)),
+                Answer::Replaced {} => {
+                    let mut files = files.into_iter();
+                    let (Some(listener), Some(link)) = (files.next(), files.next()) else {
+                        return Err(failed(io::Error::new(ErrorKind::InvalidData, "no descriptors came")));
+                    };
+                    drop(socket);
+                    return serve_front(link, OwnedFd::into(listener), policy);
+                }
+                _ => {}
+            }
+        }
+        let mut part = [0; 4096];
+        let mut room = cmsg_space!([RawFd; 2]);
+        let mut parts = [IoSliceMut::new(&mut part)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags)
+            .map_err(|error| failed(error.into()))?;
+        for control in message.cmsgs().into_iter().flatten() {
+            if let ControlMessageOwned::ScmRights(numbers) = control {
+                // SAFETY: the kernel has just installed them in this process, for this message.
+                files.extend(numbers.into_iter().map(|number| unsafe { OwnedFd::from_raw_fd(number) }));
+            }
+        }
+        let count = message.bytes;
+        if count == 0 {
+            return Err(failed(ErrorKind::UnexpectedEof.into()));
+        }
+        arrived.extend_from_slice(&part[..count]);
+    }
+}

@@ -1,0 +1,580 @@
+//! The service as it is used: a keeper, its fronts and engines as real processes on the emulated
+//! driver, killed at every step.
+
+use ascend_emulator::{Client as Engine, Config, Emulator, fork, isolated, on_each_generation};
+use ascend_vmm::{Device, LogicalId, Session};
+use ascend_vmm_service::protocol::{self, Answer, Code, Request, Status, VERSION};
+use ascend_vmm_service::{Client, DomainName, Error, Mode, OpenOptions, Opened, Policy, Reader};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SOCKET: &str = "SERVICE_TEST_SOCKET";
+const POLICY: &str = "SERVICE_TEST_POLICY";
+const REPLACES: &str = "SERVICE_TEST_REPLACES";
+
+const MIB: u64 = 1 << 20;
+
+/// This test binary again, as another process of the service.
+fn process(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).stdin(Stdio::null());
+    command
+}
+
+fn policy() -> Policy {
+    Policy::from_toml(&std::env::var(POLICY).unwrap_or_default()).unwrap()
+}
+
+/// Not a test: the front's process. Without a keeper it does nothing.
+#[test]
+fn front_process() {
+    if let Some(path) = std::env::var_os(REPLACES) {
+        // It ends with its keeper, or when it is replaced.
+        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy());
+    } else if std::env::var_os("ASCEND_VMM_FRONT").is_some() {
+        let _ = ascend_vmm_service::run_front(policy());
+    }
+}
+
+/// Not a test: the keeper's process. Without a socket it does nothing.
+#[test]
+fn keeper_process() {
+    let Some(path) = std::env::var_os(SOCKET) else { return };
+    let listener = ascend_vmm_service::bind(Path::new(&path), &policy()).unwrap();
+    let session = Session::open().unwrap();
+    ascend_vmm_service::keep(session, &listener, || process("front_process"), || ()).unwrap();
+}
+
+/// A service, and its directory.
+struct Service {
+    keeper: Child,
+    directory: PathBuf,
+    policy: String,
+}
+
+impl Service {
+    fn start(policy: &str) -> Service {
+        let number = std::process::id();
+        let directory = std::env::temp_dir().join(format!("ascend-vmm-service-{number}"));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut command = process("keeper_process");
+        command.env(SOCKET, directory.join("socket")).env(POLICY, policy);
+        let service = Service { keeper: command.spawn().unwrap(), directory, policy: policy.into() };
+        service.status();
+        service
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.path())
+    }
+
+    /// The status of whichever front answers first.
+    fn status(&self) -> Status {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            match self.client().status() {
+                Ok(status) => return status,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn kill_front(&self) {
+        kill(Pid::from_raw(self.status().front), Signal::SIGKILL).unwrap();
+    }
+
+    fn kill_keeper(&mut self) {
+        self.keeper.kill().unwrap();
+        self.keeper.wait().unwrap();
+    }
+
+    /// Starts a front that takes over from the one that serves.
+    fn replace_front(&self) -> Child {
+        let before = self.status().front;
+        let mut command = process("front_process");
+        let child = command.env(REPLACES, self.path()).env(POLICY, &self.policy).spawn().unwrap();
+        while self.status().front == before {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(self.status().front, child.id() as i32);
+        child
+    }
+
+    /// Ends it, and waits until the driver has forgotten it.
+    fn end(mut self, emulator: &Emulator) {
+        self.kill_keeper();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !emulator.state().is_empty() {
+            assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn name(text: &str) -> DomainName {
+    text.parse().unwrap()
+}
+
+fn device() -> Device {
+    Session::open().unwrap().device(LogicalId(0)).unwrap()
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::new().wait(Duration::from_secs(60))
+}
+
+/// The bytes of a tensor, which differ from those of every other.
+fn contents(key: &str, size: u64) -> Vec<u8> {
+    let seed = key.bytes().fold(7u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    (0..size).map(|at| seed.wrapping_add((at / 7) as u8)).collect()
+}
+
+/// Writes some tensors, one of them over the border of two allocations, and commits them.
+fn write_weights(client: &Client, device: &Device, domain: &DomainName, keys: &[&str]) -> Reader {
+    let mut writer = client.write(device, domain, Mode::Write, 64 * MIB, &options()).unwrap();
+    writer.allocate(2 * MIB, "first").unwrap();
+    for key in keys {
+        let size = MIB + 4096;
+        writer.put(key, size, key.as_bytes()).unwrap().write(&contents(key, size)).unwrap();
+    }
+    writer.commit().unwrap()
+}
+
+fn check_weights(reader: &Reader, keys: &[&str]) {
+    assert_eq!(reader.entries().len(), keys.len());
+    for key in keys {
+        let slice = reader.get(key).unwrap();
+        let mut bytes = vec![0; slice.size() as usize];
+        slice.read(&mut bytes).unwrap();
+        assert!(bytes == contents(key, slice.size()), "the bytes of {key}");
+        assert_eq!(reader.entries()[*key].value, key.as_bytes());
+    }
+}
+
+const KEYS: &[&str] = &["embed", "layer.0", "layer.1", "norm"];
+
+#[test]
+fn weights_outlive_the_engine_that_wrote_them() {
+    on_each_generation(Config::default(), |_, emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let domain = name("llama/tp0/weights");
+        let (mut told, tell) = UnixStream::pair().unwrap();
+        let first = fork(|| {
+            let _reader = write_weights(&client, &device(), &domain, KEYS);
+            (&tell).write_all(b"x").unwrap();
+            std::thread::sleep(Duration::from_secs(600));
+        });
+        told.read_exact(&mut [0]).unwrap();
+        first.kill();
+        let readers: Vec<Engine> = (0..3)
+            .map(|_| fork(|| check_weights(&client.read(&device(), &domain, &options()).unwrap(), KEYS)))
+            .collect();
+        readers.into_iter().for_each(Engine::join);
+        let status = service.status();
+        assert_eq!((status.domains.len(), status.domains[0].state.as_str()), (1, "committed"));
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn a_writer_that_is_killed_leaves_nothing_and_the_version_before_it_is_served() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let domain = name("w");
+        fork(|| drop(write_weights(&client, &device(), &domain, KEYS))).join();
+        let before = emulator.state().memory.used.clone();
+        for step in 0..4 {
+            let (mut told, tell) = UnixStream::pair().unwrap();
+            let writer = fork(|| {
+                let device = device();
+                let mut writer = client.write(&device, &domain, Mode::Write, 16 * MIB, &options()).unwrap();
+                if step > 0 {
+                    writer.allocate(4 * MIB, "").unwrap();
+                }
+                if step > 1 {
+                    writer.put("embed", MIB, b"").unwrap().fill(9).unwrap();
+                }
+                (&tell).write_all(b"x").unwrap();
+                std::thread::sleep(Duration::from_secs(if step == 3 { 0 } else { 600 }));
+                // Killed at some point of its commit.
+                if step == 3 {
+                    let _ = writer.commit();
+                    std::thread::sleep(Duration::from_secs(600));
+                }
+            });
+            told.read_exact(&mut [0]).unwrap();
+            writer.kill();
+            let whole = fork(|| {
+                let reader = client.read(&device(), &domain, &options()).unwrap();
+                match reader.entries().len() {
+                    4 => check_weights(&reader, KEYS),
+                    // The last one may have committed before it was killed.
+                    1 if step == 3 => {}
+                    other => panic!("{other} keys"),
+                }
+            });
+            whole.join();
+            if step < 3 {
+                assert_eq!(emulator.state().memory.used, before, "step {step}");
+            }
+        }
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn a_front_that_is_killed_at_any_moment_loses_nothing() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let stop = service.directory.join("stop");
+        let engines: Vec<Engine> = (0..3)
+            .map(|number| {
+                let (client, stop) = (&client, &stop);
+                fork(move || {
+                    let device = device();
+                    let domain = name(&format!("model/tp{number}"));
+                    let mut rounds = 0;
+                    while !stop.exists() {
+                        let written = retry(|| {
+                            let mut writer = client.write(&device, &domain, Mode::Write, 8 * MIB, &options())?;
+                            writer.put("w", MIB, b"v")?.write(&contents("w", MIB))?;
+                            writer.commit()
+                        });
+                        drop(written);
+                        let mut reader = retry(|| client.read(&device, &domain, &options()));
+                        let address = reader.address();
+                        retry(|| reader.sleep());
+                        retry(|| reader.wake());
+                        assert_eq!(reader.address(), address);
+                        let mut bytes = vec![0; MIB as usize];
+                        reader.get("w").unwrap().read(&mut bytes).unwrap();
+                        assert!(bytes == contents("w", MIB));
+                        rounds += 1;
+                    }
+                    assert!(rounds > 0);
+                })
+            })
+            .collect();
+        for _ in 0..25 {
+            service.kill_front();
+        }
+        let replaced = service.replace_front();
+        std::fs::write(&stop, []).unwrap();
+        engines.into_iter().for_each(Engine::join);
+        let mut domains = service.status().domains;
+        domains.retain(|domain| domain.state == "committed" && domain.bytes == 8 * MIB);
+        assert_eq!(domains.len(), 3);
+        drop(replaced);
+        service.end(emulator);
+    });
+}
+
+/// Until the front that was killed is replaced, a client may hear that its role is gone: that is an
+/// error, and not wrong memory.
+fn retry<T>(mut step: impl FnMut() -> Result<T, Error>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        match step() {
+            Ok(done) => return done,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_reader_goes_on_while_the_front_is_replaced_by_another() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let device = device();
+        let domain = name("w");
+        let mut reader = write_weights(&client, &device, &domain, KEYS);
+        let mut fronts = vec![service.replace_front(), service.replace_front()];
+        reader.sleep().unwrap();
+        fronts.push(service.replace_front());
+        reader.wake().unwrap();
+        check_weights(&reader, KEYS);
+        assert_eq!(service.status().domains[0].readers, 1);
+        // The last one was not started by the keeper, which starts its own when that is killed.
+        service.kill_front();
+        reader.sleep().unwrap();
+        reader.wake().unwrap();
+        check_weights(&reader, KEYS);
+        drop(reader);
+        drop(device);
+        for mut front in fronts {
+            front.wait().unwrap();
+        }
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn a_keeper_that_dies_takes_nothing_from_those_who_are_awake_and_nobody_falls_asleep() {
+    isolated(Config::default(), |emulator| {
+        let mut service = Service::start("");
+        let device = device();
+        let mut reader = write_weights(&service.client(), &device, &name("w"), KEYS);
+        service.kill_keeper();
+        let refused = reader.sleep().unwrap_err();
+        assert!(matches!(refused, Error::Service(_) | Error::Unreachable { .. }), "{refused}");
+        check_weights(&reader, KEYS);
+        drop(reader);
+        drop(device);
+        service.end_of_driver(emulator);
+    });
+}
+
+impl Service {
+    fn end_of_driver(&self, emulator: &Emulator) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !emulator.state().is_empty() {
+            assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[test]
+fn a_layout_that_changed_while_a_reader_slept_is_not_mapped() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let device = device();
+        let domain = name("w");
+        let mut reader = write_weights(&client, &device, &domain, KEYS);
+        reader.sleep().unwrap();
+        // The version that it read stays for it.
+        drop(write_weights(&client, &device, &domain, &["other"]));
+        reader.wake().unwrap();
+        check_weights(&reader, KEYS);
+        assert!(reader.wait_for_newer(Duration::ZERO).unwrap() > reader.version());
+        drop(reader);
+        drop(device);
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn an_update_in_place_waits_for_readers_and_changes_what_they_map_next() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let device = device();
+        let domain = name("w");
+        let reader = write_weights(&client, &device, &domain, KEYS);
+        let short = OpenOptions::new().wait(Duration::from_millis(1));
+        let refused = client.write(&device, &domain, Mode::Update, 0, &short).unwrap_err();
+        assert_eq!(refused.code(), Some(Code::Timeout), "{refused}");
+        drop(reader);
+        let mut writer = client.write(&device, &domain, Mode::Update, 0, &options()).unwrap();
+        assert_eq!(service.status().domains[0].state, "dirty");
+        writer.put("norm", 4096, b"norm").unwrap().fill(5).unwrap();
+        assert!(matches!(writer.put("new", 1, b""), Err(Error::NoKey { .. })));
+        drop(writer.commit().unwrap());
+        let reader = client.read(&device, &domain, &options()).unwrap();
+        let mut bytes = vec![0; 4097];
+        reader.get("norm").unwrap().part(0, 4097).unwrap().read(&mut bytes).unwrap();
+        assert!(bytes[..4096].iter().all(|byte| *byte == 5) && bytes[4096] == contents("norm", 4097)[4096]);
+        check_weights_but_norm(&reader);
+        drop(reader);
+        // One that dies leaves it dirty.
+        fork(|| drop(client.write(&self::device(), &domain, Mode::Update, 0, &options()).unwrap())).join();
+        let dirty = client.read(&device, &domain, &options()).unwrap_err();
+        assert_eq!(dirty.code(), Some(Code::Dirty), "{dirty}");
+        drop(device);
+        service.end(emulator);
+    });
+}
+
+fn check_weights_but_norm(reader: &Reader) {
+    for key in KEYS.iter().filter(|key| **key != "norm") {
+        let slice = reader.get(key).unwrap();
+        let mut bytes = vec![0; slice.size() as usize];
+        slice.read(&mut bytes).unwrap();
+        assert!(bytes == contents(key, slice.size()), "the bytes of {key}");
+    }
+}
+
+#[test]
+fn memory_is_waited_for_lent_and_given_back() {
+    isolated(Config { hbm: 64 * MIB, ..Config::default() }, |emulator| {
+        let service = Service::start("reclaim-seconds = 60");
+        let client = service.client();
+        let device = device();
+        let lender = options().lends(true);
+        let mut cache = client.write(&device, &name("kv"), Mode::Write, 64 * MIB, &lender).unwrap();
+        for _ in 0..6 {
+            cache.allocate(8 * MIB, "page").unwrap();
+        }
+        let refused = {
+            let short = OpenOptions::new().wait(Duration::from_millis(1));
+            let mut other = client.write(&device, &name("w"), Mode::Write, 64 * MIB, &short).unwrap();
+            other.allocate(32 * MIB, "").unwrap_err()
+        };
+        assert_eq!(refused.code(), Some(Code::OutOfMemory), "{refused}");
+        assert!(refused.to_string().contains("32 MiB were asked for"), "{refused}");
+        while cache.reclaim().unwrap().is_some() {
+            cache.free_last().unwrap();
+        }
+        let waiting = fork(|| {
+            let device = self::device();
+            let mut writer = client.write(&device, &name("w"), Mode::Write, 64 * MIB, &options()).unwrap();
+            writer.allocate(32 * MIB, "").unwrap();
+        });
+        let mut freed = 0;
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while freed < 24 * MIB {
+            if cache.reclaim().unwrap().is_some() || freed > 0 {
+                freed += cache.free_last().unwrap();
+            }
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        waiting.join();
+        drop(cache);
+        drop(device);
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn a_hostile_client_loses_its_own_connection_and_nothing_else() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let device = device();
+        let reader = write_weights(&service.client(), &device, &name("w"), KEYS);
+        let hello = protocol::encode(&Request::Hello {
+            version: VERSION,
+            process: std::process::id() as i32,
+            program: "attacker".into(),
+        })
+        .unwrap();
+        let mut open = Vec::new();
+        for attack in [
+            &[255, 255, 255, 255][..],
+            &[0, 0, 0, 0],
+            &[1, 0, 0, 0, 0xC1],
+            &[8, 0, 0, 0, 0xDF, 255, 255, 255, 255, 0, 0, 0],
+            // Half a frame, and nothing more.
+            &[100, 0, 0, 0, 0x81],
+        ] {
+            let mut socket = UnixStream::connect(service.path()).unwrap();
+            socket.write_all(&hello).unwrap();
+            socket.write_all(attack).unwrap();
+            open.push(socket);
+        }
+        // A client that never reads, and asks for ever more.
+        let mut flood = UnixStream::connect(service.path()).unwrap();
+        flood.write_all(&hello).unwrap();
+        flood.set_nonblocking(true).unwrap();
+        let status = protocol::encode(&Request::Status {}).unwrap();
+        for _ in 0..100_000 {
+            if flood.write_all(&status).is_err() {
+                break;
+            }
+        }
+        // Many connections of one process.
+        let many: Vec<_> = (0..100).filter_map(|_| UnixStream::connect(service.path()).ok()).collect();
+        drop(many);
+        check_weights(&reader, KEYS);
+        let again = service.client().read(&device, &name("w"), &options()).unwrap();
+        check_weights(&again, KEYS);
+        for mut socket in open.drain(..4) {
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let mut bytes = Vec::new();
+            socket.read_to_end(&mut bytes).unwrap();
+            let hello = protocol::decode::<Answer>(&bytes).unwrap().unwrap();
+            let error = protocol::decode::<Answer>(&bytes[hello.0..]).unwrap().unwrap();
+            assert!(matches!(error.1, Answer::Error(error) if error.code == Code::Protocol));
+        }
+        drop((reader, again, device));
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn with_trust_in_everyone_even_the_keepers_death_loses_nothing_that_somebody_maps() {
+    isolated(Config::default(), |emulator| {
+        let mut service = Service::start("trust = \"everyone\"");
+        let client = service.client();
+        let device = device();
+        let reader = write_weights(&client, &device, &name("w"), KEYS);
+        fork(|| check_weights(&client.read(&self::device(), &name("w"), &options()).unwrap(), KEYS)).join();
+        service.kill_keeper();
+        check_weights(&reader, KEYS);
+        drop((reader, device));
+        service.end_of_driver(emulator);
+    });
+}
+
+#[test]
+fn a_reader_on_another_npu_and_a_user_without_rights_are_refused() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("[[allow]]\ndomains = [\"free/*\"]\nwrite = true\n[[allow]]\ndomains = [\"w\"]");
+        let client = service.client();
+        let session = Session::open().unwrap();
+        let (one, other) = (session.device(LogicalId(0)).unwrap(), session.device(LogicalId(1)).unwrap());
+        drop(write_weights(&client, &one, &name("free/w"), KEYS));
+        let refused = client.read(&other, &name("free/w"), &options()).unwrap_err();
+        assert_eq!(refused.code(), Some(Code::OtherDevice), "{refused}");
+        let refused = client.write(&one, &name("w"), Mode::Write, MIB, &options()).unwrap_err();
+        assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
+        let refused = client.read(&one, &name("other"), &options()).unwrap_err();
+        assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
+        drop((one, other, session));
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn who_writes_or_reads_writes_first_and_the_others_read_the_same() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let engines: Vec<Engine> = (0..4)
+            .map(|_| {
+                fork(|| {
+                    let device = device();
+                    match client.write_or_read(&device, &name("w"), 8 * MIB, &options()).unwrap() {
+                        Opened::Writer(mut writer) => {
+                            writer.put("w", MIB, b"w").unwrap().write(&contents("w", MIB)).unwrap();
+                            writer.commit().unwrap();
+                        }
+                        Opened::Reader(reader) => check(&reader),
+                    }
+                })
+            })
+            .collect();
+        engines.into_iter().for_each(Engine::join);
+        assert_eq!(service.status().domains[0].bytes, 8 * MIB);
+        service.end(emulator);
+    });
+}
+
+fn check(reader: &Reader) {
+    let mut bytes = vec![0; MIB as usize];
+    reader.get("w").unwrap().read(&mut bytes).unwrap();
+    assert!(bytes == contents("w", MIB));
+}
