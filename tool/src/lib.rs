@@ -28,6 +28,10 @@ pub mod probe;
 mod replay;
 mod second_process;
 pub mod selftest;
+#[cfg(feature = "service")]
+pub mod serve;
+#[cfg(feature = "service")]
+pub mod service;
 mod session_options;
 pub mod terminal;
 pub mod trace;
@@ -49,12 +53,22 @@ pub enum Command {
     Emulate(Box<emulate::Emulate>),
     /// Show every call of a program on the driver.
     Trace(trace::Trace),
+    /// Own memory of the NPUs for processes that come and go.
+    #[cfg(feature = "service")]
+    Serve(serve::Serve),
+    /// Show what a memory service holds, and for whom.
+    #[cfg(feature = "service")]
+    Service(service::Service),
     /// Print a script that completes command lines of `ascend-vmm` in a shell.
     #[cfg(feature = "installation")]
     Completions(installation::Completions),
     /// Print the manual page of `ascend-vmm` or of one of its commands.
     #[cfg(feature = "installation")]
     Man(installation::Man),
+    /// The process of `serve` that talks to clients.
+    #[cfg(feature = "service")]
+    #[command(hide = true)]
+    ServeFront(serve::Front),
     /// The process that becomes the program of `trace`.
     #[command(hide = true)]
     TraceChild(trace::Child),
@@ -83,6 +97,12 @@ impl Command {
             Command::Selftest(command) => command.run(),
             Command::Emulate(command) => emulate::run(*command),
             Command::Trace(trace) => trace.run(),
+            #[cfg(feature = "service")]
+            Command::Serve(serve) => serve.run(),
+            #[cfg(feature = "service")]
+            Command::ServeFront(front) => front.run(),
+            #[cfg(feature = "service")]
+            Command::Service(service) => service.run(),
             #[cfg(feature = "installation")]
             Command::Completions(completions) => completions.run(),
             #[cfg(feature = "installation")]

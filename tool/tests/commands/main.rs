@@ -13,5 +13,7 @@ mod installation;
 mod probe;
 mod replay;
 mod selftest;
+#[cfg(feature = "service")]
+mod service;
 mod trace;
 mod trace_page;

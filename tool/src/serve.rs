@@ -1,0 +1,120 @@
+//! `ascend-vmm serve`: the memory service.
+//!
+//! This process becomes the keeper, which owns the memory. It starts the front, which talks to
+//! clients, as a process of its own, and starts it again when it dies.
+
+use crate::impossible;
+use ascend_vmm::Session;
+use ascend_vmm_service::{Policy, ServeError, bind, keep, replace_front, run_front};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `serve`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Clients connect to the socket (docs/service.md). The process that this command becomes owns the\n\
+                        memory: what nobody maps is lost when it ends. Its child, which talks to clients, may be\n\
+                        killed or replaced at any time.\n\n\
+                        Examples:\n  ascend-vmm serve --socket /run/ascend-vmm.sock\n  \
+                        ascend-vmm serve --socket /run/ascend-vmm.sock --config service.toml\n  \
+                        ascend-vmm serve --socket /run/ascend-vmm.sock --replace"
+)]
+pub struct Serve {
+    /// The Unix socket at which clients connect.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Who may do what, and how much: TOML (docs/service.md).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Let every process of the host import the memory. Then even the death of this process loses
+    /// nothing while somebody maps the memory, and nothing is protected.
+    #[arg(long)]
+    trust_everyone: bool,
+    /// Take over from the front of the service that runs, without losing anything: after an update
+    /// of this program, or of its configuration.
+    #[arg(long)]
+    replace: bool,
+}
+
+/// The front's process, which `serve` starts.
+#[derive(clap::Args)]
+pub struct Front {
+    #[arg(long)]
+    config: Option<PathBuf>,
+    #[arg(long)]
+    trust_everyone: bool,
+}
+
+impl Serve {
+    /// Runs the command and returns its exit status.
+    pub fn run(self) -> ExitCode {
+        let policy = match policy(self.config.as_deref(), self.trust_everyone) {
+            Ok(policy) => policy,
+            Err(reason) => return impossible(reason),
+        };
+        if self.replace {
+            return ended(replace_front(&self.socket, policy));
+        }
+        let listener = match bind(&self.socket, &policy) {
+            Ok(listener) => listener,
+            Err(error) => return impossible(error),
+        };
+        let session = match Session::open() {
+            Ok(session) => session,
+            Err(error) => return impossible(error),
+        };
+        let front = match crate::second_process::this_program() {
+            Ok(program) => program,
+            Err(error) => return impossible(format_args!("this program cannot be found: {error}")),
+        };
+        let command = || {
+            let mut command = std::process::Command::new(front.get_program());
+            command.args(front.get_args()).arg("serve-front");
+            if let Some(config) = &self.config {
+                command.arg("--config").arg(config);
+            }
+            if self.trust_everyone {
+                command.arg("--trust-everyone");
+            }
+            command
+        };
+        let mut first = true;
+        let started = || {
+            if std::mem::take(&mut first) {
+                crate::outln!("serving at {}", self.socket.display());
+            }
+        };
+        ended(keep(session, &listener, command, started))
+    }
+}
+
+impl Front {
+    /// Runs the command and returns its exit status.
+    pub fn run(self) -> ExitCode {
+        match policy(self.config.as_deref(), self.trust_everyone) {
+            Ok(policy) => ended(run_front(policy)),
+            Err(reason) => impossible(reason),
+        }
+    }
+}
+
+fn ended(result: Result<(), ServeError>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            crate::errln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn policy(config: Option<&Path>, trust_everyone: bool) -> Result<Policy, String> {
+    let policy = match config {
+        None => Policy::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            Policy::from_toml(&text).map_err(|error| format!("{}: {error}", path.display()))?
+        }
+    };
+    Ok(if trust_everyone { policy.trust_everyone(true) } else { policy })
+}

@@ -1,0 +1,123 @@
+//! `ascend-vmm serve` and `ascend-vmm service` on the emulated driver.
+
+use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
+use ascend_emulator::{Config, Emulator};
+use ascend_vmm_service::Client;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A directory for a socket, which is removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = std::env::temp_dir().join(format!("ascend-vmm-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Directory(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("socket")
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A service on an emulated host; it is killed at the end.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(emulator: &Emulator, socket: &Path) -> Served {
+    let mut command = Command::new(PROGRAM);
+    command.args(["serve", "--socket"]).arg(socket).stdout(Stdio::null());
+    let served = Served(emulator.spawn(&mut command).unwrap());
+    await_front(socket, |_| true);
+    served
+}
+
+/// Waits for a front.
+fn await_front(socket: &Path, wanted: impl Fn(i32) -> bool) -> i32 {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        match Client::new(socket).status() {
+            Ok(status) if wanted(status.front) => return status.front,
+            _ => assert!(Instant::now() < deadline, "no front serves"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn service(socket: &Path, arguments: &[&str]) -> std::process::Output {
+    run_program(&[&["service", "--socket", socket.to_str().unwrap()], arguments].concat())
+}
+
+#[test]
+fn a_service_is_looked_at_and_its_front_is_replaced() {
+    let directory = Directory::new("serve");
+    let socket = directory.socket();
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let served = serve(&emulator, &socket);
+    let text = stdout(&service(&socket, &["top"]));
+    assert!(text.starts_with("keeper ") && text.contains("64 GiB"), "{text}");
+    let status: serde_json::Value = serde_json::from_slice(&service(&socket, &["top", "--json"]).stdout).unwrap();
+    assert_eq!(status["devices"].as_array().unwrap().len(), 2);
+    let front = i32::try_from(status["front"].as_i64().unwrap()).unwrap();
+    let mut command = Command::new(PROGRAM);
+    let newer = Served(command.args(["serve", "--replace", "--socket"]).arg(&socket).spawn().unwrap());
+    let replaced = await_front(&socket, |now| now != front);
+    assert_eq!(replaced, newer.0.id() as i32);
+    // The keeper starts a front again when that one is gone.
+    drop(newer);
+    await_front(&socket, |now| now != replaced);
+    let text = stdout(&service(&socket, &["events"]));
+    assert!(text.contains("the front took over"), "{text}");
+    drop(served);
+    drop(directory);
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_a_sentence() {
+    let directory = Directory::new("serve-refused");
+    let socket = directory.socket();
+    let path = socket.to_str().unwrap();
+    let error = refusal(&["service", "--socket", path, "top"]);
+    assert!(error.contains("cannot be reached"), "{error}");
+    let config = directory.0.join("service.toml");
+    std::fs::write(&config, "\nclient = 3\n").unwrap();
+    let error = refusal(&["serve", "--socket", path, "--config", config.to_str().unwrap()]);
+    assert!(error.contains("service.toml") && error.contains("line 2"), "{error}");
+    std::fs::write(&socket, "a file of somebody").unwrap();
+    let error = refusal(&["serve", "--socket", path]);
+    assert!(error.contains("it is no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "a file of somebody");
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let socket = directory.0.join("other");
+    let served = serve(&emulator, &socket);
+    let error = refusal(&["serve", "--socket", socket.to_str().unwrap()]);
+    assert!(error.contains("a service answers at"), "{error}");
+    let output = service(&socket, &["remove", "llama/tp0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("there is no domain llama/tp0"), "{}", stderr(&output));
+    drop(served);
+}
+
+#[test]
+fn without_a_driver_nothing_is_served() {
+    let directory = Directory::new("serve-nothing");
+    let config = Config { door: ascend_emulator::config::Door::Missing, ..Config::default() };
+    let mut command = Command::new(PROGRAM);
+    let output = run_emulated(config, &[], command.args(["serve", "--socket"]).arg(directory.socket()));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));
+}
