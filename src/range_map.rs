@@ -2,15 +2,17 @@
 //!
 //! Ranges do not overlap. They start and end at multiples of a unit. 64 units form a row, which has
 //! a bit for each range that starts in it. 64 rows form a region, which has a bit for each row that
-//! is not empty. A region is allocated for its first range and found by binary search, so the
-//! address space may have any size and unused parts cost nothing. Inserting, removing and finding
-//! take a few steps, independent of how many ranges there are and how long they are.
+//! is not empty. A region is allocated for its first range and found by binary search, unless it was
+//! the last one found. So the address space may have any size, and unused parts cost nothing.
+//! Inserting, removing and finding take a few steps, independent of how many ranges there are and how
+//! long they are.
 //!
 //! Why not the crate `rangemap`: it joins equal neighbours and overwrites overlaps, which mappings
 //! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping
 //! one.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Units of a row, and rows of a region.
 const ROW: u64 = 64;
@@ -19,16 +21,20 @@ const REGION: u64 = ROW * 64;
 /// A map of ranges in units of `UNIT` bytes.
 #[derive(Debug)]
 pub(crate) struct RangeMap<V, const UNIT: u64> {
-    /// Sorted by number.
+    /// Sorted by number. At most one is empty.
     regions: Vec<(u64, Box<Region<V>>)>,
+    /// The number of the region that became empty last. It stays until another becomes empty,
+    /// because ranges often come and go in the same place.
+    emptied: u64,
+    /// The index of the region that was found last, which is often the next.
+    recent: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Region<V> {
     /// A bit for each row that is not empty.
     used: u64,
-    /// Allocated for their first range, freed with the region.
-    rows: [Option<Box<Row<V>>>; 64],
+    rows: [Row<V>; 64],
 }
 
 #[derive(Debug)]
@@ -55,7 +61,7 @@ impl<V> Found<V> {
 
 impl<V, const UNIT: u64> Default for RangeMap<V, UNIT> {
     fn default() -> Self {
-        RangeMap { regions: Vec::new() }
+        RangeMap { regions: Vec::new(), emptied: 0, recent: AtomicUsize::new(0) }
     }
 }
 
@@ -68,13 +74,17 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         }
         let (number, row, bit) = place::<UNIT>(start);
         let at = self.region(number).unwrap_or_else(|at| {
-            self.regions.insert(at, (number, Box::new(Region { used: 0, rows: [const { None }; 64] })));
+            let rows = [const { Row { starts: 0, ranges: Vec::new() } }; 64];
+            self.regions.insert(at, (number, Box::new(Region { used: 0, rows })));
             at
         });
         let region = &mut self.regions[at].1;
         region.used |= 1 << row;
-        // Room for one at first: large ranges have a row to themselves.
-        let row = region.rows[row].get_or_insert_with(|| Box::new(Row { starts: 0, ranges: Vec::with_capacity(1) }));
+        let row = &mut region.rows[row];
+        if row.ranges.is_empty() {
+            // Room for one at first: large ranges have a row to themselves.
+            row.ranges.reserve_exact(1);
+        }
         row.ranges.insert(row.index(bit), (size, value));
         row.starts |= 1 << bit;
         Ok(())
@@ -85,26 +95,39 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
         let (number, row, bit) = place::<UNIT>(start);
         let at = self.region(number).ok()?;
         let region = &mut self.regions[at].1;
-        let ranges = region.rows[row].as_deref_mut().filter(|row| start % UNIT == 0 && row.has(bit))?;
+        let ranges = &mut region.rows[row];
+        if start % UNIT != 0 || !ranges.has(bit) {
+            return None;
+        }
         let (_, value) = ranges.ranges.remove(ranges.index(bit));
         ranges.starts &= !(1 << bit);
         if ranges.starts == 0 {
             region.used &= !(1 << row);
-            // The last region stays, because ranges often come and go in the same place.
-            if region.used == 0 && self.regions.len() > 1 {
-                self.regions.remove(at);
+            if region.used == 0 {
+                self.free_emptied(number);
             }
         }
         Some(value)
+    }
+
+    /// Frees the region that became empty before this one, if it is still empty.
+    fn free_emptied(&mut self, number: u64) {
+        let before = std::mem::replace(&mut self.emptied, number);
+        if let Ok(at) = self.region(before) {
+            if before != number && self.regions[at].1.used == 0 {
+                self.regions.remove(at);
+            }
+        }
     }
 
     /// The value of the range that starts at an address.
     pub(crate) fn get_mut(&mut self, start: u64) -> Option<&mut V> {
         let (number, row, bit) = place::<UNIT>(start);
         let at = self.region(number).ok()?;
-        let row = self.regions[at].1.rows[row].as_deref_mut().filter(|row| start % UNIT == 0 && row.has(bit))?;
+        let row = &mut self.regions[at].1.rows[row];
         let index = row.index(bit);
-        row.ranges.get_mut(index).map(|(_, value)| value)
+        let found = start % UNIT == 0 && row.has(bit);
+        row.ranges.get_mut(index).filter(|_| found).map(|(_, value)| value)
     }
 
     /// The range that starts at an address.
@@ -169,7 +192,7 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
 
     /// All values, in order.
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
-        let rows = self.regions.iter_mut().flat_map(|(_, region)| region.rows.iter_mut().flatten());
+        let rows = self.regions.iter_mut().flat_map(|(_, region)| &mut region.rows);
         rows.flat_map(|row| row.ranges.iter_mut().map(|(_, value)| value))
     }
 
@@ -180,7 +203,13 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
 
     /// The index of a region, or the index to insert it at.
     fn region(&self, number: u64) -> Result<usize, usize> {
-        self.regions.binary_search_by_key(&number, |(number, _)| *number)
+        let recent = self.recent.load(Ordering::Relaxed);
+        if self.regions.get(recent).is_some_and(|region| region.0 == number) {
+            return Ok(recent);
+        }
+        let found = self.regions.binary_search_by_key(&number, |region| region.0);
+        self.recent.store(found.unwrap_or_else(|at| at), Ordering::Relaxed);
+        found
     }
 }
 
@@ -199,7 +228,7 @@ impl<V> Region<V> {
 
     /// The range whose start `choose` picks from a row's starts.
     fn row<const UNIT: u64>(&self, number: u64, row: usize, choose: impl Fn(u64) -> Option<u32>) -> Option<Found<&V>> {
-        let ranges = self.rows[row].as_deref()?;
+        let ranges = &self.rows[row];
         let bit = choose(ranges.starts)?;
         let (size, value) = ranges.ranges.get(ranges.index(bit))?;
         let unit = number * REGION + row as u64 * ROW + u64::from(bit);
