@@ -118,11 +118,11 @@ impl Sharing {
 }
 
 /// The kernel's key of an import.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ImportKey {
+    pub(crate) share: u32,
     /// The importing device.
     pub(crate) device: u32,
-    pub(crate) share: u32,
     /// The exporting device.
     pub(crate) exporter: u32,
     /// Super-pod id of an exporter on another server, which numbers its devices differently; 0 on

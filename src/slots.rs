@@ -6,8 +6,8 @@
 //! it.
 
 use crate::trace::{Quiet, quiet};
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Locks a mutex and ignores poisoning: no user code runs under our locks, and every change is a
@@ -25,15 +25,16 @@ pub(crate) struct Slots<K, T> {
 
 #[derive(Debug)]
 struct Table<K, T> {
-    /// A dead reference stands for an object that is being made or undone.
-    objects: HashMap<K, Weak<T>>,
+    /// A dead reference stands for an object that is being made or undone. A tree: it never has to
+    /// move everything to grow, as a hash table does.
+    objects: BTreeMap<K, Weak<T>>,
     /// Threads that wait for a change. Waking them takes a system call, skipped if there are none.
     waiting: usize,
 }
 
 /// What [`Slots::find`] finds under a key.
 #[derive(Debug)]
-pub(crate) enum Lookup<'a, K: Copy + Eq + Hash, T> {
+pub(crate) enum Lookup<'a, K: Copy + Ord, T> {
     /// The object.
     Object(Arc<T>),
     /// Nothing. The caller makes the object.
@@ -44,7 +45,7 @@ pub(crate) enum Lookup<'a, K: Copy + Eq + Hash, T> {
 /// other threads wait, and this one reports nothing.
 #[derive(Debug)]
 #[must_use = "dropping it lets the next thread make the object"]
-pub(crate) struct Slot<'a, K: Copy + Eq + Hash, T> {
+pub(crate) struct Slot<'a, K: Copy + Ord, T> {
     slots: &'a Slots<K, T>,
     key: K,
     /// Set unless the key keeps its slot when this is dropped.
@@ -53,7 +54,7 @@ pub(crate) struct Slot<'a, K: Copy + Eq + Hash, T> {
     _quiet: Quiet,
 }
 
-impl<K: Copy + Eq + Hash, T> Slot<'_, K, T> {
+impl<K: Copy + Ord, T> Slot<'_, K, T> {
     /// Puts the object into its slot. From now on the object vacates the slot when it is undone.
     pub(crate) fn fill(self, object: &Arc<T>) {
         self.slots.fill(self.key, object);
@@ -66,7 +67,7 @@ impl<K: Copy + Eq + Hash, T> Slot<'_, K, T> {
     }
 }
 
-impl<K: Copy + Eq + Hash, T> Drop for Slot<'_, K, T> {
+impl<K: Copy + Ord, T> Drop for Slot<'_, K, T> {
     fn drop(&mut self) {
         if self.vacates {
             self.slots.vacate(&self.key);
@@ -76,11 +77,11 @@ impl<K: Copy + Eq + Hash, T> Drop for Slot<'_, K, T> {
 
 impl<K, T> Default for Slots<K, T> {
     fn default() -> Self {
-        Slots { table: Mutex::new(Table { objects: HashMap::new(), waiting: 0 }), changed: Condvar::new() }
+        Slots { table: Mutex::new(Table { objects: BTreeMap::new(), waiting: 0 }), changed: Condvar::new() }
     }
 }
 
-impl<K: Copy + Eq + Hash, T> Slots<K, T> {
+impl<K: Copy + Ord, T> Slots<K, T> {
     /// The object of a key, or its slot. Waits while another thread makes or undoes it.
     pub(crate) fn find(&self, key: K) -> Lookup<'_, K, T> {
         let _quiet = quiet();
@@ -105,17 +106,18 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
     pub(crate) fn take(&self, key: K) -> Result<(), Weak<T>> {
         let mut table = lock(&self.table);
         loop {
-            match table.objects.get(&key) {
-                None => break,
-                Some(object) if object.strong_count() > 0 => return Err(object.clone()),
-                Some(_) => {}
+            match table.objects.entry(key) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(Weak::new());
+                    return Ok(());
+                }
+                Entry::Occupied(object) if object.get().strong_count() > 0 => return Err(object.get().clone()),
+                Entry::Occupied(_) => {}
             }
             table.waiting += 1;
             table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
             table.waiting -= 1;
         }
-        table.objects.insert(key, Weak::new());
-        Ok(())
     }
 
     /// Puts an object into a slot that the caller has taken.
@@ -133,7 +135,7 @@ impl<K: Copy + Eq + Hash, T> Slots<K, T> {
         lock(&self.table).objects.keys().all(test)
     }
 
-    fn change(&self, change: impl FnOnce(&mut HashMap<K, Weak<T>>)) {
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<K, Weak<T>>)) {
         let mut table = lock(&self.table);
         change(&mut table.objects);
         if table.waiting > 0 {

@@ -35,7 +35,7 @@ use std::sync::Arc;
 /// assert_eq!(format!("{text}0").parse::<Name>()?.to_string(), format!("{text}0"));
 /// # Ok::<(), ascend_vmm::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; NAME]);
 
 impl Name {
