@@ -127,7 +127,7 @@ impl Bench {
         let emulator = Emulator::start(config).map_err(|error| error.to_string())?;
         emulator.run(|| {
             let calls = bench.calls_only(&Setup::of(Work::BringUp));
-            bench.add("bring-up with a device process", None, Quantity::Calls, calls, Target::must(34.0));
+            bench.add("bring-up with a device process", None, Quantity::Calls, calls, Target::must(36.0));
         });
         drop(emulator);
         bench.progress.set_message("the emulated driver");
