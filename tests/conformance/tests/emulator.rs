@@ -12,7 +12,9 @@ use std::time::Duration;
 fn run(config: Config, arguments: &[&str]) -> (String, Option<i32>) {
     let emulator = Emulator::start(config).expect("the emulated driver starts");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-conformance"));
-    let mut child = emulator.spawn(command.args(arguments).stdout(Stdio::piped())).expect("the suite starts");
+    // Some rules make tens of thousands of calls, and the machine may be busy.
+    command.args(["--timeout", "600"]).args(arguments);
+    let mut child = emulator.spawn(command.stdout(Stdio::piped())).expect("the suite starts");
     let mut output = String::new();
     child.stdout.take().expect("its output is piped").read_to_string(&mut output).expect("its output is text");
     let status = child.wait().expect("the suite ends");
