@@ -140,7 +140,8 @@ impl Front {
                 self.carry_out(effects)?;
             }
             self.send_orders()?;
-            if self.journal.length() > SHORT_JOURNAL && self.journal.length() > 2 * self.compact {
+            let grown = self.journal.length() > SHORT_JOURNAL && self.journal.length() > 2 * self.compact;
+            if grown && self.orders.is_empty() {
                 self.rewrite_journal()?;
             }
         }
@@ -390,15 +391,21 @@ impl Front {
         Ok(())
     }
 
+    /// Writes the journal anew, without what is history. Later, if the keeper is busy.
     fn rewrite_journal(&mut self) -> io::Result<()> {
         let mut journal = Journal::create()?;
         for record in self.books.snapshot() {
             journal.append(&record)?;
         }
-        self.link.keep_journal(journal.file().as_fd())?;
-        self.compact = journal.length();
-        self.journal = journal;
-        Ok(())
+        match self.link.keep_journal(journal.file().as_fd()) {
+            Ok(()) => {
+                self.compact = journal.length();
+                self.journal = journal;
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends the descriptors of the service to a client.

@@ -391,10 +391,14 @@ impl KeeperLink {
         }
     }
 
-    /// Gives the keeper the journal.
+    /// Gives the keeper the journal, if it can take it now.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the keeper is busy.
     pub(crate) fn keep_journal(&self, journal: BorrowedFd<'_>) -> io::Result<()> {
         let order = OrderPacket { op: op::JOURNAL.into(), ..OrderPacket::default() };
-        Ok(send(self.socket.as_fd(), order.as_bytes(), &[], Some(journal), MsgFlags::empty())?)
+        Ok(send(self.socket.as_fd(), order.as_bytes(), &[], Some(journal), MsgFlags::MSG_DONTWAIT)?)
     }
 
     /// Sends an order, if the keeper can take it now: one that waits for the keeper while the keeper

@@ -460,6 +460,34 @@ fn memory_is_waited_for_lent_and_given_back() {
 }
 
 #[test]
+fn layouts_of_many_allocations_take_each_others_place_while_the_journal_is_written_anew() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let device = device();
+        let domain = name("w");
+        for round in 0..3u8 {
+            let mut writer = client.write(&device, &domain, Mode::Write, 2 << 30, &options()).unwrap();
+            for number in 0..600 {
+                writer.allocate(2 * MIB, "").unwrap();
+                // Enough to make a journal of some megabytes.
+                writer.put(&format!("tensor.{number}"), 2 * MIB, &[round; 4096]).unwrap();
+            }
+            let reader = writer.commit().unwrap();
+            assert_eq!((reader.entries().len(), reader.allocations().count()), (600, 600));
+        }
+        // All of it is there for a front that has only the journal.
+        service.kill_front();
+        let reader = client.read(&device, &domain, &options()).unwrap();
+        assert!(reader.entries().values().all(|entry| entry.value == [2; 4096]));
+        assert_eq!(service.status().domains[0].bytes, 1200 * MIB);
+        assert_eq!(emulator.state().memory.used[&0], 1200 * MIB);
+        drop((reader, device));
+        service.end(emulator);
+    });
+}
+
+#[test]
 fn a_hostile_client_loses_its_own_connection_and_nothing_else() {
     isolated(Config::default(), |emulator| {
         let service = Service::start("");
