@@ -110,7 +110,7 @@ impl Settings {
     ///
     /// | step | default | for |
     /// |---|---|---|
-    /// | [`Step::Connect`] | 3 s | asking again while no daemon listens: it starts after its device |
+    /// | [`Step::Connect`] | 3 s | asking again until the daemon, which starts late, listens |
     /// | [`Step::Handshake`] | 30 s | the answer |
     /// | [`Step::Prepare`] | 10 s | each of the two answers, which are optional |
     /// | [`Step::Start`] | 150 s | the answer |
@@ -314,8 +314,8 @@ pub(crate) fn bring_up(
         Policy::Always => {}
         Policy::Auto => match setup() {
             Ok(()) => return Ok(None),
-            // EFAULT is the answer to every failure on the device. A missing process is the one that
-            // we can fix.
+            // EFAULT is the answer to every failure on the device. A missing process is the one
+            // that we can fix.
             Err(error) if error.errno() != Some(Errno::EFAULT) || devmng.query_dev_pid(device)?.is_some() => {
                 return Err(error);
             }

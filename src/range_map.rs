@@ -2,10 +2,10 @@
 //!
 //! Ranges do not overlap. They start and end at multiples of a unit. 64 units form a row, which has
 //! a bit for each range that starts in it. 64 rows form a region, which has a bit for each row that
-//! is not empty. A region is allocated for its first range and found by binary search, unless it was
-//! the last one found. So the address space may have any size, and unused parts cost nothing.
-//! Inserting, removing and finding take a few steps, independent of how many ranges there are and how
-//! long they are.
+//! is not empty. A region is allocated for its first range and found by binary search, unless it
+//! was the last one found. So the address space may have any size, and unused parts cost nothing.
+//! Inserting, removing and finding take a few steps, independent of how many ranges there are and
+//! how long they are.
 //!
 //! Why not the crate `rangemap`: it joins equal neighbours and overwrites overlaps, which mappings
 //! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping

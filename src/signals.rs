@@ -1,8 +1,8 @@
 //! Blocking signals during waits that they would disturb.
 //!
 //! Any signal with a handler interrupts a wait of `/dev/hisi_hdc`. With SA_RESTART the kernel
-//! repeats the ioctl with its full time, so a steady stream of signals makes a wait endless. Signals
-//! without a handler end the process or are ignored, and are left alone.
+//! repeats the ioctl with its full time, so a steady stream of signals makes a wait endless.
+//! Signals without a handler end the process or are ignored, and are left alone.
 
 use crate::trace;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};

@@ -1,8 +1,8 @@
 //! The books of the service: who has which role in which domain, and which memory is whose.
 //!
 //! This module does nothing itself. It is told what happened ([`Books::request`],
-//! [`Books::disconnect`], [`Books::kept`], [`Books::tick`]) and returns [`Effect`]s, which the front
-//! carries out in their order. So it can be tested without sockets, processes and time.
+//! [`Books::disconnect`], [`Books::kept`], [`Books::tick`]) and returns [`Effect`]s, which the
+//! front carries out in their order. So it can be tested without sockets, processes and time.
 //!
 //! The connection is the lock: a role lasts as long as the connection that has it. A domain is
 //! *empty* until a writer commits, and then *committed*; while a writer changes it in place it is

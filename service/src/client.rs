@@ -449,7 +449,8 @@ impl Writer {
     }
 
     /// Names `size` bytes, and returns their memory. `value` is what readers get to know about
-    /// them. New memory is asked for in chunks of 1 GiB, or as much as the writer's capacity allows.
+    /// them. New memory is asked for in chunks of 1 GiB, or as much as the writer's capacity
+    /// allows.
     ///
     /// # Errors
     ///
@@ -796,8 +797,8 @@ impl Client {
         reader(Role::open(&self.path, device, domain, Mode::Read, options)?, device)
     }
 
-    /// Writes a new layout in new memory of at most `capacity` bytes. With [`Mode::Discard`] what is
-    /// committed is given up first; with [`Mode::Update`] it is changed in place.
+    /// Writes a new layout in new memory of at most `capacity` bytes. With [`Mode::Discard`] what
+    /// is committed is given up first; with [`Mode::Update`] it is changed in place.
     ///
     /// # Errors
     ///

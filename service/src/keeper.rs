@@ -4,8 +4,8 @@
 //! nobody maps lives as long as that process. So the keeper must not die. It talks to its sibling,
 //! the front, alone, over a socket pair with packets of a fixed format; it parses nothing that a
 //! client sends, maps nothing and copies nothing. The front may be killed or replaced at any time:
-//! the keeper holds the front's journal, a memory file that it never looks into, and hands it to the
-//! next front.
+//! the keeper holds the front's journal, a memory file that it never looks into, and hands it to
+//! the next front.
 
 use crate::books::{Kept, Npu, Order};
 use crate::layout::PageSize;
@@ -401,8 +401,8 @@ impl KeeperLink {
         Ok(send(self.socket.as_fd(), order.as_bytes(), &[], Some(journal), MsgFlags::MSG_DONTWAIT)?)
     }
 
-    /// Sends an order, if the keeper can take it now: one that waits for the keeper while the keeper
-    /// waits for it would wait for ever. `pidfd` is the process to trust.
+    /// Sends an order, if the keeper can take it now: one that waits for the keeper while the
+    /// keeper waits for it would wait for ever. `pidfd` is the process to trust.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! What clients and the service say to each other.
 //!
-//! A frame is its length as four bytes, least significant first, and then a MessagePack map with one
-//! key: the name of the message. Its fields are a map with names. At most [`FRAME_MAX`] bytes; a
-//! longer frame ends the connection before anything of it is read.
+//! A frame is its length as four bytes, least significant first, and then a MessagePack map with
+//! one key: the name of the message. Its fields are a map with names. At most [`FRAME_MAX`] bytes;
+//! a longer frame ends the connection before anything of it is read.
 //!
 //! A client sends a request and reads answers until one is not [`Answer::Waiting`]. Between two
 //! requests the service may send [`Answer::Reclaim`], and nothing else.

@@ -24,10 +24,11 @@ const INSTALL_DIRECTORY: &str = "/usr/local/Ascend";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Versions {
-    /// The file that they come from; `None` if there is none. In containers it is often not mounted.
+    /// The file that they come from; `None` if there is none. In containers it is often not
+    /// mounted.
     pub file: Option<PathBuf>,
-    /// Version of the package, like `25.6.rc1`. It is not ordered between generations: never compare
-    /// it.
+    /// Version of the package, like `25.6.rc1`. It is not ordered between generations: never
+    /// compare it.
     pub package: Option<String>,
     /// The vendor's internal version, like `V100R001C23SPC005B219`. It is not ordered either.
     pub internal: Option<String>,

@@ -59,8 +59,8 @@ impl Nodes {
     }
 }
 
-/// An answer for which a thread waits in the kernel. The thread goes on to its end, also when nobody
-/// waits for it any more.
+/// An answer for which a thread waits in the kernel. The thread goes on to its end, also when
+/// nobody waits for it any more.
 #[derive(Debug)]
 pub(super) struct Asked<T> {
     answer: Mutex<Option<T>>,

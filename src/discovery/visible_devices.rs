@@ -38,7 +38,8 @@ impl VisibleDevices {
         }
     }
 
-    /// The device behind a user id; `None` if the list hides it. The driver may have no such device.
+    /// The device behind a user id; `None` if the list hides it. The driver may have no such
+    /// device.
     pub fn logical(&self, user: UserId) -> Option<LogicalId> {
         match &self.0 {
             None => Some(LogicalId(user.0)),

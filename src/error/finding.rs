@@ -110,7 +110,8 @@ pub enum Finding {
     },
     /// `orphan-node`: the node is left over from a virtual instance that is gone.
     OrphanNode(PhysicalId),
-    /// `table-frozen`: the container's table was made before these nodes were opened, and is frozen.
+    /// `table-frozen`: the container's table was made before these nodes were opened, and is
+    /// frozen.
     TableFrozen {
         /// How many nodes were opened.
         opened: usize,
@@ -136,8 +137,8 @@ pub enum Finding {
     },
     /// `setup-refused`: SETUP was refused.
     SetupRefused(Errno),
-    /// `hidden`: the host's list is empty although the nodes can be opened: a restricted process was
-    /// first and hides all devices.
+    /// `hidden`: the host's list is empty although the nodes can be opened: a restricted process
+    /// was first and hides all devices.
     Hidden,
     /// `device-removed`: the device was removed; the driver still lists it.
     Removed(LogicalId),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 /// Escapes each character that could control a terminal or reverse the text around it. Applied
-/// where text of a peer, the kernel, the device or a file enters the library, so that errors, events
-/// and fields are safe to print. Line breaks stay.
+/// where text of a peer, the kernel, the device or a file enters the library, so that errors,
+/// events and fields are safe to print. Line breaks stay.
 pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {

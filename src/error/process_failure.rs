@@ -229,7 +229,8 @@ fn transport(code: i32) -> (&'static str, &'static str) {
     }
 }
 
-/// What a code of the daemon (E30…), or of the program that it runs (E39…), means and what to do.
+/// What a code of the daemon (E30…), or of the program that it runs (E39…), means and what to
+/// do.
 fn daemon(code: &str) -> Option<(&'static str, &'static str)> {
     Some(match code {
         "E30003" => (

@@ -351,10 +351,12 @@ fn is_name(name: &str) -> bool {
 /// let page = session.device(LogicalId(0))?.create(2 << 20)?;
 /// let path = std::env::temp_dir().join(format!("ascend-vmm-request-{}", std::process::id()));
 /// let listener = UnixListener::bind(&path)?;
-/// let broker = Broker::start(&session, listener, BrokerOptions::new(), move |_| Ok(vec![page.clone()]))?;
+/// let answer = move |_: &_| Ok(vec![page.clone()]);
+/// let broker = Broker::start(&session, listener, BrokerOptions::new(), answer)?;
 /// // A client is another process, or imports on another device.
 /// let socket = UnixStream::connect(&path)?;
-/// let memories = share::request(&socket, "page", &session.device(LogicalId(1))?, Duration::from_secs(60))?;
+/// let device = session.device(LogicalId(1))?;
+/// let memories = share::request(&socket, "page", &device, Duration::from_secs(60))?;
 /// assert_eq!(memories.len(), 1);
 /// # drop(broker);
 /// # std::fs::remove_file(path)?;

@@ -216,8 +216,8 @@ fn host(config: Config, part: usize) -> Config {
 }
 
 /// Runs a program once for each of some alterations, chosen by a fixed seed, or for all of them if
-/// `HOSTILE_ANSWERS_ALL` names a generation. They are divided among `parts` tests, each of which has
-/// a time limit.
+/// `HOSTILE_ANSWERS_ALL` names a generation. They are divided among `parts` tests, each of which
+/// has a time limit.
 fn survive(emulator: &Emulator, program: fn() -> Result<()>, part: usize, parts: usize) {
     let answers = chosen(&answers(emulator, program));
     let mut faults: Vec<String> = answers.iter().flat_map(|(call, answer)| alterations(call, answer)).collect();

@@ -420,8 +420,8 @@ const TICKET: Setup = Setup::of(Work::ImportTicket);
 /// with one object of 2 MiB.
 const GROWTH: f64 = 1.5;
 
-/// The measured operations. The figures of the vendor's library are instructions of a pair of calls on
-/// x86_64, counted without a kernel; the limits are a third of them.
+/// The measured operations. The figures of the vendor's library are instructions of a pair of calls
+/// on x86_64, counted without a kernel; the limits are a third of them.
 #[rustfmt::skip]
 const OPERATIONS: &[Operation] = &[
     Operation::new("create + release", "live handle", CREATE).most(640.0).calls(2.0).vendor(1933.0),

@@ -1,8 +1,8 @@
 //! Reserved addresses, the mappings in them, and access to these.
 //!
 //! Reservations, mappings and physical memory are in tables behind one lock. The lock is never held
-//! over a system call: a mapping is entered without its object before it is made, and the entry stays
-//! until it is undone.
+//! over a system call: a mapping is entered without its object before it is made, and the entry
+//! stays until it is undone.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};

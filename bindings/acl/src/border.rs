@@ -95,8 +95,8 @@ pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() ->
 
 /// A call of a function that exists by name only.
 pub(crate) fn absent(name: &'static str) {
-    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries. This library \
-                serves memory only.";
+    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries. This \
+                library serves memory only.";
     failed(name, &Fault::new(code::RT_NOT_SUPPORTED, text));
 }
 
@@ -112,8 +112,8 @@ pub(crate) fn log_of_program(level: i32, function: Text, file: Text, line: u32, 
 
 const IN_CHILD: &str = "this process was forked from one that used the library, and the driver does not serve what it \
      inherited. Start processes by exec or spawn, or fork before the first call.";
-const PANICKED: &str = "an internal error: the call may have been done in part. Please report it, with the panic message on \
-     the standard error.";
+const PANICKED: &str = "an internal error: the call may have been done in part. Please report it, with the panic \
+     message on the standard error.";
 
 fn succeeded(name: &'static str) -> i32 {
     if logged() == Logged::Calls {

@@ -1,9 +1,9 @@
 //! Copies and fills, between any two addresses.
 //!
 //! The two addresses decide how a copy is done, as in the vendor's library: the kind that the
-//! program passes is checked and otherwise ignored. The CPU copies between host addresses; the driver
-//! copies everything else, over as many mappings as the range covers. A copy on a stream runs in the
-//! background if the library knows all of its host memory, and in the call otherwise.
+//! program passes is checked and otherwise ignored. The CPU copies between host addresses; the
+//! driver copies everything else, over as many mappings as the range covers. A copy on a stream
+//! runs in the background if the library knows all of its host memory, and in the call otherwise.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
@@ -126,8 +126,8 @@ fn beyond(address: u64, size: usize) -> Box<Fault> {
     refused(format!("{size} bytes at {address:#x} reach beyond the last address."))
 }
 
-/// Copies between devices. What the driver cannot do goes through the host: within one device if one
-/// side is imported, and if the two overlap.
+/// Copies between devices. What the driver cannot do goes through the host: within one device if
+/// one side is imported, and if the two overlap.
 fn between(to: &Slice<'_>, from: &Slice<'_>) -> Outcome {
     match to.copy_from(from) {
         Ok(()) => return Ok(()),
@@ -231,8 +231,8 @@ fn check_direction(to: &Side, from: &Side, kind: i32) -> Outcome {
     }
 }
 
-/// Runs work on a stream: in the background if the library knows the memory, otherwise in this call,
-/// after everything before it on the stream.
+/// Runs work on a stream: in the background if the library knows the memory, otherwise in this
+/// call, after everything before it on the stream.
 fn run(stream: &Arc<stream::Stream>, sides: (Side, Side), work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
     if matches!(sides, (Side::Unknown, _) | (_, Side::Unknown)) {
         stream.wait(None)?;

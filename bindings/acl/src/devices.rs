@@ -1,8 +1,8 @@
 //! The devices of this process: their number, their ids and their properties.
 //!
 //! Programs count devices from 0 in the order of `ASCEND_RT_VISIBLE_DEVICES`: the *user* id. They
-//! are looked up once, without a session, so that a program may query them, fork, and use the library
-//! in the child.
+//! are looked up once, without a session, so that a program may query them, fork, and use the
+//! library in the child.
 
 use crate::border::{Address, In, Out, Text};
 use crate::context;
@@ -324,8 +324,8 @@ pub fn enable_peer_access(peer: i32, flags: u32) -> Outcome {
     Ok(())
 }
 
-/// `aclrtDeviceDisablePeerAccess`: changes only what `aclrtDevicePeerAccessStatus` reports. The link
-/// stays until a device is reset, because mappings may use it.
+/// `aclrtDeviceDisablePeerAccess`: changes only what `aclrtDevicePeerAccessStatus` reports. The
+/// link stays until a device is reset, because mappings may use it.
 pub fn disable_peer_access(peer: i32) -> Outcome {
     let (device, peer) = pair(context::current()?.user as i32, peer)?;
     PEERS.lock().remove(&(device.0, peer.0));

@@ -1,7 +1,7 @@
 //! Events: names for points in the order of streams.
 //!
-//! Recording an event puts a point on a stream, and the event names that point from then on. A
-//! wait for an event waits for the point that it names at that moment, even if the event is recorded
+//! Recording an event puts a point on a stream, and the event names that point from then on. A wait
+//! for an event waits for the point that it names at that moment, even if the event is recorded
 //! again, reset or destroyed later.
 
 use crate::border::Out;
@@ -111,8 +111,8 @@ pub fn record(event: Handle, stream: Handle) -> Outcome {
     Ok(())
 }
 
-/// `aclrtResetEvent`: only for the older kind. Resets the latest record before the call, in the order
-/// of the stream. A record that is not reached by then stays.
+/// `aclrtResetEvent`: only for the older kind. Resets the latest record before the call, in the
+/// order of the stream. A record that is not reached by then stays.
 pub fn reset(event: Handle, stream: Handle) -> Outcome {
     let event = find(event)?;
     if event.newer {

@@ -30,8 +30,8 @@ pub struct Signature {
     pub returns: &'static str,
 }
 
-/// Exports functions. Each line is a C function and the Rust function that serves it; `by` names the
-/// function of the border that calls it.
+/// Exports functions. Each line is a C function and the Rust function that serves it; `by` names
+/// the function of the border that calls it.
 macro_rules! exports {
     ($(by $border:ident {
         $($name:ident($($argument:ident: $kind:ty),* $(,)?) => $serves:expr;)*
@@ -306,7 +306,8 @@ pub const ERRORS: &[Signature] = &[
     Signature { name: "aclrtPeekAtLastError", parameters: &["i32"], returns: "i32" },
 ];
 
-/// `aclGetRecentErrMsg`: the message of the thread's latest call that failed; NULL if there is none.
+/// `aclGetRecentErrMsg`: the message of the thread's latest call that failed; NULL if there is
+/// none.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is C's")]
 pub extern "C" fn aclGetRecentErrMsg() -> *const c_char {

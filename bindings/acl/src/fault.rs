@@ -85,7 +85,8 @@ impl Fault {
         Box::new(Fault { code, text: text.into() })
     }
 
-    /// An error of the driver, or an argument that the Rust library refuses before the driver would.
+    /// An error of the driver, or an argument that the Rust library refuses before the driver
+    /// would.
     pub fn driver(error: impl Into<Error>) -> Box<Fault> {
         let error = error.into();
         let code = match error {

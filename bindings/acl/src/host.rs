@@ -1,8 +1,8 @@
 //! Host memory that the library knows: what it allocated, and what the program registered.
 //!
 //! It is ordinary memory. The driver pins the pages of a copy itself, so nothing is gained by
-//! allocating them from the driver. That an address is host memory decides how an asynchronous copy is
-//! done.
+//! allocating them from the driver. That an address is host memory decides how an asynchronous copy
+//! is done.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};

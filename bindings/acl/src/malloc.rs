@@ -1,8 +1,9 @@
 //! Device memory by address: `aclrtMalloc` and its family.
 //!
-//! A block of more than 1 MiB has its own physical memory and addresses, which are released with it.
-//! Smaller blocks come from a [`Pool`] for each device, so that they do not take a page of 2 MiB
-//! each; empty pages are released from time to time, and before a call fails for lack of memory.
+//! A block of more than 1 MiB has its own physical memory and addresses, which are released with
+//! it. Smaller blocks come from a [`Pool`] for each device, so that they do not take a page of 2
+//! MiB each; empty pages are released from time to time, and before a call fails for lack of
+//! memory.
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};

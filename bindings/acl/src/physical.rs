@@ -1,9 +1,9 @@
 //! Physical memory: counted handles, mapped or not.
 //!
 //! A handle counts the calls that returned it (`aclrtMallocPhysical`, imports,
-//! `aclrtMemRetainAllocationHandle`), less those of `aclrtFreePhysical`, and its mappings, which also
-//! keep the memory. The handle lives as long as either count is above 0, so that a mapping still
-//! knows its handle.
+//! `aclrtMemRetainAllocationHandle`), less those of `aclrtFreePhysical`, and its mappings, which
+//! also keep the memory. The handle lives as long as either count is above 0, so that a mapping
+//! still knows its handle.
 
 use crate::addresses::TABLES;
 use crate::border::{In, Out};

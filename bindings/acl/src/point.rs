@@ -1,9 +1,9 @@
 //! Points in the order of a stream: passed once, and passed from then on.
 //!
-//! The waiter has the point, and the stream has its [`Passing`]. Dropping that passes the point: its
-//! turn came, its stream was destroyed, or it was never put on the stream. So every wait ends. A
-//! point can only be waited for after it was put on its stream, so streams that wait for each other's
-//! points never deadlock.
+//! The waiter has the point, and the stream has its [`Passing`]. Dropping that passes the point:
+//! its turn came, its stream was destroyed, or it was never put on the stream. So every wait ends.
+//! A point can only be waited for after it was put on its stream, so streams that wait for each
+//! other's points never deadlock.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;

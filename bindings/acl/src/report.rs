@@ -1,8 +1,8 @@
 //! Callbacks: functions that a stream passes to a thread of the program.
 //!
 //! A thread subscribes to streams by its pthread id and processes their reports. A stream that
-//! launches a callback puts it into the queue of that thread. For a blocking callback
-//! the stream waits for a point, which is passed when the callback has returned, or when no stream is
+//! launches a callback puts it into the queue of that thread. For a blocking callback the stream
+//! waits for a point, which is passed when the callback has returned, or when no stream is
 //! subscribed any more.
 
 use crate::fault::{Fault, Outcome, code, invalid};

@@ -1,5 +1,5 @@
-//! Versions, and settings that only other parts of the vendor's stack read: they are accepted, stored
-//! if they can be queried, and have no effect.
+//! Versions, and settings that only other parts of the vendor's stack read: they are accepted,
+//! stored if they can be queried, and have no effect.
 
 use crate::border::{In, Out, Text};
 use crate::fault::{Fault, Outcome, code, invalid, refused};

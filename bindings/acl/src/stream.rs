@@ -2,8 +2,8 @@
 //!
 //! A stream has its own thread, which starts with the first work that cannot be done at once and
 //! blocks all signals. The fault of failed work stays with the stream, and the next call that waits
-//! for the stream returns it. Destroying a stream drops the work that has not begun, which passes the
-//! points there.
+//! for the stream returns it. Destroying a stream drops the work that has not begun, which passes
+//! the points there.
 
 use crate::border::{self, Out};
 use crate::context::{self, Context};
@@ -229,8 +229,9 @@ impl Stream {
         }
     }
 
-    /// Waits until everything pushed so far is done, and returns the stream's fault; `false` after the
-    /// timeout. If the stream is destroyed meanwhile, waits for running work only, as [`end`] does.
+    /// Waits until everything pushed so far is done, and returns the stream's fault; `false` after
+    /// the timeout. If the stream is destroyed meanwhile, waits for running work only, as [`end`]
+    /// does.
     ///
     /// [`end`]: Stream::end
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Outcome<bool> {

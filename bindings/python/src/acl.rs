@@ -188,8 +188,8 @@ fn wide(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     Ok(unsafe { ffi::PyLong_AsUnsignedLongLongMask(object.as_ptr()) })
 }
 
-/// A Python function for a C function whose arguments and answers are numbers, of these kinds;
-/// None for other functions. It returns the answers, then the code. The interpreter's lock is not held
+/// A Python function for a C function whose arguments and answers are numbers, of these kinds; None
+/// for other functions. It returns the answers, then the code. The interpreter's lock is not held
 /// during the call.
 #[pyfunction]
 pub(crate) fn acl_call<'py>(

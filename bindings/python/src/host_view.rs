@@ -47,9 +47,9 @@ impl Ends for View {
 /// ...     mapping.read(5)
 /// b'hello'
 ///
-/// A device or another process may write to the memory at any time. The `load_` and `store_` methods
-/// read and write a whole value at once. A child of fork has no access to the memory:
-/// there buffers of its parent's views must not be touched.
+/// A device or another process may write to the memory at any time. The `load_` and `store_`
+/// methods read and write a whole value at once. A child of fork has no access to the memory: there
+/// buffers of its parent's views must not be touched.
 #[pyclass(frozen, weakref, subclass, module = "ascend_vmm", name = "HostView")]
 pub(crate) struct HostView {
     node: Arc<Node<View>>,

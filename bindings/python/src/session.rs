@@ -31,8 +31,9 @@ impl Ends for ascend_vmm::Session {
 /// ...     print(session.generation)
 /// 26.1
 ///
-/// `segments=False` does not map the driver's 8 to 14 TiB of addresses: the CPU then sees no memory.
-/// `device_process` says when a process is started on a device: "auto", "never" or "always".
+/// `segments=False` does not map the driver's 8 to 14 TiB of addresses: the CPU then sees no
+/// memory. `device_process` says when a process is started on a device: "auto", "never" or
+/// "always".
 #[pyclass(frozen, weakref, module = "ascend_vmm")]
 pub(crate) struct Session {
     node: Arc<Node<ascend_vmm::Session>>,

@@ -88,8 +88,9 @@ thread_local! {
     static WAITING: RefCell<Option<PyResult<()>>> = const { RefCell::new(None) };
 }
 
-/// Opens a device without the interpreter's lock, until it is open or a signal's handler raises: the library calls
-/// [`handler_raised`]. Runs on this thread: the driver knows which thread registers a process.
+/// Opens a device without the interpreter's lock, until it is open or a signal's handler raises:
+/// the library calls [`handler_raised`]. Runs on this thread: the driver knows which thread
+/// registers a process.
 pub(crate) fn interruptible_open<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> ascend_vmm::Result<T> + Send,

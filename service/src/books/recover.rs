@@ -30,8 +30,8 @@ struct Version {
 }
 
 impl Books {
-    /// Takes over from a front that is gone. Its clients have some time to come back; memory that no
-    /// layout has is released.
+    /// Takes over from a front that is gone. Its clients have some time to come back; memory that
+    /// no layout has is released.
     pub(crate) fn recover(&mut self, records: Vec<Record>, held: Vec<HeldMemory>, now: Instant) -> Vec<Effect> {
         let mut replay = Replay::default();
         for record in records {

@@ -63,7 +63,8 @@ fn command<A: Para>(op: Op, device: u32, given: &A, answered: &A) -> Record {
     }
 }
 
-/// A trace of this many calls: three processes create, map, unmap and release memory of two devices.
+/// A trace of this many calls: three processes create, map, unmap and release memory of two
+/// devices.
 fn long_trace(path: &Path, calls: usize) {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
     let mut write = |index: usize, record: Record| {

@@ -526,8 +526,8 @@ impl Client {
         Ok(own)
     }
 
-    /// Exports `live` memories to the process whose id is on the standard input, and keeps them until
-    /// that process ends.
+    /// Exports `live` memories to the process whose id is on the standard input, and keeps them
+    /// until that process ends.
     fn import_peer(&self) -> Result<(), Failure> {
         let mut lines = std::io::stdin().lines();
         let importer = BareTgid::from_raw(lines.next().ok_or("no importer")??.trim().parse()?)?;
@@ -597,8 +597,8 @@ impl Client {
         Ok((live, (self.live >= 1000).then(|| grown as f64 / self.live as f64)))
     }
 
-    /// Makes objects until there are `live`. Around the numbers at which tables grow, powers of two and
-    /// seven eighths of them, each object is a section of its own.
+    /// Makes objects until there are `live`. Around the numbers at which tables grow, powers of two
+    /// and seven eighths of them, each object is a section of its own.
     fn grow<T>(&self, mut make: impl FnMut(u64) -> Result<T, Failure>) -> Result<OwnFigures, Failure> {
         let mark = || if self.untraced { Ok(()) } else { mark() };
         let mut live = Vec::with_capacity(self.live as usize);

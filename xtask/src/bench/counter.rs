@@ -57,8 +57,8 @@ fn instruction(pid: Pid) -> Option<u64> {
     address.ok()
 }
 
-/// Whether single steps get past atomic operations. On aarch64 without LSE these are loops of `ldxr`
-/// and `stxr`, and each stop between the two clears the exclusive monitor.
+/// Whether single steps get past atomic operations. On aarch64 without LSE these are loops of
+/// `ldxr` and `stxr`, and each stop between the two clears the exclusive monitor.
 pub fn steps_end() -> bool {
     #[cfg(target_arch = "aarch64")]
     return std::arch::is_aarch64_feature_detected!("lse");

@@ -77,8 +77,8 @@ fn copies(session: &Session, rounds: usize) -> ascend_vmm::Result<[f64; 2]> {
     Ok([ratio(written, plain), ratio(read, plain)])
 }
 
-/// The time to unmap host memory that the CPU wrote, beside blocks whose bytes the emulator must keep
-/// equal at two addresses, as a multiple of the time without them.
+/// The time to unmap host memory that the CPU wrote, beside blocks whose bytes the emulator must
+/// keep equal at two addresses, as a multiple of the time without them.
 fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<f64> {
     const BLOCKS: u64 = 64;
     let host = session.host()?;
@@ -110,8 +110,8 @@ fn unmap_beside_windows(session: &Session, rounds: usize) -> ascend_vmm::Result<
     Ok(ratio(best()?, alone))
 }
 
-/// The time of a reservation with a million live, as a multiple of the time with a tenth as many; each
-/// the least disturbed of several runs of ten thousand.
+/// The time of a reservation with a million live, as a multiple of the time with a tenth as many;
+/// each the least disturbed of several runs of ten thousand.
 fn reservations(session: &Session) -> ascend_vmm::Result<f64> {
     let mut live = Vec::new();
     let mut piece = || {

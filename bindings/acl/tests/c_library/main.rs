@@ -1,6 +1,6 @@
-//! The C library as programs see it: its header, its exports, and C and C++ programs on the emulated
-//! driver. One binary: the tree that programs are built against is written once, and each program is
-//! compiled once.
+//! The C library as programs see it: its header, its exports, and C and C++ programs on the
+//! emulated driver. One binary: the tree that programs are built against is written once, and each
+//! program is compiled once.
 
 mod checkers;
 mod contract;

@@ -62,7 +62,8 @@ pub const RULES: &[Rule] = &[
     rule!(memory_of_a_handle_is_mapped_for_the_cpu_as_such, Ran)
         .decided_by("devmm_dev_svm_map_para_check, svm_master_remote_map.c"),
     rule!(a_remote_mapping_holds_each_mapping_that_it_covers, Ran).decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c"),
-    // The driver forgets to unmap here, and in the next three: what happens to the mapping is not known.
+    // The driver forgets to unmap here, and in the next three: what happens to the mapping is not
+    // known.
     rule!(a_remote_mapping_from_inside_a_mapping_holds_that_one_only, Ran)
         .decided_by("devmm_vmmas_occupy_inc, svm_vmma_mng.c")
         .needs(&[Need::Leak]),

@@ -81,7 +81,8 @@ impl Waker {
         self.tid = Some(tid);
     }
 
-    /// Takes a call, if it is the waker's. The answer to the first one is a descriptor of `reports`.
+    /// Takes a call, if it is the waker's. The answer to the first one is a descriptor of
+    /// `reports`.
     pub fn takes(&mut self, listener: &Rc<Listener>, tid: i32, id: u64, reports: &OwnedFd) -> bool {
         if self.tid != Some(tid) {
             return false;
@@ -112,8 +113,8 @@ impl Waker {
         }
     }
 
-    /// Ends its thread. It wakes the server because the orders have ended; calls of clients are no longer
-    /// answered by the driver.
+    /// Ends its thread. It wakes the server because the orders have ended; calls of clients are no
+    /// longer answered by the driver.
     pub fn stop(&mut self) {
         let Some(listener) = self.listener.take() else { return };
         let end = |id| listener.answer(id, Answer::Error(Errno::ENOSYS));

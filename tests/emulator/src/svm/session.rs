@@ -3,8 +3,8 @@
 //!
 //! The host side of a session lives as long as the *address space* of its process; it also ends
 //! when the process unmaps a segment. The device side lives as long as the *file*: it ends with the
-//! last reference to it. If the file is closed while the address space still exists (possible if the
-//! segments were never mapped), the session blocks the next one of the process. See
+//! last reference to it. If the file is closed while the address space still exists (possible if
+//! the segments were never mapped), the session blocks the next one of the process. See
 //! `common/svm_module_ops.c`, `svm_proc_mng.c` and `svm_mmu_notifier.c` in the driver's
 //! `src/sdk_driver/svm/v2`.
 
