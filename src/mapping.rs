@@ -243,7 +243,7 @@ impl Mapped {
         &self.reserved.session
     }
 
-    /// Whether both are in one reservation.
+    /// True if both are in one reservation.
     pub(crate) fn is_beside(&self, other: &Mapped) -> bool {
         Arc::ptr_eq(&self.reserved, &other.reserved)
     }

@@ -75,8 +75,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// A session's state for sharing. What the driver has to be asked for is looked up once, when it is
-/// first needed.
+/// A session's state for sharing. Facts about the process and the devices are looked up once, when
+/// they are first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// Held while a handle is exported, so that the kernel is called once.
@@ -425,7 +425,24 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 }
 
 /// Imports memory that another process exported, on a device or on the host. The module has an
-/// example.
+/// example with a ticket; the vendor's forms are imported in the same way:
+///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::share::{self, BareTgid, ShareableHandle};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let session = Session::open()?;
+/// let export = session.device(LogicalId(0))?.create(2 << 20)?.export()?;
+/// export.trust(&[BareTgid::of_this_process(&session)?])?;
+/// // The number that aclrtMemExportToShareableHandle returns in a process of the vendor's stack.
+/// let number: u64 = export.handle().to_u64();
+/// let handle = ShareableHandle::from_u64(number).ok_or("not a handle")?;
+/// let memory = share::import(&session.device(LogicalId(1))?, handle)?;
+/// assert!(memory.is_imported());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// Importing the same memory on the same device again gives the same object, as long as it is alive
 /// in this process: the driver allows one import per process and device.

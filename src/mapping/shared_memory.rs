@@ -84,13 +84,13 @@ macro_rules! access {
 
             #[inline]
             unsafe fn load_acquire(from: *const Self) -> Self {
-                // SAFETY: the caller's.
+                // SAFETY: the caller vouches for the address.
                 unsafe { Self::load(from) }
             }
 
             #[inline]
             unsafe fn store_release(to: *mut Self, value: Self) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller vouches for the address.
                 unsafe { Self::store(to, value) }
             }
         }
