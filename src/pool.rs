@@ -43,7 +43,7 @@ use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::driver::svm::HUGE_PAGE;
 use crate::error::{Error, Invalid, Result};
-use blocks::BlockRequest;
+use blocks::{BlockRequest, UsedBlock};
 use heap::{Heap, PoolContext, impossible, no_block};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -183,12 +183,13 @@ impl Pool {
         let Some(request) = BlockRequest::new(size, alignment) else { return Err(impossible(size, alignment)) };
         let heap = self.heap(tag);
         let allocated = heap.allocate(request).or_else(|error| self.allocate_from_free(&heap, request, error));
-        let (Range { start, end }, generation) = allocated?;
-        Ok(Block { heap, address: start, size: end - start, owned: true, generation })
+        Ok(Block { block: allocated?, heap, owned: true })
     }
 
-    /// Gives back the free memory of all tags and tries again. Maps it again if that does not help.
-    fn allocate_from_free(&self, heap: &Arc<Heap>, request: BlockRequest, error: Error) -> Result<(Range<u64>, u64)> {
+    /// Slow path: gives back the free memory of all tags and tries again. Maps it again if that
+    /// does not help.
+    #[cold]
+    fn allocate_from_free(&self, heap: &Arc<Heap>, request: BlockRequest, error: Error) -> Result<UsedBlock> {
         if !self.may_fit(&error) {
             return Err(error);
         }
@@ -220,6 +221,7 @@ impl Pool {
     }
 
     /// The heap of a tag, made on first use.
+    #[inline]
     fn heap(&self, tag: Tag) -> Arc<Heap> {
         self.existing_heap(tag).unwrap_or_else(|| {
             let mut heaps = self.heaps.write().unwrap_or_else(PoisonError::into_inner);
@@ -227,6 +229,7 @@ impl Pool {
         })
     }
 
+    #[inline]
     fn existing_heap(&self, tag: Tag) -> Option<Arc<Heap>> {
         self.heaps.read().unwrap_or_else(PoisonError::into_inner).get(&tag).cloned()
     }
@@ -359,28 +362,26 @@ impl Pool {
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     heap: Arc<Heap>,
-    address: u64,
-    size: u64,
+    block: UsedBlock,
     /// False after [`Block::into_address`].
     owned: bool,
-    generation: u64,
 }
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Block({:#x}, {}, {})", self.address, Bytes(self.size), self.heap.tag)
+        write!(f, "Block({:#x}, {}, {})", self.block.address, Bytes(self.block.size), self.heap.tag)
     }
 }
 
 impl Block {
     /// First address.
     pub fn address(&self) -> u64 {
-        self.address
+        self.block.address
     }
 
     /// Size in bytes: the requested size, rounded up.
     pub fn size(&self) -> u64 {
-        self.size
+        self.block.size
     }
 
     /// Its tag.
@@ -400,21 +401,22 @@ impl Block {
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         const OPERATION: &str = "take a part of a block";
         self.heap.pool.check_process()?;
-        if offset > self.size || size > self.size - offset {
+        let UsedBlock { address, size: whole, .. } = self.block;
+        if offset > whole || size > whole - offset {
             return Err(Invalid::because(
                 OPERATION,
-                format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(self.size)),
+                format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole)),
                 "Use an offset and a size within the block.",
             ));
         }
         let mut books = self.heap.lock();
-        if books.generation != self.generation {
+        if !books.blocks.is_current(self.block) {
             return Err(Invalid::because(OPERATION, "it was freed by a reset of its tag", "Allocate a new one."));
         }
         self.heap.check_awake(&books, OPERATION)?;
         // Under the lock: the tag cannot fall asleep or be reset before the slice exists.
-        let mut slice = self.heap.pool.cache.session().slice_at(self.address + offset, size)?;
-        let pin = self.heap.pin(&mut books, self.address);
+        let mut slice = self.heap.pool.cache.session().slice_at(address + offset, size)?;
+        let pin = self.heap.pin(&mut books, address);
         // Dropping a pin takes the lock.
         drop(books);
         slice.keep(Arc::new(pin));
@@ -451,10 +453,10 @@ impl Block {
     /// Gives up the handle and returns the address. The block lives until [`Pool::free`].
     pub fn into_address(mut self) -> u64 {
         if !self.heap.pool.in_child() {
-            self.heap.disown(self.address, self.generation);
+            self.heap.disown(self.block);
         }
         self.owned = false;
-        self.address
+        self.block.address
     }
 }
 
@@ -463,7 +465,7 @@ impl Drop for Block {
         // In a child of fork the block is the parent's, and the lock may be held by a thread that
         // does not exist there.
         if self.owned && !self.heap.pool.in_child() {
-            self.heap.free(self.address, self.generation);
+            self.heap.free(self.block);
         }
     }
 }

@@ -34,6 +34,7 @@ pub(super) struct BlockRequest {
 
 impl BlockRequest {
     /// A request for 1 byte to 128 GiB, aligned to a power of two up to 1 GiB; `None` for others.
+    #[inline]
     pub(super) fn new(size: u64, alignment: u64) -> Option<BlockRequest> {
         let possible = alignment.is_power_of_two() && alignment <= GIANT_PAGE;
         if size == 0 || size > ReserveOptions::MAX_SIZE || !possible {
@@ -75,9 +76,11 @@ pub(super) struct Hole {
 /// A block in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UsedBlock {
+    pub(super) address: u64,
     pub(super) size: u64,
-    /// Whether no handle owns it, and it is freed by its address.
-    pub(super) disowned: bool,
+    /// The number of its run, if it is a small block.
+    small_run: Option<u32>,
+    generation: u64,
 }
 
 /// Used pages: one block, or a run of small blocks.
@@ -85,7 +88,8 @@ pub(super) struct UsedBlock {
 struct Used {
     /// The number of their run in the segregated fit.
     run: u32,
-    small: Option<Box<SmallRun>>,
+    /// The number of a run of small blocks.
+    small_run: Option<u32>,
     /// Of one block: whether no handle owns it.
     disowned: bool,
 }
@@ -96,8 +100,13 @@ pub(super) struct Blocks {
     areas: RangeMap<u32, PAGE>,
     fit: SegregatedFit<PAGE>,
     used: RangeMap<Used, PAGE>,
-    /// The addresses of the runs of each class that have a free block.
-    with_room: [BTreeSet<u64>; small_blocks::CLASSES],
+    small_runs: Vec<SmallRun>,
+    /// Numbers of small runs that are not in use.
+    spare: Vec<u32>,
+    /// The small runs of each class that have a free block.
+    with_room: [BTreeSet<u32>; small_blocks::CLASSES],
+    /// Number of resets. Blocks with an older number are not in use any more.
+    generation: u64,
     /// In use, peak and number of blocks; the rest is 0.
     statistics: Statistics,
 }
@@ -179,7 +188,8 @@ impl Blocks {
     }
 
     /// Allocates a block from free memory. A handle owns it.
-    pub(super) fn allocate(&mut self, request: BlockRequest) -> Option<Range<u64>> {
+    #[inline]
+    pub(super) fn allocate(&mut self, request: BlockRequest) -> Option<UsedBlock> {
         if let Some(block) = request.class.and_then(|class| self.take_small(class)) {
             return Some(block);
         }
@@ -188,14 +198,14 @@ impl Blocks {
     }
 
     /// Allocates a block from one free run.
-    pub(super) fn allocate_in(&mut self, run: u32, request: BlockRequest) -> Option<Range<u64>> {
+    pub(super) fn allocate_in(&mut self, run: u32, request: BlockRequest) -> Option<UsedBlock> {
         let (run, start) = self.fit.fit(run, request.run_size(), request.run_alignment())?;
         self.cut(request, run, start)
     }
 
     /// Allocates a block where no memory can be added: looks at every free run. A small block may
     /// be of a larger class then, or whole pages.
-    pub(super) fn search(&mut self, request: BlockRequest) -> Option<Range<u64>> {
+    pub(super) fn search(&mut self, request: BlockRequest) -> Option<UsedBlock> {
         self.free_empty_runs();
         if let Some(block) = self.allocate(request) {
             return Some(block);
@@ -214,77 +224,104 @@ impl Blocks {
     }
 
     /// Cuts the pages of a request out of a free run.
-    fn cut(&mut self, request: BlockRequest, run: u32, start: u64) -> Option<Range<u64>> {
+    fn cut(&mut self, request: BlockRequest, run: u32, start: u64) -> Option<UsedBlock> {
         let run = self.fit.set(run, start, request.run_size(), RunState::Used);
-        let small = request.class.map(|class| Box::new(SmallRun::new(class, start)));
+        let small_run = request.class.map(|class| self.add_small_run(class, start));
         // It was free, so nothing is there.
-        let _ = self.used.insert(start, request.run_size(), Used { run, small, disowned: false });
+        let _ = self.used.insert(start, request.run_size(), Used { run, small_run, disowned: false });
         match request.class {
-            Some(class) => {
-                self.with_room[class].insert(start);
-                self.take_small(class)
-            }
-            None => Some(self.count(start, request.size)),
+            Some(class) => self.take_small(class),
+            None => Some(self.count(start, request.size, None)),
         }
     }
 
-    fn take_small(&mut self, class: usize) -> Option<Range<u64>> {
-        let start = *self.with_room[class].first()?;
-        let run = self.used.get_mut(start)?.small.as_mut()?;
+    fn add_small_run(&mut self, class: usize, start: u64) -> u32 {
+        let number = self.spare.pop().unwrap_or(self.small_runs.len() as u32);
+        let run = SmallRun::new(class, start);
+        match self.small_runs.get_mut(number as usize) {
+            Some(spare) => *spare = run,
+            None => self.small_runs.push(run),
+        }
+        self.with_room[class].insert(number);
+        number
+    }
+
+    fn remove_small_run(&mut self, number: u32) {
+        let run = &self.small_runs[number as usize];
+        self.with_room[run.class()].remove(&number);
+        self.spare.push(number);
+        self.free_run(run.start());
+    }
+
+    #[inline]
+    fn take_small(&mut self, class: usize) -> Option<UsedBlock> {
+        let number = *self.with_room[class].first()?;
+        let run = &mut self.small_runs[number as usize];
         let address = run.take()?;
         if run.is_full() {
-            self.with_room[class].remove(&start);
+            self.with_room[class].remove(&number);
         }
-        Some(self.count(address, small_blocks::size_of_class(class)))
+        let size = small_blocks::size_of_class(class);
+        Some(self.count(address, size, Some(number)))
     }
 
-    fn count(&mut self, address: u64, size: u64) -> Range<u64> {
+    #[inline]
+    fn count(&mut self, address: u64, size: u64, small_run: Option<u32>) -> UsedBlock {
         let Statistics { in_use, peak, blocks, .. } = &mut self.statistics;
         *in_use += size;
         *peak = (*peak).max(*in_use);
         *blocks += 1;
-        address..address + size
+        UsedBlock { address, size, small_run, generation: self.generation }
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether no reset has freed a block since it was allocated.
+    #[inline]
+    pub(super) fn is_current(&self, block: UsedBlock) -> bool {
+        block.generation == self.generation
     }
 
     /// The block in use that begins at an address.
     pub(super) fn find(&self, address: u64) -> Option<UsedBlock> {
         let found = self.used.at(address)?;
-        match &found.value.small {
-            Some(run) => {
-                run.is_block(address).then(|| UsedBlock { size: run.block_size(), disowned: run.is_disowned(address) })
+        let small_run = found.value.small_run;
+        let (size, begins) = match small_run {
+            Some(number) => {
+                let run = &self.small_runs[number as usize];
+                (run.block_size(), run.is_block(address))
             }
-            None => (found.start == address).then_some(UsedBlock { size: found.size, disowned: found.value.disowned }),
-        }
+            None => (found.size, found.start == address),
+        };
+        begins.then_some(UsedBlock { address, size, small_run, generation: self.generation })
     }
 
-    /// Frees a block in use. Returns its size.
-    pub(super) fn free(&mut self, address: u64) -> u64 {
-        let Some(found) = self.used.at(address) else { return 0 };
-        let (start, size) = (found.start, found.size);
-        let size = if found.value.small.is_some() {
-            self.free_small(start, address)
-        } else {
-            self.free_run(start);
-            size
-        };
-        self.statistics.in_use -= size;
+    /// Frees a block in use.
+    #[inline]
+    pub(super) fn free(&mut self, block: UsedBlock) {
+        match block.small_run {
+            Some(number) => self.free_small(number, block.address),
+            None => self.free_run(block.address),
+        }
+        self.statistics.in_use -= block.size;
         self.statistics.blocks -= 1;
-        size
     }
 
     /// Frees a small block, and its run if that is empty. The last run with room is kept: the next
-    /// small block is likely to come soon. Returns the size of the block.
-    fn free_small(&mut self, start: u64, address: u64) -> u64 {
-        let Some(run) = self.used.get_mut(start).and_then(|used| used.small.as_mut()) else { return 0 };
-        let (class, size) = (run.class(), run.block_size());
-        run.free(address);
-        let empty = run.is_empty();
-        self.with_room[class].insert(start);
-        if empty && self.with_room[class].len() > 1 {
-            self.with_room[class].remove(&start);
-            self.free_run(start);
+    /// small block is likely to come soon.
+    #[inline]
+    fn free_small(&mut self, number: u32, address: u64) {
+        let run = &mut self.small_runs[number as usize];
+        let room = &mut self.with_room[run.class()];
+        if run.is_full() {
+            room.insert(number);
         }
-        size
+        run.free(address);
+        if run.is_empty() && room.len() > 1 {
+            self.remove_small_run(number);
+        }
     }
 
     fn free_run(&mut self, start: u64) {
@@ -295,24 +332,26 @@ impl Blocks {
 
     /// Frees the runs of small blocks that are empty.
     fn free_empty_runs(&mut self) {
-        for class in 0..small_blocks::CLASSES {
-            for start in self.with_room[class].clone() {
-                let run = self.used.get(start).and_then(|used| used.value.small.as_deref());
-                if run.is_some_and(SmallRun::is_empty) {
-                    self.with_room[class].remove(&start);
-                    self.free_run(start);
-                }
-            }
-        }
+        let with_room = self.with_room.iter().flatten();
+        let empty = with_room.filter(|&&number| self.small_runs[number as usize].is_empty());
+        let empty: Vec<u32> = empty.copied().collect();
+        empty.into_iter().for_each(|number| self.remove_small_run(number));
     }
 
     /// Detaches a block in use from its handle: it is freed by its address from now on.
-    pub(super) fn disown(&mut self, address: u64) {
-        let Some(start) = self.used.at(address).map(|found| found.start) else { return };
-        let Some(used) = self.used.get_mut(start) else { return };
-        match &mut used.small {
-            Some(run) => run.disown(address),
-            None => used.disowned = true,
+    pub(super) fn disown(&mut self, block: UsedBlock) {
+        if let Some(number) = block.small_run {
+            self.small_runs[number as usize].disown(block.address);
+        } else if let Some(used) = self.used.get_mut(block.address) {
+            used.disowned = true;
+        }
+    }
+
+    /// Whether no handle owns a block in use.
+    pub(super) fn is_disowned(&self, block: UsedBlock) -> bool {
+        match block.small_run {
+            Some(number) => self.small_runs[number as usize].is_disowned(block.address),
+            None => self.used.get(block.address).is_some_and(|used| used.value.disowned),
         }
     }
 
@@ -344,6 +383,7 @@ impl Blocks {
     /// Frees all blocks, among memory that is mapped.
     pub(super) fn reset(&mut self, mapped: &[Range<u64>]) {
         let old = std::mem::take(self);
+        self.generation = old.generation + 1;
         self.statistics.peak = old.statistics.peak;
         for area in old.areas.iter() {
             self.add_area(area.start, area.size);
@@ -412,8 +452,8 @@ mod tests {
         for seed in 0..if cfg!(miri) { 1 } else { 20 } {
             let mut random = Random(seed);
             let mut blocks = blocks(2);
-            // The size of each block, and whether it was disowned.
-            let mut live: BTreeMap<u64, UsedBlock> = BTreeMap::new();
+            // Each block, and whether it was disowned.
+            let mut live: BTreeMap<u64, (UsedBlock, bool)> = BTreeMap::new();
             for _ in 0..if cfg!(miri) { 300 } else { 20_000 } {
                 if random.below(100) < 55 {
                     let (magnitude, coarse) = (random.below(26), random.below(8) == 0);
@@ -421,38 +461,40 @@ mod tests {
                     let alignment = 1 << random.below(if coarse { 22 } else { 13 });
                     let (request, disowned) = (request(size, alignment), random.below(2) == 0);
                     let found = blocks.allocate(request).or_else(|| blocks.search(request));
-                    let Some(Range { start, end }) = found else {
+                    let Some(block) = found else {
                         refused += 1;
                         assert!(!fits_beside(&blocks.used_ranges(), size, alignment), "{request:?}");
                         continue;
                     };
+                    let (start, end) = (block.address, block.address + block.size);
                     assert!(start % alignment == 0 && start % 64 == 0, "{start:#x} {alignment:#x}");
                     assert!(start >= BASE && end <= BASE + 2 * AREA, "{start:#x}");
                     let before = live.range(..end).next_back();
-                    assert!(before.is_none_or(|(before, block)| before + block.size <= start), "seed {seed}");
-                    assert!(end - start >= request.size);
-                    assert_eq!(blocks.find(start), Some(UsedBlock { size: end - start, disowned: false }));
+                    assert!(before.is_none_or(|(before, (block, _))| before + block.size <= start), "seed {seed}");
+                    assert!(block.size >= request.size);
+                    assert!(!blocks.is_disowned(block));
                     if disowned {
-                        blocks.disown(start);
+                        blocks.disown(block);
                     }
-                    live.insert(start, UsedBlock { size: end - start, disowned });
-                } else if let Some((&address, &block)) = live.range(BASE + random.below(2 * AREA)..).next() {
+                    live.insert(start, (block, disowned));
+                } else if let Some((&address, &(block, disowned))) = live.range(BASE + random.below(2 * AREA)..).next()
+                {
                     assert_eq!(blocks.find(address + 1), None);
-                    assert_eq!(blocks.find(address), Some(block));
-                    assert_eq!(blocks.free(address), block.size);
+                    assert_eq!((blocks.find(address), blocks.is_disowned(block)), (Some(block), disowned));
+                    blocks.free(block);
                     assert_eq!(blocks.find(address), None);
                     live.remove(&address);
                 }
                 assert_eq!(blocks.statistics().blocks, live.len() as u64);
             }
-            assert_eq!(blocks.statistics().in_use, live.values().map(|block| block.size).sum::<u64>());
+            assert_eq!(blocks.statistics().in_use, live.values().map(|(block, _)| block.size).sum::<u64>());
             let used = blocks.used_ranges();
-            for (&address, block) in &live {
+            for (&address, (block, _)) in &live {
                 let end = address + block.size;
                 assert!(used.iter().any(|range| range.start <= address && end <= range.end), "{address:#x}");
             }
-            for (address, block) in live {
-                assert_eq!(blocks.free(address), block.size);
+            for (block, _) in live.into_values() {
+                blocks.free(block);
             }
             // One free range for each area: everything that touches was joined.
             let free = blocks.free_ranges(1 << 20);
@@ -485,14 +527,14 @@ mod tests {
         // It fits, but the run is in none of the lists that `allocate` looks at.
         let aligned = request(1 << 20, 1 << 20);
         assert_eq!(blocks.allocate(aligned), None);
-        assert_eq!(blocks.allocate_in(run, aligned).unwrap().start, BASE + (1 << 20));
+        assert_eq!(blocks.allocate_in(run, aligned).unwrap().address, BASE + (1 << 20));
         // Of the 16 pages before it, 7 are left: too few for a run of the smallest blocks.
         blocks.allocate(request(9 * PAGE, 1)).unwrap();
         let small = request(100, 64);
         assert_eq!(blocks.allocate(small), None);
         let page = blocks.search(small).unwrap();
-        assert_eq!((page.end - page.start, blocks.find(page.start).map(|block| block.size)), (PAGE, Some(PAGE)));
-        blocks.free(page.start);
+        assert_eq!((page.size, blocks.find(page.address)), (PAGE, Some(page)));
+        blocks.free(page);
         assert_eq!(blocks.statistics().blocks, 2);
     }
 
@@ -504,15 +546,15 @@ mod tests {
         assert!(!blocks.is_hole(&part), "it is still mapped");
         blocks.remove_memory(&part);
         assert!(blocks.is_hole(&part));
-        let taken: Vec<Range<u64>> = std::iter::from_fn(|| blocks.allocate(request(1 << 20, 1))).collect();
+        let taken: Vec<UsedBlock> = std::iter::from_fn(|| blocks.allocate(request(1 << 20, 1))).collect();
         assert_eq!(taken.len(), 56);
-        assert!(taken.iter().all(|block| !part.contains(&block.start)));
+        assert!(taken.iter().all(|block| !part.contains(&block.address)));
         let hole = blocks.hole(8 << 20).unwrap();
         assert_eq!((hole.range, hole.before, hole.after), (part.clone(), 0, 0));
         blocks.add_memory(&part).unwrap();
         assert!(blocks.holes().next().is_none());
         for block in taken {
-            blocks.free(block.start);
+            blocks.free(block);
         }
         assert_eq!(blocks.free_ranges(1), vec![all_of(1)]);
         blocks.allocate(request(100, 1)).unwrap();
@@ -524,13 +566,13 @@ mod tests {
     fn the_last_empty_run_of_a_class_stays_and_others_go() {
         let mut blocks = blocks(1);
         let largest = request(small_blocks::LARGEST, 1);
-        let all: Vec<Range<u64>> = (0..17).map(|_| blocks.allocate(largest).unwrap()).collect();
+        let all: Vec<UsedBlock> = (0..17).map(|_| blocks.allocate(largest).unwrap()).collect();
         let used = |blocks: &Blocks| blocks.used_ranges().iter().map(|range| range.end - range.start).sum::<u64>();
         assert_eq!(used(&blocks), 2 * largest.run_size());
-        blocks.free(all[16].start);
+        blocks.free(all[16]);
         assert_eq!(used(&blocks), 2 * largest.run_size(), "no other run has room");
         for block in &all[..16] {
-            blocks.free(block.start);
+            blocks.free(*block);
         }
         assert_eq!(used(&blocks), largest.run_size());
         assert_eq!(blocks.free_ranges(1), vec![all_of(1)]);
@@ -541,9 +583,9 @@ mod tests {
         let mut blocks = blocks(1);
         let aligned = request(2 << 20, 2 << 20);
         let first = blocks.allocate(aligned).unwrap();
-        let rest: Vec<Range<u64>> = std::iter::from_fn(|| blocks.allocate(aligned)).collect();
+        let rest: Vec<UsedBlock> = std::iter::from_fn(|| blocks.allocate(aligned)).collect();
         assert_eq!(rest.len(), 31);
-        blocks.free(first.start);
+        blocks.free(first);
         assert_eq!(blocks.allocate(aligned), Some(first));
     }
 

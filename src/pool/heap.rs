@@ -6,7 +6,7 @@
 //! the segments are taken, except when a tag falls asleep or wakes: then other threads do not wait
 //! but get an error.
 
-use super::blocks::{BlockRequest, Blocks, Hole};
+use super::blocks::{BlockRequest, Blocks, Hole, UsedBlock};
 use super::page_cache::PageCache;
 use super::segment::{Segment, Unmapped};
 use super::sleep::Asleep;
@@ -44,6 +44,7 @@ impl PoolContext {
         self.cache.check_process()
     }
 
+    #[inline]
     pub(super) fn in_child(&self) -> bool {
         self.cache.in_child()
     }
@@ -60,11 +61,15 @@ impl PoolContext {
     }
 
     /// Counts an allocation. Called under the heap's lock, before a reset can free the block.
+    #[inline]
     fn count(&self, size: u64) {
         let in_use = self.in_use.fetch_add(size, Ordering::Relaxed) + size;
-        self.peak.fetch_max(in_use, Ordering::Relaxed);
+        if in_use > self.peak() {
+            self.peak.fetch_max(in_use, Ordering::Relaxed);
+        }
     }
 
+    #[inline]
     fn uncount(&self, size: u64) {
         self.in_use.fetch_sub(size, Ordering::Relaxed);
     }
@@ -84,8 +89,6 @@ pub(super) struct Books {
     pub(super) state: TagState,
     /// `None` while a thread has taken them.
     segments: Option<Vec<Segment>>,
-    /// Number of resets. Handles with an older number are invalid.
-    pub(super) generation: u64,
     /// Blocks with slices or running copies, by address.
     pins: BTreeMap<u64, Pins>,
     mapped: u64,
@@ -96,8 +99,8 @@ pub(super) struct Books {
 #[derive(Default)]
 struct Pins {
     count: u32,
-    /// The block was freed, and becomes free with its last pin.
-    freed: bool,
+    /// The block, if it was freed: it becomes free with its last pin.
+    freed: Option<UsedBlock>,
 }
 
 /// Keeps a block from being reused. Slices of blocks have one, and pass it on to their copies.
@@ -228,7 +231,6 @@ impl Heap {
             blocks: Blocks::default(),
             state: TagState::Awake,
             segments: Some(Vec::new()),
-            generation: 0,
             pins: BTreeMap::new(),
             mapped: 0,
             reserved: 0,
@@ -236,24 +238,19 @@ impl Heap {
         Heap { tag, pool: pool.clone(), books: Mutex::new(books), returned: Condvar::new() }
     }
 
+    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
         lock(&self.books)
     }
 
-    /// Locks the books of a tag that is awake.
-    pub(super) fn lock_awake(&self, operation: &'static str) -> Result<MutexGuard<'_, Books>> {
-        let books = self.lock();
-        self.check_awake(&books, operation)?;
-        Ok(books)
+    #[inline]
+    pub(super) fn check_awake(&self, books: &Books, operation: &'static str) -> Result<()> {
+        if matches!(books.state, TagState::Awake) { Ok(()) } else { Err(self.not_awake(&books.state, operation)) }
     }
 
-    pub(super) fn check_awake(&self, books: &Books, operation: &'static str) -> Result<()> {
-        let state = match books.state {
-            TagState::Awake => return Ok(()),
-            TagState::Changing => "is falling asleep or waking",
-            TagState::Asleep(_) => "is asleep",
-        };
-        Err(Invalid::because(operation, format!("{} {state}", self.tag), "Wake it first (Pool::wake)."))
+    fn not_awake(&self, state: &TagState, operation: &'static str) -> Error {
+        let state = if matches!(state, TagState::Asleep(_)) { "is asleep" } else { "is falling asleep or waking" };
+        Invalid::because(operation, format!("{} {state}", self.tag), "Wake it first (Pool::wake).")
     }
 
     fn wait<'a>(&self, books: MutexGuard<'a, Books>) -> MutexGuard<'a, Books> {
@@ -286,41 +283,53 @@ impl Heap {
         Some((taken, books))
     }
 
-    /// Allocates a block. Returns its addresses and its generation.
-    pub(super) fn allocate(self: &Arc<Self>, request: BlockRequest) -> Result<(Range<u64>, u64)> {
+    /// Allocates a block.
+    #[inline]
+    pub(super) fn allocate(self: &Arc<Self>, request: BlockRequest) -> Result<UsedBlock> {
         loop {
-            let mut books = self.lock_awake(ALLOCATE)?;
-            if let Some(block) = books.blocks.allocate(request) {
-                self.pool.count(block.end - block.start);
-                return Ok((block, books.generation));
-            }
-            if books.segments.is_none() {
-                // Another thread maps or unmaps. There may be room after that.
-                drop(self.wait(books));
-                continue;
-            }
-            let _quiet = quiet();
-            let (mut taken, books) = self.take(books);
-            drop(books);
-            let grown = self.grow(&mut taken, request);
-            // Before the segments are returned: other threads could use up the new memory.
             let mut books = self.lock();
-            let block = match &grown {
-                Ok(range) => {
-                    let run = books.blocks.add_memory(range);
-                    run.and_then(|run| books.blocks.allocate_in(run, request))
-                }
-                Err(_) => books.blocks.search(request),
-            };
-            if let Some(block) = block {
-                self.pool.count(block.end - block.start);
-                return Ok((block, books.generation));
+            self.check_awake(&books, ALLOCATE)?;
+            if let Some(block) = books.blocks.allocate(request) {
+                self.pool.count(block.size);
+                return Ok(block);
             }
-            drop(books);
-            if let Err(error) = grown {
-                return Err(self.explain(error, request));
+            if let Some(block) = self.allocate_new(books, request)? {
+                return Ok(block);
             }
         }
+    }
+
+    /// Slow path: maps memory for a block, or waits for a thread that maps or unmaps. Returns
+    /// `None` if there may be room now.
+    #[cold]
+    fn allocate_new<'a>(
+        self: &'a Arc<Self>,
+        books: MutexGuard<'a, Books>,
+        request: BlockRequest,
+    ) -> Result<Option<UsedBlock>> {
+        if books.segments.is_none() {
+            drop(self.wait(books));
+            return Ok(None);
+        }
+        let _quiet = quiet();
+        let (mut taken, books) = self.take(books);
+        drop(books);
+        let grown = self.grow(&mut taken, request);
+        // Before the segments are returned: other threads could use up the new memory.
+        let mut books = self.lock();
+        let block = match &grown {
+            Ok(range) => {
+                let run = books.blocks.add_memory(range);
+                run.and_then(|run| books.blocks.allocate_in(run, request))
+            }
+            Err(_) => books.blocks.search(request),
+        };
+        if let Some(block) = block {
+            self.pool.count(block.size);
+            return Ok(Some(block));
+        }
+        drop(books);
+        grown.map(|_| None).map_err(|error| self.explain(error, request))
     }
 
     /// Maps memory for a request, in new addresses if there is no room. Returns its addresses.
@@ -398,48 +407,46 @@ impl Heap {
     }
 
     /// Frees the block of a handle, unless a reset already has.
-    pub(super) fn free(&self, address: u64, generation: u64) {
+    #[inline]
+    pub(super) fn free(&self, block: UsedBlock) {
         let books = self.lock();
-        if books.generation == generation {
-            self.free_block(books, address);
+        if books.blocks.is_current(block) {
+            self.free_block(books, block);
         }
     }
 
     /// Frees the block that begins at an address and has no handle.
     pub(super) fn free_at(&self, address: u64) -> Result<()> {
         let books = self.lock();
-        match books.blocks.find(address) {
-            Some(block) if block.disowned && !books.is_freed(address) => {
-                self.free_block(books, address);
-                Ok(())
-            }
-            Some(block) if !block.disowned => Err(Invalid::because(
+        let Some(block) = books.find(address) else { return Err(no_block(address)) };
+        if !books.blocks.is_disowned(block) {
+            return Err(Invalid::because(
                 FREE,
                 format!("the block at {address:#x} belongs to a handle"),
                 "Drop the handle, or take the address out of it by Block::into_address.",
-            )),
-            _ => Err(no_block(address)),
+            ));
         }
+        self.free_block(books, block);
+        Ok(())
     }
 
     /// Frees a block now, or with its last pin.
-    fn free_block(&self, mut books: MutexGuard<'_, Books>, address: u64) {
-        if let Some(pins) = books.pins.get_mut(&address) {
-            pins.freed = true;
-            // No handle owns it any more.
-            books.blocks.disown(address);
+    #[inline]
+    fn free_block(&self, mut books: MutexGuard<'_, Books>, block: UsedBlock) {
+        if let Some(pins) = books.pins.get_mut(&block.address) {
+            pins.freed = Some(block);
             return;
         }
-        let size = books.blocks.free(address);
+        books.blocks.free(block);
         drop(books);
-        self.pool.uncount(size);
+        self.pool.uncount(block.size);
     }
 
     /// Detaches a block from its handle.
-    pub(super) fn disown(&self, address: u64, generation: u64) {
+    pub(super) fn disown(&self, block: UsedBlock) {
         let mut books = self.lock();
-        if books.generation == generation {
-            books.blocks.disown(address);
+        if books.blocks.is_current(block) {
+            books.blocks.disown(block);
         }
     }
 
@@ -458,20 +465,21 @@ impl Heap {
         }
         let freed = pins.freed;
         books.pins.remove(&address);
-        if freed {
-            self.free_block(books, address);
+        if let Some(block) = freed {
+            self.free_block(books, block);
         }
     }
 
     /// The size of the block that begins at an address.
     pub(super) fn size(&self, address: u64) -> Option<u64> {
-        let books = self.lock();
-        if books.is_freed(address) { None } else { books.blocks.find(address).map(|block| block.size) }
+        self.lock().find(address).map(|block| block.size)
     }
 
     /// Frees all blocks.
     pub(super) fn reset(&self) -> Result<()> {
-        let (mut taken, mut books) = self.take(self.lock_awake(RESET)?);
+        let books = self.lock();
+        self.check_awake(&books, RESET)?;
+        let (mut taken, mut books) = self.take(books);
         // It may have fallen asleep meanwhile. Blocks that are asleep are not mapped, but not free.
         self.check_awake(&books, RESET)?;
         // Memory that a slice or a copy uses must not be reused. New slices need the lock.
@@ -484,7 +492,6 @@ impl Heap {
         }
         let in_use = books.blocks.statistics().in_use;
         books.blocks.reset(&taken.mapped_ranges());
-        books.generation += 1;
         drop(books);
         drop(taken);
         self.pool.uncount(in_use);
@@ -496,7 +503,7 @@ impl Heap {
     pub(super) fn unmap_free(&self) -> Result<Vec<(u64, u64)>> {
         let Some((taken, mut books)) = self.take_awake() else { return Ok(Vec::new()) };
         let ranges = set_aside(&taken.segments, &mut books.blocks);
-        let aside = SetAside { heap: self, ranges, generation: books.generation };
+        let aside = SetAside { heap: self, ranges, generation: books.blocks.generation() };
         drop(books);
         // The hook runs without the segments taken: it may use the pool.
         drop(taken);
@@ -564,9 +571,10 @@ impl Heap {
 }
 
 impl Books {
-    /// Whether a block was freed, and only its pins keep it.
-    fn is_freed(&self, address: u64) -> bool {
-        self.pins.get(&address).is_some_and(|pins| pins.freed)
+    /// The block that begins at an address, unless it was freed and only its pins keep it.
+    fn find(&self, address: u64) -> Option<UsedBlock> {
+        let freed = self.pins.get(&address).is_some_and(|pins| pins.freed.is_some());
+        if freed { None } else { self.blocks.find(address) }
     }
 }
 
@@ -587,7 +595,7 @@ impl SetAside<'_> {
             // It fell asleep meanwhile. Waking maps these ranges again, as free memory.
             return Ok(Vec::new());
         };
-        if books.generation != self.generation {
+        if books.blocks.generation() != self.generation {
             return Ok(Vec::new());
         }
         drop(books);
@@ -629,7 +637,7 @@ impl Drop for SetAside<'_> {
             return;
         }
         let mut books = self.heap.lock();
-        if books.generation == self.generation {
+        if books.blocks.generation() == self.generation {
             for range in &self.ranges {
                 books.blocks.add_memory(range);
             }

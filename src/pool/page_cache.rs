@@ -355,10 +355,12 @@ impl PageCache {
         Session { inner: self.inner.place.session.clone() }
     }
 
+    #[inline]
     pub(super) fn check_process(&self) -> Result<()> {
         self.inner.place.session.check_process()
     }
 
+    #[inline]
     pub(super) fn in_child(&self) -> bool {
         self.inner.place.session.in_child()
     }

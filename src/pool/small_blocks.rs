@@ -14,8 +14,14 @@ pub(super) const CLASSES: usize = 32;
 const WORDS: usize = 16;
 
 /// The class of a size from 1 to [`LARGEST`].
+#[inline]
 pub(super) fn class_of(size: u64) -> usize {
-    SIZES.partition_point(|&largest| largest < size)
+    let last = size - 1;
+    if last < 512 {
+        return (last / STEP) as usize;
+    }
+    let power = last.ilog2();
+    8 + 4 * (power as usize - 9) + (last >> (power - 2)) as usize % 4
 }
 
 /// The size of a class's blocks.
@@ -53,6 +59,8 @@ const _: () = assert!(run_size(0) / size_of_class(0) == 64 * WORDS as u64);
 pub(super) struct SmallRun {
     start: u64,
     class: u8,
+    /// Number of blocks, in use or free.
+    blocks: u16,
     /// Number of blocks in use.
     used: u16,
     /// A bit for each block in use. The bits beyond the last block are set too.
@@ -68,7 +76,11 @@ impl SmallRun {
             64.. => 0,
             left => u64::MAX << left,
         });
-        SmallRun { start, class: class as u8, used: 0, taken, disowned: [0; WORDS] }
+        SmallRun { start, class: class as u8, blocks: blocks as u16, used: 0, taken, disowned: [0; WORDS] }
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start
     }
 
     pub(super) fn class(&self) -> usize {
@@ -84,10 +96,11 @@ impl SmallRun {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        u64::from(self.used) == run_size(self.class()) / self.block_size()
+        self.used == self.blocks
     }
 
     /// Takes a free block. Returns its address.
+    #[inline]
     pub(super) fn take(&mut self) -> Option<u64> {
         let word = self.taken.iter().position(|&word| word != u64::MAX)?;
         let bit = self.taken[word].trailing_ones();
@@ -97,6 +110,7 @@ impl SmallRun {
     }
 
     /// Frees a block in use.
+    #[inline]
     pub(super) fn free(&mut self, address: u64) {
         let (word, bit) = self.place(address);
         self.taken[word] &= !bit;
@@ -108,9 +122,8 @@ impl SmallRun {
     pub(super) fn is_block(&self, address: u64) -> bool {
         let (word, bit) = self.place(address);
         let offset = address - self.start;
-        offset % self.block_size() == 0
-            && offset + self.block_size() <= run_size(self.class())
-            && self.taken[word] & bit != 0
+        let inside = offset / self.block_size() < self.blocks.into();
+        inside && offset % self.block_size() == 0 && self.taken[word] & bit != 0
     }
 
     /// Whether no handle owns a block in use.
@@ -126,6 +139,7 @@ impl SmallRun {
     }
 
     /// The word and the bit of the block at an address inside of the run.
+    #[inline]
     fn place(&self, address: u64) -> (usize, u64) {
         let index = (address - self.start) / self.block_size();
         (index as usize / 64, 1 << (index % 64))
