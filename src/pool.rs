@@ -263,8 +263,8 @@ impl Pool {
             return None;
         }
         let heap = self.context.owner(address)?;
-        let size = heap.size(address)?;
-        Some((size, heap.tag))
+        let block = heap.lock().find(address)?;
+        Some((block.size, heap.tag))
     }
 
     /// Frees all blocks of a tag at once. Their handles become invalid. The memory stays mapped.

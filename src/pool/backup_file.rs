@@ -202,7 +202,7 @@ impl KeptFile {
             done += range.end - range.start;
         }
         // The callback may have forked, and its child returned: only the parent names the file.
-        taken.check_process()?;
+        kept.process.check()?;
         kept.file.sync_all().map_err(failed)?;
         let impossible = [libc::EPERM, libc::EINVAL, libc::ENOSYS, libc::EOPNOTSUPP];
         kept.rename(&place).map_err(|error| match error.raw_os_error() {

@@ -149,10 +149,6 @@ impl TakenSegments<'_> {
         self.segments.iter().flat_map(Segment::mapped_ranges).collect()
     }
 
-    pub(super) fn check_process(&self) -> Result<()> {
-        self.heap.pool.check_process()
-    }
-
     /// Hides all memory from lookups by address. Fails while a slice or a copy uses any of it.
     pub(super) fn hide(&mut self, operation: &'static str) -> Result<()> {
         self.segments.iter_mut().try_for_each(|segment| segment.hide(operation))
@@ -248,7 +244,7 @@ impl Heap {
         if matches!(books.state, TagState::Awake) { Ok(()) } else { Err(self.not_awake(&books.state, operation)) }
     }
 
-    fn not_awake(&self, state: &TagState, operation: &'static str) -> Error {
+    pub(super) fn not_awake(&self, state: &TagState, operation: &'static str) -> Error {
         let state = if matches!(state, TagState::Asleep(_)) { "is asleep" } else { "is falling asleep or waking" };
         Invalid::because(operation, format!("{} {state}", self.tag), "Wake it first (Pool::wake).")
     }
@@ -470,11 +466,6 @@ impl Heap {
         }
     }
 
-    /// The size of the block that begins at an address.
-    pub(super) fn size(&self, address: u64) -> Option<u64> {
-        self.lock().find(address).map(|block| block.size)
-    }
-
     /// Frees all blocks.
     pub(super) fn reset(&self) -> Result<()> {
         let books = self.lock();
@@ -572,7 +563,7 @@ impl Heap {
 
 impl Books {
     /// The block that begins at an address, unless it was freed and only its pins keep it.
-    fn find(&self, address: u64) -> Option<UsedBlock> {
+    pub(super) fn find(&self, address: u64) -> Option<UsedBlock> {
         let freed = self.pins.get(&address).is_some_and(|pins| pins.freed.is_some());
         if freed { None } else { self.blocks.find(address) }
     }

@@ -164,19 +164,13 @@ impl Kept {
 /// Memory for a growth that may still fail.
 #[derive(Default)]
 pub(super) struct Loan {
-    memories: Vec<(PhysicalMemory, LoanSource)>,
+    pub(super) memories: Vec<(PhysicalMemory, LoanSource)>,
     /// Sizes of cached handles that were released to make room.
     released: Vec<u64>,
 }
 
-impl Loan {
-    pub(super) fn memories(&self) -> impl Iterator<Item = &PhysicalMemory> {
-        self.memories.iter().map(|(memory, _)| memory)
-    }
-}
-
 /// Where the memory of a loan came from.
-enum LoanSource {
+pub(super) enum LoanSource {
     Cache,
     New,
 }
@@ -246,7 +240,7 @@ impl PageCache {
             Err(error) if error.is_out_of_memory() => {
                 let popped = lock(&self.inner.kept).pop_beyond(0);
                 let before = released.len();
-                released.extend(popped.into_iter().map(|memory| self.release_one(memory)).filter(|&size| size > 0));
+                released.extend(popped.into_iter().map(|memory| self.release(memory)).filter(|&size| size > 0));
                 if released.len() == before {
                     return Err(error);
                 }
@@ -268,7 +262,7 @@ impl PageCache {
             }
             match source {
                 LoanSource::Cache => self.put(memory),
-                LoanSource::New => drop(self.release_one(memory)),
+                LoanSource::New => drop(self.release(memory)),
             }
         }
         for size in loan.released.into_iter().rev() {
@@ -317,15 +311,11 @@ impl PageCache {
     pub fn trim(&self, keep: u64) -> Result<u64> {
         self.check_process()?;
         let popped = lock(&self.inner.kept).pop_beyond(keep);
-        Ok(self.release(popped))
+        Ok(popped.into_iter().map(|memory| self.release(memory)).sum())
     }
 
     /// Releases memory that was taken from the cache. Returns the number of released bytes.
-    pub(super) fn release(&self, memories: Vec<PhysicalMemory>) -> u64 {
-        memories.into_iter().map(|memory| self.release_one(memory)).sum()
-    }
-
-    fn release_one(&self, memory: PhysicalMemory) -> u64 {
+    pub(super) fn release(&self, memory: PhysicalMemory) -> u64 {
         let size = memory.size();
         lock(&self.inner.kept).statistics.released += 1;
         match memory.free() {

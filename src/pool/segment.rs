@@ -395,7 +395,7 @@ impl Segment {
     fn map_new(&mut self, places: &[(u64, u64)]) -> Result<()> {
         let loan = self.cache.lend(places.iter().map(|&(_, size)| size))?;
         let mut mapped = 0;
-        let result = places.iter().zip(loan.memories()).try_for_each(|(&(offset, _), memory)| {
+        let result = places.iter().zip(&loan.memories).try_for_each(|(&(offset, _), (memory, _))| {
             self.map(offset, memory)?;
             mapped += 1;
             Ok(())

@@ -112,7 +112,8 @@ impl Pool {
     pub fn sleep(&self, tag: Tag, keep: Keep, mut progress: impl FnMut(Progress)) -> Result<u64> {
         self.context.check_process()?;
         let heap = self.heap(tag);
-        let Some(mut change) = Transition::to_sleep(&heap)? else { return Ok(0) };
+        let is_asleep = |state: &TagState| matches!(state, TagState::Asleep(_));
+        let Some(mut change) = Transition::begin(&heap, SLEEP, is_asleep)? else { return Ok(0) };
         let used = heap.lock().blocks.used_ranges();
         let mapped = change.taken.mapped_ranges();
         if let Some(hook) = &self.context.options.segments.before_unmap {
@@ -153,7 +154,7 @@ impl Pool {
         let heaps: Vec<_> = tags.iter().filter_map(|&tag| self.existing_heap(tag)).collect();
         let mut waking = Vec::new();
         for heap in &heaps {
-            waking.extend(Transition::to_wake(heap)?);
+            waking.extend(Transition::begin(heap, WAKE, |state| matches!(state, TagState::Awake))?);
         }
         let cache = &self.context.cache;
         let cached = cache.statistics().cached;
@@ -189,31 +190,18 @@ struct Transition<'a> {
 }
 
 impl<'a> Transition<'a> {
-    /// Keeps other threads from using the tag; `None` if it is asleep already.
-    fn to_sleep(heap: &'a Heap) -> Result<Option<Transition<'a>>> {
+    /// Keeps other threads from using the tag; `None` if it is in the state already.
+    fn begin(heap: &'a Heap, operation: &'static str, is_done: fn(&TagState) -> bool) -> Result<Option<Self>> {
         let mut books = heap.lock();
-        if matches!(books.state, TagState::Asleep(_)) {
+        if is_done(&books.state) {
             return Ok(None);
         }
-        heap.check_awake(&books, SLEEP)?;
-        books.state = TagState::Changing;
+        if matches!(books.state, TagState::Changing) {
+            return Err(heap.not_awake(&books.state, operation));
+        }
+        let next = std::mem::replace(&mut books.state, TagState::Changing);
         let taken = heap.take(books).0;
-        Ok(Some(Transition { heap, taken, next: TagState::Awake, quiet: None }))
-    }
-
-    /// Keeps other threads from using the tag; `None` if it is awake already.
-    fn to_wake(heap: &'a Heap) -> Result<Option<Transition<'a>>> {
-        let mut books = heap.lock();
-        if matches!(books.state, TagState::Awake) {
-            return Ok(None);
-        }
-        match std::mem::replace(&mut books.state, TagState::Changing) {
-            next @ TagState::Asleep(_) => {
-                let taken = heap.take(books).0;
-                Ok(Some(Transition { heap, taken, next, quiet: None }))
-            }
-            _ => heap.check_awake(&books, WAKE).map(|()| None),
-        }
+        Ok(Some(Transition { heap, taken, next, quiet: None }))
     }
 
     fn asleep(&self) -> Option<&Asleep> {
@@ -250,7 +238,7 @@ impl<'a> Transition<'a> {
         }
         drop(self);
         match refused {
-            None => Ok(pool.cache.release(memories)),
+            None => Ok(memories.into_iter().map(|memory| pool.cache.release(memory)).sum()),
             Some(error) => {
                 memories.into_iter().for_each(|memory| pool.cache.put(memory));
                 trace::error(format!("{tag}"), "a tag that should have stayed awake is asleep: it can be woken");
