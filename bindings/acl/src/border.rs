@@ -8,21 +8,17 @@ use crate::fault::{Fault, Outcome, code};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// The environment variable for a log on the standard error: `errors` logs each call that fails,
 /// `calls` logs each call.
 pub const LOG: &str = "ASCEND_ACL_LOG";
 
-/// What each call checks: [`USED`], [`SILENT`] and [`INHERITED`].
-static STATE: AtomicU8 = AtomicU8::new(0);
+/// Whether there may be something that a child of fork must not touch.
+static USED: AtomicBool = AtomicBool::new(false);
 
-/// There may be something that a child of fork must not touch.
-const USED: u8 = 1;
-/// No log is wanted.
-const SILENT: u8 = 2;
-/// This is a child of the process that used the library.
-const INHERITED: u8 = 4;
+/// Whether this is a child of a process that used the library.
+static INHERITED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The code of the latest call that failed.
@@ -34,9 +30,7 @@ thread_local! {
 }
 
 extern "C" fn in_child() {
-    if STATE.load(Ordering::Relaxed) & USED != 0 {
-        STATE.fetch_or(INHERITED, Ordering::Relaxed);
-    }
+    INHERITED.store(USED.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
 extern "C" fn register() {
@@ -52,26 +46,20 @@ extern "C" fn register() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register;
 
-/// Returns the code of a call that is refused because it comes from a child.
-fn enter(name: &'static str, uses: bool) -> Option<i32> {
-    let state = STATE.load(Ordering::Acquire);
-    if state & INHERITED != 0 {
-        return Some(failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD)));
-    }
-    if uses && state & USED == 0 {
-        STATE.fetch_or(USED, Ordering::Release);
-    }
-    None
-}
-
 /// A call that uses what a child of fork must not touch.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    enter(name, true).unwrap_or_else(|| call_anywhere(name, body))
+    if !USED.load(Ordering::Relaxed) {
+        USED.store(true, Ordering::Release);
+    }
+    ask(name, body)
 }
 
 /// A query: it takes no lock and makes no object, so the process may fork after it.
 pub(crate) fn ask(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
-    enter(name, false).unwrap_or_else(|| call_anywhere(name, body))
+    if INHERITED.load(Ordering::Acquire) {
+        return failed(name, &Fault::new(code::RT_CONTEXT_NULL, IN_CHILD));
+    }
+    call_anywhere(name, body)
 }
 
 /// A call that also works in a child of fork: it uses only data of its thread.
@@ -152,25 +140,20 @@ enum Logged {
     Calls,
 }
 
+/// Reads the environment once. Without a lock, which may never be released in a child of fork.
 fn logged() -> Logged {
-    if STATE.load(Ordering::Relaxed) & SILENT != 0 {
-        return Logged::Nothing;
+    static KNOWN: AtomicU8 = AtomicU8::new(u8::MAX);
+    const ALL: [Logged; 3] = [Logged::Nothing, Logged::Errors, Logged::Calls];
+    if let Some(logged) = ALL.get(usize::from(KNOWN.load(Ordering::Relaxed))) {
+        return *logged;
     }
-    static WANTED: AtomicU8 = AtomicU8::new(0);
-    let wanted = match WANTED.load(Ordering::Relaxed) {
-        0 => match std::env::var(LOG).as_deref() {
-            Ok("calls") => Logged::Calls,
-            Ok("errors" | "1") => Logged::Errors,
-            _ => Logged::Nothing,
-        },
-        1 => Logged::Errors,
-        _ => Logged::Calls,
+    let logged = match std::env::var(LOG).as_deref() {
+        Ok("calls") => Logged::Calls,
+        Ok("errors" | "1") => Logged::Errors,
+        _ => Logged::Nothing,
     };
-    match wanted {
-        Logged::Nothing => _ = STATE.fetch_or(SILENT, Ordering::Relaxed),
-        wanted => WANTED.store(wanted as u8, Ordering::Relaxed),
-    }
-    wanted
+    KNOWN.store(logged as u8, Ordering::Relaxed);
+    logged
 }
 
 /// The code of this thread's latest call that failed, as `aclrtPeekAtLastError` returns it.
