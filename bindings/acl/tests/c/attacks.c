@@ -681,8 +681,10 @@ static void ask_about_addresses(void)
     aclrtPtrAttributes attributes;
     void *start = NULL;
     size_t size = 0;
-    IS(aclrtPointerGetAttributes((void *)((size_t)0x12c0 << 32), &attributes), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
-    IS(aclrtMemGetAddressRange((void *)((size_t)0x12c0 << 32), &start, &size), ACL_ERROR_RT_PARAM_INVALID);
+    /* The driver's, but far from the lowest ones, which other threads may have reserved meanwhile. */
+    void *nobodys = (void *)((size_t)0x17c0 << 32);
+    IS(aclrtPointerGetAttributes(nobodys, &attributes), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    IS(aclrtMemGetAddressRange(nobodys, &start, &size), ACL_ERROR_RT_PARAM_INVALID);
 }
 
 static void set_and_reset_device(void)
