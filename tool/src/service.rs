@@ -135,6 +135,7 @@ fn lines(status: &Status, width: usize) -> Vec<String> {
     )];
     let bytes = |bytes: u64| Bytes(bytes).rounded();
     let mut devices = Table::new(&["NPU", "identity", "held", "free", "total"]);
+    devices.cut(1);
     (2..5).for_each(|column| devices.align_right(column));
     for it in &status.devices {
         devices.row([it.physical.to_string(), it.identity.clone(), bytes(it.held), bytes(it.free), bytes(it.total)]);
@@ -143,6 +144,7 @@ fn lines(status: &Status, width: usize) -> Vec<String> {
     lines.extend(devices.lines(width));
     if !status.domains.is_empty() {
         let mut domains = Table::new(&["domain", "NPU", "state", "version", "held", "readers", "waiting", "age"]);
+        domains.cut(0);
         [1, 3, 4, 5, 6, 7].into_iter().for_each(|column| domains.align_right(column));
         for it in &status.domains {
             domains.row([
@@ -161,13 +163,14 @@ fn lines(status: &Status, width: usize) -> Vec<String> {
     }
     let clients: Vec<_> = status.clients.iter().filter(|client| client.domain.is_some()).collect();
     if !clients.is_empty() {
-        let mut table = Table::new(&["process", "user", "program", "role", "domain", "bytes", "age"]);
-        [0, 1, 5, 6].into_iter().for_each(|column| table.align_right(column));
+        let mut table = Table::new(&["process", "user", "container", "program", "role", "domain", "bytes", "age"]);
+        [2, 3, 5].into_iter().for_each(|column| table.cut(column));
+        [0, 1, 6, 7].into_iter().for_each(|column| table.align_right(column));
         for it in clients {
-            let container = if it.container.is_empty() { String::new() } else { format!(" ({})", it.container) };
             table.row([
-                format!("{}{container}", it.process),
+                it.process.to_string(),
                 it.user.to_string(),
+                if it.container.is_empty() { "-".into() } else { it.container.clone() },
                 it.program.clone(),
                 it.role.clone(),
                 it.domain.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_status_fits_eighty_columns() {
-        let name: DomainName = "llama-3.1-70b-instruct/tp0/weights".parse().unwrap();
+        let name: DomainName = "llama-3.1-70b-instruct/tp0/weights".repeat(3).parse().unwrap();
         let status = Status {
             keeper: 4_194_303,
             front: 4_194_304,
@@ -228,19 +231,21 @@ mod tests {
                 pid: 1,
                 process: 4_194_305,
                 user: 65_534,
-                program: "vllm".into(),
+                program: "vllm engine core, rank 0 of 16, ".repeat(8),
                 domain: Some(name),
                 role: "reader".into(),
                 bytes: 47 << 30,
                 age: 100,
-                container: String::new(),
+                container: "0123456789ab".into(),
             }],
         };
+        for width in 80..=200 {
+            for line in lines(&status, width) {
+                assert!(line.chars().count() <= width, "{} of {width} columns: {line}", line.chars().count());
+            }
+        }
         let lines = lines(&status, 80);
         assert!(lines.iter().any(|line| line.contains("1 d")), "{lines:#?}");
         assert!(lines.iter().any(|line| line.contains("1 min")), "{lines:#?}");
-        for line in lines {
-            assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
-        }
     }
 }

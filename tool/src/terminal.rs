@@ -48,11 +48,12 @@ pub fn wrap(text: &str, width: usize, first: &str, rest: &str) -> Vec<String> {
     lines
 }
 
-/// A table with aligned columns and no lines. Where it is too wide for the terminal, its widest
-/// column is broken between words.
+/// A table with aligned columns and no lines. Where it is too wide for the terminal, columns of
+/// names are cut in their middle, or else its widest column is broken between words.
 pub struct Table {
     rows: Vec<Vec<String>>,
     right: Vec<usize>,
+    names: Vec<usize>,
 }
 
 /// The space between two columns.
@@ -61,10 +62,22 @@ const GAP: usize = 2;
 /// The narrowest that a column is broken to.
 const NARROW_COLUMN: usize = 16;
 
+/// The narrowest that a column of names is cut to.
+const NARROW_NAME: usize = 5;
+
 impl Table {
     /// A table with a header.
     pub fn new(header: &[&str]) -> Table {
-        Table { rows: vec![header.iter().map(|title| (*title).to_owned()).collect()], right: Vec::new() }
+        Table {
+            rows: vec![header.iter().map(|title| (*title).to_owned()).collect()],
+            right: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+
+    /// Makes a column one of names: they are cut where the table is too wide.
+    pub fn cut(&mut self, column: usize) {
+        self.names.push(column);
     }
 
     /// Aligns a column to the right.
@@ -83,8 +96,15 @@ impl Table {
         let of_column = |column| self.rows.iter().filter_map(move |row: &Vec<String>| row.get(column));
         let mut widths: Vec<usize> =
             (0..columns).map(|column| of_column(column).map(|cell| cell.chars().count()).max().unwrap_or(0)).collect();
-        let total = widths.iter().sum::<usize>() + GAP * columns.saturating_sub(1);
-        let widest = (0..columns).max_by_key(|column| widths[*column]);
+        let mut total = widths.iter().sum::<usize>() + GAP * columns.saturating_sub(1);
+        while total > width {
+            // The widest of them, so that several become narrow together.
+            let widest = self.names.iter().copied().filter(|column| *column < columns).max_by_key(|it| widths[*it]);
+            let Some(widest) = widest.filter(|column| widths[*column] > NARROW_NAME) else { break };
+            widths[widest] -= 1;
+            total -= 1;
+        }
+        let widest = (0..columns).filter(|column| !self.names.contains(column)).max_by_key(|column| widths[*column]);
         if let Some(widest) = widest.filter(|widest| total > width && widths[*widest] > NARROW_COLUMN) {
             widths[widest] = widths[widest].saturating_sub(total - width).max(NARROW_COLUMN);
         }
@@ -92,6 +112,7 @@ impl Table {
         for row in &self.rows {
             let broken = |(column, cell): (usize, &String)| match widest == Some(column) {
                 true => wrap(cell, widths[column], "", ""),
+                false if self.names.contains(&column) => vec![cut(cell, widths[column])],
                 false => vec![cell.clone()],
             };
             let cells: Vec<Vec<String>> = row.iter().enumerate().map(broken).collect();
@@ -116,6 +137,18 @@ impl Table {
             crate::outln!("{}", paint(&line));
         }
     }
+}
+
+/// A name of at most `width` characters: the first and the last ones tell names apart.
+fn cut(name: &str, width: usize) -> String {
+    let characters: Vec<char> = name.chars().collect();
+    if characters.len() <= width {
+        return name.to_owned();
+    }
+    let last = width.saturating_sub(1) / 2;
+    let first = width.saturating_sub(1) - last;
+    let part = |characters: &[char]| characters.iter().collect::<String>();
+    format!("{}…{}", part(&characters[..first]), part(&characters[characters.len() - last..]))
 }
 
 /// A bar on the standard error for work of this many steps, with rate and remaining time.
@@ -232,6 +265,20 @@ mod tests {
         assert_eq!(wrap("one two three", 9, "- ", "  "), ["- one two", "  three"]);
         assert_eq!(wrap("unbreakable yes", 5, "", ""), ["unbreakable", "yes"]);
         assert_eq!(wrap("", 5, "x", ""), ["x"]);
+    }
+
+    #[test]
+    fn names_are_cut_in_their_middle_where_the_terminal_is_narrow() {
+        let mut table = Table::new(&["name", "n", "other"]);
+        table.cut(0);
+        table.cut(2);
+        table.row(["llama-70b/tp0/weights", "1", "second name"]);
+        assert_eq!(table.lines(40), ["name                   n  other", "llama-70b/tp0/weights  1  second name"]);
+        // The columns share what is missing.
+        assert_eq!(table.lines(24), ["name        n  other", "llama…ghts  1  seco…name"]);
+        // Narrower than the names can be cut: it overflows, and does not fail.
+        assert_eq!(table.lines(1)[1], "ll…ts  1  se…me");
+        assert_eq!(cut("straße", 4), "st…e");
     }
 
     #[test]
