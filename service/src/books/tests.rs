@@ -3,6 +3,7 @@
 use super::*;
 use crate::journal::Token;
 use crate::keeper::HeldMemory;
+use crate::layout::Entry;
 use std::cell::Cell;
 
 thread_local! {

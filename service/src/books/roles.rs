@@ -1,0 +1,288 @@
+//! Roles: who gets one, who waits for one, and how one ends.
+
+use super::{Books, Client, ClientId, Domain, Effect, Outcome, Role, Wait, error};
+use crate::journal::{Record, RoleRecord};
+use crate::name::DomainName;
+use crate::protocol::{Answer, Code, Mode};
+use ascend_vmm::Bytes;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+impl Books {
+    pub(super) fn open(&mut self, id: ClientId, wait: Wait, wait_ms: u64, now: Instant) -> Outcome {
+        let Wait::Role { domain: name, mode, device, allow_update, lends } = wait else { return Ok(None) };
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        if client.role.is_some() {
+            return Err(error(Code::Protocol, "open: this connection has a role already", "use another connection"));
+        }
+        let mut mode = mode;
+        match self.policy.check(&client.peer, &name, mode != Mode::Read) {
+            Ok(()) => {}
+            Err(_) if mode == Mode::WriteOrRead => {
+                self.policy.check(&client.peer, &name, false)?;
+                mode = Mode::Read;
+            }
+            Err(forbidden) => return Err(forbidden),
+        }
+        if !self.npus.iter().any(|npu| npu.physical == device) {
+            let known: Vec<_> = self.npus.iter().map(|npu| npu.physical.to_string()).collect();
+            let remedy = format!("this service has the NPUs with the physical ids {}", known.join(", "));
+            return Err(error(Code::OtherDevice, format!("device: there is no NPU {device} here"), remedy));
+        }
+        let domain = self.domains.entry(name.clone()).or_default();
+        let other = domain.device.filter(|&of| of != device && !domain.is_unused());
+        if let Some(other) = other {
+            let problem = format!("{name} is on NPU {other} (physical id), and this process uses NPU {device}");
+            return Err(error(Code::OtherDevice, problem, "use that NPU, or another domain for this one"));
+        }
+        domain.queue.push_back(id);
+        let deadline = now.checked_add(Duration::from_millis(wait_ms));
+        client.wait = Some((Wait::Role { domain: name.clone(), mode, device, allow_update, lends }, deadline));
+        self.admit(&name);
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        if client.wait.is_none() {
+            return Ok(None);
+        }
+        let reason = self.obstacle(&name, mode);
+        if wait_ms == 0 {
+            return Err(self.give_up(id, now).unwrap_or_else(|| error(Code::Timeout, reason, "wait for it")));
+        }
+        Ok(Some(Answer::Waiting { reason }))
+    }
+
+    /// Why a role in a domain is not given now.
+    pub(super) fn obstacle(&self, name: &DomainName, mode: Mode) -> String {
+        let Some(domain) = self.domains.get(name) else { return format!("{name} is empty") };
+        let readers = domain.readers.len();
+        match (mode, domain.writer.and_then(|id| self.clients.get(&id))) {
+            (_, Some(writer)) => format!("process {} ({}) writes {name}", writer.process, writer.program),
+            (Mode::Read | Mode::WriteOrRead, None) if domain.committed.is_none() => {
+                format!("nothing is committed in {name}")
+            }
+            (Mode::Read | Mode::WriteOrRead, None) => format!("a writer waits for {name}"),
+            (_, None) => format!("{readers} processes read {name}"),
+        }
+    }
+
+    /// Gives roles to those who wait for a domain, as far as that is possible now.
+    pub(super) fn admit(&mut self, name: &DomainName) {
+        let Some(domain) = self.domains.get(name) else { return };
+        let mut writer_waits = false;
+        for id in domain.queue.clone() {
+            let Some(domain) = self.domains.get(name) else { return };
+            let Some(client) = self.clients.get(&id) else { continue };
+            let Some((Wait::Role { mode, .. }, _)) = client.wait else { continue };
+            let committed = domain.committed.as_ref();
+            let dirty = committed.is_some_and(|committed| committed.dirty);
+            let free = domain.writer.is_none();
+            let granted = match mode {
+                Mode::Read | Mode::WriteOrRead if committed.is_some() && !dirty => {
+                    (!writer_waits).then_some(Ok(Mode::Read))
+                }
+                Mode::Read if dirty && free => Some(Err(error(
+                    Code::Dirty,
+                    format!("a writer of {name} ended while it changed the memory in place"),
+                    "its contents are not whole: write the domain again",
+                ))),
+                Mode::Read => None,
+                Mode::WriteOrRead | Mode::Write => free.then_some(Ok(Mode::Write)),
+                Mode::Update if committed.is_none() && free => Some(Err(error(
+                    Code::Empty,
+                    format!("nothing is committed in {name}"),
+                    "only what is committed can be updated: open it to write",
+                ))),
+                Mode::Update => {
+                    let asleep = domain.readers.keys().all(|reader| {
+                        self.clients.get(reader).and_then(|it| it.role.as_ref()).is_some_and(|role| role.allow_update)
+                    });
+                    (free && asleep).then_some(Ok(Mode::Update))
+                }
+                Mode::Discard => (free && domain.readers.is_empty()).then_some(Ok(Mode::Discard)),
+            };
+            match granted {
+                None => writer_waits |= matches!(mode, Mode::Discard | Mode::Update),
+                Some(granted) => {
+                    self.leave_queue(id, name);
+                    match granted {
+                        Ok(mode) => self.give_role(id, name, mode),
+                        Err(refused) => {
+                            self.unwait(id);
+                            self.effects.push(Effect::Answer(id, Answer::Error(refused)));
+                        }
+                    }
+                }
+            }
+        }
+        self.forget_if_unused(name);
+    }
+
+    pub(super) fn leave_queue(&mut self, id: ClientId, name: &DomainName) {
+        if let Some(domain) = self.domains.get_mut(name) {
+            domain.queue.retain(|&waiting| waiting != id);
+        }
+    }
+
+    pub(super) fn unwait(&mut self, id: ClientId) -> Option<Wait> {
+        self.clients.get_mut(&id)?.wait.take().map(|(wait, _)| wait)
+    }
+
+    pub(super) fn forget_if_unused(&mut self, name: &DomainName) {
+        if self.domains.get(name).is_some_and(Domain::is_unused) {
+            self.domains.remove(name);
+        }
+    }
+
+    pub(super) fn give_role(&mut self, id: ClientId, name: &DomainName, mode: Mode) {
+        let Some(Wait::Role { device, allow_update, lends, .. }) = self.unwait(id) else { return };
+        if mode == Mode::Discard {
+            let version = self.domains.get(name).and_then(|it| it.committed.as_ref()).map(|it| it.version);
+            if let Some(version) = version {
+                self.drop_version(name, version);
+                self.event(Some(name), format!("version {version} was discarded by its next writer"));
+            }
+        }
+        let token = (self.random)();
+        let Some(domain) = self.domains.get_mut(name) else { return };
+        domain.device = Some(device);
+        let committed = domain.committed.as_ref().filter(|_| matches!(mode, Mode::Read | Mode::Update));
+        let version = committed.map_or(0, |committed| committed.version);
+        let layout = committed.map_or_else(Rc::default, |committed| committed.layout.clone());
+        if mode == Mode::Read {
+            domain.readers.insert(id, version);
+        } else {
+            domain.writer = Some(id);
+        }
+        let role =
+            Role { token, domain: name.clone(), device, mode, version, layout, allow_update, lends, began: false };
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.role = Some(role);
+        let text = match mode {
+            Mode::Read => format!("process {} ({}) reads version {version}", client.process, client.program),
+            _ => format!("process {} ({}) writes, mode {}", client.process, client.program, mode.name()),
+        };
+        self.record_role(id);
+        self.event(Some(name), text);
+        self.answer_opened(id);
+    }
+
+    pub(super) fn record_role(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let Some(role) = &client.role else { return };
+        self.effects.push(Effect::Record(Record::Role(RoleRecord {
+            token: role.token,
+            domain: role.domain.clone(),
+            device: role.device,
+            mode: role.mode,
+            version: role.version,
+            allow_update: role.allow_update,
+            lends: role.lends,
+            began: role.began,
+            process: client.process,
+            user: client.peer.user,
+        })));
+    }
+
+    pub(super) fn answer_opened(&mut self, id: ClientId) {
+        let Some(role) = self.clients.get(&id).and_then(|client| client.role.as_ref()) else { return };
+        let hash = if role.version == 0 { [0; 16] } else { role.layout.hash() };
+        let answer = Answer::Opened {
+            writes: role.writes(),
+            version: role.version,
+            hash: hash.to_vec(),
+            allocations: role.layout.allocations.len() as u64,
+            entries: role.layout.entries.len() as u64,
+            bytes: role.layout.bytes(),
+            token: role.token.to_vec(),
+        };
+        self.effects.push(Effect::Answer(id, answer));
+    }
+
+    pub(super) fn resume(&mut self, id: ClientId, token: &[u8]) -> Outcome {
+        let Some(client) = self.clients.get(&id) else { return Ok(None) };
+        if client.role.is_some() {
+            return Err(error(Code::Protocol, "resume: this connection has a role already", "use another connection"));
+        }
+        let same = |other: &Client| {
+            other.role.as_ref().is_some_and(|role| role.token == token)
+                && (other.process, other.peer.user) == (client.process, client.peer.user)
+                && !other.connected
+        };
+        let Some(earlier) = self.clients.iter().find(|(_, other)| same(other)).map(|(id, _)| *id) else {
+            return Err(error(
+                Code::Unknown,
+                "resume: the service does not know this role",
+                "its owner was started anew, or it took too long: open the domain again",
+            ));
+        };
+        let role = self.clients.remove(&earlier).and_then(|client| client.role);
+        if let (Some(role), Some(client)) = (role, self.clients.get_mut(&id)) {
+            if let Some(domain) = self.domains.get_mut(&role.domain) {
+                if let Some(version) = domain.readers.remove(&earlier) {
+                    domain.readers.insert(id, version);
+                }
+                domain.writer = domain.writer.map(|writer| if writer == earlier { id } else { writer });
+            }
+            client.role = Some(role);
+        }
+        self.answer_opened(id);
+        Ok(None)
+    }
+
+    /// A connection ended: so does its role.
+    pub(crate) fn disconnect(&mut self, id: ClientId, now: Instant) -> Vec<Effect> {
+        let Some(client) = self.clients.remove(&id) else { return Vec::new() };
+        match client.wait {
+            Some((Wait::Role { domain, .. }, _)) => {
+                self.leave_queue(id, &domain);
+                self.admit(&domain);
+            }
+            Some((Wait::Version { domain, .. }, _)) => {
+                if let Some(it) = self.domains.get_mut(&domain) {
+                    it.watchers.retain(|watcher| *watcher != id);
+                }
+                self.forget_if_unused(&domain);
+            }
+            _ => {}
+        }
+        if let Some(role) = client.role {
+            self.hungry.entry(role.device).or_default().retain(|waiting| *waiting != id);
+            self.end_role(id, client.process, role);
+        }
+        self.feed_all(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    pub(super) fn end_role(&mut self, id: ClientId, process: i32, role: Role) {
+        let name = role.domain;
+        self.effects.push(Effect::Record(Record::RoleEnded { token: role.token }));
+        let Some(domain) = self.domains.get_mut(&name) else { return };
+        match role.mode {
+            Mode::Read => {
+                domain.readers.remove(&id);
+                let (older, left) = (domain.older.contains_key(&role.version), domain.readers_of(role.version));
+                if older && left == 0 {
+                    self.drop_version(&name, role.version);
+                }
+                self.event(Some(&name), format!("process {process} reads no more"));
+            }
+            Mode::Update => {
+                domain.writer = None;
+                let text = if role.began {
+                    format!("process {process} ended in the middle of an update: version {} is dirty", role.version)
+                } else {
+                    format!("process {process} ended before its update began")
+                };
+                self.event(Some(&name), text);
+            }
+            _ => {
+                domain.writer = None;
+                let bytes = role.layout.bytes();
+                role.layout.allocations.iter().for_each(|allocation| self.release(allocation.id));
+                let text = format!("process {process} ended without a commit, and {} were dropped", Bytes(bytes));
+                self.event(Some(&name), text);
+            }
+        }
+        self.admit(&name);
+        self.forget_if_unused(&name);
+    }
+}

@@ -1,0 +1,191 @@
+//! Versions: committed, changed in place, waited for and removed.
+
+use super::{Books, ClientId, Committed, Effect, Outcome, Wait, error, unix_time, writer};
+use crate::journal::Record;
+use crate::layout::{Entry, Layout};
+use crate::name::DomainName;
+use crate::protocol::{Answer, Code, Mode, PAGE_MAX};
+use ascend_vmm::Bytes;
+use std::time::{Duration, Instant};
+
+impl Books {
+    pub(super) fn begin(&mut self, id: ClientId) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let process = client.process;
+        let role = writer(client)?;
+        if role.mode != Mode::Update {
+            return Err(error(Code::Invalid, "begin: only a writer in place begins", "just write"));
+        }
+        if !std::mem::replace(&mut role.began, true) {
+            let (name, version) = (role.domain.clone(), role.version);
+            if let Some(committed) = self.domains.get_mut(&name).and_then(|domain| domain.committed.as_mut()) {
+                committed.dirty = true;
+            }
+            self.effects.push(Effect::Record(Record::Dirty { domain: name.clone() }));
+            self.event(Some(&name), format!("process {process} changes version {version} in place"));
+        }
+        Ok(Some(Answer::Done {}))
+    }
+
+    pub(super) fn commit(&mut self, id: ClientId) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let process = client.process;
+        let role = writer(client)?;
+        if role.layout.allocations.is_empty() {
+            return Err(error(Code::Invalid, "commit: nothing was allocated", "allocate and write first"));
+        }
+        self.last_version += 1;
+        let version = self.last_version;
+        let (layout, token, name, device) = (role.layout.clone(), role.token, role.domain.clone(), role.device);
+        let update = role.mode == Mode::Update;
+        (role.mode, role.version, role.began) = (Mode::Read, version, false);
+        let hash = layout.hash();
+        let time = unix_time();
+        let users = layout.allocations.iter().map(|it| self.held.get(&it.id).map_or(0, |held| held.user)).collect();
+        self.effects.push(Effect::Record(Record::Committed {
+            domain: name.clone(),
+            writer: Some(token),
+            version,
+            device,
+            layout: layout.clone(),
+            users,
+            time,
+        }));
+        let Some(domain) = self.domains.get_mut(&name) else { return Ok(None) };
+        let before = domain.committed.replace(Committed { layout: layout.clone(), hash, version, dirty: false, time });
+        domain.writer = None;
+        domain.readers.insert(id, version);
+        if let Some(before) = before {
+            if update {
+                // Those who stayed see the new contents, whether they look or not.
+                let stayed: Vec<_> =
+                    domain.readers.iter().filter(|(_, of)| **of == before.version).map(|(it, _)| *it).collect();
+                for reader in stayed {
+                    domain.readers.insert(reader, version);
+                    if let Some(role) = self.clients.get_mut(&reader).and_then(|client| client.role.as_mut()) {
+                        (role.version, role.layout) = (version, layout.clone());
+                    }
+                }
+                let readers: Vec<_> = domain.readers.keys().copied().filter(|reader| *reader != id).collect();
+                self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version: before.version }));
+                readers.into_iter().for_each(|reader| self.record_role(reader));
+            } else if domain.readers_of(before.version) > 0 {
+                domain.older.insert(before.version, before.layout);
+            } else {
+                self.drop_layout(&name, before.version, &before.layout);
+            }
+        }
+        self.event(
+            Some(&name),
+            format!("process {process} committed version {version}, {} in {}", Bytes(layout.bytes()), count(&layout)),
+        );
+        self.effects.push(Effect::Answer(id, Answer::Committed { version, hash: hash.to_vec() }));
+        self.wake_watchers(&name);
+        self.admit(&name);
+        Ok(None)
+    }
+
+    pub(super) fn wake_watchers(&mut self, name: &DomainName) {
+        let Some(domain) = self.domains.get_mut(name) else { return };
+        let Some(committed) = domain.committed.as_ref().filter(|it| !it.dirty) else { return };
+        let (version, hash) = (committed.version, committed.hash.to_vec());
+        for id in std::mem::take(&mut domain.watchers) {
+            let newer = match self.clients.get(&id).and_then(|client| client.wait.as_ref()) {
+                Some((Wait::Version { newer_than, .. }, _)) => version > *newer_than,
+                _ => continue,
+            };
+            if newer {
+                self.unwait(id);
+                self.effects.push(Effect::Answer(id, Answer::Version { version, hash: hash.clone() }));
+            } else if let Some(domain) = self.domains.get_mut(name) {
+                domain.watchers.push(id);
+            }
+        }
+    }
+
+    /// Releases a version that nobody reads.
+    pub(super) fn drop_version(&mut self, name: &DomainName, version: u64) {
+        let Some(domain) = self.domains.get_mut(name) else { return };
+        let layout = match domain.older.remove(&version) {
+            Some(layout) => layout,
+            None => match domain.committed.take_if(|committed| committed.version == version) {
+                Some(committed) => committed.layout,
+                None => return,
+            },
+        };
+        self.drop_layout(name, version, &layout);
+    }
+
+    pub(super) fn drop_layout(&mut self, name: &DomainName, version: u64, layout: &Layout) {
+        self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version }));
+        layout.allocations.iter().for_each(|allocation| self.release(allocation.id));
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        id: ClientId,
+        newer_than: u64,
+        domain: Option<DomainName>,
+        wait_ms: u64,
+        now: Instant,
+    ) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let Some(name) = domain.or_else(|| client.role.as_ref().map(|role| role.domain.clone())) else {
+            return Err(error(Code::Invalid, "domain: this connection has none", "say which"));
+        };
+        self.policy.check(&client.peer, &name, false)?;
+        let committed = self.domains.get(&name).and_then(|domain| domain.committed.as_ref());
+        if let Some(it) = committed.filter(|it| it.version > newer_than && !it.dirty) {
+            return Ok(Some(Answer::Version { version: it.version, hash: it.hash.to_vec() }));
+        }
+        let reason = format!("nothing newer than version {newer_than} is committed in {name}");
+        if wait_ms == 0 {
+            return Err(error(Code::Timeout, reason, "wait for it"));
+        }
+        self.domains.entry(name.clone()).or_default().watchers.push(id);
+        let deadline = now.checked_add(Duration::from_millis(wait_ms));
+        client.wait = Some((Wait::Version { domain: name, newer_than }, deadline));
+        Ok(Some(Answer::Waiting { reason }))
+    }
+
+    pub(super) fn remove(&mut self, id: ClientId, name: &DomainName) -> Outcome {
+        let Some(client) = self.clients.get(&id) else { return Ok(None) };
+        let process = client.process;
+        self.policy.check(&client.peer, name, true)?;
+        let Some(domain) = self.domains.get(name) else {
+            return Err(error(Code::Empty, format!("there is no domain {name}"), "`status` lists them"));
+        };
+        let Some(version) = domain.committed.as_ref().map(|committed| committed.version) else {
+            return Err(error(Code::Empty, format!("nothing is committed in {name}"), "its writer can just close it"));
+        };
+        if domain.writer.is_some() || !domain.readers.is_empty() {
+            let problem = format!("{name} is used: {}", self.obstacle(name, Mode::Discard));
+            return Err(error(Code::Busy, problem, "end these processes first"));
+        }
+        self.drop_version(name, version);
+        self.event(Some(name), format!("process {process} removed version {version}"));
+        self.admit(name);
+        self.forget_if_unused(name);
+        Ok(Some(Answer::Done {}))
+    }
+}
+
+/// Entries behind a key that fit into one answer.
+pub(super) fn page_of(layout: &Layout, after: Option<String>) -> Vec<(String, Entry)> {
+    use std::ops::Bound;
+    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let mut bytes = 0;
+    let fits = |(key, entry): &(&String, &Entry)| {
+        bytes += key.len() + entry.value.len() + 64;
+        bytes <= crate::protocol::FRAME_MAX / 2
+    };
+    let range = layout.entries.range::<String, _>((from, Bound::Unbounded));
+    range.take(PAGE_MAX).take_while(fits).map(|(key, entry)| (key.clone(), entry.clone())).collect()
+}
+
+pub(super) fn count(layout: &Layout) -> String {
+    match layout.allocations.len() {
+        1 => "1 allocation".into(),
+        number => format!("{number} allocations"),
+    }
+}

@@ -1,0 +1,233 @@
+//! The writer of a layout.
+
+use super::line::{ANSWER, Role, done, milliseconds, strange};
+use super::reader::{Reader, reader};
+use super::space::Space;
+use super::{Error, OpenOptions, Result};
+use crate::layout::Entry;
+use crate::name::DomainName;
+use crate::protocol::{self, Answer, Code, Request, ServiceError};
+use ascend_vmm::Device;
+use ascend_vmm::copy::Slice;
+use std::collections::BTreeMap;
+
+/// Chunks of memory in which a writer allocates.
+const CHUNK: u64 = 1 << 30;
+/// Entries begin at multiples of this.
+const ALIGNMENT: u64 = 512;
+
+/// Writes a layout.
+///
+/// Until [`Writer::commit`], readers see what was committed before. A writer that is dropped, or
+/// dies, leaves nothing behind.
+#[derive(Debug)]
+pub struct Writer {
+    role: Role,
+    space: Space,
+    entries: BTreeMap<String, Entry>,
+    used: u64,
+    options: OpenOptions,
+    in_place: bool,
+}
+
+impl Writer {
+    /// The domain.
+    pub fn domain(&self) -> &DomainName {
+        &self.role.domain
+    }
+
+    /// Names `size` bytes, and returns their memory. `value` is what readers get to know about
+    /// them. New memory is asked for in chunks of 1 GiB, or as much as the writer's capacity
+    /// allows.
+    ///
+    /// # Errors
+    ///
+    /// No memory, quota, or capacity; a writer in place can only name what was named before.
+    pub fn put(&mut self, key: &str, size: u64, value: &[u8]) -> Result<Slice<'_>> {
+        if self.in_place {
+            let Some(entry) = self.entries.get_mut(key) else {
+                return Err(Error::NoKey { domain: self.role.domain.clone(), key: key.into() });
+            };
+            if size > entry.size {
+                let problem = format!("{key} has {} bytes, and {size} are wanted", entry.size);
+                let remedy = "open the domain to write new memory".into();
+                return Err(ServiceError { code: Code::Invalid, problem, remedy }.into());
+            }
+            entry.value = value.to_vec();
+            let entry = entry.clone();
+            return self.entry_slice(&entry, size);
+        }
+        let offset = self.used.next_multiple_of(ALIGNMENT);
+        while offset + size > self.space.end {
+            self.grow(offset + size - self.space.end)?;
+        }
+        let at = self.space.places.partition_point(|(_, start)| *start <= offset).saturating_sub(1);
+        let Some((allocation, start)) = self.space.places.get(at) else {
+            return Err(Error::Asleep(self.role.domain.clone()));
+        };
+        let entry = Entry { allocation: allocation.id, offset: offset - start, size, value: value.to_vec() };
+        self.entries.insert(key.to_owned(), entry);
+        self.used = offset + size;
+        self.space.slice(offset, size)
+    }
+
+    pub(super) fn entry_slice(&self, entry: &Entry, size: u64) -> Result<Slice<'_>> {
+        let offset = self.space.offset_of(entry).ok_or_else(|| Error::Asleep(self.role.domain.clone()))?;
+        self.space.slice(offset, size)
+    }
+
+    /// Gets one more chunk that holds `missing` bytes if the capacity allows.
+    pub(super) fn grow(&mut self, missing: u64) -> Result<()> {
+        let page = self.options.page.bytes();
+        let room = (self.space.reservation.size() - self.space.end) / page * page;
+        let size = missing.max(CHUNK).next_multiple_of(page).min(room);
+        if size == 0 || size < missing.next_multiple_of(page).min(CHUNK) {
+            let problem = format!("the writer's capacity of {} bytes is used up", self.space.reservation.size());
+            let remedy = "open the domain with a greater capacity".into();
+            return Err(ServiceError { code: Code::Invalid, problem, remedy }.into());
+        }
+        self.allocate(size, "").map(drop)
+    }
+
+    /// New memory at the end of the writer's space, for programs that place things themselves:
+    /// its number and its offset.
+    ///
+    /// # Errors
+    ///
+    /// No memory, quota, or capacity.
+    pub fn allocate(&mut self, size: u64, tag: &str) -> Result<(u64, u64)> {
+        let wait = self.options.wait;
+        let request =
+            Request::Allocate { size, page: self.options.page, tag: tag.to_owned(), wait_ms: milliseconds(wait) };
+        let known = self.space.places.len() as u64;
+        let allocation = self.role.persist(|role| {
+            // A front that was replaced in the middle may have carried it out.
+            let answer = match role.allocations > known {
+                true => role.line.ask(&Request::Allocations { from: known }, ANSWER)?,
+                false => role.line.ask(&request, wait)?,
+            };
+            match answer {
+                Answer::Allocated { allocation } => Ok(allocation),
+                Answer::Allocations { mut allocations } if !allocations.is_empty() => Ok(allocations.swap_remove(0)),
+                other => Err(strange(&other)),
+            }
+        })?;
+        self.role.allocations = known + 1;
+        let shares = self.role.shares(&[allocation.id])?;
+        let offset = self.space.end;
+        for share in &shares {
+            self.space.add(&allocation, share)?;
+        }
+        Ok((allocation.id, offset))
+    }
+
+    /// Memory of the writer's space by its offset.
+    ///
+    /// # Errors
+    ///
+    /// An offset at which nothing is mapped.
+    pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
+        self.space.slice(offset, size)
+    }
+
+    /// How much others wait for; `None` if nobody does. A writer that lends frees what it can
+    /// ([`Writer::free_last`]) and then calls this again, which tells the service.
+    ///
+    /// # Errors
+    ///
+    /// The service cannot be reached.
+    pub fn reclaim(&mut self) -> Result<Option<u64>> {
+        // Whatever has arrived is read with the answer.
+        done(self.role.ask(&Request::Ping {}, ANSWER)?)?;
+        Ok(self.role.line.reclaims.iter().map(|(_, bytes)| *bytes).max())
+    }
+
+    /// Unmaps the newest memory and gives it back to the service: bytes, 0 if there is none. Then
+    /// tells the service that what it asked for was answered.
+    ///
+    /// # Errors
+    ///
+    /// Something was put, or the driver refuses to unmap.
+    pub fn free_last(&mut self) -> Result<u64> {
+        let freed = match (self.space.mappings.pop(), self.space.places.pop()) {
+            (Some(mapping), Some((allocation, start))) => {
+                mapping.unmap().map_err(|failed| failed.error)?;
+                self.space.end = start;
+                let known = self.space.places.len() as u64;
+                self.role.persist(|role| match role.allocations {
+                    // A front that was replaced in the middle may have carried it out.
+                    left if left == known => Ok(()),
+                    _ => done(role.line.ask(&Request::Free { allocations: vec![allocation.id] }, ANSWER)?),
+                })?;
+                self.role.allocations = known;
+                allocation.size
+            }
+            _ => 0,
+        };
+        for (reclaim, _) in std::mem::take(&mut self.role.line.reclaims) {
+            // It may be too late by now.
+            match self.role.ask(&Request::Gave { reclaim }, ANSWER) {
+                Ok(_) | Err(Error::Service(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Publishes what was put, and goes on as its reader.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses or cannot be reached; then nothing is published, and the domain serves
+    /// what it served before.
+    pub fn commit(mut self) -> Result<Reader> {
+        let entries = &self.entries;
+        // A front that was replaced in the middle may have carried it out.
+        self.role.persist(|role| if role.writes { publish(role, entries) } else { Ok(()) })?;
+        let Writer { role, space, entries, .. } = self;
+        Ok(Reader { role, space, entries, awake: true })
+    }
+}
+
+/// Puts all entries, and commits.
+pub(super) fn publish(role: &mut Role, entries: &BTreeMap<String, Entry>) -> Result<()> {
+    let mut part = Vec::new();
+    let mut bytes = 0;
+    let mut rest = entries.iter().peekable();
+    while let Some((key, entry)) = rest.next() {
+        bytes += key.len() + entry.value.len() + 64;
+        part.push((key.clone(), entry.clone()));
+        if bytes > protocol::FRAME_MAX / 4 || rest.peek().is_none() {
+            bytes = 0;
+            done(role.line.ask(&Request::Put { entries: std::mem::take(&mut part) }, ANSWER)?)?;
+        }
+    }
+    match role.line.ask(&Request::Commit {}, ANSWER)? {
+        Answer::Committed { version, hash } => {
+            (role.version, role.hash, role.writes) = (version, hash, false);
+            Ok(())
+        }
+        other => Err(strange(&other)),
+    }
+}
+
+pub(super) fn writer(role: Role, device: &Device, capacity: u64, options: &OpenOptions) -> Result<Writer> {
+    let in_place = role.writes && role.version != 0;
+    if !in_place {
+        let space = Space::new(device, capacity.next_multiple_of(options.page.bytes()))?;
+        let (entries, options) = (BTreeMap::new(), options.clone());
+        return Ok(Writer { role, space, entries, used: 0, options, in_place });
+    }
+    let mut reader = reader(role, device)?;
+    // From the first write on the domain is dirty, and nobody knows better when that is than here.
+    done(reader.role.ask(&Request::Begin {}, ANSWER)?)?;
+    let used = reader.space.end;
+    Ok(Writer {
+        role: reader.role,
+        space: reader.space,
+        entries: reader.entries,
+        used,
+        options: options.clone(),
+        in_place,
+    })
+}
