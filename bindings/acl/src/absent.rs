@@ -30,8 +30,16 @@ macro_rules! absent {
 
 include!(concat!(env!("OUT_DIR"), "/absent.rs"));
 
-/// Functions that framework libraries may call while they are loaded: they must succeed.
-pub const LOADED: &[&str] = &["rtDevBinaryRegister", "rtFunctionRegister"];
+/// Functions that framework libraries call while they are loaded or set up: they must succeed.
+pub const LOADED: &[&str] = &["HcclSetConfig", "rtDevBinaryRegister", "rtFunctionRegister"];
+
+/// `HcclSetConfig`: a setting of collective communication, of which there is none. Frameworks set
+/// it before their first tensor.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is C's")]
+pub extern "C" fn HcclSetConfig() -> i32 {
+    0
+}
 
 /// `rtDevBinaryRegister`: kernels are taken and never run.
 ///

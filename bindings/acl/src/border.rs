@@ -81,11 +81,17 @@ pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() ->
     answer
 }
 
-/// A call of a function that exists by name only.
+/// A call of a function that exists by name only. It leaves its message but not its code with the
+/// thread: frameworks call some of these to find out whether they exist, and would report the code
+/// with their next failure.
 pub(crate) fn absent(name: &'static str) {
     let text = "this function is not supported: it needs the vendor's kernels or another of its libraries. This \
                 library serves memory only.";
+    let last = LAST.try_with(Cell::get);
     failed(name, &Fault::new(code::RT_NOT_SUPPORTED, text));
+    if let Ok(last) = last {
+        let _ = LAST.try_with(|now| now.set(last));
+    }
 }
 
 /// Logs a line of the program.

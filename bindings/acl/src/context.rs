@@ -26,6 +26,8 @@ pub(crate) struct Context {
     primary: bool,
     /// The stream of calls that name none, made when it is first needed.
     pub(crate) default_stream: Mutex<Handle>,
+    /// The options that were set for it.
+    pub(crate) parameters: Mutex<BTreeMap<i32, i64>>,
 }
 
 static CONTEXTS: Handles<Arc<Context>, { kind::CONTEXT }> = Handles::new();
@@ -129,7 +131,8 @@ fn primary(user: i64, times: u64) -> Outcome<Handle> {
 }
 
 fn new(device: LogicalId, user: u32, primary: bool) -> Outcome<Handle> {
-    CONTEXTS.insert(Arc::new(Context { device, user, primary, default_stream: Mutex::new(Handle::NULL) }))
+    let (default_stream, parameters) = (Mutex::new(Handle::NULL), Mutex::default());
+    CONTEXTS.insert(Arc::new(Context { device, user, primary, default_stream, parameters }))
 }
 
 /// `aclrtSetDevice`.

@@ -130,6 +130,7 @@ exports! {
         aclrtCreateStream(stream: Out<Handle>) => stream::create;
         aclrtCreateStreamWithConfig(stream: Out<Handle>, priority: u32, flags: u32) => stream::create_with;
         aclrtCtxGetCurrentDefaultStream(stream: Out<Handle>) => stream::current_default;
+        aclrtCtxGetSysParamOpt(option: i32, value: Out<i64>) => settings::context_parameter;
         aclrtCtxSetSysParamOpt(option: i32, value: i64) => settings::set_context_parameter;
         aclrtDestroyContext(context: Handle) => context::destroy;
         aclrtDestroyEvent(event: Handle) => event::destroy;

@@ -218,20 +218,28 @@ pub fn set_parameter(option: i32, value: i64) -> Outcome {
     Ok(())
 }
 
-/// `aclrtCtxSetSysParamOpt`.
+/// `aclrtCtxSetSysParamOpt`: for the context, and for the process.
 pub fn set_context_parameter(option: i32, value: i64) -> Outcome {
     check_parameter(option)?;
-    context::current()?;
+    context::current_object()?.parameters.lock().insert(option, value);
     set_parameter(option, value)
 }
 
-/// `aclrtGetSysParamOpt`.
+/// `aclrtGetSysParamOpt`: 0 for an option that was never set.
 pub fn parameter(option: i32, value: Out<i64>) -> Outcome {
     let value = value.check("value")?;
     check_parameter(option)?;
+    value.write(PARAMETERS.lock().get(&option).copied().unwrap_or(0));
+    Ok(())
+}
+
+/// `aclrtCtxGetSysParamOpt`.
+pub fn context_parameter(option: i32, value: Out<i64>) -> Outcome {
     const NOT_SET: i32 = 107_021;
-    let set = PARAMETERS.lock().get(&option).copied();
-    value.write(set.ok_or_else(|| Fault::new(NOT_SET, format!("option {option} was not set.")))?);
+    let value = value.check("value")?;
+    check_parameter(option)?;
+    let set = context::current_object()?.parameters.lock().get(&option).copied();
+    value.write(set.ok_or_else(|| Fault::new(NOT_SET, format!("option {option} was not set for this context.")))?);
     Ok(())
 }
 

@@ -174,6 +174,24 @@ int main(void)
     /* promise: aclGetCannAttribute: newer chips */
     CHECK(newer == 1);
 
+    /* Options: 0 until they are set, for the process and for a context. */
+    int64_t option = -1;
+    OK(aclrtGetSysParamOpt(ACL_OPT_DETERMINISTIC, &option));
+    /* promise: aclrtGetSysParamOpt: 0 before it is set */
+    CHECK(option == 0);
+    IS(aclrtCtxGetSysParamOpt(ACL_OPT_DETERMINISTIC, &option), ACL_ERROR_RT_SYSPARAMOPT_NOT_SET);
+    OK(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 1));
+    OK(aclrtGetSysParamOpt(ACL_OPT_DETERMINISTIC, &option));
+    /* promise: aclrtCtxSetSysParamOpt: for the process too */
+    CHECK(option == 1);
+    OK(aclrtSetSysParamOpt(ACL_OPT_DETERMINISTIC, 2));
+    OK(aclrtCtxGetSysParamOpt(ACL_OPT_DETERMINISTIC, &option));
+    /* promise: aclrtSetSysParamOpt: not for the context */
+    CHECK(option == 1);
+    /* Of another library: frameworks set it before their first tensor. */
+    extern int HcclSetConfig(int, int64_t);
+    CHECK(HcclSetConfig(0, 0) == 0);
+
     /* What only a profiler or a compiler would use. */
     /* promise: aclGetCompileoptSize: an empty value */
     CHECK(aclGetCompileoptSize(ACL_PRECISION_MODE) == 1);
@@ -191,11 +209,14 @@ int main(void)
     /* promise: aclAppLog: more arguments than are read */
     aclAppLog(ACL_INFO, "main", "state.c", 1, "a line of the program's, %d", 7);
 
+    IS(aclrtDeviceCanAccessPeer(&can, 0, 0), ACL_ERROR_INVALID_PARAM);
     CHECK(aclCreateTensorDesc(ACL_FLOAT, 0, NULL, ACL_FORMAT_ND) == NULL);
     said = aclGetRecentErrMsg();
     CHECK(said != NULL && strstr(said, "aclCreateTensorDesc") != NULL && strstr(said, "not supported") != NULL);
     IS(aclopSetAttrBool(NULL, "a", 1), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
     CHECK(aclGetTensorDescNumDims(NULL) == 0);
+    /* A function that does not exist leaves the latest failure as it is. */
+    IS(aclrtGetLastError(ACL_RT_THREAD_LEVEL), ACL_ERROR_INVALID_PARAM);
 
     OK(aclrtResetDevice(0));
     IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
