@@ -15,18 +15,25 @@ use std::time::{Duration, Instant};
 /// The programs.
 #[derive(clap::Subcommand)]
 pub enum Compat {
-    /// PyTorch with its NPU back end, from the Python package index: about 7 GB the first time.
+    /// PyTorch with its NPU back end, from the Python package index: about 7 GB for each version.
     Torch(Torch),
 }
 
 /// Options of `compat torch`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  cargo xtask compat torch\n  \
-                  cargo xtask compat torch --driver 9.0.0 --part expandable")]
+                  cargo xtask compat torch --torch 2.9.0 --driver 9.0.0 --part expandable")]
 pub struct Torch {
-    /// The virtual environment. It is made, and the packages are installed, if it is not there.
+    /// Version of PyTorch; the newest release of its NPU back end is taken. Can be given several
+    /// times.
+    #[arg(long = "torch", value_name = "VERSION", default_values = VERSIONS)]
+    versions: Vec<String>,
+    /// Where the virtual environments are: one for each version, made if it is not there.
     #[arg(long, value_name = "DIR")]
-    venv: Option<PathBuf>,
+    venvs: Option<PathBuf>,
+    /// Remove each virtual environment after its run.
+    #[arg(long)]
+    remove: bool,
     /// Generation of the emulated driver. Can be given several times.
     #[arg(long = "driver", value_name = "GENERATION", default_values_t = [Generation::NEWEST, Generation::ALL[0]])]
     drivers: Vec<Generation>,
@@ -35,11 +42,20 @@ pub struct Torch {
     part: Option<String>,
 }
 
-/// What is installed, in two calls: the back end asks for a build of the framework that the index
-/// does not have, so it is installed without what it asks for.
-const PACKAGES: [&[&str]; 2] = [&["torch==2.9.0", "numpy", "pyyaml"], &["--no-deps", "torch_npu==2.9.0"]];
+/// The minor versions that run by default: those for which the back end has releases of this year.
+const VERSIONS: [&str; 8] = ["2.7.1", "2.8.0", "2.9.0", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.0"];
 
-/// Bytes that the packages need.
+/// What is installed, in two calls: the back end asks for a build of the framework that the index
+/// does not have, so it is installed without what it asks for. `.*` is the newest post release.
+fn packages(version: &str) -> [Vec<String>; 2] {
+    let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    [
+        list(&[&format!("torch=={version}"), "numpy", "pyyaml"]),
+        list(&["--no-deps", &format!("torch_npu=={version}.*")]),
+    ]
+}
+
+/// Bytes that the packages of a version need.
 const SPACE: u64 = 10 << 30;
 
 /// The parts of the script, each in a process of its own, and their environment.
@@ -68,9 +84,10 @@ pub fn run(command: Compat) -> ExitCode {
 
 fn torch(options: &Torch) -> Result<bool, String> {
     let place = crate::dist::target_directory()?.join("compat/torch");
-    std::fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
-    let venv = options.venv.clone().unwrap_or_else(|| place.join("venv"));
-    let python = environment(&venv)?;
+    let venvs = options.venvs.clone().unwrap_or_else(|| place.clone());
+    for directory in [&place, &venvs] {
+        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    }
     let tree = place.join("toolkit");
     toolkit::write(&tree, toolkit::RELEASE)?;
     let write = |name: &str, text: &str| {
@@ -79,25 +96,66 @@ fn torch(options: &Torch) -> Result<bool, String> {
     };
     let script = write("torch_steps.py", include_str!("compat/torch_steps.py"))?;
     let allocator = allocator(&place, &tree, &write("allocator.cpp", include_str!("compat/allocator.cpp"))?)?;
-    let mut passed = true;
-    for &generation in &options.drivers {
-        for (part, variables) in PARTS {
-            if options.part.as_deref().is_some_and(|only| only != part) {
-                continue;
-            }
-            outln!("driver {generation}, {part}");
-            let mut command = Command::new(&python);
-            command.arg(&script).arg(part).current_dir(&place).envs(variables.iter().copied());
-            command.env("LD_LIBRARY_PATH", tree.join("lib64")).env("ALLOCATOR", &allocator);
-            command.env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
-            for variable in ["ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"] {
-                command.env_remove(variable);
-            }
-            passed &= run_part(generation, &mut command)?;
+    let mut results = Vec::new();
+    for version in &options.versions {
+        let venv = venvs.join(format!("venv-{version}"));
+        let python = environment(&venv, version)?;
+        let installed = installed(&python)?;
+        outln!("{installed}");
+        let run = Run { place: &place, tree: &tree, script: &script, allocator: &allocator, python: &python };
+        let failed = run.parts(options)?;
+        results.push((installed, failed));
+        if options.remove {
+            std::fs::remove_dir_all(&venv).map_err(|error| format!("{}: {error}", venv.display()))?;
         }
     }
-    outln!("{}", if passed { "all steps passed" } else { "some steps FAILED" });
-    Ok(passed)
+    outln!("");
+    for (installed, failed) in &results {
+        outln!("{installed}: {}", if failed.is_empty() { "all steps passed".into() } else { failed.join(", ") });
+    }
+    Ok(results.iter().all(|(_, failed)| failed.is_empty()))
+}
+
+/// Everything that a run of the parts needs.
+struct Run<'a> {
+    place: &'a Path,
+    tree: &'a Path,
+    script: &'a Path,
+    allocator: &'a Path,
+    python: &'a Path,
+}
+
+impl Run<'_> {
+    /// Runs the parts on each driver. Returns those that failed.
+    fn parts(&self, options: &Torch) -> Result<Vec<String>, String> {
+        let mut failed = Vec::new();
+        for &generation in &options.drivers {
+            for (part, variables) in PARTS {
+                if options.part.as_deref().is_some_and(|only| only != part) {
+                    continue;
+                }
+                outln!("driver {generation}, {part}");
+                let mut command = Command::new(self.python);
+                command.arg(self.script).arg(part).current_dir(self.place).envs(variables.iter().copied());
+                command.env("LD_LIBRARY_PATH", self.tree.join("lib64")).env("ALLOCATOR", self.allocator);
+                command.env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+                for variable in ["ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"] {
+                    command.env_remove(variable);
+                }
+                if !run_part(generation, &mut command)? {
+                    failed.push(format!("{part} FAILED on {generation}"));
+                }
+            }
+        }
+        Ok(failed)
+    }
+}
+
+/// The versions that a virtual environment has.
+fn installed(python: &Path) -> Result<String, String> {
+    let asked = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in ('torch', 'torch_npu')))";
+    let output = Command::new(python).arg("-c").arg(asked).output().map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Runs one part on a driver of its own; whether it passed and left nothing.
@@ -144,8 +202,8 @@ fn run_part(generation: Generation, command: &mut Command) -> Result<bool, Strin
     Ok(passed && left.is_empty() && traps.is_empty())
 }
 
-/// The Python of a virtual environment that has the packages.
-fn environment(venv: &Path) -> Result<PathBuf, String> {
+/// The Python of a virtual environment that has the packages of a version.
+fn environment(venv: &Path, version: &str) -> Result<PathBuf, String> {
     let python = venv.join("bin/python");
     let has = |module: &str| {
         let asked = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
@@ -167,7 +225,7 @@ fn environment(venv: &Path) -> Result<PathBuf, String> {
     outln!("installing into {}", venv.display());
     let mut steps = vec![Command::new(interpreter)];
     steps[0].args(["-m", "venv"]).arg(venv);
-    for packages in PACKAGES {
+    for packages in packages(version) {
         let mut install = Command::new(&python);
         install.args(["-m", "pip", "install", "--quiet", "--no-cache-dir"]).args(packages);
         steps.push(install);
