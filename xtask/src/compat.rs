@@ -49,10 +49,7 @@ const VERSIONS: [&str; 8] = ["2.7.1", "2.8.0", "2.9.0", "2.10.0", "2.11.0", "2.1
 /// does not have, so it is installed without what it asks for. `.*` is the newest post release.
 fn packages(version: &str) -> [Vec<String>; 2] {
     let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    [
-        list(&[&format!("torch=={version}"), "numpy", "pyyaml"]),
-        list(&["--no-deps", &format!("torch_npu=={version}.*")]),
-    ]
+    [list(&[&format!("torch=={version}"), "numpy", "pyyaml"]), list(&["--no-deps", &format!("torch_npu=={version}.*")])]
 }
 
 /// Bytes that the packages of a version need.

@@ -122,11 +122,14 @@ fn alignment_of(size: u64) -> u64 {
     size.checked_next_power_of_two().map_or(Page::Giant.size(), |power| power.clamp(PAGE, Page::Giant.size()))
 }
 
+/// The size of the driver's largest reservation.
+const MOST: u64 = 128 << 30;
+
 fn not_reserved(error: Error, size: u64, wanted: Address) -> Box<Fault> {
     let fault = Box::<Fault>::from(error);
-    // The size is valid, and any address would do: the addresses are used up.
+    // The size is more than the driver's, or any address would do: the addresses are used up.
     match fault.code {
-        code::RT_PARAM_INVALID if wanted.0 == 0 && size <= 128 << 30 => fault.with_code(code::RT_MEMORY),
+        code::RT_PARAM_INVALID if wanted.0 == 0 || size > MOST => fault.with_code(code::RT_MEMORY),
         _ => fault,
     }
 }
@@ -206,7 +209,8 @@ fn outside(address: u64) -> Box<Fault> {
 
 fn other_size(size: u64, memory: &PhysicalMemory) -> Box<Fault> {
     let text = format!("the size is {size}, and the memory has {} bytes. Only all of it can be mapped.", memory.size());
-    Fault::new(code::RT_DRIVER, text)
+    // The kernel takes a size beyond the memory for a lack of memory.
+    Fault::new(if size > memory.size() { code::RT_MEMORY } else { code::RT_DRIVER }, text)
 }
 
 /// `aclrtUnmapMem`.

@@ -11,7 +11,7 @@ use crate::handles::Handle;
 use crate::host::{self, Pages};
 use crate::physical::Location;
 use crate::stream::{self, Task};
-use crate::{context, ipc, process};
+use crate::{context, ipc, malloc, process};
 use ascend_vmm::copy::{Rows, Slice, read_batch, write_batch};
 use ascend_vmm::{Error, ReserveOptions};
 use std::sync::Arc;
@@ -626,7 +626,8 @@ pub fn attributes(address: Address, attributes: Out<Attributes>) -> Outcome {
     match memory {
         Some(memory) => match memory.location() {
             ascend_vmm::Location::Device(device) => {
-                answer(Location::DEVICE, crate::devices::user_of(device), memory.page().size())
+                let page = malloc::page_of(address).unwrap_or(memory.page().size());
+                answer(Location::DEVICE, crate::devices::user_of(device), page)
             }
             ascend_vmm::Location::Host => answer(Location::HOST, 0, memory.page().size()),
         },

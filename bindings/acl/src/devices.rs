@@ -302,12 +302,17 @@ fn pair(device: i32, peer: i32) -> Outcome<(LogicalId, LogicalId)> {
     if device == peer {
         return Err(invalid(format!("device {device} is its own peer. Name two devices.")));
     }
-    Ok((by_user(device.into())?.logical, by_user(peer.into())?.logical))
+    let device = by_user(device.into())?.logical;
+    let peer = by_user(peer.into()).map_err(|fault| match fault.code {
+        code::RT_INVALID_DEVICE => fault.with_code(code::RT_PARAM_INVALID),
+        _ => fault,
+    })?;
+    Ok((device, peer.logical))
 }
 
 /// `aclrtDeviceCanAccessPeer`.
 pub fn can_access_peer(can: Out<i32>, device: i32, peer: i32) -> Outcome {
-    let can = can.check("canAccessPeer")?;
+    let can = can.check("canAccessPeer").map_err(|fault| fault.with_code(code::RT_PARAM_INVALID))?;
     let (device, peer) = pair(device, peer)?;
     can.write(discovery::can_access(device, peer)?.into());
     Ok(())

@@ -87,14 +87,22 @@ pub fn allocate_with(address: Out<Address>, size: u64, config: In<Config>) -> Ou
 /// `aclrtFreeHost`.
 pub fn free(address: Address) -> Outcome {
     let address = address.check("hostPtr")?;
+    if free_own(address) {
+        return Ok(());
+    }
+    Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")))
+}
+
+/// Frees memory that the library allocated. Returns whether there is some at this address.
+pub(crate) fn free_own(address: u64) -> bool {
     let mut known = KNOWN.lock();
     if known.get(&address).is_none_or(|known| known.own.is_none()) {
-        return Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")));
+        return false;
     }
     let freed = known.remove(&address);
     drop(known);
     drop(freed);
-    Ok(())
+    true
 }
 
 /// `aclrtFreeHostWithDevSync`: waits for the device first.

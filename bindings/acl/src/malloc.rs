@@ -7,7 +7,7 @@
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::{context, devices, ipc, process, stream};
+use crate::{addresses, context, copy, devices, host, ipc, process, stream};
 use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
 use parking_lot::{Mutex, RwLock};
@@ -20,6 +20,8 @@ static LARGE: Mutex<BTreeMap<u64, Large>> = Mutex::new(BTreeMap::new());
 struct Large {
     size: u64,
     device: LogicalId,
+    /// The page size that it was asked in.
+    page: u64,
     /// Dropping it unmaps and releases the memory.
     mapping: Mapping,
 }
@@ -121,11 +123,31 @@ fn allocate_padded(address: Out<Address>, size: usize, policy: i32, padding: u64
     let page = if is_giant(policy) { Page::Giant } else { Page::Huge };
     let device = context.device;
     let allocated = match page {
-        Page::Huge if size <= SMALL_SIZE => allocate_small(device, size),
-        _ => allocate_large(device, size, page),
+        Page::Huge if size <= SMALL_SIZE && !HUGE_ONLY.contains(&policy) => allocate_small(device, size),
+        _ if NORMAL_ONLY.contains(&policy) => allocate_large(device, size, page, NORMAL_PAGE),
+        _ => allocate_large(device, size, page, page.size()),
     };
     address.write(Address(allocated?));
     Ok(())
+}
+
+/// Policies that want pages of 2 MiB for every size, and ordinary pages for every size. The last of
+/// each is for memory that peers use, which is all memory here.
+const HUGE_ONLY: [i32; 2] = [1, 4];
+const NORMAL_ONLY: [i32; 2] = [2, 5];
+/// The page size that programs are told of blocks which the vendor's library has in ordinary pages.
+const NORMAL_PAGE: u64 = 4096;
+
+/// The page size of the block around an address, as the vendor's library would have it.
+pub(crate) fn page_of(address: u64) -> Option<u64> {
+    let large = LARGE.lock();
+    let around = large.range(..=address).next_back().filter(|(start, large)| address - *start < large.mapping.size());
+    if let Some((_, large)) = around {
+        return Some(large.page);
+    }
+    drop(large);
+    // The pools have all memory that is neither in a large block nor in a reservation.
+    (is_used() && addresses::reserved_at(address).is_none()).then_some(NORMAL_PAGE)
 }
 
 /// Policies that want pages of 1 GiB.
@@ -157,7 +179,7 @@ fn new_pool(device: LogicalId) -> Outcome<Pool> {
     Ok(pool)
 }
 
-fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
+fn allocate_large(device: LogicalId, size: u64, page: Page, told: u64) -> Outcome<u64> {
     let (target, session) = (process::device(device)?, process::session()?);
     let whole = size
         .checked_next_multiple_of(page.size())
@@ -168,7 +190,7 @@ fn allocate_large(device: LogicalId, size: u64, page: Page) -> Outcome<u64> {
     let reservation = session.reserve_with(whole, &options).map_err(no_memory)?;
     let mapping = reservation.map(0, &memory).map_err(no_memory)?;
     let start = mapping.address();
-    LARGE.lock().insert(start, Large { size, device, mapping });
+    LARGE.lock().insert(start, Large { size, device, page: told, mapping });
     Ok(start)
 }
 
@@ -185,9 +207,13 @@ pub(crate) fn trim() -> bool {
     pools.iter().any(|pool| pool.trim().is_ok_and(|bytes| bytes > 0))
 }
 
-/// `aclrtFree`: works without a context, and waits for no stream.
+/// `aclrtFree`: works without a context, and waits for no stream. It also frees memory of
+/// `aclrtMallocHost`, as the vendor's library does.
 pub fn free(address: Address) -> Outcome {
     let address = address.check("devPtr")?;
+    if !copy::is_drivers(address) {
+        return if host::free_own(address) { Ok(()) } else { Err(unknown(address)) };
+    }
     ipc::forget(address);
     // Large blocks begin where pages do.
     if address % Page::Huge.size() == 0 && free_large(address) {

@@ -30,6 +30,8 @@ impl Location {
     pub const DEVICE: i32 = 1;
     /// Host memory that the library does not know.
     pub const UNREGISTERED: i32 = 2;
+    /// Memory that moves between host and devices.
+    pub const MANAGED: i32 = 3;
     /// Memory of a NUMA node of the host.
     pub const HOST_NUMA: i32 = 4;
 }
@@ -124,10 +126,10 @@ impl Properties {
         if self.allocation_type != 0 {
             return Err(invalid("allocationType is not ACL_MEM_ALLOCATION_TYPE_PINNED, the only one there is."));
         }
+        let no_place = "location.type has no memory: use device (1), host (0) or NUMA (4).";
         let host = match self.location.kind {
-            Location::HOST | Location::HOST_NUMA => true,
-            Location::DEVICE => false,
-            _ => return Err(invalid("location.type has no memory: use device (1), host (0) or NUMA (4).")),
+            Location::UNREGISTERED | Location::MANAGED => return Err(invalid(no_place)),
+            place => place != Location::DEVICE,
         };
         if !host && matches!(self.attribute, 0 | 2 | 3 | 6 | 7) {
             return Err(invalid("memAttr is DDR, which is memory of the host. Use ACL_HBM_MEM_HUGE on a device."));
@@ -147,6 +149,10 @@ impl Properties {
                 )));
             }
         };
+        // Other numbers are refused by the vendor's inner layer, which sees them last.
+        if !matches!(self.location.kind, Location::DEVICE | Location::HOST | Location::HOST_NUMA) {
+            return Err(refused(no_place));
+        }
         Ok(Kind { page, memory })
     }
 }
@@ -180,13 +186,19 @@ fn enter(physical: Physical) -> Outcome<Handle> {
 
 fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMemory> {
     let Location { id, kind: place } = properties.location;
-    // The driver rounds up to whole pages.
     let page = kind.page.size();
+    // The vendor's library rounds up to 1 GiB, but not to 2 MiB.
     let rounded = size.checked_next_multiple_of(page).filter(|size| size / page <= u32::MAX.into());
+    let is_whole = kind.page == Page::Giant || rounded.is_none_or(|rounded| rounded == size);
+    let check_whole = || match is_whole {
+        true => Ok(()),
+        false => Err(Fault::new(code::RT_DRIVER, format!("{size} bytes are not a multiple of the page size, {page}."))),
+    };
     let too_much = || Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device or host has."));
     if place == Location::DEVICE {
         let device = devices::by_user(id.into())?.logical;
         reserved(properties)?;
+        check_whole()?;
         let (device, size) = (process::device(device)?, rounded.ok_or_else(too_much)?);
         let created = match device.create_with(size, kind) {
             // The pools may have had free pages.
@@ -201,6 +213,7 @@ fn create(size: u64, kind: Kind, properties: &Properties) -> Outcome<PhysicalMem
         return Err(unsupported(format!("location.id is {id} for the host. There is one host: pass 0.")));
     }
     reserved(properties)?;
+    check_whole()?;
     let (host, size) = (process::session()?.host()?, rounded.ok_or_else(too_much)?);
     let memory = match place {
         Location::HOST_NUMA => host.create_on_node(size, kind, id),

@@ -4,8 +4,8 @@ use crate::border::{In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::Handle;
 use crate::{context, devices, physical, process};
-use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, ShareableHandle, Source};
+use ascend_vmm::{Error, LogicalId};
 
 /// `aclrtMemSharedHandleType`.
 const PLAIN: i32 = 1;
@@ -68,9 +68,16 @@ pub fn trust(shareable: u64, processes: In<i32>, count: usize) -> Outcome {
             "{shareable:#x} is not a shareable handle of this process. Only the exporter can trust processes, \
              while it has the memory."
         );
-        Fault::new(code::RT_DRIVER, text)
+        Fault::new(code::RT_INVALID_HANDLE, text)
     })?;
-    Ok(export.trust(&processes)?)
+    match export.trust(&processes) {
+        // A process that does not exist cannot import, and the vendor's library takes it.
+        Err(Error::Invalid(_)) => processes.iter().try_for_each(|&process| match export.trust(&[process]) {
+            Err(Error::Invalid(_)) => Ok(()),
+            trusted => Ok(trusted?),
+        }),
+        trusted => Ok(trusted?),
+    }
 }
 
 /// `aclrtMemSetPidToShareableHandleV2`.

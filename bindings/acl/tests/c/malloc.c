@@ -90,6 +90,21 @@ int main(void)
     OK(aclrtFree(p));
     CHECK(free_memory() == idle);
 
+    /* Pages as the vendor's library has them: small blocks in ordinary ones, others as asked. */
+    static const struct { size_t size; aclrtMemMallocPolicy policy; uint32_t page; } pages[] = {
+        {4096, ACL_MEM_MALLOC_HUGE_FIRST, 4096},     {MIB - 32, ACL_MEM_MALLOC_HUGE_FIRST, 4096},
+        {MIB, ACL_MEM_MALLOC_HUGE_FIRST, 2 << 20},   {4096, ACL_MEM_MALLOC_HUGE_ONLY, 2 << 20},
+        {4096, ACL_MEM_MALLOC_NORMAL_ONLY, 4096},    {4 * MIB, ACL_MEM_MALLOC_NORMAL_ONLY, 4096},
+        {4096, ACL_MEM_MALLOC_HUGE_ONLY_P2P, 2 << 20},
+    };
+    for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+        OK(aclrtMalloc(&p, pages[i].size, pages[i].policy));
+        OK(aclrtPointerGetAttributes((char *)p + 100, &attributes));
+        /* promise: aclrtPointerGetAttributes: the page size */
+        CHECK(attributes.pageSize == pages[i].page);
+        OK(aclrtFree(p));
+    }
+
     /* Out of memory is one code, and the library goes on. */
     IS(aclrtMallocAlign32(&p, (size_t)1 << 40, ACL_MEM_MALLOC_HUGE_FIRST), ACL_ERROR_RT_MEMORY_ALLOCATION);
     const char *said = aclGetRecentErrMsg();

@@ -177,7 +177,9 @@ static void exporter(const char *program, enum way way)
             IS(aclrtMemExportToShareableHandle(handle, ACL_MEM_HANDLE_TYPE_NONE, 0, &message.shareable),
                ACL_ERROR_RT_DRV_INTERNAL_ERROR);
             if (way == LISTED) {
-                OK(aclrtMemSetPidToShareableHandle(message.shareable, &process, 1));
+                /* promise: aclrtMemSetPidToShareableHandle: one that does not exist is no error */
+                const int32_t listed[3] = {0x3fffff00, process, 0x3fffff01};
+                OK(aclrtMemSetPidToShareableHandle(message.shareable, (int32_t *)listed, 3));
             } else if (way == ANYONE) {
                 IS(aclrtMemSetPidToShareableHandle(message.shareable, &process, 1), ACL_ERROR_RT_NO_PERMISSION);
             }

@@ -252,10 +252,11 @@ int main(void)
     IS(aclrtReleaseMemAddress(base), ACL_ERROR_RT_PARAM_INVALID);
     CHECK(free_memory() == before);
 
-    /* Sizes that are no multiple of a page: rounded up, the same in both calls. */
+    /* Sizes that are no multiple of a page: only of addresses and mappings. */
     aclrtDrvMemHandle odd = NULL;
-    /* promise: aclrtMallocPhysical: odd sizes */
-    OK(aclrtMallocPhysical(&odd, 3 * MIB + 77, &prop, 0));
+    IS(aclrtMallocPhysical(&odd, 3 * MIB + 77, &prop, 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    /* promise: aclrtMallocPhysical: a multiple of the granularity */
+    OK(aclrtMallocPhysical(&odd, 4 * MIB, &prop, 0));
     OK(aclrtReserveMemAddress(&base, 3 * MIB + 77, 0, NULL, 0));
     OK(aclrtMapMem(base, 3 * MIB + 77, 0, odd, 0));
     OK(aclrtUnmapMem(base));
