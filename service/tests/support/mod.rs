@@ -1,0 +1,172 @@
+//! A service, its engines and what they write, for the tests.
+
+// Each test file is a crate of its own and uses only a part of this.
+#![allow(dead_code)]
+
+use ascend_emulator::Emulator;
+use ascend_vmm::{Device, LogicalId, Session};
+use ascend_vmm_service::protocol::Status;
+use ascend_vmm_service::{Client, DomainName, Mode, OpenOptions, Policy, Reader};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SOCKET: &str = "SERVICE_TEST_SOCKET";
+const POLICY: &str = "SERVICE_TEST_POLICY";
+const REPLACES: &str = "SERVICE_TEST_REPLACES";
+
+pub const MIB: u64 = 1 << 20;
+
+/// This test binary again, as another process of the service.
+fn process(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).stdin(Stdio::null());
+    command
+}
+
+fn policy() -> Policy {
+    Policy::from_toml(&std::env::var(POLICY).unwrap_or_default()).unwrap()
+}
+
+/// Not a test: the front's process. Without a keeper it does nothing.
+#[test]
+fn front_process() {
+    if let Some(path) = std::env::var_os(REPLACES) {
+        // It ends with its keeper, or when it is replaced.
+        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy());
+    } else if std::env::var_os("ASCEND_VMM_FRONT").is_some() {
+        let _ = ascend_vmm_service::run_front(policy());
+    }
+}
+
+/// Not a test: the keeper's process. Without a socket it does nothing.
+#[test]
+fn keeper_process() {
+    let Some(path) = std::env::var_os(SOCKET) else { return };
+    let listener = ascend_vmm_service::bind(Path::new(&path), &policy()).unwrap();
+    let session = Session::open().unwrap();
+    ascend_vmm_service::keep(session, &listener, || process("support::front_process"), || ()).unwrap();
+}
+
+/// A service, and its directory.
+pub struct Service {
+    pub keeper: Child,
+    pub directory: PathBuf,
+    policy: String,
+}
+
+impl Service {
+    pub fn start(policy: &str) -> Service {
+        let number = std::process::id();
+        let directory = std::env::temp_dir().join(format!("ascend-vmm-service-{number}"));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut command = process("support::keeper_process");
+        command.env(SOCKET, directory.join("socket")).env(POLICY, policy);
+        let service = Service { keeper: command.spawn().unwrap(), directory, policy: policy.into() };
+        service.status();
+        service
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(self.path())
+    }
+
+    /// The status of whichever front answers first.
+    pub fn status(&self) -> Status {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            match self.client().status() {
+                Ok(status) => return status,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn kill_front(&self) {
+        kill(Pid::from_raw(self.status().front), Signal::SIGKILL).unwrap();
+    }
+
+    pub fn kill_keeper(&mut self) {
+        self.keeper.kill().unwrap();
+        self.keeper.wait().unwrap();
+    }
+
+    /// Starts a front that takes over from the one that serves.
+    pub fn replace_front(&self) -> Child {
+        let before = self.status().front;
+        let mut command = process("support::front_process");
+        let child = command.env(REPLACES, self.path()).env(POLICY, &self.policy).spawn().unwrap();
+        while self.status().front == before {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(self.status().front, child.id() as i32);
+        child
+    }
+
+    /// Ends it, and waits until the driver has forgotten it.
+    pub fn end(mut self, emulator: &Emulator) {
+        self.kill_keeper();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !emulator.state().is_empty() {
+            assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+pub fn name(text: &str) -> DomainName {
+    text.parse().unwrap()
+}
+
+pub fn device() -> Device {
+    Session::open().unwrap().device(LogicalId(0)).unwrap()
+}
+
+pub fn options() -> OpenOptions {
+    OpenOptions::new().wait(Duration::from_secs(60))
+}
+
+/// The bytes of a tensor, which differ from those of every other.
+pub fn contents(key: &str, size: u64) -> Vec<u8> {
+    let seed = key.bytes().fold(7u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    (0..size).map(|at| seed.wrapping_add((at / 7) as u8)).collect()
+}
+
+/// Writes some tensors, one of them over the border of two allocations, and commits them.
+pub fn write_weights(client: &Client, device: &Device, domain: &DomainName, keys: &[&str]) -> Reader {
+    let mut writer = client.write(device, domain, Mode::Write, 64 * MIB, &options()).unwrap();
+    writer.allocate(2 * MIB, "first").unwrap();
+    for key in keys {
+        let size = MIB + 4096;
+        writer.put(key, size, key.as_bytes()).unwrap().write(&contents(key, size)).unwrap();
+    }
+    writer.commit().unwrap()
+}
+
+pub fn check_weights(reader: &Reader, keys: &[&str]) {
+    assert_eq!(reader.entries().len(), keys.len());
+    for key in keys {
+        let slice = reader.get(key).unwrap();
+        let mut bytes = vec![0; slice.size() as usize];
+        slice.read(&mut bytes).unwrap();
+        assert!(bytes == contents(key, slice.size()), "the bytes of {key}");
+        assert_eq!(reader.entries()[*key].value, key.as_bytes());
+    }
+}
+
+pub const KEYS: &[&str] = &["embed", "layer.0", "layer.1", "norm"];
