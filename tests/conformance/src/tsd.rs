@@ -93,6 +93,16 @@ pub fn start(pid: i32, sign: &[u8], device: u32) -> Vec<u8> {
     framed(body)
 }
 
+/// A message without fields of its own, about device 0.
+pub fn question(kind: u64, pid: i32) -> Vec<u8> {
+    let mut body = Vec::new();
+    number(&mut body, 2, kind);
+    let mut identity = Vec::new();
+    number(&mut identity, 1, pid as u64);
+    bytes(&mut body, 14, &identity);
+    framed(body)
+}
+
 /// The fields of a reply that a start needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reply {

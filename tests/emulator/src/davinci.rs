@@ -26,7 +26,7 @@ pub enum Module {
     Resmng,
     /// Resource map. Can be bound; every command is EINVAL.
     Rmo,
-    /// Memory statistics. Can be bound; every command is EINVAL.
+    /// Memory statistics of the device's processes.
     DpProcMng,
     /// Identity of devices and processes.
     Devmng,

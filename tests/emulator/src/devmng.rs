@@ -9,7 +9,7 @@
 //! (`drv_devmng_host/ascend910/devdrv_manager*.c`).
 
 use crate::caller::{Caller, Outcome};
-use crate::config::Phase;
+use crate::config::{Attachment, Phase};
 use crate::machine::Machine;
 use ascend_ioctl::command::number;
 use ascend_ioctl::devmng::{
@@ -25,9 +25,11 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Limit of registered processes per container, and for the host.
 const MAX_SIGNS: usize = 1024;
-/// Vendor, subsystem vendor, device and subsystem device of the PCI function.
-pub(crate) const PCI_IDS: [u32; 4] = [0x19E5, 0x19E5, 0xD802, 0x4000];
-const AI_CORES: u32 = 20;
+/// `mainboard_id` of cards on PCI Express. Made up.
+const MAINBOARD_PCIE: u32 = 0x2C;
+/// `mainboard_id` of cards on HCCS. Made up, but the driver takes 0x10 to 0x1F for boards whose
+/// devices reach each other through a switch.
+const MAINBOARD_HCCS: u32 = 0x10;
 /// The level of the kernel log at which the driver's modules start.
 const LOG_LEVEL: i32 = 3;
 
@@ -167,7 +169,7 @@ fn pcie_ids(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, Err
     let mut info: PcieIdInfo = get(caller, arg, Errno::ENODEV)?;
     let physical = undisturbed(machine, caller, info.logical)?;
     let (bus, slot, function) = Machine::pci(physical);
-    [info.vendor, info.subvendor, info.device, info.subdevice] = PCI_IDS;
+    [info.vendor, info.subvendor, info.device, info.subdevice] = machine.pci_ids();
     [info.bus, info.slot, info.function] = [bus, slot, function].map(u32::from);
     put(caller, arg, &info, Errno::ENODEV)
 }
@@ -182,26 +184,29 @@ fn device_info(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, 
         return Err(Errno::ENODEV);
     }
     let physical = undisturbed(machine, caller, logical)?;
-    let (chip, die) = Machine::chip(physical);
+    let (chip, die) = machine.chip(physical);
+    let kind = machine.kind();
+    let hccs = machine.config.attachment == Attachment::Hccs;
+    let mainboard = if hccs { MAINBOARD_HCCS } else { MAINBOARD_PCIE };
+    // Addresses are unified where devices of other servers can be reached.
+    let unified = u32::from(hccs || machine.config.super_pod);
     let mut soc = [0; 32];
     // The last byte stays a NUL.
     for (to, from) in soc[..31].iter_mut().zip(machine.config.chip.bytes()) {
         *to = from;
     }
-    // Core numbers, versions and frequencies are made up.
-    if bytes.len() == size_of::<DevInfo85>() {
-        let mut info =
-            DevInfo85 { device: logical, ai_core_num: AI_CORES, hardware_version: 0x0910_0B03, ..Default::default() };
-        (info.chip_id, info.die_id, info.mainboard_id, info.soc_version) = (chip, die, 0x2C, soc);
-        (info.ai_cpu_core_num, info.vector_core_num, info.ts_num) = (6, 2 * AI_CORES, 1);
-        put(caller, arg, &info, Errno::EFAULT)
-    } else {
-        let mut info =
-            DevInfo { device: logical, ai_core_num: AI_CORES, hardware_version: 0x0910_0B03, ..Default::default() };
-        (info.chip_id, info.die_id, info.mainboard_id, info.soc_version) = (chip, die, 0x2C, soc);
-        (info.ai_cpu_core_num, info.vector_core_num, info.ts_num) = (6, 2 * AI_CORES, 1);
-        put(caller, arg, &info, Errno::EFAULT)
+    // Frequencies and the bitmaps of cores are left 0. Both layouts have the same fields.
+    macro_rules! fill {
+        ($layout:ident) => {{
+            let mut info = $layout { device: logical, hardware_version: kind.hardware_version(), ..Default::default() };
+            (info.chip_id, info.die_id, info.mainboard_id, info.soc_version) = (chip, die, mainboard, soc);
+            (info.addr_mode, info.connect_type) = (unified, u32::from(hccs));
+            (info.ai_core_num, info.vector_core_num) = (kind.ai_cores, 2 * kind.ai_cores);
+            (info.ai_cpu_core_num, info.ts_num) = (kind.ai_cpus, 1);
+            put(caller, arg, &info, Errno::EFAULT)
+        }};
     }
+    if bytes.len() == size_of::<DevInfo85>() { fill!(DevInfo85) } else { fill!(DevInfo) }
 }
 
 fn device_status(machine: &mut Machine, caller: &Caller, arg: u64) -> Result<i64, Errno> {

@@ -13,7 +13,7 @@ use crate::hdc::Hdc;
 use crate::machine::Machine;
 use crate::state::{DeviceProcessState, FileState, State};
 use crate::svm::Svm;
-use crate::{uda, urd};
+use crate::{dp_proc_mng, uda, urd};
 use ascend_ioctl::command::{magic, number};
 use ascend_ioctl::{davinci as ioctl, hdc};
 use nix::errno::Errno;
@@ -199,6 +199,7 @@ impl Driver {
             Some(Module::Urd) => urd::ioctl(machine, caller, request, arg),
             Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
+            Some(Module::DpProcMng) => dp_proc_mng::ioctl(machine, caller, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }
     }

@@ -26,9 +26,11 @@
 
 pub mod caller;
 pub mod child;
+mod chip;
 pub mod config;
 pub mod davinci;
 mod devmng;
+mod dp_proc_mng;
 pub mod driver;
 pub mod fault;
 pub mod front;

@@ -7,7 +7,8 @@
 //! host process; memory needs it (see `tsd` for how it is started).
 
 use crate::caller::Caller;
-use crate::config::{Config, Daemon, DeviceProcess, Namespace, Phase, Place};
+use crate::chip::Chip;
+use crate::config::{Attachment, Config, Daemon, DeviceProcess, Namespace, Phase, Place};
 use crate::trap::Trap;
 use crate::uda::Tables;
 use crate::urd::PeerAccess;
@@ -224,14 +225,30 @@ impl Machine {
         (0x41u8.wrapping_add(2 * Machine::card(physical) as u8), 0, 0)
     }
 
-    /// Chip and die. Made up: one die per chip, as on Ascend 910B.
-    pub fn chip(physical: u32) -> (u32, u32) {
-        (Machine::card(physical) % 16, 0)
+    /// The chip of this host's devices.
+    pub(crate) fn kind(&self) -> Chip {
+        Chip::named(&self.config.chip)
+    }
+
+    /// Chip and die of a device: the ids of devices count the dies of all chips.
+    pub(crate) fn chip(&self, physical: u32) -> (u32, u32) {
+        let (card, dies) = (Machine::card(physical), self.kind().dies);
+        (card / dies % 16, card % dies)
+    }
+
+    /// Vendor, subsystem vendor, device and subsystem device of the PCI functions. The subsystem
+    /// device is made up.
+    pub(crate) fn pci_ids(&self) -> [u32; 4] {
+        let device = match self.config.attachment {
+            Attachment::Pcie => 0xD802,
+            Attachment::Hccs => 0xD803,
+        };
+        [0x19E5, 0x19E5, device, 0x4000]
     }
 
     /// The id in the super pod; from the low bits: physical id, die, chip and server.
     pub fn sdid(&self, physical: u32) -> u32 {
-        let (chip, die) = Machine::chip(physical);
+        let (chip, die) = self.chip(physical);
         physical | die << 16 | chip << 18 | self.config.server << 22
     }
 

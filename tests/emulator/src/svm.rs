@@ -71,6 +71,8 @@ const NOT_MODELLED: &str = "the emulated driver does not have this feature";
 enum Stop {
     /// Refused, with the reason for the kernel-log page.
     Refused(Errno, &'static str),
+    /// Refused with a positive number, which ioctl(2) returns.
+    Number(i64),
     /// It sleeps in the kernel until then. Nothing has changed yet.
     Sleep(Instant),
 }
@@ -167,6 +169,7 @@ impl Svm {
                 Ok(0).into()
             }
             Err(Stop::Sleep(until)) => Outcome::Sleep(until),
+            Err(Stop::Number(number)) => Ok(number).into(),
             Err(Stop::Refused(errno, why)) => {
                 let known = self.command(machine, command::number(request));
                 klog::refusal(caller, known, request, &argument, errno, why);
@@ -389,6 +392,9 @@ impl Call<'_, '_> {
             Op::Prefetch => self.prefetch(arg),
             Op::QueryMemUsedInfo => self.query_used(arg),
             Op::CheckMemInfo => self.check_info(arg),
+            Op::DbgVaStatus => self.address_status(arg),
+            Op::ProcessStatusQuery => self.process_status(arg),
+            Op::MapDevReserve => self.map_registers(arg),
             Op::ConvertAddr => self.convert_addr(arg),
             Op::DestroyAddr => self.destroy_addr(arg),
             Op::DestroyAddrBatch => self.destroy_addr_batch(arg),

@@ -26,6 +26,8 @@ mod kind {
     pub const CLOSED: i32 = 9;
     pub const GREETING: i32 = 32;
     pub const GREETED: i32 = 33;
+    pub const QUALITY: i32 = 38;
+    pub const QUALITY_IS: i32 = 39;
     pub const CAPABILITY: i32 = 40;
     pub const CAPABILITY_IS: i32 = 41;
     pub const PACKAGES: i32 = 69;
@@ -152,6 +154,9 @@ impl Dialogue {
                 self.asked = true;
                 (reply.kind, reply.capability) = (kind::CAPABILITY_IS, CAPABILITY_PACKAGES);
             }
+            // The class of service of the device process, in field 41. It is 0 here, which protobuf
+            // leaves out.
+            kind::QUALITY => reply.kind = kind::QUALITY_IS,
             kind::PACKAGES => reply.kind = kind::PACKAGES_TAKEN,
             kind::START if daemon == Daemon::HangsUp => return Said::HungUp,
             kind::START => {

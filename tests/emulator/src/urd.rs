@@ -9,7 +9,6 @@
 
 use crate::caller::{Caller, Outcome};
 use crate::config::Phase;
-use crate::devmng::PCI_IDS;
 use crate::machine::Machine;
 use ascend_ioctl::Generation;
 use ascend_ioctl::uda::{FIRST_VIRTUAL, MAX_PHYSICAL};
@@ -21,6 +20,7 @@ use ascend_ioctl::urd::{
 };
 use nix::errno::Errno;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Longest input and output.
@@ -38,7 +38,15 @@ const PROBE_LIST: (u32, u32) = (MAIN_BASIC, 39);
 const CUT: (u32, u32) = (MAIN_BASIC, 16);
 const PUBLISH: (u32, u32) = (MAIN_BASIC, 57);
 const PUBLISH_85: (u32, u32) = (0x60064, 0);
-/// Positive answers of the health feature.
+/// The next fault of a device, and all that it has. Their output may be longer than [`MAX_LENGTH`].
+const NEXT_FAULT: (u32, u32) = (MAIN_BASIC, 0);
+const FAULTS: (u32, u32) = (MAIN_BASIC, 28);
+/// Bytes of a fault, and of the list of 128.
+const FAULT: usize = 344;
+const FAULT_LIST: usize = 8 + 128 * FAULT;
+/// Longest wait for a fault, in milliseconds; -1 is for ever.
+const FAULT_WAIT: i32 = 30_000;
+/// Positive answers of the health feature, and of those about faults.
 const NO_DEVICE: i64 = 1;
 const NOT_READY: i64 = 7;
 const BAD_LENGTH: i64 = 8;
@@ -98,6 +106,8 @@ type QueryResult = Result<Vec<u8>, Refusal>;
 enum Refusal {
     Errno(Errno),
     Number(i64),
+    /// It waits until then, unless a signal interrupts it.
+    Wait(Instant),
 }
 
 impl From<Errno> for Refusal {
@@ -151,6 +161,7 @@ pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u
             errno.into()
         }
         Err(Refusal::Number(number)) => Outcome::Done(Ok(number)),
+        Err(Refusal::Wait(until)) => Outcome::Wait(until),
         Ok(mut output) => {
             output.resize(output_length, 0);
             // A null output is allowed with any length.
@@ -180,7 +191,8 @@ fn buffers(caller: &Caller, call: &CallArg) -> Result<(Vec<u8>, Vec<u8>), Errno>
     if !input.is_empty() {
         caller.memory.read(buffers.input, &mut input).map_err(|_| Errno::EFAULT)?;
     }
-    if buffers.output_length > MAX_LENGTH { Err(Errno::EINVAL) } else { Ok((filter, input)) }
+    let is_long = (key.main, key.sub) == FAULTS;
+    if buffers.output_length > MAX_LENGTH && !is_long { Err(Errno::EINVAL) } else { Ok((filter, input)) }
 }
 
 type Handler = fn(&mut Query) -> QueryResult;
@@ -209,7 +221,11 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     let named = |key: &Key| key.main == main && key.sub == sub && key.filter.as_bytes() == filter;
     let found = features.into_iter().find(|(key, there, _)| *there && named(key)).map(|(_, _, handler)| handler);
     let others = [CHIP_TYPE, PROBE_LIST, CUT, publish];
-    found.or((filter.is_empty() && others.contains(&(main, sub))).then_some(refused))
+    let of_faults: [((u32, u32), Handler); 2] = [(NEXT_FAULT, next_fault), (FAULTS, faults)];
+    let of_faults = of_faults.into_iter().find(|(key, _)| filter.is_empty() && *key == (main, sub));
+    found
+        .or(of_faults.map(|(_, handler)| handler))
+        .or((filter.is_empty() && others.contains(&(main, sub))).then_some(refused))
 }
 
 /// A positive answer if the caller may not use the feature.
@@ -223,7 +239,7 @@ fn access(machine: &mut Machine, caller: &Caller, key: (u32, u32)) -> Option<i32
         return Some(NOT_PERMITTED);
     }
     let not_here = (container && (key == CHIP_TYPE || key == PROBE_LIST || root_only))
-        || (cut && key == (P2P.main, P2P.sub))
+        || (cut && [(P2P.main, P2P.sub), NEXT_FAULT, FAULTS].contains(&key))
         || (key == CUT && machine.config.virtual_machine);
     not_here.then_some(NOT_SUPPORTED_HERE)
 }
@@ -269,13 +285,48 @@ fn health(call: &mut Query) -> QueryResult {
     }
 }
 
+/// The next fault: no emulated device has one, so that the wait ends with its time. The input is who
+/// asks, the time in milliseconds, and from 26.1 on the device (-1 for all) and a filter.
+fn next_fault(call: &mut Query) -> QueryResult {
+    let newest = call.machine.config.rest_of_driver() >= Generation::V26_1;
+    let length = if newest { 64 } else { 8 };
+    if call.input.len() != length || call.output_length != FAULT {
+        return Err(Refusal::Number(BAD_LENGTH));
+    }
+    let word = |at: usize| i32::from_ne_bytes(call.input[at..at + 4].try_into().unwrap_or_default());
+    let (source, time) = (word(0), word(4));
+    if !(0..=1).contains(&source) {
+        return Err(Refusal::Number(BAD_LENGTH));
+    }
+    if newest && word(8) != -1 {
+        call.machine.physical(call.caller, word(8) as u32)?;
+    }
+    match u64::try_from(time) {
+        Err(_) if time == -1 => Err(Refusal::Wait(Instant::now() + Duration::from_secs(3600))),
+        Ok(milliseconds) if time <= FAULT_WAIT => {
+            let end = call.caller.arrived + Duration::from_millis(milliseconds);
+            if Instant::now() < end { Err(Refusal::Wait(end)) } else { Err(Errno::ETIMEDOUT.into()) }
+        }
+        _ => Err(Refusal::Number(BAD_LENGTH)),
+    }
+}
+
+/// All faults of a device: none.
+fn faults(call: &mut Query) -> QueryResult {
+    if call.input.len() != 4 || call.output_length != FAULT_LIST {
+        return Err(Refusal::Number(BAD_LENGTH));
+    }
+    call.target().map_err(|_| Refusal::Number(NO_DEVICE))?;
+    Ok(Vec::new())
+}
+
 fn pcie_info(call: &mut Query) -> QueryResult {
     let size = size_of::<PcieInfo>();
     if call.input.len() != 4 || call.output_length < size {
         return Err(Errno::EINVAL.into());
     }
     let physical = call.target()?;
-    let [vendor, subvendor, device, subdevice] = PCI_IDS;
+    let [vendor, subvendor, device, subdevice] = call.machine.pci_ids();
     let (bus, slot, function) = Machine::pci(physical);
     let [bus, slot, function] = [bus, slot, function].map(u32::from);
     call.output(|length| length >= size, &PcieInfo { vendor, subvendor, device, subdevice, bus, slot, function })
@@ -346,7 +397,7 @@ fn probed(call: &mut Query) -> QueryResult {
 fn physical_info(call: &mut Query) -> QueryResult {
     let physical = call.input::<u32>()?;
     call.machine.device(physical).ok_or(Errno::EINVAL)?;
-    let (chip, die) = Machine::chip(physical);
+    let (chip, die) = call.machine.chip(physical);
     let size = size_of::<PhysicalInfo>();
     call.output(|length| length >= size, &PhysicalInfo { chip, die, ..Default::default() })
 }

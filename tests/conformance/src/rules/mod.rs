@@ -24,6 +24,7 @@ mod plain_memory;
 mod processes;
 mod register;
 mod rows;
+mod runtime_questions;
 mod segments;
 mod share;
 mod vendor_stack;
@@ -54,6 +55,7 @@ const ALL: &[&[Rule]] = &[
     segments::RULES,
     processes::RULES,
     vendor_stack::RULES,
+    runtime_questions::RULES,
     plain_memory::RULES,
     named::RULES,
     register::RULES,
@@ -74,7 +76,7 @@ mod tests {
     fn every_rule_has_a_name_of_its_own() {
         let names: BTreeSet<_> = rules().map(|rule| rule.name).collect();
         assert_eq!(names.len(), rules().count());
-        assert!(names.len() >= 801, "{}", names.len());
+        assert!(names.len() >= 817, "{}", names.len());
     }
 
     /// `function, file.c`: an identifier, and a path that ends in the name of a C file.

@@ -1,7 +1,8 @@
 //! ADVISE, PREFETCH (access for peers), and queries: QUERY_MEM_USEDINFO, CHECK_MEMINFO,
-//! MEM_MAP_CAP.
+//! MEM_MAP_CAP, DBG_VA_STATUS, PROCESS_STATUS_QUERY, and MAP_DEV_RESERVE, which asks a device for
+//! the address of its registers.
 
-use super::{Call, SvmResult, agent, put, refuse};
+use super::{Call, Stop, SvmResult, agent, put, refuse};
 use ascend_ioctl::svm::{self, Advice, Arg, GIANT_PAGE};
 use nix::errno::Errno;
 
@@ -10,6 +11,22 @@ const ADDRESSES: u32 = 1024;
 
 /// Kinds of units on the device that MEM_MAP_CAP knows.
 const UNITS: u32 = 10;
+
+/// The answers of DBG_VA_STATUS: an address without pages, with pages of the host, of a device.
+const STATUS_NOTHING: u32 = 1;
+const STATUS_HOST: u32 = 2;
+const STATUS_DEVICE: u32 = 4;
+
+/// The positive answer of PROCESS_STATUS_QUERY about any other process than the first of a device.
+const INVALID_VALUE: i64 = 3;
+/// What PROCESS_STATUS_QUERY knows: lack of memory, a page fault that failed, and how many did.
+const STATUSES: std::ops::RangeInclusive<u32> = 1..=3;
+
+/// Kinds of registers and buffers that MAP_DEV_RESERVE knows.
+const REGISTERS: u32 = 5;
+/// Where the emulated device has them. The device chooses the addresses; these are made up.
+const REGISTERS_START: u64 = 0xE100_0000_0000;
+const REGISTERS_SIZE: u64 = 1 << 20;
 
 impl Call<'_, '_> {
     /// ADVISE. Most advice has no effect on reservations, but the driver checks the range.
@@ -89,6 +106,51 @@ impl Call<'_, '_> {
         let giant = |size: u64| if self.machine.config.giant_pages { size / GIANT_PAGE * GIANT_PAGE } else { 0 };
         para.giant_total_size = giant(para.huge_total_size);
         para.giant_free_size = giant(para.huge_free_size);
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// DBG_VA_STATUS: what an address of a heap shows.
+    pub(super) fn address_status(&mut self, arg: &mut Arg) -> SvmResult {
+        let mut para: svm::DebugVaStatus = arg.para();
+        let Some(heap) = self.process.heap(para.address) else {
+            return refuse(Errno::EINVAL, "the address lies in no heap");
+        };
+        let mapping = heap.mapping(para.address).map(|it| (it.side == svm::SIDE_DEVICE, it.logical));
+        let pages = heap.pages(para.address).map(|run| (!run.is_host(), run.logical));
+        (para.mem_type, para.devid) = match mapping.or(pages) {
+            Some((true, logical)) => (STATUS_DEVICE, logical),
+            Some((false, _)) => (STATUS_HOST, 0),
+            None => (STATUS_NOTHING, 0),
+        };
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// PROCESS_STATUS_QUERY: what the device reported about its process. The emulated one reports
+    /// nothing, so that nothing has occurred.
+    pub(super) fn process_status(&mut self, arg: &mut Arg) -> SvmResult {
+        let mut para: svm::ProcessStatusQuery = arg.para();
+        if para.process_type != 0 {
+            return Err(Stop::Number(INVALID_VALUE));
+        }
+        if !STATUSES.contains(&para.pid_status) {
+            return refuse(Errno::EINVAL, "no such status");
+        }
+        para.status_result = 0;
+        put(arg, &para);
+        Ok(())
+    }
+
+    /// MAP_DEV_RESERVE: the device maps registers into its own process and answers their address.
+    pub(super) fn map_registers(&mut self, arg: &mut Arg) -> SvmResult {
+        let mut para: svm::MapDevReserve = arg.para();
+        if para.addr_type >= REGISTERS {
+            return refuse(Errno::EINVAL, "no such registers");
+        }
+        self.message(self.physical)?;
+        para.address = REGISTERS_START + u64::from(para.addr_type) * REGISTERS_SIZE;
+        para.len = REGISTERS_SIZE;
         put(arg, &para);
         Ok(())
     }

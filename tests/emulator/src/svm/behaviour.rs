@@ -72,14 +72,11 @@ pub fn counts_reservation(op: Op) -> bool {
 }
 
 /// Whether the model does what the driver's handler does. The driver has handlers for the rest too:
-/// pools, repair, managed memory of newer cards, questions for debugging.
+/// pools, repair, managed memory of newer cards.
 pub fn is_modelled(op: Op) -> bool {
     !matches!(
         op,
-        Op::ProcessStatusQuery
-            | Op::DbgVaStatus
-            | Op::MapDevReserve
-            | Op::MemRepair
+        Op::MemRepair
             | Op::SomaPoolCreate
             | Op::SomaPoolDestroy
             | Op::SomaPoolMalloc

@@ -539,6 +539,7 @@ impl Call<'_, '_> {
             match agent::link(self.machine, physical, self.caller.arrived) {
                 Ok(()) => {}
                 Err(Stop::Sleep(until)) => return Err(Stop::Sleep(until)),
+                Err(Stop::Number(_)) => {}
                 Err(Stop::Refused(..)) => return refuse(Errno::EFAULT, "the device did not answer the setup message"),
             }
             let Some(pid) = self.machine.companion(self.process.tgid, physical) else {
