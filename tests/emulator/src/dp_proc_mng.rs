@@ -28,6 +28,9 @@ struct MemStatsArg {
     used: [u64; 4],
 }
 
+/// Size of every command's argument.
+pub(crate) const ARGUMENT_SIZE: usize = size_of::<MemStatsArg>();
+
 /// ioctl(2) on a file that is bound to the module.
 pub(crate) fn ioctl(machine: &mut Machine, caller: &Caller, request: u32, arg: u64) -> Outcome {
     if arg == 0 || magic(request) != MAGIC || number(request) >= NUMBERS {

@@ -156,6 +156,7 @@ pub fn argument_size(module: &str, command: Option<&Command>, request: u32) -> u
         "URD" => size_of::<urd::CallArg>(),
         // The largest struct that all generations copy.
         "DEVMNG" => command.map_or(0, |it| it.layout().map_or(size_of::<u32>(), |layout| layout.size.min(312))),
+        "DP_PROC_MNG" => crate::dp_proc_mng::ARGUMENT_SIZE,
         _ => command.and_then(Command::layout).map_or(0, |layout| layout.size),
     }
 }

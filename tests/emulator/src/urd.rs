@@ -39,8 +39,8 @@ const CUT: (u32, u32) = (MAIN_BASIC, 16);
 const PUBLISH: (u32, u32) = (MAIN_BASIC, 57);
 const PUBLISH_85: (u32, u32) = (0x60064, 0);
 /// The next fault of a device, and all that it has. Their output may be longer than [`MAX_LENGTH`].
-const NEXT_FAULT: (u32, u32) = (MAIN_BASIC, 0);
-const FAULTS: (u32, u32) = (MAIN_BASIC, 28);
+pub(crate) const NEXT_FAULT: Key = Key { main: MAIN_BASIC, sub: 0, filter: "" };
+pub(crate) const FAULTS: Key = Key { main: MAIN_BASIC, sub: 28, filter: "" };
 /// Bytes of a fault, and of the list of 128.
 const FAULT: usize = 344;
 const FAULT_LIST: usize = 8 + 128 * FAULT;
@@ -191,7 +191,7 @@ fn buffers(caller: &Caller, call: &CallArg) -> Result<(Vec<u8>, Vec<u8>), Errno>
     if !input.is_empty() {
         caller.memory.read(buffers.input, &mut input).map_err(|_| Errno::EFAULT)?;
     }
-    let is_long = (key.main, key.sub) == FAULTS;
+    let is_long = (key.main, key.sub) == (FAULTS.main, FAULTS.sub);
     if buffers.output_length > MAX_LENGTH && !is_long { Err(Errno::EINVAL) } else { Ok((filter, input)) }
 }
 
@@ -202,8 +202,10 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     let newer = generation >= Generation::V9_0_0;
     let publish = if newer { PUBLISH } else { PUBLISH_85 };
     let refused: Handler = |_| Err(Errno::EINVAL.into());
-    let features: [(Key, bool, Handler); 14] = [
+    let features: [(Key, bool, Handler); 16] = [
         (HEALTH, true, health),
+        (NEXT_FAULT, true, next_fault),
+        (FAULTS, true, faults),
         (PCIE_INFO, true, pcie_info),
         (SPLIT_MODE, true, split_mode),
         (INIT_STATUS, true, init_status),
@@ -221,11 +223,7 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     let named = |key: &Key| key.main == main && key.sub == sub && key.filter.as_bytes() == filter;
     let found = features.into_iter().find(|(key, there, _)| *there && named(key)).map(|(_, _, handler)| handler);
     let others = [CHIP_TYPE, PROBE_LIST, CUT, publish];
-    let of_faults: [((u32, u32), Handler); 2] = [(NEXT_FAULT, next_fault), (FAULTS, faults)];
-    let of_faults = of_faults.into_iter().find(|(key, _)| filter.is_empty() && *key == (main, sub));
-    found
-        .or(of_faults.map(|(_, handler)| handler))
-        .or((filter.is_empty() && others.contains(&(main, sub))).then_some(refused))
+    found.or((filter.is_empty() && others.contains(&(main, sub))).then_some(refused))
 }
 
 /// A positive answer if the caller may not use the feature.
@@ -239,7 +237,7 @@ fn access(machine: &mut Machine, caller: &Caller, key: (u32, u32)) -> Option<i32
         return Some(NOT_PERMITTED);
     }
     let not_here = (container && (key == CHIP_TYPE || key == PROBE_LIST || root_only))
-        || (cut && [(P2P.main, P2P.sub), NEXT_FAULT, FAULTS].contains(&key))
+        || (cut && [P2P, NEXT_FAULT, FAULTS].iter().any(|of| key == (of.main, of.sub)))
         || (key == CUT && machine.config.virtual_machine);
     not_here.then_some(NOT_SUPPORTED_HERE)
 }
@@ -285,8 +283,8 @@ fn health(call: &mut Query) -> QueryResult {
     }
 }
 
-/// The next fault: no emulated device has one, so that the wait ends with its time. The input is who
-/// asks, the time in milliseconds, and from 26.1 on the device (-1 for all) and a filter.
+/// The next fault: no emulated device has one, so that the wait ends with its time. The input is
+/// who asks, the time in milliseconds, and from 26.1 on the device (-1 for all) and a filter.
 fn next_fault(call: &mut Query) -> QueryResult {
     let newest = call.machine.config.rest_of_driver() >= Generation::V26_1;
     let length = if newest { 64 } else { 8 };

@@ -229,6 +229,8 @@ pub const KEYS: &[(&str, urd::Key)] = &[
     ("SPOD_INFO", urd::SPOD_INFO),
     ("UDIS_GET", urd::UDIS_GET),
     ("UDIS_GET", urd::UDIS_GET_85),
+    ("NEXT_FAULT", crate::urd::NEXT_FAULT),
+    ("FAULTS", crate::urd::FAULTS),
 ];
 
 fn read(memory: &dyn Memory, address: u64, length: u64) -> Option<String> {
