@@ -16,12 +16,12 @@ mod status;
 mod tests;
 mod versions;
 
-use crate::journal::{Record, Token};
-use crate::layout::{Allocation, Layout, PageSize};
+use crate::journal::{Record, STATE, Token};
+use crate::layout::{Allocation, ENTRY_BYTES, Entry, Layout, METADATA_MAX, PageSize};
 use crate::name::DomainName;
 use crate::policy::{Peer, Policy};
-use crate::protocol::{Answer, Code, Event, Mode, PAGE_MAX, Request, ServiceError, VERSION};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::protocol::{Answer, Code, Event, Mode, PAGE_MAX, Request, ServiceError, VERSION, Waiting};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use versions::page_of;
@@ -56,6 +56,8 @@ pub(crate) enum Order {
     Trust { client: ClientId, process: i32, ids: Vec<u64> },
     /// How much memory is free.
     Memory { device: u32 },
+    /// An answer, as a sign of life.
+    Ping,
 }
 
 /// What the keeper answers.
@@ -67,8 +69,8 @@ pub(crate) enum Kept {
     Created { handle: u64, ticket: Vec<u8> },
     /// Bytes of a device.
     Memory { free: u64, total: u64 },
-    /// There is not enough memory.
-    OutOfMemory { free: Option<u64>, text: String },
+    /// There is not enough memory. Bytes of the device, if they are known.
+    OutOfMemory { free: Option<u64>, total: Option<u64>, text: String },
     /// It was refused.
     Refused { text: String },
 }
@@ -93,6 +95,7 @@ struct Held {
     domain: DomainName,
 }
 
+/// A version of a domain.
 #[derive(Debug)]
 struct Committed {
     layout: Rc<Layout>,
@@ -108,11 +111,13 @@ struct Domain {
     device: Option<u32>,
     committed: Option<Committed>,
     /// Versions that were replaced and are still read.
-    older: BTreeMap<u64, Rc<Layout>>,
+    older: BTreeMap<u64, Committed>,
     writer: Option<ClientId>,
     readers: BTreeMap<ClientId, u64>,
     /// Clients whose open waits, oldest first.
     queue: VecDeque<ClientId>,
+    /// Readers that wait with their waking for a writer in place.
+    waking: Vec<ClientId>,
     /// Clients that wait for a newer version.
     watchers: Vec<ClientId>,
 }
@@ -125,6 +130,11 @@ impl Domain {
             && self.readers.is_empty()
             && self.queue.is_empty()
             && self.watchers.is_empty()
+    }
+
+    /// A version that is served or still read.
+    fn version(&self, version: u64) -> Option<&Committed> {
+        self.committed.as_ref().filter(|it| it.version == version).or_else(|| self.older.get(&version))
     }
 
     /// The number of those who read a version.
@@ -147,6 +157,10 @@ struct Role {
     lends: bool,
     /// A writer that may have written to committed memory.
     began: bool,
+    /// A reader that has given its import back.
+    asleep: bool,
+    /// Bytes of keys and values that were put.
+    metadata: usize,
 }
 
 impl Role {
@@ -156,6 +170,7 @@ impl Role {
 
     fn name(&self) -> &'static str {
         match self.mode {
+            Mode::Read if self.asleep => "asleep",
             Mode::Read => "reader",
             Mode::Update => "updater",
             _ => "writer",
@@ -166,9 +181,27 @@ impl Role {
 /// What a client waits for.
 #[derive(Debug)]
 enum Wait {
-    Role { domain: DomainName, mode: Mode, device: u32, allow_update: bool, lends: bool },
-    Memory { size: u64, page: PageSize, tag: String, tried: bool },
-    Version { domain: DomainName, newer_than: u64 },
+    Role {
+        domain: DomainName,
+        mode: Mode,
+        device: u32,
+        allow_update: bool,
+        lends: bool,
+    },
+    /// `told` is what the client was told last.
+    Memory {
+        size: u64,
+        page: PageSize,
+        tag: String,
+        told: Option<Waiting>,
+    },
+    Wake {
+        domain: DomainName,
+    },
+    Version {
+        domain: DomainName,
+        newer_than: u64,
+    },
     Keeper,
 }
 
@@ -179,6 +212,8 @@ struct Client {
     program: String,
     /// False for the role of a connection that ended with an earlier front.
     connected: bool,
+    /// Such a role ends with its process, and not with the time.
+    watched: bool,
     role: Option<Role>,
     wait: Option<(Wait, Option<Instant>)>,
     /// Reclaims that it has not answered, with their deadlines.
@@ -192,6 +227,7 @@ enum Pending {
     Create { client: ClientId, allocation: Allocation, user: u32, domain: DomainName, device: u32 },
     Trust { client: ClientId, ids: Vec<u64> },
     Memory { device: u32 },
+    Ping { client: ClientId },
     Release,
 }
 
@@ -214,6 +250,10 @@ pub(crate) struct Books {
     clients: HashMap<ClientId, Client>,
     held: HashMap<u64, Held>,
     pending: HashMap<u64, Pending>,
+    /// Processes that were put on the driver's lists, by version.
+    listed: HashMap<u64, BTreeSet<i32>>,
+    /// The keeper is gone, and with it all memory that nobody maps.
+    orphaned: bool,
     /// Clients that wait for memory, oldest first, by device.
     hungry: HashMap<u32, VecDeque<ClientId>>,
     events: VecDeque<Event>,
@@ -255,6 +295,8 @@ impl Books {
             clients: HashMap::new(),
             held: HashMap::new(),
             pending: HashMap::new(),
+            listed: HashMap::new(),
+            orphaned: false,
             hungry: HashMap::new(),
             events: VecDeque::new(),
             last_event: 0,
@@ -280,6 +322,7 @@ impl Books {
                 process: 0,
                 program: String::new(),
                 connected: true,
+                watched: false,
                 role: None,
                 wait: None,
                 asked: BTreeMap::new(),
@@ -311,18 +354,15 @@ impl Books {
         }
         match request {
             Request::Hello { version, process, program } => self.hello(id, version, process, program),
-            Request::Open { domain, mode, device, wait_ms, allow_update, lends } => {
+            Request::Open { domain, mode, device, identity, wait_ms, allow_update, lends } => {
+                self.check_device(device, &identity)?;
                 self.open(id, Wait::Role { domain, mode, device, allow_update, lends }, wait_ms, now)
             }
+            Request::Close {} => self.close(id, now),
             Request::Resume { token } => self.resume(id, &token),
             Request::Allocate { size, page, tag, wait_ms } => self.allocate(id, size, page, tag, wait_ms, now),
             Request::Free { allocations } => self.free(id, &allocations),
-            Request::Put { entries } => {
-                let role = writer(client)?;
-                let put = Rc::make_mut(&mut role.layout).put(entries);
-                put.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing of this request was put"))?;
-                Ok(Some(Answer::Done {}))
-            }
+            Request::Put { entries } => put(writer(client)?, entries),
             Request::Begin {} => self.begin(id),
             Request::Commit {} => self.commit(id),
             Request::Allocations { from } => {
@@ -343,13 +383,23 @@ impl Books {
                 Ok(Some(Answer::Done {}))
             }
             Request::Remove { domain } => self.remove(id, &domain),
-            Request::Ping {} => Ok(Some(Answer::Done {})),
+            Request::Sleep {} => self.sleep(id),
+            Request::Wake { wait_ms } => self.wake(id, wait_ms, now),
+            Request::Ping {} => self.ping(id),
             Request::Status {} => Ok(Some(Answer::Status(self.status(now)))),
             Request::Events { after } => {
                 let events = self.events.iter().filter(|event| event.number > after).take(PAGE_MAX).cloned().collect();
                 Ok(Some(Answer::Events { events }))
             }
-            Request::Replace {} => {
+            Request::Replace { state } => {
+                if self.orphaned {
+                    return Err(keeper_gone());
+                }
+                if state < STATE {
+                    let problem =
+                        format!("the state of this service has version {STATE}, and the new front reads {state}");
+                    return Err(error(Code::Invalid, problem, "use a newer program"));
+                }
                 if client.peer.user != 0 && client.peer.user != nix::unistd::getuid().as_raw() {
                     let problem = format!("user {} may not replace the service", client.peer.user);
                     return Err(error(Code::Forbidden, problem, "its own user and root may"));
@@ -423,7 +473,7 @@ impl Books {
         for (name, process) in silent {
             self.event(Some(&name), format!("process {process} was asked for memory and did not answer"));
         }
-        let abandoned = |client: &Client| !client.connected && client.since <= now;
+        let abandoned = |client: &Client| !client.connected && !client.watched && client.since <= now;
         let abandoned: Vec<_> = self.clients.iter().filter(|(_, it)| abandoned(it)).map(|(id, _)| *id).collect();
         for id in abandoned {
             let mut effects = std::mem::take(&mut self.effects);
@@ -447,6 +497,11 @@ impl Books {
                 self.leave_queue(id, &domain);
                 self.admit(&domain);
                 Some(error(Code::Timeout, reason, "wait longer, or end who uses it (`service top` shows who)"))
+            }
+            Wait::Wake { domain } => {
+                self.leave_queue(id, &domain);
+                let reason = self.obstacle(&domain, Mode::Read);
+                Some(error(Code::Timeout, reason, "wait longer: it is asleep as before"))
             }
             Wait::Version { domain, newer_than } => {
                 if let Some(it) = self.domains.get_mut(&domain) {
@@ -473,7 +528,7 @@ impl Books {
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         let waits = self.clients.values().flat_map(|client| {
             let until = client.wait.as_ref().and_then(|(_, until)| *until);
-            let abandoned = (!client.connected).then_some(client.since);
+            let abandoned = (!client.connected && !client.watched).then_some(client.since);
             until.into_iter().chain(abandoned).chain(client.asked.values().copied())
         });
         waits.chain(self.retry).min()
@@ -487,6 +542,33 @@ impl Books {
         }
         self.events.push_back(Event { number: self.last_event, time: unix_time(), domain: domain.cloned(), text });
     }
+}
+
+/// The answer to a request that waits for something other than memory.
+fn waiting(reason: String) -> Answer {
+    Answer::Waiting(Waiting { reason, before: 0, wanted: 0, free: 0 })
+}
+
+/// The driver's owner of the memory is gone.
+pub(crate) fn keeper_gone() -> ServiceError {
+    let remedy = "keep what is mapped: nothing new can be allocated; start the service, and load anew";
+    error(Code::KeeperGone, "the process that owns the memory is gone", remedy)
+}
+
+fn put(role: &mut Role, entries: Vec<(String, Entry)>) -> Outcome {
+    let weight = |key: &str, entry: &Entry| key.len() + entry.value.len() + ENTRY_BYTES;
+    let added: usize = entries.iter().map(|(key, entry)| weight(key, entry)).sum();
+    let existing = entries.iter().filter_map(|(key, _)| role.layout.entries.get_key_value(key));
+    let replaced: usize = existing.map(|(key, entry)| weight(key, entry)).sum();
+    let metadata = (role.metadata + added).saturating_sub(replaced);
+    if metadata > METADATA_MAX {
+        let problem = format!("entries: keys and values of a layout have at most {METADATA_MAX} bytes");
+        return Err(error(Code::Invalid, problem, "nothing of this request was put: use shorter values"));
+    }
+    let put = Rc::make_mut(&mut role.layout).put(entries);
+    put.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing of this request was put"))?;
+    role.metadata = metadata;
+    Ok(Some(Answer::Done {}))
 }
 
 fn any_role(client: &mut Client) -> Result<&mut Role, ServiceError> {

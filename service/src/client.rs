@@ -13,14 +13,15 @@ mod writer;
 
 use crate::layout::PageSize;
 use crate::name::DomainName;
-use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status};
+use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
 use ascend_vmm::Device;
 use line::{ANSWER, Line, Role, done, strange};
 pub use reader::Reader;
 use reader::reader;
-use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 pub use writer::Writer;
 use writer::writer;
 
@@ -62,6 +63,9 @@ pub enum Error {
         /// The key.
         key: String,
     },
+    /// The object was made in another process, before a fork.
+    #[error("the role in {0} belongs to the process that opened it, and not to its child; open it again here")]
+    Forked(String),
     /// The memory is not mapped.
     #[error("{0} is asleep; wake it first")]
     Asleep(DomainName),
@@ -89,6 +93,7 @@ pub struct OpenOptions {
     lends: bool,
     page: PageSize,
     program: String,
+    progress: Progress,
 }
 
 impl Default for OpenOptions {
@@ -101,6 +106,7 @@ impl Default for OpenOptions {
             lends: false,
             page: PageSize::Huge,
             program: program.unwrap_or_default(),
+            progress: Progress::default(),
         }
     }
 }
@@ -135,10 +141,30 @@ impl OpenOptions {
         self
     }
 
+    /// Called with what a request waits for, and again whenever that changes: who writes, how much
+    /// memory is free, how many are served before. A panic in it reaches the caller after the
+    /// request was answered, so that nothing is half done.
+    pub fn progress(mut self, progress: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.progress = Progress(Some(Arc::new(progress)));
+        self
+    }
+
     /// What this program is called in lists: its rank, for instance.
     pub fn program(mut self, program: impl Into<String>) -> Self {
         self.program = program.into();
         self
+    }
+}
+
+type ProgressFn = dyn Fn(&Waiting) + Send + Sync;
+
+/// A function that is told what a request waits for.
+#[derive(Clone, Default)]
+struct Progress(Option<Arc<ProgressFn>>);
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Progress" } else { "None" })
     }
 }
 
@@ -171,7 +197,7 @@ impl Client {
     ///
     /// [`Code::Timeout`], [`Code::Dirty`], [`Code::OtherDevice`] and others of the service.
     pub fn read(&self, device: &Device, domain: &DomainName, options: &OpenOptions) -> Result<Reader> {
-        reader(Role::open(&self.path, device, domain, Mode::Read, options)?, device)
+        reader(Role::open(&self.path, device, domain, Mode::Read, options)?, device, options)
     }
 
     /// Writes a new layout in new memory of at most `capacity` bytes. With [`Mode::Discard`] what
@@ -208,7 +234,7 @@ impl Client {
         if role.writes {
             writer(role, device, capacity, options).map(Opened::Writer)
         } else {
-            reader(role, device).map(Opened::Reader)
+            reader(role, device, options).map(Opened::Reader)
         }
     }
 
@@ -247,6 +273,6 @@ impl Client {
 
     /// A connection without a role. The number of the process counts for imports only.
     fn line(&self) -> Result<Line> {
-        Line::connect(&self.path, std::process::id() as i32, &OpenOptions::default().program)
+        Line::connect(&self.path, std::process::id() as i32, &OpenOptions::default())
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::books::{Books, ClientId, Effect, Order};
 use crate::journal::{Journal, Token};
-use crate::keeper::KeeperLink;
+use crate::link::KeeperLink;
 use crate::policy::{Peer, Policy};
 use crate::protocol::{self, Answer, Code, Request, ServiceError};
 use nix::errno::Errno;
@@ -61,11 +61,15 @@ pub(crate) struct Front {
     /// Bytes of the journal when it was written anew.
     compact: u64,
     connections: BTreeMap<ClientId, Connection>,
+    /// Processes with a role that have not come back to this front.
+    absent: BTreeMap<ClientId, OwnedFd>,
     orders: VecDeque<(u64, Order)>,
     clients: usize,
     last_client: u64,
     look: Instant,
     handed_over: bool,
+    /// The keeper is gone, and what somebody maps can still be read.
+    orphaned: bool,
 }
 
 impl Front {
@@ -75,7 +79,9 @@ impl Front {
         let now = Instant::now();
         let clients = policy.clients;
         let front = std::process::id() as i32;
-        let mut books = Books::new(policy, inventory.npus, inventory.keeper, front, random);
+        let mut npus = inventory.npus;
+        npus.retain(|npu| policy.devices.is_empty() || policy.devices.contains(&npu.physical));
+        let mut books = Books::new(policy, npus, inventory.keeper, front, random);
         let mut effects = Vec::new();
         if let Some(journal) = inventory.journal {
             let (_, records) = Journal::read(File::from(journal))?;
@@ -89,18 +95,28 @@ impl Front {
             journal: Journal::create()?,
             compact: 0,
             connections: BTreeMap::new(),
+            absent: BTreeMap::new(),
             orders: VecDeque::new(),
             clients,
             last_client: 0,
             look: now,
             handed_over: false,
+            orphaned: false,
         };
-        front.rewrite_journal()?;
+        // The keeper has answered, so it can take the journal.
+        front.rewrite_journal(MsgFlags::empty())?;
         front.carry_out(effects)?;
+        for (id, pid, start) in front.books.absentees() {
+            // The number may have another process by now; that one started later.
+            if let Some(pidfd) = pidfd_of(pid).filter(|_| start != 0 && started(pid) == start) {
+                front.books.watch(id);
+                front.absent.insert(id, pidfd);
+            }
+        }
         Ok(front)
     }
 
-    /// Serves until the keeper is gone or another front takes over.
+    /// Serves until another front takes over, or the keeper is gone and nobody has a role any more.
     pub(crate) fn run(mut self) -> io::Result<Ended> {
         loop {
             let ready = self.wait()?;
@@ -113,7 +129,13 @@ impl Front {
                             self.carry_out(effects)?;
                         }
                         Ok(None) => break,
-                        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return self.without_keeper(),
+                        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                            self.orphaned = true;
+                            self.orders.clear();
+                            let effects = self.books.orphan();
+                            self.carry_out(effects)?;
+                            break;
+                        }
                         Err(error) => return Err(error),
                     }
                 }
@@ -127,6 +149,15 @@ impl Front {
             for id in ready.writable {
                 self.write(id);
             }
+            for id in ready.dead {
+                self.bury(id, now)?;
+            }
+            for id in ready.absent {
+                self.absent.remove(&id);
+                // Nothing happens if it has come back meanwhile.
+                let effects = self.books.disconnect(id, now);
+                self.carry_out(effects)?;
+            }
             let effects = self.books.tick(now);
             self.carry_out(effects)?;
             self.end_the_slow(now)?;
@@ -134,29 +165,38 @@ impl Front {
             if self.handed_over {
                 return Ok(Ended::Replaced);
             }
-            if !self.connections.is_empty() && self.look <= now {
+            if self.orphaned && !self.books.has_roles() {
+                return Ok(Ended::KeeperGone);
+            }
+            if !self.connections.is_empty() && self.look <= now && !self.orphaned {
                 self.look = now + LOOK;
                 let effects = self.books.look_at_memory();
                 self.carry_out(effects)?;
             }
             self.send_orders()?;
             let grown = self.journal.length() > SHORT_JOURNAL && self.journal.length() > 2 * self.compact;
-            if grown && self.orders.is_empty() {
-                self.rewrite_journal()?;
+            if grown && self.orders.is_empty() && !self.orphaned {
+                self.rewrite_journal(MsgFlags::MSG_DONTWAIT)?;
             }
         }
     }
 
     fn wait(&self) -> io::Result<Ready> {
-        let mut polled = vec![
-            PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
-            PollFd::new(
-                self.link.as_fd(),
-                if self.orders.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT },
-            ),
-        ];
+        let orders = if self.orders.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
+        // The end of the keeper would be reported for ever.
+        let (link, events) = match self.orphaned {
+            true => (self.listener.as_fd(), PollFlags::empty()),
+            false => (self.link.as_fd(), PollFlags::POLLIN | orders),
+        };
+        let mut polled = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN), PollFd::new(link, events)];
         let mut ids = Vec::new();
         for (id, connection) in &self.connections {
+            // A copy of the socket in a child does not keep the role of a process that ended.
+            let (process, events) = match &connection.pidfd {
+                Some(pidfd) => (pidfd.as_fd(), PollFlags::POLLIN),
+                None => (connection.socket.as_fd(), PollFlags::empty()),
+            };
+            polled.push(PollFd::new(process, events));
             let mut events = PollFlags::empty();
             if self.listens(*id, connection) {
                 events |= PollFlags::POLLIN;
@@ -167,8 +207,10 @@ impl Front {
             polled.push(PollFd::new(connection.socket.as_fd(), events));
             ids.push(*id);
         }
+        let first_absent = polled.len();
+        polled.extend(self.absent.values().map(|pidfd| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
         let slow = self.connections.values().filter_map(|connection| connection.unfinished).min();
-        let look = (!self.connections.is_empty()).then_some(self.look);
+        let look = (!self.connections.is_empty() && !self.orphaned).then_some(self.look);
         let next = [self.books.next_tick(), slow.map(|since| since + PATIENCE), look].into_iter().flatten().min();
         let timeout = match next {
             None => PollTimeout::NONE,
@@ -184,13 +226,19 @@ impl Front {
         }
         let ready = |at: usize, events: PollFlags| polled[at].revents().is_some_and(|it| it.intersects(events));
         let ended = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-        let of =
-            |events: PollFlags| ids.iter().enumerate().filter(move |(at, _)| ready(at + 2, events)).map(|(_, id)| *id);
+        let of = |place: usize, events: PollFlags| {
+            ids.iter().enumerate().filter(move |(at, _)| ready(2 * at + place, events)).map(|(_, id)| *id)
+        };
         Ok(Ready {
             listener: ready(0, PollFlags::POLLIN),
-            keeper: ready(1, PollFlags::POLLIN | ended),
-            readable: of(PollFlags::POLLIN | ended).collect(),
-            writable: of(PollFlags::POLLOUT).collect(),
+            keeper: !self.orphaned && ready(1, PollFlags::POLLIN | ended),
+            absent: (self.absent.keys().enumerate())
+                .filter(|(at, _)| ready(first_absent + at, PollFlags::POLLIN))
+                .map(|(_, id)| *id)
+                .collect(),
+            dead: of(2, PollFlags::POLLIN).collect(),
+            readable: of(3, PollFlags::POLLIN | ended).collect(),
+            writable: of(3, PollFlags::POLLOUT).collect(),
         })
     }
 
@@ -235,7 +283,7 @@ impl Front {
             self.last_client += 1;
             let id = ClientId(self.last_client);
             let groups = groups_of(pid);
-            self.books.connect(id, Peer { pid, user, groups, container: container_of(pid) }, now);
+            self.books.connect(id, Peer { pid, start: started(pid), user, groups, container: container_of(pid) }, now);
             self.connections.insert(id, connection);
         }
     }
@@ -278,18 +326,34 @@ impl Front {
         self.serve(id, now)
     }
 
+    /// Serves what a process has sent before it ended, and ends its connection.
+    fn bury(&mut self, id: ClientId, now: Instant) -> io::Result<()> {
+        while self.connections.get(&id).is_some_and(|connection| self.listens(id, connection)) {
+            let before = self.connections.get(&id).map(|connection| connection.input.len());
+            self.read(id, now)?;
+            // Nothing more has come.
+            if self.connections.get(&id).map(|connection| connection.input.len()) == before {
+                break;
+            }
+        }
+        self.gone(id, now)
+    }
+
     /// Serves the whole frames of a client, while it has none that waits.
     fn serve(&mut self, id: ClientId, now: Instant) -> io::Result<()> {
-        loop {
-            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        // What is served is cut off once, at the end: a client may send thousands of small frames.
+        let input = std::mem::take(&mut connection.input);
+        let mut served = 0;
+        while let Some(connection) = self.connections.get_mut(&id) {
             if connection.ending || !self.books.is_ready(id) || connection.output.len() >= protocol::FRAME_MAX {
-                return Ok(());
+                break;
             }
-            match protocol::decode::<Request>(&connection.input) {
-                Ok(None) => return Ok(()),
+            match protocol::decode::<Request>(&input[served..]) {
+                Ok(None) => break,
                 Ok(Some((length, request))) => {
-                    connection.input.drain(..length);
-                    connection.unfinished = (!connection.input.is_empty()).then_some(now);
+                    served += length;
+                    connection.unfinished = (served < input.len()).then_some(now);
                     let effects = self.books.request(id, request, now);
                     self.carry_out(effects)?;
                 }
@@ -299,6 +363,11 @@ impl Front {
                 }
             }
         }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            // A connection that sent much once does not keep the room for it.
+            connection.input = if served == 0 { input } else { input[served..].to_vec() };
+        }
+        Ok(())
     }
 
     /// Serves frames that arrived while an earlier request of their client waited.
@@ -392,12 +461,12 @@ impl Front {
     }
 
     /// Writes the journal anew, without what is history. Later, if the keeper is busy.
-    fn rewrite_journal(&mut self) -> io::Result<()> {
+    fn rewrite_journal(&mut self, flags: MsgFlags) -> io::Result<()> {
         let mut journal = Journal::create()?;
         for record in self.books.snapshot() {
             journal.append(&record)?;
         }
-        match self.link.keep_journal(journal.file().as_fd()) {
+        match self.link.keep_journal(journal.file().as_fd(), flags) {
             Ok(()) => {
                 self.compact = journal.length();
                 self.journal = journal;
@@ -422,20 +491,6 @@ impl Front {
             _ => tracing::warn!("the service could not be handed over"),
         }
     }
-
-    /// The keeper is gone: everybody hears it.
-    fn without_keeper(mut self) -> io::Result<Ended> {
-        let error = ServiceError {
-            code: Code::KeeperGone,
-            problem: "the process that owns the memory is gone".into(),
-            remedy: "keep what is mapped: nothing can be imported again; start the service, and load anew".into(),
-        };
-        for connection in self.connections.values_mut() {
-            connection.say(&Answer::Error(error.clone()));
-            let _ = connection.flush();
-        }
-        Ok(Ended::KeeperGone)
-    }
 }
 
 #[derive(Default)]
@@ -444,6 +499,10 @@ struct Ready {
     keeper: bool,
     readable: Vec<ClientId>,
     writable: Vec<ClientId>,
+    /// Clients whose process has ended.
+    dead: Vec<ClientId>,
+    /// The same of those who have not come back.
+    absent: Vec<ClientId>,
 }
 
 impl Connection {
@@ -478,16 +537,29 @@ fn process_of(socket: &UnixStream, pid: i32) -> Option<OwnedFd> {
     if let Ok(pidfd) = getsockopt(socket, PeerPidfd) {
         return Some(pidfd);
     }
+    let pidfd = pidfd_of(pid)?;
+    let mut polled = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    let connected = poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready == 0);
+    connected.then_some(pidfd)
+}
+
+/// A descriptor of the process that has a number now.
+fn pidfd_of(pid: i32) -> Option<OwnedFd> {
     if pid <= 0 {
         return None;
     }
     // SAFETY: takes two numbers; the result is checked.
     let raw = unsafe { nix::libc::syscall(nix::libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: a new descriptor, which nobody else has.
-    let pidfd = i32::try_from(raw).ok().filter(|raw| *raw >= 0).map(|raw| unsafe { OwnedFd::from_raw_fd(raw) })?;
-    let mut polled = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    let connected = poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready == 0);
-    connected.then_some(pidfd)
+    i32::try_from(raw).ok().filter(|raw| *raw >= 0).map(|raw| unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// When a process started, in the kernel's clock ticks; 0 if it is not known.
+fn started(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may have spaces and parentheses of its own.
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_ascii_whitespace().nth(19).and_then(|start| start.parse().ok()).unwrap_or(0)
 }
 
 /// The supplementary groups of a process.

@@ -45,6 +45,8 @@ pub(crate) enum Record {
     Dirty { domain: DomainName },
     /// A version is gone.
     Removed { domain: DomainName, version: u64 },
+    /// Processes that were put on the driver's lists for a version.
+    Listed { version: u64, processes: Vec<i32> },
 }
 
 /// Who has which role.
@@ -60,8 +62,17 @@ pub(crate) struct RoleRecord {
     pub(crate) lends: bool,
     /// A writer in place that may have written.
     pub(crate) began: bool,
+    /// A reader that has given its import back.
+    #[serde(default)]
+    pub(crate) asleep: bool,
     pub(crate) process: i32,
     pub(crate) user: u32,
+    /// The process in the service's pid namespace, 0 if it has no number there.
+    #[serde(default)]
+    pub(crate) pid: i32,
+    /// When that process started, in the kernel's clock ticks.
+    #[serde(default)]
+    pub(crate) start: u64,
 }
 
 /// The file, and how much of it is written.
@@ -73,22 +84,45 @@ pub(crate) struct Journal {
 
 const HEAD: usize = 12;
 
+/// The version of the records. A front reads its own version and those before it; a record that
+/// cannot be understood by older fronts needs a new one. New fields with a default do not.
+pub(crate) const STATE: u32 = 1;
+/// How a journal begins, before its version.
+const MAGIC: [u8; 4] = *b"AVMJ";
+/// Bytes of the magic and the version.
+const START: usize = 8;
+
 impl Journal {
     /// An empty one.
     pub(crate) fn create() -> io::Result<Journal> {
         let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
         let file = nix::sys::memfd::memfd_create("ascend-vmm-journal", flags)?;
-        Ok(Journal { file: file.into(), end: 0 })
+        let file = File::from(file);
+        file.write_all_at(&[MAGIC, STATE.to_le_bytes()].concat(), 0)?;
+        Ok(Journal { file, end: START as u64 })
     }
 
     /// One that another front wrote: all whole records, and the journal behind them.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` for a journal of a newer version.
     pub(crate) fn read(file: File) -> io::Result<(Journal, Vec<Record>)> {
+        let bad = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
         let mut bytes = vec![0; file.metadata()?.len() as usize];
         file.read_exact_at(&mut bytes, 0)?;
-        let (mut records, mut end) = (Vec::new(), 0);
-        while let Some((length, record)) = next(&bytes[end..]) {
-            records.push(record);
-            end += length;
+        let version = match bytes.first_chunk::<START>() {
+            Some(start) if start[..4] == MAGIC => u32::from_le_bytes([start[4], start[5], start[6], start[7]]),
+            _ => return Err(bad("the state of the service does not begin as such a state does".into())),
+        };
+        if version > STATE {
+            return Err(bad(format!("the state of the service has version {version}, and this program reads {STATE}")));
+        }
+        let (mut records, mut end) = (Vec::new(), START);
+        while let Some(body) = next(&bytes[end..]) {
+            let record = rmp_serde::from_slice(body);
+            records.push(record.map_err(|error| bad(format!("the state of the service is not understood: {error}")))?);
+            end += HEAD + body.len();
         }
         Ok((Journal { file, end: end as u64 }, records))
     }
@@ -96,7 +130,7 @@ impl Journal {
     /// Appends a record.
     pub(crate) fn append(&mut self, record: &Record) -> io::Result<()> {
         let mut bytes = vec![0; HEAD];
-        rmp_serde::encode::write(&mut bytes, record).map_err(io::Error::other)?;
+        rmp_serde::encode::write_named(&mut bytes, record).map_err(io::Error::other)?;
         let length = (bytes.len() - HEAD) as u32;
         let checksum = checksum(&bytes[HEAD..]);
         bytes[..4].copy_from_slice(&length.to_le_bytes());
@@ -122,14 +156,11 @@ fn checksum(body: &[u8]) -> [u8; 8] {
     first
 }
 
-/// The first record of some bytes, with its length; `None` if it is not whole.
-fn next(bytes: &[u8]) -> Option<(usize, Record)> {
+/// The first record of some bytes; `None` if it is not whole.
+fn next(bytes: &[u8]) -> Option<&[u8]> {
     let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
     let body = bytes.get(HEAD..HEAD.checked_add(length)?)?;
-    if length == 0 || checksum(body) != bytes[4..HEAD] {
-        return None;
-    }
-    Some((HEAD + length, rmp_serde::from_slice(body).ok()?))
+    (length > 0 && checksum(body) == bytes[4..HEAD]).then_some(body)
 }
 
 #[cfg(test)]
@@ -160,16 +191,66 @@ mod tests {
     }
 
     #[test]
+    fn a_state_of_a_newer_version_is_refused_and_left_as_it_is() {
+        let mut journal = Journal::create().unwrap();
+        journal.append(&Record::Freed { id: 8 }).unwrap();
+        journal.file().write_all_at(&(STATE + 1).to_le_bytes(), 4).unwrap();
+        let refused = Journal::read(journal.file().try_clone().unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("has version 2, and this program reads 1"), "{refused}");
+        journal.file().write_all_at(b"else", 0).unwrap();
+        assert!(Journal::read(journal.file().try_clone().unwrap()).is_err());
+        let empty = nix::sys::memfd::memfd_create("empty", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        assert!(Journal::read(empty.into()).is_err());
+    }
+
+    #[test]
+    fn a_record_of_a_later_front_may_have_more_fields_and_one_of_an_earlier_front_fewer() {
+        #[derive(Serialize)]
+        enum Later {
+            Freed { id: u64, reason: String },
+        }
+        #[derive(Serialize)]
+        struct RoleThen {
+            token: Token,
+            domain: &'static str,
+            device: u32,
+            mode: Mode,
+            version: u64,
+            allow_update: bool,
+            lends: bool,
+            began: bool,
+            process: i32,
+            user: u32,
+        }
+        let later = rmp_serde::to_vec_named(&Later::Freed { id: 8, reason: "why".into() }).unwrap();
+        assert_eq!(rmp_serde::from_slice::<Record>(&later).unwrap(), Record::Freed { id: 8 });
+        let then = RoleThen {
+            token: [1; 16],
+            domain: "a",
+            device: 0,
+            mode: Mode::Read,
+            version: 1,
+            allow_update: false,
+            lends: false,
+            began: false,
+            process: 1,
+            user: 0,
+        };
+        let role: RoleRecord = rmp_serde::from_slice(&rmp_serde::to_vec_named(&then).unwrap()).unwrap();
+        assert!(!role.asleep);
+    }
+
+    #[test]
     fn a_torn_end_is_ignored_wherever_it_is_torn() {
         let mut journal = Journal::create().unwrap();
-        let mut ends = vec![0];
+        let mut ends = vec![START as u64];
         for record in &records() {
             journal.append(record).unwrap();
             ends.push(journal.length());
         }
         let mut bytes = vec![0; journal.length() as usize];
         journal.file().read_exact_at(&mut bytes, 0).unwrap();
-        for cut in 0..bytes.len() {
+        for cut in START..bytes.len() {
             let torn = Journal::create().unwrap();
             torn.file().write_all_at(&bytes[..cut], 0).unwrap();
             // What follows may be anything.

@@ -12,6 +12,10 @@ pub const VALUE_MAX: usize = 64 << 10;
 pub const KEYS_MAX: usize = 1 << 20;
 /// Most allocations of a layout.
 pub const ALLOCATIONS_MAX: usize = 1 << 16;
+/// Most bytes of all keys and values of a layout, with [`ENTRY_BYTES`] for each.
+pub const METADATA_MAX: usize = 64 << 20;
+/// What an entry counts besides its key and its value.
+pub const ENTRY_BYTES: usize = 64;
 /// Most bytes of a tag.
 pub const TAG_MAX: usize = 64;
 
@@ -98,6 +102,11 @@ impl Layout {
     /// Bytes of all allocations.
     pub fn bytes(&self) -> u64 {
         self.allocations.iter().map(|allocation| allocation.size).sum()
+    }
+
+    /// Bytes of all keys and values, as they count for [`METADATA_MAX`].
+    pub fn metadata(&self) -> usize {
+        self.entries.iter().map(|(key, entry)| key.len() + entry.value.len() + ENTRY_BYTES).sum()
     }
 
     /// Whether an entry may be put.

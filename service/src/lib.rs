@@ -26,6 +26,7 @@ mod front;
 mod journal;
 mod keeper;
 mod layout;
+mod link;
 mod name;
 mod policy;
 pub mod protocol;

@@ -31,6 +31,8 @@ pub struct Policy {
     pub(crate) mode: u32,
     pub(crate) group: Option<u32>,
     pub(crate) clients: usize,
+    /// Physical ids of the NPUs that are served; none: all.
+    pub(crate) devices: Vec<u32>,
     pub(crate) trust_everyone: bool,
     pub(crate) believe_processes: bool,
     /// How long roles wait for their clients after the front was replaced.
@@ -141,6 +143,7 @@ impl Default for Policy {
             mode: 0o660,
             group: None,
             clients: 256,
+            devices: Vec::new(),
             trust_everyone: false,
             believe_processes: false,
             resume: Duration::from_secs(30),
@@ -202,6 +205,13 @@ impl Policy {
         Ok(policy)
     }
 
+    /// Serves these NPUs alone, by their physical ids.
+    #[must_use]
+    pub fn devices(mut self, physical: &[u32]) -> Policy {
+        self.devices = physical.to_vec();
+        self
+    }
+
     /// Any process may import the memory, and the driver keeps no list of trusted ones. Then even
     /// the keeper's death loses nothing while somebody maps the memory, and **every process of the
     /// host can import it by guessing a small number**.
@@ -238,6 +248,8 @@ impl Policy {
 pub(crate) struct Peer {
     /// In this process's pid namespace; 0 if it has no number there.
     pub(crate) pid: i32,
+    /// When it started, in the kernel's clock ticks.
+    pub(crate) start: u64,
     pub(crate) user: u32,
     pub(crate) groups: Vec<u32>,
     /// The first characters of its container's id.

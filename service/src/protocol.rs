@@ -40,6 +40,10 @@ pub enum Request {
         mode: Mode,
         /// The NPU on which the client will map the memory, by its physical id.
         device: u32,
+        /// The name of that NPU that is the same in every container, such as `c1:00.0/4`; empty
+        /// if the client does not know it.
+        #[serde(default)]
+        identity: String,
         /// How long to wait for it.
         wait_ms: u64,
         /// A reader that stays while a writer changes the memory in place.
@@ -49,6 +53,9 @@ pub enum Request {
         #[serde(default)]
         lends: bool,
     },
+    /// Ends the role; the connection stays. A connection that just ends does the same, but a client
+    /// that wants to be sure, whichever front serves it, waits for the answer to this.
+    Close {},
     /// Takes back the role of a connection that ended because the service was replaced.
     Resume {
         /// From [`Answer::Opened`].
@@ -94,8 +101,17 @@ pub enum Request {
     },
     /// Lets this process import memory of its role's layout.
     Shares {
-        /// Which; at most [`PAGE_MAX`].
+        /// Which; at most [`PAGE_MAX`]. None: the first [`PAGE_MAX`] of the layout.
         allocations: Vec<u64>,
+    },
+    /// A reader is about to unmap the memory and give its import back, and keeps its role. It is
+    /// answered when the owner of the memory has answered: memory that everybody has put to sleep
+    /// is held by the owner alone.
+    Sleep {},
+    /// A reader that slept is about to import again; waits for a writer in place.
+    Wake {
+        /// How long.
+        wait_ms: u64,
     },
     /// Waits until a newer version than this is committed.
     Wait {
@@ -126,7 +142,11 @@ pub enum Request {
         after: u64,
     },
     /// Hands everything over to this process, which is a newer service.
-    Replace {},
+    Replace {
+        /// The newest version of the service's own state that it can read.
+        #[serde(default)]
+        state: u32,
+    },
 }
 
 /// What a role may do.
@@ -169,7 +189,7 @@ pub enum Answer {
         /// A number of this life of the service: memory of another one is gone.
         instance: u64,
     },
-    /// To [`Request::Open`] and [`Request::Resume`].
+    /// To [`Request::Open`], [`Request::Resume`] and [`Request::Wake`].
     Opened {
         /// True for a writer.
         writes: bool,
@@ -188,11 +208,8 @@ pub enum Answer {
         #[serde(with = "serde_bytes")]
         token: Vec<u8>,
     },
-    /// The request is not forgotten: another answer follows.
-    Waiting {
-        /// What for, as a sentence.
-        reason: String,
-    },
+    /// The request is not forgotten: another answer follows. Sent again when something changes.
+    Waiting(Waiting),
     /// To [`Request::Allocate`].
     Allocated {
         /// The new allocation.
@@ -253,6 +270,22 @@ pub enum Answer {
     Error(ServiceError),
 }
 
+/// What a request waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// As a sentence.
+    pub reason: String,
+    /// How many are served before.
+    #[serde(default)]
+    pub before: u64,
+    /// Bytes that were asked for; 0 if it is not memory.
+    #[serde(default)]
+    pub wanted: u64,
+    /// Bytes that are free on the NPU.
+    #[serde(default)]
+    pub free: u64,
+}
+
 /// How a process imports an allocation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
@@ -308,6 +341,11 @@ pub enum Code {
     KeeperGone,
     /// The driver refused something.
     Driver,
+    /// The driver's list of processes that may import the memory is used up.
+    ListFull,
+    /// One that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// What the service holds, and for whom.
@@ -463,6 +501,7 @@ mod tests {
             domain: "llama/tp0".parse().unwrap(),
             mode: Mode::WriteOrRead,
             device: 3,
+            identity: "c1:00.0/3".into(),
             wait_ms: u64::MAX,
             allow_update: true,
             lends: false,

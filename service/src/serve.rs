@@ -1,16 +1,18 @@
 //! Starting the service: the keeper's process, which starts fronts.
 
 use crate::front::{Ended, Front};
-use crate::keeper::{self, Keeper, KeeperLink};
+use crate::journal::STATE;
+use crate::keeper::{Keeper, packet};
+use crate::link::KeeperLink;
 use crate::policy::Policy;
 use crate::protocol::{self, Answer, Request, ServiceError, VERSION};
 use ascend_vmm::Session;
 use nix::cmsg_space;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::{Gid, chown};
-use std::fs::Permissions;
-use std::io::{self, ErrorKind, IoSliceMut, Write};
+use std::fs::{OpenOptions, Permissions};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -63,7 +65,15 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> ServeError {
 /// [`ServeError::Taken`] if a service answers there; [`ServeError::Socket`].
 pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
     let failed = |error| ServeError::Socket { path: path.to_owned(), error };
-    if UnixStream::connect(path).is_ok() {
+    // Of two services that start at once, one finds the other.
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open({
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        name
+    });
+    let _lock =
+        Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))?;
+    if UnixStream::connect(path).is_ok_and(|socket| !is_orphan(socket)) {
         return Err(ServeError::Taken(path.to_owned()));
     }
     match std::fs::symlink_metadata(path) {
@@ -81,11 +91,36 @@ pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
     Ok(listener)
 }
 
+/// True if the service at a socket has lost its keeper: it serves what others still map until they
+/// end, and another service may have its path.
+fn is_orphan(mut socket: UnixStream) -> bool {
+    let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "serve".into() };
+    let frames = [hello, Request::Status {}].map(|request| protocol::encode(&request).unwrap_or_default());
+    let asked = socket.set_read_timeout(Some(Duration::from_secs(5))).and_then(|()| socket.write_all(&frames.concat()));
+    let mut arrived = Vec::new();
+    let mut part = [0; 4096];
+    while asked.is_ok() {
+        match socket.read(&mut part) {
+            Ok(count) if count > 0 => arrived.extend_from_slice(&part[..count]),
+            _ => return false,
+        }
+        while let Ok(Some((length, answer))) = protocol::decode::<Answer>(&arrived) {
+            match answer {
+                Answer::Status(status) => return status.keeper == 0,
+                _ => drop(arrived.drain(..length)),
+            }
+        }
+    }
+    false
+}
+
 /// The environment variable that tells a front its two descriptors.
 const DESCRIPTORS: &str = "ASCEND_VMM_FRONT";
 
 /// Keeps memory, and starts `front` whenever none runs. `front` is a command that calls
-/// [`run_front`]; it inherits the listening socket. `started` is called when a front serves.
+/// [`run_front`]; it inherits the listening socket. A front that replaced another may have left a
+/// command of its own ([`replace_front`]), which is used instead. `started` is called when a front
+/// serves.
 ///
 /// Returns when the session cannot be opened or no front can be started.
 ///
@@ -102,8 +137,8 @@ pub fn keep(
     let mut children = Vec::new();
     loop {
         let begun = Instant::now();
-        let (own, theirs) = keeper::pair().map_err(system("make a socket pair"))?;
-        let mut command = front();
+        let (own, theirs) = packet::pair().map_err(system("make a socket pair"))?;
+        let mut command = keeper.successor().unwrap_or_else(&mut front);
         command.env(DESCRIPTORS, format!("{},{}", theirs.as_raw_fd(), listener.as_raw_fd()));
         for file in [theirs.as_fd(), listener.as_fd()] {
             fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|error| system("start a front")(error.into()))?;
@@ -136,7 +171,8 @@ pub fn run_front(policy: Policy) -> Result<(), ServeError> {
         return Err(system("start a front")(io::Error::new(ErrorKind::InvalidInput, "it is started by `serve` alone")));
     };
     let [link, listener] = [link, listener].map(inherited);
-    serve_front(link.map_err(system("start a front"))?, listener.map_err(system("start a front"))?.into(), policy)
+    let link = KeeperLink::new(link.map_err(system("start a front"))?);
+    serve_front(link, listener.map_err(system("start a front"))?.into(), policy)
 }
 
 /// A descriptor that the keeper's process left open for this one.
@@ -150,8 +186,8 @@ fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-fn serve_front(link: OwnedFd, listener: UnixListener, policy: Policy) -> Result<(), ServeError> {
-    let front = Front::start(KeeperLink::new(link), listener, policy).map_err(system("take over from the keeper"))?;
+fn serve_front(link: KeeperLink, listener: UnixListener, policy: Policy) -> Result<(), ServeError> {
+    let front = Front::start(link, listener, policy).map_err(system("take over from the keeper"))?;
     match front.run().map_err(system("serve clients"))? {
         Ended::Replaced => Ok(()),
         Ended::KeeperGone => Err(ServeError::KeeperGone),
@@ -159,17 +195,18 @@ fn serve_front(link: OwnedFd, listener: UnixListener, policy: Policy) -> Result<
 }
 
 /// Takes over from the front of the service at `path`, and serves in its place. Nothing is lost:
-/// clients come back by themselves.
+/// clients come back by themselves. `successor` is the command with which the keeper starts the
+/// next front, as in [`keep`]: program and arguments, not its environment.
 ///
 /// # Errors
 ///
 /// [`ServeError::Refused`], [`ServeError::Socket`], and those of [`run_front`].
-pub fn replace_front(path: &Path, policy: Policy) -> Result<(), ServeError> {
+pub fn replace_front(path: &Path, policy: Policy, successor: &Command) -> Result<(), ServeError> {
     let failed = |error| ServeError::Socket { path: path.to_owned(), error };
     let mut socket = UnixStream::connect(path).map_err(failed)?;
     socket.set_read_timeout(Some(Duration::from_secs(30))).map_err(failed)?;
     let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "front".into() };
-    for request in [hello, Request::Replace {}] {
+    for request in [hello, Request::Replace { state: STATE }] {
         socket.write_all(&protocol::encode(&request).map_err(ServeError::Refused)?).map_err(failed)?;
     }
     let mut arrived = Vec::new();
@@ -185,6 +222,8 @@ pub fn replace_front(path: &Path, policy: Policy) -> Result<(), ServeError> {
                         return Err(failed(io::Error::new(ErrorKind::InvalidData, "no descriptors came")));
                     };
                     drop(socket);
+                    let link = KeeperLink::new(link);
+                    link.succeed_with(successor).map_err(system("tell the keeper the command of the front"))?;
                     return serve_front(link, OwnedFd::into(listener), policy);
                 }
                 _ => {}

@@ -3,7 +3,7 @@
 
 mod support;
 
-use ascend_emulator::{Client as Engine, Config, Emulator, fork, isolated, on_each_generation};
+use ascend_emulator::{Client as Engine, Config, fork, isolated, on_each_generation};
 use ascend_vmm::{LogicalId, Session};
 use ascend_vmm_service::protocol::{self, Answer, Code, Request, VERSION};
 use ascend_vmm_service::{Error, Mode, OpenOptions, Opened, Reader};
@@ -169,32 +169,6 @@ fn a_reader_goes_on_while_the_front_is_replaced_by_another() {
         }
         service.end(emulator);
     });
-}
-
-#[test]
-fn a_keeper_that_dies_takes_nothing_from_those_who_are_awake_and_nobody_falls_asleep() {
-    isolated(Config::default(), |emulator| {
-        let mut service = Service::start("");
-        let device = device();
-        let mut reader = write_weights(&service.client(), &device, &name("w"), KEYS);
-        service.kill_keeper();
-        let refused = reader.sleep().unwrap_err();
-        assert!(matches!(refused, Error::Service(_) | Error::Unreachable { .. }), "{refused}");
-        check_weights(&reader, KEYS);
-        drop(reader);
-        drop(device);
-        service.end_of_driver(emulator);
-    });
-}
-
-impl Service {
-    fn end_of_driver(&self, emulator: &Emulator) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !emulator.state().is_empty() {
-            assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
 }
 
 #[test]
@@ -380,21 +354,6 @@ fn a_hostile_client_loses_its_own_connection_and_nothing_else() {
         }
         drop((reader, again, device));
         service.end(emulator);
-    });
-}
-
-#[test]
-fn with_trust_in_everyone_even_the_keepers_death_loses_nothing_that_somebody_maps() {
-    isolated(Config::default(), |emulator| {
-        let mut service = Service::start("trust = \"everyone\"");
-        let client = service.client();
-        let device = device();
-        let reader = write_weights(&client, &device, &name("w"), KEYS);
-        fork(|| check_weights(&client.read(&self::device(), &name("w"), &options()).unwrap(), KEYS)).join();
-        service.kill_keeper();
-        check_weights(&reader, KEYS);
-        drop((reader, device));
-        service.end_of_driver(emulator);
     });
 }
 

@@ -30,6 +30,10 @@ pub struct Serve {
     /// nothing while somebody maps the memory, and nothing is protected.
     #[arg(long)]
     trust_everyone: bool,
+    /// Serve this NPU alone, by its physical id; may be given several times. Without it, one
+    /// service has all NPUs.
+    #[arg(long, value_name = "ID")]
+    device: Vec<u32>,
     /// Take over from the front of the service that runs, without losing anything: after an update
     /// of this program, or of its configuration.
     #[arg(long)]
@@ -43,25 +47,16 @@ pub struct Front {
     config: Option<PathBuf>,
     #[arg(long)]
     trust_everyone: bool,
+    #[arg(long)]
+    device: Vec<u32>,
 }
 
 impl Serve {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
-        let policy = match policy(self.config.as_deref(), self.trust_everyone) {
+        let policy = match policy(self.config.as_deref(), self.trust_everyone, &self.device) {
             Ok(policy) => policy,
             Err(reason) => return impossible(reason),
-        };
-        if self.replace {
-            return ended(replace_front(&self.socket, policy));
-        }
-        let listener = match bind(&self.socket, &policy) {
-            Ok(listener) => listener,
-            Err(error) => return impossible(error),
-        };
-        let session = match Session::open() {
-            Ok(session) => session,
-            Err(error) => return impossible(error),
         };
         let front = match crate::second_process::this_program() {
             Ok(program) => program,
@@ -71,12 +66,27 @@ impl Serve {
             let mut command = std::process::Command::new(front.get_program());
             command.args(front.get_args()).arg("serve-front");
             if let Some(config) = &self.config {
-                command.arg("--config").arg(config);
+                // The keeper may start it in another directory.
+                command.arg("--config").arg(std::path::absolute(config).unwrap_or_else(|_| config.clone()));
             }
             if self.trust_everyone {
                 command.arg("--trust-everyone");
             }
+            for device in &self.device {
+                command.arg("--device").arg(device.to_string());
+            }
             command
+        };
+        if self.replace {
+            return ended(replace_front(&self.socket, policy, &command()));
+        }
+        let listener = match bind(&self.socket, &policy) {
+            Ok(listener) => listener,
+            Err(error) => return impossible(error),
+        };
+        let session = match Session::open() {
+            Ok(session) => session,
+            Err(error) => return impossible(error),
         };
         let mut first = true;
         let started = || {
@@ -91,7 +101,7 @@ impl Serve {
 impl Front {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
-        match policy(self.config.as_deref(), self.trust_everyone) {
+        match policy(self.config.as_deref(), self.trust_everyone, &self.device) {
             Ok(policy) => ended(run_front(policy)),
             Err(reason) => impossible(reason),
         }
@@ -108,7 +118,7 @@ fn ended(result: Result<(), ServeError>) -> ExitCode {
     }
 }
 
-fn policy(config: Option<&Path>, trust_everyone: bool) -> Result<Policy, String> {
+fn policy(config: Option<&Path>, trust_everyone: bool, devices: &[u32]) -> Result<Policy, String> {
     let policy = match config {
         None => Policy::default(),
         Some(path) => {
@@ -116,5 +126,6 @@ fn policy(config: Option<&Path>, trust_everyone: bool) -> Result<Policy, String>
             Policy::from_toml(&text).map_err(|error| format!("{}: {error}", path.display()))?
         }
     };
+    let policy = if devices.is_empty() { policy } else { policy.devices(devices) };
     Ok(if trust_everyone { policy.trust_everyone(true) } else { policy })
 }

@@ -1,10 +1,12 @@
 //! Memory: who gets it, who waits for it, who pays for it, and who gives it back.
 
-use super::{Books, ClientId, Effect, Held, Kept, Order, Outcome, Pending, RETRY, Wait, any_role, error, writer};
+use super::{
+    Books, ClientId, Effect, Held, Kept, Order, Outcome, Pending, RETRY, Wait, any_role, error, keeper_gone, writer,
+};
 use crate::journal::Record;
 use crate::layout::{ALLOCATIONS_MAX, Allocation, PageSize, TAG_MAX};
 use crate::name::DomainName;
-use crate::protocol::{Answer, Code, Mode, PAGE_MAX, Share};
+use crate::protocol::{Answer, Code, Mode, PAGE_MAX, ServiceError, Share, Waiting};
 use ascend_vmm::Bytes;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -12,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Most bytes of an allocation: more than any machine has, and far from where sums overflow.
 const ALLOCATION_MAX: u64 = 1 << 46;
+/// Most processes on the list of a version. The driver has room for 65 535 in the life of a share;
+/// its writer, and processes that ended in the middle of a request, are on it besides.
+pub(super) const LIST_MAX: usize = 65_000;
 
 impl Books {
     pub(super) fn allocate(
@@ -25,6 +30,9 @@ impl Books {
     ) -> Outcome {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let role = writer(client)?;
+        if self.orphaned {
+            return Err(keeper_gone());
+        }
         if role.mode == Mode::Update {
             let remedy = "open it with mode write for memory of another shape";
             return Err(error(Code::Invalid, "allocate: a writer in place has the memory that there is", remedy));
@@ -46,7 +54,7 @@ impl Books {
         }
         let device = role.device;
         client.wait = Some((
-            Wait::Memory { size, page, tag, tried: false },
+            Wait::Memory { size, page, tag, told: None },
             (wait_ms > 0).then(|| now.checked_add(Duration::from_millis(wait_ms))).flatten(),
         ));
         let queue = self.hungry.entry(device).or_default();
@@ -60,7 +68,29 @@ impl Books {
             return Err(error(Code::OutOfMemory, problem, "wait for it, or free memory"));
         }
         queue.push_back(id);
-        Ok(Some(Answer::Waiting { reason: "other writers wait for memory of this NPU".into() }))
+        self.tell_the_hungry(device);
+        Ok(None)
+    }
+
+    /// Tells those who wait for memory of an NPU what changed for them.
+    fn tell_the_hungry(&mut self, device: u32) {
+        let free = self.memory.get(&device).map_or(0, |memory| memory.free);
+        let queue: Vec<ClientId> = self.hungry.get(&device).into_iter().flatten().copied().collect();
+        for (before, id) in queue.into_iter().enumerate() {
+            let Some(client) = self.clients.get(&id) else { continue };
+            let (Some((Wait::Memory { size, .. }, _)), Some(role)) = (&client.wait, &client.role) else { continue };
+            let mut reason = self.shortage(&role.domain, device, *size);
+            if before > 0 {
+                reason += &format!("; {before} are served before");
+            }
+            let news = Waiting { reason, before: before as u64, wanted: *size, free };
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let Some((Wait::Memory { told, .. }, _)) = &mut client.wait else { continue };
+            if told.as_ref() != Some(&news) {
+                *told = Some(news.clone());
+                self.effects.push(Effect::Answer(id, Answer::Waiting(news)));
+            }
+        }
     }
 
     /// Asks the keeper for what a client waits for.
@@ -84,7 +114,9 @@ impl Books {
             }
         }
         let Some(logical) = self.npus.iter().find(|npu| npu.physical == device).map(|npu| npu.logical) else {
-            return Ok(None);
+            self.unwait(id);
+            let problem = format!("NPU {device} is not served any more");
+            return Err(error(Code::OtherDevice, problem, "open the domain on another NPU"));
         };
         self.last_id += 1;
         let allocation = Allocation { id: self.last_id, size, page, tag: tag.clone() };
@@ -96,6 +128,9 @@ impl Books {
     }
 
     pub(super) fn order(&mut self, order: Order, pending: Pending) {
+        if self.orphaned {
+            return;
+        }
         self.last_order += 1;
         self.pending.insert(self.last_order, pending);
         self.effects.push(Effect::Keep(self.last_order, order));
@@ -130,6 +165,10 @@ impl Books {
             (Some(Pending::Memory { device }), Kept::Memory { free, total }) => {
                 let memory = self.memory.entry(device).or_default();
                 (memory.free, memory.total) = (free, total);
+                self.tell_the_hungry(device);
+            }
+            (Some(Pending::Ping { client }), _) if self.unwait(client).is_some() => {
+                self.effects.push(Effect::Answer(client, Answer::Done {}));
             }
             (Some(Pending::Release), Kept::Refused { text }) => {
                 self.event(None, format!("memory could not be released: {text}"));
@@ -191,11 +230,11 @@ impl Books {
                 self.feed(device, now);
                 return;
             }
-            Kept::OutOfMemory { free, .. } => {
-                if let Some(free) = free {
-                    self.memory.entry(device).or_default().free = free;
-                }
-                None
+            Kept::OutOfMemory { free, total, .. } => {
+                let memory = self.memory.entry(device).or_default();
+                memory.free = free.unwrap_or(memory.free);
+                memory.total = total.unwrap_or(memory.total);
+                self.never_fits(id, &domain, device, allocation.size)
             }
             Kept::Refused { text } => Some(error(Code::Driver, text, "the service's log has more")),
             Kept::Done | Kept::Memory { .. } => Some(error(Code::Driver, "the keeper did not create it", "try again")),
@@ -212,13 +251,10 @@ impl Books {
                     self.hungry.entry(device).or_default().push_back(id);
                 }
                 self.retry = Some(now + RETRY);
-                let first_time = match self.clients.get_mut(&id).and_then(|client| client.wait.as_mut()) {
-                    Some((Wait::Memory { tried, .. }, _)) => !std::mem::replace(tried, true),
-                    _ => false,
-                };
+                let wait = self.clients.get(&id).and_then(|client| client.wait.as_ref());
+                let first_time = matches!(wait, Some((Wait::Memory { told: None, .. }, _)));
+                self.tell_the_hungry(device);
                 if first_time {
-                    let reason = self.shortage(&domain, device, allocation.size);
-                    self.effects.push(Effect::Answer(id, Answer::Waiting { reason }));
                     self.reclaim(device, allocation.size, now);
                 }
             }
@@ -232,6 +268,30 @@ impl Books {
                 self.feed(device, now);
             }
         }
+    }
+
+    /// The error for memory that the NPU does not have beside what the writer keeps anyway: its own
+    /// layout, and the committed one, which is served until the commit. Nobody can give that back.
+    fn never_fits(&self, id: ClientId, name: &DomainName, device: u32, asked: u64) -> Option<ServiceError> {
+        let total = self.memory.get(&device).map_or(0, |memory| memory.total);
+        let drafted = self.clients.get(&id).and_then(|it| it.role.as_ref()).map_or(0, |role| role.layout.bytes());
+        let committed = self.domains.get(name).and_then(|it| it.committed.as_ref()).map_or(0, |it| it.layout.bytes());
+        if total == 0 || asked.saturating_add(drafted).saturating_add(committed) <= total {
+            return None;
+        }
+        let problem = format!(
+            "NPU {device} has {}, and there is no room for {} in addition to {} of this writer and {} that {name} has \
+             committed",
+            Bytes(total),
+            Bytes(asked),
+            Bytes(drafted),
+            Bytes(committed)
+        );
+        let remedy = match committed {
+            0 => "use less memory",
+            _ => "what is committed stays until a commit: open the domain with mode discard or update",
+        };
+        Some(error(Code::OutOfMemory, problem, remedy))
     }
 
     /// A sentence with the numbers.
@@ -281,7 +341,8 @@ impl Books {
         let number = self.last_reclaim;
         for (id, client) in &mut self.clients {
             let lends = client.role.as_ref().is_some_and(|role| role.lends && role.writes() && role.device == device);
-            if lends && client.connected && client.wait.is_none() {
+            let hungry = matches!(client.wait, Some((Wait::Memory { .. }, _)));
+            if lends && client.connected && !hungry {
                 client.asked.insert(number, now + self.policy.reclaim);
                 let within_ms = self.policy.reclaim.as_millis() as u64;
                 let ask = Answer::Reclaim { reclaim: number, bytes: missing, within_ms };
@@ -323,21 +384,89 @@ impl Books {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let process = client.process;
         let role = any_role(client)?;
-        if ids.is_empty() || ids.len() > PAGE_MAX {
-            let problem = format!("allocations: {} at once", ids.len());
-            return Err(error(Code::Invalid, problem, format!("ask for 1 to {PAGE_MAX}")));
+        if role.asleep {
+            return Err(error(Code::Invalid, "shares: this reader sleeps", "send wake first"));
         }
+        if ids.len() > PAGE_MAX {
+            let problem = format!("allocations: {} at once", ids.len());
+            return Err(error(Code::Invalid, problem, format!("ask for at most {PAGE_MAX}")));
+        }
+        let ids = match ids.is_empty() {
+            true => role.layout.allocations.iter().take(PAGE_MAX).map(|allocation| allocation.id).collect(),
+            false => ids,
+        };
         let known = |id: &u64| role.layout.allocations.binary_search_by_key(id, |it| it.id).is_ok();
         if let Some(unknown) = ids.iter().find(|id| !known(id)) {
             let problem = format!("allocations: {unknown} is not in this layout");
             return Err(error(Code::Invalid, problem, "read the layout again"));
         }
-        if self.policy.trust_everyone {
+        // After the keeper's death, the driver lets those import who are on its list.
+        if self.policy.trust_everyone || self.orphaned || ids.is_empty() {
             return Ok(Some(self.share_list(&ids)));
         }
+        let (name, version) = (role.domain.clone(), role.version);
+        self.list(&name, version, process)?;
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         client.wait = Some((Wait::Keeper, None));
         self.order(Order::Trust { client: id, process, ids: ids.clone() }, Pending::Trust { client: id, ids });
         Ok(None)
+    }
+
+    /// Counts the processes on the driver's list of a version: the list has an end.
+    fn list(&mut self, name: &DomainName, version: u64, process: i32) -> Result<(), ServiceError> {
+        // What is not committed has its writer on the list, and nobody else.
+        if version == 0 {
+            return Ok(());
+        }
+        let listed = self.listed.entry(version).or_default();
+        if listed.contains(&process) {
+            return Ok(());
+        }
+        if listed.len() >= LIST_MAX {
+            let problem = format!("{LIST_MAX} processes have imported version {version} of {name}: the list is full");
+            let remedy = format!("copy it to new memory: ascend-vmm service renew {name}");
+            return Err(error(Code::ListFull, problem, remedy));
+        }
+        listed.insert(process);
+        let count = listed.len();
+        self.effects.push(Effect::Record(Record::Listed { version, processes: vec![process] }));
+        if count == LIST_MAX / 4 * 3 {
+            let text = format!("{count} of {LIST_MAX} processes have imported version {version}: renew it soon");
+            self.event(Some(name), text);
+        }
+        Ok(())
+    }
+
+    /// The keeper is gone: nothing new can be allocated or committed. What somebody maps can still
+    /// be read by those whom the driver lets import it.
+    pub(crate) fn orphan(&mut self) -> Vec<Effect> {
+        self.event(None, "the keeper is gone: what nobody maps is lost".into());
+        self.pending.clear();
+        self.hungry.clear();
+        let waiting: Vec<ClientId> = self.clients.keys().copied().collect();
+        self.orphaned = true;
+        for id in waiting {
+            let hopeless = match self.clients.get(&id).and_then(|client| client.wait.as_ref()) {
+                Some((Wait::Keeper | Wait::Memory { .. }, _)) => true,
+                Some((Wait::Role { mode, .. }, _)) => *mode != Mode::Read,
+                _ => false,
+            };
+            if hopeless {
+                if let Some((Wait::Role { domain, .. }, _)) = self.clients.get(&id).and_then(|it| it.wait.as_ref()) {
+                    let domain = domain.clone();
+                    self.leave_queue(id, &domain);
+                    self.admit(&domain);
+                }
+                self.unwait(id);
+                self.effects.push(Effect::Answer(id, Answer::Error(keeper_gone())));
+            }
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    /// True while a client has a role, and may map memory.
+    pub(crate) fn has_roles(&self) -> bool {
+        self.clients.values().any(|client| client.role.is_some())
     }
 
     pub(super) fn share_list(&self, ids: &[u64]) -> Answer {

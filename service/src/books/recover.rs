@@ -1,13 +1,13 @@
 //! The books of a front that takes over: from the journal and what the keeper holds.
 
-use super::{Books, Client, ClientId, Committed, Domain, Effect, Held, Role};
+use super::{Books, Client, ClientId, Committed, Effect, Held, Role};
 use crate::journal::{Record, RoleRecord, Token};
-use crate::keeper::HeldMemory;
 use crate::layout::{Allocation, Layout};
+use crate::link::HeldMemory;
 use crate::name::DomainName;
 use crate::policy::Peer;
 use crate::protocol::Mode;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -20,6 +20,7 @@ struct Replay {
     versions: BTreeMap<(DomainName, u64), Version>,
     /// Who pays for an allocation.
     users: HashMap<u64, u32>,
+    listed: HashMap<u64, BTreeSet<i32>>,
 }
 
 struct Version {
@@ -40,6 +41,9 @@ impl Books {
         let mut memories: HashMap<u64, HeldMemory> = held.into_iter().map(|memory| (memory.id, memory)).collect();
         self.last_id = memories.keys().copied().fold(self.last_id, u64::max);
         for ((name, version), it) in replay.versions {
+            if let Some(listed) = replay.listed.remove(&version) {
+                self.listed.insert(version, listed);
+            }
             for allocation in &it.layout.allocations {
                 let user = replay.users.get(&allocation.id).copied().unwrap_or_default();
                 self.hold(memories.remove(&allocation.id), user, &name, it.device);
@@ -49,7 +53,7 @@ impl Books {
             let hash = it.layout.hash();
             let newer = Committed { layout: it.layout, hash, version, dirty: it.dirty, time: it.time };
             if let Some(older) = domain.committed.replace(newer) {
-                domain.older.insert(older.version, older.layout);
+                domain.older.insert(older.version, older);
             }
         }
         for (number, (token, record)) in replay.roles.into_iter().enumerate() {
@@ -121,6 +125,7 @@ impl Books {
             Record::Removed { domain, version } => {
                 replay.versions.remove(&(domain, version));
             }
+            Record::Listed { version, processes } => replay.listed.entry(version).or_default().extend(processes),
         }
     }
 
@@ -137,7 +142,7 @@ impl Books {
         let domain = self.domains.entry(record.domain.clone()).or_default();
         domain.device = Some(record.device);
         let layout = match record.mode {
-            Mode::Read | Mode::Update => version_of(domain, record.version),
+            Mode::Read | Mode::Update => domain.version(record.version).map(|it| it.layout.clone()),
             _ => Some(Rc::new(Layout { allocations: draft, entries: BTreeMap::new() })),
         };
         let Some(layout) = layout else { return };
@@ -146,6 +151,7 @@ impl Books {
         } else {
             domain.writer = Some(id);
         }
+        let metadata = layout.metadata();
         let role = Role {
             token: record.token,
             domain: record.domain,
@@ -156,13 +162,16 @@ impl Books {
             allow_update: record.allow_update,
             lends: record.lends,
             began: record.began,
+            asleep: record.asleep,
+            metadata,
         };
-        let peer = Peer { user: record.user, ..Peer::default() };
+        let peer = Peer { user: record.user, pid: record.pid, start: record.start, ..Peer::default() };
         let client = Client {
             peer,
             process: record.process,
             program: String::new(),
             connected: false,
+            watched: false,
             role: Some(role),
             wait: None,
             asked: BTreeMap::new(),
@@ -170,6 +179,20 @@ impl Books {
             since: now + self.policy.resume,
         };
         self.clients.insert(id, client);
+    }
+
+    /// Roles whose clients have not come back, with their processes: number and start time.
+    pub(crate) fn absentees(&self) -> Vec<(ClientId, i32, u64)> {
+        let absent = self.clients.iter().filter(|(_, client)| !client.connected);
+        absent.map(|(id, client)| (*id, client.peer.pid, client.peer.start)).collect()
+    }
+
+    /// A role whose client has not come back lasts as long as its process: that may map the memory
+    /// without asking anything for hours.
+    pub(crate) fn watch(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.watched = true;
+        }
     }
 
     /// The shortest journal that says the same.
@@ -181,15 +204,17 @@ impl Books {
         };
         for (name, domain) in &self.domains {
             let device = domain.device.unwrap_or_default();
-            let committed = domain.committed.iter().map(|it| (it.version, &it.layout, it.time));
-            for (version, layout, time) in domain.older.iter().map(|(it, layout)| (*it, layout, 0)).chain(committed) {
-                let (domain, users) = (name.clone(), users(layout));
-                let layout = layout.clone();
+            for Committed { layout, version, dirty, time, .. } in domain.older.values().chain(&domain.committed) {
+                let (version, time) = (*version, *time);
+                let (domain, users, layout) = (name.clone(), users(layout), layout.clone());
                 records.push(Record::Committed { domain, writer: None, version, device, layout, users, time });
+                if *dirty {
+                    records.push(Record::Dirty { domain: name.clone() });
+                }
             }
-            if domain.committed.as_ref().is_some_and(|committed| committed.dirty) {
-                records.push(Record::Dirty { domain: name.clone() });
-            }
+        }
+        for (version, listed) in &self.listed {
+            records.push(Record::Listed { version: *version, processes: listed.iter().copied().collect() });
         }
         let before = std::mem::take(&mut self.effects);
         let clients: Vec<ClientId> = self.clients.keys().copied().collect();
@@ -210,9 +235,4 @@ impl Books {
         }
         records
     }
-}
-
-fn version_of(domain: &Domain, version: u64) -> Option<Rc<Layout>> {
-    let committed = domain.committed.as_ref().filter(|committed| committed.version == version);
-    committed.map(|committed| committed.layout.clone()).or_else(|| domain.older.get(&version).cloned())
 }

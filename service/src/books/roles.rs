@@ -1,9 +1,11 @@
 //! Roles: who gets one, who waits for one, and how one ends.
 
-use super::{Books, Client, ClientId, Domain, Effect, Outcome, Role, Wait, error};
+use super::{
+    Books, Client, ClientId, Domain, Effect, Order, Outcome, Pending, Role, Wait, any_role, error, keeper_gone, waiting,
+};
 use crate::journal::{Record, RoleRecord};
 use crate::name::DomainName;
-use crate::protocol::{Answer, Code, Mode};
+use crate::protocol::{Answer, Code, Mode, ServiceError};
 use ascend_vmm::Bytes;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -24,10 +26,11 @@ impl Books {
             }
             Err(forbidden) => return Err(forbidden),
         }
-        if !self.npus.iter().any(|npu| npu.physical == device) {
-            let known: Vec<_> = self.npus.iter().map(|npu| npu.physical.to_string()).collect();
-            let remedy = format!("this service has the NPUs with the physical ids {}", known.join(", "));
-            return Err(error(Code::OtherDevice, format!("device: there is no NPU {device} here"), remedy));
+        if self.orphaned && mode != Mode::Read {
+            match self.domains.get(&name).is_some_and(|domain| domain.committed.is_some()) {
+                true if mode == Mode::WriteOrRead => mode = Mode::Read,
+                _ => return Err(keeper_gone()),
+            }
         }
         let domain = self.domains.entry(name.clone()).or_default();
         let other = domain.device.filter(|&of| of != device && !domain.is_unused());
@@ -47,7 +50,22 @@ impl Books {
         if wait_ms == 0 {
             return Err(self.give_up(id, now).unwrap_or_else(|| error(Code::Timeout, reason, "wait for it")));
         }
-        Ok(Some(Answer::Waiting { reason }))
+        Ok(Some(waiting(reason)))
+    }
+
+    /// Refuses an NPU that the service does not have, or has under another identity.
+    pub(super) fn check_device(&self, device: u32, identity: &str) -> Result<(), ServiceError> {
+        let Some(npu) = self.npus.iter().find(|npu| npu.physical == device) else {
+            let known: Vec<_> = self.npus.iter().map(|npu| npu.physical.to_string()).collect();
+            let remedy = format!("this service has the NPUs with the physical ids {}", known.join(", "));
+            return Err(error(Code::OtherDevice, format!("device: there is no NPU {device} here"), remedy));
+        };
+        if !identity.is_empty() && !same_npu(identity, &npu.identity) {
+            let shown: String = identity.chars().take(64).filter(|c| !c.is_control()).collect();
+            let problem = format!("identity: NPU {device} is {} here, and {shown} there", npu.identity);
+            return Err(error(Code::OtherDevice, problem, "use a service on the host that has this NPU"));
+        }
+        Ok(())
     }
 
     /// Why a role in a domain is not given now.
@@ -60,12 +78,29 @@ impl Books {
                 format!("nothing is committed in {name}")
             }
             (Mode::Read | Mode::WriteOrRead, None) => format!("a writer waits for {name}"),
+            (Mode::Update, None) => {
+                let awake = domain.readers.keys().filter(|reader| !self.tolerates_updates(**reader)).count();
+                format!("{awake} of {readers} processes that read {name} are awake and do not allow updates")
+            }
             (_, None) => format!("{readers} processes read {name}"),
         }
     }
 
+    /// True for a reader that may stay while the memory is changed in place.
+    fn tolerates_updates(&self, reader: ClientId) -> bool {
+        let role = self.clients.get(&reader).and_then(|client| client.role.as_ref());
+        role.is_some_and(|role| role.allow_update || role.asleep)
+    }
+
+    /// True while a writer may change what is committed.
+    fn is_updated(&self, domain: &Domain) -> bool {
+        let role = domain.writer.and_then(|id| self.clients.get(&id)).and_then(|client| client.role.as_ref());
+        role.is_some_and(|role| role.mode == Mode::Update)
+    }
+
     /// Gives roles to those who wait for a domain, as far as that is possible now.
     pub(super) fn admit(&mut self, name: &DomainName) {
+        self.wake_sleepers(name);
         let Some(domain) = self.domains.get(name) else { return };
         let mut writer_waits = false;
         for id in domain.queue.clone() {
@@ -77,13 +112,9 @@ impl Books {
             let free = domain.writer.is_none();
             let granted = match mode {
                 Mode::Read | Mode::WriteOrRead if committed.is_some() && !dirty => {
-                    (!writer_waits).then_some(Ok(Mode::Read))
+                    (!writer_waits && !self.is_updated(domain)).then_some(Ok(Mode::Read))
                 }
-                Mode::Read if dirty && free => Some(Err(error(
-                    Code::Dirty,
-                    format!("a writer of {name} ended while it changed the memory in place"),
-                    "its contents are not whole: write the domain again",
-                ))),
+                Mode::Read if dirty && free => Some(Err(dirty_memory(name))),
                 Mode::Read => None,
                 Mode::WriteOrRead | Mode::Write => free.then_some(Ok(Mode::Write)),
                 Mode::Update if committed.is_none() && free => Some(Err(error(
@@ -92,10 +123,8 @@ impl Books {
                     "only what is committed can be updated: open it to write",
                 ))),
                 Mode::Update => {
-                    let asleep = domain.readers.keys().all(|reader| {
-                        self.clients.get(reader).and_then(|it| it.role.as_ref()).is_some_and(|role| role.allow_update)
-                    });
-                    (free && asleep).then_some(Ok(Mode::Update))
+                    let tolerated = domain.readers.keys().all(|reader| self.tolerates_updates(*reader));
+                    (free && tolerated).then_some(Ok(Mode::Update))
                 }
                 Mode::Discard => (free && domain.readers.is_empty()).then_some(Ok(Mode::Discard)),
             };
@@ -119,6 +148,7 @@ impl Books {
     pub(super) fn leave_queue(&mut self, id: ClientId, name: &DomainName) {
         if let Some(domain) = self.domains.get_mut(name) {
             domain.queue.retain(|&waiting| waiting != id);
+            domain.waking.retain(|&waiting| waiting != id);
         }
     }
 
@@ -152,8 +182,20 @@ impl Books {
         } else {
             domain.writer = Some(id);
         }
-        let role =
-            Role { token, domain: name.clone(), device, mode, version, layout, allow_update, lends, began: false };
+        let metadata = layout.metadata();
+        let role = Role {
+            token,
+            domain: name.clone(),
+            device,
+            mode,
+            version,
+            layout,
+            allow_update,
+            lends,
+            began: false,
+            asleep: false,
+            metadata,
+        };
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.role = Some(role);
         let text = match mode {
@@ -177,14 +219,18 @@ impl Books {
             allow_update: role.allow_update,
             lends: role.lends,
             began: role.began,
+            asleep: role.asleep,
             process: client.process,
             user: client.peer.user,
+            pid: client.peer.pid,
+            start: client.peer.start,
         })));
     }
 
     pub(super) fn answer_opened(&mut self, id: ClientId) {
         let Some(role) = self.clients.get(&id).and_then(|client| client.role.as_ref()) else { return };
-        let hash = if role.version == 0 { [0; 16] } else { role.layout.hash() };
+        let version = self.domains.get(&role.domain).and_then(|domain| domain.version(role.version));
+        let hash = version.map_or([0; 16], |version| version.hash);
         let answer = Answer::Opened {
             writes: role.writes(),
             version: role.version,
@@ -195,6 +241,90 @@ impl Books {
             token: role.token.to_vec(),
         };
         self.effects.push(Effect::Answer(id, answer));
+    }
+
+    /// A sign of life of the keeper.
+    pub(super) fn ping(&mut self, id: ClientId) -> Outcome {
+        if self.orphaned {
+            return Err(keeper_gone());
+        }
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        client.wait = Some((Wait::Keeper, None));
+        self.order(Order::Ping, Pending::Ping { client: id });
+        Ok(None)
+    }
+
+    /// A reader has given its import back.
+    pub(super) fn sleep(&mut self, id: ClientId) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let process = client.process;
+        let role = any_role(client)?;
+        if role.writes() {
+            return Err(error(Code::Invalid, "sleep: this connection writes", "commit first"));
+        }
+        if self.orphaned {
+            return Err(keeper_gone());
+        }
+        if !std::mem::replace(&mut role.asleep, true) {
+            let name = role.domain.clone();
+            self.record_role(id);
+            self.event(Some(&name), format!("process {process} sleeps"));
+            self.admit(&name);
+        }
+        Ok(Some(Answer::Done {}))
+    }
+
+    /// A reader that sleeps wants to import again.
+    pub(super) fn wake(&mut self, id: ClientId, wait_ms: u64, now: Instant) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let role = any_role(client)?;
+        if role.writes() {
+            return Err(error(Code::Invalid, "wake: this connection writes", "only readers sleep"));
+        }
+        if !role.asleep {
+            self.answer_opened(id);
+            return Ok(None);
+        }
+        let name = role.domain.clone();
+        let deadline = now.checked_add(Duration::from_millis(wait_ms));
+        client.wait = Some((Wait::Wake { domain: name.clone() }, deadline));
+        if let Some(domain) = self.domains.get_mut(&name) {
+            domain.waking.push(id);
+        }
+        self.wake_sleepers(&name);
+        if self.clients.get(&id).is_none_or(|client| client.wait.is_none()) {
+            return Ok(None);
+        }
+        let reason = self.obstacle(&name, Mode::Read);
+        if wait_ms == 0 {
+            return Err(self.give_up(id, now).unwrap_or_else(|| error(Code::Timeout, reason, "wait for it")));
+        }
+        Ok(Some(waiting(reason)))
+    }
+
+    /// Lets readers wake, unless what they read is being changed in place.
+    fn wake_sleepers(&mut self, name: &DomainName) {
+        let Some(domain) = self.domains.get(name) else { return };
+        let updated = domain.committed.as_ref().filter(|_| self.is_updated(domain)).map(|it| it.version);
+        let read = |id: &ClientId| domain.readers.get(id).copied();
+        let ready = domain.waking.iter().copied().filter(|id| updated.is_none() || read(id) != updated);
+        let dirty = |id: ClientId| read(&id).and_then(|version| domain.version(version)).is_some_and(|it| it.dirty);
+        for (id, dirty) in ready.map(|id| (id, dirty(id))).collect::<Vec<_>>() {
+            self.leave_queue(id, name);
+            self.unwait(id);
+            if dirty {
+                self.effects.push(Effect::Answer(id, Answer::Error(dirty_memory(name))));
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let process = client.process;
+            if let Some(role) = &mut client.role {
+                role.asleep = false;
+            }
+            self.record_role(id);
+            self.event(Some(name), format!("process {process} wakes"));
+            self.answer_opened(id);
+        }
     }
 
     pub(super) fn resume(&mut self, id: ClientId, token: &[u8]) -> Outcome {
@@ -228,6 +358,18 @@ impl Books {
         Ok(None)
     }
 
+    /// Ends the role of a connection that stays.
+    pub(super) fn close(&mut self, id: ClientId, now: Instant) -> Outcome {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let process = client.process;
+        if let Some(role) = client.role.take() {
+            client.asked.clear();
+            self.end_role(id, process, role);
+            self.feed_all(now);
+        }
+        Ok(Some(Answer::Done {}))
+    }
+
     /// A connection ended: so does its role.
     pub(crate) fn disconnect(&mut self, id: ClientId, now: Instant) -> Vec<Effect> {
         let Some(client) = self.clients.remove(&id) else { return Vec::new() };
@@ -236,6 +378,7 @@ impl Books {
                 self.leave_queue(id, &domain);
                 self.admit(&domain);
             }
+            Some((Wait::Wake { domain }, _)) => self.leave_queue(id, &domain),
             Some((Wait::Version { domain, .. }, _)) => {
                 if let Some(it) = self.domains.get_mut(&domain) {
                     it.watchers.retain(|watcher| *watcher != id);
@@ -285,4 +428,19 @@ impl Books {
         self.admit(&name);
         self.forget_if_unused(&name);
     }
+}
+
+fn dirty_memory(name: &DomainName) -> ServiceError {
+    let problem = format!("a writer of {name} ended while it changed the memory in place");
+    error(Code::Dirty, problem, "its contents are not whole: write the domain again")
+}
+
+/// True if two names of NPUs do not differ in a part that both have.
+fn same_npu(one: &str, other: &str) -> bool {
+    let parts = |name: &str| {
+        let (rest, sdid) = name.split_once('@').map_or((name, ""), |(rest, sdid)| (rest, sdid));
+        let (pci, physical) = rest.split_once('/').unwrap_or((rest, ""));
+        [if pci == "-" { "" } else { pci }, physical, sdid].map(str::to_owned)
+    };
+    parts(one).iter().zip(parts(other)).all(|(one, other)| one.is_empty() || other.is_empty() || *one == other)
 }

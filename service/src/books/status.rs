@@ -53,7 +53,13 @@ impl Books {
             })
             .collect();
         clients.sort_by_key(|client| (client.process, client.domain.clone()));
-        Status { keeper: self.keeper, front: self.front, devices: devices.collect(), domains, clients }
+        Status {
+            keeper: if self.orphaned { 0 } else { self.keeper },
+            front: self.front,
+            devices: devices.collect(),
+            domains,
+            clients,
+        }
     }
 
     fn domain_status(&self, name: &DomainName, domain: &Domain) -> DomainStatus {
@@ -74,7 +80,7 @@ impl Books {
             bytes: committed.map_or(0, |it| it.layout.bytes()),
             allocations: committed.map_or(0, |it| it.layout.allocations.len() as u64),
             uncommitted: draft.map_or(0, |role| role.layout.bytes()),
-            superseded: domain.older.values().map(|layout| layout.bytes()).sum(),
+            superseded: domain.older.values().map(|it| it.layout.bytes()).sum(),
             readers: domain.readers.len() as u64,
             waiting: (domain.queue.len() + domain.watchers.len()) as u64,
             age: committed.map_or(0, |it| unix_time().saturating_sub(it.time)),

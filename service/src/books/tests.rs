@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::journal::Token;
-use crate::keeper::HeldMemory;
 use crate::layout::Entry;
+use crate::link::HeldMemory;
 use std::cell::Cell;
 
 thread_local! {
@@ -24,6 +24,8 @@ struct Rig {
     policy: String,
     now: Instant,
     free: u64,
+    /// Memory of processes outside of the service.
+    foreign: u64,
     held: BTreeMap<u64, u64>,
     journal: Vec<Record>,
     answers: BTreeMap<u64, Vec<Answer>>,
@@ -50,6 +52,7 @@ impl Rig {
             policy: policy.into(),
             now: Instant::now(),
             free,
+            foreign: 0,
             held: BTreeMap::new(),
             journal: Vec::new(),
             answers: BTreeMap::new(),
@@ -84,7 +87,8 @@ impl Rig {
         while let Some((number, order)) = self.orders.pop_front() {
             let kept = match order {
                 Order::Create { size, .. } if size > self.free => {
-                    Kept::OutOfMemory { free: Some(self.free), text: "no memory".into() }
+                    let total = self.free + self.foreign + self.held.values().sum::<u64>();
+                    Kept::OutOfMemory { free: Some(self.free), total: Some(total), text: "no memory".into() }
                 }
                 Order::Create { id, size, .. } => {
                     self.free -= size;
@@ -99,6 +103,7 @@ impl Rig {
                     assert!(ids.iter().all(|id| self.held.contains_key(id)), "what is trusted is held");
                     Kept::Done
                 }
+                Order::Ping => Kept::Done,
                 Order::Memory { .. } => Kept::Memory { free: self.free, total: self.free },
             };
             let effects = self.books.kept(number, kept, self.now);
@@ -133,7 +138,18 @@ impl Rig {
             self.connect(id);
         }
         let domain = domain.parse().unwrap();
-        self.ask(id, Request::Open { domain, mode, device: 4, wait_ms, allow_update: false, lends: false })
+        self.ask(
+            id,
+            Request::Open {
+                domain,
+                mode,
+                device: 4,
+                identity: String::new(),
+                wait_ms,
+                allow_update: false,
+                lends: false,
+            },
+        )
     }
 
     fn allocate(&mut self, id: u64, size: u64, wait_ms: u64) -> Option<Answer> {
@@ -180,6 +196,18 @@ impl Rig {
         let effects = self.books.recover(std::mem::take(&mut self.journal), held, self.now);
         self.journal = self.books.snapshot();
         self.apply(effects);
+    }
+
+    fn token(&self, id: u64) -> Vec<u8> {
+        self.books.clients[&ClientId(id)].role.as_ref().unwrap().token.to_vec()
+    }
+
+    /// The process of an earlier connection comes back on a new one.
+    fn resume(&mut self, new: u64, old: i32, token: Vec<u8>) -> Option<Answer> {
+        let peer = Peer { pid: old, user: 1000 + old as u32, ..Peer::default() };
+        self.books.connect(ClientId(new), peer, self.now);
+        self.ask(new, Request::Hello { version: VERSION, process: old, program: String::new() });
+        self.ask(new, Request::Resume { token })
     }
 
     fn domain(&self, name: &str) -> Option<DomainStatus> {
@@ -334,7 +362,15 @@ fn readers_that_allow_updates_stay_and_see_the_new_version() {
     rig.close(1);
     rig.connect(2);
     let domain: DomainName = "a".parse().unwrap();
-    let open = Request::Open { domain, mode: Mode::Read, device: 4, wait_ms: 0, allow_update: true, lends: false };
+    let open = Request::Open {
+        domain,
+        mode: Mode::Read,
+        device: 4,
+        identity: String::new(),
+        wait_ms: 0,
+        allow_update: true,
+        lends: false,
+    };
     rig.ask(2, open);
     rig.open(3, "a", Mode::Update, 0);
     rig.ask(3, Request::Begin {});
@@ -365,6 +401,7 @@ fn memory_that_is_missing_is_waited_for_and_the_numbers_are_in_the_error() {
 #[test]
 fn waiting_for_memory_ends_with_the_time_and_with_the_client() {
     let mut rig = Rig::new(4 * MIB);
+    rig.foreign = 12 * MIB;
     for id in 1..4 {
         rig.open(id, &format!("d{id}"), Mode::Write, 0);
         assert!(waits(&rig.allocate(id, 8 * MIB, 1000 * id)));
@@ -373,7 +410,7 @@ fn waiting_for_memory_ends_with_the_time_and_with_the_client() {
     assert_eq!(code(rig.last(1)), Code::OutOfMemory);
     rig.close(2);
     // A process outside of the service returns its memory.
-    rig.free = 16 * MIB;
+    (rig.free, rig.foreign) = (16 * MIB, 0);
     rig.pass(Duration::from_millis(500));
     assert!(matches!(rig.last(3), Some(Answer::Allocated { .. })));
 }
@@ -421,7 +458,15 @@ fn those_who_lend_are_asked_and_named_if_they_do_not_answer() {
     for id in [1, 2] {
         rig.connect(id);
         let domain = format!("kv{id}").parse().unwrap();
-        let open = Request::Open { domain, mode: Mode::Write, device: 4, wait_ms: 0, allow_update: false, lends: true };
+        let open = Request::Open {
+            domain,
+            mode: Mode::Write,
+            device: 4,
+            identity: String::new(),
+            wait_ms: 0,
+            allow_update: false,
+            lends: true,
+        };
         rig.ask(id, open);
     }
     let Some(Answer::Allocated { allocation }) = rig.allocate(1, 8 * MIB, 0) else { panic!() };
@@ -451,6 +496,7 @@ fn a_reader_on_another_npu_is_refused() {
         domain: "a".parse().unwrap(),
         mode: Mode::Read,
         device,
+        identity: String::new(),
         wait_ms: 0,
         allow_update: false,
         lends: false,
@@ -537,7 +583,6 @@ fn what_comes_at_the_wrong_time_ends_the_connection_or_is_refused() {
     for wrong in [
         Request::Commit {},
         Request::Free { allocations: vec![1] },
-        Request::Shares { allocations: vec![] },
         Request::Shares { allocations: vec![u64::MAX] },
         Request::Gave { reclaim: 7 },
     ] {
@@ -644,4 +689,244 @@ fn whatever_clients_do_memory_is_counted_right_and_what_is_committed_stays() {
         assert_eq!(rig.held.values().sum::<u64>(), committed, "seed {seed}: nothing else is left");
         assert_eq!(rig.free + committed, 24 * MIB, "seed {seed}");
     }
+}
+
+#[test]
+fn a_writer_in_place_that_has_not_begun_keeps_new_readers_out() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    rig.close(1);
+    rig.open(2, "a", Mode::Update, 0);
+    assert!(waits(&rig.open(3, "a", Mode::Read, 5000)), "it would map what is changed");
+    assert!(waits(&rig.open(4, "a", Mode::WriteOrRead, 5000)));
+    rig.close(2);
+    assert!(version(rig.last(3)) > 0 && version(rig.last(4)) > 0);
+}
+
+#[test]
+fn readers_that_sleep_let_an_update_in_and_wake_after_it() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    assert!(waits(&rig.open(2, "a", Mode::Update, 5000)));
+    assert_eq!(rig.ask(1, Request::Sleep {}), Some(Answer::Done {}));
+    assert_eq!(version(rig.last(2)), first);
+    assert_eq!(code(rig.ask(1, Request::Shares { allocations: vec![] })), Code::Invalid, "asleep");
+    assert_eq!(code(rig.ask(1, Request::Wake { wait_ms: 0 })), Code::Timeout);
+    assert!(waits(&rig.ask(1, Request::Wake { wait_ms: 5000 })));
+    rig.ask(2, Request::Begin {});
+    // It is remembered by the next front.
+    let tokens = [rig.token(1), rig.token(2)];
+    rig.kill_front();
+    assert_eq!(version(rig.resume(11, 1, tokens[0].clone())), first);
+    rig.resume(12, 2, tokens[1].clone());
+    assert!(waits(&rig.ask(11, Request::Wake { wait_ms: 5000 })));
+    let second = version(rig.ask(12, Request::Commit {}));
+    assert_eq!(version(rig.last(11)), second);
+    assert!(
+        matches!(rig.ask(11, Request::Shares { allocations: vec![] }), Some(Answer::Shares { shares }) if shares.len() == 1)
+    );
+    assert_eq!(rig.free, 56 * MIB);
+}
+
+#[test]
+fn nobody_wakes_to_memory_whose_update_was_not_finished() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    rig.ask(1, Request::Sleep {});
+    rig.open(2, "a", Mode::Update, 0);
+    rig.ask(2, Request::Begin {});
+    assert!(waits(&rig.ask(1, Request::Wake { wait_ms: 5000 })));
+    rig.close(2);
+    assert_eq!(code(rig.last(1)), Code::Dirty);
+    // Nor after another version took its place.
+    rig.commit(3, "a", 4 * MIB);
+    let token = rig.token(1);
+    assert_eq!(code(rig.ask(1, Request::Wake { wait_ms: 0 })), Code::Dirty);
+    rig.kill_front();
+    rig.resume(11, 1, token);
+    assert_eq!(code(rig.ask(11, Request::Wake { wait_ms: 0 })), Code::Dirty);
+}
+
+#[test]
+fn a_layout_that_cannot_fit_beside_the_committed_one_is_refused_at_once_with_the_numbers() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 40 * MIB);
+    rig.close(1);
+    rig.open(2, "a", Mode::Write, 0);
+    assert!(matches!(rig.allocate(2, 16 * MIB, 60_000), Some(Answer::Allocated { .. })));
+    let Some(Answer::Error(error)) = rig.allocate(2, 16 * MIB, 60_000) else { panic!("it waits in vain") };
+    assert_eq!(error.code, Code::OutOfMemory);
+    for part in ["has 64 MiB", "no room for 16 MiB", "16 MiB of this writer", "40 MiB that a has committed"] {
+        assert!(error.problem.contains(part), "{}", error.problem);
+    }
+    assert!(error.remedy.contains("discard"), "{}", error.remedy);
+    rig.close(2);
+    // The caller can choose to give up what is committed.
+    rig.open(3, "a", Mode::Discard, 0);
+    assert!(matches!(rig.allocate(3, 40 * MIB, 0), Some(Answer::Allocated { .. })));
+}
+
+#[test]
+fn who_waits_for_memory_hears_how_it_goes_on() {
+    let mut rig = Rig::new(4 * MIB);
+    rig.foreign = 60 * MIB;
+    let heard = |rig: &mut Rig, id: u64| match rig.last(id) {
+        Some(Answer::Waiting(waiting)) => Some((waiting.before, waiting.wanted / MIB, waiting.free / MIB)),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    rig.open(1, "a", Mode::Write, 0);
+    rig.open(2, "b", Mode::Write, 0);
+    let first = rig.allocate(1, 16 * MIB, 60_000);
+    assert!(matches!(first, Some(Answer::Waiting(it)) if (it.before, it.wanted, it.free) == (0, 16 * MIB, 4 * MIB)));
+    let second = rig.allocate(2, 8 * MIB, 60_000);
+    assert!(matches!(second, Some(Answer::Waiting(it)) if (it.before, it.wanted, it.free) == (1, 8 * MIB, 4 * MIB)));
+    rig.pass(Duration::from_millis(500));
+    assert_eq!((heard(&mut rig, 1), heard(&mut rig, 2)), (None, None), "nothing has changed");
+    (rig.free, rig.foreign) = (10 * MIB, 54 * MIB);
+    rig.pass(Duration::from_millis(500));
+    assert_eq!((heard(&mut rig, 1), heard(&mut rig, 2)), (Some((0, 16, 10)), Some((1, 8, 10))));
+    rig.close(1);
+    assert!(matches!(rig.last(2), Some(Answer::Allocated { .. })));
+}
+
+#[test]
+fn the_drivers_list_of_processes_is_counted_and_its_end_is_announced() {
+    let mut rig = Rig::new(64 * MIB);
+    let version = rig.commit(1, "a", 2 * MIB);
+    let all = BTreeSet::from_iter(100..100 + memory::LIST_MAX as i32 / 4 * 3 - 1);
+    rig.books.listed.insert(version, all);
+    rig.open(2, "a", Mode::Read, 0);
+    let shares = Request::Shares { allocations: vec![] };
+    assert!(matches!(rig.ask(2, shares.clone()), Some(Answer::Shares { .. })));
+    assert!(
+        rig.books.events.iter().any(|event| event.text.contains("48750 of 65000")),
+        "{:?}",
+        rig.books.events.back()
+    );
+    let all = BTreeSet::from_iter((100..100 + memory::LIST_MAX as i32 - 1).chain([2]));
+    rig.books.listed.insert(version, all);
+    assert!(matches!(rig.ask(2, shares.clone()), Some(Answer::Shares { .. })), "who is on it comes back");
+    rig.open(3, "a", Mode::Read, 0);
+    assert_eq!(code(rig.ask(3, shares.clone())), Code::ListFull);
+    // The next front knows it, and new memory has a new list.
+    rig.journal = rig.books.snapshot();
+    rig.kill_front();
+    rig.open(4, "a", Mode::Read, 0);
+    assert_eq!(code(rig.ask(4, shares.clone())), Code::ListFull);
+    rig.commit(5, "a", 2 * MIB);
+    rig.open(6, "a", Mode::Read, 0);
+    assert!(matches!(rig.ask(6, shares), Some(Answer::Shares { .. })));
+}
+
+#[test]
+fn without_the_keeper_what_is_mapped_can_be_read_and_nothing_else_can_be_done() {
+    let mut rig = Rig::new(64 * MIB);
+    let committed = rig.commit(1, "a", 2 * MIB);
+    rig.open(2, "b", Mode::Write, 0);
+    rig.open(3, "c", Mode::Write, 0);
+    assert!(waits(&rig.allocate(3, 64 * MIB, 5000)));
+    assert!(waits(&rig.open(4, "a", Mode::Discard, 5000)));
+    rig.slow = true;
+    rig.ask(1, Request::Ping {});
+    let effects = rig.books.orphan();
+    rig.apply(effects);
+    for waiting in [1, 3, 4] {
+        assert_eq!(code(rig.last(waiting)), Code::KeeperGone, "{waiting}");
+    }
+    rig.orders.clear();
+    for request in [Request::Ping {}, Request::Sleep {}] {
+        assert_eq!(code(rig.ask(1, request)), Code::KeeperGone);
+    }
+    assert_eq!(code(rig.allocate(2, 2 * MIB, 5000)), Code::KeeperGone);
+    assert_eq!(code(rig.ask(2, Request::Commit {})), Code::KeeperGone);
+    assert_eq!(code(rig.open(5, "a", Mode::Write, 5000)), Code::KeeperGone);
+    // Those whom the driver lets import it can join.
+    assert_eq!(version(rig.open(6, "a", Mode::Read, 0)), committed);
+    assert_eq!(version(rig.open(7, "a", Mode::WriteOrRead, 0)), committed);
+    assert!(matches!(rig.ask(6, Request::Shares { allocations: vec![] }), Some(Answer::Shares { .. })));
+    assert!(rig.orders.is_empty(), "nobody is there to take orders");
+    assert_eq!(rig.books.status(rig.now).keeper, 0);
+    [1, 2, 3, 6].into_iter().for_each(|id| rig.close(id));
+    assert!(rig.books.has_roles());
+    rig.close(7);
+    assert!(!rig.books.has_roles());
+}
+
+#[test]
+fn keys_and_values_of_a_layout_have_an_end() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.open(1, "a", Mode::Write, 0);
+    let Some(Answer::Allocated { allocation }) = rig.allocate(1, 2 * MIB, 0) else { panic!() };
+    let put = |from: u32| Request::Put {
+        entries: (from..from + 64)
+            .map(|key| {
+                let value = vec![0; 64 << 10];
+                (key.to_string(), Entry { allocation: allocation.id, offset: 0, size: 1, value })
+            })
+            .collect(),
+    };
+    let mut refused = 0;
+    for from in (0..2048).step_by(64) {
+        match rig.ask(1, put(from)) {
+            Some(Answer::Done {}) => assert_eq!(refused, 0),
+            answer => {
+                assert_eq!(code(answer), Code::Invalid);
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(refused, 17, "15 requests of 4 MiB and a little fit into 64 MiB");
+    // What takes the place of something counts once.
+    (0..100).for_each(|_| assert_eq!(rig.ask(1, put(0)), Some(Answer::Done {})));
+}
+
+#[test]
+fn an_npu_is_compared_by_its_identity_as_far_as_both_sides_know_it() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 2 * MIB);
+    rig.connect(2);
+    let open = |identity: &str| Request::Open {
+        domain: "a".parse().unwrap(),
+        mode: Mode::Read,
+        device: 4,
+        identity: identity.into(),
+        wait_ms: 0,
+        allow_update: false,
+        lends: false,
+    };
+    for other in ["c1:00.0/4", "c0:00.1/4", "c0:00.0/5", "\u{7}", &"x".repeat(1 << 20)] {
+        assert_eq!(code(rig.ask(2, open(other))), Code::OtherDevice, "{}", other.len());
+    }
+    for same in ["c0:00.0/4", "-/4", "c0:00.0/4@00cc0000", ""] {
+        assert!(version(rig.ask(2, open(same))) > 0, "{same}");
+        rig.ask(2, Request::Close {});
+    }
+}
+
+#[test]
+fn a_role_that_is_closed_is_over_and_its_connection_can_have_another() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.open(1, "a", Mode::Write, 0);
+    rig.allocate(1, 2 * MIB, 0);
+    assert_eq!(rig.ask(1, Request::Close {}), Some(Answer::Done {}));
+    assert_eq!((rig.free, rig.domain("a")), (64 * MIB, None));
+    assert_eq!(rig.ask(1, Request::Close {}), Some(Answer::Done {}), "once more");
+    rig.commit(1, "b", 2 * MIB);
+}
+
+#[test]
+fn a_role_whose_process_lives_waits_for_it_as_long_as_that_lives() {
+    let mut rig = Rig::new(64 * MIB);
+    let first = rig.commit(1, "a", 8 * MIB);
+    let token = rig.token(1);
+    rig.kill_front();
+    let [(absent, pid, _)] = rig.books.absentees()[..] else { panic!() };
+    assert_eq!(pid, 1);
+    rig.books.watch(absent);
+    rig.pass(Duration::from_secs(86_400));
+    assert!(waits(&rig.open(2, "a", Mode::Update, 5000)), "it may map the memory");
+    assert_eq!(version(rig.resume(11, 1, token)), first);
+    rig.close(11);
+    assert_eq!(version(rig.last(2)), first);
 }

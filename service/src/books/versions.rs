@@ -1,6 +1,6 @@
 //! Versions: committed, changed in place, waited for and removed.
 
-use super::{Books, ClientId, Committed, Effect, Outcome, Wait, error, unix_time, writer};
+use super::{Books, ClientId, Committed, Effect, Outcome, Wait, error, keeper_gone, unix_time, waiting, writer};
 use crate::journal::Record;
 use crate::layout::{Entry, Layout};
 use crate::name::DomainName;
@@ -13,6 +13,9 @@ impl Books {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let process = client.process;
         let role = writer(client)?;
+        if self.orphaned {
+            return Err(keeper_gone());
+        }
         if role.mode != Mode::Update {
             return Err(error(Code::Invalid, "begin: only a writer in place begins", "just write"));
         }
@@ -31,6 +34,9 @@ impl Books {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let process = client.process;
         let role = writer(client)?;
+        if self.orphaned {
+            return Err(keeper_gone());
+        }
         if role.layout.allocations.is_empty() {
             return Err(error(Code::Invalid, "commit: nothing was allocated", "allocate and write first"));
         }
@@ -68,9 +74,15 @@ impl Books {
                 }
                 let readers: Vec<_> = domain.readers.keys().copied().filter(|reader| *reader != id).collect();
                 self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version: before.version }));
+                // It is the same memory, and its lists go on.
+                if let Some(listed) = self.listed.remove(&before.version) {
+                    let processes = listed.iter().copied().collect();
+                    self.listed.insert(version, listed);
+                    self.effects.push(Effect::Record(Record::Listed { version, processes }));
+                }
                 readers.into_iter().for_each(|reader| self.record_role(reader));
             } else if domain.readers_of(before.version) > 0 {
-                domain.older.insert(before.version, before.layout);
+                domain.older.insert(before.version, before);
             } else {
                 self.drop_layout(&name, before.version, &before.layout);
             }
@@ -107,7 +119,7 @@ impl Books {
     pub(super) fn drop_version(&mut self, name: &DomainName, version: u64) {
         let Some(domain) = self.domains.get_mut(name) else { return };
         let layout = match domain.older.remove(&version) {
-            Some(layout) => layout,
+            Some(older) => older.layout,
             None => match domain.committed.take_if(|committed| committed.version == version) {
                 Some(committed) => committed.layout,
                 None => return,
@@ -118,6 +130,7 @@ impl Books {
 
     pub(super) fn drop_layout(&mut self, name: &DomainName, version: u64, layout: &Layout) {
         self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version }));
+        self.listed.remove(&version);
         layout.allocations.iter().for_each(|allocation| self.release(allocation.id));
     }
 
@@ -145,7 +158,7 @@ impl Books {
         self.domains.entry(name.clone()).or_default().watchers.push(id);
         let deadline = now.checked_add(Duration::from_millis(wait_ms));
         client.wait = Some((Wait::Version { domain: name, newer_than }, deadline));
-        Ok(Some(Answer::Waiting { reason }))
+        Ok(Some(waiting(reason)))
     }
 
     pub(super) fn remove(&mut self, id: ClientId, name: &DomainName) -> Outcome {

@@ -3,17 +3,22 @@
 use super::{Error, OpenOptions, Result};
 use crate::layout::{Allocation, Entry};
 use crate::name::DomainName;
-use crate::protocol::{self, Answer, Code, Mode, Request, ServiceError, Share, VERSION};
+use crate::protocol::{self, Answer, Code, Mode, Request, ServiceError, Share, VERSION, Waiting};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, discovery};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long the front may take for an answer that waits for nobody.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
+/// How long a role that is dropped tries to say so to a front that is being replaced.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a client tries to reach a front that is being replaced.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -27,51 +32,113 @@ pub(super) struct Line {
     /// Requests of the service for memory.
     pub(super) reclaims: Vec<(u64, u64)>,
     pub(super) process: i32,
-    pub(super) program: String,
-    pub(super) instance: u64,
+    pub(super) options: OpenOptions,
+    /// The process that made it: a child has a copy of the socket, and must not use it.
+    pub(super) owner: u32,
+    /// From a function that was told what a request waits for.
+    pub(super) panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Line {
-    pub(super) fn connect(path: &Path, process: i32, program: &str) -> Result<Line> {
-        let unreachable = |error| Error::Unreachable { path: path.to_owned(), error };
-        let socket = UnixStream::connect(path).map_err(unreachable)?;
+    pub(super) fn connect(path: &Path, process: i32, options: &OpenOptions) -> Result<Line> {
+        Line::connect_with(path, process, options, None).map(|(line, _)| line)
+    }
+
+    /// Connects, and sends a first request together with the greeting.
+    fn connect_with(
+        path: &Path,
+        process: i32,
+        options: &OpenOptions,
+        first: Option<(&Request, Duration)>,
+    ) -> Result<(Line, Option<Answer>)> {
+        let socket = loop {
+            match UnixStream::connect(path) {
+                Ok(socket) => break socket,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::Unreachable { path: path.to_owned(), error }),
+            }
+        };
         let mut line = Line {
             path: path.to_owned(),
             socket,
             arrived: Vec::new(),
             reclaims: Vec::new(),
             process,
-            program: program.to_owned(),
-            instance: 0,
+            options: options.clone(),
+            owner: std::process::id(),
+            panic: Mutex::new(None),
         };
-        let hello = Request::Hello { version: VERSION, process, program: program.to_owned() };
-        match line.ask(&hello, ANSWER)? {
-            Answer::Hello { instance, .. } => line.instance = instance,
-            other => return Err(strange(&other)),
+        let hello = Request::Hello { version: VERSION, process, program: options.program.clone() };
+        let (requests, wait) = match first {
+            Some((first, wait)) => (vec![&hello, first], wait),
+            None => (vec![&hello], Duration::ZERO),
+        };
+        let mut answers = line.ask_all(&requests, wait)?.into_iter();
+        match answers.next() {
+            Some(Answer::Hello { .. }) => Ok((line, answers.next())),
+            Some(other) => Err(strange(&other)),
+            None => Err(line.unreachable(io::ErrorKind::UnexpectedEof.into())),
         }
-        Ok(line)
     }
 
-    pub(super) fn unreachable(&self, error: io::Error) -> Error {
+    fn unreachable(&self, error: io::Error) -> Error {
         Error::Unreachable { path: self.path.clone(), error }
     }
 
     /// Sends a request and waits for its answer. `wait` is how long the service itself may wait.
     pub(super) fn ask(&mut self, request: &Request, wait: Duration) -> Result<Answer> {
-        let frame = protocol::encode(request)?;
+        let mut answers = self.ask_all(&[request], wait)?;
+        answers.pop().ok_or_else(|| self.unreachable(io::ErrorKind::UnexpectedEof.into()))
+    }
+
+    /// Sends several requests at once, and waits for all of their answers: one round trip.
+    pub(super) fn ask_all(&mut self, requests: &[&Request], wait: Duration) -> Result<Vec<Answer>> {
+        if self.owner != std::process::id() {
+            return Err(Error::Forked(self.path.display().to_string()));
+        }
+        let mut frames = Vec::new();
+        for request in requests {
+            frames.extend(protocol::encode(request)?);
+        }
         // The service gives up by itself; this is for a service that does not answer at all.
         let deadline = Instant::now().checked_add(wait.saturating_add(ANSWER));
         self.socket.set_write_timeout(Some(ANSWER)).map_err(|error| self.unreachable(error))?;
-        if let Err(error) = self.socket.write_all(&frame) {
+        if let Err(error) = self.socket.write_all(&frames) {
             return Err(self.unreachable(error));
         }
-        loop {
+        let mut answers = Vec::new();
+        let mut refused = None;
+        while answers.len() < requests.len() {
             match self.next(deadline)? {
-                Some(Answer::Waiting { reason }) => tracing::debug!("{reason}"),
-                Some(Answer::Error(error)) => return Err(error.into()),
-                Some(answer) => return Ok(answer),
+                Some(Answer::Waiting(waiting)) => self.tell(&waiting),
+                // The connection ends with it, and nothing else is answered.
+                Some(Answer::Error(error)) if error.code == Code::Protocol => return Err(error.into()),
+                Some(Answer::Error(error)) => {
+                    refused.get_or_insert(error);
+                    answers.push(Answer::Done {});
+                }
+                Some(answer) => answers.push(answer),
                 None => return Err(self.unreachable(io::ErrorKind::TimedOut.into())),
             }
+        }
+        refused.map_or(Ok(answers), |error| Err(error.into()))
+    }
+
+    /// Tells the program what a request waits for.
+    fn tell(&mut self, waiting: &Waiting) {
+        tracing::debug!("{}", waiting.reason);
+        let Some(progress) = &self.options.progress.0 else { return };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| progress(waiting))) {
+            self.options.progress.0 = None;
+            self.panic = Mutex::new(Some(panic));
+        }
+    }
+
+    /// Goes on with the panic of a function that was told what a request waits for.
+    pub(super) fn deliver_panic(&mut self) {
+        let panic = self.panic.get_mut().ok().and_then(Option::take);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 
@@ -115,6 +182,12 @@ pub(super) fn done(answer: Answer) -> Result<()> {
     }
 }
 
+/// A layout, with what is needed to import it.
+pub(super) struct ServedLayout {
+    pub(super) allocations: Vec<(Allocation, Share)>,
+    pub(super) entries: BTreeMap<String, Entry>,
+}
+
 /// A connection with a role, which comes back when the front is replaced.
 #[derive(Debug)]
 pub(super) struct Role {
@@ -133,9 +206,25 @@ pub(super) struct Role {
 
 impl Drop for Role {
     fn drop(&mut self) {
-        // A front that was replaced keeps the role for a while: this one will not come back for it.
-        if self.broken && self.come_back().is_err() {
-            tracing::debug!("the service keeps a role of {} until its time is over", self.domain);
+        if self.line.owner != std::process::id() {
+            return;
+        }
+        // A front that is killed just now would leave the role to the next one, which keeps it as
+        // long as this process lives.
+        let closed = match self.broken {
+            true => self.come_back().and_then(|()| self.line.ask(&Request::Close {}, Duration::ZERO)),
+            false => self.line.ask(&Request::Close {}, Duration::ZERO),
+        };
+        if matches!(closed, Err(Error::Unreachable { .. })) && !self.broken {
+            let deadline = Instant::now() + GOODBYE;
+            while let Err(Error::Unreachable { .. }) = self.come_back() {
+                if Instant::now() >= deadline {
+                    tracing::debug!("the service may keep a role in {} until this process ends", self.domain);
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = self.line.ask(&Request::Close {}, Duration::ZERO);
         }
     }
 }
@@ -149,9 +238,18 @@ impl Role {
         options: &OpenOptions,
     ) -> Result<Role> {
         let process = BareTgid::of_this_process(&device.session())?.as_raw();
-        let line = Line::connect(path, process, &options.program)?;
         let npus = discovery::list()?;
-        let physical = npus.iter().find(|npu| npu.logical == device.id()).map(|npu| npu.physical.0);
+        let npu = npus.iter().find(|npu| npu.logical == device.id());
+        let request = Request::Open {
+            domain: domain.clone(),
+            mode,
+            device: npu.map_or(u32::MAX, |npu| npu.physical.0),
+            identity: npu.map(|npu| npu.identity.to_string()).unwrap_or_default(),
+            wait_ms: milliseconds(options.wait),
+            allow_update: options.allow_update,
+            lends: options.lends,
+        };
+        let (line, answer) = Line::connect_with(path, process, options, Some((&request, options.wait)))?;
         let mut role = Role {
             line,
             domain: domain.clone(),
@@ -164,16 +262,9 @@ impl Role {
             writes: false,
             broken: false,
         };
-        let request = Request::Open {
-            domain: domain.clone(),
-            mode,
-            device: physical.unwrap_or(u32::MAX),
-            wait_ms: milliseconds(options.wait),
-            allow_update: options.allow_update,
-            lends: options.lends,
-        };
-        let answer = role.line.ask(&request, options.wait)?;
+        let Some(answer) = answer else { return Err(role.line.unreachable(io::ErrorKind::UnexpectedEof.into())) };
         role.opened(answer)?;
+        role.line.deliver_panic();
         Ok(role)
     }
 
@@ -218,11 +309,54 @@ impl Role {
 
     /// Takes the role back on a new connection.
     pub(super) fn come_back(&mut self) -> Result<()> {
-        let mut line = Line::connect(&self.line.path, self.line.process, &self.line.program)?;
-        let answer = line.ask(&Request::Resume { token: self.token.clone() }, ANSWER)?;
+        if self.line.owner != std::process::id() {
+            return Err(Error::Forked(self.domain.to_string()));
+        }
+        let resume = Request::Resume { token: self.token.clone() };
+        let first = Some((&resume, Duration::ZERO));
+        let (mut line, answer) = Line::connect_with(&self.line.path, self.line.process, &self.line.options, first)?;
+        let Some(answer) = answer else { return Err(line.unreachable(io::ErrorKind::UnexpectedEof.into())) };
         line.reclaims = std::mem::take(&mut self.line.reclaims);
         (self.line, self.broken) = (line, false);
         self.opened(answer)
+    }
+
+    /// The whole layout with what is needed to import it, in one round trip for each thousand
+    /// entries or less.
+    pub(super) fn layout(&mut self) -> Result<ServedLayout> {
+        let first = [
+            &Request::Allocations { from: 0 },
+            &Request::Shares { allocations: Vec::new() },
+            &Request::Entries { after: None },
+        ];
+        let mut answers = self.persist(|role| role.line.ask_all(&first, Duration::ZERO))?.into_iter();
+        let (mut allocations, mut shares, mut entries) = match (answers.next(), answers.next(), answers.next()) {
+            (
+                Some(Answer::Allocations { allocations }),
+                Some(Answer::Shares { shares }),
+                Some(Answer::Entries { entries }),
+            ) => (allocations, shares, BTreeMap::from_iter(entries)),
+            (other, ..) => return Err(strange(&other.unwrap_or(Answer::Done {}))),
+        };
+        while (allocations.len() as u64) < self.allocations {
+            match self.ask(&Request::Allocations { from: allocations.len() as u64 }, ANSWER)? {
+                Answer::Allocations { allocations: more } if !more.is_empty() => allocations.extend(more),
+                other => return Err(strange(&other)),
+            }
+        }
+        let rest: Vec<u64> = allocations.iter().skip(shares.len()).map(|allocation| allocation.id).collect();
+        shares.extend(self.shares(&rest)?);
+        while (entries.len() as u64) < self.entries {
+            let after = entries.last_key_value().map(|(key, _): (&String, &Entry)| key.clone());
+            match self.ask(&Request::Entries { after }, ANSWER)? {
+                Answer::Entries { entries: more } if !more.is_empty() => entries.extend(more),
+                other => return Err(strange(&other)),
+            }
+        }
+        if shares.iter().map(|share| share.allocation).ne(allocations.iter().map(|allocation| allocation.id)) {
+            return Err(strange(&Answer::Shares { shares }));
+        }
+        Ok(ServedLayout { allocations: allocations.into_iter().zip(shares).collect(), entries })
     }
 
     pub(super) fn all_allocations(&mut self) -> Result<Vec<Allocation>> {
@@ -230,18 +364,6 @@ impl Role {
         while (all.len() as u64) < self.allocations {
             match self.ask(&Request::Allocations { from: all.len() as u64 }, ANSWER)? {
                 Answer::Allocations { allocations } if !allocations.is_empty() => all.extend(allocations),
-                other => return Err(strange(&other)),
-            }
-        }
-        Ok(all)
-    }
-
-    pub(super) fn all_entries(&mut self) -> Result<BTreeMap<String, Entry>> {
-        let mut all = BTreeMap::new();
-        while (all.len() as u64) < self.entries {
-            let after = all.last_key_value().map(|(key, _): (&String, &Entry)| key.clone());
-            match self.ask(&Request::Entries { after }, ANSWER)? {
-                Answer::Entries { entries } if !entries.is_empty() => all.extend(entries),
                 other => return Err(strange(&other)),
             }
         }

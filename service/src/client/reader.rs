@@ -1,8 +1,8 @@
 //! The reader of a layout.
 
-use super::line::{ANSWER, Role, done, milliseconds, strange};
+use super::line::{ANSWER, Role, ServedLayout, done, milliseconds, strange};
 use super::space::Space;
-use super::{Error, Result};
+use super::{Error, OpenOptions, Result};
 use crate::layout::{Allocation, Entry};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Request};
@@ -18,6 +18,8 @@ pub struct Reader {
     pub(super) space: Space,
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) awake: bool,
+    /// How long to wait for somebody who changes the memory in place.
+    pub(super) wait: Duration,
 }
 
 impl Reader {
@@ -75,7 +77,9 @@ impl Reader {
     /// [`Code::Timeout`].
     pub fn wait_for_newer(&mut self, wait: Duration) -> Result<u64> {
         let request = Request::Wait { newer_than: self.role.version, domain: None, wait_ms: milliseconds(wait) };
-        match self.role.ask(&request, wait)? {
+        let answer = self.role.ask(&request, wait);
+        self.role.line.deliver_panic();
+        match answer? {
             Answer::Version { version, .. } => Ok(version),
             other => Err(strange(&other)),
         }
@@ -101,10 +105,18 @@ impl Reader {
             }
         }
         self.awake = false;
+        // From now on the memory may be changed in place.
+        if let Err(error) = self.role.ask(&Request::Sleep {}, ANSWER).and_then(done) {
+            // The owner is gone after all, and the memory with it if nobody else maps it.
+            self.map_all()?;
+            self.awake = true;
+            return Err(error);
+        }
         Ok(())
     }
 
-    /// Maps the memory again at the same addresses.
+    /// Maps the memory again at the same addresses. Waits while somebody changes it in place, as
+    /// long as the reader waited for its role at most.
     ///
     /// # Errors
     ///
@@ -115,7 +127,10 @@ impl Reader {
             return Ok(());
         }
         let (before, hash) = (self.role.version, self.role.hash.clone());
-        done(self.role.ask(&Request::Ping {}, ANSWER)?)?;
+        let wake = Request::Wake { wait_ms: milliseconds(self.wait) };
+        let answer = self.role.ask(&wake, self.wait);
+        self.role.line.deliver_panic();
+        self.role.opened(answer?)?;
         if self.role.hash != hash {
             let allocations = self.role.all_allocations()?;
             let sizes = |all: &mut dyn Iterator<Item = &Allocation>| all.map(|it| it.size).sum::<u64>();
@@ -153,14 +168,11 @@ impl Reader {
     }
 }
 
-pub(super) fn reader(mut role: Role, device: &Device) -> Result<Reader> {
-    let allocations = role.all_allocations()?;
-    let entries = role.all_entries()?;
+pub(super) fn reader(mut role: Role, device: &Device, options: &OpenOptions) -> Result<Reader> {
+    let ServedLayout { allocations, entries } = role.layout()?;
     let mut space = Space::new(device, role.bytes)?;
-    let ids: Vec<u64> = allocations.iter().map(|allocation| allocation.id).collect();
-    let shares = role.shares(&ids)?;
-    for (allocation, share) in allocations.iter().zip(&shares) {
+    for (allocation, share) in &allocations {
         space.add(allocation, share)?;
     }
-    Ok(Reader { role, space, entries, awake: true })
+    Ok(Reader { role, space, entries, awake: true, wait: options.wait })
 }

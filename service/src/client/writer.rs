@@ -58,8 +58,9 @@ impl Writer {
             return self.entry_slice(&entry, size);
         }
         let offset = self.used.next_multiple_of(ALIGNMENT);
-        while offset + size > self.space.end {
-            self.grow(offset + size - self.space.end)?;
+        let end = offset.checked_add(size).ok_or_else(|| self.too_small())?;
+        if end > self.space.end {
+            self.grow(end - self.space.end)?;
         }
         let at = self.space.places.partition_point(|(_, start)| *start <= offset).saturating_sub(1);
         let Some((allocation, start)) = self.space.places.get(at) else {
@@ -67,7 +68,7 @@ impl Writer {
         };
         let entry = Entry { allocation: allocation.id, offset: offset - start, size, value: value.to_vec() };
         self.entries.insert(key.to_owned(), entry);
-        self.used = offset + size;
+        self.used = end;
         self.space.slice(offset, size)
     }
 
@@ -80,13 +81,18 @@ impl Writer {
     pub(super) fn grow(&mut self, missing: u64) -> Result<()> {
         let page = self.options.page.bytes();
         let room = (self.space.reservation.size() - self.space.end) / page * page;
-        let size = missing.max(CHUNK).next_multiple_of(page).min(room);
-        if size == 0 || size < missing.next_multiple_of(page).min(CHUNK) {
-            let problem = format!("the writer's capacity of {} bytes is used up", self.space.reservation.size());
-            let remedy = "open the domain with a greater capacity".into();
-            return Err(ServiceError { code: Code::Invalid, problem, remedy }.into());
+        if missing > room {
+            return Err(self.too_small());
         }
+        let size = missing.max(CHUNK).next_multiple_of(page).min(room);
         self.allocate(size, "").map(drop)
+    }
+
+    fn too_small(&self) -> Error {
+        let size = self.space.reservation.size();
+        let problem = format!("the writer's capacity of {} is used up", ascend_vmm::Bytes(size));
+        let remedy = "open the domain with a greater capacity".into();
+        ServiceError { code: Code::Invalid, problem, remedy }.into()
     }
 
     /// New memory at the end of the writer's space, for programs that place things themselves:
@@ -111,13 +117,21 @@ impl Writer {
                 Answer::Allocations { mut allocations } if !allocations.is_empty() => Ok(allocations.swap_remove(0)),
                 other => Err(strange(&other)),
             }
-        })?;
+        });
+        let allocation = match allocation {
+            Ok(allocation) => allocation,
+            Err(error) => {
+                self.role.line.deliver_panic();
+                return Err(error);
+            }
+        };
         self.role.allocations = known + 1;
         let shares = self.role.shares(&[allocation.id])?;
         let offset = self.space.end;
         for share in &shares {
             self.space.add(&allocation, share)?;
         }
+        self.role.line.deliver_panic();
         Ok((allocation.id, offset))
     }
 
@@ -184,8 +198,8 @@ impl Writer {
         let entries = &self.entries;
         // A front that was replaced in the middle may have carried it out.
         self.role.persist(|role| if role.writes { publish(role, entries) } else { Ok(()) })?;
-        let Writer { role, space, entries, .. } = self;
-        Ok(Reader { role, space, entries, awake: true })
+        let Writer { role, space, entries, options, .. } = self;
+        Ok(Reader { role, space, entries, awake: true, wait: options.wait })
     }
 }
 
@@ -218,7 +232,7 @@ pub(super) fn writer(role: Role, device: &Device, capacity: u64, options: &OpenO
         let (entries, options) = (BTreeMap::new(), options.clone());
         return Ok(Writer { role, space, entries, used: 0, options, in_place });
     }
-    let mut reader = reader(role, device)?;
+    let mut reader = reader(role, device, options)?;
     // From the first write on the domain is dirty, and nobody knows better when that is than here.
     done(reader.role.ask(&Request::Begin {}, ANSWER)?)?;
     let used = reader.space.end;

@@ -35,7 +35,7 @@ fn policy() -> Policy {
 fn front_process() {
     if let Some(path) = std::env::var_os(REPLACES) {
         // It ends with its keeper, or when it is replaced.
-        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy());
+        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy(), &process("support::front_process"));
     } else if std::env::var_os("ASCEND_VMM_FRONT").is_some() {
         let _ = ascend_vmm_service::run_front(policy());
     }
@@ -66,6 +66,18 @@ impl Service {
         command.env(SOCKET, directory.join("socket")).env(POLICY, policy);
         let service = Service { keeper: command.spawn().unwrap(), directory, policy: policy.into() };
         service.status();
+        service
+    }
+
+    /// Starts a keeper at the same path.
+    pub fn start_again(&self) -> Service {
+        let mut command = process("support::keeper_process");
+        command.env(SOCKET, self.path()).env(POLICY, &self.policy);
+        let (directory, policy) = (self.directory.clone(), self.policy.clone());
+        let service = Service { keeper: command.spawn().unwrap(), directory, policy };
+        while service.status().keeper != service.keeper.id() as i32 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         service
     }
 
@@ -113,6 +125,11 @@ impl Service {
     /// Ends it, and waits until the driver has forgotten it.
     pub fn end(mut self, emulator: &Emulator) {
         self.kill_keeper();
+        self.end_of_driver(emulator);
+    }
+
+    /// Waits until the driver has forgotten everybody.
+    pub fn end_of_driver(&self, emulator: &Emulator) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !emulator.state().is_empty() {
             assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
