@@ -133,6 +133,8 @@ impl KeeperLink {
         let mut buffer = [0; 4096];
         let received = match receive(self.socket.as_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
             Err(Errno::EAGAIN) => return Ok(None),
+            // It died before it read an order.
+            Err(Errno::ECONNRESET) => return Err(io::ErrorKind::UnexpectedEof.into()),
             received => received?,
         };
         let Some((length, _)) = received else { return Err(io::ErrorKind::UnexpectedEof.into()) };
