@@ -48,13 +48,24 @@ impl Keeper {
         Some(command)
     }
 
-    /// Serves a front until its end of the socket is closed.
-    pub(crate) fn serve(&mut self, front: BorrowedFd<'_>) -> io::Result<()> {
+    /// Serves a front until its end of the socket is closed. True if it has ever taken over.
+    pub(crate) fn serve(&mut self, front: BorrowedFd<'_>) -> bool {
+        let mut took_over = false;
+        if let Err(error) = self.serve_packets(front, &mut took_over) {
+            tracing::debug!(%error, "the front ended in the middle of something");
+        }
+        took_over
+    }
+
+    fn serve_packets(&mut self, front: BorrowedFd<'_>, took_over: &mut bool) -> io::Result<()> {
         let mut buffer = vec![0; PACKET];
         while let Some((length, file)) = receive(front, &mut buffer, MsgFlags::empty())? {
             let Ok((order, rest)) = OrderPacket::read_from_prefix(&buffer[..length]) else { continue };
             match order.op.get() {
-                op::JOURNAL => self.journal = file.or(self.journal.take()),
+                op::JOURNAL => {
+                    *took_over |= file.is_some();
+                    self.journal = file.or(self.journal.take());
+                }
                 op::SUCCESSOR if rest.last() == Some(&0) => self.successor = rest.to_vec(),
                 op::START => self.start(front)?,
                 _ => {

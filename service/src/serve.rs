@@ -18,7 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A service that cannot be started or goes wrong.
 #[derive(Debug, thiserror::Error)]
@@ -136,7 +136,6 @@ pub fn keep(
     let mut keeper = Keeper::new(session);
     let mut children = Vec::new();
     loop {
-        let begun = Instant::now();
         let (own, theirs) = packet::pair().map_err(system("make a socket pair"))?;
         let mut command = keeper.successor().unwrap_or_else(&mut front);
         command.env(DESCRIPTORS, format!("{},{}", theirs.as_raw_fd(), listener.as_raw_fd()));
@@ -147,13 +146,11 @@ pub fn keep(
         // From now on only the front has its end.
         drop(theirs);
         started();
-        if let Err(error) = keeper.serve(own.as_fd()) {
-            tracing::warn!(%error, "the front's socket failed");
-        }
+        let took_over = keeper.serve(own.as_fd());
         tracing::warn!("the front is gone; another one is started");
         children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         // A front that cannot start must not keep the machine busy.
-        if begun.elapsed() < Duration::from_secs(1) {
+        if !took_over {
             std::thread::sleep(Duration::from_millis(200));
         }
     }

@@ -69,6 +69,13 @@ impl Service {
         service
     }
 
+    /// A keeper at the same path, in the place of this one, which was killed.
+    pub fn replaced(self) -> Service {
+        let service = self.start_again();
+        std::mem::forget(self);
+        service
+    }
+
     /// Starts a keeper at the same path.
     pub fn start_again(&self) -> Service {
         let mut command = process("support::keeper_process");
