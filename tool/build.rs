@@ -16,7 +16,7 @@ const SOURCES: [(&str, &str, &str); 6] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let driver = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../src/driver");
+    let driver = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("driver");
     let mut found = Vec::new();
     for (module, prefix, file) in SOURCES {
         let path = driver.join(file);
