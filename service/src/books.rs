@@ -21,6 +21,7 @@ use crate::layout::{Allocation, ENTRY_BYTES, Entry, Layout, METADATA_MAX, PageSi
 use crate::name::DomainName;
 use crate::policy::{Peer, Policy};
 use crate::protocol::{Answer, Code, Event, Mode, PAGE_MAX, Request, ServiceError, VERSION, Waiting};
+use ascend_vmm::share::Ticket;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -66,7 +67,7 @@ pub(crate) enum Kept {
     /// It is done.
     Done,
     /// The memory is there: the vendor's handle and the ticket.
-    Created { handle: u64, ticket: Vec<u8> },
+    Created { handle: u64, ticket: [u8; Ticket::LENGTH] },
     /// Bytes of a device.
     Memory { free: u64, total: u64 },
     /// There is not enough memory. Bytes of the device, if they are known.
@@ -87,7 +88,7 @@ pub(crate) struct Npu {
 #[derive(Debug, Clone)]
 struct Held {
     handle: u64,
-    ticket: Rc<[u8]>,
+    ticket: [u8; Ticket::LENGTH],
     /// Of the device in the service's numbering.
     device: u32,
     size: u64,

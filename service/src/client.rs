@@ -14,12 +14,13 @@ mod writer;
 use crate::layout::PageSize;
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
-use ascend_vmm::Device;
+use ascend_vmm::discovery::Npu;
+use ascend_vmm::{Device, discovery};
 use line::{ANSWER, Line, Role, done, strange};
 pub use reader::Reader;
 use reader::reader;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, io};
 pub use writer::Writer;
@@ -183,12 +184,14 @@ pub enum Opened {
 #[derive(Debug, Clone)]
 pub struct Client {
     path: PathBuf,
+    /// The NPUs of this process, once they were looked for: that takes a thousand system calls.
+    npus: Arc<OnceLock<Vec<Npu>>>,
 }
 
 impl Client {
     /// The service at a socket.
     pub fn new(path: impl Into<PathBuf>) -> Client {
-        Client { path: path.into() }
+        Client { path: path.into(), npus: Arc::default() }
     }
 
     /// Reads what a domain has committed; waits for it.
@@ -197,7 +200,7 @@ impl Client {
     ///
     /// [`Code::Timeout`], [`Code::Dirty`], [`Code::OtherDevice`] and others of the service.
     pub fn read(&self, device: &Device, domain: &DomainName, options: &OpenOptions) -> Result<Reader> {
-        reader(Role::open(&self.path, device, domain, Mode::Read, options)?, device, options)
+        reader(self.open(device, domain, Mode::Read, options)?, device, options)
     }
 
     /// Writes a new layout in new memory of at most `capacity` bytes. With [`Mode::Discard`] what
@@ -215,7 +218,7 @@ impl Client {
         options: &OpenOptions,
     ) -> Result<Writer> {
         let mode = if mode == Mode::Read { Mode::Write } else { mode };
-        writer(Role::open(&self.path, device, domain, mode, options)?, device, capacity, options)
+        writer(self.open(device, domain, mode, options)?, device, capacity, options)
     }
 
     /// Writes if nothing is committed and nobody writes; otherwise waits, and reads.
@@ -230,7 +233,7 @@ impl Client {
         capacity: u64,
         options: &OpenOptions,
     ) -> Result<Opened> {
-        let role = Role::open(&self.path, device, domain, Mode::WriteOrRead, options)?;
+        let role = self.open(device, domain, Mode::WriteOrRead, options)?;
         if role.writes {
             writer(role, device, capacity, options).map(Opened::Writer)
         } else {
@@ -269,6 +272,27 @@ impl Client {
     /// [`Code::Busy`] while somebody uses it.
     pub fn remove(&self, domain: &DomainName) -> Result<()> {
         done(self.line()?.ask(&Request::Remove { domain: domain.clone() }, ANSWER)?)
+    }
+
+    fn open(&self, device: &Device, domain: &DomainName, mode: Mode, options: &OpenOptions) -> Result<Role> {
+        let npus = match self.npus.get() {
+            Some(npus) => npus,
+            None => {
+                let npus = discovery::list()?;
+                self.npus.get_or_init(|| npus)
+            }
+        };
+        let npu = npus.iter().find(|npu| npu.logical == device.id());
+        let request = Request::Open {
+            domain: domain.clone(),
+            mode,
+            device: npu.map_or(u32::MAX, |npu| npu.physical.0),
+            identity: npu.map(|npu| npu.identity.to_string()).unwrap_or_default(),
+            wait_ms: line::milliseconds(options.wait),
+            allow_update: options.allow_update,
+            lends: options.lends,
+        };
+        Role::open(&self.path, device, domain, &request, options)
     }
 
     /// A connection without a role. The number of the process counts for imports only.

@@ -27,7 +27,7 @@ const UNREAD: usize = 2 * protocol::FRAME_MAX;
 /// How often the keeper is asked for free memory while there are clients.
 const LOOK: Duration = Duration::from_secs(2);
 /// A journal that is shorter is not written anew.
-const SHORT_JOURNAL: u64 = 1 << 20;
+const SHORT_JOURNAL: u64 = 64 << 10;
 
 /// Why the front ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl Front {
                 self.carry_out(effects)?;
             }
             self.send_orders()?;
-            let grown = self.journal.length() > SHORT_JOURNAL && self.journal.length() > 2 * self.compact;
+            let grown = self.journal.length() > SHORT_JOURNAL && self.journal.length() > self.compact / 2 * 3;
             if grown && self.orders.is_empty() && !self.orphaned {
                 self.rewrite_journal(MsgFlags::MSG_DONTWAIT)?;
             }

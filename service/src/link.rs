@@ -3,6 +3,7 @@
 use crate::books::{Kept, Npu, Order};
 use crate::keeper::packet::{BATCH, KeptPacket, OrderPacket, PACKET, op, receive, send, status};
 use crate::layout::PageSize;
+use ascend_vmm::share::Ticket;
 use nix::errno::Errno;
 use nix::sys::socket::MsgFlags;
 use std::io;
@@ -33,7 +34,7 @@ pub(crate) struct HeldMemory {
     pub(crate) id: u64,
     pub(crate) handle: u64,
     pub(crate) size: u64,
-    pub(crate) ticket: Vec<u8>,
+    pub(crate) ticket: [u8; Ticket::LENGTH],
 }
 
 impl KeeperLink {
@@ -61,7 +62,7 @@ impl KeeperLink {
                     id: head.number.get(),
                     handle: head.first.get(),
                     size: head.second.get(),
-                    ticket: head.ticket.to_vec(),
+                    ticket: head.ticket,
                 }),
                 status::STARTED => {
                     (inventory.journal, inventory.keeper) = (file, head.number.get() as i32);
@@ -142,7 +143,7 @@ impl KeeperLink {
         let text = String::from_utf8_lossy(text).into_owned();
         let kept = match head.status.get() {
             status::DONE => Kept::Done,
-            status::CREATED => Kept::Created { handle: head.first.get(), ticket: head.ticket.to_vec() },
+            status::CREATED => Kept::Created { handle: head.first.get(), ticket: head.ticket },
             status::MEMORY => Kept::Memory { free: head.first.get(), total: head.second.get() },
             status::OUT_OF_MEMORY => {
                 let known = |bytes: u64| Some(bytes).filter(|&bytes| bytes != u64::MAX);

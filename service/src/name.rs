@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// The name of a domain, such as `llama-70b/tp0/weights`.
 ///
@@ -17,7 +18,7 @@ use std::str::FromStr;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct DomainName(String);
+pub struct DomainName(Arc<str>);
 
 /// The error for a text that is not the name of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +42,7 @@ impl DomainName {
     pub fn matches(&self, pattern: &str) -> bool {
         match pattern.strip_suffix('*') {
             Some(prefix) => self.0.starts_with(prefix),
-            None => self.0 == pattern,
+            None => *self.0 == *pattern,
         }
     }
 }
@@ -60,7 +61,7 @@ impl FromStr for DomainName {
         } else if !text.chars().all(|c| c == '/' || allowed(c)) {
             "only ASCII letters, digits, `.`, `_`, `-` and `/` are allowed"
         } else {
-            return Ok(DomainName(text.to_owned()));
+            return Ok(DomainName(text.into()));
         };
         // What a client sends may be long, and is printed.
         Err(NotADomain { name: text.chars().take(64).collect(), problem })
@@ -77,7 +78,7 @@ impl TryFrom<String> for DomainName {
 
 impl From<DomainName> for String {
     fn from(name: DomainName) -> String {
-        name.0
+        name.0.to_string()
     }
 }
 

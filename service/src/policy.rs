@@ -6,6 +6,7 @@ use ascend_vmm::Bytes;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 use std::time::Duration;
+use toml::Spanned;
 
 /// Who may use the service, and how much of it. Read from TOML:
 ///
@@ -84,13 +85,14 @@ pub struct BadPolicy(String);
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct PolicyFile {
-    mode: Option<String>,
-    group: Option<Name>,
-    clients: Option<usize>,
+    mode: Option<Spanned<String>>,
+    group: Option<Spanned<Name>>,
+    clients: Option<Spanned<usize>>,
+    devices: Option<Vec<u32>>,
     trust: Option<TrustWord>,
     processes: Option<ProcessesWord>,
-    resume_seconds: Option<u64>,
-    reclaim_seconds: Option<u64>,
+    resume_seconds: Option<Spanned<u64>>,
+    reclaim_seconds: Option<Spanned<u64>>,
     allow: Vec<AllowTable>,
     quota: Vec<QuotaTable>,
 }
@@ -122,9 +124,9 @@ enum Name {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AllowTable {
-    users: Option<Vec<Name>>,
-    groups: Option<Vec<Name>>,
-    domains: Option<Vec<String>>,
+    users: Option<Vec<Spanned<Name>>>,
+    groups: Option<Vec<Spanned<Name>>>,
+    domains: Option<Vec<Spanned<String>>>,
     #[serde(default)]
     write: bool,
 }
@@ -132,9 +134,9 @@ struct AllowTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QuotaTable {
-    user: Option<Name>,
-    domain: Option<String>,
-    bytes: String,
+    user: Option<Spanned<Name>>,
+    domain: Option<Spanned<String>>,
+    bytes: Spanned<String>,
 }
 
 impl Default for Policy {
@@ -162,45 +164,51 @@ impl Policy {
     /// [`BadPolicy`] names the line, the key and the rule.
     pub fn from_toml(text: &str) -> Result<Policy, BadPolicy> {
         let file: PolicyFile = toml::from_str(text).map_err(|error| BadPolicy(error.to_string()))?;
+        let line = Lines(text);
         let mut policy = Policy::default();
         if let Some(mode) = &file.mode {
-            policy.mode = u32::from_str_radix(mode, 8)
-                .ok()
-                .filter(|mode| *mode <= 0o777)
-                .ok_or_else(|| BadPolicy(format!("mode: {mode:?} is not a mode such as \"0660\"")))?;
+            let parsed = u32::from_str_radix(mode.get_ref(), 8).ok().filter(|mode| *mode <= 0o777);
+            let problem = || format!("mode: {:?} is not a mode such as \"0660\"", mode.get_ref());
+            policy.mode = parsed.ok_or_else(|| line.of(mode, problem()))?;
         }
-        policy.group = file.group.as_ref().map(group).transpose()?;
-        if let Some(clients) = file.clients {
-            if !(1..=16_384).contains(&clients) {
-                return Err(BadPolicy(format!("clients: {clients} is not between 1 and 16384")));
+        policy.group = file.group.as_ref().map(|name| line.check(name, "group", group)).transpose()?;
+        if let Some(clients) = &file.clients {
+            if !(1..=16_384).contains(clients.get_ref()) {
+                return Err(line.of(clients, format!("clients: {} is not between 1 and 16384", clients.get_ref())));
             }
-            policy.clients = clients;
+            policy.clients = *clients.get_ref();
         }
+        policy.devices = file.devices.unwrap_or_default();
         policy.trust_everyone = file.trust == Some(TrustWord::Everyone);
         policy.believe_processes = file.processes == Some(ProcessesWord::Claimed);
-        let seconds = |name: &str, seconds: Option<u64>, default: Duration| match seconds {
+        let seconds = |name: &str, seconds: &Option<Spanned<u64>>, default: Duration| match seconds {
             None => Ok(default),
-            Some(seconds) if seconds <= 86_400 => Ok(Duration::from_secs(seconds)),
-            Some(seconds) => Err(BadPolicy(format!("{name}: {seconds} is more than a day"))),
+            Some(seconds) if *seconds.get_ref() <= 86_400 => Ok(Duration::from_secs(*seconds.get_ref())),
+            Some(seconds) => Err(line.of(seconds, format!("{name}: {} is more than a day", seconds.get_ref()))),
         };
-        policy.resume = seconds("resume-seconds", file.resume_seconds, policy.resume)?;
-        policy.reclaim = seconds("reclaim-seconds", file.reclaim_seconds, policy.reclaim)?;
-        for (place, table) in file.allow.iter().enumerate() {
-            let at = |error: BadPolicy| BadPolicy(format!("[[allow]] number {}: {error}", place + 1));
+        policy.resume = seconds("resume-seconds", &file.resume_seconds, policy.resume)?;
+        policy.reclaim = seconds("reclaim-seconds", &file.reclaim_seconds, policy.reclaim)?;
+        for table in &file.allow {
+            let domains = match &table.domains {
+                Some(all) => {
+                    all.iter().map(|it| line.check(it, "domains", |it| pattern(it))).collect::<Result<_, _>>()?
+                }
+                None => vec!["*".into()],
+            };
             policy.allow.push(Allow {
-                users: all(&table.users, user).map_err(at)?,
-                groups: all(&table.groups, group).map_err(at)?,
-                domains: table.domains.clone().unwrap_or_else(|| vec!["*".into()]),
+                users: line.check_all(&table.users, "users", user)?,
+                groups: line.check_all(&table.groups, "groups", group)?,
+                domains,
                 write: table.write,
             });
-            table.domains.iter().flatten().try_for_each(|it| pattern(it)).map_err(at)?;
         }
-        for (place, table) in file.quota.iter().enumerate() {
-            let at = |error: BadPolicy| BadPolicy(format!("[[quota]] number {}: {error}", place + 1));
-            let bytes: Bytes = table.bytes.parse().map_err(|error| at(BadPolicy(format!("bytes: {error}"))))?;
-            table.domain.iter().try_for_each(|it| pattern(it)).map_err(at)?;
-            let user = table.user.as_ref().map(user).transpose().map_err(at)?;
-            policy.quotas.push(Quota { user, domain: table.domain.clone(), bytes: bytes.0 });
+        for table in &file.quota {
+            let bytes = |text: &String| text.parse::<Bytes>().map_err(|error| error.to_string());
+            policy.quotas.push(Quota {
+                user: table.user.as_ref().map(|name| line.check(name, "user", user)).transpose()?,
+                domain: table.domain.as_ref().map(|it| line.check(it, "domain", |it| pattern(it))).transpose()?,
+                bytes: line.check(&table.bytes, "bytes", bytes)?.0,
+            });
         }
         Ok(policy)
     }
@@ -256,39 +264,58 @@ pub(crate) struct Peer {
     pub(crate) container: String,
 }
 
-fn all(names: &Option<Vec<Name>>, number: fn(&Name) -> Result<u32, BadPolicy>) -> Result<Option<Vec<u32>>, BadPolicy> {
-    names.as_ref().map(|names| names.iter().map(number).collect()).transpose()
+/// The text of a configuration, for the lines of mistakes.
+struct Lines<'a>(&'a str);
+
+impl Lines<'_> {
+    fn of<T>(&self, place: &Spanned<T>, problem: String) -> BadPolicy {
+        let before = self.0.get(..place.span().start).unwrap_or_default();
+        BadPolicy(format!("line {}: {problem}", before.matches('\n').count() + 1))
+    }
+
+    fn check<T, U>(&self, place: &Spanned<T>, key: &str, check: fn(&T) -> Result<U, String>) -> Result<U, BadPolicy> {
+        check(place.get_ref()).map_err(|problem| self.of(place, format!("{key}: {problem}")))
+    }
+
+    fn check_all<T, U>(
+        &self,
+        places: &Option<Vec<Spanned<T>>>,
+        key: &str,
+        check: fn(&T) -> Result<U, String>,
+    ) -> Result<Option<Vec<U>>, BadPolicy> {
+        places.as_ref().map(|all| all.iter().map(|it| self.check(it, key, check)).collect()).transpose()
+    }
 }
 
-fn user(name: &Name) -> Result<u32, BadPolicy> {
+fn user(name: &Name) -> Result<u32, String> {
     match name {
         Name::Number(number) => Ok(*number),
         Name::Name(name) => match User::from_name(name) {
             Ok(Some(user)) => Ok(user.uid.as_raw()),
-            _ => Err(BadPolicy(format!("there is no user {name:?}"))),
+            _ => Err(format!("there is no user {name:?}")),
         },
     }
 }
 
-fn group(name: &Name) -> Result<u32, BadPolicy> {
+fn group(name: &Name) -> Result<u32, String> {
     match name {
         Name::Number(number) => Ok(*number),
         Name::Name(name) => match Group::from_name(name) {
             Ok(Some(group)) => Ok(group.gid.as_raw()),
-            _ => Err(BadPolicy(format!("there is no group {name:?}"))),
+            _ => Err(format!("there is no group {name:?}")),
         },
     }
 }
 
 /// Refuses a pattern that no name can match.
-fn pattern(pattern: &str) -> Result<(), BadPolicy> {
+fn pattern(pattern: &str) -> Result<String, String> {
     let name = pattern.strip_suffix('*').unwrap_or(pattern);
     // A prefix may end in the middle of a part.
     let whole = if name.is_empty() || name.ends_with('/') { format!("{name}x") } else { name.to_owned() };
     match whole.parse::<DomainName>() {
-        Ok(_) if !(pattern.is_empty()) => Ok(()),
-        Ok(_) => Err(BadPolicy("domains: an empty pattern matches nothing".into())),
-        Err(error) => Err(BadPolicy(format!("domains: pattern {error}"))),
+        Ok(_) if !pattern.is_empty() => Ok(pattern.to_owned()),
+        Ok(_) => Err("an empty pattern matches nothing".into()),
+        Err(error) => Err(format!("pattern {error}")),
     }
 }
 
@@ -331,17 +358,27 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_named_with_its_line_or_its_table() {
-        let wrong = |text: &str| Policy::from_toml(text).unwrap_err().to_string();
-        assert!(wrong("mode = \"0999\"").contains("mode"));
-        assert!(wrong("\n\nclient = 3").contains("line 3"), "{}", wrong("\n\nclient = 3"));
-        assert!(wrong("clients = 0").contains("between 1 and"));
-        assert!(wrong("[[quota]]\nbytes = \"48 parsecs\"").contains("[[quota]] number 1: bytes"));
-        assert!(wrong("[[allow]]\nusers = [\"nobody-of-that-name\"]").contains("there is no user"));
-        assert!(wrong("[[allow]]\ndomains = [\"../x\"]").contains("[[allow]] number 1: domains"));
-        assert!(wrong("[[allow]]\ndomains = [\"\"]").contains("empty"));
-        assert!(wrong("trust = \"nobody\"").contains("line 1"));
-        assert!(wrong("resume-seconds = 100000").contains("more than a day"));
+    fn a_mistake_is_named_with_its_line_its_key_and_the_rule() {
+        let wrong = |text: &str| Policy::from_toml(&format!("\n\n{text}")).unwrap_err().to_string();
+        for (text, line, parts) in [
+            ("mode = \"0999\"", 3, &["mode", "\"0660\""][..]),
+            ("client = 3", 3, &["client"]),
+            ("clients = 0", 3, &["clients", "between 1 and 16384"]),
+            ("clients = \"many\"", 3, &["clients"]),
+            ("trust = \"nobody\"", 3, &["everyone"]),
+            ("resume-seconds = 100000", 3, &["resume-seconds", "more than a day"]),
+            ("group = \"no-such-group\"", 3, &["group", "there is no group"]),
+            ("[[quota]]\nuser = 5\nbytes = \"48 parsecs\"", 5, &["bytes"]),
+            ("[[quota]]\nbytes = \"1GiB\"\ndomain = \"a//b\"", 5, &["domain", "empty"]),
+            ("[[allow]]\nwrite = true\nusers = [0,\n\"nobody-of-that-name\"]", 6, &["users", "there is no user"]),
+            ("[[allow]]\ndomains = [\"a\"]\n[[allow]]\ndomains = [\"../x\"]", 6, &["domains", ".."]),
+            ("[[allow]]\ndomains = [\"\"]", 4, &["domains", "empty"]),
+            ("[[allow]]\nuser = [1]", 4, &["user"]),
+        ] {
+            let message = wrong(text);
+            assert!(message.contains(&format!("line {line}")), "{text}: {message}");
+            assert!(parts.iter().all(|part| message.contains(part)), "{text}: {message}");
+        }
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl Books {
                 if was_first {
                     queue.pop_front();
                 }
-                let held = Held { handle, ticket: ticket.into(), device, size: allocation.size, user, domain };
+                let held = Held { handle, ticket, device, size: allocation.size, user, domain };
                 self.held.insert(allocation.id, held);
                 let role = self.clients.get_mut(&id).filter(|_| waiting).and_then(|client| client.role.as_mut());
                 match role {

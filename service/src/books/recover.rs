@@ -132,8 +132,8 @@ impl Books {
     fn hold(&mut self, memory: Option<HeldMemory>, user: u32, domain: &DomainName, device: u32) {
         let Some(memory) = memory else { return };
         self.charge(user, domain, device, memory.size);
-        let (ticket, domain) = (memory.ticket.into(), domain.clone());
-        let held = Held { handle: memory.handle, ticket, device, size: memory.size, user, domain };
+        let domain = domain.clone();
+        let held = Held { handle: memory.handle, ticket: memory.ticket, device, size: memory.size, user, domain };
         self.held.insert(memory.id, held);
     }
 

@@ -93,7 +93,7 @@ impl Rig {
                 Order::Create { id, size, .. } => {
                     self.free -= size;
                     assert_eq!(self.held.insert(id, size), None, "a number is used once");
-                    Kept::Created { handle: id, ticket: id.to_le_bytes().to_vec() }
+                    Kept::Created { handle: id, ticket: [0; Ticket::LENGTH] }
                 }
                 Order::Release { id } => {
                     self.free += self.held.remove(&id).expect("what is released is held");
@@ -189,7 +189,7 @@ impl Rig {
             id: *id,
             handle: *id,
             size: *size,
-            ticket: id.to_le_bytes().to_vec(),
+            ticket: [0; Ticket::LENGTH],
         });
         let held = held.collect();
         self.books = Books::new(Policy::from_toml(&self.policy).unwrap(), npus(), 1, 3, token);

@@ -6,6 +6,7 @@ use crate::layout::{Entry, Layout};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Mode, PAGE_MAX};
 use ascend_vmm::Bytes;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 impl Books {
@@ -36,6 +37,9 @@ impl Books {
         let role = writer(client)?;
         if self.orphaned {
             return Err(keeper_gone());
+        }
+        if let Some(layout) = Rc::get_mut(&mut role.layout) {
+            layout.allocations.shrink_to_fit();
         }
         if role.layout.allocations.is_empty() {
             return Err(error(Code::Invalid, "commit: nothing was allocated", "allocate and write first"));

@@ -3,9 +3,9 @@
 use super::{Error, OpenOptions, Result};
 use crate::layout::{Allocation, Entry};
 use crate::name::DomainName;
-use crate::protocol::{self, Answer, Code, Mode, Request, ServiceError, Share, VERSION, Waiting};
+use crate::protocol::{self, Answer, Code, Request, ServiceError, Share, VERSION, Waiting};
+use ascend_vmm::Device;
 use ascend_vmm::share::BareTgid;
-use ascend_vmm::{Device, discovery};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -234,22 +234,11 @@ impl Role {
         path: &Path,
         device: &Device,
         domain: &DomainName,
-        mode: Mode,
+        request: &Request,
         options: &OpenOptions,
     ) -> Result<Role> {
         let process = BareTgid::of_this_process(&device.session())?.as_raw();
-        let npus = discovery::list()?;
-        let npu = npus.iter().find(|npu| npu.logical == device.id());
-        let request = Request::Open {
-            domain: domain.clone(),
-            mode,
-            device: npu.map_or(u32::MAX, |npu| npu.physical.0),
-            identity: npu.map(|npu| npu.identity.to_string()).unwrap_or_default(),
-            wait_ms: milliseconds(options.wait),
-            allow_update: options.allow_update,
-            lends: options.lends,
-        };
-        let (line, answer) = Line::connect_with(path, process, options, Some((&request, options.wait)))?;
+        let (line, answer) = Line::connect_with(path, process, options, Some((request, options.wait)))?;
         let mut role = Role {
             line,
             domain: domain.clone(),
