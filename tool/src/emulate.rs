@@ -5,6 +5,7 @@
 //! program: processes that are left get ENOSYS from their opens and ioctls.
 
 mod host;
+mod seeds;
 
 use std::ffi::OsString;
 use std::io;
@@ -15,6 +16,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use crate::impossible;
 use crate::terminal;
 use ascend_emulator::fault::{self, Fault};
+use ascend_emulator::schedule::Schedule;
 use ascend_emulator::{Config, Emulator};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::unistd::Pid;
@@ -44,6 +46,27 @@ pub struct Emulate {
         help = format!("Inject a fault, such as {}. Can be given several times", fault::EXAMPLES)
     )]
     faults: Vec<Fault>,
+    /// Answer the calls of all processes one at a time, in an order that this number decides, and
+    /// check at the end that nothing is left in the driver.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Run the program once for each seed from A on and below B, until one fails. Its run is then
+    /// made as small as possible.
+    #[arg(long, value_name = "A..B", conflicts_with_all = ["seed", "record"])]
+    seeds: Option<seeds::Range>,
+    /// How many runs of --seeds there are at once.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "seeds")]
+    jobs: usize,
+    /// What the seed lets happen between calls: kill, stop, signal, fault, late, reset, memory, all
+    /// or none, separated by commas. A correct program does not notice the default.
+    #[arg(long, value_name = "LIST", default_value = "stop,signal,late")]
+    events: seeds::Events,
+    /// Leave these events out, counted from 0.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "seed")]
+    skip_events: Vec<u32>,
+    /// After so many calls the processes take turns.
+    #[arg(long, value_name = "N", requires = "seed")]
+    choices: Option<u64>,
     /// Play a recorded trace against the emulated driver, and report each answer that differs. The
     /// host is by default that of the trace.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "faults", "like", "command"])]
@@ -78,6 +101,15 @@ pub fn run(options: Emulate) -> ExitCode {
         }
     }
     let Some((program, arguments)) = options.command.split_first() else { return impossible("no program given") };
+    if let Some(range) = options.seeds {
+        return seeds::explore(range, options.jobs, &options.events);
+    }
+    let mut config = config;
+    config.schedule = options.seed.map(|seed| Schedule {
+        skipped: options.skip_events.clone(),
+        choices: options.choices,
+        ..Schedule::seed(seed).with(&options.events.0)
+    });
     // The program decides how to react to these signals. This process ends when the program does.
     let signals =
         SigSet::from_iter([Signal::SIGCHLD, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP]);
@@ -107,6 +139,7 @@ pub fn run(options: Emulate) -> ExitCode {
         }
     };
     let status = wait(&mut child, &signals);
+    let found = options.seed.map(|_| seeds::conclude(&emulator));
     let traps = emulator.traps();
     let refused = emulator.control(|driver| driver.machine.refused_setups.len());
     if refused > 0 && !status.as_ref().is_ok_and(ExitStatus::success) {
@@ -127,6 +160,7 @@ pub fn run(options: Emulate) -> ExitCode {
             crate::errln!("error: the program would have crashed a real host ({}, see above)", traps[0].name);
             ExitCode::FAILURE
         }
+        Ok(status) if status.success() && found.is_some_and(|found| found > 0) => ExitCode::FAILURE,
         Ok(status) => end_like(status),
         Err(error) => {
             crate::errln!("error: waiting for the program failed: {error}");

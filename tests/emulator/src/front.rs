@@ -12,6 +12,7 @@
 
 mod client_memory;
 mod client_process;
+mod client_threads;
 mod copier;
 mod descendants;
 mod dev_listing;
@@ -35,6 +36,7 @@ use crate::config::Config;
 use crate::driver::Driver;
 use crate::fault::Fault;
 use crate::record::Record;
+use crate::schedule::Summary;
 use crate::state::State;
 use crate::trap::Trap;
 use nix::errno::Errno;
@@ -46,7 +48,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -72,6 +74,9 @@ pub enum Unavailable {
     Server(Errno),
 }
 
+/// How many emulators this process has.
+pub(crate) static EMULATORS: AtomicUsize = AtomicUsize::new(0);
+
 /// A request of the owner to the server thread.
 pub(crate) enum Order {
     /// Listen to the filter whose descriptor came with the wake-up.
@@ -90,6 +95,8 @@ pub(crate) enum Order {
     Record(Sender<()>),
     /// Return the calls kept so far.
     Records(Sender<Vec<Record>>),
+    /// Return what the schedule has done so far.
+    Schedule(Sender<Option<Summary>>),
     /// Return the traps so far.
     Traps(Sender<Vec<Trap>>),
 }
@@ -106,6 +113,8 @@ pub struct Emulator {
     server: Option<JoinHandle<()>>,
     /// A thread has started the waker, or is about to.
     has_waker: AtomicBool,
+    /// Calls are answered by a seeded schedule.
+    scheduled: bool,
     pid: u32,
 }
 
@@ -119,6 +128,7 @@ impl Emulator {
         listener::probe()?;
         let (wake, woken) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
             .map_err(Unavailable::Server)?;
+        let scheduled = config.schedule.is_some();
         let (orders, receiver) = channel();
         let (ready, started) = channel();
         // The server needs only the number: it fetches the descriptor into its own table.
@@ -133,11 +143,14 @@ impl Emulator {
             Err(_) => return Err(Unavailable::Server(Errno::ECHILD)),
         }
         drop(woken);
+        EMULATORS.fetch_add(1, Ordering::Relaxed);
         Ok(Emulator {
             orders: Some(Mutex::new(orders)),
             wake,
             server: Some(server),
-            has_waker: AtomicBool::new(false),
+            // Under a schedule the server looks by itself.
+            has_waker: AtomicBool::new(scheduled),
+            scheduled,
             pid: std::process::id(),
         })
     }
@@ -149,7 +162,7 @@ impl Emulator {
         // Until it has passed on the listener, this thread must make no call that is caught: if
         // the server has ended, it would wait for itself.
         let no_forks = NoForks::new();
-        let listener = listener::install()?;
+        let listener = listener::install(self.scheduled)?;
         self.order(Order::Listen, Some(listener));
         drop(no_forks);
         // The first filter is in most cases the only one.
@@ -190,6 +203,17 @@ impl Emulator {
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         // SAFETY: between fork and exec this calls only pthread_sigmask, which is allowed there.
         unsafe { command.pre_exec(|| SigSet::empty().thread_set_mask().map_err(io::Error::from)) };
+        if self.scheduled {
+            // The same addresses in each run. Where that is forbidden, they differ.
+            let personality = || {
+                const ADDR_NO_RANDOMIZE: libc::c_ulong = 0x0004_0000;
+                // SAFETY: sets a flag of this process.
+                unsafe { libc::personality(ADDR_NO_RANDOMIZE) };
+                Ok(())
+            };
+            // SAFETY: between fork and exec this makes one system call.
+            unsafe { command.pre_exec(personality) };
+        }
         std::thread::scope(|scope| {
             let spawned = scope.spawn(|| {
                 self.attach().map_err(io::Error::other)?;
@@ -233,6 +257,11 @@ impl Emulator {
     /// The calls since [`Emulator::record`].
     pub fn records(&self) -> Vec<Record> {
         self.ask(Order::Records)
+    }
+
+    /// What the seeded schedule has done so far; `None` without one.
+    pub fn schedule(&self) -> Option<Summary> {
+        self.ask(Order::Schedule)
     }
 
     /// The traps that clients triggered. Each such client was killed.
@@ -292,5 +321,6 @@ impl Drop for Emulator {
         if let Some(server) = self.server.take() {
             let _ = server.join();
         }
+        EMULATORS.fetch_sub(1, Ordering::Relaxed);
     }
 }

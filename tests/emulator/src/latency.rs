@@ -130,7 +130,7 @@ fn bare_turn(threads: usize, calls: usize) -> Result<Duration, Unavailable> {
         });
         let client = scope.spawn(move || {
             // If this fails, the sender is dropped, which ends the server.
-            let _ = send.send(install()?);
+            let _ = send.send(install(false)?);
             let time = turn(-1, threads, calls);
             call(-1, end(), &mut davinci::OpenArg::new(""));
             Ok(time)

@@ -39,9 +39,11 @@ pub mod hold;
 pub mod isolated;
 pub mod latency;
 pub mod machine;
+pub mod oracle;
 pub mod record;
 #[cfg(test)]
 mod rig;
+pub mod schedule;
 #[doc(hidden)]
 pub mod seccomp;
 pub mod state;

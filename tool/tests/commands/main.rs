@@ -12,6 +12,7 @@ mod help;
 mod installation;
 mod probe;
 mod replay;
+mod seeds;
 mod selftest;
 #[cfg(feature = "service")]
 mod service;

@@ -23,10 +23,13 @@ use crate::seccomp::{Filter, Program, Test, high, low};
 /// The smallest range whose unmapping the driver takes for the end of a session.
 pub const DRIVER_AREA: u64 = 16 << 30;
 
-/// The whole program.
-pub fn program() -> Program {
+/// The whole program. Under a schedule it also catches what gives up the CPU for others or for a
+/// time, and random numbers.
+pub fn program(scheduled: bool) -> Program {
     let filter = Filter::notifying();
-    Program::new([
+    let waits = [libc::SYS_sched_yield, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_getrandom];
+    let waits = waits.into_iter().filter(|_| scheduled).map(|number| filter.always(number));
+    let calls = [
         filter.ioctl(),
         filter.open(libc::SYS_openat, 2),
         filter.always(libc::SYS_openat2),
@@ -69,7 +72,8 @@ pub fn program() -> Program {
         filter.always(libc::SYS_stat),
         #[cfg(target_arch = "x86_64")]
         filter.always(libc::SYS_lstat),
-    ])
+    ];
+    Program::new(calls.into_iter().chain(waits))
 }
 
 #[cfg(test)]
@@ -79,7 +83,7 @@ mod tests {
     use libc::c_long;
 
     fn caught(number: c_long, arguments: [u64; 6]) -> bool {
-        program().catches(number, arguments)
+        program(false).catches(number, arguments)
     }
 
     #[test]

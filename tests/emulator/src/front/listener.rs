@@ -70,7 +70,7 @@ pub fn probe() -> Result<(), Unavailable> {
         return Err(Unavailable::Kernel(Errno::E2BIG));
     }
     let tried = std::thread::spawn(|| {
-        let listener = install()?;
+        let listener = install(false)?;
         // A kernel that can send a descriptor with the answer (Linux 5.14) looks for a call with
         // this id and finds none.
         match Listener::over(listener).hand_over(0, None, false) {
@@ -150,9 +150,9 @@ fn gate() -> (*mut libc::pthread_mutex_t, *mut MaybeUninit<libc::sigset_t>) {
 }
 
 /// Installs the filter on the calling thread and everything that it will start. This cannot be
-/// undone.
-pub fn install() -> Result<OwnedFd, Unavailable> {
-    let program = filter::program();
+/// undone. `scheduled` is for a driver with a seeded schedule.
+pub fn install(scheduled: bool) -> Result<OwnedFd, Unavailable> {
+    let program = filter::program(scheduled);
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // Without WAIT_KILLABLE_RECV (Linux 5.19) a signal restarts a call that is being served, which
     // is then served twice.

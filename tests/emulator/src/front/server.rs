@@ -10,6 +10,7 @@ mod mapping_calls;
 mod node_calls;
 mod orders;
 mod reports;
+mod scheduled;
 mod touches;
 
 use super::client_memory::{OwnMemory, ProcessMemory};
@@ -32,6 +33,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use scheduled::Scheduled;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -198,6 +200,8 @@ struct Server {
     watch: Instant,
     /// Mappings of this process that still need MADV_DONTFORK: see [`Server::spare_forks`].
     uncopied: Vec<(u64, u64)>,
+    /// A seeded schedule, while an order is carried out.
+    schedule: Option<Scheduled>,
 }
 
 impl Server {
@@ -210,6 +214,7 @@ impl Server {
         reports.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, ORDER))?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
         reports.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, TIME))?;
+        let schedule = config.schedule.clone().map(Scheduled::new);
         let mut driver = Driver::new(config);
         driver.machine.identity = client_process::identity;
         Ok(Server {
@@ -235,10 +240,14 @@ impl Server {
             descendants: Descendants::default(),
             watch: Instant::now(),
             uncopied: Vec::new(),
+            schedule,
         })
     }
 
     fn serve(&mut self) {
+        if let Some(scheduled) = self.schedule.take() {
+            return self.serve_scheduled(scheduled);
+        }
         loop {
             let received = match self.listeners.as_slice() {
                 [only] if self.waker.wakes(only) => {

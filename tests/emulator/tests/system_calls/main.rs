@@ -6,6 +6,7 @@ mod devices;
 mod faults;
 mod files;
 mod inherited_mappings;
+mod schedule;
 mod side_by_side;
 mod sleep;
 mod stress;

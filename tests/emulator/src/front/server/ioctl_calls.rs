@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// The record of an ioctl, and the size of its argument.
-    fn describe(&self, who: &Who, file: FileId, request: u32) -> (Record, usize) {
+    pub(super) fn describe(&self, who: &Who, file: FileId, request: u32) -> (Record, usize) {
         let module = self.driver.module(file);
         let command = record::command(self.driver.machine.config.generation, module, request);
         let mut record = who.record("ioctl");

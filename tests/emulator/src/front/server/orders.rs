@@ -45,7 +45,12 @@ impl Server {
         };
         // If the requester is gone, a reply that cannot be sent does not matter.
         match order {
-            Order::Listen => self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor)))),
+            Order::Listen => {
+                self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor))));
+                if let Some(schedule) = &mut self.schedule {
+                    schedule.attached();
+                }
+            }
             Order::Waker(tid) => self.waker.expect(tid),
             Order::State(reply) => {
                 self.settle();
@@ -77,6 +82,10 @@ impl Server {
             Order::Records(reply) => {
                 self.settle();
                 let _ = reply.send(self.recorder.kept());
+            }
+            Order::Schedule(reply) => {
+                self.settle();
+                let _ = reply.send(self.schedule.as_ref().map(|schedule| schedule.summary()));
             }
             Order::Traps(reply) => {
                 self.settle();
