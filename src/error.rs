@@ -457,6 +457,9 @@ impl fmt::Display for FileFailed {
 pub struct SessionTaken {
     /// Path of the vendor's library, if it is loaded in this process.
     pub vendor_library: Option<String>,
+    /// Path of another file of this process that has a copy of this library: `libascendcl.so` or
+    /// the Python module.
+    pub other_copy: Option<String>,
     /// Whether other code in this process has files of the driver open.
     pub driver_in_use: bool,
 }
@@ -468,12 +471,15 @@ impl fmt::Display for SessionTaken {
             process, and send it a ticket, or the 64-bit handle that the vendor's library imports \
             (docs/hosts.md, \"Beside the vendor's library\").";
         f.write_str("the driver allows one memory session per process, and this process already has one (EEXIST). ")?;
-        match &self.vendor_library {
-            Some(library) => write!(f, "{library} is loaded here and most likely holds it. {BROKER}")?,
-            None if self.driver_in_use => {
+        const COPY: &str = "It has a copy of this library with a session of its own. Use the functions of that file \
+            for everything in this process (ascend_vmm.acl does), or load only one of the two.";
+        match (&self.vendor_library, &self.other_copy) {
+            (Some(library), _) => write!(f, "{library} is loaded here and most likely holds it. {BROKER}")?,
+            (None, Some(copy)) => write!(f, "{copy} is loaded here and most likely holds it. {COPY}")?,
+            (None, None) if self.driver_in_use => {
                 write!(f, "Other code in this process has the driver open and most likely holds it. {BROKER}")?;
             }
-            None => f.write_str(
+            (None, None) => f.write_str(
                 "No other code in this process has the driver open: it is an earlier session that was opened \
                  without address segments, and ends only with the process.",
             )?,

@@ -172,13 +172,35 @@ fn map(svm: &Svm, segments: &[Segment]) -> Result<Segments> {
 
 /// Who has the session, as far as this process can tell.
 fn taken() -> SessionTaken {
-    SessionTaken { vendor_library: vendor_library(), driver_in_use: davinci::others_have_files() }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    SessionTaken {
+        vendor_library: vendor_library(&maps),
+        other_copy: other_copy(&maps, (taken as fn() -> SessionTaken as *const ()).addr()),
+        driver_in_use: davinci::others_have_files(),
+    }
 }
 
 /// Path of the vendor's driver library, if this process has loaded it.
-fn vendor_library() -> Option<String> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let line = maps.lines().find(|line| line.contains("libascend_hal"))?;
+fn vendor_library(maps: &str) -> Option<String> {
+    maps.lines().find(|line| line.contains("libascend_hal")).and_then(path_of)
+}
+
+/// Path of a file that has this library in it, other than the one with this code: `here` is an
+/// address in that.
+fn other_copy(maps: &str, here: usize) -> Option<String> {
+    let is_here = |line: &&str| {
+        let (range, _) = line.split_once(' ').unwrap_or_default();
+        let (start, end) = range.split_once('-').unwrap_or_default();
+        let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+        (number(start)..number(end)).contains(&here)
+    };
+    let own = maps.lines().find(is_here).and_then(path_of);
+    let named = maps.lines().filter(|line| line.contains("/libascendcl.so") || line.contains("/_ascend_vmm."));
+    named.filter_map(path_of).find(|path| own.as_ref() != Some(path))
+}
+
+/// The file of a line of `/proc/self/maps`.
+fn path_of(line: &str) -> Option<String> {
     let path = &line[line.find('/')?..];
     // The kernel marks a library that was replaced after it was loaded.
     Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
@@ -200,6 +222,17 @@ mod tests {
         assert_eq!(choose(Generation::V8_5_0, &[], true).unwrap(), Generation::V8_5_0);
         // A known generation is not guessed.
         assert_eq!(choose(newest, Generation::V9_0_0.delta().segments, true).unwrap(), Generation::V9_0_0);
+    }
+
+    #[test]
+    fn another_copy_of_this_library_is_named_and_this_one_is_not() {
+        let maps = "1000-2000 r-xp 00000000 08:01 7  /usr/bin/python3\n\
+                    5000-6000 r-xp 00000000 08:01 8  /x/_ascend_vmm.abi3.so\n\
+                    7000-8000 r-xp 00000000 08:01 9  /opt/lib64/libascendcl.so (deleted)\n";
+        assert_eq!(other_copy(maps, 0x5800).as_deref(), Some("/opt/lib64/libascendcl.so"));
+        assert_eq!(other_copy(maps, 0x7000).as_deref(), Some("/x/_ascend_vmm.abi3.so"));
+        assert_eq!(other_copy(&maps[..maps.len() / 2], 0x5800), None);
+        assert_eq!(vendor_library(maps), None);
     }
 
     #[test]

@@ -16,8 +16,10 @@ use std::{env, fs};
 const FACTS: &str = "facts/acl-abi.json";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libascendcl.so");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // Not `rustc-cdylib-link-arg`: cargo passes that on to every shared library that contains this
+    // one, and the loader would take the Python module for libascendcl.so.
+    println!("cargo:rustc-link-arg=-Wl,-soname,libascendcl.so");
+    println!("cargo:rustc-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build");
     println!("cargo:rerun-if-changed={FACTS}");
     let facts: Value = serde_json::from_str(&fs::read_to_string(FACTS)?)?;

@@ -2,8 +2,8 @@
 //!
 //! Those that take and return numbers are called from here ([`acl_call`]), with their own types.
 //! The others the package calls by ctypes: their addresses are handed over, not found by name,
-//! because the module is loaded with symbols of its own, and the vendor's library may be in the
-//! same process.
+//! because the module is loaded with symbols of its own. If the process has another library with
+//! these names, its functions are called instead: two of them would need two sessions.
 
 use ascendcl::border::{Address, Out};
 use ascendcl::exports::*;
@@ -90,16 +90,24 @@ macro_rules! functions {
             }
         })*
 
-        /// A function by its name.
-        fn function(name: &str) -> Option<Box<dyn Call>> {
+        /// A function by its name: at an address of another library, or our own.
+        fn function(name: &str, at: Option<usize>) -> Option<Box<dyn Call>> {
             $({
                 fn boxed<$($argument: Argument + 'static),*>(
-                    function: unsafe extern "C" fn($($argument),*) -> i32,
+                    own: unsafe extern "C" fn($($argument),*) -> i32,
+                    at: Option<usize>,
                 ) -> Option<Box<dyn Call>> {
-                    Some(Box::new(function))
+                    let Some(at) = at else { return Some(Box::new(own)) };
+                    let at = std::ptr::with_exposed_provenance::<()>(at);
+                    // SAFETY: the package found the address under the name of this function, whose
+                    // prototype is the vendor's.
+                    let other = unsafe {
+                        std::mem::transmute::<*const (), unsafe extern "C" fn($($argument),*) -> i32>(at)
+                    };
+                    Some(Box::new(other))
                 }
                 match name {
-                    $(stringify!($name) => return boxed($name),)*
+                    $(stringify!($name) => return boxed($name, at),)*
                     _ => {}
                 }
             })*
@@ -190,15 +198,17 @@ fn wide(object: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// A Python function for a C function whose arguments and answers are numbers, of these kinds; None
 /// for other functions. It returns the answers, then the code. The interpreter's lock is not held
-/// during the call.
+/// during the call. `address` is that of the function in another library of this process.
 #[pyfunction]
+#[pyo3(signature = (name, kinds, address=None))]
 pub(crate) fn acl_call<'py>(
     py: Python<'py>,
     name: &str,
     kinds: Vec<String>,
+    address: Option<usize>,
 ) -> PyResult<Option<Bound<'py, PyCFunction>>> {
     let Some(kinds) = kinds.iter().map(|text| kind(text)).collect::<Option<Vec<_>>>() else { return Ok(None) };
-    let function = function(name).filter(|_| kinds.len() <= MOST);
+    let function = function(name, address).filter(|_| kinds.len() <= MOST);
     let function = function.ok_or_else(|| PyValueError::new_err(format!("{name} is not a function of numbers")))?;
     let call = move |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| -> PyResult<Py<PyAny>> {
         let py = arguments.py();

@@ -165,6 +165,7 @@ fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> 
         Error::SessionTaken(taken) => {
             explain("open a session", "other code in this process has the session", "")?;
             fields.set_item("vendor_library", &taken.vendor_library)?;
+            fields.set_item("other_copy", &taken.other_copy)?;
             "SessionTaken"
         }
         Error::SessionOpen => {

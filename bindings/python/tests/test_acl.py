@@ -507,3 +507,80 @@ def test_a_copy_is_one_command_and_makes_no_further_copy(device, ascend_npu):
     assert commands[0] == commands[1] and commands[2] == commands[3] and len(commands) == 4
     mapping.memory.close()
     del mapping, session, ours
+
+
+def run_program(program, tmp_path, **environment):
+    """What a program prints, in an interpreter of its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+        cwd=tmp_path,
+    )
+    return result.stdout
+
+
+LOADED = """
+import ctypes, os, sys
+library = ctypes.CDLL(os.environ["LIBASCENDCL"])
+assert library.aclrtSetDevice(1) == 0
+from ascend_vmm import acl
+print(acl.rt.get_device())
+pointer = ctypes.c_void_p()
+assert library.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(4096), 0) == 0
+assert acl.rt.memset(pointer.value, 4096, 7, 4096) == 0
+back = bytes(3)
+assert acl.rt.memcpy(acl.util.bytes_to_ptr(back), 3, pointer.value, 3, 2) == 0
+print(back)
+attributes, code = acl.rt.pointer_get_attributes(pointer.value)
+print(attributes["location"], code)
+"""
+
+FOUND = """
+import ctypes
+from ascend_vmm import acl
+assert acl.rt.set_device(1) == 0
+device = ctypes.c_int32()
+# As a framework does that is imported later: by its name.
+assert ctypes.CDLL("libascendcl.so").aclrtGetDevice(ctypes.byref(device)) == 0
+print(device.value, len({line.split()[-1] for line in open("/proc/self/maps") if "libascendcl" in line}))
+"""
+
+TAKEN = """
+import ctypes, os
+assert ctypes.CDLL(os.environ["LIBASCENDCL"]).aclrtSetDevice(0) == 0
+import ascend_vmm
+try:
+    ascend_vmm.Session()
+except ascend_vmm.SessionTaken as error:
+    print(error.other_copy == os.environ["LIBASCENDCL"], error.vendor_library, "vendor's library" in str(error))
+"""
+
+
+@pytest.mark.skipif("LIBASCENDCL" not in os.environ, reason="there is no libascendcl.so here")
+def test_the_library_that_the_process_has_is_used(ascend_npu, tmp_path):
+    assert run_program(LOADED, tmp_path) == "(1, 0)\nb'\\x07\\x07\\x07'\n{'id': 1, 'type': 1} 0\n"
+    directory = os.path.dirname(os.environ["LIBASCENDCL"])
+    assert run_program(FOUND, tmp_path, LD_LIBRARY_PATH=directory) == "1 1\n"
+    # A file of this name that is not ours is not loaded.
+    (tmp_path / "libascendcl.so").write_bytes(b"not ours")
+    program = "from ascend_vmm import acl; print(acl.rt.set_device(0))"
+    assert run_program(program, tmp_path, LD_LIBRARY_PATH=str(tmp_path)) == "0\n"
+
+
+@pytest.mark.skipif("LIBASCENDCL" not in os.environ, reason="there is no libascendcl.so here")
+def test_a_session_beside_our_own_library_says_who_has_it(ascend_npu, tmp_path):
+    assert run_program(TAKEN, tmp_path) == "True None False\n"
+
+
+def test_a_callback_may_have_no_argument(device):
+    stream = checked(acl.rt.create_stream())
+    checked(acl.rt.subscribe_report(threading.get_ident(), stream))
+    seen = []
+    checked(acl.rt.launch_callback(seen.append, None, 0, stream))
+    checked(acl.rt.process_report(60000))
+    assert seen == [None]
+    checked(acl.rt.unsubscribe_report(threading.get_ident(), stream))
+    checked(acl.rt.destroy_stream(stream))

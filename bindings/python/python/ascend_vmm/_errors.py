@@ -93,9 +93,10 @@ class SessionOpen(Error):
 
 
 class SessionTaken(Error):
-    """Other code in this process has the session, most likely the vendor's library."""
+    """Other code in this process has the session: the vendor's library, or another copy of this one."""
 
     vendor_library: Optional[str] = None
+    other_copy: Optional[str] = None
 
 
 class OtherProcess(Error):

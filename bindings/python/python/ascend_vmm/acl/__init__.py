@@ -4,6 +4,11 @@ Functions, parameters, result tuples and dict keys are those of the vendor's; co
 errors are codes, not exceptions. `get_recent_err_msg` has the sentence. Names that are not served
 raise NotImplementedError.
 
+The functions are those of the libascendcl.so that the process has: of one that is loaded, ours or
+the vendor's, or of ours if the loader would find it (LD_LIBRARY_PATH). Only if there is none, of the
+copy in this package. So it works beside a framework that links libascendcl.so, imported before or
+after it.
+
 As a module of its own name, for programs that say `import acl`, it is there only if it is asked
 for, so that it never takes the place of the vendor's by accident: by `pip install ascend-vmm[acl]`,
 or for one run by `PYTHONPATH=$(python -m ascend_vmm.acl)`.

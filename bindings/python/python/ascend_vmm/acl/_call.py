@@ -5,13 +5,47 @@ code last. The interpreter's lock is not held during a call.
 """
 
 import ctypes
+import os
 
 from .._ascend_vmm import acl_call, acl_functions
 
 NOT_SUPPORTED = 207000
 """The code for what the vendor has on other hardware only."""
 
-_addresses = acl_functions()
+_LIBRARY = "libascendcl.so"
+_MARK = b"ASCEND_ACL_SEGMENTS"
+"""A text that only our library contains."""
+
+
+def _library():
+    """The C library whose functions are called; None for the copy in the compiled module.
+
+    A process has one session with the driver, so it must not have two of these libraries. The one
+    that is loaded is taken, ours or the vendor's. Else, if the loader would find one of ours, that
+    is loaded now: a framework that is imported later gets the same.
+    """
+    try:
+        return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        pass
+    for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        path = os.path.join(directory, _LIBRARY)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return ctypes.CDLL(path) if _MARK in file.read() else None
+    return None
+
+
+_loaded = _library()
+_own = acl_functions()
+
+
+def _address(name):
+    """The address of a C function; None if the library that is loaded does not have it."""
+    if _loaded is None:
+        return _own.get(name)
+    found = getattr(_loaded, name, None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
 class NotServed(NotImplementedError, AttributeError):
@@ -20,7 +54,14 @@ class NotServed(NotImplementedError, AttributeError):
 
 def function(name, result, *parameters):
     """A C function."""
-    return ctypes.CFUNCTYPE(result, *parameters)(_addresses[name])
+    address = _address(name)
+    if address is not None:
+        return ctypes.CFUNCTYPE(result, *parameters)(address)
+
+    def absent(*_):
+        raise NotServed(f"the {_LIBRARY} of this process does not have {name}")
+
+    return absent
 
 
 class Location(ctypes.Structure):
@@ -215,6 +256,8 @@ def define(module, lines):
     """Puts the functions of a table into a module's namespace."""
     for line in lines.strip().splitlines():
         name, c_name, *arguments = line.split()
+        if _loaded is not None and _address(c_name) is None:
+            continue
         module[name] = _made(module["__name__"].replace("ascend_vmm.", ""), name, c_name, arguments)
 
 
@@ -222,7 +265,7 @@ def _made(owner, name, c_name, parameters):
     """A function that calls the C function: by the compiled module where all are numbers, which is
     five times as fast, and by ctypes otherwise."""
     kinds = [kind if kind[0] == ">" else kind.partition(":")[2] for kind in parameters]
-    call = acl_call(c_name, kinds)
+    call = acl_call(c_name, kinds, None if _loaded is None else _address(c_name))
     types, inputs, outputs, arguments = [], [], [], []
     for number, parameter in enumerate(parameters):
         if parameter[0] == ">":

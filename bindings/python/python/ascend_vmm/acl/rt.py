@@ -120,8 +120,8 @@ def launch_callback(function, arguments, block_type, stream, /):
     """Calls `function(arguments)` when the stream gets there, in the thread that processes reports."""
     if not callable(function):
         raise TypeError("must be callable")
-    if not isinstance(arguments, list):
-        raise TypeError("must be a list")
+    if arguments is not None and not isinstance(arguments, list):
+        raise TypeError("must be a list, or None")
     block_type, stream = _call._signed(block_type), _call._wide(stream)
     number = next(_numbers)
     _launched[number] = function, arguments
