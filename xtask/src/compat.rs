@@ -40,6 +40,12 @@ pub struct Torch {
     /// Run only this part.
     #[arg(long, value_name = "PART")]
     part: Option<String>,
+    /// A checkout of vllm-ascend: its sleep mode is run too, unmodified.
+    #[arg(long, value_name = "DIR")]
+    vllm_ascend: Option<PathBuf>,
+    /// Profile of cargo that our libraries are built with.
+    #[arg(long, value_name = "NAME", default_value = toolkit::RELEASE)]
+    profile: String,
 }
 
 /// The minor versions that run by default: those for which the back end has releases of this year.
@@ -56,14 +62,20 @@ fn packages(version: &str) -> [Vec<String>; 2] {
 const SPACE: u64 = 10 << 30;
 
 /// The parts of the script, each in a process of its own, and their environment.
-const PARTS: [(&str, &[(&str, &str)]); 6] = [
+const PARTS: [(&str, &[(&str, &str)]); 9] = [
     ("tensors", &[]),
     ("expandable", &[("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")]),
     ("pluggable", &[]),
     ("processes", &[]),
     ("processes-expandable", &[("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")]),
     ("operators", &[]),
+    ("acl-before", &[]),
+    ("acl-after", &[]),
+    (CAMEM, &[]),
 ];
+
+/// The part that needs vllm-ascend.
+const CAMEM: &str = "camem";
 
 /// A part that prints nothing for so long hangs. Loading the framework takes minutes on a busy
 /// machine.
@@ -86,20 +98,36 @@ fn torch(options: &Torch) -> Result<bool, String> {
         std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     }
     let tree = place.join("toolkit");
-    toolkit::write(&tree, toolkit::RELEASE)?;
+    toolkit::write(&tree, &options.profile)?;
+    let site = python_package(&place, &options.profile)?;
     let write = |name: &str, text: &str| {
         let path = place.join(name);
         std::fs::write(&path, text).map(|()| path.clone()).map_err(|error| format!("{}: {error}", path.display()))
     };
     let script = write("torch_steps.py", include_str!("compat/torch_steps.py"))?;
-    let allocator = allocator(&place, &tree, &write("allocator.cpp", include_str!("compat/allocator.cpp"))?)?;
+    let allocator = place.join("allocator.so");
+    let source = write("allocator.cpp", include_str!("compat/allocator.cpp"))?;
+    compile(&source, &allocator, |command| {
+        command.arg("-I").arg(tree.join("include")).arg("-L").arg(tree.join("lib64")).arg("-lascendcl")
+    })?;
+    let one_hook = place.join("one_hook.so");
+    let source = write("one_hook.cpp", include_str!("compat/one_hook.cpp"))?;
+    compile(&source, &one_hook, |command| command.arg("-ldl"))?;
     let mut results = Vec::new();
     for version in &options.versions {
         let venv = venvs.join(format!("venv-{version}"));
         let python = environment(&venv, version)?;
         let installed = installed(&python)?;
         outln!("{installed}");
-        let run = Run { place: &place, tree: &tree, script: &script, allocator: &allocator, python: &python };
+        if let Some(checkout) = &options.vllm_ascend {
+            sleep_mode(&site, checkout, &tree, &python)?;
+        }
+        let mut run =
+            Run { place: &place, site: &site, tree: &tree, script: &script, python: &python, variables: vec![] };
+        run.variables.push(("ALLOCATOR", &allocator));
+        if needs_one_hook(version) {
+            run.variables.push(("ONE_HOOK", &one_hook));
+        }
         let failed = run.parts(options)?;
         results.push((installed, failed));
         if options.remove {
@@ -116,10 +144,13 @@ fn torch(options: &Torch) -> Result<bool, String> {
 /// Everything that a run of the parts needs.
 struct Run<'a> {
     place: &'a Path,
+    /// Where Python finds our package.
+    site: &'a Path,
     tree: &'a Path,
     script: &'a Path,
-    allocator: &'a Path,
     python: &'a Path,
+    /// What the script needs to know.
+    variables: Vec<(&'static str, &'a Path)>,
 }
 
 impl Run<'_> {
@@ -128,14 +159,16 @@ impl Run<'_> {
         let mut failed = Vec::new();
         for &generation in &options.drivers {
             for (part, variables) in PARTS {
-                if options.part.as_deref().is_some_and(|only| only != part) {
+                let left_out = part == CAMEM && options.vllm_ascend.is_none();
+                if left_out || options.part.as_deref().is_some_and(|only| only != part) {
                     continue;
                 }
                 outln!("driver {generation}, {part}");
                 let mut command = Command::new(self.python);
                 command.arg(self.script).arg(part).current_dir(self.place).envs(variables.iter().copied());
-                command.env("LD_LIBRARY_PATH", self.tree.join("lib64")).env("ALLOCATOR", self.allocator);
-                command.env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+                command.env("LD_LIBRARY_PATH", self.tree.join("lib64")).envs(self.variables.iter().copied());
+                let packages = format!("{0}:{0}/ascend_vmm/_acl", self.site.display());
+                command.env("PYTHONPATH", packages).env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
                 for variable in ["ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"] {
                     command.env_remove(variable);
                 }
@@ -228,23 +261,73 @@ fn environment(venv: &Path, version: &str) -> Result<PathBuf, String> {
         steps.push(install);
     }
     for mut step in steps {
-        let status = step.status().map_err(|error| format!("{step:?}: {error}"))?;
-        if !status.success() {
-            return Err(format!("{step:?} ended with {status}"));
-        }
+        succeed(&mut step)?;
     }
     Ok(python)
 }
 
-/// Compiles the allocator that the framework loads.
-fn allocator(place: &Path, tree: &Path, source: &Path) -> Result<PathBuf, String> {
-    let library = place.join("allocator.so");
+/// Compiles a library from one file of C++.
+fn compile(source: &Path, library: &Path, options: impl FnOnce(&mut Command) -> &mut Command) -> Result<(), String> {
     let mut command = Command::new("c++");
-    command.args(["-shared", "-fPIC", "-O1", "-std=c++17", "-I"]).arg(tree.join("include")).arg("-o").arg(&library);
-    command.arg(source).arg("-L").arg(tree.join("lib64")).arg("-lascendcl");
+    command.args(["-shared", "-fPIC", "-O1", "-std=c++17"]).arg("-o").arg(library).arg(source);
+    options(&mut command);
     match command.status() {
-        Ok(status) if status.success() => Ok(library),
+        Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{command:?} ended with {status}")),
         Err(error) => Err(format!("there is no C++ compiler here: {error}")),
+    }
+}
+
+/// Whether a version ends the process beside a build of the framework with CUDA: see
+/// `one_hook.cpp`.
+fn needs_one_hook(version: &str) -> bool {
+    let minor = version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+    minor.is_some_and(|minor| minor >= 10)
+}
+
+/// Builds the Python package into a directory.
+fn python_package(place: &Path, profile: &str) -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--profile", profile, "--package", "ascend-vmm-python", "--manifest-path"]);
+    succeed(build.arg(root.join("Cargo.toml")))?;
+    let (site, built) = (place.join("site"), toolkit::built(profile)?.join("lib_ascend_vmm.so"));
+    std::fs::create_dir_all(&site).map_err(|error| format!("{}: {error}", site.display()))?;
+    succeed(Command::new("cp").arg("-r").arg(root.join("bindings/python/python/ascend_vmm")).arg(&site))?;
+    succeed(Command::new("cp").arg(built).arg(site.join("ascend_vmm/_ascend_vmm.abi3.so")))?;
+    Ok(site)
+}
+
+/// Puts the sleep mode of vllm-ascend into the directory of packages: its two files as they are,
+/// without the rest of the package, which needs the vendor's compiler, and with a logger that
+/// prints, in place of vllm.
+fn sleep_mode(site: &Path, checkout: &Path, tree: &Path, python: &Path) -> Result<(), String> {
+    let package = site.join("vllm_ascend/device_allocator");
+    let (allocator, module) = (checkout.join("csrc/camem_allocator.cpp"), site.join("vllm_ascend/vllm_ascend_C.so"));
+    let write =
+        |path: PathBuf, text: &str| std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()));
+    for directory in [&package, &site.join("vllm")] {
+        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    }
+    for path in ["vllm/__init__.py", "vllm_ascend/__init__.py", "vllm_ascend/device_allocator/__init__.py"] {
+        write(site.join(path), "")?;
+    }
+    write(site.join("vllm/logger.py"), "import logging\n\nlogger = logging.getLogger(\"vllm\")\n")?;
+    succeed(Command::new("cp").arg(checkout.join("vllm_ascend/device_allocator/camem.py")).arg(&package))?;
+    let asked = "import sysconfig; print(sysconfig.get_path('include'))";
+    let output = Command::new(python).args(["-c", asked]).output().map_err(|error| error.to_string())?;
+    let include = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    compile(&allocator, &module, |command| {
+        command.arg("-I").arg(include).arg("-I").arg(tree.join("include"));
+        command.arg("-L").arg(tree.join("lib64")).arg("-lascendcl")
+    })
+}
+
+fn succeed(command: &mut Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?} ended with {status}")),
+        Err(error) => Err(format!("{command:?}: {error}")),
     }
 }

@@ -34,7 +34,6 @@ pub fn run(options: Toolkit) -> ExitCode {
 
 /// Builds the library with a profile of cargo and writes the tree.
 pub fn write(tree: &Path, profile: &str) -> Result<(), String> {
-    let target = crate::dist::target_directory()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(&cargo)
         .args(["build", "--quiet", "--profile", profile, "--package", "ascend-acl", "--manifest-path"])
@@ -44,8 +43,13 @@ pub fn write(tree: &Path, profile: &str) -> Result<(), String> {
     if !status.success() {
         return Err(format!("the library cannot be built: {status}"));
     }
-    let built = target.join(if profile == "dev" { "debug" } else { profile });
+    let built = built(profile)?;
     let (library, archive) = (built.join(ascendcl::toolkit::LIBRARY), built.join(ascendcl::toolkit::ARCHIVE));
     let written = ascendcl::toolkit::write(tree, &library, Some(&archive));
     written.map_err(|error| format!("{} cannot be written: {error}", tree.display()))
+}
+
+/// Where cargo puts what it builds with a profile.
+pub fn built(profile: &str) -> Result<PathBuf, String> {
+    Ok(crate::dist::target_directory()?.join(if profile == "dev" { "debug" } else { profile }))
 }

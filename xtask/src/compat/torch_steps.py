@@ -11,6 +11,9 @@ import warnings
 
 warnings.filterwarnings("ignore")
 MIB = 1 << 20
+if "ONE_HOOK" in os.environ:
+    # Before the framework, and for all of its libraries: see one_hook.cpp.
+    ctypes.CDLL(os.environ["ONE_HOOK"], mode=ctypes.RTLD_GLOBAL)
 
 
 def step(name, holds=True):
@@ -193,6 +196,70 @@ def operators():
     step("memory works on", torch.equal(there.cpu(), torch.arange(10)))
 
 
+def acl_before():
+    import acl
+
+    step("acl.init and set_device, before the framework", acl.init() == 0 and acl.rt.set_device(0) == 0)
+    beside(load(), acl)
+
+
+def acl_after():
+    torch = load()
+    torch.npu.set_device(0)
+    torch.empty(MIB, dtype=torch.uint8, device="npu:0")
+    import acl
+
+    device, code = acl.rt.get_device()
+    step("acl knows the device that the framework set", (device, code) == (0, 0))
+    beside(torch, acl)
+
+
+def beside(torch, acl):
+    """`acl` and the framework use one library: each reads what the other wrote."""
+    host = pattern(8 * MIB, 3)
+    there = torch.empty(8 * MIB, dtype=torch.uint8, device="npu:0")
+    torch.npu.synchronize()
+    code = acl.rt.memcpy(there.data_ptr(), 8 * MIB, host.data_ptr(), 8 * MIB, 1)
+    step("the framework reads what acl wrote", code == 0 and torch.equal(there.cpu(), host))
+    free, total, code = acl.rt.get_mem_info(1)
+    step("both see the same memory", code == 0 and (free, total) == tuple(torch.npu.mem_get_info(0)))
+    pointer, code = acl.rt.malloc(8 * MIB, 0)
+    back = bytes(8 * MIB)
+    code = code or acl.rt.memcpy(pointer, 8 * MIB, there.data_ptr(), 8 * MIB, 3)
+    code = code or acl.rt.memcpy(acl.util.bytes_to_ptr(back), 8 * MIB, pointer, 8 * MIB, 2)
+    step("acl reads what the framework has", code == 0 and back == bytes(host.numpy()))
+    step("and frees its own", acl.rt.free(pointer) == 0)
+    libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libascendcl" in line}
+    step(f"one library: {', '.join(libraries)}", len(libraries) == 1)
+
+
+def camem():
+    torch = load()
+    torch.npu.set_device(0)
+    from vllm_ascend.device_allocator.camem import CaMemAllocator, camem_available
+
+    step("vllm-ascend's allocator is there", camem_available)
+    allocator = CaMemAllocator.get_instance()
+    hosts = [pattern(size * MIB, size) for size in (10, 64, 300)]
+    with allocator.use_memory_pool(tag="weights"):
+        weights = [host.to("npu:0") for host in hosts]
+    with allocator.use_memory_pool(tag="kv_cache"):
+        cache = torch.empty(200 * MIB, dtype=torch.uint8, device="npu:0")
+    addresses = [tensor.data_ptr() for tensor in [*weights, cache]]
+    step("weights are there", all(torch.equal(tensor.cpu(), host) for tensor, host in zip(weights, hosts)))
+    awake = in_use(torch)
+    for round in range(2):
+        allocator.sleep(offload_tags=("weights",))
+        released = awake - in_use(torch)
+        step(f"asleep: {released // MIB} MiB released", released >= 574 * MIB)
+        allocator.wake_up(["weights"])
+        step("weights are awake", all(torch.equal(tensor.cpu(), host) for tensor, host in zip(weights, hosts)))
+        allocator.wake_up(["kv_cache"])
+        cache.copy_(pattern(200 * MIB, round))
+        step("the cache is awake", torch.equal(cache.cpu(), pattern(200 * MIB, round)))
+        step("at the same addresses", [tensor.data_ptr() for tensor in [*weights, cache]] == addresses)
+
+
 if __name__ == "__main__":
     part = sys.argv[1]
     {
@@ -202,4 +269,7 @@ if __name__ == "__main__":
         "processes": processes,
         "processes-expandable": processes,
         "operators": operators,
+        "acl-before": acl_before,
+        "acl-after": acl_after,
+        "camem": camem,
     }[part]()
