@@ -54,6 +54,13 @@ fn every_generation_keeps_every_rule() {
 }
 
 #[test]
+fn the_emulated_devices_map_host_memory_through_the_link() {
+    for generation in Generation::ALL {
+        every_rule_of(Config { generation, ..Config::default() }, "mapped_through_the_link");
+    }
+}
+
+#[test]
 fn a_host_on_hccs_keeps_every_rule() {
     every_rule_is_kept(Config { attachment: Attachment::Hccs, ..Config::default() });
 }

@@ -3,6 +3,7 @@
 
 use super::plain_memory::{managed, populated};
 use crate::host::Host;
+use crate::manager::{NOWHERE, anonymous, munmap, page_size};
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{MIB2, Session};
 use ascend_ioctl::svm::{
@@ -31,6 +32,8 @@ pub const RULES: &[Rule] = &[
     rule!(converting_in_the_wrong_direction_is_einval, Ran).decided_by("devmm_check_va_direction, svm_master_memcpy.c"),
     rule!(memory_without_pages_is_not_converted, Ran).decided_by("devmm_convert_check_addr_attr, svm_master_convert.c"),
     rule!(unmapped_rows_are_not_converted, Ran).decided_by("devmm_convert_vmmas_occupy_inc, svm_master_convert.c"),
+    rule!(ordinary_memory_that_is_not_there_is_not_converted, Source)
+        .decided_by("devmm_get_user_pages, devmm_proc_mem_copy.c"),
     rule!(converted_memory_is_not_unmapped, Inferred)
         .decided_by("devmm_convert_vmmas_occupy_inc, svm_master_convert.c"),
     rule!(converted_memory_is_not_freed, Inferred).decided_by("devmm_convert_dec_page_ref, svm_master_convert.c"),
@@ -261,6 +264,19 @@ fn unmapped_rows_are_not_converted(host: &Host) -> Verdict {
     let memory = session.device_huge(0, MIB2).granted()?;
     session.map(&memory, destination, MIB2).granted()?;
     convert(&session, &ConvertAddress { destination, dpitch: MIB2, height: 2, ..para }).refused(EINVAL)
+}
+
+fn ordinary_memory_that_is_not_there_is_not_converted(host: &Host) -> Verdict {
+    let (session, para, _bytes) = prepared(host)?;
+    convert(&session, &ConvertAddress { source: NOWHERE, ..para }).refused(EFAULT)?;
+    // The last page of the source is missing.
+    let page = page_size();
+    let start = anonymous(0, 2 * page, libc::PROT_READ | libc::PROT_WRITE).granted()?;
+    munmap(start + page, page).granted()?;
+    let short = ConvertAddress { source: start, len: page + 1, spitch: page + 1, dpitch: page + 1, ..para };
+    convert(&session, &short).refused(EFAULT)?;
+    // Nothing stays held.
+    session.free(para.destination).granted()
 }
 
 fn converted_memory_is_not_unmapped(host: &Host) -> Verdict {

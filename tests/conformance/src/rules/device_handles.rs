@@ -68,6 +68,9 @@ pub const RULES: &[Rule] = &[
     rule!(an_attribute_of_a_handle_is_remembered, Inferred)
         .decided_by("devmm_get_mem_map_route, svm_master_mem_share.c")
         .since(Generation::V26_1),
+    rule!(a_released_handle_has_no_attribute, Inferred)
+        .decided_by("devmm_get_mem_map_route, svm_master_mem_share.c")
+        .since(Generation::V26_1),
     rule!(attributes_of_handles_are_unknown_before_26_1, Ran)
         .decided_by("devmm_dispatch_ioctl_use_svm_proc, svm_module_ops.c")
         .before(Generation::V26_1),
@@ -324,6 +327,15 @@ fn an_attribute_of_a_handle_is_remembered(host: &Host) -> Verdict {
     session.svm.call(Op::MemHandleSetAttr, 0, &para).granted()?;
     para.value.route = 0;
     equal("after setting", session.svm.ask(Op::MemHandleGetAttr, 0, &para).granted()?.value.route, 1)
+}
+
+fn a_released_handle_has_no_attribute(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let handle = session.device_huge(0, MIB2).granted()?;
+    session.release(&handle).granted()?;
+    // The host takes an answer without a route for EINVAL, too.
+    let para = svm::MemHandleAttr { id: handle.id, side: svm::SIDE_DEVICE, ..Default::default() };
+    session.svm.call(Op::MemHandleGetAttr, 0, &para).refused(EINVAL)
 }
 
 fn attributes_of_handles_are_unknown_before_26_1(host: &Host) -> Verdict {

@@ -11,6 +11,7 @@ mod copy;
 mod device_handles;
 mod device_process;
 mod discovery;
+mod dynamic_ranges;
 mod fill;
 mod heaps;
 mod host_handles;
@@ -37,6 +38,7 @@ const ALL: &[&[Rule]] = &[
     device_process::RULES,
     bring_up::RULES,
     heaps::RULES,
+    dynamic_ranges::RULES,
     alloc::RULES,
     host_handles::RULES,
     device_handles::RULES,
@@ -76,7 +78,7 @@ mod tests {
     fn every_rule_has_a_name_of_its_own() {
         let names: BTreeSet<_> = rules().map(|rule| rule.name).collect();
         assert_eq!(names.len(), rules().count());
-        assert!(names.len() >= 817, "{}", names.len());
+        assert!(names.len() >= 833, "{}", names.len());
     }
 
     /// `function, file.c`: an identifier, and a path that ends in the name of a C file.

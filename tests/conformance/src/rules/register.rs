@@ -3,7 +3,7 @@
 use super::plain_memory::{managed, pinned, populated};
 use crate::host::Host;
 use crate::manager::{NOWHERE, anonymous, page_size};
-use crate::rule::{Answer, Judge, Need, Rule, Verdict, equal, rule};
+use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, rule};
 use crate::session::{MIB2, Session, peek, poke, poke_by_kernel};
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{self, Op};
@@ -24,6 +24,12 @@ pub const RULES: &[Rule] = &[
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
     rule!(remote_mappings_have_the_kinds_of_their_generation, Ran)
         .decided_by("devmm_ioctl_mem_remote_map, svm_master_remote_map.c"),
+    rule!(ordinary_memory_is_mapped_in_one_of_two_ways, Source)
+        .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
+    rule!(memory_that_is_mapped_through_the_link_is_mapped_once, Inferred)
+        .decided_by("devmm_mem_remote_map_of_local_mem, svm_master_remote_map.c"),
+    rule!(pinned_memory_is_mapped_through_the_link, Inferred)
+        .decided_by("devmm_is_local_remote_map, svm_master_remote_map.c"),
     rule!(ordinary_memory_is_not_mapped_as_pinned, Ran)
         .decided_by("devmm_local_host_map_para_check, svm_master_remote_map.c"),
     rule!(remote_mappings_are_for_the_first_process, Ran)
@@ -106,6 +112,8 @@ fn unmap(session: &Session, address: u64, kind: u32) -> Answer<()> {
 const HOST_MEMORY: u32 = 0;
 const PINNED_MEMORY: u32 = 1;
 const DEVICE_MEMORY: u32 = 2;
+/// Ordinary or pinned memory that the device accesses through the link.
+const THROUGH_LINK: u32 = 3;
 /// Memory of another process on the device.
 const FOREIGN_MEMORY: u32 = 4;
 
@@ -191,6 +199,59 @@ fn remote_mappings_have_the_kinds_of_their_generation(host: &Host) -> Verdict {
     unmap(&session, near, kinds - 1).refused(ENOENT)
 }
 
+/// Ordinary memory.
+fn pages(count: u64) -> Result<u64, Failure> {
+    anonymous(0, count * page_size(), libc::PROT_READ | libc::PROT_WRITE).granted()
+}
+
+fn ordinary_memory_is_mapped_in_one_of_two_ways(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let near = pages(2)?;
+    let through = map(&session, near, page_size(), THROUGH_LINK, 0);
+    let plain = map(&session, near + page_size(), page_size(), HOST_MEMORY, 0);
+    match (&through, &plain) {
+        (Err(EOPNOTSUPP), Err(EOPNOTSUPP)) => Err(Failure::skipped("the host maps no memory for its devices")),
+        (Err(EOPNOTSUPP), _) => plain.granted().map(drop),
+        _ => {
+            through.granted()?;
+            plain.refused(EOPNOTSUPP)
+        }
+    }
+}
+
+/// A session of which the device maps memory through the link.
+fn through_link(host: &Host) -> Result<(Session, u64), Failure> {
+    let (session, near) = (Session::start(host)?, pages(4)?);
+    match map(&session, near, page_size(), THROUGH_LINK, 0) {
+        Err(EOPNOTSUPP) => Err(Failure::skipped("the device maps no memory through the link")),
+        answer => answer.granted().map(|_| (session, near)),
+    }
+}
+
+fn memory_that_is_mapped_through_the_link_is_mapped_once(host: &Host) -> Verdict {
+    let (session, near) = through_link(host)?;
+    map(&session, near, page_size(), THROUGH_LINK, 0).refused(EINVAL)?;
+    // Sizes are of whole pages.
+    map(&session, near + page_size(), 1, THROUGH_LINK, 0).granted()?;
+    map(&session, near + 8, page_size(), THROUGH_LINK, 0).refused(EINVAL)?;
+    map(&session, near + 2 * page_size(), page_size(), THROUGH_LINK, 1).refused(EOPNOTSUPP)?;
+    for address in [near, near + page_size()] {
+        unmap(&session, address, HOST_MEMORY).granted()?;
+        unmap(&session, address, THROUGH_LINK).refused(ENOENT)?;
+    }
+    map(&session, near, 2 * page_size(), THROUGH_LINK, 0).granted()?;
+    unmap(&session, near, THROUGH_LINK).granted().map(drop)
+}
+
+fn pinned_memory_is_mapped_through_the_link(host: &Host) -> Verdict {
+    let (session, _) = through_link(host)?;
+    let near = pinned(&session, MIB2)?;
+    map(&session, near, MIB2, THROUGH_LINK, 0).granted()?;
+    session.free(near).refused(EBUSY)?;
+    unmap(&session, near, THROUGH_LINK).granted()?;
+    session.free(near).granted()
+}
+
 fn ordinary_memory_is_not_mapped_as_pinned(host: &Host) -> Verdict {
     let session = Session::start(host)?;
     let near = anonymous(0, page_size(), libc::PROT_READ | libc::PROT_WRITE).granted()?;
@@ -216,7 +277,7 @@ fn pinned_memory_that_a_device_maps_is_not_freed(host: &Host) -> Verdict {
     let near = pinned(&session, MIB2)?;
     match map(&session, near, MIB2, PINNED_MEMORY, 0) {
         // With an IOMMU, or in a virtual machine.
-        Err(EOPNOTSUPP) => return Err(crate::rule::Failure::skipped("the host maps no memory for its devices")),
+        Err(EOPNOTSUPP) => return Err(Failure::skipped("the host maps no memory for its devices")),
         answer => answer.granted()?,
     }
     session.free(near).refused(EBUSY)?;
@@ -228,9 +289,7 @@ fn pinned_memory_that_a_device_maps_is_not_freed(host: &Host) -> Verdict {
 fn visible(session: &Session) -> Result<u64, crate::rule::Failure> {
     let address = populated(session, MIB2)?;
     match map(session, address, MIB2, DEVICE_MEMORY, 0) {
-        Err(EOPNOTSUPP | EINVAL) => {
-            Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"))
-        }
+        Err(EOPNOTSUPP | EINVAL) => Err(Failure::skipped("the memory is not behind a window of the device")),
         answer => answer.granted().map(|()| address),
     }
 }
@@ -268,7 +327,7 @@ fn parts_of_device_memory_are_mapped_for_the_cpu(host: &Host) -> Verdict {
     let second = address + MIB2;
     match map(&session, second, MIB2, DEVICE_MEMORY, 0) {
         Err(EOPNOTSUPP | EINVAL) => {
-            return Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"));
+            return Err(Failure::skipped("the memory is not behind a window of the device"));
         }
         answer => answer.granted()?,
     }
@@ -321,8 +380,10 @@ fn host_memory_of_a_handle_is_not_mapped_for_a_device(host: &Host) -> Verdict {
 fn mapping_for_a_device_that_is_not_set_up_is_esrch(host: &Host) -> Verdict {
     let session = Session::host(host)?;
     let near = anonymous(0, page_size(), libc::PROT_READ | libc::PROT_WRITE).granted()?;
-    match map(&session, near, page_size(), HOST_MEMORY, 0) {
-        Err(EOPNOTSUPP) => Err(crate::rule::Failure::skipped("the host maps no memory for its devices")),
+    let through = map(&session, near, page_size(), THROUGH_LINK, 0);
+    let plain = map(&session, near, page_size(), HOST_MEMORY, 0);
+    match if through == Err(EOPNOTSUPP) { plain } else { through } {
+        Err(EOPNOTSUPP) => Err(Failure::skipped("the host maps no memory for its devices")),
         answer => answer.refused(ESRCH),
     }
 }
@@ -342,7 +403,7 @@ fn pinned_memory_is_mapped_for_one_device(host: &Host) -> Verdict {
     let session = Session::with_two(host)?;
     let near = pinned(&session, MIB2)?;
     match map(&session, near, MIB2, PINNED_MEMORY, 0) {
-        Err(EOPNOTSUPP) => return Err(crate::rule::Failure::skipped("the host maps no memory for its devices")),
+        Err(EOPNOTSUPP) => return Err(Failure::skipped("the host maps no memory for its devices")),
         answer => answer.granted()?,
     }
     let para = svm::RemoteMap { src_va: near, size: MIB2, map_type: PINNED_MEMORY, access: 3, ..Default::default() };
@@ -354,9 +415,7 @@ fn pinned_memory_is_mapped_for_one_device(host: &Host) -> Verdict {
 /// Maps memory of handles for the CPU, or skips the rule where the device has no such window.
 fn show(session: &Session, address: u64, size: u64) -> Verdict {
     match map(session, address, size, DEVICE_MEMORY, 0) {
-        Err(EOPNOTSUPP | EINVAL) => {
-            Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"))
-        }
+        Err(EOPNOTSUPP | EINVAL) => Err(Failure::skipped("the memory is not behind a window of the device")),
         answer => answer.granted(),
     }
 }
@@ -400,7 +459,7 @@ fn the_cpu_writes_device_memory_if_the_access_allows_it(host: &Host) -> Verdict 
             svm::RemoteMap { src_va: address, size: MIB2, map_type: DEVICE_MEMORY, access, ..Default::default() };
         match session.svm.call(Op::MemRemoteMap, 0, &para).map(drop) {
             Err(EOPNOTSUPP | EINVAL) => {
-                return Err(crate::rule::Failure::skipped("the memory is not behind a window of the device"));
+                return Err(Failure::skipped("the memory is not behind a window of the device"));
             }
             answer => answer.granted()?,
         }

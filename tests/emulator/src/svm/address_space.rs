@@ -41,6 +41,18 @@ fn cover(vma: &Vma, range: &Range<u64>) -> Cover {
     }
 }
 
+/// The trap of a munmap that covers a dynamic range and more.
+fn beyond_dynamic(vma: &Vma, range: &Range<u64>, tgid: i32) -> Trap {
+    let detail = format!(
+        "munmap of {:#x} bytes at {:#x}, which is more than the dynamic range at {:#x}: the driver keeps its record of \
+         the mapping, and later uses it",
+        range.end - range.start,
+        range.start,
+        vma.start
+    );
+    Trap { name: "munmap-beyond-dynamic-range", tgid, detail }
+}
+
 /// Whether a range is exactly one of the driver's areas of the SVM range
 /// (`_devmm_mem_is_in_vma_range`).
 pub fn is_area(range: &Range<u64>) -> bool {
@@ -68,6 +80,12 @@ impl Process {
         let dynamics =
             self.dynamics.iter().filter_map(|(&start, dynamic)| Some((Slot::Dynamic(start), dynamic.vma?, true)));
         segments.chain(dynamics).filter(move |(_, vma, _)| vma.tgid == tgid)
+    }
+
+    /// Whether the CPU sees memory in a mapping.
+    fn shows(&self, vma: &Vma) -> bool {
+        let before = self.windows.range(..vma.offset + vma.size).next_back();
+        before.is_some_and(|(&start, &length)| start + length > vma.offset)
     }
 
     fn forget(&mut self, slot: Slot) {
@@ -269,7 +287,12 @@ impl Svm {
             ChangeKind::Unmap => {
                 process.report_touches(machine);
                 ends = process.unmap_ends(machine, caller.tgid, range) || splits;
-                for (slot, _, _, cover) in &touched {
+                for (slot, vma, _, cover) in &touched {
+                    if let (Slot::Dynamic(_), Cover::Whole) = (slot, *cover) {
+                        if *range != (vma.start..vma.end()) && process.stage == Stage::Session {
+                            machine.traps.push(beyond_dynamic(vma, range, caller.tgid));
+                        }
+                    }
                     if *cover == Cover::Whole {
                         process.forget(*slot);
                     }
@@ -280,6 +303,15 @@ impl Svm {
                 ends = touched
                     .iter()
                     .any(|(_, vma, fragile, cover)| *fragile && *cover == Cover::Part && vma.prot != prot);
+                // Linux tells the driver which pages change, and a range that is exactly a dynamic
+                // one looks like its munmap. Where there are no pages, it tells nothing.
+                ends |= touched.iter().any(|(slot, vma, ..)| {
+                    matches!(slot, Slot::Dynamic(_))
+                        && *range == (vma.start..vma.end())
+                        && vma.prot != prot
+                        && process.heap(vma.start).is_some()
+                        && process.shows(vma)
+                });
                 // Pages that the driver maps afterwards are writable, whatever the protection.
                 // Pages of a file are not, so the mapping stays as it is.
                 let stays = |vma: &Vma, cover: Cover| cover == Cover::Whole && vma.prot & libc::PROT_READ != 0;

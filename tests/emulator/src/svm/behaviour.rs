@@ -101,9 +101,13 @@ pub struct Behaviour {
     pub imports_normal_host_pages: bool,
     /// MEM_CREATE refuses a NUMA node that is not online.
     pub checks_numa_node: bool,
-    /// Unmapping host memory that fills a dynamic range looks like a munmap by the process, which
-    /// ends the session.
-    pub dynamic_unmap_ends_session: bool,
+    /// Unmapping host memory that fills a dynamic range looks like a munmap by the process, whose
+    /// handling waits for the lock that MEM_UNMAP holds. Later ones recognise their own unmapping,
+    /// but not that of a heap that is disabled.
+    pub whole_dynamic_unmap_hangs: bool,
+    /// SETUP_DEVICE never returns while a heap reaches beyond this index: it counts heaps in a
+    /// number of 16 bits.
+    pub setup_heaps: u64,
     /// ADVISE may ask for huge pages in a pinned-host heap.
     pub huge_pinned_pages: bool,
     /// How many kinds of MEM_REMOTE_MAP there are.
@@ -120,7 +124,8 @@ const V8_5_0: Behaviour = Behaviour {
     has_soma_pools: false,
     imports_normal_host_pages: true,
     checks_numa_node: false,
-    dynamic_unmap_ends_session: true,
+    whole_dynamic_unmap_hangs: true,
+    setup_heaps: 1 << 16,
     huge_pinned_pages: false,
     remote_kinds: 6,
     // Its command has no access.
@@ -131,7 +136,7 @@ const V8_5_0: Behaviour = Behaviour {
 const V9_0_0: Behaviour = Behaviour {
     imports_normal_host_pages: false,
     checks_numa_node: true,
-    dynamic_unmap_ends_session: false,
+    whole_dynamic_unmap_hangs: false,
     huge_pinned_pages: true,
     remote_kinds: 7,
     // It takes every access but 0 for a read-only one (`devmm_is_read_only_mem`).
@@ -142,6 +147,7 @@ const V9_0_0: Behaviour = Behaviour {
 const V26_1: Behaviour = Behaviour {
     reports_uvm_page: true,
     has_soma_pools: true,
+    setup_heaps: u64::MAX,
     read_only_access: 1 << 28,
     refresh_releases_first_part: false,
     ..V9_0_0

@@ -5,7 +5,7 @@
 //! The vendor's runtime gives such an address to the device's task scheduler, which is not
 //! emulated: the addresses of the queues in it are made up, and only the driver's own copies use
 //! it. The capability for addresses by offset is that of the stand-in device: absent. The driver
-//! pins the caller's pages; the model looks them up at each copy.
+//! pins the caller's pages; the model looks whether they are there, and looks them up at each copy.
 
 use super::copy::Mode;
 use super::session::Process;
@@ -145,6 +145,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EINVAL, "the device is not set up");
         }
         self.transfer(self.physical)?;
+        self.pin_rows(rows)?;
         let last = self.process.converted.last_key_value().map(|(handle, _)| *handle);
         let handle = last.map_or(FIRST_HANDLE, |last| last + HANDLE_STEP);
         self.process.hold_rows(rows, true);
@@ -162,6 +163,17 @@ impl Call<'_, '_> {
         para.height = rows.height;
         para.dma_addr = zerocopy::transmute!(address);
         put(arg, &para);
+        Ok(())
+    }
+
+    /// The driver pins the caller's pages (`devmm_get_user_pages`), as for a copy. The model only
+    /// looks whether they are there.
+    fn pin_rows(&mut self, rows: Rows) -> SvmResult {
+        let ordinary = |address: &u64| !self.process.is_svm(*address) && !self.process.is_host_pin(*address);
+        let places = rows.each().flat_map(|(source, destination)| [source, destination]).filter(ordinary);
+        for address in places {
+            self.pin(address, rows.width)?;
+        }
         Ok(())
     }
 

@@ -53,6 +53,12 @@ impl Mapping {
 }
 
 impl Process {
+    /// Whether a range is exactly a dynamic range that is mapped with mmap(2).
+    pub fn is_whole_dynamic(&self, range: &std::ops::Range<u64>) -> bool {
+        let size = range.end - range.start;
+        self.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size)
+    }
+
     /// Ends a mapping: hides it from the CPU and updates its handle.
     pub fn end_mapping(&mut self, world: &mut World, mapping: Mapping) {
         if let Some(view) = mapping.view {
@@ -263,12 +269,15 @@ impl Call<'_, '_> {
             reservation.counter = reservation.counter.saturating_sub(1);
         }
         let range = para.address..para.address + size;
-        let dynamic = self.process.dynamics.get(&range.start).is_some_and(|it| it.vma.is_some() && it.size == size);
-        // Removing host pages from the segment looks like a munmap of their range. 9.0.0 fixed this
-        // for dynamic ranges.
-        let behaviour = Behaviour::of(self.machine.config.generation);
-        if side == svm::SIDE_HOST && (is_area(&range) || (dynamic && behaviour.dynamic_unmap_ends_session)) {
+        // Removing host pages from the segment looks like a munmap of their range.
+        if side == svm::SIDE_HOST && is_area(&range) {
             self.process.doomed = true;
+        }
+        if side == svm::SIDE_HOST
+            && self.process.is_whole_dynamic(&range)
+            && Behaviour::of(self.machine.config.generation).whole_dynamic_unmap_hangs
+        {
+            self.whole_dynamic("MEM_UNMAP", para.address);
         }
         if side == svm::SIDE_DEVICE && mapping.granted.get(&HOST).is_none_or(|access| *access == svm::ACCESS_NONE) {
             // The driver finds no granted access to revoke, so the CPU continues to see the memory.
@@ -280,6 +289,15 @@ impl Call<'_, '_> {
         self.process.end_mapping(self.world, mapping);
         put(arg, &para);
         Ok(())
+    }
+
+    /// Reports the removal of host pages from a whole mapped dynamic range.
+    pub(super) fn whole_dynamic(&mut self, command: &str, address: u64) {
+        let detail = format!(
+            "{command} of host memory that fills the mapped range at {address:#x}: the driver takes its own unmapping \
+             for one by the process and waits for itself for ever"
+        );
+        self.machine.traps.push(Trap { name: "unmap-of-whole-dynamic-range", tgid: self.caller.tgid, detail });
     }
 
     /// The mapping that is exactly this range (`devmm_vmma_matched_get`).

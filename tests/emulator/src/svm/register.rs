@@ -16,11 +16,19 @@ use nix::errno::Errno;
 use std::ops::Range;
 
 /// Kinds of MEM_REMOTE_MAP: ordinary host memory, pinned host memory, device memory for the host,
-/// and memory of another process on the device, which is not emulated.
+/// host memory that the device accesses through the link; and two that are not emulated, memory of
+/// another process on the device and the host's I/O memory.
+///
+/// A device has either the first or the fourth kind of ordinary memory, as its firmware says
+/// (`feature_pcie_th`). The vendor's runtime asks for the fourth on Ascend 910B, 910_93 and 950
+/// (`RT_FEATURE_MEM_HOST_REGISTER_PCIE_THROUGH` in its tables of chips), so the emulated ones have
+/// that.
 const HOST_MEMORY: u32 = 0;
 const PINNED_MEMORY: u32 = 1;
 const DEVICE_MEMORY: u32 = 2;
+const MEMORY_THROUGH_LINK: u32 = 3;
 const FOREIGN_MEMORY: u32 = 4;
+const IO_MEMORY: u32 = 6;
 /// The process on the device that a mapping is for; the driver maps host memory for this one only.
 const FIRST_PROCESS: u32 = 0;
 /// Most bytes of one registration.
@@ -41,6 +49,7 @@ impl Process {
     /// that any more.
     pub fn end_registrations(&mut self, physical: u32) {
         self.registered.retain(|(device, _), _| *device != physical);
+        self.through_link.retain(|(device, _), _| *device != physical);
         let remote = std::mem::take(&mut self.remote);
         let kept = |device: u32, start: u64| device != physical || self.is_svm(start);
         self.remote = remote.into_iter().filter(|((device, start), _)| kept(*device, *start)).collect();
@@ -51,6 +60,7 @@ impl Process {
     pub fn end_remote(&mut self, world: &mut World, heap: &Heap) {
         let range = heap.start..heap.end();
         self.remote.retain(|(_, start), _| !range.contains(start));
+        self.through_link.retain(|(_, start), _| !range.contains(start));
         let views = self.take_parts(range);
         match heap.is_reserve() {
             true => self.orphans.extend(views),
@@ -178,8 +188,13 @@ impl Call<'_, '_> {
     }
 
     /// Whether the caller's memory can be pinned: every page exists and can be read.
-    fn pin(&self, address: u64, size: u64) -> SvmResult {
+    pub(super) fn pin(&self, address: u64, size: u64) -> SvmResult {
         let page = page_size();
+        match self.caller.memory.without_bytes(address, size) {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(_)) => return refuse(Errno::EFAULT, "the caller's memory cannot be pinned"),
+            None => {}
+        }
         let mut at = address;
         while at < address.saturating_add(size) {
             if self.caller.memory.read(at, &mut [0]).is_err() {
@@ -224,20 +239,27 @@ impl Call<'_, '_> {
             if place.absent || !pinned {
                 return refuse(Errno::EOPNOTSUPP, "memory that is not locked is not mapped for others");
             }
+            if para.map_type == MEMORY_THROUGH_LINK && para.size != 0 && para.proc_type == FIRST_PROCESS {
+                return self.map_through_link(arg, &mut para);
+            }
             if para.map_type != PINNED_MEMORY || para.size == 0 {
                 return refuse(Errno::EINVAL, "the kind is not that of the memory, or the size is 0");
             }
         } else {
-            if para.map_type != HOST_MEMORY {
-                // The other kinds need abilities that the emulated device does not have.
-                return match para.map_type {
-                    PINNED_MEMORY | DEVICE_MEMORY => refuse(Errno::EINVAL, "the kind is not that of the memory"),
-                    _ => refuse(Errno::EOPNOTSUPP, "the device has no such mappings"),
-                };
+            if ![HOST_MEMORY, MEMORY_THROUGH_LINK, IO_MEMORY].contains(&para.map_type) {
+                return refuse(Errno::EINVAL, "the kind is not that of the memory");
             }
             if para.src_va == 0 || para.src_va % page_size() != 0 || para.size == 0 {
                 return refuse(Errno::EINVAL, "the range is empty or does not begin at a page");
             }
+            if para.proc_type != FIRST_PROCESS {
+                return refuse(Errno::EOPNOTSUPP, "host memory is not mapped for this process of the device");
+            }
+            return match para.map_type {
+                MEMORY_THROUGH_LINK => self.map_through_link(arg, &mut para),
+                IO_MEMORY => refuse(Errno::EOPNOTSUPP, "the host's I/O memory is not emulated"),
+                _ => refuse(Errno::EOPNOTSUPP, "the device maps host memory through the link"),
+            };
         }
         if para.proc_type != FIRST_PROCESS {
             return refuse(Errno::EOPNOTSUPP, "host memory is not mapped for this process of the device");
@@ -248,14 +270,33 @@ impl Call<'_, '_> {
         if self.process.is_remote(physical, para.src_va, para.size) {
             return refuse(Errno::EINVAL, "part of the range is mapped for the device already");
         }
-        if !self.process.is_svm(para.src_va) {
-            self.pin(para.src_va, para.size)?;
-        }
         self.message(physical)?;
         self.process.remote.insert((physical, para.src_va), Remote { size: para.size, left: false });
         self.count(para.src_va, true);
         para.dst_va = para.src_va;
         put(arg, &para);
+        Ok(())
+    }
+
+    /// MEM_REMOTE_MAP of ordinary or pinned host memory through the link.
+    fn map_through_link(&mut self, arg: &mut Arg, para: &mut svm::RemoteMap) -> SvmResult {
+        let (physical, address) = (self.physical, para.src_va);
+        let Some(size) = para.size.checked_next_multiple_of(page_size()) else {
+            return refuse(Errno::EINVAL, "the range is too long");
+        };
+        let mapped = self.process.through_link.range((physical, 0)..=(physical, u64::MAX));
+        if overlaps(mapped.map(|((_, start), size)| (*start, *size)), address, size) {
+            return refuse(Errno::EINVAL, "part of the range is mapped for the device already");
+        }
+        if !self.process.is_svm(address) {
+            self.pin(address, size)?;
+        }
+        self.message(physical)?;
+        self.process.through_link.insert((physical, address), size);
+        self.count(address, true);
+        // The device chooses the address; here it is the host's.
+        (para.dst_va, para.size) = (address, size);
+        put(arg, para);
         Ok(())
     }
 
@@ -345,10 +386,12 @@ impl Call<'_, '_> {
             return refuse(Errno::ENOENT, "no memory of another process of the device is mapped");
         }
         let place = self.process.place(address)?;
-        if !self.process.is_svm(address) {
-            if self.process.remote.remove(&(self.physical, address)).is_none() {
+        let through = matches!(para.map_type, MEMORY_THROUGH_LINK | IO_MEMORY) && place.device.is_none();
+        if !self.process.is_svm(address) || (through && !place.absent) {
+            if self.process.through_link.remove(&(self.physical, address)).is_none() {
                 return refuse(Errno::ENOENT, "nothing is mapped for the device there");
             }
+            self.count(address, false);
             para.dst_va = address;
             put(arg, &para);
             return Ok(());

@@ -23,6 +23,7 @@ use crate::caller::Caller;
 use crate::config::{Attachment, Phase};
 use crate::driver::{FileId, Mmap};
 use crate::machine::{HOST, Machine};
+use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg, HOST_AGENT_ID, Segment};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -130,6 +131,9 @@ pub struct Process {
     /// Host memory that is mapped for a device, and device memory for the CPU, by physical device
     /// and address.
     pub remote: BTreeMap<(u32, u64), Remote>,
+    /// Host memory that is mapped for a device through the link, by physical device and address,
+    /// with its size.
+    pub through_link: BTreeMap<(u32, u64), u64>,
     /// What the CPU sees of device memory by MEM_REMOTE_MAP, by address.
     pub parts: BTreeMap<u64, View>,
     /// Views that outlive their mapping (see [`Call::mem_unmap`]).
@@ -164,6 +168,7 @@ impl Process {
             converted: BTreeMap::new(),
             registered: BTreeMap::new(),
             remote: BTreeMap::new(),
+            through_link: BTreeMap::new(),
             parts: BTreeMap::new(),
             orphans: Vec::new(),
         }
@@ -518,7 +523,7 @@ impl Process {
                  would be made in this process",
                 vma.size, vma.start, self.tgid
             );
-            machine.traps.push(crate::trap::Trap { name: "dynamic-mmap-by-stranger", tgid: caller.tgid, detail });
+            machine.traps.push(Trap { name: "dynamic-mmap-by-stranger", tgid: caller.tgid, detail });
         }
         self.dynamics.insert(vma.start, Dynamic { size: vma.size, vma: Some(vma) });
         Ok(())
@@ -526,6 +531,21 @@ impl Process {
 }
 
 impl Call<'_, '_> {
+    /// Reports a SETUP_DEVICE that never returns: it tells the device about every heap, and counts
+    /// them in a number that is too small for one beyond 80 TiB.
+    fn find_endless_setup(&mut self) {
+        let most = Behaviour::of(self.machine.config.generation).setup_heaps;
+        let index = |address: u64| (address - svm::SVM_START) / svm::HEAP_UNIT;
+        if let Some(heap) = self.process.heaps.values().find(|heap| index(heap.end() - 1) >= most) {
+            let detail = format!(
+                "SETUP_DEVICE while a heap of {:#x} bytes is enabled at {:#x}: the kernel counts heaps in 16 bits, \
+                 and never gets to the last",
+                heap.size, heap.start
+            );
+            self.machine.traps.push(Trap { name: "setup-beyond-80-tib", tgid: self.caller.tgid, detail });
+        }
+    }
+
     /// SETUP_DEVICE: connects the session to its process on the device.
     pub(super) fn setup_device(&mut self, arg: &mut Arg) -> SvmResult {
         let physical = self.physical;
@@ -547,6 +567,7 @@ impl Call<'_, '_> {
                 return refuse(Errno::EFAULT, "no process runs on the device for the caller");
             };
             self.machine.refused_setups.remove(&(self.process.tgid, physical));
+            self.find_endless_setup();
             let agent = Agent { pid, allows_async: true, handles: HandleTable::default(), plain: BTreeSet::new() };
             self.process.agents.insert(physical, agent);
         }

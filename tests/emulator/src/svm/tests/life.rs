@@ -142,18 +142,54 @@ fn what_a_machine_cannot_do_is_noted_in_the_other_page() {
     assert!(written(&bench, klog::SVM_RUN_INFO) > noted);
 }
 
+/// A session with host memory that fills a mapped dynamic range.
+fn filled(generation: Generation) -> (Bench, TestClient, u64) {
+    let mut bench = Bench::with(|config| config.generation = generation);
+    let client = bench.session(10);
+    let va = 26u64 << 40;
+    bench.mmap(&client, va, GIB).unwrap();
+    bench.enable(&client, 10 << 10, svm::HEAP_HUGE).unwrap();
+    bench.mapped(&client, HOST, va, GIB);
+    (bench, client, va)
+}
+
 #[test]
-fn in_the_oldest_generation_an_unmap_of_a_whole_dynamic_range_ends_the_session() {
-    for (generation, survives) in [(Generation::V8_5_0, false), (Generation::V26_1, true)] {
+fn host_memory_that_fills_a_dynamic_range_hangs_the_unmap_or_the_disable() {
+    for generation in Generation::ALL {
+        let oldest = generation == Generation::V8_5_0;
+        let (mut bench, client, va) = filled(generation);
+        bench.unmap(&client, va).unwrap();
+        assert_eq!(bench.trap(), if oldest { "unmap-of-whole-dynamic-range" } else { "" }, "{generation}");
+        let (mut bench, client, _) = filled(generation);
+        bench.heap(&client, svm::HEAP_DISABLE, svm::HEAP_HUGE, 10 << 10, GIB).unwrap();
+        assert_eq!(bench.trap(), "unmap-of-whole-dynamic-range", "{generation}");
+    }
+}
+
+#[test]
+fn a_device_is_not_set_up_while_a_heap_lies_beyond_80_tib_in_older_generations() {
+    for generation in Generation::ALL {
         let mut bench = Bench::with(|config| config.generation = generation);
         let client = bench.session(10);
-        let va = 26u64 << 40;
-        bench.mmap(&client, va, GIB).unwrap();
-        bench.enable(&client, 10 << 10, svm::HEAP_HUGE).unwrap();
-        bench.mapped(&client, HOST, va, GIB);
-        bench.unmap(&client, va).unwrap();
-        assert_eq!(bench.create(&client, HOST, 2 * MIB).is_ok(), survives, "{generation}");
+        // From 40 TiB on for 32 TiB; then from 78 TiB on for 32 TiB.
+        bench.heap(&client, svm::HEAP_ENABLE, svm::HEAP_HUGE, 24 << 10, 32 << 40).unwrap();
+        bench.setup(&client, 1).unwrap();
+        assert_eq!(bench.trap(), "", "{generation}");
+        bench.heap(&client, svm::HEAP_ENABLE, svm::HEAP_HUGE, 62 << 10, 32 << 40).unwrap();
+        bench.call(&client, Op::CloseDevice, 1, svm::SetupDevice::default()).unwrap();
+        bench.setup(&client, 1).unwrap();
+        let trap = if generation < Generation::V26_1 { "setup-beyond-80-tib" } else { "" };
+        assert_eq!(bench.trap(), trap, "{generation}");
     }
+}
+
+#[test]
+fn a_munmap_beyond_a_dynamic_range_is_found() {
+    let mut bench = Bench::new();
+    let client = bench.session(10);
+    bench.mmap(&client, 25 << 40, GIB).unwrap();
+    bench.change(&client, ChangeKind::Unmap, 25 << 40..(25 << 40) + 2 * GIB).unwrap();
+    assert_eq!(bench.trap(), "munmap-beyond-dynamic-range");
 }
 
 #[test]
