@@ -580,7 +580,7 @@ fn container_of(pid: i32) -> String {
 }
 
 /// Random bytes of the kernel's.
-fn random() -> Token {
+pub(crate) fn random() -> Token {
     let mut token = [0; 16];
     if let Ok(mut random) = File::open("/dev/urandom") {
         let _ = random.read_exact(&mut token);

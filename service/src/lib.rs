@@ -30,11 +30,15 @@ mod link;
 mod name;
 mod policy;
 pub mod protocol;
+mod safetensors;
 mod serve;
+mod snapshot;
 
 pub use client::{Client, Error, OpenOptions, Opened, Reader, Result, Writer};
 pub use layout::{Allocation, BadLayout, Entry, Layout, PageSize};
 pub use name::{DomainName, NotADomain};
 pub use policy::{BadPolicy, Policy};
 pub use protocol::Mode;
+pub use safetensors::{Comparison, Difference, compare};
 pub use serve::{ServeError, bind, keep, replace_front, run_front};
+pub use snapshot::{SavedSnapshot, Snapshot, SnapshotError, save};

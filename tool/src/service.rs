@@ -1,17 +1,19 @@
 //! `ascend-vmm service`: what a memory service holds, and for whom.
 
+mod files;
+
 use crate::print_json;
 use crate::terminal::{self, Table, counted};
 use ascend_vmm::Bytes;
 use ascend_vmm_service::protocol::{Event, Status};
-use ascend_vmm_service::{Client, DomainName, Error};
+use ascend_vmm_service::{Client, DomainName, Error, SnapshotError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Options of `service`.
 #[derive(clap::Args)]
-#[command(after_help = "Needs no NPU and no rights but those of the socket.\n\n\
+#[command(after_help = "All but save, load and verify need no NPU, and no rights but those of the socket.\n\n\
                         Examples:\n  ascend-vmm service --socket /run/ascend-vmm.sock top\n  \
                         ascend-vmm service --socket /run/ascend-vmm.sock events --follow\n  \
                         ascend-vmm service --socket /run/ascend-vmm.sock remove llama-70b/tp0/weights")]
@@ -54,20 +56,46 @@ enum Action {
         /// The domain.
         domain: DomainName,
     },
+    /// Save what a domain has committed to files.
+    ///
+    /// Needs the NPU. A save that was interrupted goes on where it stopped. Engines go on
+    /// meanwhile.
+    ///
+    /// Example: ascend-vmm service save llama-70b/tp0/weights /ssd1/llama /ssd2/llama
+    Save(files::Save),
+    /// Load what was saved into new memory, and commit it.
+    ///
+    /// Needs the NPU. Every byte is checked before the commit; until then the domain serves what it
+    /// served.
+    ///
+    /// Example: ascend-vmm service load llama-70b/tp0/weights /ssd1/llama /ssd2/llama
+    Load(files::Load),
+    /// Compare what is served with safetensors files, by name and bytes.
+    ///
+    /// Needs the NPU. Exit status 1 if a tensor differs or is missing on either side.
+    ///
+    /// Example: ascend-vmm service verify llama-70b/tp0/weights --safetensors llama-70b
+    Verify(files::Verify),
 }
 
 impl Service {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
         let client = Client::new(&self.socket);
-        let done = match self.command {
-            Action::Top { json, watch } => top(&client, json, watch.map(Duration::from_secs)),
-            Action::Events { json, follow } => events(&client, json, follow),
-            Action::Remove { domain } => client.remove(&domain),
+        let done = |()| ExitCode::SUCCESS;
+        let ended = match self.command {
+            Action::Top { json, watch } => {
+                top(&client, json, watch.map(Duration::from_secs)).map(done).map_err(SnapshotError::from)
+            }
+            Action::Events { json, follow } => events(&client, json, follow).map(done).map_err(SnapshotError::from),
+            Action::Remove { domain } => client.remove(&domain).map(done).map_err(SnapshotError::from),
+            Action::Save(save) => save.run(&client),
+            Action::Load(load) => load.run(&client),
+            Action::Verify(verify) => verify.run(&client),
         };
-        match done {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error @ Error::Unreachable { .. }) => crate::impossible(error),
+        match ended {
+            Ok(status) => status,
+            Err(SnapshotError::Client(error @ Error::Unreachable { .. })) => crate::impossible(error),
             Err(error) => {
                 crate::errln!("error: {error}");
                 ExitCode::FAILURE

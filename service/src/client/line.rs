@@ -33,6 +33,8 @@ pub(super) struct Line {
     pub(super) reclaims: Vec<(u64, u64)>,
     pub(super) process: i32,
     pub(super) options: OpenOptions,
+    /// The number of the service's life: versions of another one are others.
+    pub(super) instance: u64,
     /// The process that made it: a child has a copy of the socket, and must not use it.
     pub(super) owner: u32,
     /// From a function that was told what a request waits for.
@@ -65,6 +67,7 @@ impl Line {
             reclaims: Vec::new(),
             process,
             options: options.clone(),
+            instance: 0,
             owner: std::process::id(),
             panic: Mutex::new(None),
         };
@@ -75,7 +78,10 @@ impl Line {
         };
         let mut answers = line.ask_all(&requests, wait)?.into_iter();
         match answers.next() {
-            Some(Answer::Hello { .. }) => Ok((line, answers.next())),
+            Some(Answer::Hello { instance, .. }) => {
+                line.instance = instance;
+                Ok((line, answers.next()))
+            }
             Some(other) => Err(strange(&other)),
             None => Err(line.unreachable(io::ErrorKind::UnexpectedEof.into())),
         }

@@ -69,6 +69,28 @@ impl Reader {
         self.space.slice(offset, entry.size)
     }
 
+    /// Memory by its offset from [`Reader::address`].
+    ///
+    /// # Errors
+    ///
+    /// An offset at which nothing is mapped; [`Error::Asleep`].
+    pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
+        match self.awake {
+            true => self.space.slice(offset, size),
+            false => Err(Error::Asleep(self.role.domain.clone())),
+        }
+    }
+
+    /// The life of the service in which this layout was committed.
+    pub(crate) fn instance(&self) -> u64 {
+        self.role.line.instance
+    }
+
+    /// Asks whether this reader still has its role.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.role.ask(&Request::Allocations { from: u64::MAX }, ANSWER).map(drop)
+    }
+
     /// Waits until a newer version is committed. This reader keeps the one that it has: open the
     /// domain again for the new one.
     ///

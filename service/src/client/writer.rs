@@ -4,7 +4,7 @@ use super::line::{ANSWER, Role, done, milliseconds, strange};
 use super::reader::{Reader, reader};
 use super::space::Space;
 use super::{Error, OpenOptions, Result};
-use crate::layout::Entry;
+use crate::layout::{Allocation, Entry};
 use crate::name::DomainName;
 use crate::protocol::{self, Answer, Code, Request, ServiceError};
 use ascend_vmm::Device;
@@ -133,6 +133,17 @@ impl Writer {
         }
         self.role.line.deliver_panic();
         Ok((allocation.id, offset))
+    }
+
+    /// New memory as a saved layout had it: its number.
+    pub(crate) fn restore(&mut self, allocation: &Allocation) -> Result<u64> {
+        self.options.page = allocation.page;
+        self.allocate(allocation.size, &allocation.tag).map(|(id, _)| id)
+    }
+
+    /// Names bytes as a saved layout did.
+    pub(crate) fn restore_entry(&mut self, key: &str, entry: Entry) {
+        self.entries.insert(key.to_owned(), entry);
     }
 
     /// Memory of the writer's space by its offset.

@@ -108,6 +108,19 @@ impl Service {
         }
     }
 
+    /// The status when nobody writes any more: a process that was killed is noticed a moment later.
+    pub fn settled(&self) -> Status {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let status = self.status();
+            if status.domains.iter().all(|domain| domain.state != "writing") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "somebody writes: {status:#?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     pub fn kill_front(&self) {
         kill(Pid::from_raw(self.status().front), Signal::SIGKILL).unwrap();
     }

@@ -86,6 +86,72 @@ fn a_service_is_looked_at_and_its_front_is_replaced() {
     drop(directory);
 }
 
+/// Not a test: an engine that writes a few tensors. Without a socket it does nothing.
+#[test]
+fn engine_process() {
+    let Some(socket) = std::env::var_os("ENGINE_TEST_SOCKET") else { return };
+    let device = ascend_vmm::Session::open().unwrap().device(ascend_vmm::LogicalId(1)).unwrap();
+    let domain = "llama/tp1/weights".parse().unwrap();
+    let options = ascend_vmm_service::OpenOptions::new();
+    let client = Client::new(PathBuf::from(socket));
+    let mut writer = client.write(&device, &domain, ascend_vmm_service::Mode::Write, 8 << 20, &options).unwrap();
+    writer.put("embed", 5000, b"u8").unwrap().write(&[7; 5000]).unwrap();
+    writer.put("norm", 10, b"u8").unwrap().write(&[9; 10]).unwrap();
+    writer.commit().unwrap();
+}
+
+/// Lets an engine write `llama/tp1/weights`, on the second NPU.
+fn write_weights(emulator: &Emulator, socket: &Path) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["service::engine_process", "--exact"]).env("ENGINE_TEST_SOCKET", socket).stdout(Stdio::null());
+    assert!(emulator.spawn(&mut command).unwrap().wait().unwrap().success());
+}
+
+#[test]
+fn weights_are_saved_verified_and_loaded_by_commands() {
+    let directory = Directory::new("save");
+    let socket = directory.socket();
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let mut served = serve(&emulator, &socket);
+    write_weights(&emulator, &socket);
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["service", "--socket"]).arg(&socket).args(arguments).current_dir(&directory.0);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        emulator.spawn(&mut command).unwrap().wait_with_output().unwrap()
+    };
+    let saved = run(&["save", "llama/tp1/weights", "one", "two"]);
+    assert_eq!(stderr(&saved), "");
+    assert_eq!(stdout(&saved), "saved version 1 of llama/tp1/weights: 8 MiB, 2 keys, 1 shard\n");
+    let missing = run(&["save", "llama/tp7/weights", "three"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).contains("there is no domain llama/tp7/weights"), "{}", stderr(&missing));
+    // A host that starts again has an empty service.
+    served.0.kill().unwrap();
+    served.0.wait().unwrap();
+    drop(served);
+    let served = serve(&emulator, &socket);
+    let loaded = run(&["load", "llama/tp1/weights", "two", "one", "--device", "1"]);
+    assert_eq!(
+        stdout(&loaded),
+        "committed version 1 of llama/tp1/weights: 8 MiB, 2 keys, from version 1 of llama/tp1/weights\n",
+        "{}",
+        stderr(&loaded)
+    );
+    let header = r#"{"embed":{"data_offsets":[0,5000]},"other":{"data_offsets":[0,1]}}"#;
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[7; 5000]].concat();
+    std::fs::create_dir(directory.0.join("model")).unwrap();
+    std::fs::write(directory.0.join("model/model.safetensors"), file).unwrap();
+    let compared = run(&["verify", "llama/tp1/weights", "--safetensors", "model"]);
+    assert_eq!(compared.status.code(), Some(1));
+    assert_eq!(
+        stdout(&compared),
+        "norm is served and in no file\nother is in model/model.safetensors and not served\n\
+         version 1 of llama/tp1/weights: 1 tensor equal (5000 bytes), 2 not\n"
+    );
+    drop(served);
+}
+
 #[test]
 fn what_cannot_be_served_is_said_in_a_sentence() {
     let directory = Directory::new("serve-refused");
