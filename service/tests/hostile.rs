@@ -1,0 +1,328 @@
+//! Clients that lie, stall, flood and send nonsense: each loses its own connection, and nobody else
+//! notices.
+
+mod support;
+#[path = "support/untrusted.rs"]
+mod untrusted;
+
+use ascend_emulator::{Config, Line, fork, isolated};
+use ascend_vmm_service::protocol::{self, Answer, Code, Request, ServiceError, VERSION};
+use ascend_vmm_service::{Allocation, Entry, Mode, PageSize, Reader};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use support::{KEYS, MIB, Service, check_weights, device, name, options, write_weights};
+
+/// A connection that has said hello.
+struct Attacker {
+    socket: UnixStream,
+    arrived: Vec<u8>,
+}
+
+impl Attacker {
+    fn new(service: &Service) -> Attacker {
+        let socket = UnixStream::connect(service.path()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let mut attacker = Attacker { socket, arrived: Vec::new() };
+        let process = std::process::id() as i32;
+        let hello = Request::Hello { version: VERSION, process, program: "attacker".into() };
+        assert!(matches!(attacker.ask(&hello), Answer::Hello { .. }));
+        attacker
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        // The service may have ended the connection before all was sent.
+        let _ = self.socket.write_all(bytes);
+    }
+
+    fn ask(&mut self, request: &impl Serialize) -> Answer {
+        self.send(&protocol::encode(request).unwrap());
+        self.next().expect("an answer")
+    }
+
+    /// The next message; `None` if the service has ended the connection.
+    fn next(&mut self) -> Option<Answer> {
+        loop {
+            if let Some((length, answer)) = protocol::decode::<Answer>(&self.arrived).unwrap() {
+                self.arrived.drain(..length);
+                return Some(answer);
+            }
+            let mut part = [0; 64 << 10];
+            match self.socket.read(&mut part) {
+                Ok(0) => return None,
+                Ok(count) => self.arrived.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The error with which the service ends the connection.
+    #[track_caller]
+    fn last_words(&mut self) -> ServiceError {
+        let Some(Answer::Error(error)) = self.next() else { panic!("no error") };
+        assert_eq!(self.next(), None, "the connection ends");
+        error
+    }
+
+    fn write_role(&mut self, service: &Service, domain: &str) {
+        let open = Request::Open {
+            domain: name(domain),
+            mode: Mode::Write,
+            device: service.status().devices[0].physical,
+            identity: String::new(),
+            wait_ms: 60_000,
+            allow_update: false,
+            lends: false,
+        };
+        assert!(matches!(self.ask(&open), Answer::Opened { writes: true, .. }));
+    }
+}
+
+/// Runs an attack beside a reader, which notices nothing.
+fn attack(attack: impl FnOnce(&Service)) {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let device = device();
+        let mut reader: Reader = write_weights(&service.client(), &device, &name("w"), KEYS);
+        let front = service.status().front;
+        attack(&service);
+        check_weights(&reader, KEYS);
+        reader.sleep().unwrap();
+        reader.wake().unwrap();
+        check_weights(&reader, KEYS);
+        check_weights(&service.client().read(&device, &name("w"), &options()).unwrap(), KEYS);
+        assert_eq!(service.status().front, front, "the front is the same process");
+        drop((reader, device));
+        service.end(emulator);
+    });
+}
+
+#[test]
+fn a_frame_of_four_gibibytes_ends_the_connection_before_it_is_read() {
+    attack(|service| {
+        let mut attacker = Attacker::new(service);
+        attacker.send(&u32::MAX.to_le_bytes());
+        let error = attacker.last_words();
+        assert_eq!(error.code, Code::Protocol);
+        assert!(error.problem.contains("4294967295 bytes, and 8388608 are allowed"), "{error}");
+    });
+}
+
+#[test]
+fn half_a_frame_is_not_waited_for_for_ever() {
+    attack(|service| {
+        let mut attackers: Vec<_> = (0..8).map(|_| Attacker::new(service)).collect();
+        for (number, attacker) in attackers.iter_mut().enumerate() {
+            attacker.send(&[100, 0, 0, 0, 0x81, 0xA4][..number.min(5) + 1]);
+        }
+        for attacker in &mut attackers {
+            assert_eq!(attacker.last_words().code, Code::Protocol);
+        }
+    });
+}
+
+#[test]
+fn a_domain_that_leaves_its_place_is_refused_with_the_rule() {
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Raw {
+        Remove { domain: String },
+    }
+    attack(|service| {
+        for domain in ["../w", "w/..", "/etc/passwd", "w\0", "", &"w".repeat(100_000)] {
+            let mut attacker = Attacker::new(service);
+            attacker.send(&protocol::encode(&Raw::Remove { domain: domain.into() }).unwrap());
+            let error = attacker.last_words();
+            assert_eq!(error.code, Code::Protocol);
+            assert!(error.problem.contains("is not a domain") && error.problem.len() < 500, "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_million_keys_are_refused_or_held_and_never_more_than_the_limit() {
+    attack(|service| {
+        let mut attacker = Attacker::new(service);
+        attacker.write_role(service, "keys");
+        let allocate = Request::Allocate { size: 2 * MIB, page: PageSize::Huge, tag: String::new(), wait_ms: 60_000 };
+        let Answer::Allocated { allocation: Allocation { id, .. } } = attacker.ask(&allocate) else { panic!() };
+        let (mut put, mut refused) = (0, 0);
+        for part in 0..50u32 {
+            let entry =
+                |key: u32| (format!("{part}.{key}"), Entry { allocation: id, offset: 0, size: 1, value: vec![0; 16] });
+            match attacker.ask(&Request::Put { entries: (0..20_000).map(entry).collect() }) {
+                Answer::Done {} => put += 20_000,
+                Answer::Error(error) => {
+                    assert_eq!(error.code, Code::Invalid);
+                    assert!(error.problem.starts_with("entries: "), "{error}");
+                    refused += 20_000;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(put + refused, 1_000_000);
+        assert!(refused > 0 && put > 500_000, "{put} were put");
+        // All of it in one frame is too much for a frame.
+        let mut frame = (9u32 << 20).to_le_bytes().to_vec();
+        frame.resize(64 << 10, 0);
+        attacker.send(&frame);
+        assert_eq!(attacker.last_words().code, Code::Protocol);
+    });
+}
+
+#[test]
+fn a_flood_of_requests_whose_answers_nobody_reads_ends_with_its_connection() {
+    attack(|service| {
+        let mut attacker = Attacker::new(service);
+        attacker.socket.set_nonblocking(true).unwrap();
+        let status = protocol::encode(&Request::Status {}).unwrap();
+        let mut sent = 0u64;
+        // Until the service stops to listen.
+        while sent < 2_000_000 {
+            match attacker.socket.write(&status) {
+                Ok(_) => sent += 1,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(sent < 2_000_000, "it listens to everything");
+        // Others are served meanwhile.
+        (0..100).for_each(|_| assert_eq!(service.status().domains.len(), 1));
+    });
+}
+
+#[test]
+fn many_connections_of_one_process_leave_room_for_others() {
+    attack(|service| {
+        let (ready, go) = (Line::new(), Line::new());
+        let crowd = fork(|| {
+            let all: Vec<_> = (0..300).filter_map(|_| UnixStream::connect(service.path()).ok()).collect();
+            ready.send(all.len() as u64);
+            go.receive();
+        });
+        ready.receive();
+        (0..10).for_each(|_| assert_eq!(service.status().domains.len(), 1));
+        let mine: Vec<_> = (0..16).map(|_| Attacker::new(service)).collect();
+        drop(mine);
+        go.send(1);
+        crowd.join();
+    });
+}
+
+/// Frames of every kind of request.
+fn seeds() -> Vec<Vec<u8>> {
+    let entry = Entry { allocation: 1, offset: 2, size: 3, value: vec![9; 40] };
+    let requests = [
+        Request::Hello { version: 1, process: 1, program: "x".into() },
+        Request::Open {
+            domain: name("w"),
+            mode: Mode::Discard,
+            device: 0,
+            identity: "-/0".into(),
+            wait_ms: 1,
+            allow_update: true,
+            lends: true,
+        },
+        Request::Close {},
+        Request::Resume { token: vec![7; 16] },
+        Request::Allocate { size: 2 * MIB, page: PageSize::Giant, tag: "t".into(), wait_ms: 1 },
+        Request::Free { allocations: vec![1, 2, 3] },
+        Request::Put { entries: vec![("k".into(), entry)] },
+        Request::Begin {},
+        Request::Commit {},
+        Request::Allocations { from: 7 },
+        Request::Entries { after: Some("k".into()) },
+        Request::Shares { allocations: vec![1] },
+        Request::Sleep {},
+        Request::Wake { wait_ms: 1 },
+        Request::Wait { newer_than: 1, domain: Some(name("w")), wait_ms: 1 },
+        Request::Gave { reclaim: 1 },
+        Request::Ping {},
+        Request::Status {},
+        Request::Events { after: 0 },
+    ];
+    requests.iter().map(|request| protocol::encode(request).unwrap()).collect()
+}
+
+/// Numbers that a seed decides.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+
+    /// A frame that is changed somewhere; its length stays true most of the time.
+    fn changed(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
+        let mut frame = seeds[self.below(seeds.len())].clone();
+        for _ in 0..self.below(4) {
+            match self.below(4) {
+                0 => {
+                    let at = self.below(frame.len());
+                    frame[at] = self.below(256) as u8;
+                }
+                1 => frame.truncate(self.below(frame.len()) + 1),
+                2 => {
+                    let other = seeds[self.below(seeds.len())].clone();
+                    let at = self.below(frame.len());
+                    frame.splice(at.., other[self.below(other.len())..].iter().copied());
+                }
+                _ => frame.insert(self.below(frame.len()), [0, 0x80, 0xC0, 0xDD, 0xDF, 0xFF][self.below(6)]),
+            }
+            if frame.is_empty() {
+                frame.push(0);
+            }
+        }
+        if frame.len() >= 4 && self.below(8) > 0 {
+            let length = (frame.len() - 4) as u32;
+            frame[..4].copy_from_slice(&length.to_le_bytes());
+        }
+        frame
+    }
+}
+
+#[test]
+fn whatever_bytes_come_reading_them_ends_and_writes_them_the_same() {
+    let seeds = seeds();
+    seeds.iter().for_each(|seed| untrusted::frames(seed));
+    let mut dice = Dice(0xF1F2);
+    for _ in 0..100_000 {
+        let frame = dice.changed(&seeds);
+        untrusted::frames(&frame);
+        untrusted::policies(&frame);
+    }
+}
+
+#[test]
+fn a_service_that_hears_nonsense_serves_the_others() {
+    attack(|service| {
+        let seeds = seeds();
+        let mut dice = Dice(0xA77AC);
+        let mut ended = BTreeMap::from([(true, 0), (false, 0)]);
+        for _ in 0..400 {
+            let mut attacker = Attacker::new(service);
+            attacker.socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            // It must not remove what the reader has, so it opens a domain of its own.
+            for _ in 0..dice.below(6) {
+                let frame = dice.changed(&seeds);
+                attacker.send(&frame);
+            }
+            let mut part = [0; 4096];
+            let over = loop {
+                match attacker.socket.read(&mut part) {
+                    Ok(0) => break true,
+                    Ok(_) => {}
+                    Err(error) => break error.kind() == ErrorKind::ConnectionReset,
+                }
+            };
+            *ended.entry(over).or_default() += 1;
+        }
+        assert!(ended[&true] > 0 && ended[&false] > 0, "{ended:?}");
+    });
+}
