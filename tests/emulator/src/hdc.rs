@@ -571,14 +571,18 @@ mod tests {
         (file, view.session, view.alloc_index)
     }
 
+    /// Milliseconds that no test takes, however busy the machine is.
+    const PATIENCE: u32 = 600_000;
+
     fn send(rig: &mut Rig, process: TestProcess, file: FileId, session: i32, packet: &[u8]) -> Outcome {
         let source = rig.heap.put(packet);
-        let view = Send { session, source, length: packet.len() as i32, wait: 2, timeout: 1000, ..Default::default() };
+        let view =
+            Send { session, source, length: packet.len() as i32, wait: 2, timeout: PATIENCE, ..Default::default() };
         call(rig, process, file, SEND, &view).0
     }
 
-    fn peek(rig: &mut Rig, file: FileId, session: i32, alloc_index: u32, timeout: u32) -> (Outcome, RecvPeek) {
-        let view = RecvPeek { session, alloc_index, wait: 2, timeout, ..Default::default() };
+    fn peek(rig: &mut Rig, file: FileId, session: i32, alloc_index: u32) -> (Outcome, RecvPeek) {
+        let view = RecvPeek { session, alloc_index, wait: 2, timeout: PATIENCE, ..Default::default() };
         call(rig, A, file, RECV_PEEK, &view)
     }
 
@@ -587,7 +591,7 @@ mod tests {
         let mut rig = Rig::new(Host::default());
         let (file, session, index) = connected(&mut rig);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
-        let (outcome, view) = peek(&mut rig, file, session, index, 1000);
+        let (outcome, view) = peek(&mut rig, file, session, index);
         assert_eq!((outcome, view.count), (OK, 1));
         let destination = rig.heap.put(&[0; 200]);
         let mut recv = Recv { session, destination, length: view.length - 1, buffers: 1, ..Default::default() };
@@ -597,9 +601,9 @@ mod tests {
         assert_eq!((outcome, answer.received), (OK, view.length));
         assert_eq!(rig.heap.get::<u32>(destination), view.length as u32);
         assert_eq!(call(&mut rig, A, file, RECV, &recv).1.received, 0, "RECV does not wait");
-        let Outcome::Wait(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
-        rig.now -= Duration::from_secs(2);
-        assert_eq!(peek(&mut rig, file, session, index, 1000).0, code(error::RECEIVE_TIMEOUT));
+        let Outcome::Wait(_) = peek(&mut rig, file, session, index).0 else { panic!("nothing is there") };
+        rig.now -= Duration::from_millis(PATIENCE.into());
+        assert_eq!(peek(&mut rig, file, session, index).0, code(error::RECEIVE_TIMEOUT));
     }
 
     #[test]
@@ -619,7 +623,7 @@ mod tests {
         let mut close = Close { session, alloc_index: alloc_index + 1, ..Default::default() };
         assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK);
         assert_eq!(rig.driver.state().sessions.len(), 1);
-        assert_eq!(peek(&mut rig, file, session, alloc_index + 1, 100).0, code(error::CLOSED));
+        assert_eq!(peek(&mut rig, file, session, alloc_index + 1).0, code(error::CLOSED));
         close.alloc_index = alloc_index;
         assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK);
         assert_eq!(call(&mut rig, A, file, CLOSE, &close).0, OK, "twice is fine");
@@ -676,9 +680,9 @@ mod tests {
         assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
         assert_eq!(send(&mut rig, A, file, session, &[1, 2, 3]), OK);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::PEER_CLOSED));
-        assert_eq!(peek(&mut rig, file, session, index, 100).0, OK);
+        assert_eq!(peek(&mut rig, file, session, index).0, OK);
         rig.driver.hurry_sessions(HALF_CLOSED);
-        assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
+        assert_eq!(peek(&mut rig, file, session, index).0, code(error::CLOSED));
     }
 
     #[test]
@@ -696,13 +700,13 @@ mod tests {
     fn a_device_that_comes_back_has_forgotten_its_sessions() {
         let mut rig = Rig::new(Host::default());
         let (file, session, index) = connected(&mut rig);
-        let Outcome::Wait(_) = peek(&mut rig, file, session, index, 1000).0 else { panic!("nothing is there") };
+        let Outcome::Wait(_) = peek(&mut rig, file, session, index).0 else { panic!("nothing is there") };
         rig.driver.machine.remove_device(1);
-        assert_eq!(peek(&mut rig, file, session, index, 1000).0, code(error::CLOSED), "the wait ends");
+        assert_eq!(peek(&mut rig, file, session, index).0, code(error::CLOSED), "the wait ends");
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::CLOSED));
         assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, code(17));
         rig.driver.machine.restore_device(1);
-        assert_eq!(peek(&mut rig, file, session, index, 100).0, code(error::CLOSED));
+        assert_eq!(peek(&mut rig, file, session, index).0, code(error::CLOSED));
         assert_eq!(rig.driver.state().sessions, []);
         let (_, _, _) = connected(&mut rig);
     }
@@ -720,12 +724,23 @@ mod tests {
 
     #[test]
     fn a_late_answer_comes_late_and_the_receiver_sleeps_until_then() {
-        let mut rig = Rig::new(Host { daemon: Daemon::Late(Duration::from_millis(5)), ..Host::default() });
+        let late = |time| Host { daemon: Daemon::Late(time), ..Host::default() };
+        let mut rig = Rig::new(late(Duration::from_secs(3600)));
         let (file, session, index) = connected(&mut rig);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
-        let Outcome::Wait(wake) = peek(&mut rig, file, session, index, 1000).0 else { panic!("it is late") };
-        std::thread::sleep(wake.saturating_duration_since(Instant::now()));
-        assert_eq!(peek(&mut rig, file, session, index, 1000).0, OK);
+        let Outcome::Wait(_) = peek(&mut rig, file, session, index).0 else { panic!("it is late") };
+        let mut rig = Rig::new(late(Duration::from_millis(5)));
+        let (file, session, index) = connected(&mut rig);
+        let start = Instant::now();
+        assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
+        let outcome = loop {
+            match peek(&mut rig, file, session, index).0 {
+                Outcome::Wait(wake) => std::thread::sleep(wake.saturating_duration_since(Instant::now())),
+                outcome => break outcome,
+            }
+        };
+        assert_eq!(outcome, OK);
+        assert!(start.elapsed() >= Duration::from_millis(5));
     }
 
     #[test]
@@ -737,20 +752,20 @@ mod tests {
         }
         let (file, session, other) = connected(&mut rig);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
-        let Outcome::Wait(_) = peek(&mut rig, file, session, other, 1000).0 else { panic!("the channel is blocked") };
-        let (outcome, view) = peek(&mut rig, full, slot, index, 1000);
+        let Outcome::Wait(_) = peek(&mut rig, file, session, other).0 else { panic!("the channel is blocked") };
+        let (outcome, view) = peek(&mut rig, full, slot, index);
         assert_eq!(outcome, OK);
         let destination = rig.heap.put(&[0; 200]);
         let recv = Recv { session: slot, destination, length: view.length, buffers: 1, ..Default::default() };
         assert_eq!(call(&mut rig, A, full, RECV, &recv).0, OK);
-        assert_eq!(peek(&mut rig, file, session, other, 1000).0, OK);
+        assert_eq!(peek(&mut rig, file, session, other).0, OK);
     }
 
     #[test]
     fn fifteen_packets_fit_into_the_queue_to_a_silent_device() {
         let mut rig = Rig::new(Host::default());
         let (file, session, _) = connected(&mut rig);
-        rig.driver.machine.silence_device(1, Duration::from_secs(60));
+        rig.driver.machine.silence_device(1, Duration::from_secs(3600));
         for _ in 0..SEND_QUEUE {
             assert_eq!(send(&mut rig, A, file, session, &GREETING), OK);
         }
@@ -759,7 +774,7 @@ mod tests {
         let no_wait = Send { session, source, length, wait: WAIT_NOT, ..Default::default() };
         assert_eq!(call(&mut rig, A, file, SEND, &no_wait).0, code(error::NOTHING));
         let Outcome::Wait(_) = send(&mut rig, A, file, session, &GREETING) else { panic!("the queue is full") };
-        rig.now -= Duration::from_secs(2);
+        rig.now -= Duration::from_millis(PATIENCE.into());
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::SEND_TIMEOUT));
     }
 
