@@ -71,7 +71,8 @@ pub struct Trace {
     /// Print count, failures and times of each command at the end, and what tracing costs.
     #[arg(long)]
     summary: bool,
-    /// Print the commands that the library does not use or the emulator does not answer.
+    /// Print what may stop a program: modules that are not there, and refused commands that the
+    /// library does not use or the emulator does not answer.
     #[arg(long)]
     unsupported: bool,
     /// Replace addresses of the program's memory and ids of processes, each by the same stand-in

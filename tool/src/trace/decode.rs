@@ -253,7 +253,8 @@ fn value(field: &Field, argument: &[u8], record: &Record) -> String {
         let bytes = field.bytes(argument);
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         let text = &bytes[..end];
-        let rest_is_empty = bytes[end..].iter().all(|byte| *byte == 0);
+        // The vendor's library leaves other bytes behind the name of a module.
+        let rest_is_empty = field.name == "module_name" || bytes[end..].iter().all(|byte| *byte == 0);
         if !text.is_empty() && rest_is_empty && text.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
             return format!("{:?}", String::from_utf8_lossy(text));
         }

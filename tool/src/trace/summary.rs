@@ -8,6 +8,7 @@ use super::served::{Served, served};
 use crate::terminal::counted;
 use ascend_emulator::record::{Record, bytes};
 use ascend_ioctl::Generation;
+use ascend_ioctl::davinci::NAME_LENGTH;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -25,6 +26,8 @@ pub type Row = (String, usize, usize, u64, u64, u64, u64);
 pub struct Summary {
     commands: BTreeMap<String, Commands>,
     unserved: BTreeMap<String, (Served, usize, BTreeMap<String, usize>)>,
+    /// Modules that could not be opened, with the refusals of each.
+    missing: BTreeMap<String, BTreeMap<String, usize>>,
     /// What the program holds.
     pub objects: Objects,
     /// Calls on the driver.
@@ -41,6 +44,7 @@ impl Summary {
         Summary {
             commands: BTreeMap::new(),
             unserved: BTreeMap::new(),
+            missing: BTreeMap::new(),
             objects: Objects::default(),
             calls: 0,
             unfinished: 0,
@@ -61,12 +65,14 @@ impl Summary {
                 (word(8), word(12))
             });
             let who = served(module, record.cmd, key);
-            if !(who.library && who.emulator) {
+            if let (Some("OPEN"), Some(errno), true) = (record.cmd, &record.errno, module != "hdc") {
+                let wanted = record.in_hex.as_deref().and_then(|text| bytes(text, NAME_LENGTH)).unwrap_or_default();
+                let of_module = self.missing.entry(super::name(&wanted)).or_default();
+                *of_module.entry(errno.clone()).or_default() += 1;
+            } else if let Some(errno) = record.errno.as_ref().filter(|_| !(who.library && who.emulator)) {
                 let (_, count, errors) = self.unserved.entry(name.clone()).or_insert((who, 0, BTreeMap::new()));
                 *count += 1;
-                if let Some(errno) = &record.errno {
-                    *errors.entry(errno.clone()).or_default() += 1;
-                }
+                *errors.entry(errno.clone()).or_default() += 1;
             }
         }
         if record.unfinished {
@@ -110,17 +116,27 @@ impl Summary {
         text
     }
 
-    /// The table of the commands that the library or the emulator does not serve.
+    /// What may stop a program: modules that could not be opened, then refused commands that the
+    /// library or the emulator does not serve. What was answered is not listed.
     pub fn unsupported(&self) -> String {
-        if self.unserved.is_empty() {
-            return "The library uses, and the emulator answers, every command of this trace.\n".into();
+        if self.unserved.is_empty() && self.missing.is_empty() {
+            return "Every module and every command of this trace was answered, or is one that the library uses.\n"
+                .into();
         }
-        let mut text = format!("{:<34}{:>7}  {:<8}{:<9}{}\n", "command", "calls", "library", "emulator", "errors");
+        let mut text = String::new();
+        let counts = |errors: &BTreeMap<String, usize>| {
+            errors.iter().map(|(errno, count)| format!("{errno} {count}")).collect::<Vec<_>>().join(", ")
+        };
+        for (module, errors) in &self.missing {
+            let _ = writeln!(text, "module {module} could not be opened: {}", counts(errors));
+        }
+        if !self.unserved.is_empty() {
+            let _ = writeln!(text, "{:<34}{:>8}  {:<8}{:<9}{}", "command", "refused", "library", "emulator", "errors");
+        }
         let word = |yes| if yes { "yes" } else { "no" };
         for (name, (who, count, errors)) in &self.unserved {
-            let errors: Vec<String> = errors.iter().map(|(errno, count)| format!("{errno} {count}")).collect();
             let (library, emulator) = (word(who.library), word(who.emulator));
-            let line = format!("{name:<34}{count:>7}  {library:<8}{emulator:<9}{}", errors.join(", "));
+            let line = format!("{name:<34}{count:>8}  {library:<8}{emulator:<9}{}", counts(errors));
             text += line.trim_end();
             text.push('\n');
         }

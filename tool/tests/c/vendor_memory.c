@@ -288,6 +288,8 @@ static int host_register(int fd)
     arg.quad[0] = (uintptr_t)bytes;
     arg.quad[2] = 2 * page;
     arg.word[8] = 3;
+    MUST(ioctl(fd, 0xc1584d2d, &arg) < 0 && errno == EOPNOTSUPP); /* these chips have the other kind */
+    arg.word[6] = 3; /* through the link */
     CHECK(ioctl(fd, 0xc1584d2d, &arg)); /* MEM_REMOTE_MAP */
     MUST(arg.quad[1] != 0);
     MUST(ioctl(fd, 0xc1584d2d, &arg) < 0 && errno == EINVAL); /* once */

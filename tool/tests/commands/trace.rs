@@ -190,8 +190,44 @@ fn a_summary_fits_a_terminal_and_says_what_tracing_costs() {
     // The shell's open, and the close by the end of what it became.
     assert!(text.contains("2 calls on the driver"), "{text}");
     assert!(text.contains("Tracing adds ") && text.contains(" times) and "), "{text}");
-    assert!(text.contains("every command of this trace"), "{text}");
+    assert!(text.contains("every command of this trace was answered"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn what_stops_a_program_is_listed_and_what_was_answered_is_not() {
+    let trace = file("stops.jsonl");
+    let ioctl = |cmd, value: &str, bytes: &[u8], errno: Option<&str>| Record {
+        call: "ioctl",
+        pid: 7,
+        file: Some(1),
+        cmd,
+        value: Some(value.into()),
+        in_hex: Some(ascend_emulator::record::hex(bytes)),
+        ret: -i64::from(errno.is_some()),
+        errno: errno.map(Into::into),
+        ..Record::default()
+    };
+    let calls = [
+        Record { call: "open", pid: 7, file: Some(1), path: Some("/dev/davinci_manager".into()), ..Record::default() },
+        // The vendor's library leaves bytes of before behind the name.
+        ioctl(Some("OPEN"), "0x5a00", b"TSDRV\0SVM\0", Some("EINVAL")),
+        ioctl(Some("OPEN"), "0x5a00", b"DEVMNG\0M\0", None),
+        ioctl(None, "0x4dee", b"", Some("EINVAL")),
+        ioctl(None, "0x4def", b"", None),
+    ];
+    let lines: Vec<String> = calls.iter().map(|call| serde_json::to_string(call).unwrap()).collect();
+    std::fs::write(&trace, lines.join("\n")).unwrap();
+    let output = run_program(&["trace", "--unsupported", "--read", trace.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let first = lines.iter().position(|line| *line == "module TSDRV could not be opened: EINVAL 1");
+    let refused = lines.iter().position(|line| line.contains("DEVMNG #238 (0x4dee)") && line.ends_with("EINVAL 1"));
+    assert!(first.is_some() && first < refused, "{text}");
+    let table = &lines[first.unwrap()..];
+    assert!(!table.iter().any(|line| line.contains("0x4def") || line.contains("DEVMNG could")), "{text}");
+    assert!(text.contains("OPEN(file 1, module_name=\"DEVMNG\")"), "{text}");
 }
 
 #[test]
