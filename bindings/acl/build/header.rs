@@ -72,7 +72,7 @@ pub fn text(facts: &Value) -> Result<String, fmt::Error> {
     }
     for (class, meaning) in CLASSES {
         writeln!(text, "\n/* {class}: {meaning} */")?;
-        for function in list(facts, "functions").iter().filter(|function| function["class"] == class) {
+        for function in list(facts, "functions").iter().filter(|it| it["class"] == class && is_of_header(it)) {
             let parameters = list(function, "params").iter();
             let parameters: Vec<String> = parameters.map(|it| declaration(word(&it[0]), word(&it[1]))).collect();
             // Without parameters C wants to be told so.
@@ -81,6 +81,12 @@ pub fn text(facts: &Value) -> Result<String, fmt::Error> {
         }
     }
     Ok(text + END)
+}
+
+/// Whether a function is declared. Those of the profiler are not: programs that call them include
+/// its own header, which declares them too.
+fn is_of_header(function: &Value) -> bool {
+    !word(&function["name"]).starts_with("Msprof")
 }
 
 /// A C declaration of a name with a type: `char[4]` and `void (*)(void)` go around the name, and

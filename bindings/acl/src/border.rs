@@ -48,10 +48,15 @@ static AT_LOAD: extern "C" fn() = register;
 
 /// A call that uses what a child of fork must not touch.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    mark_used();
+    ask(name, body)
+}
+
+/// From now on there may be something that a child of fork must not touch.
+pub(crate) fn mark_used() {
     if !USED.load(Ordering::Relaxed) {
         USED.store(true, Ordering::Release);
     }
-    ask(name, body)
 }
 
 /// A query: it takes no lock and makes no object, so the process may fork after it.
@@ -270,6 +275,11 @@ impl<T: Copy> In<T> {
     /// Whether it is NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()
+    }
+
+    /// The address, to look it up.
+    pub(crate) fn address(self) -> usize {
+        self.0.addr()
     }
 
     /// The value.

@@ -560,6 +560,108 @@ pub(crate) fn memcpy_batch_async(arguments: BatchArguments, failed: Out<usize>, 
     })))
 }
 
+/// The kind of copy that the next functions do.
+const WITHIN_DEVICE: i32 = 6;
+
+fn check_within_device(kind: i32) -> Outcome {
+    if kind == WITHIN_DEVICE {
+        return Ok(());
+    }
+    Err(unsupported(format!("kind is {kind}. Only ACL_MEMCPY_INNER_DEVICE_TO_DEVICE (6) can be used here.")))
+}
+
+/// `aclrtMemcpyAsyncWithOffset`: the two addresses are read from device memory when the stream gets
+/// there.
+#[allow(clippy::too_many_arguments, reason = "the vendor's function has as many")]
+pub fn memcpy_with_offsets(
+    to: Address,
+    room: usize,
+    to_offset: usize,
+    from: Address,
+    size: usize,
+    from_offset: usize,
+    kind: i32,
+    stream: Handle,
+) -> Outcome {
+    let (to, from) = (to.check("dst")?, from.check("src")?);
+    check_within_device(kind)?;
+    if size == 0 {
+        return Err(invalid("the size is 0. Copy at least one byte."));
+    }
+    if to_offset.checked_add(size).is_none_or(|end| end > room) {
+        return Err(refused(format!("{size} bytes at {to_offset} do not fit into destMax, {room}.")));
+    }
+    check_number(Address(to))?;
+    check_number(Address(from))?;
+    stream::find(stream)?.push(Task::Work(Box::new(move || {
+        let number = |address: u64| -> Outcome<u64> {
+            let mut bytes = [0; 8];
+            with_slice(address, 8, |slice| Ok(slice.read(&mut bytes)?))?;
+            Ok(u64::from_ne_bytes(bytes))
+        };
+        let at = |base: u64, offset: usize| base.checked_add(offset as u64).ok_or_else(|| beyond(base, offset));
+        copy_within(at(number(to)?, to_offset)?, at(number(from)?, from_offset)?, size)
+    })))
+}
+
+/// A copy of device memory whose addresses were read from the device.
+fn copy_within(to: u64, from: u64, size: usize) -> Outcome {
+    if is_drivers(to) && is_drivers(from) {
+        return copy(to, from, size);
+    }
+    Err(refused(format!("{to:#x} or {from:#x} is not device memory.")))
+}
+
+/// Describes a copy, in device memory: a mark, source, destination and size.
+const DESCRIPTION: usize = 64;
+const DESCRIPTION_MARK: u64 = 0x4153_4344_4553_4331;
+
+/// `aclrtGetMemcpyDescSize`.
+pub fn description_size(kind: i32, size: Out<usize>) -> Outcome {
+    let size = size.check("descSize")?;
+    check_within_device(kind)?;
+    size.write(DESCRIPTION);
+    Ok(())
+}
+
+/// `aclrtSetMemcpyDesc`.
+pub fn describe(
+    description: Address,
+    kind: i32,
+    from: Address,
+    to: Address,
+    size: usize,
+    config: *const libc::c_void,
+) -> Outcome {
+    let (from, to) = (from.check("srcAddr")?, to.check("dstAddr")?);
+    check_within_device(kind)?;
+    if size == 0 || !config.is_null() {
+        return Err(invalid("the size is 0, or config is not NULL, which is reserved."));
+    }
+    let description = check_number(description)?;
+    let words = [DESCRIPTION_MARK, from, to, size as u64];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    context::current()?;
+    with_slice(description, bytes.len() as u64, |slice| Ok(slice.write(&bytes)?))
+}
+
+/// `aclrtMemcpyAsyncWithDesc`: the description is read when the stream gets there.
+pub fn memcpy_described(description: Address, kind: i32, stream: Handle) -> Outcome {
+    let description = check_number(description)?;
+    check_within_device(kind)?;
+    stream::find(stream)?.push(Task::Work(Box::new(move || {
+        let mut bytes = [0; 32];
+        with_slice(description, 32, |slice| Ok(slice.read(&mut bytes)?))?;
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
+        let mut next = || words.next().unwrap_or_default();
+        let (mark, from, to, size) = (next(), next(), next(), next());
+        if mark != DESCRIPTION_MARK {
+            return Err(refused("the description was not written by aclrtSetMemcpyDesc."));
+        }
+        copy_within(to, from, size as usize)
+    })))
+}
+
 /// `aclrtValueWrite`: in the order of the stream.
 pub fn value_write(address: Address, value: u64, flags: u32, stream: Handle) -> Outcome {
     let address = check_number(address)?;

@@ -158,6 +158,20 @@ pub fn physical_by_logical(logical: i32, physical: Out<i32>) -> Outcome {
     Ok(())
 }
 
+/// `aclrtGetPhyDevIdByUserDevId`.
+pub fn physical_by_user(user: i32, physical: Out<i32>) -> Outcome {
+    let physical = physical.check("phyDevId")?;
+    physical.write(by_user(user.into())?.physical.0 as i32);
+    Ok(())
+}
+
+/// `aclrtGetUserDevIdByPhyDevId`.
+pub fn user_by_physical(physical: i32, user: Out<i32>) -> Outcome {
+    let user = user.check("userDevId")?;
+    user.write(visible(physical, |npu, id| npu.physical == PhysicalId(id))?.user.map_or(0, |user| user.0 as i32));
+    Ok(())
+}
+
 /// The visible device with this number, as `wanted` compares it.
 fn visible(id: i32, wanted: impl Fn(&Npu, u32) -> bool) -> Outcome<&'static Npu> {
     let found = found()?;

@@ -12,7 +12,7 @@ use crate::stream::{self, Task};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An event.
 pub(crate) struct Event {
@@ -132,6 +132,34 @@ pub fn wait_on_stream(stream: Handle, event: Handle) -> Outcome {
     let event = find(event)?;
     let stream = stream::by_handle(stream)?;
     event.latest().map_or(Ok(()), |point| stream.push(Task::Wait(point)))
+}
+
+/// `aclrtStreamWaitEventWithTimeout`: in milliseconds, -1 for none. The stream fails after that.
+pub fn wait_on_stream_within(stream: Handle, event: Handle, timeout: i32) -> Outcome {
+    let Some(timeout) = stream::milliseconds(timeout)? else { return wait_on_stream(stream, event) };
+    let event = find(event)?;
+    let stream = stream::by_handle(stream)?;
+    let Some(point) = event.latest() else { return Ok(()) };
+    let mut end = None;
+    stream.push(Task::Until(Box::new(move || {
+        if point.is_passed() {
+            return Ok(true);
+        }
+        let now = Instant::now();
+        if now >= *end.get_or_insert(now + timeout) {
+            return Err(Fault::new(code::RT_EVENT_TIMEOUT, "the stream waited for the event too long."));
+        }
+        Ok(false)
+    })))
+}
+
+/// `aclrtQueryEvent`: 0 is complete, 1 is not.
+pub fn query_older(event: Handle, status: Out<i32>) -> Outcome {
+    let status = status.check("status")?;
+    let event = find(event)?;
+    let complete = event.latest().map_or(event.newer, |point| point.is_passed());
+    status.write((!complete).into());
+    Ok(())
 }
 
 /// `aclrtSynchronizeEvent`.

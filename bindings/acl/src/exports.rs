@@ -8,13 +8,14 @@ use crate::border::{Address, In, Out, Text, ask_or};
 use crate::copy::{BatchArguments, BatchAttribute};
 use crate::handles::Handle;
 use crate::malloc::Config;
+use crate::memory_pool::PoolProperties;
 use crate::physical::{Location, Properties};
 use crate::{
-    addresses, border, context, copy, devices, event, host, ipc, malloc, physical, process, report, settings, share,
-    stream,
+    addresses, border, context, copy, devices, event, host, ipc, malloc, memory_pool, notify, physical, process,
+    report, settings, share, stream,
 };
 use libc::{c_char, c_void};
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 
 /// A function of the program.
 pub type Function = Option<unsafe extern "C-unwind" fn(*mut c_void)>;
@@ -107,6 +108,11 @@ exports! {
         aclrtGetMemUceInfo(device: i32, list: In<u8>, room: usize, found: Out<usize>) => settings::memory_errors;
         aclrtGetMemUsageInfo(device: i32, usage: In<devices::Usage>, room: usize, filled: Out<usize>)
             => devices::memory_usage;
+        aclrtGetErrorVerbose(device: i32, info: Out<[u64; 322]>) => settings::error_details;
+        aclrtGetPhyDevIdByUserDevId(user: i32, physical: Out<i32>) => devices::physical_by_user;
+        aclrtGetUserDevIdByPhyDevId(physical: i32, user: Out<i32>) => devices::user_by_physical;
+        aclrtHostMemMapCapabilities(device: u32, engine: i32, capability: Out<i32>)
+            => settings::host_map_capabilities;
         aclrtGetPhyDevIdByLogicDevId(logical: i32, physical: Out<i32>) => devices::physical_by_logical;
         aclrtGetUserDevIdByLogicDevId(logical: i32, user: Out<i32>) => devices::user_by_logical;
         aclrtMemGetAllocationGranularity(properties: In<Properties>, option: i32, granularity: Out<usize>)
@@ -132,6 +138,38 @@ exports! {
         aclrtCtxGetCurrentDefaultStream(stream: Out<Handle>) => stream::current_default;
         aclrtCtxGetSysParamOpt(option: i32, value: Out<i64>) => settings::context_parameter;
         aclrtCtxSetSysParamOpt(option: i32, value: i64) => settings::set_context_parameter;
+        aclrtCreateNotify(notify: Out<Handle>, flags: u64) => notify::create;
+        aclrtCreateStreamV2(stream: Out<Handle>, config: In<stream::StreamConfig>) => stream::create_configured;
+        aclrtDestroyNotify(notify: Handle) => notify::destroy;
+        aclrtDestroyStreamConfigHandle(config: In<stream::StreamConfig>) => stream::destroy_config;
+        aclrtDeviceGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) => stream::priorities;
+        aclrtGetMemcpyDescSize(kind: i32, size: Out<usize>) => copy::description_size;
+        aclrtGetNotifyId(notify: Handle, id: Out<u32>) => notify::id;
+        aclrtGetResInCurrentThread(kind: i32, value: Out<u32>) => settings::cores_of_thread;
+        aclrtGetStreamAttribute(stream: Handle, attribute: i32, value: Out<[u64; 2]>) => stream::attribute;
+        aclrtMemPoolCreate(pool: Out<Handle>, properties: In<PoolProperties>) => memory_pool::create;
+        aclrtMemPoolDestroy(pool: Handle) => memory_pool::destroy;
+        aclrtMemPoolFreeAsync(address: Address, stream: Handle) => memory_pool::free;
+        aclrtMemPoolGetAttr(pool: Handle, attribute: i32, value: Out<u8>) => memory_pool::attribute;
+        aclrtMemPoolMallocAsync(address: Out<Address>, size: usize, pool: Handle, stream: Handle)
+            => memory_pool::allocate;
+        aclrtMemPoolSetAttr(pool: Handle, attribute: i32, value: In<u8>) => memory_pool::set_attribute;
+        aclrtMemPoolTrimTo(pool: Handle, keep: usize) => memory_pool::trim;
+        aclrtMemcpyAsyncWithDesc(description: Address, kind: i32, stream: Handle) => copy::memcpy_described;
+        aclrtMemcpyAsyncWithOffset(to: Address, room: usize, to_offset: usize, from: Address, size: usize,
+            from_offset: usize, kind: i32, stream: Handle) => copy::memcpy_with_offsets;
+        aclrtNotifyBatchReset(notifies: In<Handle>, count: usize) => notify::reset;
+        aclrtQueryEvent(event: Handle, status: Out<i32>) => event::query_older;
+        aclrtRecordNotify(notify: Handle, stream: Handle) => notify::record;
+        aclrtSetMemcpyDesc(description: Address, kind: i32, from: Address, to: Address, size: usize,
+            config: *const c_void) => copy::describe;
+        aclrtSetStreamConfigOpt(config: In<stream::StreamConfig>, attribute: i32, value: In<u8>, size: usize)
+            => stream::set_config;
+        aclrtStreamAbort(stream: Handle) => stream::abort;
+        aclrtStreamStop(stream: Handle) => stream::stop;
+        aclrtStreamWaitEventWithTimeout(stream: Handle, event: Handle, timeout: i32)
+            => event::wait_on_stream_within;
+        aclrtWaitAndResetNotify(notify: Handle, stream: Handle, timeout: u32) => notify::wait;
         aclrtDestroyContext(context: Handle) => context::destroy;
         aclrtDestroyEvent(event: Handle) => event::destroy;
         aclrtDestroyStream(stream: Handle) => stream::destroy;
@@ -295,6 +333,7 @@ exports_other! {
     OTHER {
         MsprofGetHashId(text: In<u8>, length: usize) -> u64 = 0 => settings::hash;
         MsprofSysCycleTime() -> u64 = 0 => settings::cycles;
+        aclrtCreateStreamConfigHandle() -> *mut stream::StreamConfig = null_mut() => stream::new_config;
         aclGetCompileoptSize(option: i32) -> usize = 0 => settings::compile_option_size;
         aclrtGetSocName() -> *const c_char = null() => devices::soc_name;
     }
@@ -348,4 +387,5 @@ const _: () = {
     assert!(size_of::<Config>() == 16 && size_of::<malloc::Attribute>() == 12);
     assert!(size_of::<settings::PackageVersion>() == 512 && size_of::<devices::Usage>() == 112);
     assert!(size_of::<devices::Utilization>() == 24);
+    assert!(size_of::<stream::StreamConfig>() == 32 && size_of::<PoolProperties>() == 56);
 };

@@ -41,6 +41,8 @@ pub mod code {
     pub const RT_MEMORY_TYPE: i32 = 107_016;
     /// Not a handle of shared memory.
     pub const RT_INVALID_HANDLE: i32 = 107_017;
+    /// A wait on a stream took too long.
+    pub const RT_WAIT_TIMEOUT: i32 = 107_019;
     /// Not supported.
     pub const RT_NOT_SUPPORTED: i32 = 207_000;
     /// Out of memory.

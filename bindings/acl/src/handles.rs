@@ -33,6 +33,10 @@ pub mod kind {
     pub const EVENT: u8 = 3;
     /// Physical memory.
     pub const MEMORY: u8 = 4;
+    /// A notify.
+    pub const NOTIFY: u8 = 5;
+    /// A memory pool.
+    pub const POOL: u8 = 6;
 }
 
 const MARK: u64 = 0x5A << 56;

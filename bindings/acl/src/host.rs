@@ -13,13 +13,19 @@ use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// By the first address.
-static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
+static KNOWN: Mutex<Known> = Mutex::new(Known { own: BTreeMap::new(), registered: BTreeMap::new() });
 
+/// By the first address.
 struct Known {
+    /// What the library allocated.
+    own: BTreeMap<u64, Own>,
+    /// The sizes of what the program registered. It may be memory of the library.
+    registered: BTreeMap<u64, u64>,
+}
+
+struct Own {
     size: u64,
-    /// `None` for memory that the program registered.
-    own: Option<Arc<Pages>>,
+    pages: Arc<Pages>,
 }
 
 /// Pages of the library. Queued copies keep them, so freeing them early does no harm.
@@ -67,7 +73,7 @@ pub fn allocate(address: Out<Address>, size: usize) -> Outcome {
         )
     })?;
     let start = pages.start as u64;
-    KNOWN.lock().insert(start, Known { size: size as u64, own: Some(Arc::new(pages)) });
+    KNOWN.lock().own.insert(start, Own { size: size as u64, pages: Arc::new(pages) });
     address.write(Address(start));
     Ok(())
 }
@@ -93,13 +99,12 @@ pub fn free(address: Address) -> Outcome {
     Err(refused(format!("{address:#x} is not what aclrtMallocHost returned, or is freed already.")))
 }
 
-/// Frees memory that the library allocated. Returns whether there is some at this address.
+/// Frees memory that the library allocated. Returns whether there is some at this address. What is
+/// registered in it is no longer.
 pub(crate) fn free_own(address: u64) -> bool {
     let mut known = KNOWN.lock();
-    if known.get(&address).is_none_or(|known| known.own.is_none()) {
-        return false;
-    }
-    let freed = known.remove(&address);
+    let Some(freed) = known.own.remove(&address) else { return false };
+    known.registered.retain(|&start, _| start.wrapping_sub(address) >= freed.size);
     drop(known);
     drop(freed);
     true
@@ -115,9 +120,14 @@ pub fn free_after_work(address: Address) -> Outcome {
 /// The known host memory that contains a range: its pages, if the library allocated them.
 pub(crate) fn find(address: u64, size: u64) -> Option<Option<Arc<Pages>>> {
     let known = KNOWN.lock();
-    let (start, found) = known.range(..=address).next_back()?;
-    let end = start + found.size;
-    (address < end && size <= end - address).then(|| found.own.clone())
+    let is_in = |start: u64, length: u64| address - start < length && size <= length - (address - start);
+    if let Some((&start, own)) = known.own.range(..=address).next_back() {
+        if is_in(start, own.size) {
+            return Some(Some(own.pages.clone()));
+        }
+    }
+    let (&start, &length) = known.registered.range(..=address).next_back()?;
+    is_in(start, length).then_some(None)
 }
 
 /// Enters memory of the program.
@@ -129,13 +139,13 @@ fn register_range(address: u64, size: u64) -> Outcome {
     if copy::is_drivers(address) {
         return Err(refused(format!("{address:#x} is memory of the driver, not of the host.")));
     }
-    let mut known = KNOWN.lock();
-    let before = known.range(..end).next_back();
-    if before.is_some_and(|(start, known)| start + known.size > address) {
-        let text = format!("host memory at {address:#x} is already known. Unregister it first.");
+    let registered = &mut KNOWN.lock().registered;
+    let before = registered.range(..end).next_back();
+    if before.is_some_and(|(start, size)| start + size > address) {
+        let text = format!("host memory at {address:#x} is already registered. Unregister it first.");
         return Err(Fault::new(code::HOST_REGISTERED, text));
     }
-    known.insert(address, Known { size, own: None });
+    registered.insert(address, size);
     Ok(())
 }
 
@@ -167,13 +177,11 @@ pub fn register_v2(address: Address, size: u64, flags: u32) -> Outcome {
 /// `aclrtHostUnregister`.
 pub fn unregister(address: Address) -> Outcome {
     let address = address.check("ptr")?;
-    let mut known = KNOWN.lock();
-    if known.get(&address).is_none_or(|known| known.own.is_some()) {
+    let removed = KNOWN.lock().registered.remove(&address);
+    removed.map(drop).ok_or_else(|| {
         let text = format!("no host memory is registered at {address:#x}.");
-        return Err(Fault::new(code::HOST_NOT_REGISTERED, text));
-    }
-    known.remove(&address);
-    Ok(())
+        Fault::new(code::HOST_NOT_REGISTERED, text)
+    })
 }
 
 /// `aclrtHostGetDevicePointer`.

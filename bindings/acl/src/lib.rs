@@ -27,6 +27,8 @@ pub mod header;
 mod host;
 mod ipc;
 mod malloc;
+mod memory_pool;
+mod notify;
 mod physical;
 mod point;
 mod process;

@@ -7,7 +7,7 @@
 
 use crate::border::{Address, In, Out};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
-use crate::{addresses, context, copy, devices, host, ipc, process, stream};
+use crate::{addresses, context, copy, devices, host, ipc, memory_pool, process, stream};
 use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::{Error, Kind, LogicalId, Mapping, MemoryKind, Page, ReserveOptions};
 use parking_lot::{Mutex, RwLock};
@@ -221,7 +221,7 @@ pub fn free(address: Address) -> Outcome {
     }
     let small = SMALL.read();
     let Some(Small { pool, freed, .. }) = small.iter().find(|small| small.pool.free(address).is_ok()) else {
-        return Err(unknown(address));
+        return if memory_pool::free_now(address) { Ok(()) } else { Err(unknown(address)) };
     };
     // A program that frees all its blocks keeps few pages; one that frees and allocates all the
     // time does not pay for it each time.

@@ -6,7 +6,7 @@
 
 use crate::border::{Out, Text};
 use crate::fault::{Fault, Outcome, code};
-use crate::{addresses, context, devices, event, ipc, malloc, physical, report, stream};
+use crate::{addresses, context, devices, event, ipc, malloc, memory_pool, notify, physical, report, stream};
 use ascend_vmm::{Device, Error, LogicalId, Session};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -85,6 +85,7 @@ pub(crate) fn device(id: LogicalId) -> Outcome<Device> {
 /// Closes a device and all that is on it.
 pub(crate) fn close_device(id: LogicalId) {
     ipc::end(id);
+    memory_pool::end(Some(id));
     malloc::end(Some(id));
     physical::end(id);
     devices::forget_peers(Some(id));
@@ -189,11 +190,13 @@ fn end() {
     stream::end_all(None);
     report::end();
     event::end();
+    notify::end();
     context::end();
     malloc::trim();
-    if ipc::is_used() || malloc::is_used() || addresses::is_used() || physical::is_used() {
+    if ipc::is_used() || memory_pool::is_used() || malloc::is_used() || addresses::is_used() || physical::is_used() {
         return;
     }
+    memory_pool::end(None);
     malloc::end(None);
     devices::forget_peers(None);
     let devices = std::mem::take(&mut *DEVICES.write());

@@ -283,6 +283,31 @@ pub fn core_limit(device: i32, kind: i32, value: Out<u32>) -> Outcome {
     Ok(())
 }
 
+/// `aclrtGetResInCurrentThread`: all cores of the current device.
+pub fn cores_of_thread(kind: i32, value: Out<u32>) -> Outcome {
+    value.check("value")?;
+    core_limit(context::current()?.user as i32, kind, value)
+}
+
+/// `aclrtGetErrorVerbose`: no error is known.
+pub fn error_details(device: i32, info: Out<[u64; 322]>) -> Outcome {
+    let info = info.check("errorInfo")?;
+    devices::by_user(device.into())?;
+    info.write([0; 322]);
+    Ok(())
+}
+
+/// `aclrtHostMemMapCapabilities`: no engine of a device computes, so none reads host memory.
+pub fn host_map_capabilities(device: u32, engine: i32, capability: Out<i32>) -> Outcome {
+    let capability = capability.check("capabilities")?;
+    devices::by_user(device.into())?;
+    if !(0..10).contains(&engine) {
+        return Err(refused(format!("{engine} is not an engine. They are 0 to 9.")));
+    }
+    capability.write(0);
+    Ok(())
+}
+
 /// `aclrtGetMemUceInfo`: no memory error is known.
 pub fn memory_errors(device: i32, list: In<u8>, room: usize, found: Out<usize>) -> Outcome {
     let found = found.check("retSize")?;

@@ -5,7 +5,7 @@
 //! for the stream returns it. Destroying a stream drops the work that has not begun, which passes
 //! the points there.
 
-use crate::border::{self, Out};
+use crate::border::{self, In, Out};
 use crate::context::{self, Context};
 use crate::fault::{Fault, Outcome, code, invalid, refused};
 use crate::handles::{Handle, Handles, kind};
@@ -14,7 +14,7 @@ use crate::report::Reports;
 use ascend_vmm::LogicalId;
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -98,6 +98,8 @@ struct Queue {
     working: bool,
     /// Destroyed: no task begins any more.
     ended: bool,
+    /// How often it was aborted or stopped: a wait that began before ends.
+    stops: u64,
     /// A fault that was not returned yet.
     fault: Option<Box<Fault>>,
 }
@@ -112,6 +114,8 @@ thread_local! {
 
 /// How often a stream checks a condition that it waits for.
 const LOOK: Duration = Duration::from_millis(1);
+/// How often a stream that waits for another looks whether it was stopped.
+const STOP: Duration = Duration::from_millis(50);
 
 impl Stream {
     fn new(context: Handle, device: LogicalId, priority: u32, flags: u32) -> Arc<Stream> {
@@ -199,6 +203,7 @@ impl Stream {
 
     /// Runs a task.
     fn run(&self, task: Task) -> Option<Box<Fault>> {
+        let stops = self.stops();
         let result = catch_unwind(AssertUnwindSafe(|| match task {
             Task::Work(work) => work(),
             Task::Call(call) => {
@@ -213,11 +218,11 @@ impl Stream {
             }
             Task::Record(_) => Ok(()),
             Task::Wait(point) => {
-                point.wait(None);
+                while !point.wait(Some(STOP)) && self.stops() == stops {}
                 Ok(())
             }
             Task::Until(mut holds) => {
-                while !self.has_ended() && !holds()? {
+                while !self.has_ended() && self.stops() == stops && !holds()? {
                     std::thread::sleep(LOOK);
                 }
                 Ok(())
@@ -249,6 +254,29 @@ impl Stream {
         match queue.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(true),
+        }
+    }
+
+    fn stops(&self) -> u64 {
+        self.queue.lock().stops
+    }
+
+    /// Ends a running wait, and drops the tasks that have not begun if `all`. Waits for a running
+    /// copy.
+    fn stop(&self, all: bool) {
+        let mut queue = self.queue.lock();
+        queue.stops += 1;
+        let dropped = if all { std::mem::take(&mut queue.tasks) } else { VecDeque::new() };
+        queue.done += dropped.len() as u64;
+        drop(queue);
+        self.changed.notify_all();
+        drop(dropped);
+        if is_held_up_here(self.id) {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        while queue.working {
+            self.changed.wait(&mut queue);
         }
     }
 
@@ -510,7 +538,7 @@ pub fn overflow(stream: Handle, on: Out<u32>) -> Outcome {
 }
 
 /// `aclrtSetStreamAttribute`: the value is a union of numbers.
-pub fn set_attribute(stream: Handle, attribute: i32, value: crate::border::In<u64>) -> Outcome {
+pub fn set_attribute(stream: Handle, attribute: i32, value: In<u64>) -> Outcome {
     let value = value.read("value")?;
     match attribute {
         1 => set_failure_mode(stream, value),
@@ -518,6 +546,109 @@ pub fn set_attribute(stream: Handle, attribute: i32, value: crate::border::In<u6
         3..=5 => by_handle(stream).map(drop),
         other => Err(refused(format!("{other} is not an attribute of streams. They are 1 to 5."))),
     }
+}
+
+/// `aclrtGetStreamAttribute`.
+pub fn attribute(stream: Handle, attribute: i32, value: Out<[u64; 2]>) -> Outcome {
+    let value = value.check("value")?;
+    let stream = by_handle(stream)?;
+    let number = match attribute {
+        1 => stream.failure_mode.load(Ordering::Relaxed),
+        2 => stream.overflow.load(Ordering::Relaxed).into(),
+        3 | 4 => 0,
+        5 => stream.priority.into(),
+        other => return Err(refused(format!("{other} is not an attribute of streams. They are 1 to 5."))),
+    };
+    value.write([number, 0]);
+    Ok(())
+}
+
+/// `aclrtStreamAbort`: drops the work that has not begun. The stream can be used again.
+pub fn abort(stream: Handle) -> Outcome {
+    check(stream)?;
+    STREAMS.get(stream).ok_or_else(unknown)?.stop(true);
+    Ok(())
+}
+
+/// `aclrtStreamStop`: ends what the stream waits for, and goes on with the next work.
+pub fn stop(stream: Handle) -> Outcome {
+    check(stream)?;
+    STREAMS.get(stream).ok_or_else(unknown)?.stop(false);
+    Ok(())
+}
+
+/// How a stream is made: `aclrtStreamConfigHandle`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StreamConfig {
+    work: usize,
+    work_size: usize,
+    flags: usize,
+    priority: u32,
+}
+
+/// The configurations by their addresses: a forged or stale one is not found.
+static CONFIGS: Mutex<BTreeMap<usize, Box<StreamConfig>>> = Mutex::new(BTreeMap::new());
+
+fn with_config<R>(config: In<StreamConfig>, act: impl FnOnce(&mut StreamConfig) -> Outcome<R>) -> Outcome<R> {
+    let mut configs = CONFIGS.lock();
+    let found = configs.get_mut(&config.address());
+    act(found.ok_or_else(|| invalid("this is not what aclrtCreateStreamConfigHandle returned."))?)
+}
+
+/// `aclrtCreateStreamConfigHandle`.
+pub fn new_config() -> Outcome<*mut StreamConfig> {
+    border::mark_used();
+    let mut config = Box::<StreamConfig>::default();
+    let address: *mut StreamConfig = &mut *config;
+    CONFIGS.lock().insert(address.expose_provenance(), config);
+    Ok(address)
+}
+
+/// `aclrtDestroyStreamConfigHandle`.
+pub fn destroy_config(config: In<StreamConfig>) -> Outcome {
+    with_config(config, |_| Ok(()))?;
+    let removed = CONFIGS.lock().remove(&config.address());
+    drop(removed);
+    Ok(())
+}
+
+/// `aclrtSetStreamConfigOpt`.
+pub fn set_config(config: In<StreamConfig>, attribute: i32, value: In<u8>, size: usize) -> Outcome {
+    let expected = match attribute {
+        0..=2 => size_of::<usize>(),
+        3 => size_of::<u32>(),
+        other => return Err(invalid(format!("{other} is not an attribute of a configuration. They are 0 to 3."))),
+    };
+    if size != expected {
+        return Err(invalid(format!("the value has {size} bytes. This attribute has {expected}.")));
+    }
+    with_config(config, |config| {
+        let number = || value.cast::<usize>().read("attrValue");
+        match attribute {
+            0 => config.work = number()?,
+            1 => config.work_size = number()?,
+            2 => config.flags = number()?,
+            _ => config.priority = value.cast::<u32>().read("attrValue")?,
+        }
+        Ok(())
+    })
+}
+
+/// `aclrtCreateStreamV2`: with a configuration, or without one.
+pub fn create_configured(stream: Out<Handle>, config: In<StreamConfig>) -> Outcome {
+    stream.check("stream")?;
+    let config = if config.is_null() { StreamConfig::default() } else { with_config(config, |config| Ok(*config))? };
+    create_with(stream, config.priority, config.flags as u32)
+}
+
+/// `aclrtDeviceGetStreamPriorityRange`.
+pub fn priorities(least: Out<i32>, greatest: Out<i32>) -> Outcome {
+    let (least, greatest) = (least.check("leastPriority")?, greatest.check("greatestPriority")?);
+    context::current()?;
+    least.write(7);
+    greatest.write(0);
+    Ok(())
 }
 
 /// `aclrtLaunchHostFunc`: the stream's thread calls it.

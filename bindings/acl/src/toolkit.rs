@@ -19,6 +19,7 @@ pub const ARCHIVE: &str = "libascendcl.a";
 /// the functions of all of them.
 pub const LINKS: &[&str] = &[
     "libacl_op_compiler.so",
+    "libacl_rt.so",
     "libacl_tdt_channel.so",
     "libge_runner.so",
     "libgraph.so",

@@ -3,6 +3,14 @@
 
 #include "check.h"
 
+/* Of the profiler, whose own header declares them. */
+extern uint64_t MsprofGetHashId(const char *, size_t);
+extern uint64_t MsprofSysCycleTime(void);
+extern int32_t MsprofRegisterCallback(uint32_t, void *);
+extern int32_t MsprofReportApi(uint32_t, const void *);
+extern int32_t MsprofReportAdditionalInfo(uint32_t, const void *, uint32_t);
+extern int32_t MsprofReportCompactInfo(uint32_t, const void *, uint32_t);
+
 static aclrtContext primary;
 
 static void *other_thread(void *unused)

@@ -42,6 +42,16 @@ fn a_function_cannot_wait_for_its_own_stream_and_a_stream_not_for_a_callback_tha
 }
 
 #[test]
+fn notifies_stopped_and_configured_streams() {
+    run_on_each_generation("notifies.c");
+}
+
+#[test]
+fn pools_in_stream_order_described_copies_and_registered_host_memory() {
+    run_on_each_generation("pools.c");
+}
+
+#[test]
 fn a_thread_that_cannot_be_started_is_an_error() {
     run_ways("events.c", &[&["no-threads"]]);
 }
