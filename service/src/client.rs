@@ -16,7 +16,7 @@ use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
 use ascend_vmm::discovery::Npu;
 use ascend_vmm::{Device, discovery};
-use line::{ANSWER, Line, Role, done, strange};
+use line::{ANSWER, Line, Role, done, milliseconds, strange};
 pub use reader::Reader;
 use reader::reader;
 use std::path::PathBuf;
@@ -261,6 +261,20 @@ impl Client {
     pub fn events(&self, after: u64) -> Result<Vec<Event>> {
         match self.line()?.ask(&Request::Events { after }, ANSWER)? {
             Answer::Events { events } => Ok(events),
+            other => Err(strange(&other)),
+        }
+    }
+
+    /// Waits until a domain has a version that is newer than this one, 0 for any. Needs no driver.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Timeout`]; the service cannot be reached.
+    pub fn wait(&self, domain: &DomainName, newer_than: u64, wait: Duration) -> Result<u64> {
+        let wait_ms = milliseconds(wait);
+        let request = Request::Wait { newer_than, domain: Some(domain.clone()), wait_ms };
+        match self.line()?.ask(&request, wait)? {
+            Answer::Version { version, .. } => Ok(version),
             other => Err(strange(&other)),
         }
     }

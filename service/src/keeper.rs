@@ -24,6 +24,19 @@ use std::process::Command;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// How often the keeper says that it lives while it has nothing to do, in milliseconds.
+const PULSE: u16 = 1000;
+
+/// What the keeper's process tells whoever watches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Told {
+    /// A front has taken over, and serves clients.
+    Serving,
+    /// The keeper is not stuck: at least once a second, but for the time of a call of the driver's.
+    Alive,
+}
+
 /// The owner of the memory.
 pub(crate) struct Keeper {
     session: Session,
@@ -49,21 +62,35 @@ impl Keeper {
     }
 
     /// Serves a front until its end of the socket is closed. True if it has ever taken over.
-    pub(crate) fn serve(&mut self, front: BorrowedFd<'_>) -> bool {
+    pub(crate) fn serve(&mut self, front: BorrowedFd<'_>, told: &mut dyn FnMut(Told)) -> bool {
         let mut took_over = false;
-        if let Err(error) = self.serve_packets(front, &mut took_over) {
+        if let Err(error) = self.serve_packets(front, &mut took_over, told) {
             tracing::debug!(%error, "the front ended in the middle of something");
         }
         took_over
     }
 
-    fn serve_packets(&mut self, front: BorrowedFd<'_>, took_over: &mut bool) -> io::Result<()> {
+    fn serve_packets(
+        &mut self,
+        front: BorrowedFd<'_>,
+        took_over: &mut bool,
+        told: &mut dyn FnMut(Told),
+    ) -> io::Result<()> {
         let mut buffer = vec![0; PACKET];
-        while let Some((length, file)) = receive(front, &mut buffer, MsgFlags::empty())? {
+        loop {
+            told(Told::Alive);
+            match poll(&mut [PollFd::new(front, PollFlags::POLLIN)], PULSE) {
+                Ok(0) | Err(Errno::EINTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let Some((length, file)) = receive(front, &mut buffer, MsgFlags::empty())? else { break };
             let Ok((order, rest)) = OrderPacket::read_from_prefix(&buffer[..length]) else { continue };
             match order.op.get() {
                 op::JOURNAL => {
-                    *took_over |= file.is_some();
+                    if file.is_some() && !std::mem::replace(took_over, true) {
+                        told(Told::Serving);
+                    }
                     self.journal = file.or(self.journal.take());
                 }
                 op::SUCCESSOR if rest.last() == Some(&0) => self.successor = rest.to_vec(),

@@ -35,10 +35,11 @@ mod serve;
 mod snapshot;
 
 pub use client::{Client, Error, OpenOptions, Opened, Reader, Result, Writer};
+pub use keeper::Told;
 pub use layout::{Allocation, BadLayout, Entry, Layout, PageSize};
 pub use name::{DomainName, NotADomain};
 pub use policy::{BadPolicy, Policy};
 pub use protocol::Mode;
 pub use safetensors::{Comparison, Difference, compare};
-pub use serve::{ServeError, bind, keep, replace_front, run_front};
+pub use serve::{ServeError, activated, bind, keep, replace_front, run_front, tell_systemd};
 pub use snapshot::{SavedSnapshot, Snapshot, SnapshotError, save};

@@ -428,6 +428,9 @@ pub struct ClientStatus {
     pub age: u64,
     /// The first characters of its container's id, if it has one.
     pub container: String,
+    /// What it waits for, as a sentence; empty if it does not wait.
+    #[serde(default)]
+    pub waits: String,
 }
 
 /// Something that happened.

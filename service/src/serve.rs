@@ -2,14 +2,14 @@
 
 use crate::front::{Ended, Front};
 use crate::journal::STATE;
-use crate::keeper::{Keeper, packet};
+use crate::keeper::{Keeper, Told, packet};
 use crate::link::KeeperLink;
 use crate::policy::Policy;
 use crate::protocol::{self, Answer, Request, ServiceError, VERSION};
 use ascend_vmm::Session;
 use nix::cmsg_space;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sockopt};
 use nix::unistd::{Gid, chown};
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
@@ -114,12 +114,47 @@ fn is_orphan(mut socket: UnixStream) -> bool {
     false
 }
 
+/// The listening socket that systemd passed to this process; `None` if it was not started so.
+///
+/// # Errors
+///
+/// More than one descriptor, or one that is no listening Unix socket.
+pub fn activated() -> Result<Option<UnixListener>, ServeError> {
+    let failed = system("use the socket of systemd");
+    let mut numbers = sd_notify::listen_fds().map_err(&failed)?;
+    let Some(number) = numbers.next() else { return Ok(None) };
+    if numbers.next().is_some() {
+        return Err(failed(io::Error::new(ErrorKind::InvalidInput, "there is more than one")));
+    }
+    let socket = inherited(number).map_err(&failed)?;
+    let listens = getsockopt(&socket, sockopt::AcceptConn).is_ok_and(|listens| listens);
+    let listener = UnixListener::from(socket);
+    // Only for a Unix socket can the standard library decode the address.
+    match listens && listener.local_addr().is_ok() {
+        true => Ok(Some(listener)),
+        false => Err(failed(io::Error::new(ErrorKind::InvalidInput, "it is no listening Unix socket"))),
+    }
+}
+
+/// Tells systemd, if it started this process and wants to know.
+pub fn tell_systemd(told: Told) {
+    use sd_notify::NotifyState::{Ready, Status, Watchdog};
+    let sent = match told {
+        Told::Serving => sd_notify::notify(&[Ready, Status("serving clients")]),
+        Told::Alive if sd_notify::watchdog_enabled().is_some() => sd_notify::notify(&[Watchdog]),
+        Told::Alive => Ok(()),
+    };
+    if let Err(error) = sent {
+        tracing::warn!(%error, "systemd cannot be told");
+    }
+}
+
 /// The environment variable that tells a front its two descriptors.
 const DESCRIPTORS: &str = "ASCEND_VMM_FRONT";
 
 /// Keeps memory, and starts `front` whenever none runs. `front` is a command that calls
 /// [`run_front`]; it inherits the listening socket. A front that replaced another may have left a
-/// command of its own ([`replace_front`]), which is used instead. `started` is called when a front
+/// command of its own ([`replace_front`]), which is used instead. `told` hears when a front
 /// serves.
 ///
 /// Returns when the session cannot be opened or no front can be started.
@@ -131,7 +166,7 @@ pub fn keep(
     session: Session,
     listener: &UnixListener,
     mut front: impl FnMut() -> Command,
-    mut started: impl FnMut(),
+    mut told: impl FnMut(Told),
 ) -> Result<(), ServeError> {
     let mut keeper = Keeper::new(session);
     let mut children = Vec::new();
@@ -145,8 +180,7 @@ pub fn keep(
         children.push(command.spawn().map_err(system("start a front"))?);
         // From now on only the front has its end.
         drop(theirs);
-        started();
-        let took_over = keeper.serve(own.as_fd());
+        let took_over = keeper.serve(own.as_fd(), &mut told);
         tracing::warn!("the front is gone; another one is started");
         children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         // A front that cannot start must not keep the machine busy.

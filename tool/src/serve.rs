@@ -5,7 +5,7 @@
 
 use crate::impossible;
 use ascend_vmm::Session;
-use ascend_vmm_service::{Policy, ServeError, bind, keep, replace_front, run_front};
+use ascend_vmm_service::{Policy, ServeError, Told, activated, bind, keep, replace_front, run_front, tell_systemd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,9 +20,9 @@ use std::process::ExitCode;
                         ascend-vmm serve --socket /run/ascend-vmm.sock --replace"
 )]
 pub struct Serve {
-    /// The Unix socket at which clients connect.
+    /// The Unix socket at which clients connect. Not needed if systemd passes a socket.
     #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    socket: Option<PathBuf>,
     /// Who may do what, and how much: TOML (docs/service.md).
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -77,10 +77,17 @@ impl Serve {
             }
             command
         };
-        if self.replace {
-            return ended(replace_front(&self.socket, policy, &command()));
-        }
-        let listener = match bind(&self.socket, &policy) {
+        let activated = match activated() {
+            Ok(activated) => activated,
+            Err(error) => return impossible(error),
+        };
+        let listener = match (activated, &self.socket) {
+            (_, Some(socket)) if self.replace => return ended(replace_front(socket, policy, &command())),
+            (Some(listener), _) => Ok(listener),
+            (None, Some(socket)) => bind(socket, &policy),
+            (None, None) => return impossible("say where clients connect, with --socket"),
+        };
+        let listener = match listener {
             Ok(listener) => listener,
             Err(error) => return impossible(error),
         };
@@ -88,13 +95,18 @@ impl Serve {
             Ok(session) => session,
             Err(error) => return impossible(error),
         };
+        let path = listener.local_addr().ok().and_then(|address| Some(address.as_pathname()?.to_owned()));
         let mut first = true;
-        let started = || {
-            if std::mem::take(&mut first) {
-                crate::outln!("serving at {}", self.socket.display());
+        let told = |told| {
+            if told == Told::Serving && std::mem::take(&mut first) {
+                crate::outln!(
+                    "serving at {}",
+                    path.as_deref().unwrap_or(Path::new("a socket without a name")).display()
+                );
             }
+            tell_systemd(told);
         };
-        ended(keep(session, &listener, command, started))
+        ended(keep(session, &listener, command, told))
     }
 }
 

@@ -1,9 +1,10 @@
 //! `ascend-vmm service`: what a memory service holds, and for whom.
 
 mod files;
+mod web;
 
 use crate::print_json;
-use crate::terminal::{self, Table, counted};
+use crate::terminal::{self, Table, counted, wrap};
 use ascend_vmm::Bytes;
 use ascend_vmm_service::protocol::{Event, Status};
 use ascend_vmm_service::{Client, DomainName, Error, SnapshotError};
@@ -76,6 +77,26 @@ enum Action {
     ///
     /// Example: ascend-vmm service verify llama-70b/tp0/weights --safetensors llama-70b
     Verify(files::Verify),
+    /// Wait until a domain has something committed: exit status 0, or 1 when the time is over.
+    ///
+    /// Example: ascend-vmm service wait llama-70b/tp0/weights --seconds 600
+    Wait {
+        /// The domain.
+        domain: DomainName,
+        /// Only a version that is newer than this one.
+        #[arg(long, value_name = "VERSION", default_value_t = 0)]
+        newer_than: u64,
+        /// How long; 0 looks once.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
+    /// Serve a status page, and metrics for Prometheus, over HTTP.
+    ///
+    /// The page is at /, the metrics are at /metrics and the status as JSON at /status.json. A
+    /// process of its own: the service does not notice what comes over HTTP.
+    ///
+    /// Example: ascend-vmm service web --listen 127.0.0.1:9464
+    Web(web::Web),
 }
 
 impl Service {
@@ -92,6 +113,11 @@ impl Service {
             Action::Save(save) => save.run(&client),
             Action::Load(load) => load.run(&client),
             Action::Verify(verify) => verify.run(&client),
+            Action::Wait { domain, newer_than, seconds } => {
+                let waited = client.wait(&domain, newer_than, Duration::from_secs(seconds));
+                waited.map(|version| crate::outln!("{version}")).map(done).map_err(SnapshotError::from)
+            }
+            Action::Web(web) => Ok(web.run(&client)),
         };
         match ended {
             Ok(status) => status,
@@ -209,6 +235,11 @@ fn lines(status: &Status, width: usize) -> Vec<String> {
         lines.push(String::new());
         lines.extend(table.lines(width));
     }
+    for it in status.clients.iter().filter(|client| !client.waits.is_empty()) {
+        let domain = it.domain.as_ref().map(|domain| format!(" in {domain}")).unwrap_or_default();
+        lines.push(String::new());
+        lines.extend(wrap(&format!("process {} waits{domain}: {}", it.process, it.waits), width, "", "  "));
+    }
     lines
 }
 
@@ -228,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_status_fits_eighty_columns() {
-        let name: DomainName = "llama-3.1-70b-instruct/tp0/weights".repeat(3).parse().unwrap();
+        let name: DomainName = "llama-3.1-70b-instruct/tp0/weights".repeat(2).parse().unwrap();
         let status = Status {
             keeper: 4_194_303,
             front: 4_194_304,
@@ -265,6 +296,7 @@ mod tests {
                 bytes: 47 << 30,
                 age: 100,
                 container: "0123456789ab".into(),
+                waits: "8 GiB were asked for, 1 GiB are free on NPU 7; the service holds 63 GiB there".into(),
             }],
         };
         for width in 80..=200 {

@@ -1,6 +1,6 @@
 //! What the service holds, and for whom.
 
-use super::{Books, Domain, Effect, Order, Pending, Wait, unix_time};
+use super::{Books, Client, Domain, Effect, Order, Pending, Wait, unix_time};
 use crate::name::DomainName;
 use crate::protocol::{ClientStatus, DeviceStatus, DomainStatus, Mode, Status};
 use std::time::Instant;
@@ -37,6 +37,7 @@ impl Books {
                 let (role, domain, bytes) = match (&client.role, &client.wait) {
                     (_, Some((Wait::Role { domain, .. }, _))) => ("waiting", Some(domain.clone()), 0),
                     (Some(role), _) => (role.name(), Some(role.domain.clone()), role.layout.bytes()),
+                    (None, Some((Wait::Version { domain, .. }, _))) => ("waiting", Some(domain.clone()), 0),
                     (None, _) => ("none", None, 0),
                 };
                 ClientStatus {
@@ -49,6 +50,7 @@ impl Books {
                     bytes,
                     age: if client.connected { seconds(client.since) } else { 0 },
                     container: client.peer.container.clone(),
+                    waits: self.waits(client),
                 }
             })
             .collect();
@@ -59,6 +61,21 @@ impl Books {
             devices: devices.collect(),
             domains,
             clients,
+        }
+    }
+
+    /// What a client waits for, as a sentence.
+    fn waits(&self, client: &Client) -> String {
+        match client.wait.as_ref().map(|(wait, _)| wait) {
+            Some(Wait::Role { domain, mode, .. }) => self.obstacle(domain, *mode),
+            Some(Wait::Wake { domain }) => self.obstacle(domain, Mode::Read),
+            Some(Wait::Version { domain, newer_than }) => {
+                format!("nothing newer than version {newer_than} is committed in {domain}")
+            }
+            Some(Wait::Memory { size, .. }) => {
+                client.role.as_ref().map(|role| self.shortage(&role.domain, role.device, *size)).unwrap_or_default()
+            }
+            Some(Wait::Keeper) | None => String::new(),
         }
     }
 

@@ -47,7 +47,7 @@ fn keeper_process() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     let listener = ascend_vmm_service::bind(Path::new(&path), &policy()).unwrap();
     let session = Session::open().unwrap();
-    ascend_vmm_service::keep(session, &listener, || process("support::front_process"), || ()).unwrap();
+    ascend_vmm_service::keep(session, &listener, || process("support::front_process"), |_| ()).unwrap();
 }
 
 /// A service, and its directory.

@@ -110,6 +110,78 @@ fn the_job_for_kubernetes_runs_in_a_container_that_has_only_the_tool() {
     }
 }
 
+#[cfg(feature = "service")]
+#[test]
+fn the_service_for_kubernetes_serves_and_an_engine_is_ready_when_its_weights_are_committed() {
+    use crate::service::{Directory, Served, await_front, write_weights};
+    use ascend_emulator::{Config, Emulator};
+
+    let text = fs::read_to_string(root().join("docs/deploy/service.yaml")).unwrap();
+    let documents = YamlLoader::load_from_str(&text).unwrap();
+    let kinds: Vec<_> = documents.iter().map(|it| (it["apiVersion"].as_str(), it["kind"].as_str())).collect();
+    assert_eq!(kinds, [(Some("apps/v1"), Some("DaemonSet")), (Some("apps/v1"), Some("Deployment"))]);
+    let directory = Directory::new("kubernetes");
+    let here = directory.0.to_str().unwrap();
+    // A command of a container, with the host's directory in the place of its mount.
+    let command = |words: Vec<&str>| -> Command {
+        let mut command = Command::new(PROGRAM);
+        let words = words.into_iter().filter(|word| *word != "/ascend-vmm");
+        command.args(words.map(|word| match word {
+            "llama-70b/tp0/weights" => "llama/tp1/weights".to_owned(),
+            word => word.replace("/run/ascend-vmm", here),
+        }));
+        command
+    };
+    for document in &documents {
+        let template = &document["spec"]["template"];
+        let labels = &template["metadata"]["labels"];
+        assert_eq!(document["spec"]["selector"]["matchLabels"], *labels);
+        let pod = &template["spec"];
+        assert_eq!(pod["hostPID"].as_bool(), Some(true), "the driver's lists hold numbers of the host");
+        let volumes: Vec<_> = items(&pod["volumes"]).iter().map(|volume| volume["name"].as_str().unwrap()).collect();
+        for container in items(&pod["initContainers"]).iter().chain(items(&pod["containers"])) {
+            for (key, _) in pairs(container) {
+                const KNOWN: [&str; 10] = [
+                    "name",
+                    "image",
+                    "args",
+                    "command",
+                    "env",
+                    "resources",
+                    "volumeMounts",
+                    "securityContext",
+                    "startupProbe",
+                    "readinessProbe",
+                ];
+                assert!(KNOWN.contains(&key), "{key} is no field of a container that is used here");
+            }
+            for mount in items(&container["volumeMounts"]) {
+                assert!(volumes.contains(&mount["name"].as_str().unwrap()), "{mount:?}");
+            }
+        }
+    }
+    let containers = |document: &Yaml| items(&document["spec"]["template"]["spec"]["containers"]).to_vec();
+    let (service, engine) = (containers(&documents[0]), containers(&documents[1]));
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let mut serve = command(texts(&service[0]["args"]));
+    let served = Served(emulator.spawn(serve.stdout(std::process::Stdio::null())).unwrap());
+    let socket = directory.0.join("service.sock");
+    await_front(&socket, |_| true);
+    let succeeds = |words: &Yaml| command(texts(words)).output().unwrap().status.success();
+    assert!(succeeds(&service[0]["startupProbe"]["exec"]["command"]));
+    assert!(succeeds(&items(&documents[1]["spec"]["template"]["spec"]["initContainers"])[0]["command"]));
+    let web = Served(command(texts(&service[1]["args"])).stdout(std::process::Stdio::null()).spawn().unwrap());
+    while std::os::unix::net::UnixStream::connect(directory.0.join("web.sock")).is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let follows = Served(command(texts(&engine[1]["args"])).stdout(std::process::Stdio::null()).spawn().unwrap());
+    let ready = &engine[1]["readinessProbe"]["exec"]["command"];
+    assert!(!succeeds(ready), "nothing is committed");
+    write_weights(&emulator, &socket);
+    assert!(succeeds(ready), "the weights are committed");
+    drop((follows, web, served));
+}
+
 #[test]
 fn the_image_holds_the_tool_and_starts_it() {
     let text = fs::read_to_string(root().join("docs/deploy/Containerfile")).unwrap();

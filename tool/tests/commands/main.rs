@@ -16,5 +16,9 @@ mod seeds;
 mod selftest;
 #[cfg(feature = "service")]
 mod service;
+#[cfg(feature = "service")]
+mod service_web;
+#[cfg(feature = "service")]
+mod systemd;
 mod trace;
 mod trace_page;

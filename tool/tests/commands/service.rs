@@ -8,16 +8,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A directory for a socket, which is removed at the end.
-struct Directory(PathBuf);
+pub struct Directory(pub PathBuf);
 
 impl Directory {
-    fn new(name: &str) -> Directory {
+    pub fn new(name: &str) -> Directory {
         let path = std::env::temp_dir().join(format!("ascend-vmm-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Directory(path)
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.0.join("socket")
     }
 }
@@ -29,7 +29,7 @@ impl Drop for Directory {
 }
 
 /// A service on an emulated host; it is killed at the end.
-struct Served(Child);
+pub struct Served(pub Child);
 
 impl Drop for Served {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ impl Drop for Served {
     }
 }
 
-fn serve(emulator: &Emulator, socket: &Path) -> Served {
+pub fn serve(emulator: &Emulator, socket: &Path) -> Served {
     let mut command = Command::new(PROGRAM);
     command.args(["serve", "--socket"]).arg(socket).stdout(Stdio::null());
     let served = Served(emulator.spawn(&mut command).unwrap());
@@ -47,7 +47,7 @@ fn serve(emulator: &Emulator, socket: &Path) -> Served {
 }
 
 /// Waits for a front.
-fn await_front(socket: &Path, wanted: impl Fn(i32) -> bool) -> i32 {
+pub fn await_front(socket: &Path, wanted: impl Fn(i32) -> bool) -> i32 {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         match Client::new(socket).status() {
@@ -101,7 +101,7 @@ fn engine_process() {
 }
 
 /// Lets an engine write `llama/tp1/weights`, on the second NPU.
-fn write_weights(emulator: &Emulator, socket: &Path) {
+pub fn write_weights(emulator: &Emulator, socket: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["service::engine_process", "--exact"]).env("ENGINE_TEST_SOCKET", socket).stdout(Stdio::null());
     assert!(emulator.spawn(&mut command).unwrap().wait().unwrap().success());

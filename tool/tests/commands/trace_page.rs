@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 /// The browser of this host; `None` with a sentence if there is none.
-fn browser() -> Option<&'static str> {
+pub fn browser() -> Option<&'static str> {
     let found = BROWSERS.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     if found.is_none() {
         eprintln!("skipped: there is no chromium here");
