@@ -357,7 +357,8 @@ fn wait(number: c_long, arguments: &[u64; 6]) -> Option<bool> {
         libc::SYS_epoll_pwait2 => pointer(3),
         libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_rt_sigsuspend => false,
         libc::SYS_rt_sigtimedwait => pointer(2),
-        libc::SYS_nanosleep | libc::SYS_clock_nanosleep => true,
+        // What a stop interrupted goes on as the second one.
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall => true,
         libc::SYS_flock | libc::SYS_fcntl | libc::SYS_semop | libc::SYS_semtimedop => false,
         libc::SYS_msgrcv | libc::SYS_msgsnd => false,
         // As long as the child of a vfork uses the memory.

@@ -131,7 +131,9 @@ impl Server {
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     continue;
                 }
-                Look::Busy if !scheduled.waiting.is_empty() => scheduled.scheduler.summary.guesses += 1,
+                Look::Busy if !scheduled.waiting.is_empty() || !scheduled.stopped.is_empty() => {
+                    scheduled.scheduler.summary.guesses += 1;
+                }
                 Look::Busy => {
                     self.wait(LONGEST_PAUSE);
                     if scheduled.since.elapsed() >= scheduled.scheduler.schedule.stuck_after * 3 {
