@@ -27,7 +27,7 @@ fn broker() -> Result<(), Box<dyn Error>> {
     let session = Session::open()?;
     let device = session.device(LogicalId(0))?;
     // All pages are for the same clients, so they are used again with their exports.
-    let pages = PageCache::with(&device, CacheOptions::new().reuse_exported(true));
+    let pages = PageCache::with(&device, CacheOptions::default().reuse_exported(true));
     let prefixes = ["system-prompt", "document"].map(|name| (name, [pages.take(PAGE), pages.take(PAGE)]));
     let mut served = Vec::new();
     for (name, [first, second]) in prefixes {
@@ -41,7 +41,7 @@ fn broker() -> Result<(), Box<dyn Error>> {
     };
 
     let path = std::env::temp_dir().join(format!("ascend-vmm-broker-{}", std::process::id()));
-    let broker = Broker::start(&session, UnixListener::bind(&path)?, BrokerOptions::new(), answer)?;
+    let broker = Broker::start(&session, UnixListener::bind(&path)?, BrokerOptions::default(), answer)?;
     let clients = ["document", "system-prompt", "nothing"]
         .map(|name| Command::new(std::env::current_exe().unwrap_or_default()).arg(&path).arg(name).status());
     drop(broker);

@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Session::open()?.device(LogicalId(0))?;
     let free = || device.memory_info(MemoryKind::Hbm).map(|info| info.huge_free >> 20);
     // Unmapping does not wait for work on the NPU: an engine waits for its streams here.
-    let options = PoolOptions::new().before_unmap(|addresses| println!("before {addresses:x?} are unmapped"));
+    let options = PoolOptions::default().before_unmap(|addresses| println!("before {addresses:x?} are unmapped"));
     let pool = Pool::with(&PageCache::new(&device), options);
 
     let weights: Vec<_> = (1..=8).map(|layer| pool.allocate(layer << 20, 512, WEIGHTS)).collect::<Result<_, _>>()?;

@@ -22,7 +22,7 @@ pub use pending::Pending;
 
 use crate::bytes::Bytes;
 use crate::device::DeviceInner;
-use crate::driver::svm::{BATCH, CopyRows, Direction, Svm};
+use crate::driver::svm::{BATCH, Direction, Svm};
 use crate::error::{Error, Invalid, Refused, Result};
 use crate::mapping::{Mapped, Mapping, copy_in, copy_out, fill};
 use crate::physical::PhysicalBlock;
@@ -30,10 +30,11 @@ use crate::reserve::Reservation;
 use crate::session::undo::Live;
 use crate::session::{Session, SessionInner};
 use crate::share::NamedMemory;
+use crate::slots::lock;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::ptr;
 use std::sync::Arc;
 
 /// Mapped memory from an address on, inside one reservation: what a copy reads or writes.
@@ -61,6 +62,10 @@ use std::sync::Arc;
 pub struct Slice<'a> {
     address: u64,
     size: u64,
+    /// The device whose memory it is. No bytes count as memory of the host, of which the CPU copies
+    /// nothing.
+    device: Arc<Live<DeviceInner>>,
+    /// What keeps it mapped.
     cover: Cover<'a>,
     /// Dropped when the slice, its parts and the copies that they began are over: it keeps a block
     /// of a pool.
@@ -70,16 +75,13 @@ pub struct Slice<'a> {
 /// Kept until the last copy is over, and then dropped.
 pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
 
-/// What keeps a slice mapped.
+/// The mappings of a slice, in order of addresses: none for named memory, and for no bytes.
 enum Cover<'a> {
-    /// One borrowed mapping.
-    One(&'a Mapping),
-    /// Mappings that were found by address.
+    /// Borrowed from a mapping or from another slice.
+    Borrowed(&'a [Arc<Live<Mapped>>]),
+    /// Found by address.
+    One(Arc<Live<Mapped>>),
     Several(Vec<Arc<Live<Mapped>>>),
-    /// Borrowed memory of another process, opened by its name for this device.
-    Named(&'a Arc<Live<DeviceInner>>),
-    /// No bytes, so no mapping. It counts as memory of the host, of which the CPU copies nothing.
-    Empty(Arc<Live<DeviceInner>>),
 }
 
 impl fmt::Debug for Slice<'_> {
@@ -126,8 +128,9 @@ impl Mapping {
     ///
     /// [`Error::Invalid`] for a range outside of the mapping.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        check("take a part of a mapping", offset, size, self.size())?;
-        Ok(Slice { address: self.address() + offset, size, cover: Cover::One(self), keeper: None })
+        Invalid::check_inside("take a part of a mapping", offset, size, self.size())?;
+        let (device, mapping) = (self.inner.block.device.clone(), std::slice::from_ref(&self.inner));
+        Ok(Slice { address: self.address() + offset, size, device, cover: Cover::Borrowed(mapping), keeper: None })
     }
 
     /// Copies a buffer into the memory at `offset`. Returns when it is done.
@@ -169,9 +172,9 @@ impl Reservation {
     ///
     /// [`Error::Invalid`] for a range outside of the reservation, or with a hole.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        check("take a part of a reservation", offset, size, self.size())?;
-        let (address, session) = (self.address() + offset, &self.inner.session);
-        slice_of(session, address, size, |end| session.mappings.cover(address, end))
+        Invalid::check_inside("take a part of a reservation", offset, size, self.size())?;
+        let session = &self.inner.session;
+        slice_of(session, self.address() + offset, size, |address| lock(&session.mappings).find(address))
     }
 }
 
@@ -183,34 +186,48 @@ impl Session {
     ///
     /// [`Error::Invalid`] for a range that has a hole or lies in two reservations.
     pub fn slice_at(&self, address: u64, size: u64) -> Result<Slice<'static>> {
-        slice_of(&self.inner, address, size, |end| self.inner.mappings.cover(address, end))
+        slice_of(&self.inner, address, size, |address| lock(&self.inner.mappings).find(address))
     }
 }
 
-/// `size` bytes at an address. `cover` finds the mappings from there to an end.
+/// `size` bytes at an address. `find` returns the mapping that contains an address.
 pub(crate) fn slice_of(
     session: &Arc<Live<SessionInner>>,
     address: u64,
     size: u64,
-    cover: impl FnOnce(u64) -> Option<Vec<Arc<Live<Mapped>>>>,
+    find: impl Fn(u64) -> Option<Arc<Live<Mapped>>>,
 ) -> Result<Slice<'static>> {
     const OPERATION: &str = "take a part of mapped memory";
     session.check_process()?;
     if size == 0 {
-        return Ok(Slice { address, size, cover: Cover::Empty(DeviceInner::host(session)), keeper: None });
+        let device = DeviceInner::host(session);
+        return Ok(Slice { address, size, device, cover: Cover::Borrowed(&[]), keeper: None });
     }
-    let Some(cover) = address.checked_add(size).and_then(cover) else {
-        let problem = format!("not all of {address:#x} with {} is mapped", Bytes(size));
-        return Err(Invalid::because(OPERATION, problem, "Map all of it first."));
+    let find = |at: u64| {
+        find(at).ok_or_else(|| {
+            let problem = format!("not all of {address:#x} with {} is mapped", Bytes(size));
+            Invalid::because(OPERATION, problem, "Map all of it first.")
+        })
     };
-    if cover.windows(2).any(|pair| !pair[0].is_beside(&pair[1])) {
-        return Err(Invalid::because(
-            OPERATION,
-            format!("{address:#x} with {} lies in more than one reservation", Bytes(size)),
-            "Take a part of each: the driver copies inside of one reservation.",
-        ));
+    let first = find(address)?;
+    let (device, mut covered) = (first.block.device.clone(), first.after());
+    if size <= covered - address {
+        return Ok(Slice { address, size, device, cover: Cover::One(first), keeper: None });
     }
-    Ok(Slice { address, size, cover: Cover::Several(cover), keeper: None })
+    let mut all = vec![first];
+    while covered - address < size {
+        let next = find(covered)?;
+        if !next.is_beside(&all[0]) {
+            return Err(Invalid::because(
+                OPERATION,
+                format!("{address:#x} with {} lies in more than one reservation", Bytes(size)),
+                "Take a part of each: the driver copies inside of one reservation.",
+            ));
+        }
+        covered = next.after();
+        all.push(next);
+    }
+    Ok(Slice { address, size, device, cover: Cover::Several(all), keeper: None })
 }
 
 impl NamedMemory {
@@ -220,8 +237,9 @@ impl NamedMemory {
     ///
     /// [`Error::Invalid`] for a range outside of the memory.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        check("take a part of named memory", offset, size, self.size())?;
-        Ok(Slice { address: self.address() + offset, size, cover: Cover::Named(&self.inner.device), keeper: None })
+        Invalid::check_inside("take a part of named memory", offset, size, self.size())?;
+        let (address, device) = (self.address() + offset, self.inner.device.clone());
+        Ok(Slice { address, size, device, cover: Cover::Borrowed(&[]), keeper: None })
     }
 }
 
@@ -242,26 +260,19 @@ impl Slice<'_> {
     ///
     /// [`Error::Invalid`] for a range outside of the slice.
     pub fn part(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        check("take a part of a slice", offset, size, self.size)?;
+        Invalid::check_inside("take a part of a slice", offset, size, self.size)?;
         let address = self.address + offset;
-        let cover = match &self.cover {
-            Cover::One(mapping) => Cover::One(mapping),
-            Cover::Several(all) => {
-                let (first, end) = (self.index_of(address), self.index_of((address + size).saturating_sub(1)));
-                Cover::Several(all.get(first..=end).unwrap_or_default().to_vec())
-            }
-            Cover::Named(device) => Cover::Named(device),
-            Cover::Empty(host) => Cover::Empty(host.clone()),
-        };
-        Ok(Slice { address, size, cover, keeper: self.keeper.clone() })
+        let (first, last) = (self.index_of(address), self.index_of((address + size).saturating_sub(1)));
+        let cover = Cover::Borrowed(self.mappings().get(first..=last).unwrap_or_default());
+        Ok(Slice { address, size, device: self.device.clone(), cover, keeper: self.keeper.clone() })
     }
 
     /// The mappings that it covers: none for named memory, and for no bytes.
     pub(crate) fn mappings(&self) -> &[Arc<Live<Mapped>>] {
         match &self.cover {
-            Cover::One(mapping) => std::slice::from_ref(&mapping.inner),
+            Cover::Borrowed(all) => all,
+            Cover::One(mapped) => std::slice::from_ref(mapped),
             Cover::Several(all) => all,
-            Cover::Named(_) | Cover::Empty(_) => &[],
         }
     }
 
@@ -280,17 +291,7 @@ impl Slice<'_> {
     /// and of nothing.
     fn batched_on(&self) -> Option<&Live<DeviceInner>> {
         let block = self.block()?;
-        (self.size != 0 && !block.is_imported() && !block.handle.is_host()).then_some(&*block.device)
-    }
-
-    /// The device whose memory it is.
-    fn device(&self) -> &Arc<Live<DeviceInner>> {
-        match &self.cover {
-            Cover::One(mapping) => &mapping.inner.block.device,
-            Cover::Several(all) => &all[0].block.device,
-            Cover::Named(device) => device,
-            Cover::Empty(host) => host,
-        }
+        (self.size != 0 && !block.is_imported() && !block.device.is_host()).then_some(&*block.device)
     }
 
     /// Bytes from an offset to the end of the mapping that contains it, or of the slice.
@@ -317,22 +318,23 @@ impl Slice<'_> {
         self.keeper = Some(keeper);
     }
 
-    fn is_named(&self) -> bool {
-        matches!(self.cover, Cover::Named(_))
+    /// True for named memory and for no bytes, which no mapping keeps: they are copied at once.
+    fn has_no_mapping(&self) -> bool {
+        self.mappings().is_empty()
     }
 
     fn svm(&self) -> &Svm {
-        &self.device().session.svm
+        &self.device.session.svm
     }
 
     fn is_host(&self) -> bool {
-        self.device().is_host()
+        self.device.is_host()
     }
 
     /// True if the device copies into it asynchronously. The CPU copies host memory, and named
     /// memory is copied at once.
     pub(crate) fn is_copied_by_device(&self) -> bool {
-        !self.is_host() && !self.is_named()
+        !self.is_host() && !self.has_no_mapping()
     }
 
     /// The address as the CPU's pointer. For host memory only, which is always mapped for the CPU.
@@ -353,10 +355,9 @@ impl Slice<'_> {
             return Ok(());
         }
         const OPERATION: &str = "copy to a device";
+        let from = from.as_ptr().expose_provenance() as u64;
         // SAFETY: the slice is mapped while it lives, and `from` is borrowed.
-        unsafe {
-            self.memcpy(OPERATION, self.address, from.as_ptr().expose_provenance() as u64, Direction::HostToDevice)
-        }
+        unsafe { self.memcpy(OPERATION, (self.address, from), |done| self.at_once(done), &[Direction::HostToDevice]) }
     }
 
     /// Copies the memory into a buffer of the same size.
@@ -372,10 +373,9 @@ impl Slice<'_> {
             return Ok(());
         }
         const OPERATION: &str = "copy from a device";
+        let to = to.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: the slice is mapped while it lives, and `to` is exclusively borrowed.
-        unsafe {
-            self.memcpy(OPERATION, to.as_mut_ptr().expose_provenance() as u64, self.address, Direction::DeviceToHost)
-        }
+        unsafe { self.memcpy(OPERATION, (to, self.address), |done| self.at_once(done), &[Direction::DeviceToHost]) }
     }
 
     /// Copies other mapped memory of the same size into this. The two must not overlap.
@@ -411,18 +411,10 @@ impl Slice<'_> {
             }
             return Ok(());
         }
-        let mut done = 0;
-        while done < self.size {
-            let size = self.at_once(done).min(from.at_once(done));
-            // SAFETY: both slices are mapped while they live.
-            match unsafe { self.memcpy_part(OPERATION, self.address + done, from.address + done, size) }? {
-                direction @ (Direction::HostToHost | Direction::Other(_)) => {
-                    return Err(not_done(OPERATION, direction));
-                }
-                _ => done += size,
-            }
-        }
-        Ok(())
+        let piece = |done: u64| self.at_once(done).min(from.at_once(done));
+        let directions = [Direction::HostToDevice, Direction::DeviceToHost, Direction::DeviceToDevice];
+        // SAFETY: both slices are mapped while they live.
+        unsafe { self.memcpy(OPERATION, (self.address, from.address), piece, &directions) }
     }
 
     /// Sets all bytes.
@@ -441,7 +433,7 @@ impl Slice<'_> {
             unsafe { fill(self.pointer(), self.size as usize, value) };
             return Ok(());
         }
-        let (svm, device) = (self.svm(), self.device().id);
+        let (svm, device) = (self.svm(), self.device.id);
         let mut done = 0;
         while done < self.size {
             let (address, size) = (self.address + done, self.at_once(done));
@@ -484,45 +476,32 @@ impl Slice<'_> {
         unsafe { self.memcpy2d(rows, to.as_mut_ptr().expose_provenance() as u64, Direction::DeviceToHost) }
     }
 
-    /// Copies all of the slice between two addresses, of which one is its own, in as few commands
-    /// as the driver does right. A copy of nothing, which the kernel refuses, is no command.
+    /// Copies all of the slice between two addresses, of which one is its own, piece by piece:
+    /// `piece` returns the size of the one at an offset. A copy of nothing, which the kernel
+    /// refuses, is no command. Fails if the kernel detects another direction than these.
     ///
     /// # Safety
     ///
     /// As for [`Svm::memcpy`](crate::driver::svm::Svm::memcpy).
-    unsafe fn memcpy(&self, operation: &'static str, destination: u64, source: u64, expected: Direction) -> Result<()> {
+    unsafe fn memcpy(
+        &self,
+        operation: &'static str,
+        (destination, source): (u64, u64),
+        piece: impl Fn(u64) -> u64,
+        directions: &[Direction],
+    ) -> Result<()> {
         let mut done = 0;
         while done < self.size {
-            let size = self.at_once(done);
+            let size = piece(done);
             // SAFETY: the caller vouches for the addresses.
-            let direction = unsafe { self.memcpy_part(operation, destination + done, source + done, size) }?;
-            if direction != expected {
+            let copied = unsafe { self.svm().memcpy(self.device.id, destination + done, source + done, size) };
+            let direction = copied.map_err(|refused| self.failed(refused, operation, self.address + done, size))?;
+            if !directions.contains(&direction) {
                 return Err(not_done(operation, direction));
             }
             done += size;
         }
         Ok(())
-    }
-
-    /// One MEMCPY, and the direction that it took.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Slice::memcpy`].
-    unsafe fn memcpy_part(
-        &self,
-        operation: &'static str,
-        destination: u64,
-        source: u64,
-        size: u64,
-    ) -> Result<Direction> {
-        // SAFETY: the caller vouches for the addresses.
-        let copied = unsafe { self.svm().memcpy(self.device().id, destination, source, size) };
-        copied.map_err(|refused| {
-            // The error names the address of this slice.
-            let address = if destination.wrapping_sub(self.address) < self.size { destination } else { source };
-            self.failed(refused, operation, address, size)
-        })
     }
 
     /// One MEMCPY2D between the slice and a buffer.
@@ -536,26 +515,16 @@ impl Slice<'_> {
             return Ok(());
         }
         let (memory, buffer) = ((self.address, rows.pitch), (buffer, rows.buffer_pitch));
-        let to_device = direction == Direction::HostToDevice;
-        let (to, from) = if to_device { (memory, buffer) } else { (buffer, memory) };
-        let copy = CopyRows {
-            destination: to.0,
-            destination_pitch: to.1,
-            source: from.0,
-            source_pitch: from.1,
-            width: rows.width,
-            height: rows.height,
-            to_device,
-        };
+        let (to, from) = if direction == Direction::HostToDevice { (memory, buffer) } else { (buffer, memory) };
         // SAFETY: the caller vouches for the addresses.
-        unsafe { self.svm().memcpy2d(self.device().id, &copy) }
-            .map_err(|refused| self.failed(refused, "copy rows", self.address, self.size))
+        let copied = unsafe { self.svm().memcpy2d(self.device.id, to, from, (rows.width, rows.height), direction) };
+        copied.map_err(|refused| self.failed(refused, "copy rows", self.address, self.size))
     }
 
     /// Checks, before every copy and fill, that this is the right process (a child has nothing
     /// mapped here) and that the driver can copy such memory.
     fn check_copy(&self, operation: &'static str) -> Result<()> {
-        self.device().session.check_process()?;
+        self.device.session.check_process()?;
         match self.mappings().iter().find(|mapped| mapped.block.is_host_memory_on_a_device()) {
             None => Ok(()),
             Some(mapped) => Err(Invalid::because(
@@ -600,7 +569,7 @@ impl Slice<'_> {
 
     fn failed(&self, refused: Box<Refused>, operation: &'static str, address: u64, size: u64) -> Error {
         let arguments = format!("address {address:#x}, size {}", Bytes(size));
-        self.device().failed(refused, operation, arguments)
+        self.device.failed(refused, operation, arguments)
     }
 }
 
@@ -640,7 +609,7 @@ impl Rows {
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 #[doc(alias = "aclrtMemcpyBatch")]
 pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
-    let mut batches = Batches::new("copy a batch to a device");
+    let mut batches = Batches { operation: "copy a batch to a device", batches: BTreeMap::new() };
     let mut alone = Vec::new();
     for (to, from) in copies {
         let buffer = from.as_ptr().expose_provenance() as u64;
@@ -659,7 +628,7 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.
 pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
-    let mut batches = Batches::new("copy a batch from a device");
+    let mut batches = Batches { operation: "copy a batch from a device", batches: BTreeMap::new() };
     let mut alone = Vec::new();
     for (from, to) in copies {
         let from = &*from;
@@ -676,7 +645,7 @@ pub fn read_batch(copies: &mut [(Slice<'_>, &mut [u8])]) -> Result<()> {
 /// Checked copies, by their devices.
 struct Batches<'a> {
     operation: &'static str,
-    batches: Vec<Batch<'a>>,
+    batches: BTreeMap<u32, Batch<'a>>,
 }
 
 /// Copies of one device as the kernel takes them: three arrays.
@@ -688,23 +657,17 @@ struct Batch<'a> {
 }
 
 impl<'a> Batches<'a> {
-    fn new(operation: &'static str) -> Batches<'a> {
-        Batches { operation, batches: Vec::new() }
-    }
-
     /// Checks a copy of `size` bytes to or from a slice, and adds it. False if the slice cannot be
     /// in a batch, and must be copied alone.
     fn add(&mut self, slice: &'a Slice<'_>, destination: u64, source: u64, size: u64) -> Result<bool> {
         slice.same_size(self.operation, size)?;
         let Some(device) = slice.batched_on() else { return Ok(false) };
-        let index = match self.batches.iter().position(|batch| ptr::eq(batch.device, device)) {
-            Some(index) => index,
-            None => {
-                self.batches.push(Batch { device, destinations: Vec::new(), sources: Vec::new(), sizes: Vec::new() });
-                self.batches.len() - 1
-            }
-        };
-        let batch = &mut self.batches[index];
+        let batch = self.batches.entry(device.id).or_insert_with(|| Batch {
+            device,
+            destinations: Vec::new(),
+            sources: Vec::new(),
+            sizes: Vec::new(),
+        });
         batch.destinations.push(destination);
         batch.sources.push(source);
         batch.sizes.push(size);
@@ -718,7 +681,7 @@ impl<'a> Batches<'a> {
     /// The slices must be mapped, and the buffers valid, for writes if they are the destination.
     unsafe fn send(self) -> Result<()> {
         let most = BATCH as usize;
-        for Batch { device, destinations, sources, sizes } in &self.batches {
+        for Batch { device, destinations, sources, sizes } in self.batches.values() {
             let chunks = destinations.chunks(most).zip(sources.chunks(most)).zip(sizes.chunks(most));
             for ((destinations, sources), sizes) in chunks {
                 // SAFETY: the caller vouches for the addresses.
@@ -731,14 +694,6 @@ impl<'a> Batches<'a> {
         }
         Ok(())
     }
-}
-
-fn check(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {
-    if offset <= whole && size <= whole - offset {
-        return Ok(());
-    }
-    let problem = format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole));
-    Err(Invalid::because(operation, problem, "Use an offset and a size inside of the memory."))
 }
 
 /// The kernel reported success but the wrong direction.

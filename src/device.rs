@@ -10,7 +10,7 @@ use crate::device_process::{self, DeviceProcess};
 use crate::discovery::PeerAccess;
 pub use crate::driver::svm::{Capabilities, MemoryInfo};
 use crate::driver::svm::{HOST_AGENT_ID, HOST_ID, Svm};
-use crate::error::{Errno, Error, Failed, Invalid, Refused, Result};
+use crate::error::{Errno, Error, Failed, Invalid, KernelResult, Refused, Result};
 use crate::id::LogicalId;
 use crate::kind::MemoryKind;
 use crate::session::undo::{Left, Live, Undo, undo};
@@ -84,7 +84,7 @@ impl OpenDevice {
     }
 
     /// PREPARE_CLOSE_DEVICE, CLOSE_DEVICE, and the end of the device process.
-    pub(crate) fn close(&mut self, svm: &Svm) -> Result<(), Box<Refused>> {
+    pub(crate) fn close(&mut self, svm: &Svm) -> KernelResult<()> {
         svm.prepare_close_device(self.id)?;
         self.prepared = true;
         svm.close_device(self.id)?;
@@ -254,13 +254,7 @@ impl DeviceInner {
     pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         let session = &self.session;
         session.check_process()?;
-        if !Arc::ptr_eq(session, &peer.inner.session) {
-            return Err(Invalid::because(
-                "enable access between devices",
-                "the devices are of different sessions",
-                "Use one session.",
-            ));
-        }
+        session.check_same(&peer.inner.session, "enable access between devices")?;
         let (first, second) = (self.id.min(peer.inner.id), self.id.max(peer.inner.id));
         if first == second {
             return Ok(());

@@ -16,7 +16,7 @@
 //! use std::time::Duration;
 //!
 //! // What the vendor's client does, with less patience.
-//! let settings = Settings::new()
+//! let settings = Settings::default()
 //!     .policy(Policy::Always)
 //!     .order(Order::Vendor)
 //!     .limit(Step::Start, Duration::from_secs(20));
@@ -73,27 +73,16 @@ pub enum Order {
 }
 
 /// How device processes are started, and how long each step may take.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct Settings {
     policy: Policy,
     order: Order,
     limits: HashMap<Step, Duration>,
-    give_up: fn() -> bool,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings::new()
-    }
+    give_up: Option<fn() -> bool>,
 }
 
 impl Settings {
-    /// The defaults of each method.
-    pub fn new() -> Settings {
-        Settings { policy: Policy::default(), order: Order::default(), limits: HashMap::new(), give_up: || false }
-    }
-
     /// When a process is started; [`Policy::Auto`] by default.
     pub fn policy(mut self, policy: Policy) -> Settings {
         self.policy = policy;
@@ -126,7 +115,7 @@ impl Settings {
     /// give up, for example because a signal came. It cannot open a device: that is an error. If it
     /// panics, nothing is started.
     pub fn give_up(mut self, give_up: fn() -> bool) -> Settings {
-        self.give_up = give_up;
+        self.give_up = Some(give_up);
         self
     }
 
@@ -171,7 +160,7 @@ impl DeviceProcess {
     /// use ascend_vmm::LogicalId;
     /// use ascend_vmm::device_process::{DeviceProcess, Settings, device_pid};
     ///
-    /// let process = DeviceProcess::start(LogicalId(0), &Settings::new())?;
+    /// let process = DeviceProcess::start(LogicalId(0), &Settings::default())?;
     /// assert_eq!(device_pid(LogicalId(0))?, process.pid()?);
     /// process.close()?;
     /// assert_eq!(device_pid(LogicalId(0))?, None);
@@ -268,7 +257,7 @@ impl DeviceProcess {
         // Dropping the connection closes the session.
         let Some(connection) = self.connection.take().filter(|_| !self.owner.in_child()) else { return Ok(()) };
         let signals = Blocked::handled();
-        let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: || false };
+        let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: None };
         let deadline = self.settings.deadline(Step::Close);
         let close = Message::about(kind::CLOSE, self.tgid, self.device);
         let answered = dialogue
@@ -358,7 +347,11 @@ fn attempt(
     let sign = register(devmng)?;
     let connection = connect(device, settings, &signals)?;
     let dialogue = Dialogue { connection: &connection, signals: &signals, give_up: settings.give_up };
-    match dialogue.handshake(sign.tgid, settings)? {
+    let deadline = settings.deadline(Step::Handshake);
+    dialogue.send(Step::Handshake, &Message::handshake(sign.tgid), deadline)?;
+    let reply = dialogue.await_reply(Step::Handshake, kind::HANDSHAKE_REPLY, None, deadline)?;
+    // The features that the daemon names are not needed.
+    match reply.version.map_or(0, |version| version.version) {
         tsd_message::VERSION => {}
         theirs => return Err(ProcessFailure::Version { theirs, ours: tsd_message::VERSION }),
     }
@@ -428,7 +421,7 @@ fn connect(device: LogicalId, settings: &Settings, signals: &Blocked) -> Result<
 struct Dialogue<'a> {
     connection: &'a Connection,
     signals: &'a Blocked,
-    give_up: fn() -> bool,
+    give_up: Option<fn() -> bool>,
 }
 
 impl Dialogue<'_> {
@@ -484,14 +477,6 @@ impl Dialogue<'_> {
         }
         self.signals.deliver_pending();
         if should_give_up(self.give_up) { Err(ProcessFailure::GivenUp { step }) } else { Ok(()) }
-    }
-
-    /// Returns the daemon's version. The features that it names are not needed.
-    fn handshake(&self, tgid: u32, settings: &Settings) -> Result<u32, ProcessFailure> {
-        let deadline = settings.deadline(Step::Handshake);
-        self.send(Step::Handshake, &Message::handshake(tgid), deadline)?;
-        let reply = self.await_reply(Step::Handshake, kind::HANDSHAKE_REPLY, None, deadline)?;
-        Ok(reply.version.map_or(0, |version| version.version))
     }
 
     /// What the vendor's client sends between handshake and START. The answers are optional, but a
@@ -558,7 +543,7 @@ pub(crate) fn in_give_up_callback() -> bool {
     IN_GIVE_UP.get()
 }
 
-fn should_give_up(give_up: fn() -> bool) -> bool {
+fn should_give_up(give_up: Option<fn() -> bool>) -> bool {
     /// Restores the flag, also after a panic.
     struct Restore(bool);
     impl Drop for Restore {
@@ -567,7 +552,7 @@ fn should_give_up(give_up: fn() -> bool) -> bool {
         }
     }
     let _restore = Restore(IN_GIVE_UP.replace(true));
-    give_up()
+    give_up.is_some_and(|give_up| give_up())
 }
 
 /// The failure for a private code of the driver.

@@ -66,7 +66,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// use ascend_vmm::discovery::{Options, survey};
 /// use std::time::Duration;
 ///
-/// let survey = survey(&Options::new().timeout(Duration::from_secs(1)));
+/// let survey = survey(&Options::default().timeout(Duration::from_secs(1)));
 /// for finding in &survey.findings {
 ///     println!("{finding}. {}", finding.remedy());
 /// }
@@ -86,11 +86,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults of each method.
-    pub fn new() -> Options {
-        Options::default()
-    }
-
     /// The directory of the host's `proc`, `sys`, `etc` and installation directories; `/` by
     /// default.
     pub fn root(mut self, root: impl Into<PathBuf>) -> Options {
@@ -168,13 +163,21 @@ impl Survey {
 
 /// The NPUs of this process.
 ///
+/// ```standalone_crate
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// let npus = ascend_vmm::discovery::list()?;
+/// assert!(npus.iter().all(|npu| npu.is_usable()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::NoDevices`] with the most likely reason if there are none.
 #[doc(alias = "aclrtGetDeviceCount")]
 #[doc(alias = "cuDeviceGetCount")]
 pub fn list() -> Result<Vec<Npu>> {
-    list_with(&Options::new())
+    list_with(&Options::default())
 }
 
 /// The NPUs of this process, with options.
@@ -185,7 +188,7 @@ pub fn list() -> Result<Vec<Npu>> {
 /// use ascend_vmm::UserId;
 /// use ascend_vmm::discovery::{Options, list_with};
 ///
-/// let npus = list_with(&Options::new().visible("1".into()))?;
+/// let npus = list_with(&Options::default().visible("1".into()))?;
 /// assert_eq!(npus[1].user, Some(UserId(0)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -211,7 +214,7 @@ pub fn list_with(options: &Options) -> Result<Vec<Npu>> {
 /// # emulator.attach()?;
 /// use ascend_vmm::discovery::{Options, survey};
 ///
-/// let survey = survey(&Options::new());
+/// let survey = survey(&Options::default());
 /// println!("{:?} with {} NPUs", survey.generation, survey.devices.len());
 /// for finding in &survey.findings {
 ///     println!("{}: {finding}. {}", finding.code(), finding.remedy());
@@ -271,15 +274,26 @@ pub(crate) fn physical(logical: LogicalId) -> Result<PhysicalId> {
     Uda::open()?.devid_to_udevid(logical)
 }
 
-/// Every device of this process under its numbers, with its place in a super pod.
-pub(crate) fn numbers() -> Result<Vec<(LogicalId, PhysicalId, Option<SuperPod>)>> {
+/// A device under its numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceNumbers {
+    pub(crate) logical: LogicalId,
+    pub(crate) physical: PhysicalId,
+    /// Its id in a super pod.
+    pub(crate) sdid: Option<u32>,
+}
+
+/// Every device of this process under its numbers.
+pub(crate) fn numbers() -> Result<Vec<DeviceNumbers>> {
     let urd = Urd::open()?;
     let listed = Uda::open()?.get_dev_list();
     let listed = listed.map_err(|answer| answer.refused("GET_DEV_LIST").operation("list the devices"))?;
     // The driver never releases an import without the super-pod id that the device has, so a
     // question that failed is asked again.
     let pod = |device: &Listed| urd.spod_info(device.logical).or_else(|| urd.spod_info(device.logical));
-    let numbers = |device: &Listed| (device.logical, device.physical, pod(device));
+    let sdid = |device: &Listed| pod(device).map(|pod| pod.sdid);
+    let numbers =
+        |&device: &Listed| DeviceNumbers { logical: device.logical, physical: device.physical, sdid: sdid(&device) };
     Ok(listed.iter().map(numbers).collect())
 }
 
@@ -327,8 +341,8 @@ impl Survey {
                 self.generation = Some(generation);
                 MemoryDriver::V2
             }
-            Err(Error::UnknownGeneration(unknown)) => {
-                self.findings.push(Finding::UnknownGeneration(unknown.detected));
+            Err(Error::UnknownGeneration { detected }) => {
+                self.findings.push(Finding::UnknownGeneration(detected));
                 MemoryDriver::V2
             }
             // Only a module that is not there answers EINVAL.

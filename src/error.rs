@@ -46,12 +46,16 @@ pub use ticket_error::TicketError;
 use crate::bytes::Bytes;
 use crate::id::LogicalId;
 use crate::kind::Page;
+use ascend_ioctl::Generation;
 use ascend_ioctl::svm::Op;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Result of this library's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Result of a command, before its caller says what it was for.
+pub(crate) type KernelResult<T> = Result<T, Box<Refused>>;
 
 /// What went wrong.
 ///
@@ -100,7 +104,7 @@ pub enum Error {
     },
     /// The bytes are not a valid ticket.
     #[error("cannot read the ticket: {0}. {remedy}", remedy = .0.remedy())]
-    Ticket(TicketError),
+    Ticket(#[from] TicketError),
     /// Memory could not be passed between two processes.
     #[error(transparent)]
     Exchange(Exchange),
@@ -108,8 +112,11 @@ pub enum Error {
     #[error(transparent)]
     File(FileFailed),
     /// This library does not know the driver.
-    #[error(transparent)]
-    UnknownGeneration(UnknownDriver),
+    #[error("{}", unknown_generation(detected))]
+    UnknownGeneration {
+        /// What was seen.
+        detected: String,
+    },
     /// This process has no NPU; the finding says why.
     #[error("no NPU: {0}. {remedy}", remedy = .0.remedy())]
     NoDevices(Finding),
@@ -143,24 +150,13 @@ impl fmt::Debug for Error {
 }
 
 /// A consuming call failed; holds the error and the object.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct Failed<T> {
     /// Why.
     pub error: Error,
     /// What was passed in.
     pub object: T,
-}
-
-impl<T> fmt::Display for Failed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T: fmt::Debug> std::error::Error for Failed<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
 }
 
 impl<T> From<Failed<T>> for Error {
@@ -177,12 +173,6 @@ pub struct OpenFailed {
     pub path: PathBuf,
     /// Why.
     pub errno: Errno,
-}
-
-impl OpenFailed {
-    pub(crate) fn new(path: &Path, errno: Errno) -> OpenFailed {
-        OpenFailed { path: path.to_owned(), errno }
-    }
 }
 
 impl fmt::Display for OpenFailed {
@@ -379,6 +369,15 @@ impl Invalid {
     pub(crate) fn because(operation: &'static str, problem: impl Into<String>, rule: &'static str) -> Error {
         Error::Invalid(Invalid { operation, problem: problem.into(), rule })
     }
+
+    /// Refuses a range that is not inside of memory or addresses of a size.
+    pub(crate) fn check_inside(operation: &'static str, offset: u64, size: u64, whole: u64) -> Result<()> {
+        if offset <= whole && size <= whole - offset {
+            return Ok(());
+        }
+        let problem = format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole));
+        Err(Invalid::because(operation, problem, "Use an offset and a size inside of it."))
+    }
 }
 
 /// Memory could not be passed between two processes: one of them died, was late, or is not the
@@ -488,26 +487,15 @@ impl fmt::Display for SessionTaken {
     }
 }
 
-/// A driver whose answers fit no known generation.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub struct UnknownDriver {
-    /// What was seen.
-    pub detected: String,
-}
-
-impl fmt::Display for UnknownDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown driver generation: {}. Known are ", self.detected)?;
-        for (index, generation) in ascend_ioctl::Generation::ALL.iter().enumerate() {
-            write!(f, "{}{generation}", if index == 0 { "" } else { ", " })?;
-        }
-        f.write_str(
-            ". Nothing was done with it. A newer version of this library may know it; \
-             SessionBuilder::allow_unknown_generation goes on with the newest known tables if its \
-             first commands have known numbers, at your own risk.",
-        )
-    }
+/// The sentence about a driver whose answers fit no known generation.
+fn unknown_generation(detected: &str) -> String {
+    let known: Vec<String> = Generation::ALL.iter().map(Generation::to_string).collect();
+    format!(
+        "unknown driver generation: {detected}. Known are {}. Nothing was done with it. A newer version of this \
+         library may know it; SessionBuilder::allow_unknown_generation goes on with the newest known tables if its \
+         first commands have known numbers, at your own risk.",
+        known.join(", ")
+    )
 }
 
 impl Error {

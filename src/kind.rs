@@ -142,20 +142,6 @@ impl Kind {
     pub const fn granularity(self) -> u64 {
         self.page.size()
     }
-
-    /// Rounds up to a valid size; `None` if there is none in 64 bits.
-    ///
-    /// ```
-    /// use ascend_vmm::Kind;
-    ///
-    /// let kind = Kind::default();
-    /// assert_eq!(kind.round_up(1), Some(2 << 20));
-    /// assert_eq!(kind.round_up(2 << 20), Some(2 << 20));
-    /// assert_eq!(kind.round_up(u64::MAX), None);
-    /// ```
-    pub const fn round_up(self, size: u64) -> Option<u64> {
-        size.checked_next_multiple_of(self.granularity())
-    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::physical::{PhysicalBlock, PhysicalMemory};
 use crate::reserve::{Owner, Reservation, Reserved};
 use crate::session::SessionInner;
 use crate::session::undo::{Left, Live, Undo, undo};
+use crate::slots::lock;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -94,7 +95,7 @@ impl Reservation {
         session.check_process()?;
         let address = self.check_place(offset, block)?;
         // Entered before MEM_MAP, so that no two threads map the same addresses.
-        let mut table = session.mappings.lock();
+        let mut table = lock(&session.mappings);
         if !table.begin(address, block) {
             return Err(Invalid::because(
                 OPERATION,
@@ -108,7 +109,7 @@ impl Reservation {
         }
         drop(table);
         if let Err(refused) = session.svm.mem_map(block.handle, address, block.size) {
-            let mut table = session.mappings.lock();
+            let mut table = lock(&session.mappings);
             table.remove(address);
             // The kernel takes its mark back when the mapping that set it fails. Another mapping
             // that is being made does the same, or keeps it.
@@ -131,17 +132,7 @@ impl Reservation {
             let problem = format!("the offset {offset:#x} is not aligned");
             return Err(Invalid::because(OPERATION, problem, "Offsets are multiples of 2 MiB."));
         }
-        if offset > reserved.size || block.size > reserved.size - offset {
-            return Err(Invalid::because(
-                OPERATION,
-                format!(
-                    "{} at offset {offset:#x} do not fit in a reservation of {}",
-                    Bytes(block.size),
-                    Bytes(reserved.size)
-                ),
-                "A mapping must lie inside its reservation.",
-            ));
-        }
+        Invalid::check_inside(OPERATION, offset, block.size, reserved.size)?;
         let address = reserved.start + offset;
         if block.page() == Page::Giant && address % GIANT_PAGE != 0 {
             return Err(Invalid::because(
@@ -151,11 +142,8 @@ impl Reservation {
                  offsets.",
             ));
         }
-        if !Arc::ptr_eq(&block.device.session, session) {
-            let problem = "the memory and the reservation are of different sessions";
-            return Err(Invalid::because(OPERATION, problem, "Use one session."));
-        }
-        if block.handle.is_host() && !session.cpu_access {
+        session.check_same(&block.device.session, OPERATION)?;
+        if block.device.is_host() && !session.cpu_access {
             return Err(Invalid::because(
                 OPERATION,
                 "this session was opened without address segments",
@@ -173,7 +161,7 @@ impl Reservation {
             // lock.
             return Vec::new();
         }
-        reserved.session.mappings.ranges(reserved.start..reserved.start + reserved.size)
+        lock(&reserved.session.mappings).ranges(reserved.start..reserved.start + reserved.size)
     }
 }
 
@@ -205,7 +193,7 @@ impl Mapping {
     /// [`Error::InUse`] while a slice or a copy uses it.
     pub(crate) fn hide(&mut self, operation: &'static str) -> Result<()> {
         let session = self.inner.session().clone();
-        let hidden = session.mappings.lock().hide(&mut self.inner);
+        let hidden = lock(&session.mappings).hide(&mut self.inner);
         if hidden {
             return Ok(());
         }
@@ -237,6 +225,11 @@ impl Mapping {
 impl Mapped {
     pub(crate) fn size(&self) -> u64 {
         self.block.size
+    }
+
+    /// The first address after it.
+    pub(crate) fn after(&self) -> u64 {
+        self.address + self.size()
     }
 
     pub(crate) fn session(&self) -> &Arc<Live<SessionInner>> {
@@ -277,7 +270,7 @@ impl Undo for Mapped {
     }
 
     fn restore(mapped: &Arc<Live<Mapped>>) {
-        mapped.session().mappings.lock().show(mapped);
+        lock(&mapped.session().mappings).show(mapped);
     }
 }
 

@@ -90,6 +90,7 @@ enum MemoryOrigin {
 const NOT_SHARED: i32 = -1;
 
 const OPERATION: &str = "create physical memory";
+const IMPORT: &str = "import memory";
 
 impl Device {
     /// Creates memory of the usual kind on the device: HBM in 2 MiB pages. `size` is a multiple of
@@ -166,21 +167,13 @@ impl PhysicalMemory {
             return Err(bad_size(size, kind.page));
         }
         if kind.page == Page::Giant && !device.has_giant_pages() {
-            return Err(no_giant_pages(device));
+            let problem = format!("{} has no 1 GiB pages", device.name());
+            return Err(Invalid::because(OPERATION, problem, "Use pages of 2 MiB."));
         }
         match device.session.svm.mem_create(device.id, size, kind, node) {
             Ok(handle) => {
-                device.session.physical.fetch_add(size, Ordering::Relaxed);
-                let block = PhysicalBlock {
-                    device: device.clone(),
-                    size,
-                    handle,
-                    giant: AtomicBool::new(kind.page == Page::Giant),
-                    memory: AtomicU8::new(kind.memory.code() as u8),
-                    half_released: false,
-                    origin: MemoryOrigin::Created,
-                    share: AtomicI32::new(NOT_SHARED),
-                };
+                let block = PhysicalBlock::new(device, handle, size, MemoryOrigin::Created, NOT_SHARED);
+                block.set_kind(kind.page == Page::Giant, kind.memory.code());
                 Ok(PhysicalMemory { block: Arc::new(Live::new(block)) })
             }
             Err(refused) => Err(not_created(device, size, kind, node, refused)),
@@ -205,7 +198,7 @@ impl PhysicalMemory {
 
     /// Where it is. Imported memory is where it was imported.
     pub fn location(&self) -> Location {
-        if self.block.handle.is_host() { Location::Host } else { Location::Device(LogicalId(self.block.device.id)) }
+        if self.block.device.is_host() { Location::Host } else { Location::Device(LogicalId(self.block.device.id)) }
     }
 
     /// Whether it was imported from another process.
@@ -237,6 +230,25 @@ impl PhysicalMemory {
 }
 
 impl PhysicalBlock {
+    /// Counts new memory of the session.
+    fn new(
+        device: &Arc<Live<DeviceInner>>,
+        handle: Handle,
+        size: u64,
+        origin: MemoryOrigin,
+        share: i32,
+    ) -> PhysicalBlock {
+        device.session.physical.fetch_add(size, Ordering::Relaxed);
+        let (giant, memory, share) = (AtomicBool::new(false), AtomicU8::new(0), AtomicI32::new(share));
+        PhysicalBlock { device: device.clone(), size, handle, giant, memory, half_released: false, origin, share }
+    }
+
+    fn set_kind(&self, giant: bool, memory: u32) {
+        self.giant.store(giant, Ordering::Relaxed);
+        // A larger number is an unknown kind.
+        self.memory.store(memory.min(u8::MAX.into()) as u8, Ordering::Relaxed);
+    }
+
     /// Memory that was just imported, with the details of its ticket.
     pub(crate) fn imported(
         device: &Arc<Live<DeviceInner>>,
@@ -244,7 +256,6 @@ impl PhysicalBlock {
         key: ImportKey,
         ticket: Option<&Ticket>,
     ) -> PhysicalBlock {
-        device.session.physical.fetch_add(answer.size, Ordering::Relaxed);
         let exporter = key.exporter as u8;
         // Tickets are for this server only.
         let process = AtomicU32::new(ticket.map_or(0, Ticket::exporter_number));
@@ -252,17 +263,8 @@ impl PhysicalBlock {
             0 => MemoryOrigin::Server { exporter, process },
             sdid => MemoryOrigin::OtherServer { exporter, sdid },
         };
-        let block = PhysicalBlock {
-            device: device.clone(),
-            size: answer.size,
-            handle: answer.handle,
-            giant: AtomicBool::new(Page::from_code(answer.page) == Some(Page::Giant)),
-            // A larger number is an unknown kind.
-            memory: AtomicU8::new(answer.memory.min(u8::MAX.into()) as u8),
-            half_released: false,
-            origin,
-            share: AtomicI32::new(key.share as i32),
-        };
+        let block = PhysicalBlock::new(device, answer.handle, answer.size, origin, key.share as i32);
+        block.set_kind(Page::from_code(answer.page) == Some(Page::Giant), answer.memory);
         if let Some(ticket) = ticket {
             block.take_over(ticket);
         }
@@ -272,10 +274,14 @@ impl PhysicalBlock {
     /// Refuses an import that cannot be mapped, and one that differs from its ticket.
     pub(crate) fn check_import(answer: &Imported, ticket: Option<&Ticket>) -> Result<()> {
         if Page::from_code(answer.page).is_none() {
-            return Err(normal_pages());
+            return Err(Invalid::because(
+                IMPORT,
+                "it is in the host's small pages",
+                "This library maps pages of 2 MiB and 1 GiB: create the memory in such pages.",
+            ));
         }
         if answer.size == 0 {
-            return Err(no_pages());
+            return Err(Invalid::because(IMPORT, "the driver reports no pages", "Ask the exporter for a new ticket."));
         }
         match ticket {
             Some(ticket) if ticket.size != answer.size => Err(other_size(ticket.size, answer.size)),
@@ -305,7 +311,15 @@ impl PhysicalBlock {
             let exporter = ticket.exporter_number();
             let first = process.compare_exchange(0, exporter, Ordering::Relaxed, Ordering::Relaxed);
             if first.is_err_and(|known| known != exporter) {
-                return Err(other_exporter(ticket.exporter));
+                return Err(Invalid::because(
+                    IMPORT,
+                    format!(
+                        "the ticket names process {} as the exporter, and an earlier ticket named another",
+                        ticket.exporter
+                    ),
+                    "One of the tickets names a share of another process: accept tickets only from processes that \
+                     you trust.",
+                ));
             }
         }
         self.take_over(ticket);
@@ -343,7 +357,7 @@ impl PhysicalBlock {
         match self.origin {
             MemoryOrigin::Created => false,
             MemoryOrigin::Server { exporter, .. } | MemoryOrigin::OtherServer { exporter, .. } => {
-                !self.handle.is_host() && u32::from(exporter) == HOST_ID
+                !self.device.is_host() && u32::from(exporter) == HOST_ID
             }
         }
     }
@@ -422,33 +436,9 @@ fn bad_size(size: u64, page: Page) -> Error {
     Invalid::because(OPERATION, format!("{} is not a size of memory", Bytes(size)), rule)
 }
 
-fn normal_pages() -> Error {
-    Invalid::because(
-        "import memory",
-        "it is in the host's small pages",
-        "This library maps pages of 2 MiB and 1 GiB: create the memory in such pages.",
-    )
-}
-
-fn no_pages() -> Error {
-    Invalid::because("import memory", "the driver reports no pages", "Ask the exporter for a new ticket.")
-}
-
 fn other_size(ticket: u64, driver: u64) -> Error {
     let problem = format!("the ticket says {ticket} bytes, the driver {driver}");
-    Invalid::because("import memory", problem, "The ticket belongs to another export: get a new one.")
-}
-
-fn other_exporter(tgid: i32) -> Error {
-    Invalid::because(
-        "import memory",
-        format!("the ticket names process {tgid} as the exporter, and an earlier ticket named another"),
-        "One of the tickets names a share of another process: accept tickets only from processes that you trust.",
-    )
-}
-
-fn no_giant_pages(device: &DeviceInner) -> Error {
-    Invalid::because(OPERATION, format!("{} has no 1 GiB pages", device.name()), "Use pages of 2 MiB.")
+    Invalid::because(IMPORT, problem, "The ticket belongs to another export: get a new one.")
 }
 
 fn not_created(device: &DeviceInner, size: u64, kind: Kind, node: Option<u32>, refused: Box<Refused>) -> Error {

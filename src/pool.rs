@@ -41,14 +41,14 @@ pub use sleep::Keep;
 
 use crate::bytes::Bytes;
 use crate::copy::Slice;
-use crate::driver::svm::HUGE_PAGE;
 use crate::error::{Error, Invalid, Result};
+use crate::slots::lock;
 use blocks::{BlockRequest, UsedBlock};
 use heap::{Heap, PoolContext, impossible, no_block};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 /// The purpose of blocks: a number of the caller's choice. Blocks of different tags have different
 /// pages, so one tag can sleep while another is in use.
@@ -61,7 +61,8 @@ impl fmt::Display for Tag {
     }
 }
 
-/// How a pool grows.
+/// How a pool grows: by default in handles of 2 MiB, 20 MiB and 1 GiB, and by no more than requests
+/// need.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -70,32 +71,21 @@ impl fmt::Display for Tag {
 /// use ascend_vmm::{LogicalId, Session};
 ///
 /// let device = Session::open()?.device(LogicalId(0))?;
-/// let options = PoolOptions::new().handles(&[2 << 20]).step(64 << 20);
+/// let options = PoolOptions::default().handles(&[2 << 20]).step(64 << 20);
 /// let pool = Pool::with(&PageCache::new(&device), options);
 /// let block = pool.allocate(100, 1, Tag(0))?;
 /// assert_eq!(pool.statistics().mapped, 64 << 20);
 /// # drop(block);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct PoolOptions {
     segments: SegmentOptions,
     step: u64,
 }
 
-impl Default for PoolOptions {
-    fn default() -> Self {
-        PoolOptions { segments: SegmentOptions::new(), step: HUGE_PAGE }
-    }
-}
-
 impl PoolOptions {
-    /// Handles of 2 MiB, 20 MiB and 1 GiB; maps no more memory than requests need.
-    pub fn new() -> PoolOptions {
-        PoolOptions::default()
-    }
-
     /// The sizes of handles: see [`SegmentOptions::handles`].
     pub fn handles(mut self, sizes: &[u64]) -> Self {
         self.segments = self.segments.handles(sizes);
@@ -148,7 +138,7 @@ pub struct Statistics {
 #[derive(Clone)]
 pub struct Pool {
     context: Arc<PoolContext>,
-    heaps: Arc<RwLock<BTreeMap<Tag, Arc<Heap>>>>,
+    heaps: Arc<Mutex<BTreeMap<Tag, Arc<Heap>>>>,
 }
 
 impl fmt::Debug for Pool {
@@ -160,7 +150,7 @@ impl fmt::Debug for Pool {
 impl Pool {
     /// A pool that takes its memory from a cache.
     pub fn new(cache: &PageCache) -> Pool {
-        Pool::with(cache, PoolOptions::new())
+        Pool::with(cache, PoolOptions::default())
     }
 
     /// A pool with options.
@@ -179,7 +169,7 @@ impl Pool {
     /// free memory, cache and addresses are as before.
     #[doc(alias = "aclrtMalloc")]
     pub fn allocate(&self, size: u64, alignment: u64, tag: Tag) -> Result<Block> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         let Some(request) = BlockRequest::new(size, alignment) else { return Err(impossible(size, alignment)) };
         let heap = self.heap(tag);
         let allocated = heap.allocate(request).or_else(|error| self.allocate_from_free(&heap, request, error));
@@ -188,7 +178,6 @@ impl Pool {
 
     /// Slow path: gives back the free memory of all tags and tries again. Maps it again if that
     /// does not help.
-    #[cold]
     fn allocate_from_free(&self, heap: &Arc<Heap>, request: BlockRequest, error: Error) -> Result<UsedBlock> {
         if !self.may_fit(&error) {
             return Err(error);
@@ -196,7 +185,7 @@ impl Pool {
         // Report the missing memory, even if some of it is in use and cannot be unmapped.
         let unmapped = self.all_heaps().into_iter().map(|heap| (heap.unmap_free().unwrap_or_default(), heap));
         let unmapped: Vec<_> = unmapped.filter(|(handles, _)| !handles.is_empty()).collect();
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         if unmapped.is_empty() {
             return Err(error);
         }
@@ -221,22 +210,17 @@ impl Pool {
     }
 
     /// The heap of a tag, made on first use.
-    #[inline]
     fn heap(&self, tag: Tag) -> Arc<Heap> {
-        self.existing_heap(tag).unwrap_or_else(|| {
-            let mut heaps = self.heaps.write().unwrap_or_else(PoisonError::into_inner);
-            heaps.entry(tag).or_insert_with(|| Arc::new(Heap::new(tag, &self.context))).clone()
-        })
+        lock(&self.heaps).entry(tag).or_insert_with(|| Arc::new(Heap::new(tag, &self.context))).clone()
     }
 
-    #[inline]
     fn existing_heap(&self, tag: Tag) -> Option<Arc<Heap>> {
-        self.heaps.read().unwrap_or_else(PoisonError::into_inner).get(&tag).cloned()
+        lock(&self.heaps).get(&tag).cloned()
     }
 
     /// The heaps of all tags, in order.
     fn all_heaps(&self) -> Vec<Arc<Heap>> {
-        self.heaps.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        lock(&self.heaps).values().cloned().collect()
     }
 
     /// Frees the block that begins at an address returned by [`Block::into_address`].
@@ -250,7 +234,7 @@ impl Pool {
     /// [`Error::Invalid`] if no block begins there, or if it belongs to a [`Block`].
     #[doc(alias = "aclrtFree")]
     pub fn free(&self, address: u64) -> Result<()> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         match self.context.owner(address) {
             Some(heap) => heap.free_at(address),
             None => Err(no_block(address)),
@@ -259,7 +243,7 @@ impl Pool {
 
     /// The size and the tag of the block that begins at an address.
     pub fn find(&self, address: u64) -> Option<(u64, Tag)> {
-        if self.context.in_child() {
+        if self.context.cache.in_child() {
             return None;
         }
         let heap = self.context.owner(address)?;
@@ -274,7 +258,7 @@ impl Pool {
     /// [`Error::Invalid`] if the tag is asleep; [`Error::InUse`] while slices or copies of its
     /// blocks are alive. Then nothing has changed.
     pub fn reset(&self, tag: Tag) -> Result<()> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         self.heap(tag).reset()
     }
 
@@ -285,7 +269,7 @@ impl Pool {
     ///
     /// [`Error::Refused`] or [`Error::InUse`] if nothing could be unmapped.
     pub fn trim(&self) -> Result<u64> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         self.unmap_free()?;
         self.context.cache.trim(0)
     }
@@ -310,7 +294,7 @@ impl Pool {
 
     /// Memory of all tags and of the cache. All zero in a child of fork.
     pub fn statistics(&self) -> Statistics {
-        if self.context.in_child() {
+        if self.context.cache.in_child() {
             return Statistics::default();
         }
         let cached = self.context.cache.statistics().cached;
@@ -329,7 +313,7 @@ impl Pool {
 
     /// Memory of one tag. All zero if the tag was never used.
     pub fn statistics_of(&self, tag: Tag) -> Statistics {
-        if self.context.in_child() {
+        if self.context.cache.in_child() {
             return Statistics::default();
         }
         self.existing_heap(tag).map(|heap| heap.statistics()).unwrap_or_default()
@@ -400,15 +384,9 @@ impl Block {
     /// that [`Pool::reset`] has freed.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
         const OPERATION: &str = "take a part of a block";
-        self.heap.pool.check_process()?;
+        self.heap.pool.cache.check_process()?;
         let UsedBlock { address, size: whole, .. } = self.block;
-        if offset > whole || size > whole - offset {
-            return Err(Invalid::because(
-                OPERATION,
-                format!("{} at offset {offset:#x} are not inside of {}", Bytes(size), Bytes(whole)),
-                "Use an offset and a size within the block.",
-            ));
-        }
+        Invalid::check_inside(OPERATION, offset, size, whole)?;
         let mut books = self.heap.lock();
         if !books.blocks.is_current(self.block) {
             return Err(Invalid::because(OPERATION, "it was freed by a reset of its tag", "Allocate a new one."));
@@ -452,7 +430,7 @@ impl Block {
 
     /// Gives up the handle and returns the address. The block lives until [`Pool::free`].
     pub fn into_address(mut self) -> u64 {
-        if !self.heap.pool.in_child() {
+        if !self.heap.pool.cache.in_child() {
             self.heap.disown(self.block);
         }
         self.owned = false;
@@ -464,7 +442,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         // In a child of fork the block is the parent's, and the lock may be held by a thread that
         // does not exist there.
-        if self.owned && !self.heap.pool.in_child() {
+        if self.owned && !self.heap.pool.cache.in_child() {
             self.heap.free(self.block);
         }
     }

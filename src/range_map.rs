@@ -2,17 +2,15 @@
 //!
 //! Ranges do not overlap. They start and end at multiples of a unit. 64 units form a row, which has
 //! a bit for each range that starts in it. 64 rows form a region, which has a bit for each row that
-//! is not empty. A region is allocated for its first range and found by binary search, unless it
-//! was the last one found. So the address space may have any size, and unused parts cost nothing.
-//! Inserting, removing and finding take a few steps, independent of how many ranges there are and
-//! how long they are.
+//! is not empty. A region is allocated for its first range and found by binary search. So the
+//! address space may have any size, and unused parts cost nothing. Inserting, removing and finding
+//! take a few steps, which hardly depend on how many ranges there are and how long they are.
 //!
 //! Why not the crate `rangemap`: it joins equal neighbours and overwrites overlaps, which mappings
 //! must never do, and it is a B-tree, where a million ranges more than double the cost of mapping
 //! one.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Units of a row, and rows of a region.
 const ROW: u64 = 64;
@@ -26,8 +24,6 @@ pub(crate) struct RangeMap<V, const UNIT: u64> {
     /// The number of the region that became empty last. It stays until another becomes empty,
     /// because ranges often come and go in the same place.
     emptied: u64,
-    /// The index of the region that was found last, which is often the next.
-    recent: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -61,7 +57,7 @@ impl<V> Found<V> {
 
 impl<V, const UNIT: u64> Default for RangeMap<V, UNIT> {
     fn default() -> Self {
-        RangeMap { regions: Vec::new(), emptied: 0, recent: AtomicUsize::new(0) }
+        RangeMap { regions: Vec::new(), emptied: 0 }
     }
 }
 
@@ -203,13 +199,7 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
 
     /// The index of a region, or the index to insert it at.
     fn region(&self, number: u64) -> Result<usize, usize> {
-        let recent = self.recent.load(Ordering::Relaxed);
-        if self.regions.get(recent).is_some_and(|region| region.0 == number) {
-            return Ok(recent);
-        }
-        let found = self.regions.binary_search_by_key(&number, |region| region.0);
-        self.recent.store(found.unwrap_or_else(|at| at), Ordering::Relaxed);
-        found
+        self.regions.binary_search_by_key(&number, |region| region.0)
     }
 }
 

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Where a reservation may be.
+/// Where a reservation may be: anywhere at a multiple of 2 MiB, by default.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -29,21 +29,15 @@ use std::sync::{Arc, Mutex};
 ///
 /// let session = Session::open()?;
 /// let address = ReserveOptions::ADDRESSES.start + (3 << 30);
-/// let there = session.reserve_with(2 << 20, &ReserveOptions::new().address(address))?;
+/// let there = session.reserve_with(2 << 20, &ReserveOptions::default().address(address))?;
 /// assert_eq!(there.address(), address);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[must_use]
 pub struct ReserveOptions {
-    address: Option<u64>,
-    alignment: u64,
-}
-
-impl Default for ReserveOptions {
-    fn default() -> Self {
-        ReserveOptions { address: None, alignment: HUGE_PAGE }
-    }
+    pub(crate) address: Option<u64>,
+    alignment: Option<u64>,
 }
 
 impl ReserveOptions {
@@ -54,26 +48,16 @@ impl ReserveOptions {
     /// The largest reservation: 128 GiB, the size of the kernel's largest heap.
     pub const MAX_SIZE: u64 = RESERVE_HEAP_MAX;
 
-    /// Anywhere, at a multiple of 2 MiB.
-    pub fn new() -> ReserveOptions {
-        ReserveOptions::default()
-    }
-
     /// Exactly at this address, a multiple of 2 MiB.
     pub fn address(mut self, address: u64) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// The address, if it is fixed.
-    pub(crate) fn fixed(&self) -> Option<u64> {
-        self.address
-    }
-
     /// At a multiple of this, a power of two from 2 MiB to 1 GiB. Memory in 1 GiB pages needs 1
     /// GiB.
     pub fn alignment(mut self, alignment: u64) -> Self {
-        self.alignment = alignment;
+        self.alignment = Some(alignment);
         self
     }
 }
@@ -87,7 +71,7 @@ impl ReserveOptions {
 /// use ascend_vmm::{LogicalId, ReserveOptions, Session};
 ///
 /// let session = Session::open()?;
-/// let reservation = session.reserve_with(1 << 30, &ReserveOptions::new().alignment(1 << 30))?;
+/// let reservation = session.reserve_with(1 << 30, &ReserveOptions::default().alignment(1 << 30))?;
 /// assert_eq!(reservation.address() % (1 << 30), 0);
 /// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
 /// let mapping = reservation.map(0, &memory)?;
@@ -120,14 +104,21 @@ impl Reservation {
     pub(crate) fn new(session: &Arc<Live<SessionInner>>, size: u64, options: &ReserveOptions) -> Result<Reservation> {
         session.check_process()?;
         if size == 0 || size % HUGE_PAGE != 0 || size > RESERVE_HEAP_MAX {
-            return Err(bad_size(size));
+            let rule = "Sizes are multiples of 2 MiB, and not 0. One reservation lies inside one heap of the kernel, \
+                        which is at most 128 GiB: reserve several.";
+            return Err(Invalid::because(OPERATION, format!("a reservation cannot have {}", Bytes(size)), rule));
         }
-        if options.alignment != HUGE_PAGE {
-            check_alignment(options.alignment)?;
+        let alignment = options.alignment.unwrap_or(HUGE_PAGE);
+        if !alignment.is_power_of_two() || !(HUGE_PAGE..=GIANT_PAGE).contains(&alignment) {
+            return Err(Invalid::because(
+                OPERATION,
+                format!("the alignment {alignment:#x} is not valid"),
+                "It must be a power of two from 2 MiB to 1 GiB.",
+            ));
         }
         let start = match options.address {
-            None => take(session, size, options.alignment)?,
-            Some(address) => take_at(session, address, size, options.alignment)?,
+            None => take(session, size, alignment)?,
+            Some(address) => take_at(session, address, size, alignment)?,
         };
         // No other code knows the address yet, so nothing can use it while ALLOC runs.
         if let Err(refused) = session.svm.alloc(start, size) {
@@ -233,7 +224,10 @@ fn take(session: &SessionInner, size: u64, alignment: u64) -> Result<u64> {
         Some(start) => Ok(start),
         None => Err(arena.next_window(size).map_or(Unavailable::Border, Unavailable::NeedsHeap)),
     })?;
-    taken.map_err(|_| exhausted(size))
+    taken.map_err(|_| {
+        let problem = format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", Bytes(size));
+        Invalid::because(OPERATION, problem, "Free reservations, or ask for a smaller one.")
+    })
 }
 
 /// Takes addresses at a fixed place.
@@ -268,32 +262,4 @@ fn take_at(session: &SessionInner, address: u64, size: u64, alignment: u64) -> R
             "Free it first, or choose another address.",
         ),
     })
-}
-
-fn check_alignment(alignment: u64) -> Result<()> {
-    if alignment.is_power_of_two() && (HUGE_PAGE..=GIANT_PAGE).contains(&alignment) {
-        return Ok(());
-    }
-    Err(Invalid::because(
-        OPERATION,
-        format!("the alignment {alignment:#x} is not valid"),
-        "It must be a power of two from 2 MiB to 1 GiB.",
-    ))
-}
-
-fn bad_size(size: u64) -> Error {
-    if size > RESERVE_HEAP_MAX {
-        let rule = "One reservation lies inside one heap of the kernel, which is at most 128 GiB: reserve several.";
-        return Invalid::because(OPERATION, format!("{} is too much for one reservation", Bytes(size)), rule);
-    }
-    let problem = format!("a reservation cannot have {}", Bytes(size));
-    Invalid::because(OPERATION, problem, "Sizes are multiples of 2 MiB, and not 0.")
-}
-
-fn exhausted(size: u64) -> Error {
-    Invalid::because(
-        OPERATION,
-        format!("no {} of the driver's 5.25 TiB of addresses are free in one piece", Bytes(size)),
-        "Free reservations, or ask for a smaller one.",
-    )
 }

@@ -21,7 +21,7 @@ use crate::discovery::PeerAccess;
 use crate::driver::devmng::Devmng;
 use crate::driver::segments::{self, Segments};
 use crate::driver::svm::{HeapKind, HostPages, Svm};
-use crate::error::{Error, Failed, Refused, Result};
+use crate::error::{Error, Failed, Invalid, KernelResult, Result};
 use crate::fork::ForkGuard;
 use crate::id::LogicalId;
 use crate::mapping::Mapping;
@@ -37,7 +37,7 @@ use seat::Seat;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use undo::{Left, Live, Undo, in_use};
 
 /// A reference to this process's session.
@@ -162,7 +162,7 @@ pub(crate) struct SessionInner {
     pub(crate) arena: Mutex<Arena>,
     /// Held while a heap is enabled or disabled, so that no two threads do that with the same heap.
     growing: Mutex<()>,
-    pub(crate) mappings: MappingTable,
+    pub(crate) mappings: Mutex<MappingTable>,
     pub(crate) devices: Slots<u32, Live<DeviceInner>>,
     /// Pairs of devices that have access to each other's memory.
     pub(crate) peers: Mutex<BTreeMap<(u32, u32), PeerAccess>>,
@@ -292,6 +292,7 @@ impl Session {
     pub fn statistics(&self) -> SessionStatistics {
         let Some(table) = self.inner.mappings() else { return SessionStatistics::default() };
         let (mappings, mapped) = table.total();
+        drop(table);
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         SessionStatistics {
             physical: load(&self.inner.physical),
@@ -305,8 +306,7 @@ impl Session {
     /// The mapping that contains an address. This is a reference: while it lives the memory stays
     /// mapped, and the owner's [`Mapping::unmap`] is refused.
     pub fn mapping(&self, address: u64) -> Option<Mapping> {
-        let mut cover = self.inner.mappings()?.cover(address, address.checked_add(1)?)?;
-        cover.pop().map(|inner| Mapping { inner })
+        self.inner.mappings()?.find(address).map(|inner| Mapping { inner })
     }
 
     /// The driver's generation, detected when the session was opened.
@@ -358,7 +358,7 @@ impl Session {
             reserved: AtomicU64::new(0),
             arena: Mutex::new(Arena::default()),
             growing: Mutex::default(),
-            mappings: MappingTable::default(),
+            mappings: Mutex::default(),
             devices: Slots::default(),
             peers: Mutex::default(),
             sharing: Sharing::default(),
@@ -389,10 +389,18 @@ impl SessionInner {
         self.guard.check()
     }
 
+    /// Refuses an object of another session: a child of fork may have its parent's.
+    pub(crate) fn check_same(&self, other: &SessionInner, operation: &'static str) -> Result<()> {
+        if std::ptr::eq(self, other) {
+            return Ok(());
+        }
+        Err(Invalid::because(operation, "the objects are of different sessions", "Use one session."))
+    }
+
     /// The table of mappings. `None` in a child of fork: nothing is mapped there, and the table's
     /// lock may be held by a thread that does not exist in the child.
-    fn mappings(&self) -> Option<&MappingTable> {
-        (!self.in_child()).then_some(&self.mappings)
+    fn mappings(&self) -> Option<MutexGuard<'_, MappingTable>> {
+        (!self.in_child()).then(|| lock(&self.mappings))
     }
 
     /// Takes addresses with `take`, after enabling the heap that it asks for.
@@ -405,8 +413,8 @@ impl SessionInner {
         // Another thread may have enabled it in the meantime.
         let taken = take(&mut lock(&self.arena));
         let Err(Unavailable::NeedsHeap(window)) = taken else { return Ok(taken) };
-        self.svm.update_heap(true, HeapKind::Reserve, window.index(), window.size()).map_err(|refused| {
-            let arguments = format!("index {}, size {}", window.index(), Bytes(window.size()));
+        self.svm.update_heap(true, HeapKind::Reserve, window.index(), window.size).map_err(|refused| {
+            let arguments = format!("index {}, size {}", window.index(), Bytes(window.size));
             refused.operation("enable a heap for reservations").arguments(arguments)
         })?;
         let mut arena = lock(&self.arena);
@@ -416,11 +424,11 @@ impl SessionInner {
 
     /// Takes addresses for a heap that holds no reservations, and enables it. `None` if the
     /// addresses are used up.
-    pub(crate) fn open_heap(&self, kind: HeapKind, size: u64) -> Result<Option<Window>, Box<Refused>> {
+    pub(crate) fn open_heap(&self, kind: HeapKind, size: u64) -> KernelResult<Option<Window>> {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
         let Some(window) = lock(&self.arena).take_window(size) else { return Ok(None) };
-        if let Err(refused) = self.svm.update_heap(true, kind, window.index(), window.size()) {
+        if let Err(refused) = self.svm.update_heap(true, kind, window.index(), window.size) {
             lock(&self.arena).free_window(window);
             return Err(refused);
         }
@@ -428,10 +436,10 @@ impl SessionInner {
     }
 
     /// Disables a heap of [`SessionInner::open_heap`] and frees its addresses.
-    pub(crate) fn close_heap(&self, kind: HeapKind, window: Window) -> Result<(), Box<Refused>> {
+    pub(crate) fn close_heap(&self, kind: HeapKind, window: Window) -> KernelResult<()> {
         let _quiet = quiet();
         let _growing = lock(&self.growing);
-        self.svm.update_heap(false, kind, window.index(), window.size())?;
+        self.svm.update_heap(false, kind, window.index(), window.size)?;
         lock(&self.arena).free_window(window);
         Ok(())
     }
@@ -446,7 +454,7 @@ impl SessionInner {
             if arena.is_idle() { arena.take_heaps() } else { Vec::new() }
         };
         for window in windows {
-            if let Err(refused) = self.svm.update_heap(false, HeapKind::Reserve, window.index(), window.size()) {
+            if let Err(refused) = self.svm.update_heap(false, HeapKind::Reserve, window.index(), window.size) {
                 trace::warn(refused.operation("disable a heap"), "a heap stays until the session is closed");
                 // It is still enabled, so keep using it.
                 lock(&self.arena).add_heap(window);

@@ -62,10 +62,9 @@ pub use shareable_handle::{FabricHandle, HandleKind, ShareableHandle};
 pub use ticket::{Ticket, TicketDevice};
 
 use crate::device::{Device, DeviceInner, Host};
-use crate::discovery;
+use crate::discovery::{self, DeviceNumbers};
 use crate::driver::svm::{HOST_ID, ImportKind, TRUST_LIST};
 use crate::error::{Errno, Error, Invalid, Refused, Result};
-use crate::id::{LogicalId, PhysicalId, SuperPod};
 use crate::physical::{PhysicalBlock, PhysicalMemory};
 use crate::session::SessionInner;
 use crate::session::undo::Live;
@@ -105,18 +104,6 @@ struct ProcessIdentity {
     boot_id: [u8; 16],
 }
 
-impl Sharing {
-    /// Refuses a process that has not started. The process that was trusted last is not looked up
-    /// again: an exporter trusts the same importer for many memories.
-    fn check_exists(&self, pid: i32) -> Result<()> {
-        if self.last_trusted.load(Ordering::Relaxed) != pid {
-            bare_tgid::check_exists(pid)?;
-            self.last_trusted.store(pid, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-}
-
 /// The kernel's key of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ImportKey {
@@ -128,14 +115,6 @@ pub(crate) struct ImportKey {
     /// Super-pod id of an exporter on another server, which numbers its devices differently; 0 on
     /// this one.
     pub(crate) sdid: u32,
-}
-
-/// A device under its numbers.
-#[derive(Debug, Clone, Copy)]
-struct DeviceNumbers {
-    logical: LogicalId,
-    physical: PhysicalId,
-    sdid: Option<u32>,
 }
 
 /// Bits of a super-pod id from which on the server's number stands.
@@ -303,10 +282,17 @@ impl Export {
         if processes.is_empty() {
             return Ok(());
         }
-        if session.is_initial_namespace()? {
-            processes.iter().try_for_each(|process| session.sharing.check_exists(process.as_raw()))?;
-        }
         let numbers: Vec<i32> = processes.iter().map(|process| process.as_raw()).collect();
+        if session.is_initial_namespace()? {
+            // The process that was trusted last is not looked up again: an exporter trusts the same
+            // importer for many memories.
+            for &process in &numbers {
+                if session.sharing.last_trusted.load(Ordering::Relaxed) != process {
+                    bare_tgid::check_exists(process)?;
+                    session.sharing.last_trusted.store(process, Ordering::Relaxed);
+                }
+            }
+        }
         for batch in numbers.chunks(TRUST_LIST as usize) {
             session.svm.mem_set_pid(device.id, self.handle.share_id(), batch).map_err(|refused| {
                 let arguments = format!("{} of {} processes", batch.len(), processes.len());
@@ -361,35 +347,21 @@ impl Export {
     }
 }
 
-/// Where memory is imported.
+/// Where memory is imported: on a device, for which it can be mapped, or on the host, where the CPU
+/// can see it. Device memory shows there through the device's PCI window, if the device has one
+/// that is large enough.
 #[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub enum Place<'a> {
-    /// On a device, for which it can be mapped.
-    Device(&'a Device),
-    /// On the host: the CPU can see it. Device memory shows through the device's PCI window, if the
-    /// device has one that is large enough.
-    Host(&'a Host),
-}
+pub struct Place<'a>(pub(crate) &'a Arc<Live<DeviceInner>>);
 
 impl<'a> From<&'a Device> for Place<'a> {
     fn from(device: &'a Device) -> Self {
-        Place::Device(device)
+        Place(&device.inner)
     }
 }
 
 impl<'a> From<&'a Host> for Place<'a> {
     fn from(host: &'a Host) -> Self {
-        Place::Host(host)
-    }
-}
-
-impl Place<'_> {
-    pub(crate) fn inner(&self) -> &Arc<Live<DeviceInner>> {
-        match self {
-            Place::Device(device) => &device.inner,
-            Place::Host(host) => &host.inner,
-        }
+        Place(&host.inner)
     }
 }
 
@@ -455,8 +427,7 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 #[doc(alias = "aclrtMemImportFromShareableHandle")]
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import<'a>(place: impl Into<Place<'a>>, source: impl Into<Source<'a>>) -> Result<PhysicalMemory> {
-    let (place, source) = (place.into(), source.into());
-    let device = place.inner();
+    let (Place(device), source) = (place.into(), source.into());
     let session = &device.session;
     session.check_process()?;
     let wanted = CheckedSource::new(device, source)?;
@@ -652,13 +623,7 @@ impl SessionInner {
                     trace::debug(error, "no devices to share with");
                 }
             }
-            let listed = discovery::numbers()?.into_iter();
-            let numbers = |(logical, physical, pod): (LogicalId, PhysicalId, Option<SuperPod>)| DeviceNumbers {
-                logical,
-                physical,
-                sdid: pod.map(|pod| pod.sdid),
-            };
-            Ok(listed.map(numbers).collect())
+            discovery::numbers()
         })?;
         Ok(numbers)
     }
@@ -671,10 +636,4 @@ fn get_or_try_init<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> R
     }
     let value = make()?;
     Ok(cell.get_or_init(|| value))
-}
-
-impl From<TicketError> for Error {
-    fn from(error: TicketError) -> Error {
-        Error::Ticket(error)
-    }
 }

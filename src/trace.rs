@@ -38,22 +38,21 @@ impl Call {
 }
 
 /// Makes a system call and reports it. Costs one load without a subscriber.
-pub(crate) fn traced<T>(call: impl FnOnce() -> Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    if !is_wanted() {
+pub(crate) fn traced<T>(call: Call, make: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    if LevelFilter::current() < Level::TRACE || !is_wanted() {
         return make();
     }
     let start = Instant::now();
     let result = make();
     let (duration, errno) = (start.elapsed(), result.as_ref().err().copied());
-    report(Event::Call { call: call(), duration, errno });
+    report(Event::Call { call, duration, errno });
     result
 }
 
 /// True if system calls are reported. `enabled!` calls the subscriber, so a thread that holds a
 /// lock keeps its events instead, and the subscriber filters them later.
 fn is_wanted() -> bool {
-    LevelFilter::current() >= Level::TRACE
-        && (HELD.get() > 0 || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false))
+    HELD.get() > 0 || catch_unwind(|| tracing::enabled!(Level::TRACE)).unwrap_or(false)
 }
 
 /// Reports something that a person should know and that no returned error says.

@@ -20,7 +20,7 @@ use super::{Keeper, Slice};
 use crate::bytes::Bytes;
 use crate::device::DeviceInner;
 use crate::driver::svm::Direction;
-use crate::error::{Errno, Error, Failed, Invalid, Refused, Result, SystemCall};
+use crate::error::{Errno, Error, Failed, Invalid, KernelResult, Refused, Result, SystemCall};
 use crate::mapping::{Mapped, Mapping};
 use crate::session::undo::Live;
 use crate::signals;
@@ -81,16 +81,11 @@ enum PendingState {
     Over,
 }
 
-/// A task of the driver, for one piece of a copy.
-struct Piece {
-    task: i32,
-    size: u64,
-}
-
 /// The tasks of a copy that were not waited for, oldest first, and the first failure.
 #[derive(Default)]
 struct Tasks {
-    pieces: VecDeque<Piece>,
+    /// Number and size of each.
+    pieces: VecDeque<(i32, u64)>,
     failure: Option<Failure>,
 }
 
@@ -117,8 +112,8 @@ struct WaiterResult {
 
 impl Tasks {
     /// Adds a task. If there are very many, waits for the oldest first.
-    fn push(&mut self, piece: Piece, device: &DeviceInner) {
-        self.pieces.push_back(piece);
+    fn push(&mut self, task: i32, size: u64, device: &DeviceInner) {
+        self.pieces.push_back((task, size));
         if self.pieces.len() > MAX_TASKS {
             self.wait_for_oldest(device);
         }
@@ -135,7 +130,7 @@ impl Tasks {
     /// Waits for the oldest task. The kernel forgets the task whatever it answers, so it is never
     /// waited for twice.
     fn wait_for_oldest(&mut self, device: &DeviceInner) {
-        let Some(Piece { task, size }) = self.pieces.pop_front() else { return };
+        let Some((task, size)) = self.pieces.pop_front() else { return };
         let failed = |refused: Box<Refused>, operation: &'static str| {
             device.failed(refused, operation, format!("task {task}, size {}", Bytes(size)))
         };
@@ -236,7 +231,7 @@ impl Slice<'_> {
         self.same_size(OPERATION, from.size)?;
         from.check_copy(OPERATION)?;
         let (device, host) = if self.is_host() { (from, self) } else { (self, from) };
-        let state = if self.size == 0 || device.is_host() || !host.is_host() || device.is_named() {
+        let state = if self.size == 0 || device.is_host() || !host.is_host() || device.has_no_mapping() {
             self.copy_from(from)?;
             PendingState::Over
         } else {
@@ -244,13 +239,13 @@ impl Slice<'_> {
             let start = |done: u64, size: u64| {
                 let (to, from) = (self.address + done, from.address + done);
                 // SAFETY: the `Pending` keeps both slices mapped until the copy is over.
-                unsafe { self.svm().async_memcpy(device.device().id, to, from, size) }
+                unsafe { self.svm().async_memcpy(device.device.id, to, from, size) }
             };
             PendingState::Running(device.start_pieces(OPERATION, next, start)?)
         };
         let held = self.mappings().iter().chain(from.mappings()).cloned().collect();
         let kept = [self, from].into_iter().filter_map(|slice| slice.keeper.clone()).collect();
-        Ok(Pending { buffer: Some(()), state, size: self.size, device: device.device().clone(), held, kept })
+        Ok(Pending { buffer: Some(()), state, size: self.size, device: device.device.clone(), held, kept })
     }
 
     fn start(&self, mut buffer: Vec<u8>, direction: Direction) -> Result<Pending, Failed<Vec<u8>>> {
@@ -296,7 +291,7 @@ impl Slice<'_> {
     }
 
     fn pending<T>(&self, buffer: T, state: PendingState) -> Pending<T> {
-        let (device, held) = (self.device().clone(), self.mappings().to_vec());
+        let (device, held) = (self.device.clone(), self.mappings().to_vec());
         let kept = self.keeper.iter().cloned().collect();
         Pending { buffer: Some(buffer), state, size: self.size, device, held, kept }
     }
@@ -310,7 +305,7 @@ impl Slice<'_> {
     /// The bytes must be valid, for the direction of the copy, until it is over.
     unsafe fn start_at(&self, host: *mut u8, direction: Direction) -> Result<PendingState> {
         let to_device = direction == Direction::HostToDevice;
-        if self.is_host() || self.size == 0 || self.is_named() {
+        if self.is_host() || self.size == 0 || self.has_no_mapping() {
             let (pointer, length) = if self.size == 0 { (NonNull::dangling().as_ptr(), 0) } else { (host, self.size) };
             if to_device {
                 // SAFETY: the caller vouches for the bytes.
@@ -323,7 +318,7 @@ impl Slice<'_> {
         }
         let host = host.expose_provenance() as u64;
         let (destination, source) = if to_device { (self.address, host) } else { (host, self.address) };
-        let device = self.device().id;
+        let device = self.device.id;
         let start = |done: u64, size: u64| {
             // SAFETY: the caller vouches for the bytes; the `Pending` keeps the mappings until the
             // copy is over.
@@ -339,13 +334,13 @@ impl Slice<'_> {
         &self,
         operation: &'static str,
         next: impl Fn(u64) -> u64,
-        start: impl Fn(u64, u64) -> Result<i32, Box<Refused>>,
+        start: impl Fn(u64, u64) -> KernelResult<i32>,
     ) -> Result<Tasks> {
         let (mut tasks, mut done) = (Tasks::default(), 0);
         while done < self.size && tasks.failure.is_none() {
             let size = next(done);
             match start(done, size).map_err(|refused| self.failed(refused, operation, self.address + done, size)) {
-                Ok(task) => tasks.push(Piece { task, size }, self.device()),
+                Ok(task) => tasks.push(task, size, &self.device),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => tasks.fail(error, false),
             }

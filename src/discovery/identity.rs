@@ -9,6 +9,14 @@ use std::str::FromStr;
 
 /// A PCI address. The driver reports bus, device and function. The domain comes from sysfs if that
 /// is unambiguous.
+///
+/// ```
+/// use ascend_vmm::discovery::PciAddress;
+///
+/// let address: PciAddress = "0000:c1:00.0".parse()?;
+/// assert_eq!((address.domain, address.bus), (Some(0), 0xc1));
+/// # Ok::<(), ascend_vmm::discovery::NotAnAddress>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
     /// `None` if sysfs shows no NPU at this address, or several in different domains.

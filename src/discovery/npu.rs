@@ -147,13 +147,17 @@ impl Npu {
             Some(pci) => pci.ok(),
             None => sources.urd.and_then(|urd| urd.pcie_info(logical)),
         };
-        let pci = pci.map(|address| sources.pci_address(address));
+        let pci = pci.map(|(bus, device, function)| {
+            let domain = host_files::domain(sources.on_pci, bus, device, function);
+            PciAddress { domain, bus, device, function }
+        });
         let info = info.and_then(Result::ok);
         let chip = sources.urd.and_then(|urd| urd.chip_info(logical));
         let soc = match sources.devmng {
             Some(_) => info.as_ref().and_then(|info| info.soc.clone()),
             None => chip.as_ref().map(|chip| format!("Ascend{chip}")),
         };
+        let published = sources.urd.zip(sources.generation).and_then(|(urd, generation)| urd.hbm(logical, generation));
         let super_pod = sources.urd.and_then(|urd| urd.spod_info(logical));
         let machine = sources.devmng.and_then(|devmng| devmng.get_host_phy_mach_flag(logical));
         Npu {
@@ -167,7 +171,7 @@ impl Npu {
             soc,
             ai_cores: info.and_then(|info| info.ai_cores),
             pci,
-            hbm: sources.hbm(logical),
+            hbm: published.map(|(total, free)| Hbm { total, free }),
             health: sources.health(logical),
             super_pod,
             split: sources.split(logical, machine),
@@ -240,11 +244,6 @@ impl Npu {
 }
 
 impl Sources<'_> {
-    fn pci_address(&self, (bus, slot, function): (u8, u8, u8)) -> PciAddress {
-        let domain = host_files::domain(self.on_pci, bus, slot, function);
-        PciAddress { domain, bus, device: slot, function }
-    }
-
     fn state<P>(
         &self,
         device: LogicalId,
@@ -266,11 +265,6 @@ impl Sources<'_> {
             Some(state) => state,
             None => DeviceState::Unknown,
         }
-    }
-
-    fn hbm(&self, device: LogicalId) -> Option<Hbm> {
-        let (total, free) = self.urd?.hbm(device, self.generation?)?;
-        Some(Hbm { total, free })
     }
 
     /// The worse of the two that the driver keeps.

@@ -13,9 +13,8 @@ use crate::id::{LogicalId, UserId};
 /// use ascend_vmm::{LogicalId, UserId, discovery::VisibleDevices};
 ///
 /// let visible = VisibleDevices::from("2,3");
-/// assert_eq!(visible.logical(UserId(0)), Some(LogicalId(2)));
 /// assert_eq!(visible.user(LogicalId(3)), Some(UserId(1)));
-/// assert_eq!(visible.logical(UserId(2)), None);
+/// assert_eq!(visible.user(LogicalId(1)), None);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VisibleDevices(Option<Vec<LogicalId>>);
@@ -35,15 +34,6 @@ impl VisibleDevices {
             // An entry that is not text is not a number either: it ends the list.
             Some(value) => VisibleDevices::from(&*value.to_string_lossy()),
             None => VisibleDevices::all(),
-        }
-    }
-
-    /// The device behind a user id; `None` if the list hides it. The driver may have no such
-    /// device.
-    pub fn logical(&self, user: UserId) -> Option<LogicalId> {
-        match &self.0 {
-            None => Some(LogicalId(user.0)),
-            Some(list) => list.get(usize::try_from(user.0).ok()?).copied(),
         }
     }
 
@@ -92,14 +82,12 @@ mod tests {
     #[test]
     fn without_a_list_user_ids_are_logical_ids() {
         let visible = VisibleDevices::all();
-        assert_eq!(visible.logical(UserId(5)), Some(LogicalId(5)));
         assert_eq!(visible.user(LogicalId(5)), Some(UserId(5)));
     }
 
     #[test]
     fn an_empty_list_hides_every_device() {
         let visible = VisibleDevices::from("");
-        assert_eq!(visible.logical(UserId(0)), None);
         assert_eq!(visible.user(LogicalId(0)), None);
     }
 

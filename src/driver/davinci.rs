@@ -106,17 +106,14 @@ fn is_manager(target: &Path) -> bool {
 impl DavinciFile {
     /// Opens the device and binds the file to `module`: two system calls.
     pub(crate) fn open(module: &'static str) -> Result<DavinciFile> {
-        let opened = traced(|| Call::plain(module, "open"), Descriptor::open);
-        let descriptor = opened.map_err(|errno| OpenFailed::new(Path::new(MANAGER), errno))?;
+        let opened = traced(Call::plain(module, "open"), Descriptor::open);
+        let descriptor = opened.map_err(|errno| OpenFailed { path: MANAGER.into(), errno })?;
         let mut arg = davinci::OpenArg::new(module);
-        let bound = traced(
-            || Call::plain(module, davinci::OPEN.name),
-            || {
-                // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through
-                // the call.
-                unsafe { ioctl_uninterrupted(&descriptor.fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
-            },
-        );
+        let bound = traced(Call::plain(module, davinci::OPEN.name), || {
+            // SAFETY: the argument is the 260-byte struct that OPEN reads, and lives through the
+            // call.
+            unsafe { ioctl_uninterrupted(&descriptor.fd, davinci::OPEN.request(), (&raw mut arg).cast()) }
+        });
         match bound {
             Ok(_) => Ok(DavinciFile { descriptor, module }),
             // The file is not bound, so it needs no CLOSE before close(2).
@@ -129,14 +126,11 @@ impl DavinciFile {
 
     /// Sends one command of a module other than the memory module.
     pub(super) fn command<A: FromBytes + IntoBytes + Immutable>(&self, command: &Typed<A>, arg: &mut A) -> Answer {
-        Answer::of(traced(
-            || Call::plain(self.module, command.name),
-            || {
-                // SAFETY: `arg` is exclusively borrowed for the call, any bytes are valid for it,
-                // and its type is the command's whole argument.
-                unsafe { self.raw(command.request(), (arg as *mut A).cast()) }
-            },
-        ))
+        Answer::of(traced(Call::plain(self.module, command.name), || {
+            // SAFETY: `arg` is exclusively borrowed for the call, any bytes are valid for it, and
+            // its type is the command's whole argument.
+            unsafe { self.raw(command.request(), (arg as *mut A).cast()) }
+        }))
     }
 
     /// The bare ioctl(2) on this file.

@@ -55,7 +55,7 @@ impl HdcFile {
         // The driver needs read access only. A program that this process executes must not keep the
         // session alive.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        traced(|| Call::plain(MODULE, "open"), || uninterrupted(|| open(PATH, flags, Mode::empty()))).map(HdcFile)
+        traced(Call::plain(MODULE, "open"), || uninterrupted(|| open(PATH, flags, Mode::empty()))).map(HdcFile)
     }
 
     /// CONNECT to the daemon that starts processes, then SET_SESSION_OWNER. The driver waits for
@@ -91,24 +91,19 @@ impl HdcFile {
     /// CONNECT leaves ids in it that must not be sent back.
     fn call<V: View>(&self, command: &Typed<V>, device: LogicalId, view: &V) -> Result<V, Private> {
         let mut arg = Arg::new(view);
-        let plain = Call::plain(MODULE, command.name);
-        let call = Call { device: Some(device.0), private_codes: true, ..plain };
-        let answer = traced(
-            || call,
-            || {
-                // SAFETY: the argument is the 200 bytes that the driver copies in and out; the
-                // buffers that SEND and RECV name in it are borrowed by the callers of this
-                // function, are as long as their arguments say, and live through the call.
-                match unsafe { ioctl(&self.0, command.request(), (&raw mut arg).cast()) } {
-                    Ok(0) => Ok(()),
-                    // The private codes are returned as errno or as the result.
-                    Ok(code) => Err(Errno::from_raw(code)),
-                    Err(errno) => Err(errno),
-                }
-            },
-        );
+        let call = Call { device: Some(device.0), private_codes: true, ..Call::plain(MODULE, command.name) };
+        let answer = traced(call, || {
+            // SAFETY: the argument is the 200 bytes that the driver copies in and out; the buffers
+            // that SEND and RECV name in it are borrowed by the callers of this function, are as
+            // long as their arguments say, and live through the call.
+            match unsafe { ioctl(&self.0, command.request(), (&raw mut arg).cast()) } {
+                // The private codes are returned as errno or as the result.
+                Ok(code) if code != 0 => Err(Errno::from_raw(code)),
+                answer => answer,
+            }
+        });
         match answer {
-            Ok(()) => Ok(arg.view()),
+            Ok(_) => Ok(arg.view()),
             Err(errno) => Err(Private { command: command.name, code: errno.raw() }),
         }
     }

@@ -7,7 +7,7 @@
 
 use super::svm::{Segment, Svm};
 use super::urd::Urd;
-use crate::error::{Errno, Error, Result, UnknownDriver};
+use crate::error::{Errno, Error, Result};
 use crate::id::LogicalId;
 use ascend_ioctl::Generation;
 use ascend_ioctl::svm::{HOST_PIN_SIZE, Op};
@@ -109,7 +109,7 @@ pub(crate) fn refused_everywhere(op: Op) -> Error {
 }
 
 pub(crate) fn unknown(detected: String) -> Error {
-    Error::UnknownGeneration(UnknownDriver { detected })
+    Error::UnknownGeneration { detected }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 
 use super::davinci::module;
 use super::uninterrupted;
-use crate::error::{Errno, Refused, SystemCall};
+use crate::error::{Errno, KernelResult, Refused, SystemCall};
 use crate::trace::{self, Call, traced};
 use ascend_ioctl::svm::{HOST_PIN_SIZE, SVM_SIZE, SVM_START, Segment};
 use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, mmap_anonymous, mprotect, msync, munmap};
@@ -32,7 +32,7 @@ unsafe impl Sync for Segments {}
 impl Segments {
     /// Maps all segments in the kernel's order, and makes those that the CPU must not touch
     /// inaccessible.
-    pub(super) fn map(fd: &OwnedFd, wanted: &[Segment]) -> Result<Segments, Box<Refused>> {
+    pub(super) fn map(fd: &OwnedFd, wanted: &[Segment]) -> KernelResult<Segments> {
         let mut segments = Segments { mapped: Vec::with_capacity(wanted.len()) };
         for segment in wanted {
             match segments.map_one(fd, segment) {
@@ -52,7 +52,7 @@ impl Segments {
         Ok(segments)
     }
 
-    fn map_one(&mut self, fd: &OwnedFd, segment: &Segment) -> Result<(), Box<Refused>> {
+    fn map_one(&mut self, fd: &OwnedFd, segment: &Segment) -> KernelResult<()> {
         let failed = |call, errno| {
             let range = format!("{:#x}..{:#x}", segment.start, segment.start.saturating_add(segment.size));
             let beyond = too_few_address_bits().map(|bits| {
@@ -61,20 +61,15 @@ impl Segments {
             let object = range + &beyond.unwrap_or_default();
             Refused::new(call, errno).operation("map the driver's address segments").object(object)
         };
-        let (Some(start), Some(size)) =
-            (NonZeroUsize::new(segment.start as usize), NonZeroUsize::new(segment.size as usize))
-        else {
+        let Some((start, size)) = nonzero(segment.start, segment.size) else {
             return Err(failed(SystemCall::Mmap, Errno::EINVAL));
         };
         // The driver refuses MAP_FIXED, and a MAP_PRIVATE mapping would not be usable.
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let mapped = traced(
-            || call("mmap", segment),
-            || {
-                // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
-                uninterrupted(|| unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, fd, 0) })
-            },
-        );
+        let mapped = traced(call("mmap", segment), || {
+            // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
+            uninterrupted(|| unsafe { mmap(Some(start), size, prot, MapFlags::MAP_SHARED, fd, 0) })
+        });
         let address = mapped.map_err(|errno| failed(SystemCall::Mmap, errno))?;
         if address.addr() != start {
             // The driver checks this too, but a mapping at another address would be in the way of
@@ -86,15 +81,12 @@ impl Segments {
         let _ = address.as_ptr().expose_provenance();
         self.mapped.push((address, *segment));
         if segment.start != SVM_START && !is_host_pin(segment) {
-            traced(
-                || call("mprotect", segment),
-                || {
-                    // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is
-                    // not split.
-                    uninterrupted(|| unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) })
-                },
-            )
-            .map_err(|errno| failed(SystemCall::Mprotect, errno))?;
+            let protected = traced(call("mprotect", segment), || {
+                // SAFETY: our own mapping, in which nothing lives; the whole segment, so it is not
+                // split.
+                uninterrupted(|| unsafe { mprotect(address, segment.size as usize, ProtFlags::PROT_NONE) })
+            });
+            protected.map_err(|errno| failed(SystemCall::Mprotect, errno))?;
         }
         Ok(())
     }
@@ -107,14 +99,11 @@ impl Segments {
     /// Unmaps each segment with its own call and its exact range.
     pub(crate) fn unmap(&mut self) {
         for (address, segment) in self.mapped.drain(..) {
-            let unmapped = traced(
-                || call("munmap", &segment),
-                || {
-                    // SAFETY: we mapped exactly this range. Views into it borrow mappings, and
-                    // those are gone before the session ends.
-                    uninterrupted(|| unsafe { munmap(address, segment.size as usize) })
-                },
-            );
+            let unmapped = traced(call("munmap", &segment), || {
+                // SAFETY: we mapped exactly this range. Views into it borrow mappings, and those
+                // are gone before the session ends.
+                uninterrupted(|| unsafe { munmap(address, segment.size as usize) })
+            });
             if let Err(errno) = unmapped {
                 trace::error(format_args!("{:#x}: {errno}", segment.start), "an address segment could not be unmapped");
             }
@@ -164,10 +153,7 @@ const LARGEST_PAGE: u64 = 64 << 10;
 
 /// True if this process can map memory at an address, or already has something mapped there.
 fn is_address(address: u64) -> bool {
-    let (Some(start), Some(size)) = (NonZeroUsize::new(address as usize), NonZeroUsize::new(LARGEST_PAGE as usize))
-    else {
-        return false;
-    };
+    let Some((start, size)) = nonzero(address, LARGEST_PAGE) else { return false };
     let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
     // SAFETY: these flags never replace a mapping; old kernels return another address instead.
     match unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) } {
@@ -184,10 +170,7 @@ fn is_address(address: u64) -> bool {
 /// is unmapped, whatever was mapped there. So this maps inaccessible memory there and unmaps it. If
 /// the addresses are taken, the session lasts as long as the process.
 pub(crate) fn end_without() {
-    let (Some(start), Some(size)) = (NonZeroUsize::new(SVM_START as usize), NonZeroUsize::new(SVM_SIZE as usize))
-    else {
-        return;
-    };
+    let Some((start, size)) = nonzero(SVM_START, SVM_SIZE) else { return };
     let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
     // SAFETY: without MAP_FIXED the kernel only returns addresses that are not in use.
     let mapped = unsafe { mmap_anonymous(Some(start), size, ProtFlags::PROT_NONE, flags) };
@@ -205,6 +188,11 @@ pub(crate) fn end_without() {
 }
 
 const NO_SESSION_ANY_MORE: &str = "no further session can be opened in this process: this one had no address segments";
+
+/// A range as mmap(2) takes it.
+fn nonzero(start: u64, size: u64) -> Option<(NonZeroUsize, NonZeroUsize)> {
+    NonZeroUsize::new(start as usize).zip(NonZeroUsize::new(size as usize))
+}
 
 fn call(command: &'static str, segment: &Segment) -> Call {
     Call { size: segment.size, ..Call::plain(module::SVM, command) }

@@ -11,7 +11,7 @@
 use super::davinci::{DavinciFile, module};
 use super::log_page::LogPage;
 use super::segments::Segments;
-use crate::error::{Errno, Refused, Result, SystemCall};
+use crate::error::{Errno, KernelResult, Refused, Result, SystemCall};
 use crate::kind::{Kind, MemoryKind};
 use crate::trace::{Call, traced};
 use ascend_ioctl::Generation;
@@ -84,13 +84,9 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn is_host(self) -> bool {
-        self.device == HOST_ID
-    }
-
     /// The side to repeat. NUMA memory is host memory.
     fn side(self) -> u32 {
-        if self.is_host() { svm::SIDE_HOST } else { svm::SIDE_DEVICE }
+        if self.device == HOST_ID { svm::SIDE_HOST } else { svm::SIDE_DEVICE }
     }
 }
 
@@ -211,18 +207,6 @@ impl Direction {
     }
 }
 
-/// A copy of rows for MEMCPY2D.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CopyRows {
-    pub(crate) destination: u64,
-    pub(crate) destination_pitch: u64,
-    pub(crate) source: u64,
-    pub(crate) source_pitch: u64,
-    pub(crate) width: u64,
-    pub(crate) height: u64,
-    pub(crate) to_device: bool,
-}
-
 impl Svm {
     /// Opens a file. It has no session before INIT_PROCESS.
     pub(crate) fn open() -> Result<Svm> {
@@ -230,7 +214,7 @@ impl Svm {
     }
 
     /// Maps the driver's address segments in the driver's order.
-    pub(crate) fn map_segments(&self, segments: &[Segment]) -> Result<Segments, Box<Refused>> {
+    pub(crate) fn map_segments(&self, segments: &[Segment]) -> KernelResult<Segments> {
         Segments::map(self.file.fd(), segments)
     }
 
@@ -240,12 +224,12 @@ impl Svm {
     }
 
     /// ALLOC_PROC_STRUCT, by its number in a generation.
-    pub(crate) fn alloc_proc_struct(&self, generation: Generation) -> Result<(), Box<Refused>> {
+    pub(crate) fn alloc_proc_struct(&self, generation: Generation) -> KernelResult<()> {
         self.call_in(generation, request::ALLOC_PROC_STRUCT, &svm::NoArgument).map(drop)
     }
 
     /// GET_MMAP_INFO, by its number in a generation: the address segments. Works on any file.
-    pub(crate) fn get_mmap_info(&self, generation: Generation) -> Result<Vec<Segment>, Box<Refused>> {
+    pub(crate) fn get_mmap_info(&self, generation: Generation) -> KernelResult<Vec<Segment>> {
         let mut segments = [Segment::default(); SEGMENTS];
         let array = (&raw mut segments).expose_provenance() as u64;
         let info = svm::MmapInfo { segments: SEGMENTS as u32, array, ..Default::default() };
@@ -259,13 +243,13 @@ impl Svm {
     }
 
     /// INIT_PROCESS: makes the file this process's session. EAGAIN if a signal came.
-    pub(crate) fn init_process(&self) -> Result<HostPages, Box<Refused>> {
+    pub(crate) fn init_process(&self) -> KernelResult<HostPages> {
         let init = self.call(const { stable(request::INIT_PROCESS) }, 0, 0, &svm::InitProcess::default())?;
         Ok(HostPages { page_size: init.host_page_size, giant_pages: init.host_giant_page != 0 })
     }
 
     /// SETUP_DEVICE: ties this process to its counterpart on the device.
-    pub(crate) fn setup_device(&self, device: u32) -> Result<Capabilities, Box<Refused>> {
+    pub(crate) fn setup_device(&self, device: u32) -> KernelResult<Capabilities> {
         // An address that is not page-aligned means: no statistics.
         let wanted = svm::SetupDevice { stats_address: 1, ..Default::default() };
         let setup = self.call(const { stable(request::SETUP_DEVICE) }, device, 0, &wanted)?;
@@ -281,18 +265,18 @@ impl Svm {
     }
 
     /// PREPARE_CLOSE_DEVICE: refused while asynchronous copies run.
-    pub(crate) fn prepare_close_device(&self, device: u32) -> Result<(), Box<Refused>> {
+    pub(crate) fn prepare_close_device(&self, device: u32) -> KernelResult<()> {
         self.call(const { stable(request::PREPARE_CLOSE_DEVICE) }, device, 0, &svm::NoArgument).map(drop)
     }
 
     /// CLOSE_DEVICE: waits until the counterpart is gone, and releases the device's memory.
-    pub(crate) fn close_device(&self, device: u32) -> Result<(), Box<Refused>> {
+    pub(crate) fn close_device(&self, device: u32) -> KernelResult<()> {
         self.call(const { stable(request::CLOSE_DEVICE) }, device, 0, &svm::NoArgument).map(drop)
     }
 
     /// UPDATE_HEAP: enables or disables a heap. `index` counts GiB from the start of the SVM
     /// segment.
-    pub(crate) fn update_heap(&self, enable: bool, kind: HeapKind, index: u32, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn update_heap(&self, enable: bool, kind: HeapKind, index: u32, size: u64) -> KernelResult<()> {
         let operation = if enable { svm::HEAP_ENABLE } else { svm::HEAP_DISABLE };
         let (kind, sub_kind) = match kind {
             HeapKind::Reserve => (svm::HEAP_HUGE, svm::SUB_RESERVE),
@@ -304,12 +288,12 @@ impl Svm {
     }
 
     /// ALLOC: makes a reservation inside a heap.
-    pub(crate) fn alloc(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn alloc(&self, address: u64, size: u64) -> KernelResult<()> {
         self.call(const { stable(request::ALLOC) }, 0, size, &svm::Alloc { address, size }).map(drop)
     }
 
     /// FREE_PAGES: frees the reservation that starts at an address; `size` is for the trace.
-    pub(crate) fn free_pages(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn free_pages(&self, address: u64, size: u64) -> KernelResult<()> {
         self.call(const { stable(request::FREE_PAGES) }, 0, size, &svm::FreePages { address }).map(drop)
     }
 
@@ -320,7 +304,7 @@ impl Svm {
         size: u64,
         kind: Kind,
         numa_node: Option<u32>,
-    ) -> Result<Handle, Box<Refused>> {
+    ) -> KernelResult<Handle> {
         let side = match numa_node {
             Some(_) => svm::SIDE_HOST_NUMA,
             None if device == HOST_ID => svm::SIDE_HOST,
@@ -343,14 +327,14 @@ impl Svm {
     }
 
     /// MEM_RELEASE: refused while the memory is mapped. `size` is for the trace.
-    pub(crate) fn mem_release(&self, handle: Handle, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_release(&self, handle: Handle, size: u64) -> KernelResult<()> {
         let release =
             svm::MemRelease { id: handle.id, side: handle.side(), pages: handle.pages.into(), ..Default::default() };
         self.call(const { stable(request::MEM_RELEASE) }, handle.device, size, &release).map(drop)
     }
 
     /// MEM_MAP: the beginning of a handle at an address inside one reservation.
-    pub(crate) fn mem_map(&self, handle: Handle, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_map(&self, handle: Handle, address: u64, size: u64) -> KernelResult<()> {
         let map = svm::MemMap {
             address,
             size,
@@ -364,7 +348,7 @@ impl Svm {
     }
 
     /// MEM_UNMAP: the whole mapping that starts at an address. `size` is for the trace.
-    pub(crate) fn mem_unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_unmap(&self, address: u64, size: u64) -> KernelResult<()> {
         let unmap = svm::MemUnmap { address, ..Default::default() };
         // The kernel converts the id in the head but does not use it; the host's id always
         // converts.
@@ -373,26 +357,26 @@ impl Svm {
 
     /// MEM_SET_ACCESS: access of a device or of the CPU to one whole mapping. Never with type 0,
     /// which leads the kernel into a panic.
-    pub(crate) fn mem_set_access(&self, address: u64, size: u64, to: u32) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_set_access(&self, address: u64, size: u64, to: u32) -> KernelResult<()> {
         let access = svm::MemAccess { address, size, device: to, access: svm::ACCESS_READ_WRITE };
         self.call(const { stable(request::MEM_SET_ACCESS) }, HOST_ID, size, &access).map(drop)
     }
 
     /// MEM_GET_ACCESS: whether a device has access to a mapping.
-    pub(crate) fn mem_get_access(&self, address: u64, size: u64, of: u32) -> Result<bool, Box<Refused>> {
+    pub(crate) fn mem_get_access(&self, address: u64, size: u64, of: u32) -> KernelResult<bool> {
         let query = svm::MemAccess { address, size, device: of, access: svm::ACCESS_NONE };
         let answer = self.call(const { stable(request::MEM_GET_ACCESS) }, HOST_ID, size, &query)?;
         Ok(answer.access != svm::ACCESS_NONE)
     }
 
     /// PREFETCH: makes a peer build its table of a mapping's pages.
-    pub(crate) fn prefetch(&self, device: u32, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn prefetch(&self, device: u32, address: u64, size: u64) -> KernelResult<()> {
         let advise = svm::Advise { address, size, ..Default::default() };
         self.call(const { stable(request::PREFETCH) }, device, size, &advise).map(drop)
     }
 
     /// QUERY_MEM_USEDINFO: how much memory of a kind a device has.
-    pub(crate) fn query_mem_usedinfo(&self, device: u32, memory: MemoryKind) -> Result<MemoryInfo, Box<Refused>> {
+    pub(crate) fn query_mem_usedinfo(&self, device: u32, memory: MemoryKind) -> KernelResult<MemoryInfo> {
         let query = svm::MemUsedInfo { memory: memory.query(), ..Default::default() };
         let info = self.call(const { stable(request::QUERY_MEM_USEDINFO) }, device, 0, &query)?;
         Ok(MemoryInfo {
@@ -406,7 +390,7 @@ impl Svm {
     }
 
     /// MEM_EXPORT: makes a handle importable, once. Returns the number of the share.
-    pub(crate) fn mem_export(&self, handle: Handle, size: u64) -> Result<u32, Box<Refused>> {
+    pub(crate) fn mem_export(&self, handle: Handle, size: u64) -> KernelResult<u32> {
         let wanted = svm::MemExport { side: handle.side() as i32, id: handle.id, ..Default::default() };
         let exported = self.call(const { stable(request::MEM_EXPORT) }, handle.device, size, &wanted)?;
         Ok(exported.share as u32)
@@ -421,7 +405,7 @@ impl Svm {
         exporter: u32,
         kind: ImportKind,
         size: u64,
-    ) -> Result<Imported, Box<Refused>> {
+    ) -> KernelResult<Imported> {
         let (code, sdid, physical) = match kind {
             ImportKind::Plain { sdid } => (svm::HANDLE_NONE, sdid, 0),
             ImportKind::Fabric { sdid, physical } => (svm::HANDLE_FABRIC, sdid, physical),
@@ -437,7 +421,10 @@ impl Svm {
         let answer = self.call(const { stable(request::MEM_IMPORT) }, device, size, &wanted)?;
         // A device's 1 GiB page is a block of 2 MiB pages, whoever imports it.
         let (unit, page) = match exporter {
-            HOST_ID => (unit_of_host(answer.page), answer.page),
+            // The host counts in pages, whoever imports them (`devmm_ioctl_mem_import_local_server`
+            // passes on the exporter's count).
+            HOST_ID if answer.page == svm::PAGE_GIANT => (GIANT_PAGE, answer.page),
+            HOST_ID => (HUGE_PAGE, answer.page),
             _ => (HUGE_PAGE, answer.page.min(svm::PAGE_HUGE)),
         };
         Ok(Imported {
@@ -455,7 +442,7 @@ impl Svm {
     }
 
     /// MEM_SET_PID: adds processes to a share's trust list, at most [`TRUST_LIST`].
-    pub(crate) fn mem_set_pid(&self, device: u32, share: u32, tgids: &[i32]) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_set_pid(&self, device: u32, share: u32, tgids: &[i32]) -> KernelResult<()> {
         let list = svm::MemSetPid {
             share: share as i32,
             count: tgids.len() as u32,
@@ -467,32 +454,32 @@ impl Svm {
 
     /// MEM_SET_ATTR: turns a share's trust list off. The kernel never turns it on again, but
     /// answers that request differently to the exporter (EOPNOTSUPP) and to others.
-    pub(crate) fn mem_set_attr(&self, device: u32, share: u32, trust_list: bool) -> Result<(), Box<Refused>> {
+    pub(crate) fn mem_set_attr(&self, device: u32, share: u32, trust_list: bool) -> KernelResult<()> {
         let value = svm::ShareAttr { no_trust_list: u32::from(!trust_list), ..Default::default() };
         let attribute = svm::MemSetAttr { share: share as i32, kind: 0, value };
         self.call(const { stable(request::MEM_SET_ATTR) }, device, 0, &attribute).map(drop)
     }
 
     /// MEM_GET_ATTR: whether a share has a trust list.
-    pub(crate) fn mem_get_attr(&self, exporter: u32, share: u32) -> Result<bool, Box<Refused>> {
+    pub(crate) fn mem_get_attr(&self, exporter: u32, share: u32) -> KernelResult<bool> {
         let query = svm::MemGetAttr { share: share as i32, exporter, ..Default::default() };
         let answer = self.call(const { stable(request::MEM_GET_ATTR) }, exporter, 0, &query)?;
         Ok(answer.value.no_trust_list == 0)
     }
 
     /// IPC_MEM_CREATE: names the device memory at an address.
-    pub(crate) fn ipc_mem_create(&self, device: u32, address: u64, size: u64) -> Result<[u8; NAME], Box<Refused>> {
+    pub(crate) fn ipc_mem_create(&self, device: u32, address: u64, size: u64) -> KernelResult<[u8; NAME]> {
         let wanted = svm::IpcCreate { address, len: size, name_len: NAME as u32, ..Default::default() };
         Ok(self.call(const { stable(request::IPC_MEM_CREATE) }, device, size, &wanted)?.name)
     }
 
     /// IPC_MEM_DESTROY: ends a name. Processes that opened it lose the memory.
-    pub(crate) fn ipc_mem_destroy(&self, name: [u8; NAME]) -> Result<(), Box<Refused>> {
+    pub(crate) fn ipc_mem_destroy(&self, name: [u8; NAME]) -> KernelResult<()> {
         self.call(const { stable(request::IPC_MEM_DESTROY) }, 0, 0, &svm::IpcDestroy { name }).map(drop)
     }
 
     /// IPC_MEM_QUERY: size, pages and device of a named memory. Any process may query.
-    pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> Result<NameInfo, Box<Refused>> {
+    pub(crate) fn ipc_mem_query(&self, name: [u8; NAME]) -> KernelResult<NameInfo> {
         let query = svm::IpcQuery { name, ..Default::default() };
         let answer = self.call(const { stable(request::IPC_MEM_QUERY) }, 0, 0, &query)?;
         Ok(NameInfo { size: answer.len, huge: answer.is_huge != 0, physical: answer.phy_devid })
@@ -500,25 +487,19 @@ impl Svm {
 
     /// IPC_MEM_OPEN: ties a name to an allocation of this process in a managed heap, once per
     /// process. PREFETCH puts the memory there. `size` is for the trace.
-    pub(crate) fn ipc_mem_open(
-        &self,
-        device: u32,
-        name: [u8; NAME],
-        address: u64,
-        size: u64,
-    ) -> Result<(), Box<Refused>> {
+    pub(crate) fn ipc_mem_open(&self, device: u32, name: [u8; NAME], address: u64, size: u64) -> KernelResult<()> {
         let open = svm::IpcOpen { address, name, ..Default::default() };
         self.call(const { stable(request::IPC_MEM_OPEN) }, device, size, &open).map(drop)
     }
 
     /// IPC_MEM_CLOSE: unties a name from an allocation. The device keeps its table of
     /// the pages until the allocation is freed. `size` is for the trace.
-    pub(crate) fn ipc_mem_close(&self, device: u32, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn ipc_mem_close(&self, device: u32, address: u64, size: u64) -> KernelResult<()> {
         self.call(const { stable(request::IPC_MEM_CLOSE) }, device, size, &svm::IpcClose { address }).map(drop)
     }
 
     /// IPC_MEM_SET_PID: lists processes that may open a name, at most [`NAME_LIST`].
-    pub(crate) fn ipc_mem_set_pid(&self, name: [u8; NAME], tgids: &[i32]) -> Result<(), Box<Refused>> {
+    pub(crate) fn ipc_mem_set_pid(&self, name: [u8; NAME], tgids: &[i32]) -> KernelResult<()> {
         let mut list = svm::IpcSetPid { name, num: tgids.len() as u32, ..Default::default() };
         for (place, tgid) in list.pids.iter_mut().zip(tgids) {
             *place = *tgid;
@@ -527,7 +508,7 @@ impl Svm {
     }
 
     /// IPC_MEM_SET_ATTR: lets any process open a name.
-    pub(crate) fn ipc_mem_set_attr(&self, name: [u8; NAME]) -> Result<(), Box<Refused>> {
+    pub(crate) fn ipc_mem_set_attr(&self, name: [u8; NAME]) -> KernelResult<()> {
         const NO_TRUST_LIST: u32 = 1;
         let attribute = svm::IpcSetAttr { kind: NO_TRUST_LIST, attr: 1, name, ..Default::default() };
         self.call(const { stable(request::IPC_MEM_SET_ATTR) }, 0, 0, &attribute).map(drop)
@@ -545,29 +526,33 @@ impl Svm {
         destination: u64,
         source: u64,
         size: u64,
-    ) -> Result<Direction, Box<Refused>> {
+    ) -> KernelResult<Direction> {
         let copy = svm::Memcpy { destination, source, size, direction: svm::COPY_DETECT, ..Default::default() };
         let answer = self.call(const { stable(request::MEMCPY) }, device, size, &copy)?;
         Ok(Direction::of(answer.direction))
     }
 
-    /// MEMCPY2D: copies rows between host and device.
+    /// MEMCPY2D: copies rows between host and device. Each side has an address and a pitch, and
+    /// `rows` is their width and number.
     ///
     /// # Safety
     ///
     /// As for [`Svm::memcpy`], for every row.
-    pub(crate) unsafe fn memcpy2d(&self, device: u32, rows: &CopyRows) -> Result<(), Box<Refused>> {
-        let copy = svm::Memcpy2d {
-            destination: rows.destination,
-            source: rows.source,
-            destination_pitch: rows.destination_pitch,
-            source_pitch: rows.source_pitch,
-            width: rows.width,
-            height: rows.height,
-            direction: if rows.to_device { svm::COPY_HOST_TO_DEVICE } else { svm::COPY_DEVICE_TO_HOST },
-            ..Default::default()
+    pub(crate) unsafe fn memcpy2d(
+        &self,
+        device: u32,
+        (destination, destination_pitch): (u64, u64),
+        (source, source_pitch): (u64, u64),
+        (width, height): (u64, u64),
+        direction: Direction,
+    ) -> KernelResult<()> {
+        let direction = match direction {
+            Direction::HostToDevice => svm::COPY_HOST_TO_DEVICE,
+            _ => svm::COPY_DEVICE_TO_HOST,
         };
-        let size = rows.width.saturating_mul(rows.height);
+        let pitches = svm::Memcpy2d { destination_pitch, source_pitch, direction, ..Default::default() };
+        let copy = svm::Memcpy2d { destination, source, width, height, ..pitches };
+        let size = width.saturating_mul(height);
         self.call(const { stable(request::MEMCPY2D) }, device, size, &copy).map(drop)
     }
 
@@ -583,7 +568,7 @@ impl Svm {
         destinations: &[u64],
         sources: &[u64],
         sizes: &[u64],
-    ) -> Result<(), Box<Refused>> {
+    ) -> KernelResult<()> {
         let count = destinations.len().min(sources.len()).min(sizes.len()) as u32;
         let address = |array: &[u64]| array.as_ptr().expose_provenance() as u64;
         let copy = svm::MemcpyBatch {
@@ -608,14 +593,14 @@ impl Svm {
         destination: u64,
         source: u64,
         size: u64,
-    ) -> Result<i32, Box<Refused>> {
+    ) -> KernelResult<i32> {
         let copy = svm::AsyncMemcpy { destination, source, size, ..Default::default() };
         Ok(self.call(const { stable(request::ASYNC_MEMCPY) }, device, size, &copy)?.task)
     }
 
     /// MEMCPY_RESULT_REFRESH: waits for a task, once. Returns true if the copy was done. After an
     /// error the device may still be copying.
-    pub(crate) fn memcpy_result_refresh(&self, device: u32, task: i32, size: u64) -> Result<bool, Box<Refused>> {
+    pub(crate) fn memcpy_result_refresh(&self, device: u32, task: i32, size: u64) -> KernelResult<bool> {
         let refresh = svm::AsyncMemcpy { task, ..Default::default() };
         let answer = self.call(const { stable(request::MEMCPY_RESULT_REFRESH) }, device, size, &refresh)?;
         Ok(answer.state == svm::ASYNC_DONE)
@@ -623,14 +608,14 @@ impl Svm {
 
     /// MEMSET8: fills mapped device memory. Returns false if the kernel did not, because the memory
     /// is the host's.
-    pub(crate) fn memset8(&self, device: u32, destination: u64, size: u64, value: u8) -> Result<bool, Box<Refused>> {
+    pub(crate) fn memset8(&self, device: u32, destination: u64, size: u64, value: u8) -> KernelResult<bool> {
         let fill = svm::Memset { destination, value: value.into(), size, ..Default::default() };
         let answer = self.call(const { stable(request::MEMSET8) }, device, size, &fill)?;
         Ok(answer.host_mapped == 0)
     }
 
     /// Sends a command whose number depends on the generation. EINVAL if the generation lacks it.
-    fn call_in<A: Para>(&self, generation: Generation, request: Request<A>, argument: &A) -> Result<A, Box<Refused>> {
+    fn call_in<A: Para>(&self, generation: Generation, request: Request<A>, argument: &A) -> KernelResult<A> {
         match request.number(generation) {
             Some(word) => self.call(Numbered { request, word }, 0, 0, argument),
             None => Err(Refused::new(SystemCall::Svm(request.op), Errno::EINVAL)),
@@ -638,7 +623,7 @@ impl Svm {
     }
 
     /// Sends one command and returns its answer. `size` is for the trace only.
-    fn call<A: Para>(&self, command: Numbered<A>, device: u32, size: u64, argument: &A) -> Result<A, Box<Refused>> {
+    fn call<A: Para>(&self, command: Numbered<A>, device: u32, size: u64, argument: &A) -> KernelResult<A> {
         let mut buffer = Buffer::new_zeroed();
         buffer.arg.head.device = device;
         // A member is never longer than the union, so all of it is written.
@@ -649,7 +634,7 @@ impl Svm {
         }
         self.log.empty();
         let op = command.request.op;
-        let call = || Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
+        let call = Call { device: Some(device), size, ..Call::plain(module::SVM, op.name()) };
         // SAFETY: the buffer is writable, lives through the call and is larger than the argument of
         // any known kernel. The methods above, and their callers where they pass addresses, vouch
         // for what the addresses in the buffer point to.
@@ -661,12 +646,6 @@ impl Svm {
             Err(errno) => Err(Refused::new(SystemCall::Svm(op), errno).kernel_log(self.log.take())),
         }
     }
-}
-
-/// The unit in which the host counts its memory, whoever imports it
-/// (`devmm_ioctl_mem_import_local_server` passes on the exporter's count).
-fn unit_of_host(page: u32) -> u64 {
-    if page == svm::PAGE_GIANT { GIANT_PAGE } else { HUGE_PAGE }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use super::Answer;
 use super::davinci::{DavinciFile, module};
-use crate::error::{Errno, Refused, Result, SystemCall};
+use crate::error::Result;
 use crate::id::{LogicalId, PhysicalId};
 use ascend_ioctl::uda;
 
@@ -43,12 +43,7 @@ impl Uda {
                 user.max_physical = user.max_physical.min(MAX_PHYSICAL);
                 Ok(Uda { file, user })
             }
-            answer => {
-                // A positive number is the count of bytes that could not be copied.
-                let errno = if let Answer::Refused(errno) = answer { errno } else { Errno::EFAULT };
-                let refused = Refused::new(SystemCall::Other(uda::GET_USER_INFO.name), errno);
-                Err(refused.operation("query this process's rights").into())
-            }
+            answer => Err(answer.refused(uda::GET_USER_INFO.name).operation("query this process's rights").into()),
         }
     }
 

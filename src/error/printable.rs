@@ -31,7 +31,7 @@ mod tests {
         let path = Path::new("/dev/\x1b[31m\u{202e}\u{9b}a\nb");
         let owned = || path.to_owned();
         let said = [
-            Error::from(OpenFailed::new(path, Errno::EACCES)).to_string(),
+            Error::from(OpenFailed { path: path.to_owned(), errno: Errno::EACCES }).to_string(),
             ProcessFailure::Node { path: owned(), errno: Errno::EIO }.to_string(),
             Finding::NodeMissing(owned()).to_string(),
             Finding::StaleNode(owned()).to_string(),

@@ -40,13 +40,7 @@ impl Mapping {
     pub fn grant(&self, peer: &Device) -> Result<()> {
         let mapped = &*self.inner;
         mapped.session().check_process()?;
-        if !Arc::ptr_eq(&peer.inner.session, mapped.session()) {
-            return Err(Invalid::because(
-                "grant access to a mapping",
-                "the device is of another session",
-                "Use one session.",
-            ));
-        }
+        mapped.session().check_same(&peer.inner.session, "grant access to a mapping")?;
         let id = peer.inner.id;
         // Two threads that grant the same access do it once.
         let _quiet = quiet();
@@ -55,7 +49,7 @@ impl Mapping {
             return Ok(());
         }
         let block = &mapped.block;
-        if !block.handle.is_host() {
+        if !block.device.is_host() {
             block.device.enable_peer_access(peer)?;
             if let Err(refused) = mapped.session().svm.prefetch(id, mapped.address, mapped.size()) {
                 return Err(block.device.failed(refused, "grant a peer access", mapped.describe_access(id)));
@@ -74,13 +68,18 @@ impl Mapping {
     #[doc(alias = "aclrtMemGetAccess")]
     #[doc(alias = "cuMemGetAccess")]
     pub fn is_granted(&self, device: &Device) -> Result<bool> {
-        self.inner.access(device.inner.id)
+        let (mapped, of) = (&*self.inner, device.inner.id);
+        mapped.session().check_process()?;
+        let found = mapped.session().svm.mem_get_access(mapped.address, mapped.size(), of);
+        found.map_err(|refused| {
+            mapped.block.device.failed(refused, "look up who has access", mapped.describe_access(of))
+        })
     }
 
     /// True if the CPU has access: to host memory always, to device memory after the first
     /// [`Mapping::host_view`].
     pub fn is_visible_to_host(&self) -> bool {
-        self.inner.block.handle.is_host() || lock(&self.inner.access).cpu
+        self.inner.block.device.is_host() || lock(&self.inner.access).cpu
     }
 
     /// The memory as the CPU sees it. For device memory this grants the CPU access first, where the
@@ -102,7 +101,7 @@ impl Mapping {
                 "Open it with them, or copy.",
             ));
         }
-        if !mapped.block.handle.is_host() {
+        if !mapped.block.device.is_host() {
             // The kernel must not be called for the CPU by two threads at once.
             let _quiet = quiet();
             let mut granted = lock(&mapped.access);
@@ -125,15 +124,6 @@ impl Mapped {
                 Err(self.block.device.failed(refused, "grant access to a mapping", self.describe_access(to)))
             }
         }
-    }
-
-    fn access(&self, of: u32) -> Result<bool> {
-        let session = self.session();
-        session.check_process()?;
-        session
-            .svm
-            .mem_get_access(self.address, self.size(), of)
-            .map_err(|refused| self.block.device.failed(refused, "look up who has access", self.describe_access(of)))
     }
 
     fn describe_access(&self, id: u32) -> String {

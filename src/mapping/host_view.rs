@@ -181,13 +181,7 @@ impl<'a> HostView<'a> {
 
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
         self.guard.check()?;
-        if offset > self.size || length > self.size - offset {
-            return Err(Invalid::because(
-                OPERATION,
-                format!("{length} bytes at offset {offset:#x} are outside of the mapping's {:#x} bytes", self.size),
-                "Use an offset and a size within the mapping.",
-            ));
-        }
+        Invalid::check_inside(OPERATION, offset as u64, length as u64, self.size as u64)?;
         // SAFETY: inside the mapping.
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }

@@ -10,17 +10,12 @@ use crate::driver::svm::HUGE_PAGE;
 use crate::physical::PhysicalBlock;
 use crate::range_map::{Found, RangeMap};
 use crate::session::undo::Live;
-use crate::slots::lock;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 /// All mappings of a session.
 #[derive(Debug, Default)]
-pub(crate) struct MappingTable(Mutex<Mappings>);
-
-/// The table itself.
-#[derive(Debug, Default)]
-pub(crate) struct Mappings(RangeMap<Entry, HUGE_PAGE>);
+pub(crate) struct MappingTable(RangeMap<Entry, HUGE_PAGE>);
 
 /// A mapping, or one that is being made or undone.
 #[derive(Debug)]
@@ -32,46 +27,35 @@ struct Entry {
 }
 
 impl MappingTable {
-    /// Keeps other threads from mapping and unmapping.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Mappings> {
-        lock(&self.0)
+    /// The mapping that contains an address, if it can be used. Nothing is kept alive, so the owner
+    /// can unmap and free at any time.
+    fn at(&self, address: u64) -> Option<Found<&Entry>> {
+        self.0.at(address).filter(|found| found.value.mapped.strong_count() > 0)
     }
 
-    /// Start and size of the mapping that contains an address. Nothing is kept alive, so the owner
-    /// can unmap and free at any time.
+    /// Start and size of the mapping that contains an address.
     pub(crate) fn range_at(&self, address: u64) -> Option<(u64, u64)> {
-        self.lock().at(address).map(|found| (found.start, found.size))
+        self.at(address).map(|found| (found.start, found.size))
     }
 
     /// The memory of the mapping that contains an address. The mapping itself is not kept alive.
     pub(crate) fn memory_at(&self, address: u64) -> Option<Arc<Live<PhysicalBlock>>> {
-        self.lock().at(address)?.value.block.upgrade()
+        self.at(address)?.value.block.upgrade()
     }
 
-    /// The mappings that cover `start..end` without a hole; `None` if there is one.
-    pub(crate) fn cover(&self, start: u64, end: u64) -> Option<Vec<Arc<Live<Mapped>>>> {
-        let table = self.lock();
-        let (found, whole) = cover(start, end, |address| table.0.at(address)?.value.mapped.upgrade());
-        // Dropped after the lock: the last reference unmaps, which takes it.
-        drop(table);
-        whole.then_some(found)
+    /// The mapping that contains an address.
+    pub(crate) fn find(&self, address: u64) -> Option<Arc<Live<Mapped>>> {
+        self.0.at(address)?.value.mapped.upgrade()
     }
 
     /// How many mappings there are, and their bytes.
     pub(crate) fn total(&self) -> (u64, u64) {
-        self.lock().0.iter().fold((0, 0), |(mappings, bytes), found| (mappings + 1, bytes + found.size))
+        self.0.iter().fold((0, 0), |(mappings, bytes), found| (mappings + 1, bytes + found.size))
     }
 
     /// Start and size of what is mapped in a range, in order.
     pub(crate) fn ranges(&self, range: Range<u64>) -> Vec<(u64, u64)> {
-        self.lock().0.starting_in(range).map(|found| (found.start, found.size)).collect()
-    }
-}
-
-impl Mappings {
-    /// The mapping that contains an address, if it can be used.
-    fn at(&self, address: u64) -> Option<Found<&Entry>> {
-        self.0.at(address).filter(|found| found.value.is_alive())
+        self.0.starting_in(range).map(|found| (found.start, found.size)).collect()
     }
 
     /// True if any of a range is mapped.
@@ -111,41 +95,18 @@ impl Mappings {
     }
 }
 
-impl Entry {
-    /// True if the mapping can be used.
-    fn is_alive(&self) -> bool {
-        self.mapped.strong_count() > 0
-    }
-}
-
-/// The mappings from `start` to `end` or to the first hole, and whether there is none. `at` returns
-/// the mapping that contains an address.
-pub(crate) fn cover(
-    start: u64,
-    end: u64,
-    at: impl Fn(u64) -> Option<Arc<Live<Mapped>>>,
-) -> (Vec<Arc<Live<Mapped>>>, bool) {
-    let (mut found, mut covered) = (Vec::with_capacity(1), start);
-    while covered < end {
-        let Some(mapped) = at(covered) else { return (found, false) };
-        covered = mapped.address + mapped.size();
-        found.push(mapped);
-    }
-    (found, true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_mapping_that_is_not_made_yet_occupies_its_range_and_is_not_found() {
-        let table = MappingTable::default();
+        let mut table = MappingTable::default();
         let entry = Entry { mapped: Weak::new(), block: Weak::new() };
-        table.lock().0.insert(4 * HUGE_PAGE, HUGE_PAGE, entry).unwrap();
-        assert!(table.lock().is_occupied(0, 5 * HUGE_PAGE));
+        table.0.insert(4 * HUGE_PAGE, HUGE_PAGE, entry).unwrap();
+        assert!(table.is_occupied(0, 5 * HUGE_PAGE));
         assert_eq!(table.range_at(4 * HUGE_PAGE), None);
         assert!(table.memory_at(4 * HUGE_PAGE).is_none());
-        assert!(table.cover(4 * HUGE_PAGE, 5 * HUGE_PAGE).is_none());
+        assert!(table.find(4 * HUGE_PAGE).is_none());
     }
 }

@@ -51,16 +51,20 @@ pub struct BackupPart {
 /// pool.sleep(Tag(7), Keep::File(path.clone()), |_| ())?;
 ///
 /// let file = BackupFile::open(&path)?;
-/// assert_eq!(file.tag(), Tag(7));
-/// assert_eq!((file.parts()[0].address, file.parts()[0].size), (block.address(), 2 << 20));
+/// assert_eq!(file.tag, Tag(7));
+/// assert_eq!((file.parts[0].address, file.parts[0].size), (block.address(), 2 << 20));
 /// # pool.wake(&[Tag(7)], |_| ())?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct BackupFile {
-    tag: Tag,
-    parts: Vec<BackupPart>,
-    file: File,
+    /// The tag whose contents these are.
+    pub tag: Tag,
+    /// Its parts, in order of addresses. Adjacent blocks are in one part.
+    pub parts: Vec<BackupPart>,
+    /// The file, for [`load`](super::load).
+    pub file: File,
 }
 
 impl BackupFile {
@@ -104,21 +108,6 @@ impl BackupFile {
             return Err(wrong("it is cut off"));
         }
         Ok(BackupFile { tag: Tag(header.tag.get()), parts, file })
-    }
-
-    /// The tag whose contents these are.
-    pub fn tag(&self) -> Tag {
-        self.tag
-    }
-
-    /// Its parts, in order of addresses. Adjacent blocks are in one part.
-    pub fn parts(&self) -> &[BackupPart] {
-        &self.parts
-    }
-
-    /// The file, for [`load`](super::load).
-    pub fn file(&self) -> &File {
-        &self.file
     }
 }
 

@@ -34,7 +34,6 @@ pub(super) struct BlockRequest {
 
 impl BlockRequest {
     /// A request for 1 byte to 128 GiB, aligned to a power of two up to 1 GiB; `None` for others.
-    #[inline]
     pub(super) fn new(size: u64, alignment: u64) -> Option<BlockRequest> {
         let possible = alignment.is_power_of_two() && alignment <= GIANT_PAGE;
         if size == 0 || size > ReserveOptions::MAX_SIZE || !possible {
@@ -188,7 +187,6 @@ impl Blocks {
     }
 
     /// Allocates a block from free memory. A handle owns it.
-    #[inline]
     pub(super) fn allocate(&mut self, request: BlockRequest) -> Option<UsedBlock> {
         if let Some(block) = request.class.and_then(|class| self.take_small(class)) {
             return Some(block);
@@ -253,7 +251,6 @@ impl Blocks {
         self.free_run(run.start());
     }
 
-    #[inline]
     fn take_small(&mut self, class: usize) -> Option<UsedBlock> {
         let number = *self.with_room[class].first()?;
         let run = &mut self.small_runs[number as usize];
@@ -265,7 +262,6 @@ impl Blocks {
         Some(self.count(address, size, Some(number)))
     }
 
-    #[inline]
     fn count(&mut self, address: u64, size: u64, small_run: Option<u32>) -> UsedBlock {
         let Statistics { in_use, peak, blocks, .. } = &mut self.statistics;
         *in_use += size;
@@ -279,7 +275,6 @@ impl Blocks {
     }
 
     /// Whether no reset has freed a block since it was allocated.
-    #[inline]
     pub(super) fn is_current(&self, block: UsedBlock) -> bool {
         block.generation == self.generation
     }
@@ -299,7 +294,6 @@ impl Blocks {
     }
 
     /// Frees a block in use.
-    #[inline]
     pub(super) fn free(&mut self, block: UsedBlock) {
         match block.small_run {
             Some(number) => self.free_small(number, block.address),
@@ -311,7 +305,6 @@ impl Blocks {
 
     /// Frees a small block, and its run if that is empty. The last run with room is kept: the next
     /// small block is likely to come soon.
-    #[inline]
     fn free_small(&mut self, number: u32, address: u64) {
         let run = &mut self.small_runs[number as usize];
         let room = &mut self.with_room[run.class()];

@@ -12,7 +12,7 @@
 
 use crate::bytes::Bytes;
 use crate::copy::{Pending, Slice};
-use crate::error::{Error, Failed, FileFailed, Result};
+use crate::error::{Errno, Error, Failed, FileFailed, Result};
 use crate::signals::uninterrupted;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::collections::VecDeque;
@@ -127,20 +127,13 @@ fn load_mapped(
 
 fn load_read(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(Progress)) -> Result<()> {
     let total = to.size();
-    let mut running: VecDeque<(Pending, u64)> = VecDeque::with_capacity(AHEAD);
+    let mut buffer = buffer(LOAD, file, total.min(CHUNK))?;
     for chunk in chunks(total) {
         let size = chunk.end - chunk.start;
-        let mut buffer = match running.len() {
-            AHEAD => wait_first(&mut running, total, &mut progress)?,
-            _ => buffer(size).map_err(|error| failed(LOAD, file, &error))?,
-        };
-        buffer.resize(size as usize, 0);
+        buffer.truncate(size as usize);
         read_exactly(file, &mut buffer, offset.saturating_add(chunk.start))?;
-        let begun = to.part(chunk.start, size)?.write_async(buffer);
-        running.push_back((begun.map_err(|failed| failed.error)?, chunk.end));
-    }
-    while !running.is_empty() {
-        wait_first(&mut running, total, &mut progress)?;
+        to.part(chunk.start, size)?.write(&buffer)?;
+        progress(Progress { done: chunk.end, total });
     }
     Ok(())
 }
@@ -173,18 +166,18 @@ fn load_read(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(
 pub fn store(from: &Slice<'_>, file: &File, offset: u64, mut progress: impl FnMut(Progress)) -> Result<()> {
     let total = from.size();
     let mut running: VecDeque<(Pending, u64)> = VecDeque::with_capacity(AHEAD);
-    let mut spare = Vec::new();
+    let mut spare: Option<Vec<u8>> = None;
     let mut left = chunks(total);
     loop {
         // The device copies ahead while a chunk is written.
         while running.len() < AHEAD {
             let Some(chunk) = left.next() else { break };
             let size = chunk.end - chunk.start;
-            let mut buffer = match std::mem::take(&mut spare) {
-                new if Vec::capacity(&new) == 0 => buffer(size).map_err(|error| failed(STORE, file, &error))?,
-                used => used,
+            let mut buffer = match spare.take() {
+                Some(used) => used,
+                None => buffer(STORE, file, size)?,
             };
-            buffer.resize(size as usize, 0);
+            buffer.truncate(size as usize);
             let begun = from.part(chunk.start, size)?.read_async(buffer);
             running.push_back((begun.map_err(|failed| failed.error)?, chunk.start));
         }
@@ -193,32 +186,25 @@ pub fn store(from: &Slice<'_>, file: &File, offset: u64, mut progress: impl FnMu
         let at = offset.saturating_add(start);
         file.write_all_at(&buffer, at).map_err(|error| failed(STORE, file, &error))?;
         progress(Progress { done: start + buffer.len() as u64, total });
-        spare = buffer;
+        spare = Some(buffer);
     }
-}
-
-/// Waits for the oldest copy and returns its buffer.
-fn wait_first(
-    running: &mut VecDeque<(Pending, u64)>,
-    total: u64,
-    progress: &mut impl FnMut(Progress),
-) -> Result<Vec<u8>> {
-    let Some((pending, done)) = running.pop_front() else { return Ok(Vec::new()) };
-    let buffer = pending.wait().map_err(|failed: Failed<_>| failed.error)?;
-    progress(Progress { done, total });
-    Ok(buffer)
 }
 
 fn chunks(total: u64) -> impl Iterator<Item = Range<u64>> {
     (0..total.div_ceil(CHUNK)).map(move |number| number * CHUNK..((number + 1) * CHUNK).min(total))
 }
 
-/// An empty buffer with room for a chunk.
-fn buffer(size: u64) -> io::Result<Vec<u8>> {
+/// A buffer of zeros; `None` if there is no memory for it.
+pub(super) fn zeroed(size: u64) -> Option<Vec<u8>> {
     let mut buffer = Vec::new();
-    let reserved = buffer.try_reserve_exact(size as usize);
-    reserved.map_err(|_| io::Error::from_raw_os_error(crate::error::Errno::ENOMEM.raw()))?;
-    Ok(buffer)
+    buffer.try_reserve_exact(size as usize).ok()?;
+    buffer.resize(size as usize, 0);
+    Some(buffer)
+}
+
+/// A buffer for a chunk of a file.
+fn buffer(operation: &'static str, file: &File, size: u64) -> Result<Vec<u8>> {
+    zeroed(size).ok_or_else(|| failed(operation, file, &Errno::ENOMEM.into()))
 }
 
 fn read_exactly(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {

@@ -22,31 +22,22 @@ use crate::trace::{self, quiet};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What the heaps of a pool share.
 pub(super) struct PoolContext {
     pub(super) cache: PageCache,
     pub(super) options: PoolOptions,
     /// The heap of each segment's addresses.
-    owners: RwLock<RangeMap<Weak<Heap>, HUGE_PAGE>>,
+    owners: Mutex<RangeMap<Weak<Heap>, HUGE_PAGE>>,
     in_use: AtomicU64,
     peak: AtomicU64,
 }
 
 impl PoolContext {
     pub(super) fn new(cache: PageCache, options: PoolOptions) -> PoolContext {
-        let owners = RwLock::default();
-        PoolContext { cache, options, owners, in_use: AtomicU64::new(0), peak: AtomicU64::new(0) }
-    }
-
-    pub(super) fn check_process(&self) -> Result<()> {
-        self.cache.check_process()
-    }
-
-    #[inline]
-    pub(super) fn in_child(&self) -> bool {
-        self.cache.in_child()
+        let (in_use, peak) = (AtomicU64::new(0), AtomicU64::new(0));
+        PoolContext { cache, options, owners: Mutex::default(), in_use, peak }
     }
 
     /// The most that all tags together had in use at once.
@@ -56,12 +47,10 @@ impl PoolContext {
 
     /// The heap that an address belongs to.
     pub(super) fn owner(&self, address: u64) -> Option<Arc<Heap>> {
-        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
-        owners.at(address)?.value.upgrade()
+        lock(&self.owners).at(address)?.value.upgrade()
     }
 
     /// Counts an allocation. Called under the heap's lock, before a reset can free the block.
-    #[inline]
     fn count(&self, size: u64) {
         let in_use = self.in_use.fetch_add(size, Ordering::Relaxed) + size;
         if in_use > self.peak() {
@@ -69,7 +58,6 @@ impl PoolContext {
         }
     }
 
-    #[inline]
     fn uncount(&self, size: u64) {
         self.in_use.fetch_sub(size, Ordering::Relaxed);
     }
@@ -112,7 +100,7 @@ pub(super) struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         // In a child of fork the lock may be held by a thread that does not exist there.
-        if let Some(heap) = self.heap.upgrade().filter(|heap| !heap.pool.in_child()) {
+        if let Some(heap) = self.heap.upgrade().filter(|heap| !heap.pool.cache.in_child()) {
             heap.unpin(self.address);
         }
     }
@@ -161,7 +149,7 @@ impl TakenSegments<'_> {
 
 impl Drop for TakenSegments<'_> {
     fn drop(&mut self) {
-        if self.heap.pool.in_child() {
+        if self.heap.pool.cache.in_child() {
             // A callback forked, and its child returned: the lock may be held by another thread.
             return;
         }
@@ -234,12 +222,10 @@ impl Heap {
         Heap { tag, pool: pool.clone(), books: Mutex::new(books), returned: Condvar::new() }
     }
 
-    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
         lock(&self.books)
     }
 
-    #[inline]
     pub(super) fn check_awake(&self, books: &Books, operation: &'static str) -> Result<()> {
         if matches!(books.state, TagState::Awake) { Ok(()) } else { Err(self.not_awake(&books.state, operation)) }
     }
@@ -280,7 +266,6 @@ impl Heap {
     }
 
     /// Allocates a block.
-    #[inline]
     pub(super) fn allocate(self: &Arc<Self>, request: BlockRequest) -> Result<UsedBlock> {
         loop {
             let mut books = self.lock();
@@ -297,7 +282,6 @@ impl Heap {
 
     /// Slow path: maps memory for a block, or waits for a thread that maps or unmaps. Returns
     /// `None` if there may be room now.
-    #[cold]
     fn allocate_new<'a>(
         self: &'a Arc<Self>,
         books: MutexGuard<'a, Books>,
@@ -389,21 +373,19 @@ impl Heap {
             // Segments of whole GiB are aligned to a GiB for later requests.
             let needed = if size % GIANT_PAGE == 0 { GIANT_PAGE } else { HUGE_PAGE };
             let alignment = request.run_alignment().max(needed);
-            Segment::with(cache, size, segments.clone().reserve(ReserveOptions::new().alignment(alignment)))
+            Segment::with(cache, size, segments.clone().reserve(ReserveOptions::default().alignment(alignment)))
         };
         let segment = match reserve(roomy) {
             Err(Error::Invalid(_)) if roomy > needed => reserve(needed)?,
             reserved => reserved?,
         };
         self.lock().blocks.add_area(segment.address(), segment.size());
-        let mut owners = owners.write().unwrap_or_else(PoisonError::into_inner);
         // Reservations do not overlap.
-        let _ = owners.insert(segment.address(), segment.size(), Arc::downgrade(self));
+        let _ = lock(owners).insert(segment.address(), segment.size(), Arc::downgrade(self));
         Ok(segment)
     }
 
     /// Frees the block of a handle, unless a reset already has.
-    #[inline]
     pub(super) fn free(&self, block: UsedBlock) {
         let books = self.lock();
         if books.blocks.is_current(block) {
@@ -427,7 +409,6 @@ impl Heap {
     }
 
     /// Frees a block now, or with its last pin.
-    #[inline]
     fn free_block(&self, mut books: MutexGuard<'_, Books>, block: UsedBlock) {
         if let Some(pins) = books.pins.get_mut(&block.address) {
             pins.freed = Some(block);
@@ -503,7 +484,7 @@ impl Heap {
         }
         if let Some(hook) = &self.pool.options.segments.before_unmap {
             hook(&aside.ranges);
-            self.pool.check_process()?;
+            self.pool.cache.check_process()?;
         }
         aside.unmap()
     }
@@ -530,7 +511,7 @@ impl Heap {
 
     /// Drops the segments that have no memory, if the tag is awake.
     pub(super) fn remove_empty_segments(&self) {
-        if self.pool.in_child() {
+        if self.pool.cache.in_child() {
             return;
         }
         if let Some((mut taken, books)) = self.take_awake() {
@@ -545,7 +526,7 @@ impl Heap {
             let keep = segment.mapped() > 0 || !which(segment);
             if !keep {
                 self.lock().blocks.remove_area(segment.address());
-                self.pool.owners.write().unwrap_or_else(PoisonError::into_inner).remove(segment.address());
+                lock(&self.pool.owners).remove(segment.address());
             }
             keep
         });
@@ -624,7 +605,7 @@ impl SetAside<'_> {
 
 impl Drop for SetAside<'_> {
     fn drop(&mut self) {
-        if self.ranges.is_empty() || self.heap.pool.in_child() {
+        if self.ranges.is_empty() || self.heap.pool.cache.in_child() {
             return;
         }
         let mut books = self.heap.lock();

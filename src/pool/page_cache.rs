@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// Which memory a cache holds, and how much of it.
+/// Which memory a cache holds, and how much of it: by default 2 MiB pages of HBM on a device, or of
+/// DDR on the host, without a limit.
 ///
 /// ```standalone_crate
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
@@ -27,33 +28,22 @@ use std::sync::{Arc, Mutex};
 /// use ascend_vmm::{LogicalId, Session};
 ///
 /// let device = Session::open()?.device(LogicalId(0))?;
-/// let cache = PageCache::with(&device, CacheOptions::new().limit(2 << 20));
+/// let cache = PageCache::with(&device, CacheOptions::default().limit(2 << 20));
 /// let (one, two) = (cache.take(2 << 20)?, cache.take(2 << 20)?);
 /// cache.put(one);
 /// cache.put(two); // released: the cache is full
 /// assert_eq!(cache.statistics().cached, 2 << 20);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[must_use]
 pub struct CacheOptions {
     kind: Option<Kind>,
-    limit: u64,
+    limit: Option<u64>,
     reuse_exported: bool,
 }
 
-impl Default for CacheOptions {
-    fn default() -> Self {
-        CacheOptions { kind: None, limit: u64::MAX, reuse_exported: false }
-    }
-}
-
 impl CacheOptions {
-    /// 2 MiB pages of HBM on a device, or of DDR on the host, without a limit.
-    pub fn new() -> CacheOptions {
-        CacheOptions::default()
-    }
-
     /// The kind of memory.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = Some(kind);
@@ -63,7 +53,7 @@ impl CacheOptions {
     /// Keeps at most this many bytes, and releases the rest. Without a limit, memory is kept until
     /// [`PageCache::trim`].
     pub fn limit(mut self, bytes: u64) -> Self {
-        self.limit = bytes;
+        self.limit = Some(bytes);
         self
     }
 
@@ -184,12 +174,12 @@ impl fmt::Debug for PageCache {
 impl PageCache {
     /// A cache of 2 MiB pages of a device's HBM or the host's DDR, without a limit.
     pub fn new<'a>(place: impl Into<Place<'a>>) -> PageCache {
-        PageCache::with(place, CacheOptions::new())
+        PageCache::with(place, CacheOptions::default())
     }
 
     /// A cache with options.
     pub fn with<'a>(place: impl Into<Place<'a>>, options: CacheOptions) -> PageCache {
-        let place = place.into().inner().clone();
+        let place = place.into().0.clone();
         let memory = if place.is_host() { MemoryKind::Ddr } else { MemoryKind::Hbm };
         let kind = options.kind.unwrap_or(Kind { page: Page::Huge, memory });
         PageCache { inner: Arc::new(CacheInner { place, kind, options, kept: Mutex::default() }) }
@@ -290,7 +280,8 @@ impl PageCache {
         }
         let fit = self.is_fit(&mut memory);
         let mut kept = lock(&self.inner.kept);
-        if fit && kept.statistics.cached.saturating_add(memory.size()) <= self.inner.options.limit {
+        let cached = kept.statistics.cached.saturating_add(memory.size());
+        if fit && self.inner.options.limit.is_none_or(|limit| cached <= limit) {
             kept.push(memory);
             return;
         }
@@ -345,12 +336,10 @@ impl PageCache {
         Session { inner: self.inner.place.session.clone() }
     }
 
-    #[inline]
     pub(super) fn check_process(&self) -> Result<()> {
         self.inner.place.session.check_process()
     }
 
-    #[inline]
     pub(super) fn in_child(&self) -> bool {
         self.inner.place.session.in_child()
     }

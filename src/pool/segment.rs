@@ -14,7 +14,6 @@ use crate::copy::{Slice, slice_of};
 use crate::driver::svm::{GIANT_PAGE, HUGE_PAGE};
 use crate::error::{Error, Invalid, Result};
 use crate::mapping::Mapping;
-use crate::mapping::mapping_table::cover;
 use crate::physical::PhysicalMemory;
 use crate::range_map::RangeMap;
 use crate::reserve::{Reservation, ReserveOptions};
@@ -36,8 +35,8 @@ pub(super) type BeforeUnmap = Arc<dyn Fn(&[Range<u64>]) + Send + Sync>;
 /// use ascend_vmm::{LogicalId, ReserveOptions, Session};
 ///
 /// let device = Session::open()?.device(LogicalId(0))?;
-/// let options = SegmentOptions::new()
-///     .reserve(ReserveOptions::new().alignment(1 << 30))
+/// let options = SegmentOptions::default()
+///     .reserve(ReserveOptions::default().alignment(1 << 30))
 ///     .handles(&[2 << 20])
 ///     .before_unmap(|addresses| println!("wait for work on {addresses:x?}"));
 /// let segment = Segment::with(&PageCache::new(&device), 4 << 20, options)?;
@@ -52,10 +51,11 @@ pub struct SegmentOptions {
     pub(super) before_unmap: Option<BeforeUnmap>,
 }
 
+/// Any addresses, handles of 2 MiB, 20 MiB and 1 GiB, no hook.
 impl Default for SegmentOptions {
     fn default() -> Self {
         SegmentOptions {
-            reserve: ReserveOptions::new(),
+            reserve: ReserveOptions::default(),
             handles: vec![HUGE_PAGE, 10 * HUGE_PAGE, GIANT_PAGE],
             before_unmap: None,
         }
@@ -73,11 +73,6 @@ impl fmt::Debug for SegmentOptions {
 }
 
 impl SegmentOptions {
-    /// Any addresses, handles of 2 MiB, 20 MiB and 1 GiB, no hook.
-    pub fn new() -> SegmentOptions {
-        SegmentOptions::default()
-    }
-
     /// Where the addresses are.
     pub fn reserve(mut self, options: ReserveOptions) -> Self {
         self.reserve = options;
@@ -178,7 +173,7 @@ impl Segment {
     /// Those of [`Session::reserve`](crate::Session::reserve). More than 128 GiB take several
     /// reservations side by side: [`Error::Invalid`] if there is no room for them.
     pub fn new(cache: &PageCache, size: u64) -> Result<Segment> {
-        Segment::with(cache, size, SegmentOptions::new())
+        Segment::with(cache, size, SegmentOptions::default())
     }
 
     /// Makes a segment with options.
@@ -222,13 +217,8 @@ impl Segment {
         Some(self.pieces.at(offset)?.value.memory())
     }
 
-    /// The first address after the segment.
-    pub(super) fn end(&self) -> u64 {
-        self.address + self.size
-    }
-
     pub(super) fn contains(&self, address: u64) -> bool {
-        (self.address..self.end()).contains(&address)
+        address.wrapping_sub(self.address) < self.size
     }
 
     /// Address and size of each mapped handle.
@@ -254,16 +244,10 @@ impl Segment {
     /// [`Error::Invalid`] if the part is outside of the segment or not mapped, or if it crosses the
     /// border between two of the 128 GiB reservations of a large segment.
     pub fn slice(&self, offset: u64, size: u64) -> Result<Slice<'_>> {
-        if offset > self.size || size > self.size - offset {
-            return Err(outside("take a part of a segment", &(offset..offset.saturating_add(size)), self.size));
-        }
+        Invalid::check_inside("take a part of a segment", offset, size, self.size)?;
         // Its own mappings: lookups by address do not find hidden ones.
-        let at = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
-        let start = self.address + offset;
-        slice_of(&self.cache.session().inner, start, size, |end| {
-            let (found, whole) = cover(start, end, at);
-            whole.then_some(found)
-        })
+        let find = |address: u64| Some(self.pieces.at(address - self.address)?.value.inner.clone());
+        slice_of(&self.cache.session().inner, self.address + offset, size, find)
     }
 
     /// Hides present and future mappings from lookups by address: only [`Segment::slice`] reaches
@@ -314,9 +298,7 @@ impl Segment {
     ///
     /// Those of [`Reservation::map`].
     pub fn map(&mut self, offset: u64, memory: &PhysicalMemory) -> Result<()> {
-        if offset > self.size || memory.size() > self.size - offset {
-            return Err(outside(ENSURE, &(offset..offset.saturating_add(memory.size())), self.size));
-        }
+        Invalid::check_inside(ENSURE, offset, memory.size(), self.size)?;
         let part = (offset / ReserveOptions::MAX_SIZE) as usize;
         let mapping = self.parts[part].map_hidden(offset % ReserveOptions::MAX_SIZE, memory)?;
         if !self.hidden {
@@ -519,7 +501,7 @@ fn reserve(cache: &PageCache, size: u64, options: &ReserveOptions) -> Result<Vec
         let part = |offset| session.reserve_with(MAX.min(size - offset), &options.address(start + offset));
         offsets.map(part).collect()
     };
-    if let Some(start) = options.fixed() {
+    if let Some(start) = options.address {
         return reserve_at(start);
     }
     // The session reserves from the low end, so everything above some address is free.

@@ -8,7 +8,7 @@
 //! kept until the tag is awake.
 
 use super::backup_file::KeptFile;
-use super::file::{Progress, load};
+use super::file::{Progress, load, zeroed};
 use super::heap::{Heap, TagState, TakenSegments};
 use super::page_cache::PageCache;
 use super::segment::{Segment, Unmapped};
@@ -110,7 +110,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sleep(&self, tag: Tag, keep: Keep, mut progress: impl FnMut(Progress)) -> Result<u64> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         let heap = self.heap(tag);
         let is_asleep = |state: &TagState| matches!(state, TagState::Asleep(_));
         let Some(mut change) = Transition::begin(&heap, SLEEP, is_asleep)? else { return Ok(0) };
@@ -124,7 +124,7 @@ impl Pool {
         change.taken.hide(SLEEP)?;
         let backup = Backup::make(tag, &self.context.cache, &change.taken, used, keep, &mut progress)?;
         // A callback may have forked, and its child returned.
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         change.sleep(backup)
     }
 
@@ -137,7 +137,7 @@ impl Pool {
     /// another thread puts one of the tags to sleep or wakes it; those of mapping and copying. Then
     /// the tags are asleep as before, with their backups.
     pub fn wake(&self, tags: &[Tag], mut progress: impl FnMut(Progress)) -> Result<()> {
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         match self.try_wake(tags, &mut progress) {
             // Report the missing memory, even if something else cannot be unmapped.
             Err(error) if error.is_out_of_memory() && self.unmap_free().unwrap_or(0) > 0 => {
@@ -165,7 +165,7 @@ impl Pool {
             waking.iter_mut().try_for_each(|change| change.map_handles(&mut mapped))
         };
         let woken = woken.and_then(|()| restore(&waking, progress));
-        self.context.check_process()?;
+        self.context.cache.check_process()?;
         match woken {
             Ok(()) => waking.into_iter().for_each(Transition::wake),
             Err(error) => {
@@ -268,7 +268,7 @@ impl<'a> Transition<'a> {
 
 impl Drop for Transition<'_> {
     fn drop(&mut self) {
-        if self.heap.pool.in_child() {
+        if self.heap.pool.cache.in_child() {
             return;
         }
         self.quiet = Some(quiet());
@@ -411,18 +411,13 @@ fn chunks(used: &[Range<u64>]) -> impl Iterator<Item = (u64, Range<u64>)> {
 
 /// A buffer for a chunk of a backup of `total` bytes.
 fn buffer(size: u64, total: u64) -> Result<Vec<u8>> {
-    let mut buffer = Vec::new();
-    if buffer.try_reserve_exact(size as usize).is_err() {
-        let error = OutOfMemory {
-            place: "the host, in this process, for the contents of a tag".to_owned(),
-            asked: total,
-            page: Page::Huge,
-            free_huge: None,
-            free_giant: None,
-            kernel_log: String::new(),
-        };
-        return Err(error.into());
-    }
-    buffer.resize(size as usize, 0);
-    Ok(buffer)
+    let buffer = zeroed(size);
+    Ok(buffer.ok_or_else(|| OutOfMemory {
+        place: "the host, in this process, for the contents of a tag".to_owned(),
+        asked: total,
+        page: Page::Huge,
+        free_huge: None,
+        free_giant: None,
+        kernel_log: String::new(),
+    })?)
 }

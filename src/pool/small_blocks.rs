@@ -14,7 +14,6 @@ pub(super) const CLASSES: usize = 32;
 const WORDS: usize = 16;
 
 /// The class of a size from 1 to [`LARGEST`].
-#[inline]
 pub(super) fn class_of(size: u64) -> usize {
     let last = size - 1;
     if last < 512 {
@@ -100,7 +99,6 @@ impl SmallRun {
     }
 
     /// Takes a free block. Returns its address.
-    #[inline]
     pub(super) fn take(&mut self) -> Option<u64> {
         let word = self.taken.iter().position(|&word| word != u64::MAX)?;
         let bit = self.taken[word].trailing_ones();
@@ -110,7 +108,6 @@ impl SmallRun {
     }
 
     /// Frees a block in use.
-    #[inline]
     pub(super) fn free(&mut self, address: u64) {
         let (word, bit) = self.place(address);
         self.taken[word] &= !bit;
@@ -139,7 +136,6 @@ impl SmallRun {
     }
 
     /// The word and the bit of the block at an address inside of the run.
-    #[inline]
     fn place(&self, address: u64) -> (usize, u64) {
         let index = (address - self.start) / self.block_size();
         (index as usize / 64, 1 << (index % 64))

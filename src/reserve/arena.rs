@@ -11,29 +11,19 @@ use std::ops::Range;
 
 /// Addresses for heaps: where the vendor's library puts ordinary heaps, up to the end of the SVM
 /// segment.
-const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
+pub(super) const ADDRESSES: Range<u64> = NORMAL_START..DYNAMIC_START;
 
 /// Whole GiB that are a heap or could become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
-    start: u64,
-    size: u64,
+    pub(crate) start: u64,
+    pub(crate) size: u64,
 }
 
 impl Window {
-    /// First address.
-    pub(crate) fn start(self) -> u64 {
-        self.start
-    }
-
     /// The kernel's index of the heap: GiB from the start of the SVM segment.
     pub(crate) fn index(self) -> u32 {
         ((self.start - SVM_START) / HEAP_UNIT) as u32
-    }
-
-    /// Size in bytes.
-    pub(crate) fn size(self) -> u64 {
-        self.size
     }
 }
 
@@ -288,7 +278,7 @@ mod tests {
     fn the_first_heap_is_128_gib_at_the_first_normal_address() {
         let arena = Arena::default();
         let window = arena.next_window(MIB2).unwrap();
-        assert_eq!((window.index(), window.size()), (2816, 128 * GIB));
+        assert_eq!((window.index(), window.size), (2816, 128 * GIB));
     }
 
     #[test]

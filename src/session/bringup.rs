@@ -11,7 +11,7 @@ use crate::driver::davinci;
 use crate::driver::recognise;
 use crate::driver::segments::Segments;
 use crate::driver::svm::{HostPages, Segment, Svm};
-use crate::error::{Errno, Error, Refused, Result, SessionTaken};
+use crate::error::{Errno, Error, KernelResult, Result, SessionTaken};
 use crate::fork::PerProcess;
 use crate::signals::Blocked;
 use crate::slots::lock;
@@ -88,7 +88,7 @@ pub(super) fn bring_up(builder: &SessionBuilder) -> Result<(Prepared, HostPages)
 }
 
 /// INIT_PROCESS, repeated if a signal interrupted it.
-fn init_process(mut init: impl FnMut() -> Result<HostPages, Box<Refused>>) -> Result<HostPages, Box<Refused>> {
+fn init_process(mut init: impl FnMut() -> KernelResult<HostPages>) -> KernelResult<HostPages> {
     let mut blocked = None;
     let mut attempt = 1;
     loop {
@@ -209,7 +209,7 @@ fn path_of(line: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::SystemCall;
+    use crate::error::{Refused, SystemCall};
     use nix::sys::signal::{SigSet, Signal};
 
     #[test]

@@ -20,7 +20,7 @@
 use super::SessionInner;
 use crate::device::OpenDevice;
 use crate::driver::svm::{Handle, NAME};
-use crate::error::{Error, Refused, Result};
+use crate::error::{Error, KernelResult, Result};
 use crate::share::{ImportKey, OpenedAt};
 use crate::slots::lock;
 use crate::trace::{self, quiet};
@@ -107,21 +107,11 @@ impl<T: Undo> Drop for Live<T> {
 
 /// Undoes an object through its last reference. Returns the object if there are other references or
 /// if the kernel refuses.
-pub(crate) fn undo<T: Undo>(mut object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
+pub(crate) fn undo<T: Undo>(object: Arc<Live<T>>) -> Result<(), (Error, Arc<Live<T>>)> {
     if let Err(error) = object.session().check_process() {
         return Err((error, object));
     }
     let _quiet = object.is_awaited().then(quiet);
-    // In place if no table refers to the object: it need not be restored after an error.
-    if let Some(live) = Arc::get_mut(&mut object) {
-        return match live.object.undo() {
-            Ok(()) => {
-                live.undone = true;
-                Ok(())
-            }
-            Err(error) => Err((error, object)),
-        };
-    }
     match Arc::try_unwrap(object) {
         Ok(mut live) => match live.object.undo() {
             Ok(()) => {
@@ -158,14 +148,14 @@ pub(crate) enum Left {
 
 impl SessionInner {
     /// MEM_UNMAP, then removes the mapping from the table.
-    pub(crate) fn unmap(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn unmap(&self, address: u64, size: u64) -> KernelResult<()> {
         self.svm.mem_unmap(address, size)?;
-        self.mappings.lock().remove(address);
+        lock(&self.mappings).remove(address);
         Ok(())
     }
 
     /// FREE_PAGES, then frees the addresses in the arena.
-    pub(crate) fn free(&self, address: u64, size: u64) -> Result<(), Box<Refused>> {
+    pub(crate) fn free(&self, address: u64, size: u64) -> KernelResult<()> {
         self.svm.free_pages(address, size)?;
         lock(&self.arena).free(address);
         self.reserved.fetch_sub(size, Ordering::Relaxed);
@@ -173,7 +163,7 @@ impl SessionInner {
     }
 
     /// MEM_RELEASE, then vacates the slot of an import.
-    pub(crate) fn release(&self, handle: Handle, size: u64, import: Option<ImportKey>) -> Result<(), Box<Refused>> {
+    pub(crate) fn release(&self, handle: Handle, size: u64, import: Option<ImportKey>) -> KernelResult<()> {
         self.svm.mem_release(handle, size)?;
         self.physical.fetch_sub(size, Ordering::Relaxed);
         if let Some(key) = import {
@@ -235,13 +225,7 @@ impl SessionInner {
         self.retry();
         let mut all = lock(&self.left);
         let at = all.iter().position(is_it)?;
-        match all.swap_remove(at) {
-            Left::Device(device) => Some(device),
-            other => {
-                all.push(other);
-                None
-            }
-        }
+        if let Left::Device(device) = all.swap_remove(at) { Some(device) } else { None }
     }
 
     /// Forgets memory that a device refused to release. The device was closed, which released the

@@ -12,7 +12,6 @@ use crate::error::{Error, Invalid, Result};
 use crate::fork::PerProcess;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
-use std::process::Child;
 
 /// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that
 /// process.
@@ -89,15 +88,6 @@ impl BareTgid {
             ));
         }
         Ok(BareTgid(raw))
-    }
-
-    /// A child of this process.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`BareTgid::of_process`].
-    pub fn of_child(session: &Session, child: &Child) -> Result<BareTgid> {
-        BareTgid::of_process(session, child.id())
     }
 
     /// The number.

@@ -47,6 +47,7 @@ pub struct BrokerOptions {
     clients: usize,
 }
 
+/// Ten seconds for each of at most 256 clients at a time.
 impl Default for BrokerOptions {
     fn default() -> Self {
         BrokerOptions { timeout: Duration::from_secs(10), clients: 256 }
@@ -54,11 +55,6 @@ impl Default for BrokerOptions {
 }
 
 impl BrokerOptions {
-    /// Ten seconds for each of at most 256 clients at a time.
-    pub fn new() -> BrokerOptions {
-        BrokerOptions::default()
-    }
-
     /// Limits how long a client may take, from the time that it has a place to its last import.
     /// Then it is cut off.
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -109,7 +105,7 @@ pub struct Request {
 ///     "kv-cache" => Ok(pages.clone()),
 ///     other => Err(format!("there is no {other}")),
 /// };
-/// let broker = Broker::start(&session, listener, BrokerOptions::new(), answer)?;
+/// let broker = Broker::start(&session, listener, BrokerOptions::default(), answer)?;
 /// // Others call share::request(&UnixStream::connect(path)?, "kv-cache", &device, timeout).
 /// # drop(broker);
 /// # std::fs::remove_file(path)?;
@@ -352,7 +348,7 @@ fn is_name(name: &str) -> bool {
 /// let path = std::env::temp_dir().join(format!("ascend-vmm-request-{}", std::process::id()));
 /// let listener = UnixListener::bind(&path)?;
 /// let answer = move |_: &_| Ok(vec![page.clone()]);
-/// let broker = Broker::start(&session, listener, BrokerOptions::new(), answer)?;
+/// let broker = Broker::start(&session, listener, BrokerOptions::default(), answer)?;
 /// // A client is another process, or imports on another device.
 /// let socket = UnixStream::connect(&path)?;
 /// let device = session.device(LogicalId(1))?;
@@ -374,7 +370,7 @@ pub fn request<'a>(
 ) -> Result<Vec<PhysicalMemory>> {
     let socket = TimedSocket::new(socket, timeout, REQUEST);
     let place = place.into();
-    let session = Session { inner: place.inner().session.clone() };
+    let session = Session { inner: place.0.session.clone() };
     let tgid = BareTgid::of_this_process(&session)?;
     if !is_name(name) {
         return Err(socket.failed(

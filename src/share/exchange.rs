@@ -47,14 +47,7 @@ struct Hello {
     tgid: I32,
 }
 
-/// The importer's last message: 0, or the errno of the import.
-#[repr(C)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-struct Outcome {
-    errno: U16,
-}
-
-/// [`Outcome::errno`] of an import that failed before the kernel was called.
+/// The importer's last message is 0, or the errno of the import: this if the kernel was not called.
 const NO_ERRNO: u16 = u16::MAX;
 
 /// Exports `memory` to the process at the other end of `socket`, which calls [`receive`]. That
@@ -108,9 +101,9 @@ pub fn send(socket: &UnixStream, memory: &PhysicalMemory, timeout: Duration) -> 
     let importer = trusted_peer(&socket, &memory.session(), hello.tgid.get(), &sender)?;
     let ticket = trust(&socket, memory, importer, &sender)?;
     socket.write_signed(&ticket.to_bytes(), "ticket")?;
-    let mut outcome = Outcome { errno: 0.into() };
-    socket.read(outcome.as_mut_bytes(), "result of the import")?;
-    let reason = match outcome.errno.get() {
+    let mut errno = [0; 2];
+    socket.read(&mut errno, "result of the import")?;
+    let reason = match u16::from_le_bytes(errno) {
         0 => return Ok(()),
         NO_ERRNO => "it refused the ticket".to_owned(),
         errno => format!("the driver answered {}", Errno::from_raw(errno.into())),
@@ -156,7 +149,7 @@ pub(super) fn trust(
 pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Duration) -> Result<PhysicalMemory> {
     let place = place.into();
     let socket = TimedSocket::new(socket, timeout, RECEIVE);
-    let session = Session { inner: place.inner().session.clone() };
+    let session = Session { inner: place.0.session.clone() };
     let tgid = BareTgid::of_this_process(&session)?.as_raw().into();
     let hello = Hello { magic: MAGIC, version: VERSION.into(), reserved: 0.into(), tgid };
     socket.write_signed(hello.as_bytes(), "hello")?;
@@ -169,7 +162,7 @@ pub fn receive<'a>(socket: &UnixStream, place: impl Into<Place<'a>>, timeout: Du
         Ok(_) => 0,
         Err(error) => error.errno().map_or(NO_ERRNO, |errno| errno.raw() as u16),
     };
-    let sent = socket.write(Outcome { errno: errno.into() }.as_bytes(), "result of the import");
+    let sent = socket.write(&errno.to_le_bytes(), "result of the import");
     // If the exporter is gone by now, this process has the memory all the same.
     if let (Ok(_), Err(error)) = (&imported, sent) {
         trace::debug(error, "the exporter did not wait for the result");

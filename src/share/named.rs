@@ -11,7 +11,7 @@ use crate::bytes::Bytes;
 use crate::copy::Slice;
 use crate::device::{Device, DeviceInner};
 use crate::driver::svm::{HeapKind, NAME, NAME_LIST};
-use crate::error::{Error, Failed, Invalid, Refused, Result};
+use crate::error::{Error, Failed, Invalid, KernelResult, Result};
 use crate::id::PhysicalId;
 use crate::mapping::{Mapped, Mapping};
 use crate::reserve::arena::Window;
@@ -102,7 +102,7 @@ pub(crate) struct OpenedAt {
 
 impl OpenedAt {
     fn address(&self) -> u64 {
-        self.window.start()
+        self.window.start
     }
 
     /// Notes that a device was closed, which closed the names that were opened for it.
@@ -113,7 +113,7 @@ impl OpenedAt {
 
 impl SessionInner {
     /// Does what is left of IPC_MEM_CLOSE, FREE_PAGES and disabling the heap.
-    pub(crate) fn close_named(&self, opened: &mut OpenedAt) -> Result<(), Box<Refused>> {
+    pub(crate) fn close_named(&self, opened: &mut OpenedAt) -> KernelResult<()> {
         if opened.open {
             self.svm.ipc_mem_close(opened.device, opened.address(), opened.size)?;
             opened.open = false;
@@ -417,14 +417,11 @@ fn publish(address: u64, size: u64, mapped: Vec<Arc<Live<Mapped>>>) -> Result<Pu
     let (device, session) = (first.block.device.clone(), first.session().clone());
     session.check_process()?;
     for block in mapped.iter().map(|mapped| &mapped.block) {
-        if block.handle.is_host() {
-            return Err(impossible("it is memory of the host"));
-        }
-        if block.is_imported() {
-            return Err(impossible("it is imported"));
-        }
-        if block.share().is_some() {
-            return Err(impossible("it was exported"));
+        match block.share() {
+            _ if block.device.is_host() => return Err(impossible("it is memory of the host")),
+            _ if block.is_imported() => return Err(impossible("it is imported")),
+            Some(_) => return Err(impossible("it was exported")),
+            None => {}
         }
     }
     let created = session.svm.ipc_mem_create(device.id, address, size);

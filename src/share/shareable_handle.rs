@@ -152,9 +152,7 @@ impl FabricHandle {
             share: self.handle.share_id(),
             rest: [0; 108],
         };
-        let mut bytes = [0; Self::LENGTH];
-        bytes.copy_from_slice(wire.as_bytes());
-        bytes
+        zerocopy::transmute!(wire)
     }
 
     /// Reads the vendor's 128 bytes; `None` for a kind or a device that cannot exist. The unused

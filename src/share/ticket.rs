@@ -107,9 +107,7 @@ impl Ticket {
             checksum: 0.into(),
         };
         wire.checksum = checksum(wire.as_bytes()).into();
-        let mut bytes = [0; Self::LENGTH];
-        bytes.copy_from_slice(wire.as_bytes());
-        bytes
+        zerocopy::transmute!(wire)
     }
 
     /// A hash of the exporter's pid and start time, never 0: a later process with the same pid has

@@ -10,7 +10,7 @@ const FIRST: u64 = ReserveOptions::ADDRESSES.start;
 const END: u64 = ReserveOptions::ADDRESSES.end;
 
 fn at(address: u64) -> ReserveOptions {
-    ReserveOptions::new().address(address)
+    ReserveOptions::default().address(address)
 }
 
 /// Memory works at both ends of a reservation.

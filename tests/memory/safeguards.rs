@@ -428,7 +428,7 @@ fn every_thread_of_the_library_leaves_all_signals_to_the_program() {
         let path = directory.join("broker");
         let listener = UnixListener::bind(&path).unwrap();
         let page = device.create(MIB2).unwrap();
-        let options = BrokerOptions::new().timeout(PATIENCE);
+        let options = BrokerOptions::default().timeout(PATIENCE);
         let broker = Broker::start(&session, listener, options, move |_| Ok(vec![page.clone()])).unwrap();
         start(|_| {
             let socket = UnixStream::connect(&path).unwrap();

@@ -93,7 +93,7 @@ fn no_file_is_replaced_or_removed_where_links_or_renames_are_refused() {
                 let slept = sleep(&|| ());
                 assert_eq!(slept.is_ok(), possible, "{slept:?}");
                 assert_eq!(names(&directory).len(), usize::from(possible));
-                assert!(!possible || BackupFile::open(&path).unwrap().tag() == WEIGHTS);
+                assert!(!possible || BackupFile::open(&path).unwrap().tag == WEIGHTS);
                 pool.wake(&[WEIGHTS], |_| ()).unwrap();
                 check(&block);
                 assert_eq!(names(&directory).len(), 0);
@@ -130,7 +130,7 @@ fn the_file_of_a_tag_is_removed_with_its_pool_and_blocks_unless_it_was_replaced(
         fs::write(&path, b"another's work").unwrap();
         drop((pool, block));
         assert_eq!(fs::read(&path).unwrap(), b"another's work");
-        assert!(file.file().metadata().unwrap().len() > 20 * MIB);
+        assert!(file.file.metadata().unwrap().len() > 20 * MIB);
     });
 }
 

@@ -208,7 +208,7 @@ fn a_pool_dropped_during_a_copy_leaves_nothing_when_the_copy_ends() {
 #[test]
 fn out_of_memory_is_reported_even_if_something_else_cannot_be_unmapped() {
     on_each_generation(Config { hbm: 256 * MIB, ..plain() }, |_, _| {
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().handles(&[MIB2]));
         let _weights = pool.allocate(40 * MIB, 1, WEIGHTS).unwrap();
         pool.sleep(WEIGHTS, Keep::Host, |_| ()).unwrap();
         // Free memory of another tag that is still used by its address.

@@ -75,7 +75,7 @@ fn a_segment_is_unchanged_when_any_command_of_growing_or_shrinking_is_refused() 
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
-        let options = SegmentOptions::new().handles(&[MIB2, 2 * MIB2]);
+        let options = SegmentOptions::default().handles(&[MIB2, 2 * MIB2]);
         let segment = std::cell::RefCell::new(Segment::with(&cache, 64 * MIB, options).unwrap());
         segment.borrow_mut().ensure(4 * MIB2..6 * MIB2).unwrap();
         segment.borrow().slice(4 * MIB2, 4).unwrap().write(b"here").unwrap();
@@ -109,7 +109,7 @@ fn a_mapping_that_cannot_be_undone_stays_and_the_next_call_uses_it() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
-        let options = SegmentOptions::new().handles(&[MIB2]);
+        let options = SegmentOptions::default().handles(&[MIB2]);
         let mut segment = Segment::with(&cache, 64 * MIB, options).unwrap();
         let total = accounted(&device, &cache, 0);
         // The third mapping is refused, and the second cannot be undone.
@@ -172,7 +172,7 @@ fn a_pool_is_unchanged_when_any_command_of_growing_or_trimming_is_refused() {
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
-        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2, 2 * MIB2]));
+        let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2, 2 * MIB2]));
         let kept = pool.allocate(MIB2 / 2, 1, Tag(0)).unwrap();
         write(&kept, 7);
         let total = accounted(&device, &cache, pool.statistics().mapped);
@@ -227,7 +227,7 @@ fn a_tag_is_unchanged_when_any_command_of_sleeping_or_waking_is_refused() {
         let directory = Directory::new();
         let device = device(0);
         let cache = PageCache::new(&device);
-        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2]));
         let (one, two) = (Tag(1), Tag(2));
         let blocks: Vec<Block> =
             [(100, one), (MIB2, one), (70_000, two)].map(|(size, tag)| pool.allocate(size, 1, tag).unwrap()).into();
@@ -263,7 +263,7 @@ fn memory_runs_out_at_every_step_of_growing_and_waking_and_nothing_is_lost() {
     isolated(Config { hbm: 64 * MIB, ..plain() }, |_| {
         let device = device(0);
         let cache = PageCache::new(&device);
-        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2]));
         let blocks: Vec<Block> = (0..4).map(|tag| pool.allocate(3 * MIB2, 1, Tag(tag)).unwrap()).collect();
         blocks.iter().enumerate().for_each(|(number, block)| write(block, number as u64));
         let tags = [Tag(0), Tag(1), Tag(2), Tag(3)];
@@ -308,7 +308,7 @@ fn a_copy_whose_end_is_unknown_keeps_its_tag_awake_with_its_contents() {
 #[test]
 fn memory_is_mapped_again_at_the_second_try_if_the_first_is_refused() {
     on_each_generation(plain(), |_, emulator| {
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().handles(&[MIB2]));
         let block = pool.allocate(3 * MIB2, 1, Tag(1)).unwrap();
         block.fill(0, 3 * MIB2, 7).unwrap();
         let is_whole = || {
@@ -334,7 +334,7 @@ fn a_tag_that_can_be_neither_unmapped_nor_mapped_again_sleeps_with_its_contents(
         let directory = Directory::new();
         let device = device(0);
         let cache = PageCache::new(&device);
-        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2]));
         let blocks: Vec<Block> = (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect();
         let total = accounted(&device, &cache, pool.statistics().mapped);
         let session = Session::current().unwrap();
@@ -370,7 +370,7 @@ fn free_memory_that_can_be_neither_unmapped_nor_mapped_again_is_not_handed_out()
     on_each_generation(plain(), |_, emulator| {
         let device = device(0);
         let cache = PageCache::new(&device);
-        let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2]));
         let allocate = || -> Vec<Block> { (0..4).map(|_| pool.allocate(MIB2, MIB2, Tag(1)).unwrap()).collect() };
         // All blocks are in one segment.
         drop(pool.allocate(4 * MIB2, MIB2, Tag(1)).unwrap());
@@ -404,7 +404,7 @@ fn random_operations_agree_with_a_model() {
             let mut random = Random(seed);
             let fault = ["MEM_CREATE", "MEM_MAP", "MEM_UNMAP", "MEMCPY"][seed as usize];
             let cache = PageCache::new(&device(0));
-            let pool = Pool::with(&cache, PoolOptions::new().handles(&[MIB2, 10 * MIB2]));
+            let pool = Pool::with(&cache, PoolOptions::default().handles(&[MIB2, 10 * MIB2]));
             let mut model = Model { blocks: Vec::new(), asleep: [false; 3] };
             for step in 0..400u64 {
                 let tag = random.below(3) as usize;

@@ -5,7 +5,6 @@ use crate::support::processes::start;
 use crate::support::{self, GIB, MIB, MIB2, assert_nothing_left, count, device, inject, plain, refused_here};
 use ascend_emulator::{Config, Emulator, isolated, on_each_generation};
 use ascend_vmm::pool::{CacheOptions, Keep, PageCache, Pool, PoolOptions, Segment, SegmentOptions, Tag};
-use ascend_vmm::share::Place;
 use ascend_vmm::{Error, Kind, MemoryKind, Page, ReserveOptions, Session};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +65,7 @@ fn exported_memory_is_cached_only_if_allowed_and_is_not_exported_again() {
         drop(memory.export().unwrap());
         careful.put(memory);
         assert_eq!(careful.statistics().cached, 0, "another process may see it");
-        let sharing = PageCache::with(&device(0), CacheOptions::new().reuse_exported(true));
+        let sharing = PageCache::with(&device(0), CacheOptions::default().reuse_exported(true));
         let memory = sharing.take(MIB2).unwrap();
         let handle = memory.export().unwrap().handle();
         sharing.put(memory);
@@ -82,7 +81,7 @@ fn exported_memory_is_cached_only_if_allowed_and_is_not_exported_again() {
 #[test]
 fn a_cache_keeps_no_more_than_its_limit_and_trims_the_largest_first() {
     on_each_generation(plain(), |_, _| {
-        let cache = PageCache::with(&device(0), CacheOptions::new().limit(4 * MIB2));
+        let cache = PageCache::with(&device(0), CacheOptions::default().limit(4 * MIB2));
         let before = free();
         let sizes = [MIB2, 2 * MIB2, 2 * MIB2];
         let memories = sizes.map(|size| cache.take(size).unwrap());
@@ -120,7 +119,7 @@ fn the_cache_is_emptied_before_an_allocation_fails() {
 #[test]
 fn a_segment_grows_and_shrinks_anywhere_and_growing_again_costs_one_ioctl_a_page() {
     on_each_generation(plain(), |_, emulator| {
-        let options = SegmentOptions::new().handles(&[MIB2]);
+        let options = SegmentOptions::default().handles(&[MIB2]);
         let mut segment = Segment::with(&cache(), GIB, options).unwrap();
         segment.ensure(5 * MIB2 - 1..5 * MIB2 + 1).unwrap();
         assert_eq!(segment.pieces().collect::<Vec<_>>(), [(4 * MIB2, MIB2), (5 * MIB2, MIB2)]);
@@ -154,7 +153,7 @@ fn a_segment_of_1_gib_pages_is_aligned_to_them_and_grows_by_them() {
     isolated(plain(), |_| {
         let _shifts_the_rest = Session::current().unwrap().reserve(MIB2).unwrap();
         let giant = Kind { page: Page::Giant, ..Kind::default() };
-        let cache = PageCache::with(&device(0), CacheOptions::new().kind(giant));
+        let cache = PageCache::with(&device(0), CacheOptions::default().kind(giant));
         let mut segment = Segment::new(&cache, 2 * GIB - 1).unwrap();
         assert_eq!((segment.address() % GIB, segment.size()), (0, 2 * GIB));
         segment.ensure(GIB + 5..GIB + 6).unwrap();
@@ -195,7 +194,7 @@ fn a_segment_larger_than_a_heap_is_contiguous_or_an_error() {
         let session = Session::current().unwrap();
         let _in_the_way = session.reserve(MIB2).unwrap();
         let max = ReserveOptions::MAX_SIZE;
-        let mut large = Segment::with(&cache(), 2 * max + MIB2, SegmentOptions::new().handles(&[MIB2])).unwrap();
+        let mut large = Segment::with(&cache(), 2 * max + MIB2, SegmentOptions::default().handles(&[MIB2])).unwrap();
         large.ensure(max - MIB2..max + MIB2).unwrap();
         large.ensure(2 * max..2 * max + MIB2).unwrap();
         large.slice(2 * max, 5).unwrap().write(b"there").unwrap();
@@ -215,7 +214,7 @@ fn a_segment_that_grows_and_shrinks_at_random_agrees_with_a_model() {
         // Far apart: in several rows of the range map, with many empty rows between them.
         let places = [0, 1, 63, 64, 65, 127, 4095, 4096, 20_000, 65_534].map(|chunk| chunk * MIB2);
         let size = 128 * GIB;
-        let mut segment = Segment::with(&cache(), size, SegmentOptions::new().handles(&[MIB2])).unwrap();
+        let mut segment = Segment::with(&cache(), size, SegmentOptions::default().handles(&[MIB2])).unwrap();
         let mut model = std::collections::BTreeSet::new();
         let mut random = support::random::Random(7);
         for step in 0..300 {
@@ -250,7 +249,7 @@ fn impossible_ranges_and_handles_are_refused_before_any_command() {
             refused_here(&segment.slice(GIB, 1).unwrap_err(), "not inside of");
             refused_here(&segment.slice(u64::MAX, u64::MAX).unwrap_err(), "not inside of");
             for handles in [&[][..], &[0], &[1], &[MIB2, 3 * MIB2 / 2], &[2 * MIB2, 3 * MIB2]] {
-                let error = Segment::with(&cache(), GIB, SegmentOptions::new().handles(handles)).unwrap_err();
+                let error = Segment::with(&cache(), GIB, SegmentOptions::default().handles(handles)).unwrap_err();
                 refused_here(&error, "its handles");
             }
         });
@@ -277,7 +276,7 @@ fn the_hook_runs_before_anything_is_unmapped_and_its_panic_prevents_that() {
                 }
             }
         };
-        let mut segment = Segment::with(&cache, GIB, SegmentOptions::new().before_unmap(hook)).unwrap();
+        let mut segment = Segment::with(&cache, GIB, SegmentOptions::default().before_unmap(hook)).unwrap();
         segment.ensure(0..64 << 20).unwrap();
         segment.shrink(60 << 20..GIB).unwrap();
         let mapped = segment.mapped();
@@ -400,7 +399,7 @@ fn free_memory_moves_to_another_tag_before_an_allocation_fails() {
 fn a_pool_maps_in_steps_if_there_is_enough_memory() {
     let config = Config { hbm: 64 << 20, ..plain() };
     on_each_generation(config, |_, _| {
-        let pool = Pool::with(&cache(), PoolOptions::new().step(20 << 20));
+        let pool = Pool::with(&cache(), PoolOptions::default().step(20 << 20));
         let all = free();
         let mut blocks = vec![pool.allocate(MIB2, 1, Tag(0)).unwrap()];
         assert_eq!(pool.statistics().mapped, 20 << 20);
@@ -422,7 +421,7 @@ fn the_hook_of_a_pool_may_use_the_pool_and_its_panic_loses_nothing() {
             drop(pool.allocate(MIB2, 1, Tag(0)).unwrap());
             pool.statistics();
         };
-        let pool = Pool::with(&cache(), PoolOptions::new().before_unmap(hook));
+        let pool = Pool::with(&cache(), PoolOptions::default().before_unmap(hook));
         drop(pool.allocate(8 * MIB2, 1, Tag(0)).unwrap());
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.trim())).unwrap_err();
         assert_eq!(pool.statistics().mapped, 8 * MIB2);
@@ -507,7 +506,7 @@ fn blocks_that_are_reset_while_they_are_allocated_are_counted_once() {
 fn a_cache_of_the_host_serves_host_memory() {
     on_each_generation(plain(), |_, _| {
         let host = Session::current().unwrap().host().unwrap();
-        let cache = PageCache::new(Place::Host(&host));
+        let cache = PageCache::new(&host);
         let pool = Pool::new(&cache);
         let block = pool.allocate(100, 1, Tag(0)).unwrap();
         block.write(0, b"on the host").unwrap();
@@ -570,7 +569,7 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
                 None => {}
             }
         };
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]).before_unmap(hook));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]).before_unmap(hook));
         let mut blocks: Vec<_> = (0..6).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
         blocks.iter().zip(0u8..).for_each(|(block, number)| block.fill(0, MIB2, number).unwrap());
         blocks.drain(2..4);
@@ -601,7 +600,7 @@ fn a_hook_that_resets_its_tag_or_puts_it_to_sleep_loses_no_block_and_no_memory()
 fn a_step_of_any_size_maps_no_more_than_the_device_has() {
     on_each_generation(Config { hbm: 64 << 20, ..plain() }, |_, _| {
         for step in [0, 1, MIB2 + 1, u64::MAX] {
-            let pool = Pool::with(&cache(), PoolOptions::new().step(step));
+            let pool = Pool::with(&cache(), PoolOptions::default().step(step));
             drop(pool.allocate(100, 1, Tag(0)).unwrap());
             assert!(pool.statistics().mapped >= MIB2);
         }
@@ -611,7 +610,7 @@ fn a_step_of_any_size_maps_no_more_than_the_device_has() {
 #[test]
 fn addresses_are_reused_and_the_peak_counts_what_was_in_use_at_once() {
     on_each_generation(plain(), |_, _| {
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]));
         drop(pool.allocate(3 * MIB2, 1, Tag(0)).unwrap());
         let mut blocks: Vec<_> = (0..3).map(|_| pool.allocate(MIB2, 1, Tag(0)).unwrap()).collect();
         let (reserved, middle) = (pool.statistics().reserved, blocks.remove(1).address());
@@ -689,7 +688,7 @@ fn a_failed_growth_gives_everything_back_and_reports_what_was_asked_and_free() {
 #[test]
 fn memory_that_was_unmapped_in_vain_is_mapped_again() {
     on_each_generation(Config { hbm: 64 * MIB, ..plain() }, |_, _| {
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]));
         // Tag 1 has enough free memory, but some of it is in pages that are in use.
         let blocks: Vec<_> = (0..4).map(|_| pool.allocate(MIB + 4096, 1, Tag(1)).unwrap()).collect();
         drop(pool.allocate(8 * MIB, 1, Tag(1)).unwrap());
@@ -731,7 +730,7 @@ fn a_large_alignment_takes_no_more_addresses_and_memory_than_the_block() {
 #[test]
 fn an_aligned_block_does_not_go_into_an_unaligned_hole_of_its_size() {
     on_each_generation(plain(), |_, _| {
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]));
         // A segment of 64 MiB with a hole of 8 MiB, 2 MiB after a multiple of 8 MiB.
         drop(pool.allocate(64 * MIB, 64 * MIB, Tag(0)).unwrap());
         let mut blocks: Vec<_> = (0..32).map(|_| pool.allocate(MIB2, MIB2, Tag(0)).unwrap()).collect();
@@ -804,7 +803,7 @@ fn memory_does_not_run_out_while_a_free_block_fits() {
         assert_eq!((pool.statistics().in_use, pool.statistics().blocks), (0, 0));
         pool.trim().unwrap();
         // Free memory before a hole, the hole, and free memory after it.
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]));
         drop(pool.allocate(3 * MIB2, MIB2, Tag(0)).unwrap());
         let blocks: Vec<_> = (0..6).map(|_| pool.allocate(MIB, MIB, Tag(0)).unwrap()).collect();
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
@@ -823,7 +822,7 @@ fn memory_does_not_run_out_while_a_free_block_fits() {
 #[test]
 fn a_block_in_addresses_that_another_tag_had_is_found_and_freed() {
     on_each_generation(plain(), |_, _| {
-        let pool = Pool::with(&cache(), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&cache(), PoolOptions::default().handles(&[MIB2]));
         // Several segments of one tag, side by side.
         let blocks: Vec<_> = (0..8).map(|_| pool.allocate(64 * MIB, 1, Tag(1)).unwrap()).collect();
         let old: Vec<u64> = blocks.iter().map(|block| block.address()).collect();
@@ -832,7 +831,7 @@ fn a_block_in_addresses_that_another_tag_had_is_found_and_freed() {
         assert!(old.iter().all(|&address| pool.find(address).is_none()));
         // A fixed address makes the session join the addresses that it keeps aside. The range
         // before it is then the smallest free range.
-        let fixed = ReserveOptions::new().address(ReserveOptions::ADDRESSES.start + 32 * GIB);
+        let fixed = ReserveOptions::default().address(ReserveOptions::ADDRESSES.start + 32 * GIB);
         drop(Session::current().unwrap().reserve_with(MIB2, &fixed).unwrap());
         // One segment of another tag takes their place.
         drop(pool.allocate(512 * MIB, 1, Tag(2)).unwrap());

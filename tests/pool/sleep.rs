@@ -229,7 +229,7 @@ fn a_live_slice_is_noticed_before_anything_is_copied() {
 #[test]
 fn a_slice_of_any_part_keeps_the_whole_tag_awake_and_usable() {
     isolated(plain(), |_| {
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().handles(&[MIB2]));
         let blocks: Vec<_> = (0..8).map(|_| pool.allocate(MIB2, 1, WEIGHTS).unwrap()).collect();
         let session = Session::current().unwrap();
         for block in &blocks {
@@ -291,7 +291,7 @@ fn what_the_hook_writes_before_a_tag_falls_asleep_is_kept() {
                 slice.write(b"new").unwrap();
             }
         };
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().before_unmap(hook));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().before_unmap(hook));
         let block = pool.allocate(4 * MIB, 1, WEIGHTS).unwrap();
         block.write(0, b"old").unwrap();
         *slot.lock().unwrap() = Some(Session::current().unwrap().slice_at(block.address(), 3).unwrap());
@@ -370,7 +370,7 @@ fn no_write_that_returned_is_lost_or_torn_when_copies_run_in_parallel() {
 #[test]
 fn a_cache_counts_what_it_releases_when_a_tag_falls_asleep() {
     isolated(plain(), |_| {
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[MIB2]));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().handles(&[MIB2]));
         let _block = pool.allocate(3 * MIB2, 1, WEIGHTS).unwrap();
         for round in 1..=3 {
             pool.sleep(WEIGHTS, Keep::Nothing, |_| ()).unwrap();
@@ -388,7 +388,7 @@ fn a_panic_of_the_hook_or_the_progress_callback_leaves_the_tag_unchanged() {
         let mood = Arc::new(AtomicU64::new(0));
         let inside = mood.clone();
         let hook = move |_: &[std::ops::Range<u64>]| assert_eq!(inside.load(Ordering::Relaxed), 0, "in a bad mood");
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().before_unmap(hook));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().before_unmap(hook));
         let all = blocks(&pool, WEIGHTS);
         for keep in all_kinds(&directory) {
             mood.store(1, Ordering::Relaxed);
@@ -503,7 +503,7 @@ fn a_file_is_written_under_an_unused_name_and_replaces_nothing() {
         assert!(error.to_string().contains("the file exists"), "{error}");
         assert_eq!(second, Some(MIB2));
         check(&one, 1);
-        assert_eq!(BackupFile::open(&path).unwrap().tag(), Tag(2));
+        assert_eq!(BackupFile::open(&path).unwrap().tag, Tag(2));
         pool.wake(&[Tag(2)], |_| ()).unwrap();
         check(&other, 2);
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
@@ -579,12 +579,12 @@ fn a_process_killed_asleep_leaves_its_file_and_one_killed_falling_asleep_leaves_
         }
         peer.kill();
         let file = BackupFile::open(&path).unwrap();
-        let part = file.parts()[0];
-        assert_eq!((file.tag(), part.address, part.size), (WEIGHTS, address, 40 * MIB));
+        let part = file.parts[0];
+        assert_eq!((file.tag, part.address, part.size), (WEIGHTS, address, 40 * MIB));
         // The next process loads it at any address.
         let pool = pool();
         let block = pool.allocate(part.size, 1, CACHE).unwrap();
-        pool::load(file.file(), part.offset, &block.slice(0, part.size).unwrap(), |_| ()).unwrap();
+        pool::load(&file.file, part.offset, &block.slice(0, part.size).unwrap(), |_| ()).unwrap();
         let mut last = [0];
         block.read(part.size - 1, &mut last).unwrap();
         assert_eq!(last, [7]);
@@ -820,7 +820,7 @@ fn segments_that_were_unmapped_are_mapped_again_when_a_later_one_is_refused() {
     isolated(plain(), |emulator| {
         // Two handles fill a segment.
         let size = 600 * MIB;
-        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::new().handles(&[size]));
+        let pool = Pool::with(&PageCache::new(&device(0)), PoolOptions::default().handles(&[size]));
         let blocks: Vec<_> = (0..3).map(|_| pool.allocate(size, 1, WEIGHTS).unwrap()).collect();
         blocks.iter().enumerate().for_each(|(number, block)| write(block, number));
         inject(emulator, "MEM_UNMAP#3=EBUSY");

@@ -180,7 +180,7 @@ impl World {
                     let start = other.object.address();
                     start < wanted.end && wanted.start < start + other.object.size()
                 });
-                let result = self.session.reserve_with(size, &ReserveOptions::new().address(address));
+                let result = self.session.reserve_with(size, &ReserveOptions::default().address(address));
                 if taken || address < ReserveOptions::ADDRESSES.start {
                     return refused(result, "the addresses are reserved, or not the driver's");
                 }
@@ -190,14 +190,14 @@ impl World {
             }
             1 => {
                 let alignment = MIB2 << self.random.below(10);
-                let object = self.session.reserve_with(size, &ReserveOptions::new().alignment(alignment)).unwrap();
+                let object = self.session.reserve_with(size, &ReserveOptions::default().alignment(alignment)).unwrap();
                 assert_eq!(object.address() % alignment, 0);
                 object
             }
             2 if self.random.one_in(4) => {
                 refused(self.session.reserve(129 * GIB), "it is too large");
                 refused(self.session.reserve(size + 1), "the size is odd");
-                let odd = ReserveOptions::new().alignment(3 * MIB2);
+                let odd = ReserveOptions::default().alignment(3 * MIB2);
                 return refused(self.session.reserve_with(size, &odd), "the alignment is odd");
             }
             _ => self.session.reserve(size).unwrap(),

@@ -234,7 +234,7 @@ fn a_storm_of_signals_disturbs_no_broker_and_no_exchange() {
         let (session, device) = (Session::current().unwrap(), device(0));
         let pages: Vec<_> = (0..2).map(|_| device.create(MIB2).unwrap()).collect();
         let served = pages.clone();
-        let options = BrokerOptions::new().timeout(PATIENCE);
+        let options = BrokerOptions::default().timeout(PATIENCE);
         let listener = UnixListener::bind(&path).unwrap();
         let broker = Broker::start(&session, listener, options, move |_| Ok(served.clone())).unwrap();
         client.signal();

@@ -149,7 +149,7 @@ fn broker() {
         }
         let listener = UnixListener::bind(&path).unwrap();
         let session = Session::current().unwrap();
-        let broker = Broker::start(&session, listener, BrokerOptions::new(), move |_| Ok(pages.to_vec())).unwrap();
+        let broker = Broker::start(&session, listener, BrokerOptions::default(), move |_| Ok(pages.to_vec())).unwrap();
         clients.iter().for_each(|client| client.signal());
         clients.into_iter().for_each(Peer::join);
         drop(broker);
@@ -215,7 +215,7 @@ fn trim_beside_reset() {
     scenario("trim_beside_reset", host(), || {
         let session = Session::open().unwrap();
         // A hook that takes a while, as one that tells other processes does.
-        let options = PoolOptions::new().before_unmap(|_| assert!(std::fs::exists("/dev/davinci0").unwrap()));
+        let options = PoolOptions::default().before_unmap(|_| assert!(std::fs::exists("/dev/davinci0").unwrap()));
         let pool = Pool::with(&PageCache::new(&session.device(LogicalId(0)).unwrap()), options);
         drop(pool.allocate(MIB2, 1, Tag(1)).unwrap());
         std::thread::scope(|scope| {

@@ -96,7 +96,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
             let tgid = [BareTgid::from_raw(1).unwrap()];
             let own = std::process::id();
             for error in [
-                session.reserve_with(MIB2, &ReserveOptions::new()).unwrap_err(),
+                session.reserve_with(MIB2, &ReserveOptions::default()).unwrap_err(),
                 host.create(MIB2).unwrap_err(),
                 host.create_on_node(MIB2, Kind::default(), 0).unwrap_err(),
                 device.create_with(MIB2, Kind::default()).unwrap_err(),
@@ -124,7 +124,7 @@ fn in_a_child_sharing_access_and_batches_of_the_parents_objects_are_refused() {
                 share::send(&here, &memory, PATIENCE).unwrap_err(),
                 share::receive(&here, &device, PATIENCE).unwrap_err(),
                 share::request(&here, "name", &device, PATIENCE).unwrap_err(),
-                Broker::start(&session, listener.take().unwrap(), BrokerOptions::new(), |_| Ok(Vec::new()))
+                Broker::start(&session, listener.take().unwrap(), BrokerOptions::default(), |_| Ok(Vec::new()))
                     .unwrap_err(),
                 reservation.map(MIB2, &memory).unwrap_err(),
                 session.slice_at(mapping.address(), 8).unwrap_err(),

@@ -74,7 +74,7 @@ fn scenario(emulator: &ascend_emulator::Emulator) {
 
 /// A pool that grows, sleeps, wakes and shrinks, with a refused call in each step.
 fn pools(emulator: &ascend_emulator::Emulator, device: &Device) {
-    let pool = Pool::with(&PageCache::new(device), PoolOptions::new().handles(&[MIB2]).before_unmap(|_| ()));
+    let pool = Pool::with(&PageCache::new(device), PoolOptions::default().handles(&[MIB2]).before_unmap(|_| ()));
     inject(emulator, "MEM_MAP#1=EBUSY");
     assert!(pool.allocate(MIB2, 1, Tag(0)).is_err());
     let block = pool.allocate(2 * MIB2, 1, Tag(0)).unwrap();

@@ -100,7 +100,7 @@ fn a_broker_serves_many_processes_while_some_are_stuck_and_some_are_killed() {
             channel.pause();
         });
         let pages = numbered(3);
-        let options = BrokerOptions::new().timeout(PATIENCE);
+        let options = BrokerOptions::default().timeout(PATIENCE);
         let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
         // These say nothing, or half of something, and stay.
         let silent: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();
@@ -125,7 +125,7 @@ fn a_client_whose_second_import_fails_keeps_nothing() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let pages = numbered(3);
-        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| serve(request, &pages));
+        let (broker, path) = broker(&directory, BrokerOptions::default(), move |request| serve(request, &pages));
         inject(emulator, "MEM_IMPORT#2=ENOMEM");
         start(|_| assert_eq!(request(&path, "pages").unwrap_err().errno(), Some(Errno::ENOMEM))).join();
         let shares = emulator.state().memory.shares;
@@ -140,7 +140,7 @@ fn a_client_that_only_speaks_text_gets_the_vendors_handle() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         let pages = numbered(3);
-        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+        let (broker, path) = broker(&directory, BrokerOptions::default(), move |request| {
             assert!(request.process.as_raw() > 0 && request.user == std::fs::metadata("/proc/self").unwrap().uid());
             serve(request, &pages)
         });
@@ -176,7 +176,7 @@ fn a_client_cannot_ask_in_the_name_of_another_process() {
         let directory = Directory::new();
         let asked = Arc::new(AtomicU32::new(0));
         let counted = asked.clone();
-        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+        let (broker, path) = broker(&directory, BrokerOptions::default(), move |request| {
             counted.fetch_add(1, Ordering::Relaxed);
             serve(request, &[])
         });
@@ -215,7 +215,7 @@ fn a_request_that_two_processes_send_is_refused() {
         let directory = Directory::new();
         let asked = Arc::new(AtomicU32::new(0));
         let counted = asked.clone();
-        let (broker, path) = broker(&directory, BrokerOptions::new(), move |request| {
+        let (broker, path) = broker(&directory, BrokerOptions::default(), move |request| {
             counted.fetch_add(1, Ordering::Relaxed);
             serve(request, &[])
         });
@@ -251,7 +251,7 @@ fn send_as_self(socket: &UnixStream, bytes: &[u8]) {
 fn a_broker_cuts_off_late_clients_and_serves_others() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
-        let options = BrokerOptions::new().timeout(SHORT).clients(0);
+        let options = BrokerOptions::default().timeout(SHORT).clients(0);
         let (broker, path) = broker(&directory, options, |request| serve(request, &numbered(1)));
         // One place, and all of them want it.
         let mut silent: Vec<UnixStream> = (0..5).map(|_| UnixStream::connect(&path).unwrap()).collect();
@@ -320,7 +320,7 @@ fn a_forked_child_drops_the_broker_and_the_parent_still_serves() {
         let directory = Directory::new();
         let pages = Mutex::new(numbered(1));
         let answer = move |request: &Request| serve(request, &pages.lock().unwrap());
-        let (broker, path) = broker(&directory, BrokerOptions::new(), answer);
+        let (broker, path) = broker(&directory, BrokerOptions::default(), answer);
         let mut broker = Some(broker);
         fork(|| drop(broker.take())).join();
         start(|_| check(&request(&path, "pages").unwrap())).join();
@@ -334,7 +334,7 @@ fn a_broker_that_is_dropped_at_once_leaves_nothing() {
     on_each_generation(plain(), |_, emulator| {
         let directory = Directory::new();
         for _ in 0..20 {
-            let (broker, path) = broker(&directory, BrokerOptions::new(), |_| Ok(Vec::new()));
+            let (broker, path) = broker(&directory, BrokerOptions::default(), |_| Ok(Vec::new()));
             let _client = UnixStream::connect(&path).unwrap();
             drop(broker);
         }
@@ -346,7 +346,7 @@ fn a_broker_that_is_dropped_at_once_leaves_nothing() {
 fn a_broker_ends_although_a_forked_child_keeps_its_descriptors() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
-        let (broker, _) = broker(&directory, BrokerOptions::new(), |_| Ok(Vec::new()));
+        let (broker, _) = broker(&directory, BrokerOptions::default(), |_| Ok(Vec::new()));
         let child = start(|channel| channel.pause());
         child.wait();
         drop(broker);
@@ -361,7 +361,7 @@ fn a_client_that_never_stops_sending_is_cut_off_and_gives_up_its_place() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         // The first is within its time, however slow this machine is.
-        let options = BrokerOptions::new().timeout(Duration::from_secs(2)).clients(1);
+        let options = BrokerOptions::default().timeout(Duration::from_secs(2)).clients(1);
         let (broker, path) = broker(&directory, options, |_| Ok(Vec::new()));
         let mut socket = UnixStream::connect(&path).unwrap();
         // It may be cut off at any time: its next bytes are then refused.
@@ -377,7 +377,7 @@ fn a_broker_accepts_limits_that_no_clock_can_hold() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let pages = numbered(2);
-        let options = BrokerOptions::new().timeout(Duration::MAX).clients(usize::MAX);
+        let options = BrokerOptions::default().timeout(Duration::MAX).clients(usize::MAX);
         let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
         start(|_| {
             let socket = UnixStream::connect(&path).unwrap();
@@ -401,7 +401,7 @@ fn no_more_clients_are_served_at_a_time_than_allowed() {
         let directory = Directory::new();
         let inside = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
         let counts = inside.clone();
-        let (broker, path) = broker(&directory, BrokerOptions::new().clients(2).timeout(PATIENCE), move |_| {
+        let (broker, path) = broker(&directory, BrokerOptions::default().clients(2).timeout(PATIENCE), move |_| {
             let now = counts.0.fetch_add(1, Ordering::SeqCst) + 1;
             counts.1.fetch_max(now, Ordering::SeqCst);
             // Time for a third, if one could come.
@@ -425,7 +425,7 @@ fn answers_that_are_too_long_are_cut_and_too_many_memories_are_refused() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let page = numbered(1).remove(0);
-        let (broker, path) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |request| {
+        let (broker, path) = broker(&directory, BrokerOptions::default().timeout(PATIENCE), move |request| {
             if request.name == "many" { Ok(vec![page.clone(); 65_537]) } else { Err("long\n".repeat(10_000)) }
         });
         fails(request(&path, "many"), "65537 memories are too many");
@@ -488,7 +488,7 @@ fn one_process_cannot_take_all_places_of_a_broker() {
                 })
             })
             .into();
-        let options = BrokerOptions::new().timeout(HELD).clients(16);
+        let options = BrokerOptions::default().timeout(HELD).clients(16);
         let (broker, _) = broker(&directory, options, |request| serve(request, &[]));
         for (greedy, honest) in greedy.iter().zip(honest) {
             greedy.signal();
@@ -510,7 +510,7 @@ fn a_silent_client_loses_its_place_to_a_waiting_one_with_an_error() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let (broker, path) =
-            broker(&directory, BrokerOptions::new().timeout(HELD).clients(1), |request| serve(request, &[]));
+            broker(&directory, BrokerOptions::default().timeout(HELD).clients(1), |request| serve(request, &[]));
         let mut silent = UnixStream::connect(&path).unwrap();
         silent.write_all(b"no").unwrap();
         let socket = UnixStream::connect(&path).unwrap();
@@ -528,7 +528,7 @@ fn too_many_waiting_clients_are_refused_with_an_error() {
     isolated(plain(), |emulator| {
         let directory = Directory::new();
         let (broker, path) =
-            broker(&directory, BrokerOptions::new().timeout(HELD).clients(1), |request| serve(request, &[]));
+            broker(&directory, BrokerOptions::default().timeout(HELD).clients(1), |request| serve(request, &[]));
         // One has the place or was cut off, 256 wait; its own connections make way for each other.
         let sockets: Vec<_> = (0..300).map(|_| UnixStream::connect(&path).unwrap()).collect();
         // On a busy machine some had the place, and were cut off before too many waited.
@@ -566,7 +566,7 @@ fn descriptors_that_clients_send_are_closed_and_killed_clients_leave_nothing() {
             })
             .collect();
         let pages = numbered(2);
-        let options = BrokerOptions::new().timeout(PATIENCE);
+        let options = BrokerOptions::default().timeout(PATIENCE);
         let (broker, path) = broker(&directory, options, move |request| serve(request, &pages));
         assert!(request(&path, "none").unwrap().is_empty());
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -612,7 +612,7 @@ fn a_request_names_the_user_that_asks_not_the_one_that_connected() {
         let asking = if own == 0 { 65_534 } else { own };
         let client = start_asking(&path, asking);
         let (users, seen) = std::sync::mpsc::channel();
-        let (broker, _) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |request| {
+        let (broker, _) = broker(&directory, BrokerOptions::default().timeout(PATIENCE), move |request| {
             users.send((request.user, request.process.as_raw())).unwrap();
             serve(request, &[])
         });
@@ -659,7 +659,7 @@ fn no_text_of_a_peer_reaches_an_error_an_event_or_a_broker_with_control_characte
         let directory = Directory::new();
         let asked = Arc::new(AtomicU32::new(0));
         let counted = asked.clone();
-        let (broker, path) = broker(&directory, BrokerOptions::new().timeout(PATIENCE), move |_| {
+        let (broker, path) = broker(&directory, BrokerOptions::default().timeout(PATIENCE), move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
             Err("a\x1b[31m\u{9b}program\u{202e}'s\nreason".to_owned())
         });

@@ -77,7 +77,7 @@ fn a_child_is_trusted_by_its_handle() {
             .unwrap();
         let device = device(0);
         let export = secret(&device).export().unwrap();
-        export.trust(&[BareTgid::of_child(&device.session(), &child).unwrap()]).unwrap();
+        export.trust(&[BareTgid::of_process(&device.session(), child.id()).unwrap()]).unwrap();
         writeln!(child.stdin.take().unwrap(), "{}", export.ticket().unwrap()).unwrap();
         let lines: Vec<String> = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok).collect();
         assert!(child.wait().unwrap().success(), "{lines:#?}");

@@ -93,7 +93,7 @@ fn imported_memory_has_the_exporters_pages() {
             export.trust(&[own_tgid()]).unwrap();
             export
         };
-        let whole = |size| session.reserve_with(size, &ReserveOptions::new().alignment(GIB)).unwrap();
+        let whole = |size| session.reserve_with(size, &ReserveOptions::default().alignment(GIB)).unwrap();
 
         let of_host = host.create_with(3 * GIB, kind(MemoryKind::P2pDdr)).unwrap();
         let export = shared(&of_host);

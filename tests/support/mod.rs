@@ -52,13 +52,13 @@ pub fn patient() -> Settings {
 /// Settings that give each step this long.
 pub fn limits(limit: Duration) -> Settings {
     let steps = [Step::Connect, Step::Handshake, Step::Prepare, Step::Start, Step::Close];
-    steps.into_iter().fold(Settings::new(), |settings, step| settings.limit(step, limit))
+    steps.into_iter().fold(Settings::default(), |settings, step| settings.limit(step, limit))
 }
 
 /// Discovery on a host of which only the driver is visible: the files of the machine that runs the
 /// test do not count.
 pub fn survey_options() -> Options {
-    Options::new().root("/nonexistent").visible(VisibleDevices::all()).timeout(PATIENCE)
+    Options::default().root("/nonexistent").visible(VisibleDevices::all()).timeout(PATIENCE)
 }
 
 pub fn own_pid() -> i32 {
@@ -85,7 +85,7 @@ pub fn open(number: u32) -> (Session, Device) {
 /// Maps memory at new addresses, which are free again after the mapping.
 #[track_caller]
 pub fn mapped(memory: &PhysicalMemory) -> Mapping {
-    let options = ReserveOptions::new().alignment(memory.page().size());
+    let options = ReserveOptions::default().alignment(memory.page().size());
     let reservation = memory.session().reserve_with(memory.size(), &options).unwrap();
     reservation.map(0, memory).unwrap()
 }

@@ -77,7 +77,7 @@ impl Probe {
     }
 
     fn look(&self) -> Document {
-        let options = Options::new().timeout(Duration::from_secs(self.timeout)).root(&self.root);
+        let options = Options::default().timeout(Duration::from_secs(self.timeout)).root(&self.root);
         let waiting = self.watch.is_none().then(|| terminal::waiting("asking the driver")).flatten();
         let survey = discovery::survey(&options);
         if let Some(waiting) = waiting {

@@ -33,7 +33,7 @@ impl SessionOptions {
             DeviceProcessPolicy::Never => Policy::Never,
             DeviceProcessPolicy::Always => Policy::Always,
         };
-        Session::builder().device_process(Settings::new().policy(policy)).open()
+        Session::builder().device_process(Settings::default().policy(policy)).open()
     }
 
     /// The same options as an argument for another process of this program.

@@ -88,8 +88,8 @@ pub fn reserve(address: Out<Address>, size: usize, alignment: usize, wanted: Add
     let size = (size as u64).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX - PAGE + 1);
     let alignment = alignment_of(size);
     let options = match wanted.0 {
-        0 => ReserveOptions::new().alignment(alignment),
-        wanted if wanted % alignment == 0 => ReserveOptions::new().address(wanted),
+        0 => ReserveOptions::default().alignment(alignment),
+        wanted if wanted % alignment == 0 => ReserveOptions::default().address(wanted),
         wanted => {
             return Err(refused(format!(
                 "expectPtr {wanted:#x} is not a multiple of {alignment:#x}, which this size needs."

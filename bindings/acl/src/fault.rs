@@ -143,7 +143,7 @@ fn code_of(error: &Error) -> i32 {
             code::RT_NO_DEVICE
         }
         Error::SessionTaken(_) | Error::SessionOpen => code::RT_DEVICE_SETUP,
-        Error::UnknownGeneration(_) => code::RT_NOT_SUPPORTED,
+        Error::UnknownGeneration { .. } => code::RT_NOT_SUPPORTED,
         Error::OtherProcess { .. } => code::RT_CONTEXT_NULL,
         Error::Ticket(_) | Error::Exchange(_) => code::RT_PARAM_INVALID,
         // The vendor's own codes for a device that lost its process mean hardware faults to

@@ -174,7 +174,7 @@ fn new_pool(device: LogicalId) -> Outcome<Pool> {
     if let Some(small) = small.iter().find(|small| small.device == device) {
         return Ok(small.pool.clone());
     }
-    let pool = Pool::with(&PageCache::new(&target), PoolOptions::new().handles(&[Page::Huge.size()]));
+    let pool = Pool::with(&PageCache::new(&target), PoolOptions::default().handles(&[Page::Huge.size()]));
     small.push(Small { device, pool: pool.clone(), freed: AtomicU32::new(0) });
     Ok(pool)
 }
@@ -186,7 +186,7 @@ fn allocate_large(device: LogicalId, size: u64, page: Page, told: u64) -> Outcom
         .ok_or_else(|| Fault::new(code::RT_MEMORY, format!("{size} bytes are more than any device has.")))?;
     let create = || target.create_with(whole, Kind { page, memory: MemoryKind::Hbm });
     let memory = create().or_else(|error| if trim() { create() } else { Err(error) }).map_err(no_memory)?;
-    let options = ReserveOptions::new().alignment(page.size());
+    let options = ReserveOptions::default().alignment(page.size());
     let reservation = session.reserve_with(whole, &options).map_err(no_memory)?;
     let mapping = reservation.map(0, &memory).map_err(no_memory)?;
     let start = mapping.address();

@@ -197,8 +197,8 @@ impl AnyPlace {
     /// Calls `act` with the library's object.
     pub(crate) fn with<T>(&self, act: impl FnOnce(Place<'_>) -> T) -> Outcome<T> {
         Ok(match self {
-            AnyPlace::Device(device) => act(Place::Device(&*device.get()?)),
-            AnyPlace::Host(host) => act(Place::Host(&*host.get()?)),
+            AnyPlace::Device(device) => act(Place::from(&*device.get()?)),
+            AnyPlace::Host(host) => act(Place::from(&*host.get()?)),
         })
     }
 

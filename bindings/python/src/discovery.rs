@@ -34,7 +34,7 @@ pub(crate) fn devices(py: Python<'_>, timeout: f64) -> Outcome<Vec<Bound<'_, PyA
 }
 
 fn options(timeout: f64) -> Outcome<Options> {
-    Ok(Options::new().timeout(limit(timeout)?))
+    Ok(Options::default().timeout(limit(timeout)?))
 }
 
 fn survey_data<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyAny>> {

@@ -194,8 +194,8 @@ fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> 
             fields.set_item("filename", text(&failed.path))?;
             "FileFailed"
         }
-        Error::UnknownGeneration(unknown) => {
-            explain("open a session", &unknown.detected, "")?;
+        Error::UnknownGeneration { detected } => {
+            explain("open a session", detected, "")?;
             "UnknownGeneration"
         }
         Error::NoDevices(finding) => {

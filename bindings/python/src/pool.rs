@@ -94,12 +94,12 @@ closable! { Pool {
         step: Option<Size>,
         before_unmap: Option<Py<PyAny>>,
     ) -> Outcome<Pool> {
-        let mut cached = CacheOptions::new().kind(kind(page, memory)?);
+        let mut cached = CacheOptions::default().kind(kind(page, memory)?);
         if let Some(Size(limit)) = cache_limit {
             cached = cached.limit(limit);
         }
         let cache = place.with(|place| PageCache::with(place, cached))?;
-        let mut options = PoolOptions::new();
+        let mut options = PoolOptions::default();
         if let Some(handles) = handles {
             options = options.handles(&handles.iter().map(|size| size.0).collect::<Vec<_>>());
         }

@@ -85,7 +85,7 @@ closable! { Session {
         let builder = ascend_vmm::Session::builder()
             .segments(segments)
             .allow_unknown_generation(allow_unknown_generation)
-            .device_process(Settings::new().policy(policy).give_up(handler_raised));
+            .device_process(Settings::default().policy(policy).give_up(handler_raised));
         Ok(Session::new(py.detach(|| builder.open())?))
     }
 
@@ -95,7 +95,7 @@ closable! { Session {
         match Session::open_now() {
             Some(session) => Ok(session),
             None => {
-                let settings = Settings::new().give_up(handler_raised);
+                let settings = Settings::default().give_up(handler_raised);
                 let session = py.detach(|| {
                     match ascend_vmm::Session::builder().device_process(settings).open() {
                         // Opened by the C library, or by another thread.
@@ -140,7 +140,7 @@ closable! { Session {
         alignment: Option<Size>,
     ) -> Outcome<Reservation> {
         let session = self.node.get()?;
-        let mut options = ReserveOptions::new();
+        let mut options = ReserveOptions::default();
         if let Some(Size(address)) = address {
             options = options.address(address);
         }

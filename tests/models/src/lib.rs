@@ -294,8 +294,8 @@ impl Addresses {
             Err(other) => panic!("{other:?}"),
         };
         let mut heaps = self.heaps.lock().unwrap();
-        assert!(!heaps.contains(&(window.index(), window.size())), "a heap is enabled twice");
-        heaps.push((window.index(), window.size()));
+        assert!(!heaps.contains(&(window.index(), window.size)), "a heap is enabled twice");
+        heaps.push((window.index(), window.size));
         drop(heaps);
         self.with(|arena| {
             arena.add_heap(window);
@@ -314,7 +314,7 @@ impl Addresses {
         for window in windows {
             let mut heaps = self.heaps.lock().unwrap();
             let before = heaps.len();
-            heaps.retain(|&heap| heap != (window.index(), window.size()));
+            heaps.retain(|&heap| heap != (window.index(), window.size));
             assert_eq!(heaps.len() + 1, before, "a heap that is not there is disabled");
         }
     }

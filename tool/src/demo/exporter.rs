@@ -120,7 +120,7 @@ impl Exporter {
         let reported: i32 = line.receive()?.parse()?;
         let importer = BareTgid::from_raw(reported)?;
         // The number came over a socket, so it is compared with the process that was started.
-        if BareTgid::of_child(session, &child)? != importer {
+        if BareTgid::of_process(session, child.id())? != importer {
             return Err(format!("the importer reports process id {reported}, but it is {}", child.id()).into());
         }
         times.step("trust", || Ok(export.trust(&[importer])?))?;

@@ -206,7 +206,7 @@ fn giant_pages(device: &Device, capabilities: Capabilities, info: Option<MemoryI
 
 fn giant_page(device: &Device) -> Result<Option<String>, Failure> {
     let memory = device.create_with(GIANT, Kind { page: Page::Giant, ..Kind::default() })?;
-    let options = ReserveOptions::new().alignment(GIANT);
+    let options = ReserveOptions::default().alignment(GIANT);
     let mapping = device.session().reserve_with(GIANT, &options)?.map(0, &memory)?;
     mapping.write(GIANT - 1, b"x")?;
     Ok(None)
@@ -242,7 +242,7 @@ fn host_access(mapping: &Mapping, capabilities: Capabilities) -> Feature {
 fn share(mapping: &Mapping, with: &Device) -> Result<Option<String>, Failure> {
     let export = mapping.memory().export()?;
     let mut peer = Peer::start(with.id(), SessionOptions::default())?;
-    export.trust(&[BareTgid::of_child(&with.session(), peer.child())?])?;
+    export.trust(&[BareTgid::of_process(&with.session(), peer.child().id())?])?;
     peer.request(&format!("import {}", export.ticket()?))?;
     peer.request("write 1")?;
     peer.end()?;

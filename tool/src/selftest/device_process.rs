@@ -19,7 +19,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         });
         let mut needed = false;
         run.check(&group, "SETUP_DEVICE is tried without a device process", || {
-            let settings = Settings::new().policy(Policy::Never);
+            let settings = Settings::default().policy(Policy::Never);
             let session = Session::builder().device_process(settings).open()?;
             match session.device(id) {
                 Ok(device) => {
@@ -36,7 +36,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         for (order, name) in [(Order::Short, "short"), (Order::Vendor, "vendor's longer")] {
             let sentence = format!("the daemon starts a process after the {name} dialogue");
             run.check(&group, &sentence, || {
-                let process = DeviceProcess::start(id, &Settings::new().order(order)).map_err(explained)?;
+                let process = DeviceProcess::start(id, &Settings::default().order(order)).map_err(explained)?;
                 let pid = process.pid()?;
                 let remark = match pid {
                     Some(pid) => format!("process {pid} on the device is bound to us"),

@@ -73,13 +73,13 @@ fn host(run: &mut Run<'_>, session: &Session) {
         Ok(None)
     });
     run.check("host", "addresses are reserved with an alignment and at a given address, and freed", || {
-        let aligned = session.reserve_with(2 * MIB, &ReserveOptions::new().alignment(GIB))?;
+        let aligned = session.reserve_with(2 * MIB, &ReserveOptions::default().alignment(GIB))?;
         let address = aligned.address();
         ensure(address % GIB == 0, || format!("{address:#x} is not aligned to 1 GiB"))?;
         aligned.free()?;
-        let placed = session.reserve_with(4 * MIB, &ReserveOptions::new().address(address))?;
+        let placed = session.reserve_with(4 * MIB, &ReserveOptions::default().address(address))?;
         ensure(placed.address() == address, || format!("{:#x} instead of {address:#x}", placed.address()))?;
-        let taken = session.reserve_with(2 * MIB, &ReserveOptions::new().address(address));
+        let taken = session.reserve_with(2 * MIB, &ReserveOptions::default().address(address));
         ensure(taken.is_err(), || "an address was reserved twice".into())?;
         placed.free()?;
         Ok(None)
@@ -157,7 +157,7 @@ fn memory(run: &mut Run<'_>, group: &str, device: &Device) {
             return Err(Failure::Skipped(format!("only {} is free in 1 GiB pages", Bytes(info.giant_free).rounded())));
         }
         let memory = device.create_with(GIB, Kind { page: Page::Giant, ..Kind::default() })?;
-        let mapping = device.session().reserve_with(GIB, &ReserveOptions::new().alignment(GIB))?.map(0, &memory)?;
+        let mapping = device.session().reserve_with(GIB, &ReserveOptions::default().alignment(GIB))?.map(0, &memory)?;
         mapping.write(GIB - 4, b"last")?;
         mapping.unmap()?;
         memory.free()?;

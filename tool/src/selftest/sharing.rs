@@ -71,7 +71,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
         mapping.write(0, &pattern(SIZE as usize, 1))?;
         let export = mapping.memory().export()?;
         let mut peer = Peer::start(device.id(), session)?;
-        export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
+        export.trust(&[BareTgid::of_process(&device.session(), peer.child.id())?])?;
         let ticket = export.ticket()?;
         peer.request(&format!("import {ticket}"))?;
         peer.request("expect 1")?;
@@ -99,7 +99,7 @@ pub(super) fn check(run: &mut Run<'_>, device: &Device) {
         let mapping = mapped(device, SIZE)?;
         let export = mapping.memory().export()?;
         let mut peer = Peer::start(device.id(), session)?;
-        export.trust(&[BareTgid::of_child(&device.session(), &peer.child)?])?;
+        export.trust(&[BareTgid::of_process(&device.session(), peer.child.id())?])?;
         peer.request(&format!("import {}", export.ticket()?))?;
         peer.request("write 4")?;
         peer.child.kill()?;

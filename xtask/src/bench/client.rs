@@ -419,7 +419,7 @@ impl Client {
                 self.repeat(None, |_| Ok(()), || calls::reserve(size).and_then(calls::release).map_err(code))
             }
             Work::OwnReserveFree => {
-                let options = ReserveOptions::new().alignment(SIZE);
+                let options = ReserveOptions::default().alignment(SIZE);
                 self.repeat(None, |_| Ok(()), || session.reserve_with(SIZE, &options)?.free().map_err(error))
             }
             Work::CMapUnmap => {
@@ -440,7 +440,7 @@ impl Client {
                 self.repeat(None, |_| Ok(()), || calls::malloc(4096).and_then(calls::free).map_err(code))
             }
             Work::OwnMallocFree => {
-                let pool = Pool::with(&PageCache::new(&device), PoolOptions::new().handles(&[SIZE]));
+                let pool = Pool::with(&PageCache::new(&device), PoolOptions::default().handles(&[SIZE]));
                 let _other = pool.allocate(4096, 512, Tag(0))?;
                 self.repeat(None, |_| Ok(()), || pool.free(pool.allocate(4096, 512, Tag(0))?.into_address()))
             }

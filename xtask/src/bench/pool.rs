@@ -19,7 +19,7 @@ pub(super) fn work(client: &Client) -> Result<OwnFigures, Failure> {
     let cache = PageCache::new(&open()?);
     match client.work {
         Work::PoolSegment => {
-            let mut segment = Segment::with(&cache, 1 << 30, SegmentOptions::new().handles(&[SIZE]))?;
+            let mut segment = Segment::with(&cache, 1 << 30, SegmentOptions::default().handles(&[SIZE]))?;
             client.repeat(
                 None,
                 |_| Ok(()),
@@ -43,7 +43,7 @@ pub(super) fn work(client: &Client) -> Result<OwnFigures, Failure> {
         }
         _ => {
             // Few commands on the way to many blocks.
-            let pool = Pool::with(&cache, PoolOptions::new().step(if client.live > 1 { 1 << 30 } else { SIZE }));
+            let pool = Pool::with(&cache, PoolOptions::default().step(if client.live > 1 { 1 << 30 } else { SIZE }));
             // Counts only the pool's own memory.
             let (_, bytes) = client.live(|_| {
                 discard(pool.allocate(client.size, 1, TAG)?.into_address());
