@@ -31,7 +31,23 @@ macro_rules! absent {
 include!(concat!(env!("OUT_DIR"), "/absent.rs"));
 
 /// Functions that framework libraries call while they are loaded or set up: they must succeed.
-pub const LOADED: &[&str] = &["HcclSetConfig", "rtDevBinaryRegister", "rtFunctionRegister"];
+pub const LOADED: &[&str] =
+    &["HcclGetCommConfigCapability", "HcclGetRootInfo", "HcclSetConfig", "rtDevBinaryRegister", "rtFunctionRegister"];
+
+/// `HcclGetCommConfigCapability`: a set of features, of which there are none.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is C's")]
+pub extern "C" fn HcclGetCommConfigCapability() -> u32 {
+    0
+}
+
+/// `HcclGetRootInfo`: the first process of a group calls it, and the others wait for its answer. It
+/// succeeds, so that each of them makes the next call, which says that there is no HCCL.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is C's")]
+pub extern "C" fn HcclGetRootInfo() -> i32 {
+    0
+}
 
 /// `HcclSetConfig`: a setting of collective communication, of which there is none. Frameworks set
 /// it before their first tensor.

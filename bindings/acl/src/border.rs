@@ -27,6 +27,18 @@ thread_local! {
     static MESSAGE: RefCell<String> = const { RefCell::new(String::new()) };
     /// The message that was read last. It stays until the next one is read.
     static READ: RefCell<CString> = RefCell::default();
+    /// Whether that can be read again.
+    static AGAIN: Cell<Again> = const { Cell::new(Again::No) };
+}
+
+/// Whether a message can be read a second time: frameworks read it for their log, call other
+/// functions, and read it for their exception.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    No,
+    /// After the next call.
+    AfterCall,
+    Now,
 }
 
 extern "C" fn in_child() {
@@ -90,8 +102,16 @@ pub(crate) fn ask_or<T>(name: &'static str, otherwise: T, body: impl FnOnce() ->
 /// thread: frameworks call some of these to find out whether they exist, and would report the code
 /// with their next failure.
 pub(crate) fn absent(name: &'static str) {
-    let text = "this function is not supported: it needs the vendor's kernels or another of its libraries. This \
-                library serves memory only.";
+    let text = match name.starts_with("Hccl") {
+        true => {
+            "this function is not supported: communication between devices needs the vendor's HCCL, and this library \
+             serves memory only. Use a back end of the host, such as gloo, on copies in host memory."
+        }
+        false => {
+            "this function is not supported: it needs the vendor's kernels or another of its libraries. This library \
+             serves memory only."
+        }
+    };
     let last = LAST.try_with(Cell::get);
     failed(name, &Fault::new(code::RT_NOT_SUPPORTED, text));
     if let Ok(last) = last {
@@ -115,6 +135,11 @@ const PANICKED: &str = "an internal error: the call may have been done in part. 
      message on the standard error.";
 
 fn succeeded(name: &'static str) -> i32 {
+    let _ = AGAIN.try_with(|again| {
+        if again.get() == Again::AfterCall {
+            again.set(Again::Now);
+        }
+    });
     if logged() == Logged::Calls {
         log(&format!("{name}: 0\n"));
     }
@@ -178,12 +203,18 @@ pub fn get_last_error(level: i32) -> i32 {
 }
 
 /// Returns and clears the message of this thread's latest call that failed; NULL if there is none.
-/// The text is valid until the thread's next call of this.
+/// It can be read a second time after another call. The text is valid until the thread's next call
+/// of this.
 pub fn recent_error_message() -> *const c_char {
     let message = MESSAGE.try_with(|message| message.take()).unwrap_or_default();
+    let again = AGAIN.try_with(|again| again.replace(Again::No)).unwrap_or(Again::No);
     if message.is_empty() {
-        return std::ptr::null();
+        return match again {
+            Again::Now => READ.try_with(|read| read.borrow().as_ptr()).unwrap_or(std::ptr::null()),
+            _ => std::ptr::null(),
+        };
     }
+    let _ = AGAIN.try_with(|again| again.set(Again::AfterCall));
     let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
     READ.try_with(|read| {
         read.replace(text);

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 /// A notify.
 pub(crate) struct Notify {
     id: u32,
-    state: Mutex<State>,
+    flag: Mutex<Flag>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Flag {
     Clear,
     Set,
     /// Nobody waits for it any more.
@@ -33,21 +33,21 @@ static NOTIFIES: Handles<Arc<Notify>, { kind::NOTIFY }> = Handles::new();
 const MOST: usize = 1 << 20;
 
 impl Notify {
-    fn change(&self, state: State) {
-        let mut current = self.state.lock();
-        if *current != State::Destroyed {
-            *current = state;
+    fn change(&self, flag: Flag) {
+        let mut current = self.flag.lock();
+        if *current != Flag::Destroyed {
+            *current = flag;
         }
     }
 
     /// Clears it if it is set; whether there is nothing to wait for.
     fn take(&self) -> bool {
-        let mut state = self.state.lock();
-        let before = *state;
-        if before == State::Set {
-            *state = State::Clear;
+        let mut flag = self.flag.lock();
+        let before = *flag;
+        if before == Flag::Set {
+            *flag = Flag::Clear;
         }
-        before != State::Clear
+        before != Flag::Clear
     }
 }
 
@@ -67,13 +67,13 @@ pub fn create(notify: Out<Handle>, flags: u64) -> Outcome {
     }
     context::current()?;
     let id = LAST.fetch_add(1, Ordering::Relaxed);
-    notify.write(NOTIFIES.insert(Arc::new(Notify { id, state: Mutex::new(State::Clear) }))?);
+    notify.write(NOTIFIES.insert(Arc::new(Notify { id, flag: Mutex::new(Flag::Clear) }))?);
     Ok(())
 }
 
 /// `aclrtDestroyNotify`: streams that wait for it go on.
 pub fn destroy(notify: Handle) -> Outcome {
-    find(notify)?.change(State::Destroyed);
+    find(notify)?.change(Flag::Destroyed);
     NOTIFIES.remove(notify);
     Ok(())
 }
@@ -89,7 +89,7 @@ pub fn id(notify: Handle, id: Out<u32>) -> Outcome {
 pub fn record(notify: Handle, stream: Handle) -> Outcome {
     let notify = find(notify)?;
     stream::find(stream)?.push(Task::Work(Box::new(move || {
-        notify.change(State::Set);
+        notify.change(Flag::Set);
         Ok(())
     })))
 }
@@ -118,7 +118,7 @@ pub fn reset(notifies: In<Handle>, count: usize) -> Outcome {
         return Err(invalid(format!("notifies is NULL, or {count} is not a number of notifies.")));
     }
     let all: Outcome<Vec<_>> = (0..count).map(|index| find(notifies.read_at(index, "notifies")?)).collect();
-    all?.iter().for_each(|notify| notify.change(State::Clear));
+    all?.iter().for_each(|notify| notify.change(Flag::Clear));
     Ok(())
 }
 
@@ -126,7 +126,7 @@ pub fn reset(notifies: In<Handle>, count: usize) -> Outcome {
 pub(crate) fn end() {
     for notify in NOTIFIES.collect(|handle, _| Some(handle)) {
         if let Some(notify) = NOTIFIES.remove(notify) {
-            notify.change(State::Destroyed);
+            notify.change(Flag::Destroyed);
         }
     }
 }

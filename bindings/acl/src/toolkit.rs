@@ -74,6 +74,24 @@ void ReadDo(uint32_t, void *, int *address)
 }
 "#;
 
+/// What `find_package(ascendcl)` and `find_package(acl_rt)` read: a target of the same name.
+const TARGET: &str = r#"get_filename_component(_ascend_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET @NAME@)
+    add_library(@NAME@ SHARED IMPORTED)
+    set_target_properties(@NAME@ PROPERTIES
+        IMPORTED_LOCATION "${_ascend_root}/lib64/lib@NAME@.so"
+        IMPORTED_SONAME "libascendcl.so"
+        INTERFACE_INCLUDE_DIRECTORIES "${_ascend_root}/include")
+endif()
+unset(_ascend_root)
+"#;
+
+/// The targets of CMake.
+const TARGETS: &[&str] = &["acl_rt", "ascendcl"];
+
+/// The device layer of elastic KV caches, for programs in C++.
+const ELASTIC_KV: &str = include_str!("../include/gpu_vmm.hpp");
+
 /// Writes the tree. `library` is the built shared library; `archive` the static one, if there is
 /// one. What is there already is replaced.
 ///
@@ -89,6 +107,9 @@ pub fn write(tree: &Path, library: &Path, archive: Option<&Path>) -> io::Result<
     for path in header::FORWARDING {
         fs::write(include.join(path), header::forwarding(path))?;
     }
+    let elastic = tree.join("include/kvcached");
+    fs::create_dir_all(&elastic)?;
+    fs::write(elastic.join("gpu_vmm.hpp"), ELASTIC_KV)?;
     replace(library, &lib.join(LIBRARY))?;
     if let Some(archive) = archive {
         replace(archive, &lib.join(ARCHIVE))?;
@@ -104,6 +125,11 @@ pub fn write(tree: &Path, library: &Path, archive: Option<&Path>) -> io::Result<
     }
     fs::write(tree.join("cmake/ascendc.cmake"), KERNELS)?;
     fs::write(tree.join("cmake/kernels.cpp"), KERNEL_FUNCTIONS)?;
+    for name in TARGETS {
+        let directory = lib.join("cmake").join(name);
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join(format!("{name}-config.cmake")), TARGET.replace("@NAME@", name))?;
+    }
     let architecture = format!("{}-linux", std::env::consts::ARCH);
     for part in PARTS.iter().copied().chain([architecture.as_str()]) {
         let part = tree.join(part);

@@ -85,6 +85,7 @@ fn a_cmake_project_finds_header_libraries_and_the_compiler_of_kernels() {
         succeeded(run_emulated(Config::default(), &[], in_environment("exec \"$1\"").arg(build.join(name))))
     };
     assert_eq!(run("sleep_mode"), "");
+    assert_eq!(run("packaged"), "");
     assert_eq!(run("kernels"), "Source data: 7\nDestination data: 7\n");
     // Without the environment it says what is missing.
     let other = build.join("without");

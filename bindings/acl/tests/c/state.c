@@ -54,6 +54,15 @@ int main(void)
     const char *said = aclGetRecentErrMsg();
     CHECK(said != NULL && strstr(said, "aclrtGetDevice") != NULL && strstr(said, "aclrtSetDevice") != NULL);
     CHECK(aclGetRecentErrMsg() == NULL);
+    /* A framework reads it for its log, asks for the device, and reads it for its exception. */
+    IS(aclrtGetDevice(&device), ACL_ERROR_RT_CONTEXT_NULL);
+    CHECK(aclGetRecentErrMsg() != NULL);
+    OK(aclrtGetRunMode(&mode));
+    said = aclGetRecentErrMsg();
+    /* promise: aclGetRecentErrMsg: again after another call, once */
+    CHECK(said != NULL && strstr(said, "aclrtGetDevice") != NULL);
+    OK(aclrtGetRunMode(&mode));
+    CHECK(aclGetRecentErrMsg() == NULL);
 
     OK(aclInit(NULL));
     IS(aclInit(NULL), ACL_ERROR_REPEAT_INITIALIZE);
@@ -199,6 +208,13 @@ int main(void)
     /* Of another library: frameworks set it before their first tensor. */
     extern int HcclSetConfig(int, int64_t);
     CHECK(HcclSetConfig(0, 0) == 0);
+    /* The first of a group gets its root, so that each process of the group is refused the next. */
+    extern int HcclGetRootInfo(void *);
+    extern int HcclCommInitRootInfo(uint32_t, const void *, uint32_t, void **);
+    CHECK(HcclGetRootInfo(NULL) == 0);
+    IS(HcclCommInitRootInfo(1, NULL, 0, NULL), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+    said = aclGetRecentErrMsg();
+    CHECK(said != NULL && strstr(said, "HcclCommInitRootInfo") != NULL && strstr(said, "HCCL") != NULL);
 
     /* What only a profiler or a compiler would use. */
     /* promise: aclGetCompileoptSize: an empty value */

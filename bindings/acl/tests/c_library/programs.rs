@@ -84,6 +84,11 @@ fn an_allocator_sleeps_and_wakes_at_the_same_addresses() {
 }
 
 #[test]
+fn an_elastic_cache_maps_pages_and_one_page_of_zeros_elsewhere() {
+    run_on_each_generation("elastic_kv.cpp");
+}
+
+#[test]
 fn a_configuration_names_the_device_of_threads_that_have_none() {
     run_on_each_generation("default_device.c");
 }
