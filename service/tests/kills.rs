@@ -116,10 +116,11 @@ fn engine(client: &Client, stop: &Path, seed: u64) -> Engine {
 #[test]
 fn storm() {
     let kills: u64 = std::env::var("ASCEND_VMM_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(200);
+    let seed: u64 = std::env::var("ASCEND_VMM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5EED);
     let begun = Instant::now();
     for round in 0..kills.div_ceil(ROUND) {
         let number = ROUND.min(kills - round * ROUND);
-        blow(number, 0x5EED + round * 1001);
+        blow(number, seed + round * 1001);
         println!("{} kills after {:?}", round * ROUND + number, begun.elapsed());
     }
 }

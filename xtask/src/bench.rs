@@ -10,6 +10,7 @@ mod emulator;
 mod figure;
 mod plot;
 mod pool;
+mod service;
 
 use ascend_emulator::config::DeviceProcess;
 use ascend_emulator::{Config, Emulator};
@@ -138,6 +139,9 @@ impl Bench {
         bench.add("emulated ioctl (median)", None, Quantity::Microseconds, latency, Target::default());
         bench.figures.extend(emulator::figures(if self.debug { 100 } else { 50_000 }, self.most()));
         bench.progress.inc(1);
+        bench.progress.set_message("the memory service");
+        bench.figures.extend(service::figures(if self.debug { 10 } else { 10_000 }));
+        bench.progress.inc(1);
         bench.progress.finish_and_clear();
         Ok(bench)
     }
@@ -162,10 +166,10 @@ impl Bench {
     }
 
     /// The number of measurements: operations, calls alone, C functions and their Rust calls, worst
-    /// cases, times, and the emulated driver itself.
+    /// cases, times, the emulated driver itself and the memory service.
     fn steps(&self) -> u64 {
         let worst = if self.most() >= 1_000_000 { 4 } else { 0 };
-        self.wanted().count() as u64 + 3 + 2 * C_FUNCTIONS.len() as u64 + worst + 6 + 2 + pool::steps(self.most())
+        self.wanted().count() as u64 + 3 + 2 * C_FUNCTIONS.len() as u64 + worst + 6 + 3 + pool::steps(self.most())
     }
 
     fn operations(&self, bench: &mut Run) {

@@ -99,7 +99,7 @@ impl Books {
             uncommitted: draft.map_or(0, |role| role.layout.bytes()),
             superseded: domain.older.values().map(|it| it.layout.bytes()).sum(),
             readers: domain.readers.len() as u64,
-            waiting: (domain.queue.len() + domain.watchers.len()) as u64,
+            waiting: (domain.queue.len() + domain.waking.len() + domain.watchers.len()) as u64,
             age: committed.map_or(0, |it| unix_time().saturating_sub(it.time)),
         }
     }

@@ -115,10 +115,16 @@ impl Line {
         let mut answers = Vec::new();
         let mut refused = None;
         while answers.len() < requests.len() {
-            match self.next(deadline)? {
+            let next = match (self.next(deadline), refused.take()) {
+                // A connection that ends with an error has nothing else to say.
+                (Err(Error::Unreachable { .. }), Some(refused)) => return Err(Error::Service(refused)),
+                (next, before) => {
+                    refused = before;
+                    next?
+                }
+            };
+            match next {
                 Some(Answer::Waiting(waiting)) => self.tell(&waiting),
-                // The connection ends with it, and nothing else is answered.
-                Some(Answer::Error(error)) if error.code == Code::Protocol => return Err(error.into()),
                 Some(Answer::Error(error)) => {
                     refused.get_or_insert(error);
                     answers.push(Answer::Done {});

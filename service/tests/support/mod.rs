@@ -27,7 +27,21 @@ fn process(test: &str) -> Command {
 }
 
 fn policy() -> Policy {
-    Policy::from_toml(&std::env::var(POLICY).unwrap_or_default()).unwrap()
+    // What a front says about the next one has no environment.
+    let words = std::env::args().find_map(|word| word.strip_prefix(NEXT_POLICY).map(str::to_owned));
+    let text = words.or_else(|| std::env::var(POLICY).ok()).unwrap_or_default();
+    Policy::from_toml(&text).unwrap()
+}
+
+/// How the configuration of the next front is passed on: as the name of a test to skip, which the
+/// harness ignores.
+const NEXT_POLICY: &str = "--skip=policy:";
+
+/// The next front after one that replaced another.
+fn successor() -> Command {
+    let mut command = process("support::front_process");
+    command.arg(format!("{NEXT_POLICY}{}", std::env::var(POLICY).unwrap_or_default()));
+    command
 }
 
 /// Not a test: the front's process. Without a keeper it does nothing.
@@ -35,7 +49,7 @@ fn policy() -> Policy {
 fn front_process() {
     if let Some(path) = std::env::var_os(REPLACES) {
         // It ends with its keeper, or when it is replaced.
-        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy(), &process("support::front_process"));
+        let _ = ascend_vmm_service::replace_front(Path::new(&path), policy(), &successor());
     } else if std::env::var_os("ASCEND_VMM_FRONT").is_some() {
         let _ = ascend_vmm_service::run_front(policy());
     }
@@ -86,6 +100,11 @@ impl Service {
             std::thread::sleep(Duration::from_millis(2));
         }
         service
+    }
+
+    /// The configuration of fronts that replace others from now on.
+    pub fn set_policy(&mut self, policy: &str) {
+        self.policy = policy.into();
     }
 
     pub fn path(&self) -> PathBuf {
@@ -150,7 +169,9 @@ impl Service {
 
     /// Waits until the driver has forgotten everybody.
     pub fn end_of_driver(&self, emulator: &Emulator) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        // A process that is killed in the middle of starting its device process leaves a
+        // connection that the driver forgets after a minute.
+        let deadline = Instant::now() + Duration::from_secs(180);
         while !emulator.state().is_empty() {
             assert!(Instant::now() < deadline, "left in the driver: {:#?}", emulator.state());
             std::thread::sleep(Duration::from_millis(2));
