@@ -519,6 +519,28 @@ mod tests {
     }
 
     #[test]
+    fn the_frames_in_the_documentation_are_what_is_sent() {
+        let documentation = include_str!("../../docs/service.md");
+        let block = documentation.split("```text\n").find(|block| block.starts_with("hello ")).unwrap();
+        let mut frames: Vec<(String, Vec<u8>)> = Vec::new();
+        for line in block.split("```").next().unwrap().lines() {
+            let (name, bytes) = line.split_at(6);
+            if !name.trim().is_empty() {
+                frames.push((name.trim().to_owned(), Vec::new()));
+            }
+            let bytes = bytes.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap());
+            frames.last_mut().unwrap().1.extend(bytes);
+        }
+        let hello = Request::Hello { version: 1, process: 4711, program: "engine".into() };
+        let expected = [
+            ("hello".to_owned(), encode(&hello).unwrap()),
+            ("wake".to_owned(), encode(&Request::Wake { wait_ms: 1000 }).unwrap()),
+            ("done".to_owned(), encode(&Answer::Done {}).unwrap()),
+        ];
+        assert_eq!(frames, expected);
+    }
+
+    #[test]
     fn fields_that_may_be_left_out_have_a_default() {
         #[derive(Serialize)]
         #[serde(rename_all = "snake_case")]

@@ -424,14 +424,14 @@ impl Books {
         }
         if listed.len() >= LIST_MAX {
             let problem = format!("{LIST_MAX} processes have imported version {version} of {name}: the list is full");
-            let remedy = format!("copy it to new memory: ascend-vmm service renew {name}");
+            let remedy = "write and commit it again: new memory has a new list";
             return Err(error(Code::ListFull, problem, remedy));
         }
         listed.insert(process);
         let count = listed.len();
         self.effects.push(Effect::Record(Record::Listed { version, processes: vec![process] }));
         if count == LIST_MAX / 4 * 3 {
-            let text = format!("{count} of {LIST_MAX} processes have imported version {version}: renew it soon");
+            let text = format!("{count} of {LIST_MAX} processes have imported version {version}: commit it anew soon");
             self.event(Some(name), text);
         }
         Ok(())
