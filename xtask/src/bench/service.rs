@@ -75,6 +75,7 @@ impl Service {
         std::fs::create_dir_all(&directory)?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve").arg("--socket").arg(directory.join("socket")).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(Stdio::null());
         let service = Service { keeper: command.spawn()?, directory };
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = service.status() {
