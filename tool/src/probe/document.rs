@@ -444,7 +444,12 @@ impl Holder {
         if !memory.is_empty() || self.nodes.is_empty() {
             let container = self.container.as_deref().map(|id| format!(" in container {id}")).unwrap_or_default();
             let memory = if memory.is_empty() { "a memory session".to_owned() } else { memory.join(", ") };
-            lines.push(format!("process {}{name}{container}: has {memory}", self.pid));
+            let service = match self.service.as_deref() {
+                None => String::new(),
+                Some("") => ", and is a memory service".to_owned(),
+                Some(socket) => format!(", and is the memory service at {socket}"),
+            };
+            lines.push(format!("process {}{name}{container}: has {memory}{service}", self.pid));
         }
         lines
     }

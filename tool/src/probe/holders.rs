@@ -26,6 +26,9 @@ pub(super) struct Holder {
     pub(super) nodes: Vec<u32>,
     /// Memory on devices, by the process's own numbers of them.
     pub(super) memory: Vec<HeldMemory>,
+    /// The socket of the memory service whose owner of memory it is; empty if its command line does
+    /// not tell.
+    pub(super) service: Option<String>,
 }
 
 /// Memory that a process holds on a device.
@@ -56,9 +59,23 @@ pub(super) fn read(root: &Path) -> Vec<Holder> {
             container: file("cgroup").as_deref().and_then(container),
             nodes,
             memory: memory.into_iter().map(|(device, bytes)| HeldMemory { device, bytes }).collect(),
+            service: file("cmdline").as_deref().and_then(service),
         }
     };
     found.into_iter().map(holder).collect()
+}
+
+/// The socket of a memory service, from the command line of the process that owns its memory.
+fn service(command: &str) -> Option<String> {
+    let mut words = command.split('\0');
+    let program = words.next()?;
+    if program.rsplit('/').next() != Some("ascend-vmm") || words.next() != Some("serve") {
+        return None;
+    }
+    let words: Vec<&str> = words.collect();
+    let named = words.iter().position(|word| *word == "--socket").and_then(|at| words.get(at + 1).copied());
+    let joined = words.iter().find_map(|word| word.strip_prefix("--socket="));
+    Some(named.or(joined).unwrap_or_default().escape_debug().to_string())
 }
 
 /// Bytes by device. A line begins with `devN`; the last four of its columns are the bytes that are
@@ -119,6 +136,27 @@ mod tests {
                        dev3    HBM_NORMAL              RUNTIME         7               0         4096      1  1\n\
                        dev\ndevice 1 2 3 4\ndev18446744073709551616 x 1 2 3 4\n";
         assert_eq!(allocated(summary), BTreeMap::from([(0, 4 << 20)]));
+    }
+
+    #[test]
+    fn the_owner_of_a_services_memory_is_known_by_its_command_line() {
+        let of = |words: &[&str]| service(&words.iter().map(|word| format!("{word}\0")).collect::<String>());
+        assert_eq!(of(&["/usr/bin/ascend-vmm", "serve", "--socket", "/run/a.sock"]).as_deref(), Some("/run/a.sock"));
+        assert_eq!(of(&["ascend-vmm", "serve", "--device", "1", "--socket=/b"]).as_deref(), Some("/b"));
+        assert_eq!(of(&["ascend-vmm", "serve"]).as_deref(), Some(""));
+        assert_eq!(of(&["ascend-vmm", "serve", "--socket", "\x1b[2J"]).as_deref(), Some("\\u{1b}[2J"));
+        for words in [&["ascend-vmm", "serve-front"][..], &["ascend-vmm"], &["python", "serve"], &[]] {
+            assert_eq!(of(words), None, "{words:?}");
+        }
+        let root = std::env::temp_dir().join(format!("ascend-vmm-holders-{}", std::process::id()));
+        for directory in ["proc/svm/task/42", "proc/42"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        fs::write(root.join("proc/svm/task/42/summary"), "").unwrap();
+        fs::write(root.join("proc/42/cmdline"), "ascend-vmm\0serve\0--socket\0/run/a.sock\0").unwrap();
+        let found = read(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found[0].lines(), ["process 42: has a memory session, and is the memory service at /run/a.sock"]);
     }
 
     #[test]
