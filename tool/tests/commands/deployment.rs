@@ -234,3 +234,37 @@ fn issue_templates_ask_for_what_probe_and_trace_say() {
     }
     assert_eq!(forms, 2);
 }
+
+/// The script of the action and of the template for GitLab, with a command for it.
+fn on_emulated_npus(command: &str, github: bool) -> Output {
+    let mut script = Command::new("sh");
+    script.arg(root().join(".github/actions/emulated-npu/run.sh"));
+    script.env("TOOL", PROGRAM).env("COMMAND", command).env("GENERATIONS", "8.5.0 26.1").env("OPTIONS", "--devices 3");
+    script.env_remove("GITHUB_ACTIONS").env_remove("SEEDS");
+    if github {
+        script.env("GITHUB_ACTIONS", "true");
+    }
+    script.output().unwrap()
+}
+
+#[test]
+fn the_action_runs_a_command_on_each_generation_and_annotates_what_is_left() {
+    let action = document(".github/actions/emulated-npu/action.yml");
+    let environment: Vec<&str> = pairs(&action["runs"]["steps"][1]["env"]).map(|(name, _)| name).collect();
+    assert_eq!(environment, ["COMMAND", "GENERATIONS", "SEEDS", "OPTIONS", "TOOL"]);
+    let template = document("docs/deploy/emulated-npu.gitlab-ci.yml");
+    let script = texts(&template[".emulated-npu"]["script"]).concat();
+    assert!(script.ends_with(".github/actions/emulated-npu/run.sh"), "{script}");
+
+    let clean = on_emulated_npus("test -e /dev/davinci2 && echo here", true);
+    assert!(clean.status.success(), "{}", stderr(&clean));
+    assert_eq!(stdout(&clean), "here\nhere\n");
+    let leaky = "sleep 60 3<>/dev/davinci_manager & exit 0";
+    for (github, start) in [(true, "::error title=driver 8.5.0, seed 0::"), (false, "error: driver 8.5.0, seed 0: ")] {
+        let output = on_emulated_npus(leaky, github);
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        let open = format!("{start}/dev/davinci_manager is open, opened by process ");
+        assert!(text.contains(&open) && text.contains(&format!("{start}the run ended with 1")), "{text}");
+    }
+}
