@@ -131,7 +131,7 @@ impl Summary {
             let _ = writeln!(text, "module {module} could not be opened: {}", counts(errors));
         }
         if !self.unserved.is_empty() {
-            let _ = writeln!(text, "{:<34}{:>8}  {:<8}{:<9}{}", "command", "refused", "library", "emulator", "errors");
+            let _ = writeln!(text, "{:<34}{:>8}  library emulator errors", "command", "refused");
         }
         let word = |yes| if yes { "yes" } else { "no" };
         for (name, (who, count, errors)) in &self.unserved {
