@@ -1,10 +1,11 @@
 //! Programs of several processes and threads under seeded schedules of the emulated driver.
 //!
-//! Each scenario is a program: this test binary, run again for one test with [`CLIENT`] set. This runs
-//! more seeds than a test run has time for:
+//! Each scenario is a program: this test binary, run again for one test with [`CLIENT`] set. This
+//! runs more seeds than a test run has time for:
 //!
 //! ```sh
-//! ASCEND_SCENARIO=1 ascend-vmm emulate --seeds 0..10000 --jobs 2 -- target/debug/deps/seeds-… sharing --exact
+//! export ASCEND_SCENARIO=1
+//! ascend-vmm emulate --seeds 0..10000 --jobs 2 -- target/debug/deps/seeds-… sharing --exact
 //! ```
 
 #[path = "../support/mod.rs"]

@@ -722,9 +722,8 @@ fn readers_that_sleep_let_an_update_in_and_wake_after_it() {
     assert!(waits(&rig.ask(11, Request::Wake { wait_ms: 5000 })));
     let second = version(rig.ask(12, Request::Commit {}));
     assert_eq!(version(rig.last(11)), second);
-    assert!(
-        matches!(rig.ask(11, Request::Shares { allocations: vec![] }), Some(Answer::Shares { shares }) if shares.len() == 1)
-    );
+    let shares = rig.ask(11, Request::Shares { allocations: vec![] });
+    assert!(matches!(shares, Some(Answer::Shares { shares }) if shares.len() == 1));
     assert_eq!(rig.free, 56 * MIB);
 }
 

@@ -182,7 +182,7 @@ impl Scheduler {
     /// waiting.
     pub fn pick(&mut self, clients: &[u32], yields: impl Fn(u32) -> bool) -> Option<usize> {
         if self.is_over() {
-            // In turns, so that a client that asks again and again does not keep the others waiting.
+            // In turns, so that a client that asks again and again keeps nobody else waiting.
             let next = self.last.and_then(|last| clients.iter().position(|client| *client > last));
             return (!clients.is_empty()).then_some(next.unwrap_or(0));
         }

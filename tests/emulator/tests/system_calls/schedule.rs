@@ -29,8 +29,8 @@ fn seeded(seed: u64, command: &mut Command) -> (ExitStatus, Summary) {
     (status, summary)
 }
 
-/// Adds one to a number so that an addition by another thread can be lost: between load and store is
-/// a call of the driver.
+/// Adds one to a number so that an addition by another thread can be lost: a call of the driver is
+/// between load and store.
 fn add(counter: &AtomicU64) {
     for _ in 0..3 {
         assert!(std::fs::exists("/dev/davinci1").unwrap());
