@@ -160,8 +160,8 @@ fn special(call: SystemCall, errno: Errno) -> Option<(&'static str, &'static str
             "Memory can be exported once, by the process that created it.",
         ),
         (Svm(Op::MemImport), Errno::EFAULT) => (
-            "there is no such share (never made, or its last holder is gone), or this process \
-             already imported it on this device",
+            "there is no such share (never made, or its last holder is gone), this process already \
+             imported it on this device, or the handle is of another server, which does not answer",
             "Ask the exporter for a new handle, or use the import that is there.",
         ),
         (Svm(Op::MemImport), Errno::EACCES) => (

@@ -8,4 +8,5 @@ mod stress;
 #[path = "../support/mod.rs"]
 mod support;
 mod tickets;
+mod two_servers;
 mod untrusted_bytes;

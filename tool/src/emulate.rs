@@ -16,6 +16,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use crate::impossible;
 use crate::terminal;
 use ascend_emulator::fault::{self, Fault};
+use ascend_emulator::pod::Pod;
 use ascend_emulator::schedule::Schedule;
 use ascend_emulator::{Config, Emulator};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
@@ -37,6 +38,10 @@ pub struct Emulate {
     /// which win over it.
     #[arg(long, value_name = "FILE")]
     host: Option<PathBuf>,
+    /// Join the super pod of this directory under the number of --server. Servers of one pod import
+    /// each other's device memory by fabric handles.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["replay", "seeds"])]
+    pod: Option<PathBuf>,
     /// Record every call of the driver in this file, as JSON lines.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -105,6 +110,15 @@ pub fn run(options: Emulate) -> ExitCode {
         return seeds::explore(range, options.jobs, &options.events);
     }
     let mut config = config;
+    if let Some(directory) = &options.pod {
+        if !config.super_pod {
+            return impossible("a host of a pod has a number in it: give one with --server");
+        }
+        match Pod::join(directory, config.server) {
+            Ok(pod) => config.pod = Some(pod),
+            Err(error) => return impossible(format!("cannot join the pod in {}: {error}", directory.display())),
+        }
+    }
     config.schedule = options.seed.map(|seed| Schedule {
         skipped: options.skip_events.clone(),
         choices: options.choices,

@@ -4,6 +4,7 @@
 //! processes. Other settings are situations that a client must handle or report: missing nodes,
 //! modules that are not loaded, containers, cards that boot or were removed.
 
+use crate::pod::Pod;
 use crate::schedule::Schedule;
 use ascend_ioctl::Generation;
 use nix::errno::Errno;
@@ -229,6 +230,8 @@ pub struct Config {
     pub super_pod: bool,
     /// This host's number in its super pod.
     pub server: u32,
+    /// The super pod in which other emulated servers answer; without one, none answers.
+    pub pod: Option<Pod>,
     /// The seed that decides in which order calls are answered; without one, as they come.
     pub schedule: Option<Schedule>,
 }
@@ -275,6 +278,7 @@ impl Default for Config {
             device_process_limit: 64,
             super_pod: true,
             server: 3,
+            pod: None,
             schedule: None,
         }
     }

@@ -40,6 +40,7 @@ pub mod isolated;
 pub mod latency;
 pub mod machine;
 pub mod oracle;
+pub mod pod;
 pub mod record;
 #[cfg(test)]
 mod rig;

@@ -181,6 +181,7 @@ impl Svm {
     /// Frees memory that was held only by a device process that has ended. The host's records stay
     /// until the device is closed.
     fn free_of_ended_agents(&mut self, machine: &Machine) {
+        self.free_unheld();
         for process in self.processes.values_mut() {
             let tgid = process.tgid;
             for (&physical, agent) in &mut process.agents {
@@ -196,6 +197,12 @@ impl Svm {
                 }
             }
         }
+    }
+
+    /// Frees memory of ended shares that no other server of the pod holds any more. Every command
+    /// does so.
+    pub fn free_unheld(&mut self) {
+        self.world.shares.free_unheld(&mut self.world.store);
     }
 
     /// Updates the devices' own count of used memory, which URD reports.

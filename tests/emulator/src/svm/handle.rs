@@ -216,6 +216,13 @@ impl Call<'_, '_> {
         }
         para.kind = 0;
         match self.process.nodes.get(&(self.physical, para.id)).copied() {
+            None if self.process.foreign.contains_key(&(self.physical, para.id)) => {
+                self.release_shared(&para)?;
+                if let Some((_, block)) = self.process.foreign.remove(&(self.physical, para.id)) {
+                    self.world.store.free(block);
+                }
+                para.kind = svm::RELEASED_IMPORT;
+            }
             None => self.release_plain(&para)?,
             Some(node) => {
                 self.release_shared(&para)?;

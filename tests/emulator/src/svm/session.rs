@@ -23,6 +23,7 @@ use crate::caller::Caller;
 use crate::config::{Attachment, Phase};
 use crate::driver::{FileId, Mmap};
 use crate::machine::{HOST, Machine};
+use crate::pod::ForeignShare;
 use crate::trap::Trap;
 use ascend_ioctl::svm::{self, Arg, HOST_AGENT_ID, Segment};
 use nix::errno::Errno;
@@ -117,6 +118,8 @@ pub struct Process {
     pub agents: BTreeMap<u32, Agent>,
     /// Shared handles, by this process's device (65 for the host) and handle id.
     pub nodes: BTreeMap<(u32, i32), Node>,
+    /// Imports from other servers, by this process's device and handle id.
+    pub foreign: BTreeMap<(u32, i32), (ForeignShare, BlockId)>,
     pub tasks: Tasks,
     /// Commands that have begun and not ended, by thread.
     pub(super) paused: BTreeMap<i32, Paused>,
@@ -161,6 +164,7 @@ impl Process {
             host: HandleTable::default(),
             agents: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             tasks: Tasks::default(),
             paused: BTreeMap::new(),
             writers: BTreeSet::new(),
@@ -284,6 +288,12 @@ impl Process {
     pub fn end_agent(&mut self, machine: &mut Machine, world: &mut World, physical: u32) {
         if let Some(mut agent) = self.agents.remove(&physical) {
             agent::part(machine, self.tgid, physical);
+            let (gone, kept) = std::mem::take(&mut self.foreign).into_iter().partition(|((of, _), _)| *of == physical);
+            self.foreign = kept;
+            let gone: BTreeMap<_, (ForeignShare, BlockId)> = gone;
+            for (_, block) in gone.into_values() {
+                world.store.free(block);
+            }
             for handle in agent.handles.drain() {
                 if handle.kind == HandleKind::Normal {
                     world.store.free(handle.block);

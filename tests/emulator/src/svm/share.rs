@@ -10,6 +10,7 @@ use super::handle::{Handle, HandleKind};
 use super::store::{BlockId, Store};
 use super::{Call, SvmResult, agent, put, refuse, to_physical};
 use crate::machine::HOST;
+use crate::pod::{OfferedMemory, Pod, Unreachable};
 use ascend_ioctl::svm::{self, Arg};
 use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -55,6 +56,10 @@ pub struct Share {
 pub struct Shares {
     shares: BTreeMap<(u32, i32), Share>,
     next: HashMap<u32, i32>,
+    /// Where the shares are offered to other servers.
+    pod: Option<Pod>,
+    /// Memory of shares that have ended here and that other servers hold.
+    kept: Vec<((u32, i32), BlockId)>,
 }
 
 impl Shares {
@@ -81,9 +86,25 @@ impl Shares {
         }
         share.holders -= 1;
         if share.holders == 0 {
-            store.free(share.block);
-            self.shares.remove(&(node.physical, node.share));
+            let (key, block) = ((node.physical, node.share), share.block);
+            self.shares.remove(&key);
+            match &self.pod {
+                Some(pod) if pod.is_held(key.0, key.1) => self.kept.push((key, block)),
+                _ => store.free(block),
+            }
         }
+    }
+
+    /// Frees memory of ended shares that no other server holds any more.
+    pub fn free_unheld(&mut self, store: &mut Store) {
+        let Some(pod) = self.pod.as_ref().filter(|_| !self.kept.is_empty()) else { return };
+        self.kept.retain(|((device, share), block)| {
+            let held = pod.is_held(*device, *share);
+            if !held {
+                store.free(*block);
+            }
+            held
+        });
     }
 }
 
@@ -126,6 +147,14 @@ impl Call<'_, '_> {
             block: handle.block,
             handle,
         };
+        if let (Some(pod), false) = (&self.machine.config.pod, host) {
+            if let Some((file, offset, length)) = self.world.store.lies_in(share.block) {
+                let Handle { pages, page, module, memory, .. } = share.handle;
+                let memory = OfferedMemory { offset, length, pages, page, module, memory };
+                pod.offer(physical, id, &file, memory);
+                self.world.shares.pod = Some(pod.clone());
+            }
+        }
         self.world.shares.shares.insert((physical, id), share);
         self.process.nodes.insert((physical, para.id), Node { physical, share: id, imported: false, foreign: false });
         para.share = id;
@@ -238,7 +267,7 @@ impl Call<'_, '_> {
             return refuse(Errno::EOPNOTSUPP, "the host cannot import from another server");
         }
         if para.kind != svm::HANDLE_NONE && !local {
-            return refuse(Errno::EFAULT, "the other server does not answer");
+            return self.import_foreign(arg, &mut para);
         }
         let exporter = self.exporting_device(para.exporter)?;
         let (importing, tgid, start_time) = (self.physical, self.caller.tgid, self.caller.start_time);
@@ -295,6 +324,55 @@ impl Call<'_, '_> {
         let node = Node { physical: exporter, share: para.share, imported: true, foreign: !local };
         self.process.nodes.insert((importing, id), node);
         put(arg, &para);
+        Ok(())
+    }
+
+    /// MEM_IMPORT from another server of the pod: the share is named by its physical device, and no
+    /// list is looked at (`devmm_get_remote_share_mem_info`).
+    fn import_foreign(&mut self, arg: &mut Arg, para: &mut svm::MemImport) -> SvmResult {
+        let server = para.sdid >> 22;
+        let fetched = match &self.machine.config.pod {
+            Some(pod) => pod.fetch(server, para.exporter_physical, para.share),
+            None => Err(Unreachable::NoAnswer),
+        };
+        let share = match fetched {
+            Ok(share) => share,
+            Err(Unreachable::NoShare) => return refuse(Errno::EFAULT, "the other server has no such share"),
+            Err(Unreachable::NoAnswer) => return refuse(Errno::EFAULT, "the other server does not answer"),
+        };
+        self.message(self.physical)?;
+        let physical = self.physical;
+        let Some(id) = self.table(physical).map(|table| table.take_id()) else {
+            return refuse(Errno::EINVAL, "the device has no handles");
+        };
+        let memory = share.memory;
+        let block = self.world.store.adopt(share.file.clone(), memory.offset, memory.length);
+        let handle = Handle {
+            block,
+            kind: HandleKind::Imported,
+            pages: memory.pages,
+            left: memory.pages,
+            page: memory.page,
+            page_size: memory.length / memory.pages.max(1),
+            giant: memory.page == svm::PAGE_GIANT,
+            module: memory.module,
+            memory: memory.memory,
+            half_freed: false,
+            mapped: 0,
+            bar: false,
+            of_host: false,
+            route: 0,
+        };
+        if let Some(table) = self.table(physical) {
+            table.insert(id, handle);
+        }
+        self.process.foreign.insert((physical, id), (share, block));
+        (para.id, para.side) = (id, svm::SIDE_DEVICE);
+        (para.module, para.page, para.pages) = (memory.module, memory.page, memory.pages);
+        if self.machine.config.generation.delta().import_tells_memory {
+            para.memory = memory.memory;
+        }
+        put(arg, para);
         Ok(())
     }
 }

@@ -47,6 +47,9 @@ const PIECE: usize = 256 << 10;
 /// How much is compared between two looks at the clock.
 const SETTLED_AT_ONCE: u64 = 256 << 10;
 
+/// The number of the first pool with memory of another server.
+const FIRST_FOREIGN: u64 = 1 << 31;
+
 /// Page size of a memfd.
 const GRAIN: u64 = 4096;
 
@@ -56,6 +59,8 @@ struct Pool {
     next: u64,
     used: u64,
     size: u64,
+    /// Memory of another server: it is freed there.
+    foreign: bool,
 }
 
 struct Window {
@@ -103,7 +108,7 @@ impl Store {
         }
         let file = Arc::new(File::from(memfd_create("ascend-physical", MFdFlags::MFD_CLOEXEC)?));
         file.set_len(i64::MAX as u64 & !(GRAIN - 1)).map_err(errno)?;
-        self.pools.insert(pool, Pool { file, next: 0, used: 0, size });
+        self.pools.insert(pool, Pool { file, next: 0, used: 0, size, foreign: false });
         Ok(())
     }
 
@@ -135,6 +140,23 @@ impl Store {
         Ok(BlockId(self.last))
     }
 
+    /// Memory of another server: a range of that server's file.
+    pub fn adopt(&mut self, file: Arc<File>, offset: u64, length: u64) -> BlockId {
+        self.last += 1;
+        let id = BlockId(self.last);
+        // Physical devices have small numbers, and each adopted block a pool of its own.
+        let pool = (FIRST_FOREIGN + self.last % u64::from(u32::MAX >> 1)) as u32;
+        self.pools.insert(pool, Pool { file, next: 0, used: length, size: length, foreign: true });
+        self.blocks.insert(id, Block { pool, offset, length, windows: Vec::new(), solid: RefCell::default() });
+        id
+    }
+
+    /// Where a block lies: its file, the offset there, and its length.
+    pub fn lies_in(&self, block: BlockId) -> Option<(Arc<File>, u64, u64)> {
+        let (block, pool) = self.find(block).ok()?;
+        Some((pool.file.clone(), block.offset, block.length))
+    }
+
     /// Bytes of a block, if there is such a block.
     pub fn length(&self, block: BlockId) -> Option<u64> {
         self.blocks.get(&block).map(|block| block.length)
@@ -157,7 +179,11 @@ impl Store {
             self.chunks.forget(&window.file, window.offset, window.length);
             punch(&window.file, window.offset, window.length);
         }
-        if let Some(pool) = self.pools.get_mut(&gone.pool) {
+        let Some(pool) = self.pools.get_mut(&gone.pool) else { return };
+        if pool.foreign {
+            self.chunks.forget(&pool.file, gone.offset, gone.length);
+            self.pools.remove(&gone.pool);
+        } else {
             punch(&pool.file, gone.offset, gone.length);
             pool.used -= gone.length;
         }
