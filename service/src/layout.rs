@@ -104,7 +104,7 @@ impl Layout {
         self.allocations.iter().map(|allocation| allocation.size).sum()
     }
 
-    /// Bytes of all keys and values, as they count for [`METADATA_MAX`].
+    /// Bytes of all keys and values, as they count for the limit of a layout.
     pub fn metadata(&self) -> usize {
         self.entries.iter().map(|(key, entry)| key.len() + entry.value.len() + ENTRY_BYTES).sum()
     }

@@ -96,7 +96,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Code::Timeout`].
+    /// [`Code::Timeout`](crate::protocol::Code::Timeout).
     pub fn wait_for_newer(&mut self, wait: Duration) -> Result<u64> {
         let request = Request::Wait { newer_than: self.role.version, domain: None, wait_ms: milliseconds(wait) };
         let answer = self.role.ask(&request, wait);
