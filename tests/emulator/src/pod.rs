@@ -121,8 +121,8 @@ impl Pod {
         locked(&self.offers).insert((device, share), Offer { thread, descriptor, memory, holders: 0 });
     }
 
-    /// True while other servers hold a share that ended here. A share that none holds is not offered
-    /// any more.
+    /// True while other servers hold a share that ended here. A share that nobody holds is
+    /// forgotten.
     pub(crate) fn is_held(&self, device: u32, share: i32) -> bool {
         let mut offers = locked(&self.offers);
         let held = offers.get(&(device, share)).is_some_and(|offer| offer.holders != 0);
