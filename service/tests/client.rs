@@ -108,7 +108,8 @@ extern "C" fn count(_: i32) {
 
 #[test]
 fn a_signal_every_twenty_milliseconds_changes_nothing() {
-    isolated(Config { hbm: 64 * MIB, ..Config::default() }, |emulator| {
+    // Room for a version that is committed, and for the next one.
+    isolated(Config { hbm: 192 * MIB, ..Config::default() }, |emulator| {
         let service = Service::start("");
         let client = service.client();
         let device = device();
@@ -117,6 +118,13 @@ fn a_signal_every_twenty_milliseconds_changes_nothing() {
         // SAFETY: the handler adds to a number.
         unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
         let stop = AtomicBool::new(false);
+        /// Ends the signals, also if this test fails.
+        struct EndSignals<'a>(&'a AtomicBool);
+        impl Drop for EndSignals<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
         // SAFETY: it takes nothing.
         let own = unsafe { nix::libc::pthread_self() };
         std::thread::scope(|scope| {
@@ -127,6 +135,7 @@ fn a_signal_every_twenty_milliseconds_changes_nothing() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
+            let _end = EndSignals(&stop);
             // Until there were some.
             while SIGNALS.load(Ordering::SeqCst) < 20 {
                 let mut reader = write_weights(&client, &device, &name("w"), KEYS);
@@ -137,7 +146,6 @@ fn a_signal_every_twenty_milliseconds_changes_nothing() {
                 let waited = reader.wait_for_newer(Duration::from_millis(20)).unwrap_err();
                 assert_eq!(waited.code(), Some(Code::Timeout), "{waited}");
             }
-            stop.store(true, Ordering::SeqCst);
         });
         drop(device);
         service.end(emulator);
