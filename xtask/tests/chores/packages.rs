@@ -10,7 +10,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What is published, in the order of their dependencies.
-const PUBLISHED: [&str; 3] = ["ascend-ioctl", "ascend-emulator", "ascend-vmm"];
+const PUBLISHED: [&str; 7] = [
+    "ascend-ioctl",
+    "ascend-emulator",
+    "ascend-conformance",
+    "ascend-ptrace",
+    "ascend-vmm",
+    "ascend-vmm-service",
+    "ascend-vmm-tool",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
