@@ -241,8 +241,9 @@ impl ClientThreads {
         }
     }
 
-    /// The ids of living client processes, except this one.
-    pub fn living(&self) -> Vec<i32> {
+    /// The ids of living client processes, except this one, with those that no call came from yet.
+    pub fn living(&mut self) -> Vec<i32> {
+        self.discover();
         let ids = self.threads.iter().filter(|(tid, thread)| thread.doing(**tid) != Doing::Ended);
         let mut ids: Vec<i32> = ids.map(|(_, thread)| thread.tgid).filter(|tgid| *tgid != self.own).collect();
         ids.sort_unstable();

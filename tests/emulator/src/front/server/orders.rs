@@ -85,7 +85,7 @@ impl Server {
             }
             Order::Schedule(reply) => {
                 self.settle();
-                let _ = reply.send(self.schedule.as_ref().map(|schedule| schedule.summary()));
+                let _ = reply.send(self.schedule.as_mut().map(|schedule| schedule.summary()));
             }
             Order::Traps(reply) => {
                 self.settle();

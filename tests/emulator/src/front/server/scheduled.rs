@@ -82,7 +82,7 @@ impl Scheduled {
     }
 
     /// What was done so far.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&mut self) -> Summary {
         Summary { living: self.threads.living(), ..self.scheduler.summary.clone() }
     }
 
