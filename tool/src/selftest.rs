@@ -1,17 +1,20 @@
 //! `ascend-vmm selftest`: the acceptance test for a host with NPUs.
 //!
-//! There are three suites: every public operation of the library (`library.rs`), the rules of the
-//! kernel driver without the library (`--raw`), and the steps that start a process on a device
-//! (`--device-process`). Each uses only memory that it allocated itself, and little of it.
+//! There are four suites: every public operation of the library (`library.rs`), the rules of the
+//! kernel driver without the library (`--raw`), random calls of the driver (`--random`), and the
+//! steps that start a process on a device (`--device-process`). Each uses only memory that it
+//! allocated itself, and little of it.
 
 mod device_process;
 mod library;
+mod random;
 mod raw;
 pub mod report;
 pub mod sharing;
 
 use crate::session_options::SessionOptions;
 use crate::terminal::{self, devices, paint};
+use ascend_conformance::random::{Hazard, Program};
 use ascend_vmm::discovery::{self, Options, Survey};
 use report::{Case, Outcome, Report};
 use std::io::IsTerminal;
@@ -24,7 +27,9 @@ use std::time::{Duration, Instant};
 #[command(
     after_help = "Exit status: 0 nothing failed, 1 something failed, 3 there is no device, 2 wrong arguments.\n\n\
                         Examples:\n  ascend-vmm selftest --device 0 --junit selftest.xml\n  \
-                        ascend-vmm emulate --driver 9.0.0 -- ascend-vmm selftest"
+                        ascend-vmm emulate --driver 9.0.0 -- ascend-vmm selftest\n  \
+                        ascend-vmm trace --quiet --json calls.jsonl -- ascend-vmm selftest --random 7 --calls 5000\n  \
+                        ascend-vmm emulate --replay calls.jsonl"
 )]
 pub struct Selftest {
     /// Test only the device with this logical id. The default is every usable device.
@@ -48,6 +53,19 @@ pub struct Selftest {
     /// Not for a host that others use.
     #[arg(long, requires = "raw")]
     exhaustion: bool,
+    /// Run another suite: random calls of the driver that this number decides, valid and slightly
+    /// invalid ones, by two processes. Their answers are not judged here: record them with `trace`,
+    /// and compare them with `emulate --replay`.
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["raw", "device", "device_process", "device_process_policy"])]
+    random: Option<u64>,
+    /// How many calls --random makes.
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "random")]
+    calls: u32,
+    /// With --random, also send what can crash a kernel or cost it something until the driver is
+    /// loaded anew: spanning-map, access-none, half-freed-export, two-exporters, host-import-copy,
+    /// async-border, other-server (docs/emulator.md). Can be given several times.
+    #[arg(long = "hazard", value_name = "NAME", requires = "random")]
+    hazards: Vec<Hazard>,
     #[command(flatten)]
     session: SessionOptions,
 }
@@ -68,6 +86,16 @@ impl Selftest {
         if self.raw {
             let mut report = Report::new("raw");
             let device = raw::run(&mut report, self.exhaustion, |case| {
+                if !self.json {
+                    print(case);
+                }
+            });
+            return self.finish(&report, !device);
+        }
+        if let Some(seed) = self.random {
+            let mut report = Report::new("random");
+            let program = Program { seed, calls: self.calls, hazards: self.hazards.clone() };
+            let device = random::run(&mut report, &program, |case| {
                 if !self.json {
                     print(case);
                 }

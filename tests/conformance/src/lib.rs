@@ -23,6 +23,7 @@
 pub mod host;
 mod manager;
 mod peer;
+pub mod random;
 pub mod rule;
 mod rules;
 mod run;

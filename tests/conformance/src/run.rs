@@ -153,7 +153,7 @@ fn check(rule: &Rule, host: &Host, timeout: Duration) -> Verdict {
 
 /// Runs `body` in a forked process that leads its own process group, and returns its text. No
 /// process of the group is left afterwards.
-fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -> Result<String, Failure> {
+pub(crate) fn isolated(timeout: Duration, body: impl FnOnce() -> Result<String, Failure>) -> Result<String, Failure> {
     let (reader, writer) = UnixStream::pair().map_err(Failure::broken)?;
     let pid = fork();
     if pid < 0 {

@@ -48,7 +48,9 @@ pub fn from_trace(generation: Generation, lines: &[TracedCall]) -> Config {
     }
     let list = of("GET_MMAP_INFO").filter_map(|line| filled(&line.record, "array"));
     let starts = list.flat_map(|array| array.chunks_exact(16).map(|it| it[..8].to_vec()).collect::<Vec<_>>());
-    if starts.into_iter().any(|start| start == svm::HOST_PIN_START_HCCS.to_le_bytes()) {
+    // The segment that tells the attachment is not there in every generation.
+    let connected = of("GET_DEVINFO").any(|line| answered(line, generation, "connect_type") == Some(1));
+    if connected || starts.into_iter().any(|start| start == svm::HOST_PIN_START_HCCS.to_le_bytes()) {
         config.attachment = Attachment::Hccs;
     }
     // The firmware publishes three blocks of 64 bytes; the last starts with KiB.

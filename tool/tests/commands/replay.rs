@@ -82,6 +82,22 @@ fn of_thousands_of_odd_calls_only_those_differ_that_a_trace_cannot_tell() {
 }
 
 #[test]
+fn random_calls_are_answered_alike_when_they_are_replayed() {
+    for (generation, attachment) in [("8.5.0", "hccs"), ("9.0.0", "pcie"), ("26.1", "pcie")] {
+        let host = ["--driver", generation, "--attach", attachment];
+        let (recorded, seen) = traced(&host, &[PROGRAM, "selftest", "--random", "3", "--calls", "400"]);
+        for trace in [recorded, seen] {
+            let output = replay(&trace, &[]);
+            let report = stdout(&output);
+            assert_eq!(output.status.code(), Some(0), "{generation}: {report}{}", stderr(&output));
+            assert!(report.contains(&format!("generation {generation} as in the trace")), "{report}");
+            let calls: usize = report.split(' ').next().unwrap().parse().unwrap();
+            assert!(calls >= 400, "{report}");
+        }
+    }
+}
+
+#[test]
 fn an_anonymised_trace_names_nothing_of_its_host_and_can_be_replayed() {
     let (plain, seen) = (file("plain.jsonl"), file("anonymous.jsonl"));
     let mut command = Command::new(PROGRAM);

@@ -1,12 +1,12 @@
 //! `ascend-vmm selftest` on the emulated driver: what passes, what fails, and the reports.
 
 use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
-use ascend_emulator::Config;
 use ascend_emulator::config::{Daemon, DeviceProcess, Door, Place};
+use ascend_emulator::{Config, Emulator};
 use ascend_ioctl::Generation;
 use serde_json::Value;
 use std::collections::HashSet;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Runs `selftest` on an emulated host.
 fn selftest(config: Config, faults: &[&str], arguments: &[&str]) -> Output {
@@ -35,6 +35,75 @@ fn every_operation_passes_in_every_generation() {
         assert_eq!(document["driver"], generation.to_string());
         assert!(document["summary"]["passed"].as_u64().unwrap() > 40, "{document:#}");
     }
+}
+
+/// The commands of `selftest --random` on an emulated host: who makes them, with which argument.
+fn random_calls(config: &Config, arguments: &[&str]) -> Vec<(bool, &'static str, Option<String>)> {
+    let emulator = Emulator::start(config.clone()).unwrap();
+    emulator.record();
+    let mut command = Command::new(PROGRAM);
+    command.args(["selftest", "--random"]).args(arguments).stdout(Stdio::piped());
+    let output = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stdout(&output));
+    emulator.assert_no_traps();
+    let state = emulator.state();
+    assert!(state.is_empty(), "{state:#?}");
+    let (stuck, leaked) = emulator.control(|driver| (driver.svm.stuck(), driver.svm.leaked()));
+    assert_eq!((stuck, leaked), (0, 0), "what only loading the driver anew gives back");
+    let records = emulator.records();
+    let last = records.iter().filter(|record| record.cmd == Some("INIT_PROCESS")).map(|record| record.pid).max();
+    let made = records.into_iter().filter_map(|it| Some((Some(it.pid) == last, it.cmd?, it.in_hex)));
+    made.collect()
+}
+
+#[test]
+fn random_calls_leave_a_host_of_any_generation_as_it_was() {
+    for generation in Generation::ALL {
+        let config = Config { generation, ..Config::default() };
+        let calls = random_calls(&config, &["11", "--calls", "400"]);
+        for command in ["MEM_CREATE", "MEM_MAP", "MEM_UNMAP", "MEM_EXPORT", "MEM_IMPORT", "MEMCPY", "FREE_PAGES"] {
+            assert!(calls.iter().any(|(_, name, _)| *name == command), "{generation}: no {command}");
+        }
+        let (first, second): (Vec<_>, Vec<_>) = calls.iter().partition(|(second, ..)| !second);
+        assert!(first.len() > 150 && second.len() > 150, "{generation}: {} and {}", first.len(), second.len());
+    }
+}
+
+#[test]
+fn the_same_number_makes_the_same_calls() {
+    // Copies name memory of the process, which lies elsewhere each time.
+    let calls = |seed: &str| -> Vec<_> {
+        let calls = random_calls(&Config::default(), &[seed, "--calls", "300"]).into_iter();
+        calls.filter(|(_, name, _)| matches!(*name, "MEM_CREATE" | "ALLOC" | "MEM_MAP" | "MEM_IMPORT")).collect()
+    };
+    let first = calls("5");
+    assert!(first.len() > 50, "{}", first.len());
+    assert_eq!(first, calls("5"));
+    assert_ne!(first, calls("6"));
+}
+
+#[test]
+fn what_can_crash_a_kernel_is_sent_only_if_it_is_asked_for_by_name() {
+    let random = ["emulate", "--", PROGRAM, "selftest", "--random", "1", "--calls", "2000"];
+    let output = run_program(&random);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("half-freed-export"), "{}", stdout(&output));
+    let output = run_program(&[&random[..], &["--hazard", "half-freed-export"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("release-of-half-freed-export"), "{}", stderr(&output));
+    let error = refusal(&["selftest", "--random", "1", "--hazard", "none"]);
+    assert!(error.contains("half-freed-export"), "{error}");
+    assert!(refusal(&["selftest", "--calls", "5"]).contains("--random"));
+}
+
+#[test]
+fn random_calls_need_a_device_and_a_session() {
+    let none = Config { devices: 0, setup_patience: std::time::Duration::from_millis(10), ..Config::default() };
+    let (without, status) = document(none, &[], &["--random", "1"]);
+    assert_eq!((status, without["summary"]["failed"].as_u64()), (3, Some(1)), "{without:#}");
+    let (document, status) = document(Config::default(), &["INIT_PROCESS=EIO"], &["--random", "1"]);
+    assert_eq!(status, 1, "{document:#}");
+    assert!(document.to_string().contains("EIO"), "{document:#}");
 }
 
 #[test]
