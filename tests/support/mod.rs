@@ -222,10 +222,16 @@ pub struct Directory(PathBuf);
 impl Directory {
     pub fn new() -> Directory {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ascend-vmm-test-{}-{number}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Directory(path)
+        loop {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("ascend-vmm-test-{}-{number}", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Directory(path),
+                // Left by a process that was killed and had this id.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {
