@@ -9,12 +9,16 @@ use crate::protocol::{self, Answer, Request, ServiceError, VERSION};
 use ascend_vmm::Session;
 use nix::cmsg_space;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sockopt};
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, getsockopt, recvmsg,
+    socket, sockopt,
+};
+use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, chown};
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,11 +70,10 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> ServeError {
 pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
     let failed = |error| ServeError::Socket { path: path.to_owned(), error };
     // Of two services that start at once, one finds the other.
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).open({
-        let mut name = path.as_os_str().to_owned();
-        name.push(".lock");
-        name
-    });
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    // Whoever could open it could hold it, and no service would start.
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name);
     let _lock =
         Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))?;
     if UnixStream::connect(path).is_ok_and(|socket| !is_orphan(socket)) {
@@ -83,12 +86,22 @@ pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
         Ok(_) => return Err(failed(io::Error::new(ErrorKind::AlreadyExists, "it is no socket"))),
         Err(_) => {}
     }
-    let listener = UnixListener::bind(path).map_err(failed)?;
+    listen(path, policy).map_err(failed)
+}
+
+/// A socket at a path, with the mode and the group of the configuration before anybody can connect.
+fn listen(path: &Path, policy: &Policy) -> io::Result<UnixListener> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // On Linux the file of a socket gets the mode of the socket, whatever the umask allows more.
+    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    socket::bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     if let Some(group) = policy.group {
-        chown(path, None, Some(Gid::from_raw(group))).map_err(|error| failed(error.into()))?;
+        chown(path, None, Some(Gid::from_raw(group)))?;
     }
-    std::fs::set_permissions(path, Permissions::from_mode(policy.mode)).map_err(failed)?;
-    Ok(listener)
+    std::fs::set_permissions(path, Permissions::from_mode(policy.mode))?;
+    // Until now every connect was refused.
+    socket::listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket.into())
 }
 
 /// True if the service at a socket has lost its keeper: it serves what others still map until they

@@ -7,10 +7,14 @@ mod untrusted;
 
 use ascend_emulator::{Config, Line, fork, isolated};
 use ascend_vmm_service::protocol::{self, Answer, Code, Request, ServiceError, VERSION};
-use ascend_vmm_service::{Allocation, Entry, Mode, PageSize, Reader};
+use ascend_vmm_service::{Allocation, Entry, Mode, PageSize, Policy, Reader};
+use nix::sys::stat::{self, umask};
+use nix::unistd::{Gid, Uid, getgid, getgroups, getuid, setgid, setgroups, setuid};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use support::{KEYS, MIB, Service, check_weights, device, name, options, write_weights};
@@ -324,5 +328,34 @@ fn a_service_that_hears_nonsense_serves_the_others() {
             *ended.entry(over).or_default() += 1;
         }
         assert!(ended[&true] > 0 && ended[&false] > 0, "{ended:?}");
+    });
+}
+
+#[test]
+fn nobody_else_can_connect_before_the_socket_has_its_mode_and_group() {
+    isolated(Config::default(), |_| {
+        let directory = std::env::temp_dir().join(format!("ascend-vmm-socket-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+        fork(|| {
+            // A process that allows everything to everybody, and may not give files to every group.
+            umask(stat::Mode::empty());
+            if getuid().is_root() {
+                setgroups(&[]).unwrap();
+                setgid(Gid::from_raw(65_534)).unwrap();
+                setuid(Uid::from_raw(65_534)).unwrap();
+            }
+            let own = getgroups().unwrap();
+            let other = (1..).find(|&group| !own.contains(&Gid::from_raw(group)) && group != getgid().as_raw()).unwrap();
+            let policy = Policy::from_toml(&format!("mode = \"0666\"\ngroup = {other}")).unwrap();
+            let path = directory.join("socket");
+            let refused = ascend_vmm_service::bind(&path, &policy).unwrap_err().to_string();
+            assert!(refused.contains("cannot be made"), "{refused}");
+            // So it was before the group was refused: its owner's alone.
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+            assert_eq!(std::fs::metadata(directory.join("socket.lock")).unwrap().mode() & 0o7777, 0o600);
+        })
+        .join();
+        std::fs::remove_dir_all(&directory).unwrap();
     });
 }
