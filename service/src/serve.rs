@@ -22,7 +22,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A service that cannot be started or goes wrong.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,7 @@ pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
     let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(name);
     let _lock =
         Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))?;
-    if UnixStream::connect(path).is_ok_and(|socket| !is_orphan(socket)) {
+    if is_served(path) {
         return Err(ServeError::Taken(path.to_owned()));
     }
     match std::fs::symlink_metadata(path) {
@@ -104,27 +104,47 @@ fn listen(path: &Path, policy: &Policy) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// True if the service at a socket has lost its keeper: it serves what others still map until they
-/// end, and another service may have its path.
-fn is_orphan(mut socket: UnixStream) -> bool {
-    let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "serve".into() };
-    let frames = [hello, Request::Status {}].map(|request| protocol::encode(&request).unwrap_or_default());
-    let asked = socket.set_read_timeout(Some(Duration::from_secs(5))).and_then(|()| socket.write_all(&frames.concat()));
-    let mut arrived = Vec::new();
-    let mut part = [0; 4096];
-    while asked.is_ok() {
-        match socket.read(&mut part) {
-            Ok(count) if count > 0 => arrived.extend_from_slice(&part[..count]),
-            _ => return false,
-        }
-        while let Ok(Some((length, answer))) = protocol::decode::<Answer>(&arrived) {
-            match answer {
-                Answer::Status(status) => return status.keeper == 0,
-                _ => drop(arrived.drain(..length)),
+/// True if a service that has its keeper is at a socket. One that has lost it serves what others
+/// still map until they end, and another service may have its path.
+fn is_served(path: &Path) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while let Ok(socket) = UnixStream::connect(path) {
+        match keeper_of(socket) {
+            Ok(keeper) => return keeper != 0,
+            // A front that is ending, or its keeper starts the next one.
+            Err(error) if error.kind() != ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
             }
+            // Somebody has the socket and says nothing.
+            Err(_) => return true,
         }
     }
     false
+}
+
+/// The process of the keeper at the other end; 0 if it is gone.
+fn keeper_of(mut socket: UnixStream) -> io::Result<i32> {
+    let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "serve".into() };
+    let frames = [hello, Request::Status {}].map(|request| protocol::encode(&request).unwrap_or_default());
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    socket.write_all(&frames.concat())?;
+    let mut arrived = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        while let Some((length, answer)) = protocol::decode::<Answer>(&arrived).map_err(io::Error::other)? {
+            match answer {
+                Answer::Status(status) => return Ok(status.keeper),
+                Answer::Error(error) => return Err(io::Error::other(error)),
+                _ => drop(arrived.drain(..length)),
+            }
+        }
+        match socket.read(&mut part) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => arrived.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The listening socket that systemd passed to this process; `None` if it was not started so.
@@ -290,5 +310,29 @@ pub fn replace_front(path: &Path, policy: Policy, successor: &Command) -> Result
             return Err(failed(ErrorKind::UnexpectedEof.into()));
         }
         arrived.extend_from_slice(&part[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_takes_the_path_of_a_front_that_ends_instead_of_answering() {
+        let directory = std::env::temp_dir().join(format!("ascend-vmm-path-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let path = directory.join("socket");
+        let front = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let front = front;
+                drop(front.accept().unwrap());
+            });
+            let listener = bind(&path, &Policy::default()).unwrap();
+            // From now on it is taken, also while its service is silent.
+            assert!(UnixStream::connect(&path).is_ok());
+            drop(listener);
+        });
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -346,7 +346,8 @@ fn nobody_else_can_connect_before_the_socket_has_its_mode_and_group() {
                 setuid(Uid::from_raw(65_534)).unwrap();
             }
             let own = getgroups().unwrap();
-            let other = (1..).find(|&group| !own.contains(&Gid::from_raw(group)) && group != getgid().as_raw()).unwrap();
+            let other =
+                (1..).find(|&group| !own.contains(&Gid::from_raw(group)) && group != getgid().as_raw()).unwrap();
             let policy = Policy::from_toml(&format!("mode = \"0666\"\ngroup = {other}")).unwrap();
             let path = directory.join("socket");
             let refused = ascend_vmm_service::bind(&path, &policy).unwrap_err().to_string();

@@ -18,6 +18,8 @@ const POLICY: &str = "SERVICE_TEST_POLICY";
 const REPLACES: &str = "SERVICE_TEST_REPLACES";
 
 pub const MIB: u64 = 1 << 20;
+/// How long a test waits for something that happens soon, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// This test binary again, as another process of the service.
 fn process(test: &str) -> Command {
@@ -95,8 +97,11 @@ impl Service {
         let mut command = process("support::keeper_process");
         command.env(SOCKET, self.path()).env(POLICY, &self.policy);
         let (directory, policy) = (self.directory.clone(), self.policy.clone());
-        let service = Service { keeper: command.spawn().unwrap(), directory, policy };
+        let mut service = Service { keeper: command.spawn().unwrap(), directory, policy };
+        let deadline = Instant::now() + PATIENCE;
         while service.status().keeper != service.keeper.id() as i32 {
+            let ended = service.keeper.try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < deadline, "the new keeper does not serve: {ended:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
         service
@@ -117,7 +122,7 @@ impl Service {
 
     /// The status of whichever front answers first.
     pub fn status(&self) -> Status {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             match self.client().status() {
                 Ok(status) => return status,
@@ -129,7 +134,7 @@ impl Service {
 
     /// The status when nobody writes any more: a process that was killed is noticed a moment later.
     pub fn settled(&self) -> Status {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status();
             if status.domains.iter().all(|domain| domain.state != "writing") {
@@ -154,7 +159,9 @@ impl Service {
         let before = self.status().front;
         let mut command = process("support::front_process");
         let child = command.env(REPLACES, self.path()).env(POLICY, &self.policy).spawn().unwrap();
+        let deadline = Instant::now() + PATIENCE;
         while self.status().front == before {
+            assert!(Instant::now() < deadline, "the new front does not serve");
             std::thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(self.status().front, child.id() as i32);
