@@ -52,7 +52,7 @@ pub(crate) enum Order {
     /// Create and export memory.
     Create { id: u64, device: u32, size: u64, page: PageSize, everyone: bool },
     /// Release memory.
-    Release { id: u64 },
+    Release { ids: Vec<u64> },
     /// Let a process import.
     Trust { client: ClientId, process: i32, ids: Vec<u64> },
     /// How much memory is free.
@@ -67,7 +67,7 @@ pub(crate) enum Kept {
     /// It is done.
     Done,
     /// The memory is there: the vendor's handle and the ticket.
-    Created { handle: u64, ticket: [u8; Ticket::LENGTH] },
+    Created { handle: u64, ticket: Ticket },
     /// Bytes of a device.
     Memory { free: u64, total: u64 },
     /// There is not enough memory. Bytes of the device, if they are known.
@@ -84,22 +84,17 @@ pub(crate) struct Npu {
     pub(crate) identity: String,
 }
 
-/// Memory that the keeper holds.
-#[derive(Debug, Clone)]
-struct Held {
-    handle: u64,
-    ticket: [u8; Ticket::LENGTH],
-    /// Of the device in the service's numbering.
-    device: u32,
-    size: u64,
-    user: u32,
-    domain: DomainName,
-}
+/// The vendor's handles of the allocations of a layout, in their order. The rest of their tickets
+/// is the same for all memory of an NPU, apart from what the allocation says.
+type Handles = Rc<Vec<u64>>;
 
 /// A version of a domain.
 #[derive(Debug)]
 struct Committed {
     layout: Rc<Layout>,
+    handles: Handles,
+    /// Who pays for the memory.
+    user: u32,
     hash: [u8; 16],
     version: u64,
     dirty: bool,
@@ -133,6 +128,12 @@ impl Domain {
             && self.watchers.is_empty()
     }
 
+    /// The NPU that it is bound to: that of its memory.
+    fn bound_to(&self) -> Option<u32> {
+        let has_memory = self.committed.is_some() || !self.older.is_empty() || self.writer.is_some();
+        self.device.filter(|_| has_memory)
+    }
+
     /// A version that is served or still read.
     fn version(&self, version: u64) -> Option<&Committed> {
         self.committed.as_ref().filter(|it| it.version == version).or_else(|| self.older.get(&version))
@@ -154,6 +155,7 @@ struct Role {
     /// The version that is read or updated; 0 for a new layout.
     version: u64,
     layout: Rc<Layout>,
+    handles: Handles,
     allow_update: bool,
     lends: bool,
     /// A writer that may have written to committed memory.
@@ -249,7 +251,8 @@ pub(crate) struct Books {
     used: Vec<u64>,
     domains: HashMap<DomainName, Domain>,
     clients: HashMap<ClientId, Client>,
-    held: HashMap<u64, Held>,
+    /// A ticket of each NPU's memory, by physical id.
+    tickets: HashMap<u32, Ticket>,
     pending: HashMap<u64, Pending>,
     /// Processes that were put on the driver's lists, by version.
     listed: HashMap<u64, BTreeSet<i32>>,
@@ -294,7 +297,7 @@ impl Books {
             used,
             domains: HashMap::new(),
             clients: HashMap::new(),
-            held: HashMap::new(),
+            tickets: HashMap::new(),
             pending: HashMap::new(),
             listed: HashMap::new(),
             orphaned: false,

@@ -85,7 +85,7 @@ impl Front {
         let mut effects = Vec::new();
         if let Some(journal) = inventory.journal {
             let (_, records) = Journal::read(File::from(journal))?;
-            effects = books.recover(records, inventory.held, now);
+            effects = books.recover(records, inventory.held, inventory.tickets, now);
         }
         listener.set_nonblocking(true)?;
         let mut front = Front {

@@ -4,11 +4,14 @@
 //! MessagePack body; a front that dies in the middle of one leaves a torn end, which the next front
 //! ignores. When most of the log is history it is written anew, and the keeper gets the new file.
 
-use crate::layout::{Allocation, Layout};
+use crate::layout::{Allocation, Entry, Layout};
 use crate::name::DomainName;
 use crate::protocol::Mode;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_bytes::Bytes;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -28,6 +31,12 @@ pub(crate) enum Record {
     RoleEnded { token: Token },
     /// A writer got memory.
     Allocated { token: Token, allocation: Allocation, user: u32 },
+    /// All memory that a writer has. Its entries are not written down.
+    Drafted {
+        token: Token,
+        #[serde(serialize_with = "allocations_alone")]
+        layout: Rc<Layout>,
+    },
     /// A writer gave memory back.
     Freed { id: u64 },
     /// A layout is served. If a writer committed it just now, that reads it from then on.
@@ -36,8 +45,9 @@ pub(crate) enum Record {
         writer: Option<Token>,
         version: u64,
         device: u32,
+        #[serde(serialize_with = "without_names")]
         layout: Rc<Layout>,
-        /// Who pays for the allocations.
+        /// Who pays for the allocations: the first is meant, in version 1 there was one for each.
         users: Vec<u32>,
         time: u64,
     },
@@ -75,6 +85,38 @@ pub(crate) struct RoleRecord {
     pub(crate) start: u64,
 }
 
+/// Allocations and entries are most of a journal. They are written as arrays: the names of their
+/// fields would be more than the fields.
+struct Short<'a, T>(&'a T);
+
+impl Serialize for Short<'_, Vec<Allocation>> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|it| (it.id, it.size, it.page, &it.tag)))
+    }
+}
+
+impl Serialize for Short<'_, BTreeMap<String, Entry>> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = self.0.iter();
+        serializer
+            .collect_map(entries.map(|(key, it)| (key, (it.allocation, it.offset, it.size, Bytes::new(&it.value)))))
+    }
+}
+
+fn without_names<S: Serializer>(layout: &Rc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut fields = serializer.serialize_struct("Layout", 2)?;
+    fields.serialize_field("allocations", &Short(&layout.allocations))?;
+    fields.serialize_field("entries", &Short(&layout.entries))?;
+    fields.end()
+}
+
+fn allocations_alone<S: Serializer>(layout: &Rc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut fields = serializer.serialize_struct("Layout", 2)?;
+    fields.serialize_field("allocations", &Short(&layout.allocations))?;
+    fields.serialize_field("entries", &BTreeMap::<String, Entry>::new())?;
+    fields.end()
+}
+
 /// The file, and how much of it is written.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -86,7 +128,7 @@ const HEAD: usize = 12;
 
 /// The version of the records. A front reads its own version and those before it; a record that
 /// cannot be understood by older fronts needs a new one. New fields with a default do not.
-pub(crate) const STATE: u32 = 1;
+pub(crate) const STATE: u32 = 2;
 /// How a journal begins, before its version.
 const MAGIC: [u8; 4] = *b"AVMJ";
 /// Bytes of the magic and the version.
@@ -196,7 +238,7 @@ mod tests {
         journal.append(&Record::Freed { id: 8 }).unwrap();
         journal.file().write_all_at(&(STATE + 1).to_le_bytes(), 4).unwrap();
         let refused = Journal::read(journal.file().try_clone().unwrap()).unwrap_err();
-        assert!(refused.to_string().contains("has version 2, and this program reads 1"), "{refused}");
+        assert!(refused.to_string().contains("has version 3, and this program reads 2"), "{refused}");
         journal.file().write_all_at(b"else", 0).unwrap();
         assert!(Journal::read(journal.file().try_clone().unwrap()).is_err());
         let empty = nix::sys::memfd::memfd_create("empty", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
@@ -262,5 +304,44 @@ mod tests {
             let (_, read) = Journal::read(torn.file.try_clone().unwrap()).unwrap();
             assert_eq!(read.last(), Some(&Record::Freed { id: 9 }));
         }
+    }
+
+    /// A layout as version 1 wrote it.
+    #[derive(Serialize)]
+    enum First {
+        Committed {
+            domain: DomainName,
+            writer: Option<Token>,
+            version: u64,
+            device: u32,
+            layout: Layout,
+            users: Vec<u32>,
+            time: u64,
+        },
+    }
+
+    #[test]
+    fn a_layout_of_version_1_is_read() {
+        let allocation = Allocation { id: 3, size: 2 << 20, page: crate::layout::PageSize::Huge, tag: "t".into() };
+        let entry = Entry { allocation: 3, offset: 1, size: 2, value: vec![7; 300] };
+        let layout = Layout { allocations: vec![allocation], entries: BTreeMap::from([("key".into(), entry)]) };
+        let domain: DomainName = "a".parse().unwrap();
+        let (writer, version, device, users, time) = (Some([1; 16]), 2, 4, vec![1000], 5);
+        let first = First::Committed {
+            domain: domain.clone(),
+            writer,
+            version,
+            device,
+            layout: layout.clone(),
+            users: users.clone(),
+            time,
+        };
+        let read: Record = rmp_serde::from_slice(&rmp_serde::to_vec_named(&first).unwrap()).unwrap();
+        let layout = Rc::new(layout);
+        assert_eq!(read, Record::Committed { domain, writer, version, device, layout, users, time });
+        // The same is read from the shorter form.
+        let short = rmp_serde::to_vec_named(&read).unwrap();
+        assert!(short.len() + 40 < rmp_serde::to_vec_named(&first).unwrap().len());
+        assert_eq!(rmp_serde::from_slice::<Record>(&short).unwrap(), read);
     }
 }

@@ -9,8 +9,8 @@
 
 pub(crate) mod packet;
 
-use ascend_vmm::share::{BareTgid, Export};
-use ascend_vmm::{Device, Kind, LogicalId, MemoryKind, Page, Session, discovery};
+use ascend_vmm::share::BareTgid;
+use ascend_vmm::{Device, Kind, LogicalId, MemoryKind, Page, PhysicalMemory, Session, discovery};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::MsgFlags;
@@ -41,7 +41,8 @@ pub enum Told {
 pub(crate) struct Keeper {
     session: Session,
     devices: HashMap<u32, Device>,
-    held: BTreeMap<u64, Export>,
+    /// Exported memory.
+    held: BTreeMap<u64, PhysicalMemory>,
     journal: Option<OwnedFd>,
     /// Words of the command that starts the next front, if a front has said one.
     successor: Vec<u8>,
@@ -115,10 +116,11 @@ impl Keeper {
             (head.device, head.first) = (npu.logical.0.into(), u64::from(npu.physical.0).into());
             send(front, head.as_bytes(), npu.identity.to_string().as_bytes(), None, MsgFlags::empty())?;
         }
-        for (id, export) in &self.held {
+        for (id, memory) in &self.held {
+            let Ok(export) = memory.export() else { continue };
             let Ok(ticket) = export.ticket() else { continue };
             let mut head = KeptPacket::new(*id, status::HELD);
-            (head.first, head.second) = (export.handle().to_u64().into(), export.memory().size().into());
+            (head.first, head.second) = (export.handle().to_u64().into(), memory.size().into());
             head.ticket = ticket.to_bytes();
             send(front, head.as_bytes(), &[], None, MsgFlags::empty())?;
         }
@@ -131,11 +133,14 @@ impl Keeper {
     fn obey(&mut self, order: &OrderPacket, rest: &[u8], file: Option<OwnedFd>) -> Result<Reply, String> {
         match order.op.get() {
             op::CREATE => self.create(order),
-            // Dropping an export drops this process's last reference to the memory.
-            op::RELEASE => match self.held.remove(&order.id.get()) {
-                Some(_) => Ok(Reply::new(status::DONE)),
-                None => Err(format!("there is no memory {}", order.id)),
-            },
+            op::RELEASE => {
+                // Dropping it drops this process's last reference to the memory.
+                let unknown = numbers(rest).filter(|id| self.held.remove(id).is_none()).count();
+                match unknown {
+                    0 => Ok(Reply::new(status::DONE)),
+                    _ => Err(format!("{unknown} of the memories to release are not there")),
+                }
+            }
             op::TRUST => self.trust(order, rest, file),
             op::MEMORY => {
                 let (free, total) = self.memory(order.device.get()).map_err(|error| error.to_string())?;
@@ -177,7 +182,7 @@ impl Keeper {
             Ok((ticket, export)) => {
                 let mut reply = Reply::new(status::CREATED).numbers(export.handle().to_u64(), 0);
                 reply.head.ticket = ticket.to_bytes();
-                self.held.insert(id, export);
+                self.held.insert(id, export.memory().clone());
                 Ok(reply)
             }
             Err(error) if error.is_out_of_memory() => {
@@ -201,12 +206,17 @@ impl Keeper {
         if !lives(&pidfd) {
             return Err(gone());
         }
-        for id in ids.chunks_exact(8).filter_map(|id| U64::read_from_bytes(id).ok()) {
-            let export = self.held.get(&id.get()).ok_or_else(|| format!("there is no memory {id}"))?;
-            export.trust(&[tgid]).map_err(|error| error.to_string())?;
+        for id in numbers(ids) {
+            let memory = self.held.get(&id).ok_or_else(|| format!("there is no memory {id}"))?;
+            memory.export().and_then(|export| export.trust(&[tgid])).map_err(|error| error.to_string())?;
         }
         if lives(&pidfd) { Ok(Reply::new(status::DONE)) } else { Err(gone()) }
     }
+}
+
+/// The numbers of memories behind an order.
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).filter_map(|id| U64::read_from_bytes(id).ok()).map(U64::get)
 }
 
 /// An answer to the front.

@@ -23,6 +23,8 @@ pub(crate) struct KeeperLink {
 pub(crate) struct Inventory {
     pub(crate) npus: Vec<Npu>,
     pub(crate) held: Vec<HeldMemory>,
+    /// A ticket of each NPU's memory.
+    pub(crate) tickets: Vec<Ticket>,
     pub(crate) journal: Option<OwnedFd>,
     /// The keeper's process.
     pub(crate) keeper: i32,
@@ -33,8 +35,6 @@ pub(crate) struct Inventory {
 pub(crate) struct HeldMemory {
     pub(crate) id: u64,
     pub(crate) handle: u64,
-    pub(crate) size: u64,
-    pub(crate) ticket: [u8; Ticket::LENGTH],
 }
 
 impl KeeperLink {
@@ -58,12 +58,13 @@ impl KeeperLink {
                     physical: head.first.get() as u32,
                     identity: String::from_utf8_lossy(text).into_owned(),
                 }),
-                status::HELD => inventory.held.push(HeldMemory {
-                    id: head.number.get(),
-                    handle: head.first.get(),
-                    size: head.second.get(),
-                    ticket: head.ticket,
-                }),
+                status::HELD => {
+                    inventory.held.push(HeldMemory { id: head.number.get(), handle: head.first.get() });
+                    let ticket = Ticket::from_bytes(&head.ticket).map_err(io::Error::other)?;
+                    if !inventory.tickets.iter().any(|it| it.device == ticket.device) {
+                        inventory.tickets.push(ticket);
+                    }
+                }
                 status::STARTED => {
                     (inventory.journal, inventory.keeper) = (file, head.number.get() as i32);
                     return Ok(inventory);
@@ -114,7 +115,10 @@ impl KeeperLink {
                     (op::CREATE.into(), (*id).into(), (*size).into(), (*device).into());
                 (head.giant, head.everyone) = ((*page == PageSize::Giant).into(), (*everyone).into());
             }
-            Order::Release { id } => (head.op, head.id) = (op::RELEASE.into(), (*id).into()),
+            Order::Release { ids: all } => {
+                head.op = op::RELEASE.into();
+                ids = all.iter().take(BATCH).flat_map(|id| id.to_le_bytes()).collect();
+            }
             Order::Ping => head.op = op::PING.into(),
             Order::Memory { device } => (head.op, head.device) = (op::MEMORY.into(), (*device).into()),
             Order::Trust { process, ids: all, .. } => {
@@ -143,7 +147,10 @@ impl KeeperLink {
         let text = String::from_utf8_lossy(text).into_owned();
         let kept = match head.status.get() {
             status::DONE => Kept::Done,
-            status::CREATED => Kept::Created { handle: head.first.get(), ticket: head.ticket },
+            status::CREATED => match Ticket::from_bytes(&head.ticket) {
+                Ok(ticket) => Kept::Created { handle: head.first.get(), ticket },
+                Err(error) => Kept::Refused { text: format!("the keeper's ticket is not understood: {error}") },
+            },
             status::MEMORY => Kept::Memory { free: head.first.get(), total: head.second.get() },
             status::OUT_OF_MEMORY => {
                 let known = |bytes: u64| Some(bytes).filter(|&bytes| bytes != u64::MAX);

@@ -1,14 +1,15 @@
 //! Memory: who gets it, who waits for it, who pays for it, and who gives it back.
 
 use super::{
-    Books, ClientId, Effect, Held, Kept, Order, Outcome, Pending, RETRY, Wait, any_role, error, keeper_gone, writer,
+    Books, ClientId, Effect, Kept, Order, Outcome, Pending, RETRY, Role, Wait, any_role, error, keeper_gone, writer,
 };
 use crate::journal::Record;
 use crate::layout::{ALLOCATIONS_MAX, Allocation, PageSize, TAG_MAX};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Mode, PAGE_MAX, ServiceError, Share, Waiting};
 use ascend_vmm::Bytes;
-use std::collections::VecDeque;
+use ascend_vmm::share::ShareableHandle;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -188,7 +189,10 @@ impl Books {
                 let remedy = "the process cannot import; open the domain again in a new process";
                 Answer::Error(error(Code::Driver, text, remedy))
             }
-            Kept::Done | Kept::Created { .. } | Kept::Memory { .. } => self.share_list(ids),
+            Kept::Done | Kept::Created { .. } | Kept::Memory { .. } => {
+                let role = self.clients.get(&client).and_then(|client| client.role.as_ref());
+                role.map_or(Answer::Shares { shares: Vec::new() }, |role| self.share_list(role, ids))
+            }
         };
         self.effects.push(Effect::Answer(client, answer));
     }
@@ -212,20 +216,20 @@ impl Books {
                 if was_first {
                     queue.pop_front();
                 }
-                let held = Held { handle, ticket, device, size: allocation.size, user, domain };
-                self.held.insert(allocation.id, held);
+                self.tickets.insert(device, ticket);
                 let role = self.clients.get_mut(&id).filter(|_| waiting).and_then(|client| client.role.as_mut());
                 match role {
                     Some(role) => {
                         let token = role.token;
-                        Rc::make_mut(&mut role.layout).allocations.push(allocation.clone());
+                        push(&mut Rc::make_mut(&mut role.layout).allocations, allocation.clone());
+                        push(Rc::make_mut(&mut role.handles), handle);
                         self.unwait(id);
                         let record = Record::Allocated { token, allocation: allocation.clone(), user };
                         self.effects.push(Effect::Record(record));
                         self.effects.push(Effect::Answer(id, Answer::Allocated { allocation }));
                     }
                     // Its writer is gone.
-                    None => self.release(allocation.id),
+                    None => self.release(user, &domain, device, &[allocation]),
                 }
                 self.feed(device, now);
                 return;
@@ -351,15 +355,17 @@ impl Books {
         }
     }
 
-    pub(super) fn release(&mut self, id: u64) {
-        if let Some(held) = self.held.remove(&id) {
-            self.refund(held.user, &held.domain, held.device, held.size);
-            self.order(Order::Release { id }, Pending::Release);
+    pub(super) fn release(&mut self, user: u32, domain: &DomainName, device: u32, allocations: &[Allocation]) {
+        for part in allocations.chunks(PAGE_MAX) {
+            self.refund(user, domain, device, part.iter().map(|allocation| allocation.size).sum());
+            let ids = part.iter().map(|allocation| allocation.id).collect();
+            self.order(Order::Release { ids }, Pending::Release);
         }
     }
 
     pub(super) fn free(&mut self, id: ClientId, ids: &[u64]) -> Outcome {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let user = client.peer.user;
         let role = writer(client)?;
         if role.mode == Mode::Update || !role.layout.entries.is_empty() {
             let problem = "free: the layout has entries, or is changed in place";
@@ -370,13 +376,15 @@ impl Books {
             let problem = format!("allocations: {unknown} is not one of this writer");
             return Err(error(Code::Invalid, problem, "nothing of this request was freed"));
         }
-        let layout = Rc::make_mut(&mut role.layout);
-        let gone: std::collections::BTreeSet<_> = ids.iter().copied().collect();
-        layout.allocations.retain(|allocation| !gone.contains(&allocation.id));
-        for id in gone {
-            self.effects.push(Effect::Record(Record::Freed { id }));
-            self.release(id);
-        }
+        let gone: BTreeSet<u64> = ids.iter().copied().collect();
+        let allocations = &mut Rc::make_mut(&mut role.layout).allocations;
+        let mut stay = allocations.iter().map(|allocation| !gone.contains(&allocation.id));
+        Rc::make_mut(&mut role.handles).retain(|_| stay.next().unwrap_or(true));
+        let freed: Vec<_> = allocations.iter().filter(|allocation| gone.contains(&allocation.id)).cloned().collect();
+        allocations.retain(|allocation| !gone.contains(&allocation.id));
+        let (domain, device) = (role.domain.clone(), role.device);
+        self.effects.extend(gone.into_iter().map(|id| Effect::Record(Record::Freed { id })));
+        self.release(user, &domain, device, &freed);
         Ok(Some(Answer::Done {}))
     }
 
@@ -402,7 +410,8 @@ impl Books {
         }
         // After the keeper's death, the driver lets those import who are on its list.
         if self.policy.trust_everyone || self.orphaned || ids.is_empty() {
-            return Ok(Some(self.share_list(&ids)));
+            let role = self.clients.get(&id).and_then(|client| client.role.as_ref());
+            return Ok(role.map(|role| self.share_list(role, &ids)));
         }
         let (name, version) = (role.domain.clone(), role.version);
         self.list(&name, version, process)?;
@@ -469,11 +478,23 @@ impl Books {
         self.clients.values().any(|client| client.role.is_some())
     }
 
-    pub(super) fn share_list(&self, ids: &[u64]) -> Answer {
-        let share = |id: &u64| {
-            let held = self.held.get(id)?;
-            Some(Share { allocation: *id, handle: held.handle, ticket: held.ticket.to_vec() })
+    fn share_list(&self, role: &Role, ids: &[u64]) -> Answer {
+        let share = |&id: &u64| {
+            let place = role.layout.allocations.binary_search_by_key(&id, |it| it.id).ok()?;
+            let (allocation, handle) = (&role.layout.allocations[place], *role.handles.get(place)?);
+            let mut ticket = *self.tickets.get(&role.device)?;
+            (ticket.size, ticket.page) = (allocation.size, allocation.page.into());
+            ticket.handle = ShareableHandle::from_u64(handle)?;
+            Some(Share { allocation: id, handle, ticket: ticket.to_bytes().to_vec() })
         };
         Answer::Shares { shares: ids.iter().filter_map(share).collect() }
     }
+}
+
+/// Adds to a list that may become long, and leaves little room behind it.
+fn push<T>(list: &mut Vec<T>, item: T) {
+    if list.len() == list.capacity() {
+        list.reserve_exact(list.len() / 8 + 4);
+    }
+    list.push(item);
 }

@@ -1,12 +1,13 @@
 //! The books of a front that takes over: from the journal and what the keeper holds.
 
-use super::{Books, Client, ClientId, Committed, Effect, Held, Role};
+use super::{Books, Client, ClientId, Committed, Effect, Handles, Role};
 use crate::journal::{Record, RoleRecord, Token};
 use crate::layout::{Allocation, Layout};
 use crate::link::HeldMemory;
 use crate::name::DomainName;
 use crate::policy::Peer;
-use crate::protocol::Mode;
+use crate::protocol::{Mode, PAGE_MAX};
+use ascend_vmm::share::Ticket;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::Instant;
@@ -15,17 +16,17 @@ use std::time::Instant;
 #[derive(Default)]
 struct Replay {
     roles: BTreeMap<Token, RoleRecord>,
-    /// What writers allocated and did not commit.
-    drafts: BTreeMap<Token, Vec<Allocation>>,
+    /// What writers allocated and did not free, by number. Who ended or committed has none.
+    drafts: BTreeMap<u64, (Token, Allocation)>,
     versions: BTreeMap<(DomainName, u64), Version>,
-    /// Who pays for an allocation.
-    users: HashMap<u64, u32>,
     listed: HashMap<u64, BTreeSet<i32>>,
 }
 
 struct Version {
     device: u32,
     layout: Rc<Layout>,
+    /// Who pays for the memory.
+    user: u32,
     dirty: bool,
     time: u64,
 }
@@ -33,39 +34,58 @@ struct Version {
 impl Books {
     /// Takes over from a front that is gone. Its clients have some time to come back; memory that
     /// no layout has is released.
-    pub(crate) fn recover(&mut self, records: Vec<Record>, held: Vec<HeldMemory>, now: Instant) -> Vec<Effect> {
+    pub(crate) fn recover(
+        &mut self,
+        records: Vec<Record>,
+        held: Vec<HeldMemory>,
+        tickets: Vec<Ticket>,
+        now: Instant,
+    ) -> Vec<Effect> {
+        let of_device = |ticket: Ticket| ticket.device.map(|device| (device.physical, ticket));
+        self.tickets.extend(tickets.into_iter().filter_map(of_device));
         let mut replay = Replay::default();
         for record in records {
             self.replay(&mut replay, record);
         }
-        let mut memories: HashMap<u64, HeldMemory> = held.into_iter().map(|memory| (memory.id, memory)).collect();
-        self.last_id = memories.keys().copied().fold(self.last_id, u64::max);
+        let mut memories: BTreeMap<u64, u64> = held.into_iter().map(|memory| (memory.id, memory.handle)).collect();
+        self.last_id = memories.last_key_value().map_or(0, |(id, _)| *id).max(self.last_id);
         for ((name, version), it) in replay.versions {
             if let Some(listed) = replay.listed.remove(&version) {
                 self.listed.insert(version, listed);
             }
-            for allocation in &it.layout.allocations {
-                let user = replay.users.get(&allocation.id).copied().unwrap_or_default();
-                self.hold(memories.remove(&allocation.id), user, &name, it.device);
-            }
+            let Some(handles) = handles(&mut memories, &it.layout.allocations) else {
+                self.event(Some(&name), format!("version {version} is lost: the keeper does not have its memory"));
+                continue;
+            };
+            self.charge(it.user, &name, it.device, it.layout.bytes());
             let domain = self.domains.entry(name.clone()).or_default();
             domain.device = Some(it.device);
             let hash = it.layout.hash();
-            let newer = Committed { layout: it.layout, hash, version, dirty: it.dirty, time: it.time };
+            let Version { layout, user, dirty, time, .. } = it;
+            let newer = Committed { layout, handles: Handles::new(handles), user, hash, version, dirty, time };
             if let Some(older) = domain.committed.replace(newer) {
                 domain.older.insert(older.version, older);
             }
         }
-        for (number, (token, record)) in replay.roles.into_iter().enumerate() {
-            let draft = replay.drafts.remove(&token).unwrap_or_default();
-            for allocation in &draft {
-                self.hold(memories.remove(&allocation.id), record.user, &record.domain, record.device);
-            }
-            // Numbers of connections of this front begin at 0.
-            self.absent(ClientId(u64::MAX - number as u64), record, draft, now);
+        let mut drafts: BTreeMap<Token, Vec<Allocation>> = BTreeMap::new();
+        for (token, allocation) in replay.drafts.into_values() {
+            drafts.entry(token).or_default().push(allocation);
         }
-        for id in memories.into_keys() {
-            self.order(super::Order::Release { id }, super::Pending::Release);
+        for (number, (token, record)) in replay.roles.into_iter().enumerate() {
+            let mut draft = match record.mode {
+                Mode::Read | Mode::Update => Vec::new(),
+                _ => drafts.remove(&token).unwrap_or_default(),
+            };
+            draft.retain(|allocation| memories.contains_key(&allocation.id));
+            let handles = handles(&mut memories, &draft).unwrap_or_default();
+            let bytes = draft.iter().map(|allocation| allocation.size).sum();
+            self.charge(record.user, &record.domain, record.device, bytes);
+            // Numbers of connections of this front begin at 0.
+            self.absent(ClientId(u64::MAX - number as u64), record, draft, handles, now);
+        }
+        let unknown: Vec<u64> = memories.into_keys().collect();
+        for ids in unknown.chunks(PAGE_MAX) {
+            self.order(super::Order::Release { ids: ids.to_vec() }, super::Pending::Release);
         }
         let names: Vec<DomainName> = self.domains.keys().cloned().collect();
         for name in names {
@@ -90,27 +110,24 @@ impl Books {
             }
             Record::RoleEnded { token } => {
                 replay.roles.remove(&token);
-                replay.drafts.remove(&token);
             }
-            Record::Allocated { token, allocation, user } => {
+            Record::Allocated { token, allocation, .. } => {
                 self.last_id = self.last_id.max(allocation.id);
-                replay.users.insert(allocation.id, user);
-                replay.drafts.entry(token).or_default().push(allocation);
+                replay.drafts.insert(allocation.id, (token, allocation));
             }
-            Record::Freed { id } => {
-                replay.drafts.values_mut().for_each(|draft| draft.retain(|allocation| allocation.id != id));
+            Record::Drafted { token, layout } => {
+                let allocations = layout.allocations.iter().cloned();
+                replay.drafts.extend(allocations.map(|allocation| (allocation.id, (token, allocation))));
             }
+            Record::Freed { id } => drop(replay.drafts.remove(&id)),
             Record::Committed { domain, writer, version, device, layout, users, time } => {
                 self.last_version = self.last_version.max(version);
-                for (allocation, user) in layout.allocations.iter().zip(users) {
-                    self.last_id = self.last_id.max(allocation.id);
-                    replay.users.insert(allocation.id, user);
-                }
+                self.last_id = layout.allocations.last().map_or(0, |last| last.id).max(self.last_id);
+                let user = users.first().copied().unwrap_or_default();
                 if let Some(role) = writer.and_then(|writer| replay.roles.get_mut(&writer)) {
-                    replay.drafts.remove(&role.token);
                     (role.mode, role.version, role.began) = (Mode::Read, version, false);
                 }
-                replay.versions.insert((domain, version), Version { device, layout, dirty: false, time });
+                replay.versions.insert((domain, version), Version { device, layout, user, dirty: false, time });
             }
             Record::Dirty { domain } => {
                 let of = |name: &DomainName| *name == domain;
@@ -129,23 +146,17 @@ impl Books {
         }
     }
 
-    fn hold(&mut self, memory: Option<HeldMemory>, user: u32, domain: &DomainName, device: u32) {
-        let Some(memory) = memory else { return };
-        self.charge(user, domain, device, memory.size);
-        let domain = domain.clone();
-        let held = Held { handle: memory.handle, ticket: memory.ticket, device, size: memory.size, user, domain };
-        self.held.insert(memory.id, held);
-    }
-
     /// A role whose client is not connected yet.
-    fn absent(&mut self, id: ClientId, record: RoleRecord, draft: Vec<Allocation>, now: Instant) {
+    fn absent(&mut self, id: ClientId, record: RoleRecord, draft: Vec<Allocation>, handles: Vec<u64>, now: Instant) {
         let domain = self.domains.entry(record.domain.clone()).or_default();
         domain.device = Some(record.device);
-        let layout = match record.mode {
-            Mode::Read | Mode::Update => domain.version(record.version).map(|it| it.layout.clone()),
-            _ => Some(Rc::new(Layout { allocations: draft, entries: BTreeMap::new() })),
+        let memory = match record.mode {
+            Mode::Read | Mode::Update => {
+                domain.version(record.version).map(|it| (it.layout.clone(), it.handles.clone()))
+            }
+            _ => Some((Rc::new(Layout { allocations: draft, entries: BTreeMap::new() }), Handles::new(handles))),
         };
-        let Some(layout) = layout else { return };
+        let Some((layout, handles)) = memory else { return };
         if record.mode == Mode::Read {
             domain.readers.insert(id, record.version);
         } else {
@@ -159,6 +170,7 @@ impl Books {
             mode: record.mode,
             version: record.version,
             layout,
+            handles,
             allow_update: record.allow_update,
             lends: record.lends,
             began: record.began,
@@ -199,14 +211,12 @@ impl Books {
     pub(crate) fn snapshot(&mut self) -> Vec<Record> {
         let (number, last_version, last_id) = (self.instance, self.last_version, self.last_id);
         let mut records = vec![Record::Instance { number, last_version, last_id }];
-        let users = |layout: &Layout| {
-            layout.allocations.iter().map(|it| self.held.get(&it.id).map_or(0, |held| held.user)).collect()
-        };
         for (name, domain) in &self.domains {
             let device = domain.device.unwrap_or_default();
-            for Committed { layout, version, dirty, time, .. } in domain.older.values().chain(&domain.committed) {
-                let (version, time) = (*version, *time);
-                let (domain, users, layout) = (name.clone(), users(layout), layout.clone());
+            for it in domain.older.values().chain(&domain.committed) {
+                let Committed { layout, user, version, dirty, time, .. } = it;
+                let (domain, users, layout, version, time) =
+                    (name.clone(), vec![*user], layout.clone(), *version, *time);
                 records.push(Record::Committed { domain, writer: None, version, device, layout, users, time });
                 if *dirty {
                     records.push(Record::Dirty { domain: name.clone() });
@@ -228,11 +238,16 @@ impl Books {
             let Some(role) = client.role.as_ref().filter(|it| !matches!(it.mode, Mode::Read | Mode::Update)) else {
                 continue;
             };
-            for allocation in &role.layout.allocations {
-                let (token, allocation) = (role.token, allocation.clone());
-                records.push(Record::Allocated { token, allocation, user: client.peer.user });
-            }
+            records.push(Record::Drafted { token: role.token, layout: role.layout.clone() });
         }
         records
     }
+}
+
+/// The handles of allocations, taken from what the keeper has; `None` if it does not have them all.
+fn handles(memories: &mut BTreeMap<u64, u64>, allocations: &[Allocation]) -> Option<Vec<u64>> {
+    allocations
+        .iter()
+        .all(|allocation| memories.contains_key(&allocation.id))
+        .then(|| allocations.iter().filter_map(|allocation| memories.remove(&allocation.id)).collect())
 }

@@ -33,10 +33,8 @@ impl Books {
             }
         }
         let domain = self.domains.entry(name.clone()).or_default();
-        let other = domain.device.filter(|&of| of != device && !domain.is_unused());
-        if let Some(other) = other {
-            let problem = format!("{name} is on NPU {other} (physical id), and this process uses NPU {device}");
-            return Err(error(Code::OtherDevice, problem, "use that NPU, or another domain for this one"));
+        if let Some(other) = domain.bound_to().filter(|&of| of != device) {
+            return Err(other_device(&name, other, device));
         }
         domain.queue.push_back(id);
         let deadline = now.checked_add(Duration::from_millis(wait_ms));
@@ -106,11 +104,15 @@ impl Books {
         for id in domain.queue.clone() {
             let Some(domain) = self.domains.get(name) else { return };
             let Some(client) = self.clients.get(&id) else { continue };
-            let Some((Wait::Role { mode, .. }, _)) = client.wait else { continue };
+            let Some((Wait::Role { mode, device, .. }, _)) = client.wait else { continue };
             let committed = domain.committed.as_ref();
             let dirty = committed.is_some_and(|committed| committed.dirty);
             let free = domain.writer.is_none();
             let granted = match mode {
+                // It waited for a domain that was empty, and a writer chose another NPU.
+                _ if domain.bound_to().is_some_and(|of| of != device) => {
+                    Some(Err(other_device(name, domain.bound_to().unwrap_or_default(), device)))
+                }
                 Mode::Read | Mode::WriteOrRead if committed.is_some() && !dirty => {
                     (!writer_waits && !self.is_updated(domain)).then_some(Ok(Mode::Read))
                 }
@@ -177,6 +179,7 @@ impl Books {
         let committed = domain.committed.as_ref().filter(|_| matches!(mode, Mode::Read | Mode::Update));
         let version = committed.map_or(0, |committed| committed.version);
         let layout = committed.map_or_else(Rc::default, |committed| committed.layout.clone());
+        let handles = committed.map_or_else(Rc::default, |committed| committed.handles.clone());
         if mode == Mode::Read {
             domain.readers.insert(id, version);
         } else {
@@ -190,6 +193,7 @@ impl Books {
             mode,
             version,
             layout,
+            handles,
             allow_update,
             lends,
             began: false,
@@ -361,10 +365,10 @@ impl Books {
     /// Ends the role of a connection that stays.
     pub(super) fn close(&mut self, id: ClientId, now: Instant) -> Outcome {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        let process = client.process;
+        let (process, user) = (client.process, client.peer.user);
         if let Some(role) = client.role.take() {
             client.asked.clear();
-            self.end_role(id, process, role);
+            self.end_role(id, process, user, role);
             self.feed_all(now);
         }
         Ok(Some(Answer::Done {}))
@@ -389,13 +393,13 @@ impl Books {
         }
         if let Some(role) = client.role {
             self.hungry.entry(role.device).or_default().retain(|waiting| *waiting != id);
-            self.end_role(id, client.process, role);
+            self.end_role(id, client.process, client.peer.user, role);
         }
         self.feed_all(now);
         std::mem::take(&mut self.effects)
     }
 
-    pub(super) fn end_role(&mut self, id: ClientId, process: i32, role: Role) {
+    fn end_role(&mut self, id: ClientId, process: i32, user: u32, role: Role) {
         let name = role.domain;
         self.effects.push(Effect::Record(Record::RoleEnded { token: role.token }));
         let Some(domain) = self.domains.get_mut(&name) else { return };
@@ -420,7 +424,7 @@ impl Books {
             _ => {
                 domain.writer = None;
                 let bytes = role.layout.bytes();
-                role.layout.allocations.iter().for_each(|allocation| self.release(allocation.id));
+                self.release(user, &name, role.device, &role.layout.allocations);
                 let text = format!("process {process} ended without a commit, and {} were dropped", Bytes(bytes));
                 self.event(Some(&name), text);
             }
@@ -428,6 +432,11 @@ impl Books {
         self.admit(&name);
         self.forget_if_unused(&name);
     }
+}
+
+fn other_device(name: &DomainName, bound_to: u32, device: u32) -> ServiceError {
+    let problem = format!("{name} is on NPU {bound_to} (physical id), and this process uses NPU {device}");
+    error(Code::OtherDevice, problem, "use that NPU, or another domain for this one")
 }
 
 fn dirty_memory(name: &DomainName) -> ServiceError {

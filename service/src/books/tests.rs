@@ -4,7 +4,9 @@ use super::*;
 use crate::journal::Token;
 use crate::layout::Entry;
 use crate::link::HeldMemory;
+use ascend_vmm::share::TicketDevice;
 use std::cell::Cell;
+use std::sync::OnceLock;
 
 thread_local! {
     static TOKENS: Cell<u64> = const { Cell::new(0) };
@@ -16,6 +18,19 @@ fn token() -> Token {
     let mut token = [0; 16];
     token[..8].copy_from_slice(&number.to_le_bytes());
     token
+}
+
+/// A ticket of the keeper's.
+fn ticket() -> Ticket {
+    static FIRST: OnceLock<Ticket> = OnceLock::new();
+    *FIRST.get_or_init(|| {
+        // Read now: the stored tickets are not in the package.
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/corpus/tickets.txt");
+        let corpus = std::fs::read_to_string(corpus).unwrap();
+        let mut ticket: Ticket = format!("avm1-{}", corpus.lines().nth(1).unwrap()).parse().unwrap();
+        ticket.device = ticket.device.map(|device| TicketDevice { physical: 4, ..device });
+        ticket
+    })
 }
 
 /// A service whose clients are numbers.
@@ -93,10 +108,11 @@ impl Rig {
                 Order::Create { id, size, .. } => {
                     self.free -= size;
                     assert_eq!(self.held.insert(id, size), None, "a number is used once");
-                    Kept::Created { handle: id, ticket: [0; Ticket::LENGTH] }
+                    Kept::Created { handle: id, ticket: ticket() }
                 }
-                Order::Release { id } => {
-                    self.free += self.held.remove(&id).expect("what is released is held");
+                Order::Release { ids } => {
+                    let released = ids.iter().map(|id| self.held.remove(id).expect("what is released is held"));
+                    self.free += released.sum::<u64>();
                     Kept::Done
                 }
                 Order::Trust { ids, .. } => {
@@ -185,15 +201,9 @@ impl Rig {
     fn kill_front(&mut self) {
         self.orders.clear();
         self.answers.clear();
-        let held = self.held.iter().map(|(id, size)| HeldMemory {
-            id: *id,
-            handle: *id,
-            size: *size,
-            ticket: [0; Ticket::LENGTH],
-        });
-        let held = held.collect();
+        let held = self.held.keys().map(|id| HeldMemory { id: *id, handle: *id }).collect();
         self.books = Books::new(Policy::from_toml(&self.policy).unwrap(), npus(), 1, 3, token);
-        let effects = self.books.recover(std::mem::take(&mut self.journal), held, self.now);
+        let effects = self.books.recover(std::mem::take(&mut self.journal), held, vec![ticket()], self.now);
         self.journal = self.books.snapshot();
         self.apply(effects);
     }
@@ -485,6 +495,26 @@ fn those_who_lend_are_asked_and_named_if_they_do_not_answer() {
     let silent: Vec<_> = events.iter().filter(|event| event.text.contains("did not answer")).collect();
     assert_eq!(silent.len(), 1);
     assert!(silent[0].text.contains("process 2"), "{silent:?}");
+}
+
+#[test]
+fn who_waits_with_another_npu_than_the_writers_is_refused_at_the_commit() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.connect(2);
+    let open = Request::Open {
+        domain: "a".parse().unwrap(),
+        mode: Mode::Read,
+        device: 5,
+        identity: String::new(),
+        wait_ms: 1000,
+        allow_update: false,
+        lends: false,
+    };
+    assert!(matches!(rig.ask(2, open), Some(Answer::Waiting(_))));
+    rig.commit(1, "a", 4 * MIB);
+    let Some(Answer::Error(refused)) = rig.last(2) else { panic!("it has a role") };
+    assert_eq!(refused.code, Code::OtherDevice);
+    assert!(matches!(rig.open(3, "a", Mode::Read, 0), Some(Answer::Opened { writes: false, .. })));
 }
 
 #[test]

@@ -33,13 +33,14 @@ impl Books {
 
     pub(super) fn commit(&mut self, id: ClientId) -> Outcome {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        let process = client.process;
+        let (process, writer_user) = (client.process, client.peer.user);
         let role = writer(client)?;
         if self.orphaned {
             return Err(keeper_gone());
         }
-        if let Some(layout) = Rc::get_mut(&mut role.layout) {
+        if let (Some(layout), Some(handles)) = (Rc::get_mut(&mut role.layout), Rc::get_mut(&mut role.handles)) {
             layout.allocations.shrink_to_fit();
+            handles.shrink_to_fit();
         }
         if role.layout.allocations.is_empty() {
             return Err(error(Code::Invalid, "commit: nothing was allocated", "allocate and write first"));
@@ -47,22 +48,25 @@ impl Books {
         self.last_version += 1;
         let version = self.last_version;
         let (layout, token, name, device) = (role.layout.clone(), role.token, role.domain.clone(), role.device);
+        let handles = role.handles.clone();
         let update = role.mode == Mode::Update;
         (role.mode, role.version, role.began) = (Mode::Read, version, false);
         let hash = layout.hash();
         let time = unix_time();
-        let users = layout.allocations.iter().map(|it| self.held.get(&it.id).map_or(0, |held| held.user)).collect();
+        let Some(domain) = self.domains.get_mut(&name) else { return Ok(None) };
+        // Whoever changes memory in place does not pay for it.
+        let user = domain.committed.as_ref().filter(|_| update).map_or(writer_user, |before| before.user);
         self.effects.push(Effect::Record(Record::Committed {
             domain: name.clone(),
             writer: Some(token),
             version,
             device,
             layout: layout.clone(),
-            users,
+            users: vec![user],
             time,
         }));
-        let Some(domain) = self.domains.get_mut(&name) else { return Ok(None) };
-        let before = domain.committed.replace(Committed { layout: layout.clone(), hash, version, dirty: false, time });
+        let newer = Committed { layout: layout.clone(), handles, user, hash, version, dirty: false, time };
+        let before = domain.committed.replace(newer);
         domain.writer = None;
         domain.readers.insert(id, version);
         if let Some(before) = before {
@@ -88,7 +92,7 @@ impl Books {
             } else if domain.readers_of(before.version) > 0 {
                 domain.older.insert(before.version, before);
             } else {
-                self.drop_layout(&name, before.version, &before.layout);
+                self.drop_committed(&name, device, &before);
             }
         }
         self.event(
@@ -122,20 +126,18 @@ impl Books {
     /// Releases a version that nobody reads.
     pub(super) fn drop_version(&mut self, name: &DomainName, version: u64) {
         let Some(domain) = self.domains.get_mut(name) else { return };
-        let layout = match domain.older.remove(&version) {
-            Some(older) => older.layout,
-            None => match domain.committed.take_if(|committed| committed.version == version) {
-                Some(committed) => committed.layout,
-                None => return,
-            },
-        };
-        self.drop_layout(name, version, &layout);
+        let device = domain.device.unwrap_or_default();
+        let served = || domain.committed.take_if(|committed| committed.version == version);
+        if let Some(committed) = domain.older.remove(&version).or_else(served) {
+            self.drop_committed(name, device, &committed);
+        }
     }
 
-    pub(super) fn drop_layout(&mut self, name: &DomainName, version: u64, layout: &Layout) {
+    fn drop_committed(&mut self, name: &DomainName, device: u32, committed: &Committed) {
+        let version = committed.version;
         self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version }));
         self.listed.remove(&version);
-        layout.allocations.iter().for_each(|allocation| self.release(allocation.id));
+        self.release(committed.user, name, device, &committed.layout.allocations);
     }
 
     pub(super) fn wait(
