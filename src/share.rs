@@ -218,7 +218,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the device is not in the driver's list any more.
+    /// [`Error::Invalid`] if the device is not in the driver's list any more, and for
+    /// [`HandleKind::Fabric`] if it is in no super pod: other servers could not find the memory.
     pub fn fabric_handle(&self, kind: HandleKind) -> Result<FabricHandle> {
         self.memory.block.device.session.check_process()?;
         let numbers = self.numbers()?;
@@ -229,9 +230,17 @@ impl Export {
             Some(numbers) => Some(numbers),
             None => first(self.memory.block.device.session.device_numbers()?),
         };
+        let sdid = named.and_then(|numbers| numbers.sdid);
+        if kind == HandleKind::Fabric && sdid.is_none() {
+            return Err(Invalid::because(
+                "make a fabric handle",
+                format!("{} is in no super pod", self.memory.block.device.name()),
+                "Other servers cannot import it: share it on this server, by a ticket or the 64-bit handle.",
+            ));
+        }
         Ok(FabricHandle {
             kind,
-            sdid: named.and_then(|numbers| numbers.sdid).unwrap_or(u32::MAX),
+            sdid: sdid.unwrap_or(u32::MAX),
             physical: numbers.map_or(HOST_ID, |numbers| numbers.physical.0),
             handle: self.handle,
         })

@@ -467,6 +467,20 @@ fn the_vendors_handles_name_the_same_memory_as_a_ticket() {
 }
 
 #[test]
+fn a_device_in_no_super_pod_gives_no_fabric_handle_and_can_still_be_shared() {
+    on_each_generation(Config { super_pod: false, ..plain() }, |_, _| {
+        let memories = [device(0).create(MIB2), Session::current().unwrap().host().unwrap().create(MIB2)];
+        for memory in memories.map(|memory| memory.unwrap()) {
+            let export = memory.export().unwrap();
+            let refused = export.fabric_handle(HandleKind::Fabric).unwrap_err().to_string();
+            assert!(refused.contains("in no super pod") && refused.contains("share it on this server"), "{refused}");
+            assert_eq!(export.fabric_handle(HandleKind::Plain).unwrap().sdid, u32::MAX);
+            export.ticket().unwrap();
+        }
+    });
+}
+
+#[test]
 fn the_fabric_handle_of_host_memory_names_this_server() {
     on_each_generation(plain(), |_, _| {
         let other = start(|channel| {

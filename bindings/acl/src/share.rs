@@ -1,7 +1,7 @@
 //! Physical memory shared with other processes, by the vendor's two forms of a shareable handle.
 
 use crate::border::{In, Out};
-use crate::fault::{Fault, Outcome, code, invalid, refused};
+use crate::fault::{Fault, Outcome, code, invalid, refused, unsupported};
 use crate::handles::Handle;
 use crate::{context, devices, physical, process};
 use ascend_vmm::share::{self, BareTgid, FabricHandle, HandleKind, ShareableHandle, Source};
@@ -34,7 +34,12 @@ pub fn export_v2(handle: Handle, flags: u64, kind: i32, shareable: Out<Bytes>) -
     check_kind(kind)?;
     let anyone = anyone(flags)?;
     if kind == FABRIC {
-        context::current()?;
+        // Before the export, which is possible once: programs fall back to the plain form then.
+        if devices::by_user(context::current()?.user.into())?.super_pod.is_none() {
+            let text = "the device is in no super pod, so other servers could not import the memory. Use the default \
+                        form (1), or aclrtMemExportToShareableHandle.";
+            return Err(unsupported(text));
+        }
         let export = physical::export(handle, anyone)?;
         shareable.write(export.fabric_handle(HandleKind::Fabric)?.to_bytes());
     } else {

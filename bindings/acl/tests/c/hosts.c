@@ -112,6 +112,20 @@ int main(int count, char **arguments)
         CHECK(aclrtMallocPhysical(&handle, 100 * MIB, &prop, 0) != ACL_SUCCESS && handle == NULL);
         return 0;
     }
+    if (strcmp(way, "no-pod") == 0) {
+        /* A fabric handle is refused, and the plain one can still be had. */
+        aclrtPhysicalMemProp prop = on_device(0);
+        aclrtDrvMemHandle handle = NULL;
+        aclrtMemFabricHandle fabric;
+        uint64_t shareable = 0;
+        OK(aclrtMallocPhysical(&handle, 2 * MIB, &prop, 0));
+        /* promise: aclrtMemExportToShareableHandleV2: in no super pod */
+        IS(aclrtMemExportToShareableHandleV2(handle, 1, ACL_MEM_SHARE_HANDLE_TYPE_FABRIC, &fabric),
+           ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+        OK(aclrtMemExportToShareableHandle(handle, ACL_MEM_HANDLE_TYPE_NONE, 1, &shareable));
+        OK(aclrtFreePhysical(handle));
+        return 0;
+    }
     if (strcmp(way, "ddr") == 0) {
         /* A card without HBM: asked for it, it answers for its DDR. */
         OK(aclrtGetMemInfo(ACL_DDR_MEM, &available, &total));

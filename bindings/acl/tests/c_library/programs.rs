@@ -116,6 +116,7 @@ fn a_host_on_which_something_is_missing_is_answered_with_the_vendors_code() {
             ("giant", usual(), None),
             ("host-giant", Config { host_giant_pages: true, ..usual() }, None),
             ("no-giant", Config { giant_pages: false, ..usual() }, None),
+            ("no-pod", Config { super_pod: false, ..usual() }, None),
             ("nodes", Config { numa_nodes: 2, ..usual() }, None),
             ("ddr", Config { ddr: true, ..usual() }, None),
         ] {
