@@ -147,7 +147,7 @@ impl Domain {
 
 /// What a client has in a domain.
 #[derive(Debug)]
-struct Role {
+struct RoleState {
     token: Token,
     domain: DomainName,
     device: u32,
@@ -166,7 +166,7 @@ struct Role {
     metadata: usize,
 }
 
-impl Role {
+impl RoleState {
     fn writes(&self) -> bool {
         self.mode != Mode::Read
     }
@@ -209,7 +209,7 @@ enum Wait {
 }
 
 #[derive(Debug)]
-struct Client {
+struct ClientState {
     peer: Peer,
     process: i32,
     program: String,
@@ -217,7 +217,7 @@ struct Client {
     connected: bool,
     /// Such a role ends with its process, and not with the time.
     watched: bool,
-    role: Option<Role>,
+    role: Option<RoleState>,
     wait: Option<(Wait, Option<Instant>)>,
     /// Reclaims that it has not answered, with their deadlines.
     asked: BTreeMap<u64, Instant>,
@@ -250,7 +250,7 @@ pub(crate) struct Books {
     /// Bytes that count for each quota of the policy.
     used: Vec<u64>,
     domains: HashMap<DomainName, Domain>,
-    clients: HashMap<ClientId, Client>,
+    clients: HashMap<ClientId, ClientState>,
     /// A ticket of each NPU's memory, by physical id.
     tickets: HashMap<u32, Ticket>,
     pending: HashMap<u64, Pending>,
@@ -321,7 +321,7 @@ impl Books {
     pub(crate) fn connect(&mut self, id: ClientId, peer: Peer, now: Instant) {
         self.clients.insert(
             id,
-            Client {
+            ClientState {
                 peer,
                 process: 0,
                 program: String::new(),
@@ -477,7 +477,7 @@ impl Books {
         for (name, process) in silent {
             self.event(Some(&name), format!("process {process} was asked for memory and did not answer"));
         }
-        let abandoned = |client: &Client| !client.connected && !client.watched && client.since <= now;
+        let abandoned = |client: &ClientState| !client.connected && !client.watched && client.since <= now;
         let abandoned: Vec<_> = self.clients.iter().filter(|(_, it)| abandoned(it)).map(|(id, _)| *id).collect();
         for id in abandoned {
             let mut effects = std::mem::take(&mut self.effects);
@@ -559,7 +559,7 @@ pub(crate) fn keeper_gone() -> ServiceError {
     error(Code::KeeperGone, "the process that owns the memory is gone", remedy)
 }
 
-fn put(role: &mut Role, entries: Vec<(String, Entry)>) -> Outcome {
+fn put(role: &mut RoleState, entries: Vec<(String, Entry)>) -> Outcome {
     let weight = |key: &str, entry: &Entry| key.len() + entry.value.len() + ENTRY_BYTES;
     let added: usize = entries.iter().map(|(key, entry)| weight(key, entry)).sum();
     let existing = entries.iter().filter_map(|(key, _)| role.layout.entries.get_key_value(key));
@@ -575,11 +575,11 @@ fn put(role: &mut Role, entries: Vec<(String, Entry)>) -> Outcome {
     Ok(Some(Answer::Done {}))
 }
 
-fn any_role(client: &mut Client) -> Result<&mut Role, ServiceError> {
+fn any_role(client: &mut ClientState) -> Result<&mut RoleState, ServiceError> {
     client.role.as_mut().ok_or_else(|| error(Code::Protocol, "this connection has no role", "open a domain first"))
 }
 
-fn writer(client: &mut Client) -> Result<&mut Role, ServiceError> {
+fn writer(client: &mut ClientState) -> Result<&mut RoleState, ServiceError> {
     let role = any_role(client)?;
     if !role.writes() {
         let problem = format!("this connection reads {}", role.domain);

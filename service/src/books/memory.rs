@@ -1,7 +1,8 @@
 //! Memory: who gets it, who waits for it, who pays for it, and who gives it back.
 
 use super::{
-    Books, ClientId, Effect, Kept, Order, Outcome, Pending, RETRY, Role, Wait, any_role, error, keeper_gone, writer,
+    Books, ClientId, Effect, Kept, Order, Outcome, Pending, RETRY, RoleState, Wait, any_role, error, keeper_gone,
+    writer,
 };
 use crate::journal::Record;
 use crate::layout::{ALLOCATIONS_MAX, Allocation, PageSize, TAG_MAX};
@@ -478,7 +479,7 @@ impl Books {
         self.clients.values().any(|client| client.role.is_some())
     }
 
-    fn share_list(&self, role: &Role, ids: &[u64]) -> Answer {
+    fn share_list(&self, role: &RoleState, ids: &[u64]) -> Answer {
         let share = |&id: &u64| {
             let place = role.layout.allocations.binary_search_by_key(&id, |it| it.id).ok()?;
             let (allocation, handle) = (&role.layout.allocations[place], *role.handles.get(place)?);

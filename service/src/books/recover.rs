@@ -1,6 +1,6 @@
 //! The books of a front that takes over: from the journal and what the keeper holds.
 
-use super::{Books, Client, ClientId, Committed, Effect, Handles, Role};
+use super::{Books, ClientId, ClientState, Committed, Effect, Handles, RoleState};
 use crate::journal::{Record, RoleRecord, Token};
 use crate::layout::{Allocation, Layout};
 use crate::link::HeldMemory;
@@ -163,7 +163,7 @@ impl Books {
             domain.writer = Some(id);
         }
         let metadata = layout.metadata();
-        let role = Role {
+        let role = RoleState {
             token: record.token,
             domain: record.domain,
             device: record.device,
@@ -178,7 +178,7 @@ impl Books {
             metadata,
         };
         let peer = Peer { user: record.user, pid: record.pid, start: record.start, ..Peer::default() };
-        let client = Client {
+        let client = ClientState {
             peer,
             process: record.process,
             program: String::new(),

@@ -1,7 +1,8 @@
 //! Roles: who gets one, who waits for one, and how one ends.
 
 use super::{
-    Books, Client, ClientId, Domain, Effect, Order, Outcome, Pending, Role, Wait, any_role, error, keeper_gone, waiting,
+    Books, ClientId, ClientState, Domain, Effect, Order, Outcome, Pending, RoleState, Wait, any_role, error,
+    keeper_gone, waiting,
 };
 use crate::journal::{Record, RoleRecord};
 use crate::name::DomainName;
@@ -186,7 +187,7 @@ impl Books {
             domain.writer = Some(id);
         }
         let metadata = layout.metadata();
-        let role = Role {
+        let role = RoleState {
             token,
             domain: name.clone(),
             device,
@@ -336,7 +337,7 @@ impl Books {
         if client.role.is_some() {
             return Err(error(Code::Protocol, "resume: this connection has a role already", "use another connection"));
         }
-        let same = |other: &Client| {
+        let same = |other: &ClientState| {
             other.role.as_ref().is_some_and(|role| role.token == token)
                 && (other.process, other.peer.user) == (client.process, client.peer.user)
                 && !other.connected
@@ -399,7 +400,7 @@ impl Books {
         std::mem::take(&mut self.effects)
     }
 
-    fn end_role(&mut self, id: ClientId, process: i32, user: u32, role: Role) {
+    fn end_role(&mut self, id: ClientId, process: i32, user: u32, role: RoleState) {
         let name = role.domain;
         self.effects.push(Effect::Record(Record::RoleEnded { token: role.token }));
         let Some(domain) = self.domains.get_mut(&name) else { return };

@@ -1,6 +1,6 @@
 //! What the service holds, and for whom.
 
-use super::{Books, Client, Domain, Effect, Order, Pending, Wait, unix_time};
+use super::{Books, ClientState, Domain, Effect, Order, Pending, Wait, unix_time};
 use crate::name::DomainName;
 use crate::protocol::{ClientStatus, DeviceStatus, DomainStatus, Mode, Status};
 use std::time::Instant;
@@ -65,7 +65,7 @@ impl Books {
     }
 
     /// What a client waits for, as a sentence.
-    fn waits(&self, client: &Client) -> String {
+    fn waits(&self, client: &ClientState) -> String {
         match client.wait.as_ref().map(|(wait, _)| wait) {
             Some(Wait::Role { domain, mode, .. }) => self.obstacle(domain, *mode),
             Some(Wait::Wake { domain }) => self.obstacle(domain, Mode::Read),
