@@ -6,7 +6,9 @@
 //! and with nextest.
 
 use crate::config::Config;
+use crate::fault::Fault;
 use crate::front::Emulator;
+use crate::schedule::Schedule;
 use ascend_ioctl::Generation;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,7 +19,7 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio, Termination};
 use std::time::{Duration, Instant};
 
 /// Set in the process that runs the body. The value says which call of the test it is for, the
@@ -30,6 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 thread_local! {
     /// How many calls this test has made: the harness gives each test a thread of its own.
     static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// Whether the body of a function with the attribute runs. Another one in it would not.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs a test's body in a separate process, on a thread that is attached to an emulated driver,
@@ -62,6 +66,65 @@ pub fn on_each_generation<F: FnOnce(Generation, &Emulator)>(config: Config, body
     isolate(type_name::<F>(), configs.collect(), true, |config, emulator| body(config.generation, emulator));
 }
 
+/// The hosts that a function with `#[ascend_emulator::test]` runs on: its arguments.
+#[doc(hidden)]
+#[derive(Default)]
+pub struct Hosts {
+    pub config: Config,
+    pub devices: Option<u32>,
+    pub generations: Vec<&'static str>,
+    pub faults: Vec<&'static str>,
+    pub seeds: Vec<u64>,
+}
+
+impl Hosts {
+    /// A configuration for each generation with each seed, and the faults that are possible on all.
+    fn resolve(self) -> Result<(Vec<Config>, Vec<Fault>), String> {
+        let mut generations = Vec::new();
+        for name in self.generations {
+            match (name, name.parse()) {
+                ("all", _) => generations.extend(Generation::ALL),
+                (_, Ok(generation)) => generations.push(generation),
+                _ => {
+                    let known = Generation::ALL.map(|generation| generation.to_string()).join(", ");
+                    return Err(format!("`{name}` is not one of {known}, all"));
+                }
+            }
+        }
+        if generations.is_empty() {
+            generations.push(self.config.generation);
+        }
+        let faults: Result<Vec<Fault>, _> = self.faults.iter().map(|fault| fault.parse()).collect();
+        let faults = faults.map_err(|bad: crate::fault::BadFault| bad.to_string())?;
+        let schedules = match self.seeds.is_empty() {
+            true => vec![self.config.schedule.clone()],
+            false => self.seeds.into_iter().map(|seed| Some(Schedule::seed(seed))).collect(),
+        };
+        let mut configs = Vec::new();
+        for generation in generations {
+            let devices = self.devices.unwrap_or(self.config.devices);
+            let config = Config { generation, devices, ..self.config.clone() };
+            faults.iter().try_for_each(|fault| fault.check(&config))?;
+            configs.extend(schedules.iter().map(|it| Config { schedule: it.clone(), ..config.clone() }));
+        }
+        Ok((configs, faults))
+    }
+}
+
+/// Runs the body of a function with `#[ascend_emulator::test]` as [`isolated`] does, on each host.
+#[doc(hidden)]
+#[track_caller]
+pub fn run<F: FnOnce(&Emulator) -> T, T: Termination>(hosts: Hosts, body: F) {
+    let (configs, faults) = hosts.resolve().unwrap_or_else(|reason| panic!("#[ascend_emulator::test]: {reason}"));
+    isolate(type_name::<F>(), configs, true, |_, emulator| {
+        faults.into_iter().for_each(|fault| emulator.inject(fault));
+        IS_INSIDE.set(true);
+        let ended = body(emulator).report();
+        IS_INSIDE.set(false);
+        assert!(ended == ExitCode::SUCCESS, "the test returned an error");
+    });
+}
+
 /// Keeps malloc from giving memory back to Linux. For that it opens a file while it holds a lock,
 /// and the emulator, which must answer the open, runs in the same process and needs the same lock
 /// to free what the client allocated.
@@ -74,6 +137,7 @@ fn keep_heaps() {
 }
 
 fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(&Config, &Emulator)) {
+    assert!(!IS_INSIDE.get(), "this runs in a process of its own already: call it in the test instead");
     let call = CALLS.get();
     CALLS.set(call + 1);
     let Ok(marker) = std::env::var(MARKER) else {
@@ -145,7 +209,8 @@ fn run_again(test: &str, call: usize, index: usize, config: &Config) {
         return;
     }
     let reason = if ended { explain(status, done) } else { format!("hung for {} s and was killed", TIMEOUT.as_secs()) };
-    panic!("`{test}` on driver {:?}: {reason}. Its output:\n{text}", config.generation);
+    let seed = config.schedule.as_ref().map_or_else(String::new, |schedule| format!(", seed {}", schedule.seed));
+    panic!("`{test}` on driver {:?}{seed}: {reason}. Its output:\n{text}", config.generation);
 }
 
 fn explain(status: ExitStatus, done: bool) -> String {

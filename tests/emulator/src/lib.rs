@@ -54,6 +54,7 @@ mod tsd;
 mod uda;
 mod urd;
 
+pub use ascend_emulator_macros::test;
 pub use child::{Client, Line, fork};
 pub use config::Config;
 pub use front::{Emulator, Unavailable};

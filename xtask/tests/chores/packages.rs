@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What is published, in the order of their dependencies.
-const PUBLISHED: [&str; 7] = [
+const PUBLISHED: [&str; 8] = [
     "ascend-ioctl",
+    "ascend-emulator-macros",
     "ascend-emulator",
     "ascend-conformance",
     "ascend-ptrace",

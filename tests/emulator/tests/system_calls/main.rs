@@ -1,6 +1,7 @@
 //! The emulated driver as programs see it: through real system calls of real processes.
 
 mod attach;
+mod attribute;
 mod client;
 mod devices;
 mod faults;
