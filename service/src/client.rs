@@ -6,6 +6,7 @@
 //! **There is no read-only mapping on this driver**: whoever maps served memory can write to it.
 //! *Reader* is a promise of the program, not a protection.
 
+mod fabric;
 mod line;
 mod reader;
 mod space;
@@ -16,6 +17,7 @@ use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
 use ascend_vmm::discovery::Npu;
 use ascend_vmm::{Device, discovery};
+pub use fabric::{FabricReader, FabricTicket};
 use line::{ANSWER, Line, Role, done, milliseconds, strange};
 pub use reader::Reader;
 use reader::reader;

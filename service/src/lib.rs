@@ -31,10 +31,11 @@ mod name;
 mod policy;
 pub mod protocol;
 mod safetensors;
+mod sealed;
 mod serve;
 mod snapshot;
 
-pub use client::{Client, Error, OpenOptions, Opened, Reader, Result, Writer};
+pub use client::{Client, Error, FabricReader, FabricTicket, OpenOptions, Opened, Reader, Result, Writer};
 pub use keeper::Told;
 pub use layout::{Allocation, BadLayout, Entry, Layout, PageSize};
 pub use name::{DomainName, NotADomain};

@@ -10,14 +10,14 @@
 
 mod shard;
 
-use crate::client::{self, Client, OpenOptions, Reader, Writer};
-use crate::layout::{Entry, Layout};
+use crate::client::{self, Client, OpenOptions, Reader};
+use crate::layout::Layout;
 use crate::name::DomainName;
 use crate::protocol::Mode;
+use crate::sealed::{seal, unseal};
 use ascend_vmm::{Bytes, Device};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use shard::{Buffer, Shards};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions as FileOptions};
@@ -153,23 +153,12 @@ impl Manifest {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        // Writing to memory cannot fail, and every field has a MessagePack form.
-        let _ = rmp_serde::encode::write_named(&mut bytes, self);
-        let digest = Sha256::digest(&bytes);
-        bytes.extend_from_slice(&digest);
-        bytes
+        seal(MAGIC, self)
     }
 
     fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
         let damaged = |what| SnapshotError::Damaged { path: path.to_owned(), what };
-        let split = bytes.len().checked_sub(32).ok_or_else(|| damaged("it is too short"))?;
-        let (contents, digest) = bytes.split_at(split);
-        let body = contents.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not of a snapshot that is known here"))?;
-        if Sha256::digest(contents)[..] != *digest {
-            return Err(damaged("its checksum is wrong"));
-        }
-        let manifest: Manifest = rmp_serde::from_slice(body).map_err(|_| damaged("it cannot be decoded"))?;
+        let manifest: Manifest = unseal(MAGIC, bytes).map_err(damaged)?;
         let total = manifest.layout.allocations.iter().try_fold(0u64, |sum, it| sum.checked_add(it.size));
         if total.is_none() || manifest.layout.hash() != manifest.hash {
             return Err(damaged("its layout is not the one that was saved"));
@@ -494,17 +483,9 @@ impl SavedSnapshot {
         options: &OpenOptions,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Reader, SnapshotError> {
-        let Layout { allocations, entries } = &self.manifest.layout;
-        let mut writer: Writer = client.write(device, domain, mode, self.manifest.layout.bytes(), options)?;
-        let mut numbers = BTreeMap::new();
-        for allocation in allocations {
-            numbers.insert(allocation.id, writer.restore(allocation)?);
-        }
-        for (key, entry) in entries {
-            // The manifest's hash covers that each entry has its allocation.
-            let allocation = numbers.get(&entry.allocation).copied().unwrap_or(entry.allocation);
-            writer.restore_entry(key, Entry { allocation, ..entry.clone() });
-        }
+        let layout = &self.manifest.layout;
+        let mut writer = client.write(device, domain, mode, layout.bytes(), options)?;
+        writer.restore(layout)?;
         let shards = self.manifest.shards();
         in_parallel(0..shards.count(), &self.directories, |_, number, buffer| {
             shards.read(&writer, number, &self.found[number as usize], buffer, progress)

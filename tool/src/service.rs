@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Options of `service`.
 #[derive(clap::Args)]
-#[command(after_help = "All but save, load and verify need no NPU, and no rights but those of the socket.\n\n\
+#[command(after_help = "All but save, load, ticket and verify need no NPU, and no rights but those of the socket.\n\n\
                         Examples:\n  ascend-vmm service --socket /run/ascend-vmm.sock top\n  \
                         ascend-vmm service --socket /run/ascend-vmm.sock events --follow\n  \
                         ascend-vmm service --socket /run/ascend-vmm.sock remove llama-70b/tp0/weights")]
@@ -69,8 +69,16 @@ enum Action {
     /// Needs the NPU. Every byte is checked before the commit; until then the domain serves what it
     /// served.
     ///
-    /// Example: ascend-vmm service load llama-70b/tp0/weights /ssd1/llama /ssd2/llama
+    /// Examples: ascend-vmm service load llama-70b/tp0/weights /ssd1/llama /ssd2/llama,
+    /// ascend-vmm service load llama-70b/tp0/weights --ticket /shared/llama-tp0.ticket
     Load(files::Load),
+    /// Write a ticket with which other servers of the super pod read what a domain has committed.
+    ///
+    /// Needs the NPU. `service load --ticket` takes it on the other server. The ticket protects
+    /// nothing: between servers the driver asks no list of processes.
+    ///
+    /// Example: ascend-vmm service ticket llama-70b/tp0/weights /shared/llama-tp0.ticket
+    Ticket(files::MakeTicket),
     /// Compare what is served with safetensors files, by name and bytes.
     ///
     /// Needs the NPU. Exit status 1 if a tensor differs or is missing on either side.
@@ -112,6 +120,7 @@ impl Service {
             Action::Remove { domain } => client.remove(&domain).map(done).map_err(SnapshotError::from),
             Action::Save(save) => save.run(&client),
             Action::Load(load) => load.run(&client),
+            Action::Ticket(ticket) => ticket.run(&client),
             Action::Verify(verify) => verify.run(&client),
             Action::Wait { domain, newer_than, seconds } => {
                 let waited = client.wait(&domain, newer_than, Duration::from_secs(seconds));

@@ -178,7 +178,8 @@ impl Reader {
             return Ok(());
         }
         for ((_, start), share) in missing.iter().zip(self.role.shares(&ids)?) {
-            match self.space.map(*start, &share) {
+            let mapped_there = |memory| Ok(self.space.reservation.map(*start, &memory)?);
+            match self.space.import(&share).and_then(mapped_there) {
                 Ok(mapping) => self.space.mappings.push(mapping),
                 Err(error) => {
                     self.space.mappings.truncate(mapped);
@@ -194,7 +195,8 @@ pub(super) fn reader(mut role: Role, device: &Device, options: &OpenOptions) -> 
     let ServedLayout { allocations, entries } = role.layout()?;
     let mut space = Space::new(device, role.bytes)?;
     for (allocation, share) in &allocations {
-        space.add(allocation, share)?;
+        let memory = space.import(share)?;
+        space.add(allocation, &memory)?;
     }
     Ok(Reader { role, space, entries, awake: true, wait: options.wait })
 }

@@ -5,7 +5,7 @@ use crate::layout::{Allocation, Entry, PageSize};
 use crate::protocol::Share;
 use ascend_vmm::copy::Slice;
 use ascend_vmm::share::{self, Ticket};
-use ascend_vmm::{Device, Mapping, Reservation};
+use ascend_vmm::{Device, Mapping, PhysicalMemory, Reservation};
 
 /// Served memory behind addresses: the allocations of a layout side by side.
 #[derive(Debug)]
@@ -24,19 +24,18 @@ impl Space {
         Ok(Space { device: device.clone(), reservation, places: Vec::new(), mappings: Vec::new(), end: 0 })
     }
 
-    /// Imports and maps an allocation behind those that are there.
-    pub(super) fn add(&mut self, allocation: &Allocation, share: &Share) -> Result<()> {
-        let mapping = self.map(self.end, share)?;
+    /// Maps an allocation behind those that are there.
+    pub(super) fn add(&mut self, allocation: &Allocation, memory: &PhysicalMemory) -> Result<()> {
+        let mapping = self.reservation.map(self.end, memory)?;
         self.mappings.push(mapping);
         self.places.push((allocation.clone(), self.end));
         self.end += allocation.size;
         Ok(())
     }
 
-    pub(super) fn map(&self, offset: u64, share: &Share) -> Result<Mapping> {
+    pub(super) fn import(&self, share: &Share) -> Result<PhysicalMemory> {
         let ticket = Ticket::from_bytes(&share.ticket).map_err(ascend_vmm::Error::from)?;
-        let memory = share::import(&self.device, &ticket)?;
-        Ok(self.reservation.map(offset, &memory)?)
+        Ok(share::import(&self.device, &ticket)?)
     }
 
     pub(super) fn offset_of(&self, entry: &Entry) -> Option<u64> {

@@ -4,7 +4,7 @@ use super::line::{ANSWER, Role, done, milliseconds, strange};
 use super::reader::{Reader, reader};
 use super::space::Space;
 use super::{Error, OpenOptions, Result};
-use crate::layout::{Allocation, Entry};
+use crate::layout::{Entry, Layout};
 use crate::name::DomainName;
 use crate::protocol::{self, Answer, Code, Request, ServiceError};
 use ascend_vmm::Device;
@@ -129,21 +129,26 @@ impl Writer {
         let shares = self.role.shares(&[allocation.id])?;
         let offset = self.space.end;
         for share in &shares {
-            self.space.add(&allocation, share)?;
+            let memory = self.space.import(share)?;
+            self.space.add(&allocation, &memory)?;
         }
         self.role.line.deliver_panic();
         Ok((allocation.id, offset))
     }
 
-    /// New memory as a saved layout had it: its number.
-    pub(crate) fn restore(&mut self, allocation: &Allocation) -> Result<u64> {
-        self.options.page = allocation.page;
-        self.allocate(allocation.size, &allocation.tag).map(|(id, _)| id)
-    }
-
-    /// Names bytes as a saved layout did.
-    pub(crate) fn restore_entry(&mut self, key: &str, entry: Entry) {
-        self.entries.insert(key.to_owned(), entry);
+    /// New memory with the same names as another layout, which was checked.
+    pub(crate) fn restore(&mut self, layout: &Layout) -> Result<()> {
+        let mut numbers = BTreeMap::new();
+        for allocation in &layout.allocations {
+            self.options.page = allocation.page;
+            let (id, _) = self.allocate(allocation.size, &allocation.tag)?;
+            numbers.insert(allocation.id, id);
+        }
+        for (key, entry) in &layout.entries {
+            let allocation = numbers.get(&entry.allocation).copied().unwrap_or(entry.allocation);
+            self.entries.insert(key.clone(), Entry { allocation, ..entry.clone() });
+        }
+        Ok(())
     }
 
     /// Memory of the writer's space by its offset.

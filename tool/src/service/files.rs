@@ -1,10 +1,10 @@
-//! `ascend-vmm service save`, `load` and `verify`: what is served, and files.
+//! `ascend-vmm service save`, `load`, `ticket` and `verify`: files, and other servers.
 
 use crate::terminal::{self, counted};
 use ascend_vmm::{Bytes, Device, LogicalId, Session, discovery};
 use ascend_vmm_service::protocol::{Code, ServiceError};
-use ascend_vmm_service::{Client, DomainName, Error, Mode, OpenOptions, SavedSnapshot, SnapshotError};
-use std::path::PathBuf;
+use ascend_vmm_service::{Client, DomainName, Error, FabricTicket, Mode, OpenOptions, SavedSnapshot, SnapshotError};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,8 +27,11 @@ pub(super) struct Load {
     /// The domain; it may have another name than the one that was saved.
     domain: DomainName,
     /// All directories that it was saved to, in any order.
-    #[arg(required = true, value_name = "DIRECTORY")]
+    #[arg(required_unless_present = "ticket", value_name = "DIRECTORY")]
     directories: Vec<PathBuf>,
+    /// Copy it from another server of the super pod, by what `service ticket` wrote there.
+    #[arg(long, value_name = "FILE", conflicts_with = "directories")]
+    ticket: Option<PathBuf>,
     /// The NPU, by its logical id. Without it, the one that the domain is on, or else the first.
     #[arg(long, value_name = "ID")]
     device: Option<u32>,
@@ -36,6 +39,18 @@ pub(super) struct Load {
     #[arg(long)]
     discard: bool,
     /// How long to wait for the domain and for memory, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait: u64,
+}
+
+/// Options of `ticket`.
+#[derive(clap::Args)]
+pub(super) struct MakeTicket {
+    /// The domain.
+    domain: DomainName,
+    /// The file to write.
+    file: PathBuf,
+    /// How long to wait until something is committed, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     wait: u64,
 }
@@ -115,25 +130,70 @@ impl Save {
 
 impl Load {
     pub(super) fn run(self, client: &Client) -> Result<ExitCode, SnapshotError> {
-        let snapshot = SavedSnapshot::open(&self.directories)?;
-        let contents = snapshot.contents();
+        // What is wrong with the files is said before an NPU is opened.
+        let source = match &self.ticket {
+            Some(file) => Source::Ticket(FabricTicket::from_bytes(&std::fs::read(file).map_err(on_file(file))?)?),
+            None => Source::Files(SavedSnapshot::open(&self.directories)?),
+        };
         let device = match self.device {
             Some(id) => Session::open().and_then(|session| session.device(LogicalId(id))).map_err(Error::from)?,
             None => device_of(client, &self.domain)?,
         };
         let mode = if self.discard { Mode::Discard } else { Mode::Write };
-        let bar = terminal::transfer("loaded", contents.bytes);
-        let loaded = snapshot.load(client, &device, &self.domain, mode, &options(self.wait), &|bytes| bar.inc(bytes));
+        let options = options(self.wait);
+        let (domain, version, bytes) = match &source {
+            Source::Ticket(ticket) => (ticket.domain().clone(), ticket.version(), ticket.layout().bytes()),
+            Source::Files(snapshot) => {
+                let contents = snapshot.contents();
+                (contents.domain, contents.version, contents.bytes)
+            }
+        };
+        let bar = terminal::transfer("loaded", bytes);
+        let progress = |bytes| bar.inc(bytes);
+        let loaded = match &source {
+            Source::Ticket(ticket) => {
+                let loaded = ticket.load(client, &device, &self.domain, mode, &options, &progress);
+                loaded.map_err(SnapshotError::from)
+            }
+            Source::Files(snapshot) => snapshot.load(client, &device, &self.domain, mode, &options, &progress),
+        };
         bar.finish_and_clear();
         let reader = loaded?;
         crate::outln!(
-            "committed version {} of {}: {}, {}, from version {} of {}",
+            "committed version {} of {}: {}, {}, from version {version} of {domain}",
             reader.version(),
             self.domain,
-            Bytes(contents.bytes),
-            counted(contents.keys, "key"),
-            contents.version,
-            contents.domain,
+            Bytes(bytes),
+            counted(reader.entries().len(), "key"),
+        );
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Where `load` loads from.
+enum Source {
+    Files(SavedSnapshot),
+    Ticket(FabricTicket),
+}
+
+fn on_file(path: &Path) -> impl Fn(std::io::Error) -> SnapshotError {
+    |error| SnapshotError::File { path: path.to_owned(), error }
+}
+
+impl MakeTicket {
+    pub(super) fn run(self, client: &Client) -> Result<ExitCode, SnapshotError> {
+        known(client, &self.domain)?;
+        let device = device_of(client, &self.domain)?;
+        let mut reader = client.read(&device, &self.domain, &options(self.wait))?;
+        let ticket = reader.fabric_ticket()?;
+        std::fs::write(&self.file, ticket.to_bytes()).map_err(on_file(&self.file))?;
+        crate::outln!(
+            "{} is a ticket for version {} of {}: {}, {}",
+            self.file.display(),
+            ticket.version(),
+            self.domain,
+            Bytes(ticket.layout().bytes()),
+            counted(ticket.layout().entries.len(), "key"),
         );
         Ok(ExitCode::SUCCESS)
     }

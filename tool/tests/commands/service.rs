@@ -1,8 +1,9 @@
 //! `ascend-vmm serve` and `ascend-vmm service` on the emulated driver.
 
 use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout};
+use ascend_emulator::pod::Pod;
 use ascend_emulator::{Config, Emulator};
-use ascend_vmm_service::Client;
+use ascend_vmm_service::{Client, FabricTicket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -105,6 +106,105 @@ pub fn write_weights(emulator: &Emulator, socket: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["service::engine_process", "--exact"]).env("ENGINE_TEST_SOCKET", socket).stdout(Stdio::null());
     assert!(emulator.spawn(&mut command).unwrap().wait().unwrap().success());
+}
+
+/// Not a test: an engine that reads weights of another server. Without a ticket it does nothing.
+#[test]
+fn engine_on_another_server() {
+    let Some(file) = std::env::var_os("ENGINE_TEST_TICKET") else { return };
+    let device = ascend_vmm::Session::open().unwrap().device(ascend_vmm::LogicalId(0)).unwrap();
+    let ticket = FabricTicket::from_bytes(&std::fs::read(file).unwrap()).unwrap();
+    let reader = ticket.open(&device).unwrap();
+    let read = |key: &str| {
+        let slice = reader.get(key).unwrap();
+        let mut bytes = vec![0; slice.size() as usize];
+        slice.read(&mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!((read("embed"), read("norm")), (vec![7; 5000], vec![9; 10]));
+    assert_eq!(reader.entries()["norm"].value, b"u8");
+    assert!(matches!(reader.get("other"), Err(ascend_vmm_service::Error::NoKey { .. })));
+}
+
+#[test]
+fn weights_of_one_server_are_read_and_loaded_on_another_by_a_ticket() {
+    let directory = Directory::new("fabric");
+    let pod = directory.0.join("pod");
+    let start = |server| {
+        let pod = Pod::join(&pod, server).unwrap();
+        let emulator = Emulator::start(Config { server, pod: Some(pod), ..Config::default() }).unwrap();
+        let socket = directory.0.join(format!("socket-{server}"));
+        let served = serve(&emulator, &socket);
+        (emulator, served, socket)
+    };
+    let ((one, served_one, socket_one), (two, served_two, socket_two)) = (start(1), start(2));
+    write_weights(&one, &socket_one);
+    let run = |emulator: &Emulator, socket: &Path, arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["service", "--socket"]).arg(socket).args(arguments).current_dir(&directory.0);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        emulator.spawn(&mut command).unwrap().wait_with_output().unwrap()
+    };
+    let made = run(&one, &socket_one, &["ticket", "llama/tp1/weights", "ticket"]);
+    assert_eq!(
+        stdout(&made),
+        "ticket is a ticket for version 1 of llama/tp1/weights: 8 MiB, 2 keys\n",
+        "{}",
+        stderr(&made)
+    );
+    // An engine of the other server reads the memory where it is.
+    let mut engine = Command::new(std::env::current_exe().unwrap());
+    engine.args(["service::engine_on_another_server", "--exact"]).stdout(Stdio::null());
+    engine.env("ENGINE_TEST_TICKET", directory.0.join("ticket"));
+    assert!(two.spawn(&mut engine).unwrap().wait().unwrap().success());
+    // Or its service gets a copy.
+    let load = ["load", "copy", "--ticket", "ticket", "--device", "1"];
+    let loaded = run(&two, &socket_two, &load);
+    assert_eq!(
+        stdout(&loaded),
+        "committed version 1 of copy: 8 MiB, 2 keys, from version 1 of llama/tp1/weights\n",
+        "{}",
+        stderr(&loaded)
+    );
+    let header = r#"{"embed":{"data_offsets":[0,5000]},"norm":{"data_offsets":[5000,5010]}}"#;
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[7; 5000], &[9; 10]].concat();
+    std::fs::create_dir(directory.0.join("model")).unwrap();
+    std::fs::write(directory.0.join("model/model.safetensors"), file).unwrap();
+    let compared = run(&two, &socket_two, &["verify", "copy", "--safetensors", "model"]);
+    assert_eq!(stdout(&compared), "version 1 of copy: 2 tensors equal (5010 bytes), 0 not\n", "{}", stderr(&compared));
+    // On the server that has the memory it is of no use, and neither when that is gone or it is
+    // damaged.
+    let refused = |output: std::process::Output, sentence: &str| {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(sentence), "{}", stderr(&output));
+    };
+    refused(run(&one, &socket_one, &load), "llama/tp1/weights is on this server; open it at the service");
+    assert!(run(&one, &socket_one, &["remove", "llama/tp1/weights"]).status.success());
+    let load = ["load", "again", "--ticket", "ticket"];
+    refused(run(&two, &socket_two, &load), "the other server has no such share");
+    let mut bytes = std::fs::read(directory.0.join("ticket")).unwrap();
+    bytes[60] ^= 1;
+    std::fs::write(directory.0.join("ticket"), bytes).unwrap();
+    refused(run(&two, &socket_two, &load), "the ticket is not good: its checksum is wrong; make a new ticket");
+    let status = Client::new(&socket_two).status().unwrap();
+    assert_eq!(status.domains.iter().map(|it| it.name.to_string()).collect::<Vec<_>>(), ["copy"]);
+    drop((served_one, served_two));
+}
+
+#[test]
+fn a_server_in_no_super_pod_gives_no_ticket() {
+    let directory = Directory::new("no-pod");
+    let socket = directory.socket();
+    let emulator = Emulator::start(Config { super_pod: false, ..Config::default() }).unwrap();
+    let _served = serve(&emulator, &socket);
+    write_weights(&emulator, &socket);
+    let mut command = Command::new(PROGRAM);
+    command.args(["service", "--socket"]).arg(&socket).args(["ticket", "llama/tp1/weights"]);
+    command.arg(directory.0.join("ticket")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let refused = emulator.spawn(&mut command).unwrap().wait_with_output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("NPU 1 is in no super pod"), "{}", stderr(&refused));
+    assert!(!directory.0.join("ticket").exists());
 }
 
 #[test]
