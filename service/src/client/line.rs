@@ -110,7 +110,11 @@ impl Line {
         let deadline = Instant::now().checked_add(wait.saturating_add(ANSWER));
         self.socket.set_write_timeout(Some(ANSWER)).map_err(|error| self.unreachable(error))?;
         if let Err(error) = self.socket.write_all(&frames) {
-            return Err(self.unreachable(error));
+            // A service that has no place for a client says so before it hangs up.
+            return Err(match self.next(deadline) {
+                Ok(Some(Answer::Error(refused))) => refused.into(),
+                _ => self.unreachable(error),
+            });
         }
         let mut answers = Vec::new();
         let mut refused = None;
@@ -385,4 +389,33 @@ impl Role {
 
 pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_heard_from_a_service_that_has_hung_up() {
+        let (socket, mut service) = UnixStream::pair().unwrap();
+        let refusal = ServiceError { code: Code::Busy, problem: "all places are taken".into(), remedy: "wait".into() };
+        service.write_all(&protocol::encode(&Answer::Error(refusal)).unwrap()).unwrap();
+        drop(service);
+        let mut line = Line {
+            path: "socket".into(),
+            socket,
+            arrived: Vec::new(),
+            reclaims: Vec::new(),
+            process: 0,
+            options: OpenOptions::new(),
+            instance: 0,
+            owner: std::process::id(),
+            panic: Mutex::new(None),
+        };
+        let refused = line.ask(&Request::Ping {}, ANSWER).unwrap_err();
+        assert!(refused.to_string().contains("all places are taken"), "{refused}");
+        // It said nothing else.
+        let gone = line.ask(&Request::Ping {}, ANSWER).unwrap_err();
+        assert!(matches!(gone, Error::Unreachable { .. }), "{gone}");
+    }
 }
