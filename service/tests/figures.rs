@@ -91,13 +91,14 @@ fn proxy(path: &Path, service: &Path) -> Arc<AtomicU64> {
                 std::thread::spawn(move || {
                     let mut part = vec![0; 1 << 20];
                     while let Ok(count) = from.read(&mut part) {
+                        // Before it is passed on: the other side may speak as soon as it has it.
+                        if count > 0 && !asks {
+                            answered.store(1, Ordering::SeqCst);
+                        } else if count > 0 && answered.swap(0, Ordering::SeqCst) == 1 {
+                            counted.fetch_add(1, Ordering::SeqCst);
+                        }
                         if count == 0 || to.write_all(&part[..count]).is_err() {
                             break;
-                        }
-                        if !asks {
-                            answered.store(1, Ordering::SeqCst);
-                        } else if answered.swap(0, Ordering::SeqCst) == 1 {
-                            counted.fetch_add(1, Ordering::SeqCst);
                         }
                     }
                     let _ = to.shutdown(std::net::Shutdown::Write);

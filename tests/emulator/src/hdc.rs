@@ -126,15 +126,9 @@ impl Hdc {
         }
     }
 
-    /// Lets time pass for sessions that wait for their end.
-    #[cfg(test)]
-    pub fn hurry(&mut self, machine: &mut Machine, time: Duration) {
-        self.expire(machine, Instant::now() + time);
-    }
-
     /// Closes sessions without an owner, sessions that the device closed a while ago, and sessions
     /// of a device that was reset.
-    fn expire(&mut self, machine: &mut Machine, now: Instant) {
+    pub fn expire(&mut self, machine: &mut Machine, now: Instant) {
         let over = |session: &Session| {
             let unclaimed = session.reclaimed_at.is_some_and(|at| at <= now);
             let closed = session.closed.is_some_and(|at| at + HALF_CLOSED <= now);
@@ -681,7 +675,7 @@ mod tests {
         assert_eq!(send(&mut rig, A, file, session, &[1, 2, 3]), OK);
         assert_eq!(send(&mut rig, A, file, session, &GREETING), code(error::PEER_CLOSED));
         assert_eq!(peek(&mut rig, file, session, index).0, OK);
-        rig.driver.hurry_sessions(HALF_CLOSED);
+        rig.driver.pass_time(HALF_CLOSED);
         assert_eq!(peek(&mut rig, file, session, index).0, code(error::CLOSED));
     }
 
@@ -692,7 +686,7 @@ mod tests {
         assert_eq!(call(&mut rig, A, file, CONNECT, &TO_DAEMON).0, OK);
         rig.driver.close(file, true);
         assert_eq!(rig.driver.state().sessions.len(), 1, "closing a file that it is not tied to does nothing");
-        rig.driver.hurry_sessions(RECLAIM);
+        rig.driver.pass_time(RECLAIM);
         assert_eq!(rig.driver.state().sessions, []);
     }
 
