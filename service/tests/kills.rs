@@ -11,7 +11,7 @@ use ascend_vmm::Device;
 use ascend_vmm_service::protocol::Code;
 use ascend_vmm_service::{Client, DomainName, Error, Mode, OpenOptions, Opened, Reader, Writer};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid, getppid};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -97,12 +97,13 @@ fn step(client: &Client, device: &Device, dice: &mut Dice) -> Result<(), Error> 
     Ok(())
 }
 
-/// An engine that works until it is killed or told to stop.
+/// An engine that works until it is killed, told to stop, or the test is no more.
 fn engine(client: &Client, stop: &Path, seed: u64) -> Engine {
+    let test = getpid();
     fork(|| {
         let device = device();
         let mut dice = Dice(seed);
-        while !stop.exists() {
+        while !stop.exists() && getppid() == test {
             match step(client, &device, &mut dice) {
                 Ok(()) | Err(Error::Service(_) | Error::Unreachable { .. } | Error::Stale { .. }) => {}
                 // The keeper was killed, and the memory went with it.
