@@ -19,7 +19,8 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, ExitStatus, Stdio, Termination};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, ExitCode, Stdio, Termination};
 use std::time::{Duration, Instant};
 
 /// Set in the process that runs the body. The value says which call of the test it is for, the
@@ -160,15 +161,27 @@ fn isolate(closure: &str, configs: Vec<Config>, strict: bool, body: impl FnOnce(
     // The parent may give up or be killed: do not outlive it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     keep_heaps();
-    let emulator = Emulator::start(config.clone()).unwrap_or_else(|unavailable| panic!("{unavailable}"));
-    emulator.attach().unwrap_or_else(|unavailable| panic!("{unavailable}"));
-    body(config, &emulator);
-    emulator.assert_no_traps();
-    let state = emulator.state();
-    assert!(!strict || state.is_empty(), "the test left this behind in the driver: {state:#?}");
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let emulator = Emulator::start(config.clone()).unwrap_or_else(|unavailable| panic!("{unavailable}"));
+        emulator.attach().unwrap_or_else(|unavailable| panic!("{unavailable}"));
+        body(config, &emulator);
+        emulator.assert_no_traps();
+        let state = emulator.state();
+        assert!(!strict || state.is_empty(), "the test left this behind in the driver: {state:#?}");
+    }));
+    // This harness must not judge: the parent's does, by the body's own end.
+    let (status, report) = match ended {
+        Ok(()) => (0, format!("\n{word}\n")),
+        Err(payload) => {
+            let said = payload.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
+            (101, format!("\n{word} {}\n{said}", said.len()))
+        }
+    };
     // Not println, which the harness captures.
-    let _ = std::io::stdout().write_all(format!("\n{word}\n").as_bytes());
+    let _ = std::io::stdout().write_all(report.as_bytes());
     let _ = std::io::stdout().flush();
+    std::process::exit(status);
 }
 
 /// The name of the running test, as the harness knows it: its thread's, or that of the function in
@@ -204,20 +217,30 @@ fn run_again(test: &str, call: usize, index: usize, config: &Config) {
     let mut text = Vec::new();
     let _ = output.rewind().and_then(|()| output.read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text);
-    let done = text.contains(&word);
-    if ended && status.success() && done {
+    let panicked = panic_message(&text, &word);
+    if ended && status.success() && panicked.is_none() && text.contains(&word) {
         return;
     }
-    let reason = if ended { explain(status, done) } else { format!("hung for {} s and was killed", TIMEOUT.as_secs()) };
     let seed = config.schedule.as_ref().map_or_else(String::new, |schedule| format!(", seed {}", schedule.seed));
-    panic!("`{test}` on driver {:?}{seed}: {reason}. Its output:\n{text}", config.generation);
+    let host = format!("`{test}` on driver {:?}{seed}", config.generation);
+    if let Some(message) = panicked {
+        // Only what the body said may satisfy a `should_panic`, not whatever it printed.
+        eprintln!("The output of {host}:\n{text}");
+        panic!("{host}: failed in its own process: {message}");
+    }
+    let reason = match (ended, status.success()) {
+        (false, _) => format!("hung for {} s and was killed", TIMEOUT.as_secs()),
+        (true, true) => "its body did not run: call it on the test's own thread".to_owned(),
+        (true, false) => format!("failed in its own process ({status})"),
+    };
+    panic!("{host}: {reason}. Its output:\n{text}");
 }
 
-fn explain(status: ExitStatus, done: bool) -> String {
-    match (status.success(), done) {
-        (true, _) => "its body did not run: call it on the test's own thread".to_owned(),
-        (false, _) => format!("failed in its own process ({status})"),
-    }
+/// What the body's panic said, if it ended with one.
+fn panic_message<'a>(output: &'a str, word: &str) -> Option<&'a str> {
+    let (_, report) = output.split_once(&format!("\n{word} "))?;
+    let (length, message) = report.split_once('\n')?;
+    Some(message.get(..length.parse().ok()?).unwrap_or(message))
 }
 
 /// Waits for the end of a child without reaping it; false on a timeout.
@@ -243,7 +266,6 @@ fn wait(pid: u32, timeout: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::panic::catch_unwind;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn through_a_function(config: Config, body: impl FnOnce(&Emulator)) {
@@ -259,13 +281,29 @@ mod tests {
                 assert_eq!(emulator.control(|driver| driver.machine.config.devices), devices);
             });
         }
-        let third = catch_unwind(|| isolated(Config::default(), |_| panic!("the third body ran")));
-        if std::env::var_os(MARKER).is_some() {
-            // Only the third body's process fails.
-            third.unwrap();
-            return;
+        says(|_| panic!("the third body ran"), "the third body ran");
+    }
+
+    /// A body whose panic ends the test with these words. In the process of another body it is none.
+    fn says(body: fn(&Emulator), words: &str) {
+        let ended = catch_unwind(|| isolated(Config::default(), body));
+        if std::env::var_os(MARKER).is_none() {
+            let said = *ended.unwrap_err().downcast::<String>().unwrap();
+            assert!(said.ends_with(&format!(": failed in its own process: {words}")), "{said}");
         }
-        let text = *third.unwrap_err().downcast::<String>().unwrap();
-        assert!(text.contains("the third body ran"), "{text}");
+    }
+
+    /// The harness of a body's process would say what it expected, in words that satisfy the test.
+    #[test]
+    #[should_panic(expected = "words that no body panics with")]
+    fn a_test_that_should_panic_is_judged_by_its_body_alone() {
+        isolated(Config::default(), |_| {});
+        says(|_| panic!("other words"), "other words");
+        let prints = |_: &Emulator| {
+            eprintln!("words that no body panics with");
+            panic!("{}", 7);
+        };
+        says(prints, "7");
+        assert!(std::env::var_os(MARKER).is_some(), "words that no body panics with");
     }
 }

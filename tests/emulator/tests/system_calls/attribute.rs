@@ -2,7 +2,7 @@
 
 use ascend_emulator::{Config, Emulator, isolated};
 use std::fs::File;
-use std::panic::{catch_unwind, resume_unwind};
+use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fails in a process where it ran before.
@@ -11,12 +11,12 @@ fn assert_first() {
     assert!(!IS_USED.swap(true, Ordering::Relaxed), "two bodies in one process");
 }
 
-/// Checks what a call that fails says. In the process of its body it fails.
+/// Checks what a call that fails says. In the process of another body there is nothing to check.
 #[track_caller]
 fn fails(body: fn(), text: &str) {
     let ended = catch_unwind(body);
     if std::env::var_os("ASCEND_EMULATOR_ISOLATED").is_some() {
-        return ended.unwrap_or_else(|payload| resume_unwind(payload));
+        return;
     }
     let said = *ended.unwrap_err().downcast::<String>().unwrap();
     assert!(said.contains(text), "{said}");
@@ -59,7 +59,7 @@ fn panics(_: &Emulator, reason: &str) {
 
 #[test]
 fn a_failure_names_the_driver_and_the_seed() {
-    fails(|| panics("so"), "on driver V9_0_0, seed 5: failed in its own process");
+    fails(|| panics("so"), "on driver V9_0_0, seed 5: failed in its own process: so");
     fails(|| panics("other words"), "other words");
 }
 

@@ -181,18 +181,25 @@ fn a_remote_mapping_of_memory_to_which_the_cpu_has_access_crashes_the_kernel() {
 #[test]
 #[should_panic(expected = "kernel trap `remote-map-inside-page`")]
 fn a_remote_mapping_from_inside_a_giant_page_shows_what_lies_behind_it() {
-    isolated(Config { hbm: 8 << 30, ..config() }, |_| {
+    isolated(Config { host_giant_pages: true, ..config() }, |_| {
         let session = Session::start(Config::default().generation).unwrap();
-        let (address, size) = (session.heap().unwrap(), svm::GIANT_PAGE);
-        let index = ((address - svm::SVM_START) / svm::HEAP_UNIT) as u32 + 1;
+        let size = svm::GIANT_PAGE;
+        // A device's own memory of this kind consists of smaller pages; the host's does not.
+        let (side, page, memory) = (svm::SIDE_HOST, svm::PAGE_GIANT, svm::MEMORY_P2P_DDR);
+        let create = svm::MemCreate { size, side, page, memory, ..Default::default() };
+        let id = session.call(Op::MemCreate, svm::HOST_ID, &create).unwrap().id;
+        let export = svm::MemExport { id, ..Default::default() };
+        let share = session.call(Op::MemExport, svm::HOST_ID, &export).unwrap().share;
+        let value = svm::ShareAttr { no_trust_list: 1, ..Default::default() };
+        session.call(Op::MemSetAttr, svm::HOST_ID, &svm::MemSetAttr { share, kind: 0, value }).unwrap();
+        let import = svm::MemImport { share, exporter: svm::HOST_ID, ..Default::default() };
+        let svm::MemImport { id, side, page, pages, .. } = session.call(Op::MemImport, 0, &import).unwrap();
+        let address = svm::NORMAL_START;
+        let index = ((address - svm::SVM_START) / svm::HEAP_UNIT) as u32;
         let (operation, kind, sub_kind) = (svm::HEAP_ENABLE, svm::HEAP_HUGE, svm::SUB_RESERVE);
         let heap = svm::UpdateHeap { operation, kind, sub_kind, index, size: 2 * size };
         session.call(Op::UpdateHeap, 0, &heap).unwrap();
-        let address = address + svm::HEAP_UNIT;
         session.call(Op::Alloc, 0, &svm::Alloc { address, size: 2 * size }).unwrap();
-        let (side, page) = (svm::SIDE_DEVICE, svm::PAGE_GIANT);
-        let made = session.call(Op::MemCreate, 0, &svm::MemCreate { size, side, page, ..Default::default() }).unwrap();
-        let (id, pages) = (made.id, made.pages);
         let map = svm::MemMap { address, size, id, side, page, pages, ..Default::default() };
         session.call(Op::MemMap, 0, &map).unwrap();
         remote_map(&session, address + svm::HUGE_PAGE);
