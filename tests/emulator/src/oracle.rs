@@ -17,6 +17,10 @@ use crate::machine::HOST;
 use crate::schedule::Summary;
 use crate::state::State;
 use crate::svm::SessionState;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::time::{Duration, Instant};
 
 /// Nothing is left in the driver.
 pub fn leftovers(state: &State) -> Vec<String> {
@@ -40,7 +44,8 @@ pub fn leftovers(state: &State) -> Vec<String> {
         found.push(format!("a process on device {} for process {}{orphaned}", process.device, process.tgid));
     }
     found.extend(state.registrations.iter().map(|tgid| format!("process {tgid} is registered with the devices")));
-    for session in &state.sessions {
+    // The driver gives a new connection a minute to get an owner, also if its process ends before.
+    for session in state.sessions.iter().filter(|session| session.owned || is_alive(session.tgid)) {
         let (device, service, tgid) = (session.device, session.service, session.tgid);
         found.push(format!("a connection to service {service} of device {device}, made by process {tgid}"));
     }
@@ -54,6 +59,10 @@ pub fn leftovers(state: &State) -> Vec<String> {
     }
     found.extend(lost_memory(state));
     found
+}
+
+fn is_alive(tgid: i32) -> bool {
+    kill(Pid::from_raw(tgid), None) != Err(Errno::ESRCH)
 }
 
 /// What a session holds, without the session itself.
@@ -138,6 +147,26 @@ pub fn findings(emulator: &Emulator) -> Vec<String> {
     found.extend(emulator.traps().iter().map(ToString::to_string));
     found.extend(overlaps(&state));
     found.extend(leftovers(&state));
+    found
+}
+
+/// Waits for so long, at most, until no client process runs any more, and ends those that still do.
+/// Returns everything that is wrong then.
+pub fn conclude(emulator: &Emulator, patience: Duration) -> Vec<String> {
+    let begun = Instant::now();
+    let living = loop {
+        let living = emulator.schedule().map_or_else(Vec::new, |summary| summary.living);
+        if living.is_empty() || begun.elapsed() >= patience {
+            break living;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let mut found: Vec<String> = living.iter().map(|pid| format!("process {pid} still runs")).collect();
+    found.extend(findings(emulator));
+    for pid in living {
+        // Its driver is about to end.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
     found
 }
 
@@ -265,6 +294,17 @@ mod tests {
             ]
         );
         assert_eq!(leftovers(&State::default()), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn a_connection_that_was_new_when_its_process_ended_is_the_drivers_own_matter() {
+        // No process has this id: it is more than Linux gives out.
+        let of = |tgid, owned| crate::state::ConnectionState { device: 0, tgid, service: 9, owned };
+        let own = std::process::id() as i32;
+        for (connection, count) in [(of(i32::MAX, false), 0), (of(i32::MAX, true), 1), (of(own, false), 1)] {
+            let state = State { sessions: vec![connection], ..State::default() };
+            assert_eq!(leftovers(&state).len(), count, "{state:?}");
+        }
     }
 
     #[test]

@@ -8,15 +8,13 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::impossible;
 use crate::terminal::counted;
 use ascend_emulator::schedule::Event;
 use ascend_emulator::{Emulator, oracle};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 /// Seeds from the first on and below the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,21 +59,7 @@ const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// Says what a seeded run did, and what is wrong after it. Returns how much that is.
 pub(super) fn conclude(emulator: &Emulator) -> usize {
-    let ended = Instant::now();
-    let mut living = Vec::new();
-    while let Some(summary) = emulator.schedule() {
-        living = summary.living;
-        if living.is_empty() || ended.elapsed() >= AFTERWARDS {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let mut found: Vec<String> = living.iter().map(|pid| format!("process {pid} still runs")).collect();
-    found.extend(oracle::findings(emulator));
-    for pid in living {
-        // Its driver is about to end.
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-    }
+    let found = oracle::conclude(emulator, AFTERWARDS);
     for sentence in &found {
         crate::errln!("after the run: {sentence}");
     }

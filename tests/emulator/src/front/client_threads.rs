@@ -67,6 +67,8 @@ pub struct ClientThreads {
     unborn: Vec<i32>,
     found: u64,
     numbers: u32,
+    /// The first process that made a call, except this one.
+    first: Option<i32>,
 }
 
 /// More new ids than this are not looked up one by one.
@@ -95,6 +97,7 @@ impl ClientThreads {
             unborn: Vec::new(),
             found: 0,
             numbers: 0,
+            first: None,
         }
     }
 
@@ -125,6 +128,9 @@ impl ClientThreads {
             if let Some(thread) = self.threads.get_mut(&tid) {
                 thread.number = Some(self.numbers);
                 self.numbers += 1;
+                if thread.tgid != self.own {
+                    self.first.get_or_insert(thread.tgid);
+                }
             }
         }
     }
@@ -256,7 +262,7 @@ impl ClientThreads {
         self.threads.values().any(|thread| thread.tgid == self.own)
     }
 
-    /// Client processes in the order of their numbers, except this one and the first one.
+    /// Client processes in the order of their numbers, except this one and the first other one.
     pub fn processes(&self) -> Vec<i32> {
         let mut numbers: BTreeMap<i32, u32> = BTreeMap::new();
         for thread in self.threads.values() {
@@ -267,7 +273,8 @@ impl ClientThreads {
         }
         let mut processes: Vec<(u32, i32)> = numbers.into_iter().map(|(tgid, number)| (number, tgid)).collect();
         processes.sort_unstable();
-        processes.into_iter().filter(|(number, tgid)| *number != 0 && *tgid != self.own).map(|(_, tgid)| tgid).collect()
+        let processes = processes.into_iter().map(|(_, tgid)| tgid);
+        processes.filter(|tgid| *tgid != self.own && Some(*tgid) != self.first).collect()
     }
 
     /// What each thread does, as sentences.
