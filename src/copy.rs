@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 /// Mapped memory from an address on, inside one reservation: what a copy reads or writes.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};
@@ -92,7 +92,7 @@ impl fmt::Debug for Slice<'_> {
 
 /// The layout of rows in memory: each begins `pitch` bytes after the one before.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::copy::Rows;
@@ -588,7 +588,7 @@ impl Rows {
 /// Copies many buffers to many places, with one command per 4096 of a device. Each buffer has the
 /// size of its slice.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::copy::{read_batch, write_batch};

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// A counted reference, shared by clones and by memory on the device. The last one closes the
 /// device.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, MemoryKind, Session};
@@ -45,7 +45,7 @@ pub struct Device {
 
 /// The host as a place for memory.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{Location, Session};

@@ -8,7 +8,7 @@
 //! handshake, START, then SETUP_DEVICE; at the end CLOSE_DEVICE, then the daemon's CLOSE, then the
 //! session, and the DEVMNG file last.
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! use ascend_vmm::device_process::{Order, Policy, Settings, Step};
@@ -154,7 +154,7 @@ impl DeviceProcess {
     /// A session starts it by itself according to its [`Policy`]; this is for tools that look at
     /// the steps one by one. There is one per process and device: the daemon refuses a second one.
     ///
-    /// ```standalone_crate
+    /// ```
     /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
     /// # emulator.attach()?;
     /// use ascend_vmm::LogicalId;
@@ -318,7 +318,7 @@ pub(crate) fn bring_up(
 /// The pid of the device process that is bound to this process on `device`; `None` if there is
 /// none.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session, device_process};

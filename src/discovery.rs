@@ -10,7 +10,7 @@
 //! returns the devices together with [`Finding`]s: sentences about what is wrong and what to do. It
 //! never blocks longer than [`Options::timeout`]. [`list`] is the short form.
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! for npu in ascend_vmm::discovery::list()? {
@@ -163,7 +163,7 @@ impl Survey {
 
 /// The NPUs of this process.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// let npus = ascend_vmm::discovery::list()?;
@@ -182,7 +182,7 @@ pub fn list() -> Result<Vec<Npu>> {
 
 /// The NPUs of this process, with options.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::UserId;
@@ -209,7 +209,7 @@ pub fn list_with(options: &Options) -> Result<Vec<Npu>> {
 /// It disturbs no session, neither of this library nor of the vendor's in the same process. Beside
 /// the vendor's library some facts are missing, and a [`Finding::DriverUsedHere`] says so.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::discovery::{Options, survey};

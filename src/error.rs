@@ -12,7 +12,7 @@
 //! The sentences are in `src/error/`: about refused commands, hosts, device processes and tickets.
 //! A cause is a clause without a full stop, a remedy is one or more whole sentences.
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! use ascend_vmm::{Error, LogicalId, Session};

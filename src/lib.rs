@@ -25,7 +25,7 @@
 //! undoes each one in the order that the driver requires. Explicit calls (`unmap`, `free`, `close`)
 //! return errors, which a drop can only log.
 //!
-//! ```standalone_crate
+//! ```
 //! # // On a machine without NPUs: an emulated driver that answers this process's system calls.
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
@@ -51,7 +51,7 @@
 //! bytes to many GiB, grows and shrinks, and can put all blocks of a tag to sleep: the device gets
 //! its memory back, and the addresses stay.
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! use ascend_vmm::pool::{Keep, PageCache, Pool, Tag};
@@ -101,7 +101,7 @@
 //! The crate `ascend-emulator` answers the system calls of a process like the real driver does, for
 //! each generation, and can refuse any call. The examples on these pages run on it: they start with
 //!
-//! ```standalone_crate
+//! ```
 //! let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! emulator.attach()?;
 //! # drop(ascend_vmm::Session::open()?);

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 
 /// Memory at an address. Unmapped when dropped.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};

@@ -32,7 +32,7 @@ pub enum Location {
 /// Physical memory. A counted reference: clones and mappings share it, and the last one releases
 /// it.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};

@@ -8,7 +8,7 @@
 //!
 //! Each builds on the one before it, and can be used without the ones after it.
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! use ascend_vmm::pool::{PageCache, Pool, Tag};
@@ -64,7 +64,7 @@ impl fmt::Display for Tag {
 /// How a pool grows: by default in handles of 2 MiB, 20 MiB and 1 GiB, and by no more than requests
 /// need.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
@@ -327,7 +327,7 @@ impl Pool {
 
 /// A block of a pool's memory. Dropping it frees it.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{PageCache, Pool, Tag};

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 
 /// Where a reservation may be: anywhere at a multiple of 2 MiB, by default.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{ReserveOptions, Session};
@@ -65,7 +65,7 @@ impl ReserveOptions {
 /// Reserved addresses. A counted reference: the addresses are freed when the last clone is dropped
 /// and nothing is mapped there any more.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, ReserveOptions, Session};

@@ -42,7 +42,7 @@ use undo::{Left, Live, Undo, in_use};
 
 /// A reference to this process's session.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::Session;
@@ -68,7 +68,7 @@ impl fmt::Debug for Session {
 
 /// Options for opening a session.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::Session;

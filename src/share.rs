@@ -16,7 +16,7 @@
 //! With a Unix socket between the two processes, call [`send`] in one and [`receive`] in the other;
 //! to serve many processes, start a [`Broker`]. Over any other channel, send a [`Ticket`]:
 //!
-//! ```standalone_crate
+//! ```
 //! # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 //! # emulator.attach()?;
 //! use ascend_vmm::share::{self, BareTgid, Ticket};
@@ -177,7 +177,7 @@ impl PhysicalMemory {
 ///
 /// A reference to the memory: while it lives, so does the memory.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};
@@ -408,7 +408,7 @@ impl<'a> From<&'a FabricHandle> for Source<'a> {
 /// Imports memory that another process exported, on a device or on the host. The module has an
 /// example with a ticket; the vendor's forms are imported in the same way:
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::share::{self, BareTgid, ShareableHandle};

@@ -39,7 +39,7 @@ use std::task::{Context, Poll, Waker};
 ///
 /// It is also a future, for any runtime: the first poll starts a thread that waits for the copy.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};

@@ -22,7 +22,7 @@ use ascend_ioctl::Generation;
 /// False for the second die of a card, for virtual functions, and where the machine's wiring does
 /// not allow it.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::discovery;

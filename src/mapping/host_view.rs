@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 /// A mapping's memory as the CPU sees it. It borrows the mapping, which cannot be unmapped
 /// meanwhile.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::Session;

@@ -38,7 +38,7 @@ pub struct BackupPart {
 /// The contents of a tag in a file, from this process or one that has ended: see
 /// [`Keep::File`](super::Keep::File). [`load`](super::load) reads its parts.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{BackupFile, Keep, PageCache, Pool, Tag};

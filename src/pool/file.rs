@@ -49,7 +49,7 @@ const STORE: &str = "store device memory in a file";
 /// [`Error::File`] if the file cannot be read or is too short, also if it is truncated meanwhile;
 /// those of [`Slice::write_async`]. Some of the memory may have been written then.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{self, PageCache, Pool, Tag};
@@ -146,7 +146,7 @@ fn load_read(file: &File, offset: u64, to: &Slice<'_>, mut progress: impl FnMut(
 /// [`Error::File`] if the file cannot be written; those of [`Slice::read_async`]. Some of the file
 /// may have been written then.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{self, PageCache, Pool, Tag};

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 /// Which memory a cache holds, and how much of it: by default 2 MiB pages of HBM on a device, or of
 /// DDR on the host, without a limit.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{CacheOptions, PageCache};
@@ -89,7 +89,7 @@ pub struct CacheStatistics {
 /// Keeps memory of one device, or of the host, for reuse. A counted reference that any number of
 /// segments and threads can share.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::PageCache;

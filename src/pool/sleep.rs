@@ -87,7 +87,7 @@ impl Pool {
     /// to unmap and then refuses, twice, to map again, the tag is asleep with its backup, and the
     /// error says so.
     ///
-    /// ```standalone_crate
+    /// ```
     /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
     /// # emulator.attach()?;
     /// use ascend_vmm::pool::{Keep, PageCache, Pool, Tag};

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 /// A process, by its id in the initial pid namespace: what `aclrtDeviceGetBareTgid` returns in that
 /// process.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session, share::BareTgid};

@@ -89,7 +89,7 @@ pub struct Request {
 /// Serves memory by name until it is dropped. Clients that have a place then are served to their
 /// end.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::share::{Broker, BrokerOptions, Request};
@@ -335,7 +335,7 @@ fn is_name(name: &str) -> bool {
 /// Requests memory by name from a [`Broker`] at the other end of a socket that was just connected,
 /// and imports it at `place`, all of it or nothing. Close the socket after that.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::share::{self, Broker, BrokerOptions};

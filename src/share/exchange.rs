@@ -59,7 +59,7 @@ const NO_ERRNO: u16 = u16::MAX;
 /// peer sends. `timeout` bounds the whole exchange. The socket may be blocking or not, and can be
 /// used for something else afterwards.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session, share};

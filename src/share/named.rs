@@ -160,7 +160,7 @@ const OPERATION_OPEN: &str = "open memory by its name";
 /// it ([`Device::enable_peer_access`]). The creator must have listed this process. Opening a name
 /// again gives the same memory.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::share::{self, Name};
@@ -350,7 +350,7 @@ struct Publication {
 /// Mapped memory under a name, for processes with the vendor's library. The name ends when this is
 /// dropped, and processes that opened it lose the memory then. They can write it until then.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::{LogicalId, Session};

@@ -99,7 +99,7 @@ pub enum HandleKind {
 
 /// An export in 128 bytes, the vendor's "V2" or fabric form.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::share::{FabricHandle, HandleKind};
