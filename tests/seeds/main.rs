@@ -1,79 +1,24 @@
-//! Programs of several processes and threads under seeded schedules of the emulated driver.
-//!
-//! Each scenario is a program: this test binary, run again for one test with [`CLIENT`] set. This
-//! runs more seeds than a test run has time for:
-//!
-//! ```sh
-//! export ASCEND_SCENARIO=1
-//! ascend-vmm emulate --seeds 0..10000 --jobs 2 -- target/debug/deps/seeds-… sharing --exact
-//! ```
+//! What programs of several processes and threads promise under seeded schedules of the emulated
+//! driver: see `support/scenarios.rs`.
 
+#[path = "../support/scenarios.rs"]
+mod scenarios;
 #[path = "../support/mod.rs"]
 mod support;
 
-use ascend_emulator::oracle::{self, Contents};
-use ascend_emulator::schedule::{Event, Schedule};
-use ascend_emulator::{Config, Emulator};
+use ascend_emulator::Config;
+use ascend_emulator::oracle::Contents;
 use ascend_vmm::pool::{Block, Keep, PageCache, Pool, PoolOptions, Tag};
 use ascend_vmm::share::{self, Broker, BrokerOptions};
-use ascend_vmm::{Error, LogicalId, Session};
+use ascend_vmm::{Device, Error, LogicalId, MemoryKind, Session};
+use scenarios::{holds, scenario};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
 use support::processes::{Peer, start};
 use support::{Directory, MIB2, PATIENCE, contents, device, mapped};
 
-/// Set in the program of a scenario.
-const CLIENT: &str = "ASCEND_SCENARIO";
-
-/// Seeds of each scenario without and with processes that are killed, and random ones.
-const FIXED: u64 = 24;
-const WITH_KILLS: u64 = 6;
-const RANDOM: u64 = 2;
-
 /// Bytes that a scenario writes and reads at once.
 const SIZE: usize = 4096;
-
-/// Runs a scenario with its seeds, or is its program.
-fn scenario(name: &str, config: Config, program: fn()) {
-    if std::env::var_os(CLIENT).is_some() {
-        return program();
-    }
-    let run = |schedule: Schedule| {
-        let (seed, kills) = (schedule.seed, schedule.events.contains(&Event::Kill));
-        let emulator = Emulator::start(Config { schedule: Some(schedule), ..config.clone() }).unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([name, "--exact", "--nocapture"]).env(CLIENT, "1");
-        let output = Stdio::piped();
-        let child = emulator.spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output)).unwrap();
-        let output = child.wait_with_output().unwrap();
-        while emulator.schedule().is_some_and(|summary| !summary.living.is_empty()) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let summary = emulator.schedule().unwrap();
-        // Of a process that lost another one, only what it left in the driver matters.
-        assert!(
-            output.status.success() || kills,
-            "{name}: {summary}\n{}\n{}",
-            summary.events.join("\n"),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let found = oracle::findings(&emulator);
-        assert!(found.is_empty(), "{name} ({seed}): {summary}\n{}\n{}", summary.events.join("\n"), found.join("\n"));
-    };
-    for seed in 0..FIXED {
-        run(Schedule::seed(seed).with(&Event::HARMLESS));
-    }
-    for seed in 0..WITH_KILLS {
-        run(Schedule::seed(seed).with(&[Event::Kill, Event::Stop, Event::Late]));
-    }
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    for seed in (u64::from(time.subsec_nanos())..).take(RANDOM as usize) {
-        println!("{name}: random seed {seed}");
-        run(Schedule::seed(seed).with(&Event::HARMLESS));
-    }
-}
 
 /// A host whose devices start their processes when asked by the client, as real ones do.
 fn host() -> Config {
@@ -82,43 +27,46 @@ fn host() -> Config {
 
 /// Repeats what the pool refuses while a tag falls asleep, wakes or has slices.
 fn eventually<T>(mut act: impl FnMut() -> Result<T, Error>) -> T {
-    loop {
+    let mut last = None;
+    for _ in 0..20_000 {
         match act() {
             Ok(done) => return done,
-            Err(Error::Invalid(_) | Error::InUse { .. }) => std::thread::yield_now(),
-            Err(error) if error.is_out_of_memory() => std::thread::yield_now(),
+            Err(error @ (Error::Invalid(_) | Error::InUse { .. })) => last = Some(error),
+            Err(error) if error.is_out_of_memory() => last = Some(error),
             Err(error) => panic!("{error}"),
         }
+        std::thread::yield_now();
     }
+    holds(Err(format!("this does not end: {last:?}")))
 }
 
 #[track_caller]
 fn check(block: &Block, expected: Contents) {
     let mut bytes = vec![0; SIZE];
     eventually(|| block.read(0, &mut bytes));
-    expected.check(0, &bytes).unwrap();
+    holds(expected.check(0, &bytes));
 }
 
 /// Two processes write to one memory in turns; the exporter drops its own while it is in use.
 #[test]
 fn sharing() {
-    scenario("sharing", host(), || {
+    scenario("sharing", &host(), 1, || {
         let other = start(|channel| {
             let device = device(1);
             let memory = channel.import(&device);
             let mapping = mapped(&memory);
-            Contents::of(1, 1).check(0, &contents(&mapping, 0, SIZE)).unwrap();
+            holds(Contents::of(1, 1).check(0, &contents(&mapping, 0, SIZE)));
             mapping.write(0, &Contents::of(2, 2).bytes(0, SIZE)).unwrap();
             channel.signal();
             channel.wait();
-            Contents::of(2, 2).check(0, &contents(&mapping, 0, SIZE)).unwrap();
+            holds(Contents::of(2, 2).check(0, &contents(&mapping, 0, SIZE)));
         });
         let memory = device(0).create(MIB2).unwrap();
         let mapping = mapped(&memory);
         mapping.write(0, &Contents::of(1, 1).bytes(0, SIZE)).unwrap();
         let export = other.export(&memory);
         other.wait();
-        Contents::of(2, 2).check(0, &contents(&mapping, 0, SIZE)).unwrap();
+        holds(Contents::of(2, 2).check(0, &contents(&mapping, 0, SIZE)));
         other.signal();
         drop((mapping, export, memory));
         other.join();
@@ -128,7 +76,7 @@ fn sharing() {
 /// Two processes ask a broker for memory at once.
 #[test]
 fn broker() {
-    scenario("broker", host(), || {
+    scenario("broker", &host(), 1, || {
         let directory = Directory::new();
         let path = directory.join("broker");
         let clients: Vec<Peer> = (0..2)
@@ -138,7 +86,7 @@ fn broker() {
                     let socket = UnixStream::connect(&path).unwrap();
                     let memories = share::request(&socket, "pages", &device(0), PATIENCE).unwrap();
                     for (number, memory) in (0..).zip(&memories) {
-                        Contents::of(1, number).check(0, &support::read(memory, SIZE)).unwrap();
+                        holds(Contents::of(1, number).check(0, &support::read(memory, SIZE)));
                     }
                     assert_eq!(memories.len(), 2);
                 })
@@ -160,7 +108,7 @@ fn broker() {
 /// A thread writes by address while another puts the tag to sleep: what was written stays.
 #[test]
 fn sleep_beside_writes() {
-    scenario("sleep_beside_writes", host(), || {
+    scenario("sleep_beside_writes", &host(), 1, || {
         let session = Session::open().unwrap();
         let pool = Pool::new(&PageCache::new(&session.device(LogicalId(0)).unwrap()));
         let block = pool.allocate(SIZE as u64, 1, Tag(1)).unwrap();
@@ -188,7 +136,7 @@ fn sleep_beside_writes() {
 /// A thread resets a tag and uses it anew, while another still copies.
 #[test]
 fn reset_beside_copies() {
-    scenario("reset_beside_copies", host(), || {
+    scenario("reset_beside_copies", &host(), 1, || {
         let session = Session::open().unwrap();
         let pool = Pool::new(&PageCache::new(&session.device(LogicalId(0)).unwrap()));
         let block = pool.allocate(SIZE as u64, 1, Tag(1)).unwrap();
@@ -213,7 +161,7 @@ fn reset_beside_copies() {
 /// A thread gives free memory back while another resets the tag and uses the memory again.
 #[test]
 fn trim_beside_reset() {
-    scenario("trim_beside_reset", host(), || {
+    scenario("trim_beside_reset", &host(), 1, || {
         let session = Session::open().unwrap();
         // A hook that takes a while, as one that tells other processes does.
         let options = PoolOptions::default().before_unmap(|_| assert!(std::fs::exists("/dev/davinci0").unwrap()));
@@ -236,7 +184,7 @@ fn trim_beside_reset() {
 #[test]
 fn two_pools_on_a_small_device() {
     let small = Config { devices: 1, hbm: 3 * MIB2, ..host() };
-    scenario("two_pools_on_a_small_device", small, || {
+    scenario("two_pools_on_a_small_device", &small, 1, || {
         let work = |owner: u16| {
             let session = Session::open().unwrap();
             let pool = Pool::new(&PageCache::new(&session.device(LogicalId(0)).unwrap()));
@@ -258,7 +206,7 @@ fn two_pools_on_a_small_device() {
 /// Processes and threads open and close their sessions at once, with a device process each.
 #[test]
 fn sessions_come_and_go() {
-    scenario("sessions_come_and_go", host(), || {
+    scenario("sessions_come_and_go", &host(), 1, || {
         let use_a_page = |number: u32| {
             let session = Session::current().unwrap();
             let memory = session.device(LogicalId(number)).unwrap().create(MIB2).unwrap();
@@ -270,5 +218,59 @@ fn sessions_come_and_go() {
             use_a_page(1);
         });
         other.join();
+    });
+}
+
+/// Uses memory in every way of one process, as far as nothing fails.
+fn use_memory(session: &Session, device: &Device, round: u16) -> Result<(), Error> {
+    let expected = Contents::of(1, round);
+    let memory = device.create(2 * MIB2)?;
+    let reservation = session.reserve(4 * MIB2)?;
+    let mapping = reservation.map(0, &memory)?;
+    let again = reservation.map(2 * MIB2, &memory)?;
+    mapping.write(0, &expected.bytes(0, SIZE))?;
+    let export = memory.export()?;
+    let mut bytes = vec![0; SIZE];
+    again.read(0, &mut bytes)?;
+    holds(expected.check(0, &bytes));
+    drop(export);
+    let pool = Pool::new(&PageCache::new(device));
+    let blocks: Vec<Block> = (1..4).map(|tag| pool.allocate(MIB2, 1, Tag(tag))).collect::<Result<_, _>>()?;
+    for (number, block) in (round..).zip(&blocks) {
+        block.write(0, &Contents::of(2, number).bytes(0, SIZE))?;
+    }
+    let slept = pool.sleep(Tag(2), Keep::Host, |_| ());
+    pool.wake(&[Tag(2)], |_| ())?;
+    slept?;
+    for (number, block) in (round..).zip(&blocks) {
+        block.read(0, &mut bytes)?;
+        holds(Contents::of(2, number).check(0, &bytes));
+    }
+    Ok(())
+}
+
+/// What the library could not make, or not give back the first time, costs nothing afterwards.
+#[test]
+fn failures_lose_nothing() {
+    scenario("failures_lose_nothing", &host(), 1, || {
+        let session = Session::open().unwrap();
+        let device = session.device(LogicalId(0)).unwrap();
+        let free = device.memory_info(MemoryKind::Hbm).unwrap().huge_free;
+        for round in 0..4 {
+            match use_memory(&session, &device, round) {
+                // What a device that is gone keeps cannot be told.
+                Err(error) if error.is_device_lost() => panic!("{error}"),
+                Err(error) => eprintln!("round {round}: {error}"),
+                Ok(()) => {}
+            }
+        }
+        let left = session.statistics();
+        if (left.physical, left.reserved, left.mapped, left.mappings, left.left) != (0, 0, 0, 0, 0) {
+            holds(Err(format!("the library still holds {left:?}")))
+        }
+        let after = device.memory_info(MemoryKind::Hbm).unwrap().huge_free;
+        if after != free {
+            holds(Err(format!("{free} bytes were free before, {after} after")))
+        }
     });
 }

@@ -3,6 +3,9 @@
 // Each test file is a crate of its own and uses only a part of this.
 #![allow(dead_code)]
 
+#[path = "../../../tests/support/scenarios.rs"]
+pub mod scenarios;
+
 use ascend_emulator::Emulator;
 use ascend_vmm::{Device, LogicalId, Session};
 use ascend_vmm_service::protocol::Status;
@@ -18,13 +21,19 @@ const POLICY: &str = "SERVICE_TEST_POLICY";
 const REPLACES: &str = "SERVICE_TEST_REPLACES";
 
 pub const MIB: u64 = 1 << 20;
-/// How long a test waits for something that happens soon, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a test waits for something that happens soon, on a busy machine. What a scenario may
+/// lose by its events does not happen at all.
+fn patience() -> Duration {
+    Duration::from_secs(if scenarios::is_disturbed() { 2 } else { 120 })
+}
 
 /// This test binary again, as another process of the service.
 fn process(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).stdin(Stdio::null());
+    if scenarios::is_client() && std::env::var_os(scenarios::ROOT).is_none() {
+        command.env(scenarios::ROOT, std::process::id().to_string());
+    }
     command
 }
 
@@ -49,6 +58,7 @@ fn successor() -> Command {
 /// Not a test: the front's process. Without a keeper it does nothing.
 #[test]
 fn front_process() {
+    scenarios::report_broken_promises();
     if let Some(path) = std::env::var_os(REPLACES) {
         // It ends with its keeper, or when it is replaced.
         let _ = ascend_vmm_service::replace_front(Path::new(&path), policy(), &successor());
@@ -61,6 +71,7 @@ fn front_process() {
 #[test]
 fn keeper_process() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
+    scenarios::report_broken_promises();
     let listener = ascend_vmm_service::bind(Path::new(&path), &policy()).unwrap();
     let session = Session::open().unwrap();
     ascend_vmm_service::keep(session, &listener, || process("support::front_process"), |_| ()).unwrap();
@@ -98,7 +109,7 @@ impl Service {
         command.env(SOCKET, self.path()).env(POLICY, &self.policy);
         let (directory, policy) = (self.directory.clone(), self.policy.clone());
         let mut service = Service { keeper: command.spawn().unwrap(), directory, policy };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while service.status().keeper != service.keeper.id() as i32 {
             let ended = service.keeper.try_wait().unwrap();
             assert!(ended.is_none() && Instant::now() < deadline, "the new keeper does not serve: {ended:?}");
@@ -122,7 +133,7 @@ impl Service {
 
     /// The status of whichever front answers first.
     pub fn status(&self) -> Status {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             match self.client().status() {
                 Ok(status) => return status,
@@ -134,7 +145,7 @@ impl Service {
 
     /// The status when nobody writes any more: a process that was killed is noticed a moment later.
     pub fn settled(&self) -> Status {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             let status = self.status();
             if status.domains.iter().all(|domain| domain.state != "writing") {
@@ -159,7 +170,7 @@ impl Service {
         let before = self.status().front;
         let mut command = process("support::front_process");
         let child = command.env(REPLACES, self.path()).env(POLICY, &self.policy).spawn().unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while self.status().front == before {
             assert!(Instant::now() < deadline, "the new front does not serve");
             std::thread::sleep(Duration::from_millis(2));
@@ -210,7 +221,7 @@ pub fn device() -> Device {
 }
 
 pub fn options() -> OpenOptions {
-    OpenOptions::new().wait(Duration::from_secs(60))
+    OpenOptions::new().wait(patience() / 2)
 }
 
 /// The bytes of a tensor, which differ from those of every other.

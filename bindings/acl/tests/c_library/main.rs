@@ -10,5 +10,6 @@ mod header;
 mod misuse;
 mod programs;
 mod readme;
+mod seeds;
 mod stream_model;
 mod support;
