@@ -16,8 +16,10 @@ mod status;
 mod tests;
 mod versions;
 
+use crate::entries::{Entries, Keys, Puts};
 use crate::journal::{Record, STATE, Token};
-use crate::layout::{Allocation, ENTRY_BYTES, Entry, Layout, METADATA_MAX, PageSize};
+use crate::keeper::packet::LINK;
+use crate::layout::{Allocation, PageSize};
 use crate::name::DomainName;
 use crate::policy::{Peer, Policy};
 use crate::protocol::{Answer, Code, Event, Mode, PAGE_MAX, Request, ServiceError, VERSION, Waiting};
@@ -25,7 +27,6 @@ use ascend_vmm::share::Ticket;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use versions::page_of;
 
 /// A connection, or a role whose connection ended with an earlier front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,6 +69,8 @@ pub(crate) enum Kept {
     Done,
     /// The memory is there: the vendor's handle and the ticket.
     Created { handle: u64, ticket: Ticket },
+    /// There is memory with this number already.
+    Taken,
     /// Bytes of a device.
     Memory { free: u64, total: u64 },
     /// There is not enough memory. Bytes of the device, if they are known.
@@ -84,15 +87,29 @@ pub(crate) struct Npu {
     pub(crate) identity: String,
 }
 
-/// The vendor's handles of the allocations of a layout, in their order. The rest of their tickets
-/// is the same for all memory of an NPU, apart from what the allocation says.
-type Handles = Rc<Vec<u64>>;
+/// The layout of a version or a role.
+#[derive(Debug, Clone, Default)]
+struct Served {
+    /// In the order in which they were made, which is the order of their numbers.
+    allocations: Rc<Vec<Allocation>>,
+    /// The vendor's handles of the allocations. The rest of their tickets is the same for all
+    /// memory of an NPU, apart from what the allocation says.
+    handles: Rc<Vec<u64>>,
+    /// What is committed; a writer of a new layout has none.
+    keys: Rc<Keys>,
+}
+
+impl Served {
+    /// Bytes of all allocations.
+    fn bytes(&self) -> u64 {
+        self.allocations.iter().map(|allocation| allocation.size).sum()
+    }
+}
 
 /// A version of a domain.
 #[derive(Debug)]
 struct Committed {
-    layout: Rc<Layout>,
-    handles: Handles,
+    layout: Served,
     /// Who pays for the memory.
     user: u32,
     hash: [u8; 16],
@@ -154,16 +171,15 @@ struct RoleState {
     mode: Mode,
     /// The version that is read or updated; 0 for a new layout.
     version: u64,
-    layout: Rc<Layout>,
-    handles: Handles,
+    layout: Served,
+    /// What a writer has put since.
+    puts: Puts,
     allow_update: bool,
     lends: bool,
     /// A writer that may have written to committed memory.
     began: bool,
     /// A reader that has given its import back.
     asleep: bool,
-    /// Bytes of keys and values that were put.
-    metadata: usize,
 }
 
 impl RoleState {
@@ -196,6 +212,7 @@ enum Wait {
         size: u64,
         page: PageSize,
         tag: String,
+        id: Option<u64>,
         told: Option<Waiting>,
     },
     Wake {
@@ -290,6 +307,7 @@ impl Books {
     /// An empty service.
     pub(crate) fn new(policy: Policy, npus: Vec<Npu>, keeper: i32, front: i32, random: fn() -> Token) -> Books {
         let used = vec![0; policy.quotas.len()];
+        let instance = u64::from_le_bytes(*random().first_chunk().unwrap_or(&[0; 8]));
         Books {
             policy,
             npus,
@@ -304,11 +322,12 @@ impl Books {
             hungry: HashMap::new(),
             events: VecDeque::new(),
             last_event: 0,
-            last_id: 0,
+            // Far from the numbers of other lives, so that those of a snapshot are free.
+            last_id: instance >> 24 << 16,
             last_version: 0,
             last_order: 0,
             last_reclaim: 0,
-            instance: u64::from_le_bytes(*random().first_chunk().unwrap_or(&[0; 8])),
+            instance,
             retry: None,
             effects: Vec::new(),
             random,
@@ -364,9 +383,11 @@ impl Books {
             }
             Request::Close {} => self.close(id, now),
             Request::Resume { token } => self.resume(id, &token),
-            Request::Allocate { size, page, tag, wait_ms } => self.allocate(id, size, page, tag, wait_ms, now),
+            Request::Allocate { size, page, tag, wait_ms, id: number } => {
+                self.allocate(id, Wait::Memory { size, page, tag, id: number, told: None }, wait_ms, now)
+            }
             Request::Free { allocations } => self.free(id, &allocations),
-            Request::Put { entries } => put(writer(client)?, entries),
+            Request::Put { entries } => put(writer(client)?, &entries),
             Request::Begin {} => self.begin(id),
             Request::Commit {} => self.commit(id),
             Request::Allocations { from } => {
@@ -376,7 +397,9 @@ impl Books {
                 Ok(Some(Answer::Allocations { allocations: page }))
             }
             Request::Entries { after } => {
-                Ok(Some(Answer::Entries { entries: page_of(&any_role(client)?.layout, after) }))
+                let layout = &any_role(client)?.layout;
+                let entries = layout.keys.page(&layout.allocations, after.as_deref()).map_err(unreadable)?;
+                Ok(Some(Answer::Entries { entries }))
             }
             Request::Shares { allocations } => self.shares(id, allocations),
             Request::Wait { newer_than, domain, wait_ms } => self.wait(id, newer_than, domain, wait_ms, now),
@@ -395,7 +418,7 @@ impl Books {
                 let events = self.events.iter().filter(|event| event.number > after).take(PAGE_MAX).cloned().collect();
                 Ok(Some(Answer::Events { events }))
             }
-            Request::Replace { state } => {
+            Request::Replace { state, link } => {
                 if self.orphaned {
                     return Err(keeper_gone());
                 }
@@ -403,6 +426,12 @@ impl Books {
                     let problem =
                         format!("the state of this service has version {STATE}, and the new front reads {state}");
                     return Err(error(Code::Invalid, problem, "use a newer program"));
+                }
+                if link != LINK {
+                    let problem =
+                        format!("the keeper speaks version {LINK} of its packets, and the new front version {link}");
+                    let remedy = "start a new keeper: save what is committed first, or keep engines awake";
+                    return Err(error(Code::Invalid, problem, remedy));
                 }
                 if client.peer.user != 0 && client.peer.user != nix::unistd::getuid().as_raw() {
                     let problem = format!("user {} may not replace the service", client.peer.user);
@@ -559,19 +588,14 @@ pub(crate) fn keeper_gone() -> ServiceError {
     error(Code::KeeperGone, "the process that owns the memory is gone", remedy)
 }
 
-fn put(role: &mut RoleState, entries: Vec<(String, Entry)>) -> Outcome {
-    let weight = |key: &str, entry: &Entry| key.len() + entry.value.len() + ENTRY_BYTES;
-    let added: usize = entries.iter().map(|(key, entry)| weight(key, entry)).sum();
-    let existing = entries.iter().filter_map(|(key, _)| role.layout.entries.get_key_value(key));
-    let replaced: usize = existing.map(|(key, entry)| weight(key, entry)).sum();
-    let metadata = (role.metadata + added).saturating_sub(replaced);
-    if metadata > METADATA_MAX {
-        let problem = format!("entries: keys and values of a layout have at most {METADATA_MAX} bytes");
-        return Err(error(Code::Invalid, problem, "nothing of this request was put: use shorter values"));
-    }
-    let put = Rc::make_mut(&mut role.layout).put(entries);
+/// The service cannot read its own memory file.
+fn unreadable(problem: std::io::Error) -> ServiceError {
+    error(Code::Driver, format!("the keys cannot be read: {problem}"), "commit them again")
+}
+
+fn put(role: &mut RoleState, entries: &Entries) -> Outcome {
+    let put = role.puts.add(&role.layout.allocations, entries);
     put.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing of this request was put"))?;
-    role.metadata = metadata;
     Ok(Some(Answer::Done {}))
 }
 

@@ -4,18 +4,16 @@
 //! MessagePack body; a front that dies in the middle of one leaves a torn end, which the next front
 //! ignores. When most of the log is history it is written anew, and the keeper gets the new file.
 
-use crate::layout::{Allocation, Entry, Layout};
+use crate::entries::Keys;
+use crate::layout::Allocation;
 use crate::name::DomainName;
 use crate::protocol::Mode;
-use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_bytes::Bytes;
-use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use twox_hash::XxHash3_64;
 
 /// A role's name for the client that has it: 16 random bytes.
 pub(crate) type Token = [u8; 16];
@@ -34,8 +32,8 @@ pub(crate) enum Record {
     /// All memory that a writer has. Its entries are not written down.
     Drafted {
         token: Token,
-        #[serde(serialize_with = "allocations_alone")]
-        layout: Rc<Layout>,
+        #[serde(serialize_with = "without_names")]
+        allocations: Rc<Vec<Allocation>>,
     },
     /// A writer gave memory back.
     Freed { id: u64 },
@@ -45,11 +43,14 @@ pub(crate) enum Record {
         writer: Option<Token>,
         version: u64,
         device: u32,
-        #[serde(serialize_with = "without_names")]
-        layout: Rc<Layout>,
-        /// Who pays for the allocations: the first is meant, in version 1 there was one for each.
-        users: Vec<u32>,
+        /// Who pays for the memory.
+        user: u32,
         time: u64,
+        hash: [u8; 16],
+        #[serde(serialize_with = "without_names")]
+        allocations: Rc<Vec<Allocation>>,
+        /// At the end: there the front finds them again.
+        keys: Rc<Keys>,
     },
     /// What is served is being changed in place.
     Dirty { domain: DomainName },
@@ -85,50 +86,24 @@ pub(crate) struct RoleRecord {
     pub(crate) start: u64,
 }
 
-/// Allocations and entries are most of a journal. They are written as arrays: the names of their
-/// fields would be more than the fields.
-struct Short<'a, T>(&'a T);
-
-impl Serialize for Short<'_, Vec<Allocation>> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|it| (it.id, it.size, it.page, &it.tag)))
-    }
-}
-
-impl Serialize for Short<'_, BTreeMap<String, Entry>> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let entries = self.0.iter();
-        serializer
-            .collect_map(entries.map(|(key, it)| (key, (it.allocation, it.offset, it.size, Bytes::new(&it.value)))))
-    }
-}
-
-fn without_names<S: Serializer>(layout: &Rc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut fields = serializer.serialize_struct("Layout", 2)?;
-    fields.serialize_field("allocations", &Short(&layout.allocations))?;
-    fields.serialize_field("entries", &Short(&layout.entries))?;
-    fields.end()
-}
-
-fn allocations_alone<S: Serializer>(layout: &Rc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut fields = serializer.serialize_struct("Layout", 2)?;
-    fields.serialize_field("allocations", &Short(&layout.allocations))?;
-    fields.serialize_field("entries", &BTreeMap::<String, Entry>::new())?;
-    fields.end()
+/// Written as arrays: the names of the fields would be more than the fields.
+fn without_names<S: Serializer>(allocations: &Rc<Vec<Allocation>>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(allocations.iter().map(|it| (it.id, it.size, it.page, &it.tag)))
 }
 
 /// The file, and how much of it is written.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    file: File,
+    file: Rc<File>,
     end: u64,
 }
 
 const HEAD: usize = 12;
 
-/// The version of the records. A front reads its own version and those before it; a record that
-/// cannot be understood by older fronts needs a new one. New fields with a default do not.
-pub(crate) const STATE: u32 = 2;
+/// The version of the records. A front reads its own version, and those before it that were
+/// released: none yet. A record that cannot be understood by older fronts needs a new one. New
+/// fields with a default do not.
+pub(crate) const STATE: u32 = 3;
 /// How a journal begins, before its version.
 const MAGIC: [u8; 4] = *b"AVMJ";
 /// Bytes of the magic and the version.
@@ -141,14 +116,14 @@ impl Journal {
         let file = nix::sys::memfd::memfd_create("ascend-vmm-journal", flags)?;
         let file = File::from(file);
         file.write_all_at(&[MAGIC, STATE.to_le_bytes()].concat(), 0)?;
-        Ok(Journal { file, end: START as u64 })
+        Ok(Journal { file: Rc::new(file), end: START as u64 })
     }
 
     /// One that another front wrote: all whole records, and the journal behind them.
     ///
     /// # Errors
     ///
-    /// `InvalidData` for a journal of a newer version.
+    /// `InvalidData` for a journal of another version.
     pub(crate) fn read(file: File) -> io::Result<(Journal, Vec<Record>)> {
         let bad = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
         let mut bytes = vec![0; file.metadata()?.len() as usize];
@@ -157,16 +132,19 @@ impl Journal {
             Some(start) if start[..4] == MAGIC => u32::from_le_bytes([start[4], start[5], start[6], start[7]]),
             _ => return Err(bad("the state of the service does not begin as such a state does".into())),
         };
-        if version > STATE {
+        if version != STATE {
             return Err(bad(format!("the state of the service has version {version}, and this program reads {STATE}")));
         }
-        let (mut records, mut end) = (Vec::new(), START);
-        while let Some(body) = next(&bytes[end..]) {
+        let mut journal = Journal { file: Rc::new(file), end: START as u64 };
+        let mut records = Vec::new();
+        while let Some(body) = next(&bytes[journal.end as usize..]) {
             let record = rmp_serde::from_slice(body);
-            records.push(record.map_err(|error| bad(format!("the state of the service is not understood: {error}")))?);
-            end += HEAD + body.len();
+            let record = record.map_err(|error| bad(format!("the state of the service is not understood: {error}")))?;
+            journal.end += (HEAD + body.len()) as u64;
+            journal.holds(&record);
+            records.push(record);
         }
-        Ok((Journal { file, end: end as u64 }, records))
+        Ok((journal, records))
     }
 
     /// Appends a record.
@@ -179,7 +157,15 @@ impl Journal {
         bytes[4..HEAD].copy_from_slice(&checksum);
         self.file.write_all_at(&bytes, self.end)?;
         self.end += bytes.len() as u64;
+        self.holds(record);
         Ok(())
+    }
+
+    /// The keys of the last record are read from the file from now on.
+    fn holds(&self, record: &Record) {
+        if let Record::Committed { keys, .. } = record {
+            keys.moved_to(&self.file, self.end - keys.length() as u64);
+        }
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -193,9 +179,7 @@ impl Journal {
 }
 
 fn checksum(body: &[u8]) -> [u8; 8] {
-    let mut first = [0; 8];
-    first.copy_from_slice(&Sha256::digest(body)[..8]);
-    first
+    XxHash3_64::oneshot(body).to_le_bytes()
 }
 
 /// The first record of some bytes; `None` if it is not whole.
@@ -238,7 +222,7 @@ mod tests {
         journal.append(&Record::Freed { id: 8 }).unwrap();
         journal.file().write_all_at(&(STATE + 1).to_le_bytes(), 4).unwrap();
         let refused = Journal::read(journal.file().try_clone().unwrap()).unwrap_err();
-        assert!(refused.to_string().contains("has version 3, and this program reads 2"), "{refused}");
+        assert!(refused.to_string().contains("has version 4, and this program reads 3"), "{refused}");
         journal.file().write_all_at(b"else", 0).unwrap();
         assert!(Journal::read(journal.file().try_clone().unwrap()).is_err());
         let empty = nix::sys::memfd::memfd_create("empty", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
@@ -304,44 +288,5 @@ mod tests {
             let (_, read) = Journal::read(torn.file.try_clone().unwrap()).unwrap();
             assert_eq!(read.last(), Some(&Record::Freed { id: 9 }));
         }
-    }
-
-    /// A layout as version 1 wrote it.
-    #[derive(Serialize)]
-    enum First {
-        Committed {
-            domain: DomainName,
-            writer: Option<Token>,
-            version: u64,
-            device: u32,
-            layout: Layout,
-            users: Vec<u32>,
-            time: u64,
-        },
-    }
-
-    #[test]
-    fn a_layout_of_version_1_is_read() {
-        let allocation = Allocation { id: 3, size: 2 << 20, page: crate::layout::PageSize::Huge, tag: "t".into() };
-        let entry = Entry { allocation: 3, offset: 1, size: 2, value: vec![7; 300] };
-        let layout = Layout { allocations: vec![allocation], entries: BTreeMap::from([("key".into(), entry)]) };
-        let domain: DomainName = "a".parse().unwrap();
-        let (writer, version, device, users, time) = (Some([1; 16]), 2, 4, vec![1000], 5);
-        let first = First::Committed {
-            domain: domain.clone(),
-            writer,
-            version,
-            device,
-            layout: layout.clone(),
-            users: users.clone(),
-            time,
-        };
-        let read: Record = rmp_serde::from_slice(&rmp_serde::to_vec_named(&first).unwrap()).unwrap();
-        let layout = Rc::new(layout);
-        assert_eq!(read, Record::Committed { domain, writer, version, device, layout, users, time });
-        // The same is read from the shorter form.
-        let short = rmp_serde::to_vec_named(&read).unwrap();
-        assert!(short.len() + 40 < rmp_serde::to_vec_named(&first).unwrap().len());
-        assert_eq!(rmp_serde::from_slice::<Record>(&short).unwrap(), read);
     }
 }

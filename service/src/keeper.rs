@@ -111,6 +111,8 @@ impl Keeper {
 
     /// Tells a new front what there is.
     fn start(&mut self, front: BorrowedFd<'_>) -> io::Result<()> {
+        let version = KeptPacket::new(packet::LINK.into(), status::LINK);
+        send(front, version.as_bytes(), &[], None, MsgFlags::empty())?;
         for npu in discovery::list().unwrap_or_default().iter().filter(|npu| npu.is_usable()) {
             let mut head = KeptPacket::new(0, status::NPU);
             (head.device, head.first) = (npu.logical.0.into(), u64::from(npu.physical.0).into());
@@ -167,7 +169,7 @@ impl Keeper {
     fn create(&mut self, order: &OrderPacket) -> Result<Reply, String> {
         let (id, logical) = (order.id.get(), order.device.get());
         if self.held.contains_key(&id) {
-            return Err(format!("there is a memory {id} already"));
+            return Ok(Reply::new(status::TAKEN));
         }
         let page = if order.giant == 0 { Page::Huge } else { Page::Giant };
         let created = self.device(logical).and_then(|device| {

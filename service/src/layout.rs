@@ -1,8 +1,9 @@
 //! What a domain serves: allocations, and what lies where in them.
 
+use crate::entries::EntryRef;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use twox_hash::XxHash3_128;
 
 /// Most bytes of a key.
 pub const KEY_MAX: usize = 1024;
@@ -104,88 +105,73 @@ impl Layout {
         self.allocations.iter().map(|allocation| allocation.size).sum()
     }
 
-    /// Bytes of all keys and values, as they count for the limit of a layout.
-    pub fn metadata(&self) -> usize {
-        self.entries.iter().map(|(key, entry)| key.len() + entry.value.len() + ENTRY_BYTES).sum()
-    }
-
     /// Whether an entry may be put.
     ///
     /// # Errors
     ///
     /// A key or value that is too long, or bytes that lie outside of the allocations.
     pub fn check(&self, key: &str, entry: &Entry) -> Result<(), BadLayout> {
-        if key.is_empty() || key.len() > KEY_MAX {
-            return Err(BadLayout { field: "key", rule: format!("{} bytes; 1 to {KEY_MAX} are allowed", key.len()) });
-        }
-        let shown = || key.escape_debug().to_string();
-        if entry.value.len() > VALUE_MAX {
-            let rule = format!("{} bytes for {}; at most {VALUE_MAX} are allowed", entry.value.len(), shown());
-            return Err(BadLayout { field: "value", rule });
-        }
-        // Numbers of allocations grow in the order in which they are made.
-        let Ok(first) = self.allocations.binary_search_by_key(&entry.allocation, |it| it.id) else {
-            let rule = format!("{} names allocation {}, which this writer does not have", shown(), entry.allocation);
-            return Err(BadLayout { field: "allocation", rule });
-        };
-        if entry.offset > self.allocations[first].size {
-            let rule = format!("{} begins beyond the end of allocation {}", shown(), entry.allocation);
-            return Err(BadLayout { field: "offset", rule });
-        }
-        let end = entry.offset.checked_add(entry.size);
-        let mut room = 0;
-        let fits = self.allocations[first..].iter().any(|it| {
-            room += it.size;
-            end.is_some_and(|end| end <= room)
-        });
-        if !fits {
-            let rule = format!("{} has {} bytes, and {} follow its offset", shown(), entry.size, room - entry.offset);
-            return Err(BadLayout { field: "size", rule });
-        }
-        Ok(())
-    }
-
-    /// Adds or replaces entries, all of them or none.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Layout::check`], and too many keys.
-    pub fn put(&mut self, entries: Vec<(String, Entry)>) -> Result<(), BadLayout> {
-        if self.entries.len() + entries.len() > KEYS_MAX {
-            return Err(BadLayout { field: "key", rule: format!("a layout has at most {KEYS_MAX} keys") });
-        }
-        entries.iter().try_for_each(|(key, entry)| self.check(key, entry))?;
-        self.entries.extend(entries);
-        Ok(())
+        check(&self.allocations, &EntryRef::new(key, entry)).map(drop)
     }
 
     /// A number for the structure: sizes, order, keys, places and values, not the contents of the
     /// memory. Two layouts with the same number can be bound by the same program.
     pub fn hash(&self) -> [u8; 16] {
-        let mut hasher = Sha256::new();
-        let mut number = |number: u64| {
-            hasher.update(number.to_le_bytes());
-        };
-        number(self.allocations.len() as u64);
-        let mut places = BTreeMap::new();
-        for (place, allocation) in self.allocations.iter().enumerate() {
-            number(allocation.size);
-            number(allocation.page.bytes());
-            places.insert(allocation.id, place as u64);
-        }
+        let mut hasher = hash_of(&self.allocations);
         for (key, entry) in &self.entries {
-            // Allocations have other numbers in the next life of a service, their order stays.
-            let place = places.get(&entry.allocation).copied().unwrap_or(u64::MAX);
-            for number in [key.len() as u64, place, entry.offset, entry.size, entry.value.len() as u64] {
-                hasher.update(number.to_le_bytes());
-            }
-            hasher.update(key.as_bytes());
-            hasher.update(&entry.value);
+            // Allocations may have other numbers in the next life of a service, their order stays.
+            let place = self.allocations.binary_search_by_key(&entry.allocation, |it| it.id);
+            let entry = EntryRef { allocation: place.map_or(u64::MAX, |at| at as u64), ..EntryRef::new(key, entry) };
+            hasher.write(&entry.head());
+            hasher.write(key.as_bytes());
+            hasher.write(entry.value);
         }
-        let mut hash = [0; 16];
-        hash.copy_from_slice(&hasher.finalize()[..16]);
-        hash
+        hasher.finish_128().to_le_bytes()
     }
+}
+
+/// The beginning of a layout's hash; its entries follow, with places instead of numbers.
+pub(crate) fn hash_of(allocations: &[Allocation]) -> XxHash3_128 {
+    let mut hasher = XxHash3_128::new();
+    hasher.write(&(allocations.len() as u64).to_le_bytes());
+    for allocation in allocations {
+        hasher.write(&allocation.size.to_le_bytes());
+        hasher.write(&allocation.page.bytes().to_le_bytes());
+    }
+    hasher
+}
+
+/// Whether an entry may be put; the place of its allocation.
+pub(crate) fn check(allocations: &[Allocation], entry: &EntryRef<'_>) -> Result<usize, BadLayout> {
+    let EntryRef { key, allocation, offset, size, value } = *entry;
+    if key.is_empty() || key.len() > KEY_MAX {
+        return Err(BadLayout { field: "key", rule: format!("{} bytes; 1 to {KEY_MAX} are allowed", key.len()) });
+    }
+    let shown = || key.escape_debug();
+    if value.len() > VALUE_MAX {
+        let rule = format!("{} bytes for {}; at most {VALUE_MAX} are allowed", value.len(), shown());
+        return Err(BadLayout { field: "value", rule });
+    }
+    // Numbers of allocations grow in the order in which they are made.
+    let Ok(first) = allocations.binary_search_by_key(&allocation, |it| it.id) else {
+        let rule = format!("{} names allocation {allocation}, which this writer does not have", shown());
+        return Err(BadLayout { field: "allocation", rule });
+    };
+    if offset > allocations[first].size {
+        let rule = format!("{} begins beyond the end of allocation {allocation}", shown());
+        return Err(BadLayout { field: "offset", rule });
+    }
+    let end = offset.checked_add(size);
+    let mut room = 0;
+    let fits = allocations[first..].iter().any(|it| {
+        room += it.size;
+        end.is_some_and(|end| end <= room)
+    });
+    if !fits {
+        let rule = format!("{} has {size} bytes, and {} follow its offset", shown(), room - offset);
+        return Err(BadLayout { field: "size", rule });
+    }
+    Ok(first)
 }
 
 #[cfg(test)]
@@ -203,37 +189,37 @@ mod tests {
 
     #[test]
     fn an_entry_may_continue_in_the_next_allocation_but_not_behind_the_last() {
-        let mut layout = layout();
-        assert_eq!(layout.put(vec![("a".into(), entry(7, 3 << 20, 5 << 20))]), Ok(()));
-        assert_eq!(layout.put(vec![("b".into(), entry(7, 3 << 20, (5 << 20) + 1))]).unwrap_err().field, "size");
-        assert_eq!(layout.put(vec![("b".into(), entry(9, 4 << 20, 0))]), Ok(()));
-        assert_eq!(layout.put(vec![("b".into(), entry(9, (4 << 20) + 1, 0))]).unwrap_err().field, "offset");
-        assert_eq!(layout.put(vec![("b".into(), entry(9, 1, u64::MAX))]).unwrap_err().field, "size");
-        assert_eq!(layout.put(vec![("b".into(), entry(8, 0, 1))]).unwrap_err().field, "allocation");
+        let layout = layout();
+        assert_eq!(layout.check("a", &entry(7, 3 << 20, 5 << 20)), Ok(()));
+        assert_eq!(layout.check("b", &entry(7, 3 << 20, (5 << 20) + 1)).unwrap_err().field, "size");
+        assert_eq!(layout.check("b", &entry(9, 4 << 20, 0)), Ok(()));
+        assert_eq!(layout.check("b", &entry(9, (4 << 20) + 1, 0)).unwrap_err().field, "offset");
+        assert_eq!(layout.check("b", &entry(9, 1, u64::MAX)).unwrap_err().field, "size");
+        assert_eq!(layout.check("b", &entry(8, 0, 1)).unwrap_err().field, "allocation");
     }
 
     #[test]
     fn keys_and_values_have_a_greatest_length() {
-        let mut layout = layout();
-        assert_eq!(layout.put(vec![(String::new(), entry(7, 0, 1))]).unwrap_err().field, "key");
-        assert_eq!(layout.put(vec![("k".repeat(KEY_MAX + 1), entry(7, 0, 1))]).unwrap_err().field, "key");
-        assert_eq!(layout.put(vec![("k".repeat(KEY_MAX), entry(7, 0, 1))]), Ok(()));
+        let layout = layout();
+        assert_eq!(layout.check("", &entry(7, 0, 1)).unwrap_err().field, "key");
+        assert_eq!(layout.check(&"k".repeat(KEY_MAX + 1), &entry(7, 0, 1)).unwrap_err().field, "key");
+        assert_eq!(layout.check(&"k".repeat(KEY_MAX), &entry(7, 0, 1)), Ok(()));
         let long = Entry { value: vec![0; VALUE_MAX + 1], ..entry(7, 0, 1) };
-        assert_eq!(layout.put(vec![("a".into(), long)]).unwrap_err().field, "value");
+        assert_eq!(layout.check("a", &long).unwrap_err().field, "value");
     }
 
     #[test]
     fn the_hash_is_of_the_structure_and_not_of_the_numbers_of_allocations() {
         let (mut one, mut other) = (layout(), layout());
         other.allocations[0].id = 5;
-        one.put(vec![("a".into(), entry(7, 0, 5))]).unwrap();
-        other.put(vec![("a".into(), entry(5, 0, 5))]).unwrap();
+        one.entries.insert("a".into(), entry(7, 0, 5));
+        other.entries.insert("a".into(), entry(5, 0, 5));
         assert_eq!(one.hash(), other.hash());
-        other.put(vec![("a".into(), entry(9, 0, 5))]).unwrap();
+        other.entries.insert("a".into(), entry(9, 0, 5));
         assert_ne!(one.hash(), other.hash());
-        other.put(vec![("a".into(), entry(5, 0, 6))]).unwrap();
+        other.entries.insert("a".into(), entry(5, 0, 6));
         assert_ne!(one.hash(), other.hash());
-        other.put(vec![("a".into(), Entry { value: vec![1], ..entry(5, 0, 5) })]).unwrap();
+        other.entries.insert("a".into(), Entry { value: vec![1], ..entry(5, 0, 5) });
         assert_ne!(one.hash(), other.hash());
     }
 }

@@ -22,6 +22,7 @@
 
 mod books;
 mod client;
+mod entries;
 mod front;
 mod journal;
 mod keeper;
@@ -36,6 +37,7 @@ mod serve;
 mod snapshot;
 
 pub use client::{Client, Error, FabricReader, FabricTicket, OpenOptions, Opened, Reader, Result, Writer};
+pub use entries::{Entries, EntryRef};
 pub use keeper::Told;
 pub use layout::{Allocation, BadLayout, Entry, Layout, PageSize};
 pub use name::{DomainName, NotADomain};

@@ -1,7 +1,7 @@
 //! The front's end of the socket to the keeper.
 
 use crate::books::{Kept, Npu, Order};
-use crate::keeper::packet::{BATCH, KeptPacket, OrderPacket, PACKET, op, receive, send, status};
+use crate::keeper::packet::{BATCH, KeptPacket, LINK, OrderPacket, PACKET, op, receive, send, status};
 use crate::layout::PageSize;
 use ascend_vmm::share::Ticket;
 use nix::errno::Errno;
@@ -47,12 +47,17 @@ impl KeeperLink {
         let order = OrderPacket { op: op::START.into(), ..OrderPacket::default() };
         send(self.socket.as_fd(), order.as_bytes(), &[], None, MsgFlags::empty())?;
         let mut inventory = Inventory::default();
+        let mut version = None;
         let mut buffer = vec![0; PACKET];
         loop {
             let received = receive(self.socket.as_fd(), &mut buffer, MsgFlags::empty())?;
             let Some((length, file)) = received else { return Err(io::ErrorKind::UnexpectedEof.into()) };
             let Ok((head, text)) = KeptPacket::read_from_prefix(&buffer[..length]) else { continue };
             match head.status.get() {
+                status::LINK => {
+                    speaks(head.number.get())?;
+                    version = Some(head.number.get());
+                }
                 status::NPU => inventory.npus.push(Npu {
                     logical: head.device.get(),
                     physical: head.first.get() as u32,
@@ -66,6 +71,8 @@ impl KeeperLink {
                     }
                 }
                 status::STARTED => {
+                    // Keepers that say none are older than these versions.
+                    speaks(version.unwrap_or(0))?;
                     (inventory.journal, inventory.keeper) = (file, head.number.get() as i32);
                     return Ok(inventory);
                 }
@@ -151,6 +158,7 @@ impl KeeperLink {
                 Ok(ticket) => Kept::Created { handle: head.first.get(), ticket },
                 Err(error) => Kept::Refused { text: format!("the keeper's ticket is not understood: {error}") },
             },
+            status::TAKEN => Kept::Taken,
             status::MEMORY => Kept::Memory { free: head.first.get(), total: head.second.get() },
             status::OUT_OF_MEMORY => {
                 let known = |bytes: u64| Some(bytes).filter(|&bytes| bytes != u64::MAX);
@@ -162,8 +170,36 @@ impl KeeperLink {
     }
 }
 
+/// Refuses a keeper whose packets mean something else.
+fn speaks(version: u64) -> io::Result<()> {
+    if version == u64::from(LINK) {
+        return Ok(());
+    }
+    let problem = format!("the keeper speaks version {version} of its packets, and this front version {LINK}");
+    Err(io::Error::new(io::ErrorKind::InvalidData, problem))
+}
+
 impl AsFd for KeeperLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keeper::packet::pair;
+
+    #[test]
+    fn a_keeper_that_speaks_another_version_is_refused_with_both() {
+        for (said, shown) in [(Some(LINK + 1), LINK + 1), (None, 0)] {
+            let (own, theirs) = pair().unwrap();
+            let version = said.map(|version| KeptPacket::new(version.into(), status::LINK));
+            for packet in version.into_iter().chain([KeptPacket::new(1, status::STARTED)]) {
+                send(theirs.as_fd(), packet.as_bytes(), &[], None, MsgFlags::empty()).unwrap();
+            }
+            let refused = KeeperLink::new(own).start().unwrap_err().to_string();
+            assert!(refused.contains(&format!("speaks version {shown} of its packets, and this front")), "{refused}");
+        }
     }
 }

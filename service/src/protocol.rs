@@ -7,7 +7,8 @@
 //! A client sends a request and reads answers until one is not [`Answer::Waiting`]. Between two
 //! requests the service may send [`Answer::Reclaim`], and nothing else.
 
-use crate::layout::{Allocation, Entry, PageSize};
+use crate::entries::Entries;
+use crate::layout::{Allocation, PageSize};
 use crate::name::DomainName;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,10 @@ pub enum Request {
         tag: String,
         /// How long to wait while there is not enough memory.
         wait_ms: u64,
+        /// The number that it had in a snapshot. It gets that number if it is free and greater
+        /// than those that the writer has, and another one otherwise.
+        #[serde(default)]
+        id: Option<u64>,
     },
     /// Gives memory of an uncommitted layout back.
     Free {
@@ -83,7 +88,7 @@ pub enum Request {
     /// Names bytes of the memory. Several such requests may precede a commit.
     Put {
         /// Key and place.
-        entries: Vec<(String, Entry)>,
+        entries: Entries,
     },
     /// Before the first write of a writer in place: from now on the domain is dirty.
     Begin {},
@@ -94,7 +99,7 @@ pub enum Request {
         /// How many to leave out.
         from: u64,
     },
-    /// Entries of the role's layout, in the order of their keys.
+    /// Entries of the version that is read or updated, in the order of their keys.
     Entries {
         /// Only keys behind this one.
         after: Option<String>,
@@ -146,6 +151,9 @@ pub enum Request {
         /// The newest version of the service's own state that it can read.
         #[serde(default)]
         state: u32,
+        /// The version of the keeper's packets that it speaks.
+        #[serde(default)]
+        link: u32,
     },
 }
 
@@ -233,7 +241,7 @@ pub enum Answer {
     /// To [`Request::Entries`].
     Entries {
         /// Some; none if there are no more.
-        entries: Vec<(String, Entry)>,
+        entries: Entries,
     },
     /// To [`Request::Shares`].
     Shares {
@@ -497,6 +505,7 @@ pub fn decode<'a, T: Deserialize<'a>>(arrived: &'a [u8]) -> Result<Option<(usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Entry;
 
     #[test]
     fn a_message_is_read_as_it_was_written() {
@@ -510,7 +519,9 @@ mod tests {
             lends: false,
         };
         let put = Request::Put {
-            entries: vec![("k".into(), Entry { allocation: 1, offset: 2, size: 3, value: vec![0, 255] })],
+            entries: [("k".into(), Entry { allocation: 1, offset: 2, size: 3, value: vec![0, 255] })]
+                .into_iter()
+                .collect(),
         };
         for request in [open, put, Request::Commit {}, Request::Resume { token: vec![1; 16] }] {
             let frame = encode(&request).unwrap();

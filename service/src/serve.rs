@@ -8,6 +8,7 @@ use crate::policy::Policy;
 use crate::protocol::{self, Answer, Request, ServiceError, VERSION};
 use ascend_vmm::Session;
 use nix::cmsg_space;
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, getsockopt, recvmsg,
@@ -21,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// A service that cannot be started or goes wrong.
@@ -190,7 +191,8 @@ const DESCRIPTORS: &str = "ASCEND_VMM_FRONT";
 /// command of its own ([`replace_front`]), which is used instead. `told` hears when a front
 /// serves.
 ///
-/// Returns when the session cannot be opened or no front can be started.
+/// Returns when the first front cannot be started. Later ones are tried for ever: with the keeper,
+/// memory would be lost.
 ///
 /// # Errors
 ///
@@ -203,24 +205,45 @@ pub fn keep(
 ) -> Result<(), ServeError> {
     let mut keeper = Keeper::new(session);
     let mut children = Vec::new();
+    let mut first = true;
     loop {
-        let (own, theirs) = packet::pair().map_err(system("make a socket pair"))?;
-        let mut command = keeper.successor().unwrap_or_else(&mut front);
-        command.env(DESCRIPTORS, format!("{},{}", theirs.as_raw_fd(), listener.as_raw_fd()));
-        for file in [theirs.as_fd(), listener.as_fd()] {
-            fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|error| system("start a front")(error.into()))?;
-        }
-        children.push(command.spawn().map_err(system("start a front"))?);
-        // From now on only the front has its end.
-        drop(theirs);
-        let took_over = keeper.serve(own.as_fd(), &mut told);
-        tracing::warn!("the front is gone; another one is started");
+        // The program of a front that replaced another may be gone by now.
+        let started = match keeper.successor().map(|command| start(command, listener)) {
+            Some(Ok(started)) => Ok(started),
+            _ => start(front(), listener),
+        };
+        let took_over = match started {
+            Ok((child, own)) => {
+                children.push(child);
+                let took_over = keeper.serve(own.as_fd(), &mut told);
+                tracing::warn!("the front is gone; another one is started");
+                took_over
+            }
+            Err(error) if first => return Err(system("start a front")(error)),
+            Err(error) => {
+                tracing::error!(%error, "no front can be started; it is tried again");
+                told(Told::Alive);
+                false
+            }
+        };
+        first = false;
         children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         // A front that cannot start must not keep the machine busy.
         if !took_over {
             std::thread::sleep(Duration::from_millis(200));
         }
     }
+}
+
+/// Starts a front, and the keeper's end of the socket to it.
+fn start(mut command: Command, listener: &UnixListener) -> io::Result<(Child, OwnedFd)> {
+    let (own, theirs) = packet::pair()?;
+    command.env(DESCRIPTORS, format!("{},{}", theirs.as_raw_fd(), listener.as_raw_fd()));
+    for file in [theirs.as_fd(), listener.as_fd()] {
+        fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    }
+    // From then on only the front has its end.
+    Ok((command.spawn()?, own))
 }
 
 /// The front's process, started by [`keep`].
@@ -270,7 +293,7 @@ pub fn replace_front(path: &Path, policy: Policy, successor: &Command) -> Result
     let mut socket = UnixStream::connect(path).map_err(failed)?;
     socket.set_read_timeout(Some(Duration::from_secs(30))).map_err(failed)?;
     let hello = Request::Hello { version: VERSION, process: std::process::id() as i32, program: "front".into() };
-    for request in [hello, Request::Replace { state: STATE }] {
+    for request in [hello, Request::Replace { state: STATE, link: packet::LINK }] {
         socket.write_all(&protocol::encode(&request).map_err(ServeError::Refused)?).map_err(failed)?;
     }
     let mut arrived = Vec::new();
@@ -297,8 +320,10 @@ pub fn replace_front(path: &Path, policy: Policy, successor: &Command) -> Result
         let mut room = cmsg_space!([RawFd; 2]);
         let mut parts = [IoSliceMut::new(&mut part)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags)
-            .map_err(|error| failed(error.into()))?;
+        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags) {
+            Err(Errno::EINTR) => continue,
+            received => received.map_err(|error| failed(error.into()))?,
+        };
         for control in message.cmsgs().into_iter().flatten() {
             if let ControlMessageOwned::ScmRights(numbers) = control {
                 // SAFETY: the kernel has just installed them in this process, for this message.

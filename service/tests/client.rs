@@ -8,7 +8,9 @@ use ascend_vmm_service::protocol::Code;
 use ascend_vmm_service::{Client, Error, Mode, OpenOptions};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::Pid;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -107,10 +109,10 @@ extern "C" fn count(_: i32) {
 }
 
 #[test]
-fn a_signal_every_twenty_milliseconds_changes_nothing() {
+fn a_signal_every_millisecond_in_an_engine_and_in_the_front_changes_nothing() {
     // Room for a version that is committed, and for the next one.
     isolated(Config { hbm: 192 * MIB, ..Config::default() }, |emulator| {
-        let service = Service::start("");
+        let service = Service::start_with_signals();
         let client = service.client();
         let device = device();
         // Without SA_RESTART: every blocking call is interrupted.
@@ -132,12 +134,12 @@ fn a_signal_every_twenty_milliseconds_changes_nothing() {
                 while !stop.load(Ordering::SeqCst) {
                     // SAFETY: the thread lives until this one has ended.
                     unsafe { nix::libc::pthread_kill(own, nix::libc::SIGUSR1) };
-                    std::thread::sleep(Duration::from_millis(20));
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             });
             let _end = EndSignals(&stop);
             // Until there were some.
-            while SIGNALS.load(Ordering::SeqCst) < 20 {
+            while SIGNALS.load(Ordering::SeqCst) < 400 {
                 let mut reader = write_weights(&client, &device, &name("w"), KEYS);
                 reader.sleep().unwrap();
                 reader.wake().unwrap();
@@ -316,6 +318,39 @@ fn a_front_that_replaced_another_leaves_its_command_to_the_next_one() {
         kill(Pid::from_raw(replaced.id() as i32), Signal::SIGKILL).unwrap();
         replaced.wait().unwrap();
         until("the next front has the configuration of the last", || places(&service));
+        service.end(emulator);
+    });
+}
+
+/// The program that a process runs.
+fn program_of(process: i32) -> PathBuf {
+    std::fs::read_link(format!("/proc/{process}/exe")).unwrap()
+}
+
+#[test]
+fn another_program_takes_over_and_the_first_one_is_back_when_its_file_is_gone() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let device = device();
+        let reader = write_weights(&service.client(), &device, &name("w"), KEYS);
+        // A newer program: another file with other contents.
+        let newer = service.directory.join("newer");
+        let own = std::env::current_exe().unwrap();
+        std::fs::copy(&own, &newer).unwrap();
+        std::fs::OpenOptions::new().append(true).open(&newer).unwrap().write_all(b"newer").unwrap();
+        let mut front = service.replace_front_by(&newer);
+        assert_eq!(program_of(service.status().front), newer);
+        check_weights(&reader, KEYS);
+        kill(Pid::from_raw(front.id() as i32), Signal::SIGKILL).unwrap();
+        front.wait().unwrap();
+        until("the keeper starts the newer program", || program_of(service.status().front) == newer);
+        // The keeper must live, whatever happens to files.
+        std::fs::remove_file(&newer).unwrap();
+        service.kill_front();
+        until("the keeper starts what it has", || program_of(service.status().front) == own);
+        assert_eq!(service.status().keeper, service.keeper.id() as i32);
+        check_weights(&service.client().read(&device, &name("w"), &options()).unwrap(), KEYS);
+        drop((reader, device));
         service.end(emulator);
     });
 }

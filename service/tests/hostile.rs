@@ -151,7 +151,8 @@ fn a_million_keys_are_refused_or_held_and_never_more_than_the_limit() {
     attack(|service| {
         let mut attacker = Attacker::new(service);
         attacker.write_role(service, "keys");
-        let allocate = Request::Allocate { size: 2 * MIB, page: PageSize::Huge, tag: String::new(), wait_ms: 60_000 };
+        let (size, page, tag, wait_ms, id) = (2 * MIB, PageSize::Huge, String::new(), 60_000, None);
+        let allocate = Request::Allocate { size, page, tag, wait_ms, id };
         let Answer::Allocated { allocation: Allocation { id, .. } } = attacker.ask(&allocate) else { panic!() };
         let (mut put, mut refused) = (0, 0);
         for part in 0..50u32 {
@@ -232,9 +233,9 @@ fn seeds() -> Vec<Vec<u8>> {
         },
         Request::Close {},
         Request::Resume { token: vec![7; 16] },
-        Request::Allocate { size: 2 * MIB, page: PageSize::Giant, tag: "t".into(), wait_ms: 1 },
+        Request::Allocate { size: 2 * MIB, page: PageSize::Giant, tag: "t".into(), wait_ms: 1, id: Some(7) },
         Request::Free { allocations: vec![1, 2, 3] },
-        Request::Put { entries: vec![("k".into(), entry)] },
+        Request::Put { entries: [("k".into(), entry)].into_iter().collect() },
         Request::Begin {},
         Request::Commit {},
         Request::Allocations { from: 7 },
@@ -244,6 +245,8 @@ fn seeds() -> Vec<Vec<u8>> {
         Request::Wake { wait_ms: 1 },
         Request::Wait { newer_than: 1, domain: Some(name("w")), wait_ms: 1 },
         Request::Gave { reclaim: 1 },
+        Request::Remove { domain: name("other") },
+        Request::Replace { state: 0, link: 7 },
         Request::Ping {},
         Request::Status {},
         Request::Events { after: 0 },

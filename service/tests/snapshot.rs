@@ -82,8 +82,12 @@ fn what_was_saved_is_served_again_by_another_service() {
         // The directory of the first service goes with it.
         let kept = here.with_extension("kept");
         let directories = [kept.join("one"), kept.join("two")];
+        let numbers = |reader: &Reader| reader.allocations().map(|allocation| allocation.id).collect::<Vec<u64>>();
         elsewhere(|| {
-            drop(write_weights(&client, &device(), &domain(), KEYS));
+            let reader = write_weights(&client, &device(), &domain(), KEYS);
+            fs::create_dir(&kept).unwrap();
+            fs::write(kept.join("numbers"), format!("{:?}", numbers(&reader))).unwrap();
+            drop(reader);
             let written = saved(&client, &directories).unwrap();
             assert_eq!((written.version, written.keys, written.resumed), (1, KEYS.len(), 0));
         });
@@ -93,7 +97,17 @@ fn what_was_saved_is_served_again_by_another_service() {
         elsewhere(|| {
             let mut backwards = directories.clone();
             backwards.reverse();
-            check_weights(&loaded(&client, &backwards).unwrap(), KEYS);
+            let reader = loaded(&client, &backwards).unwrap();
+            check_weights(&reader, KEYS);
+            let before = fs::read_to_string(kept.join("numbers")).unwrap();
+            assert_eq!(format!("{:?}", numbers(&reader)), before);
+        });
+        elsewhere(|| {
+            // Beside itself it has other numbers.
+            let reader = loaded(&client, &directories).unwrap();
+            check_weights(&reader, KEYS);
+            let before = fs::read_to_string(kept.join("numbers")).unwrap();
+            assert!(numbers(&reader).iter().all(|number| !before.contains(&number.to_string())));
         });
         elsewhere(|| check_weights(&open(&client), KEYS));
         fs::remove_dir_all(kept).unwrap();

@@ -5,7 +5,7 @@ use super::{
     writer,
 };
 use crate::journal::Record;
-use crate::layout::{ALLOCATIONS_MAX, Allocation, PageSize, TAG_MAX};
+use crate::layout::{ALLOCATIONS_MAX, Allocation, TAG_MAX};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Mode, PAGE_MAX, ServiceError, Share, Waiting};
 use ascend_vmm::Bytes;
@@ -16,20 +16,15 @@ use std::time::{Duration, Instant};
 
 /// Most bytes of an allocation: more than any machine has, and far from where sums overflow.
 const ALLOCATION_MAX: u64 = 1 << 46;
+/// Numbers of allocations that a writer asks for are below this: those that follow have room.
+const NUMBER_END: u64 = 1 << 60;
 /// Most processes on the list of a version. The driver has room for 65 535 in the life of a share;
 /// its writer, and processes that ended in the middle of a request, are on it besides.
 pub(super) const LIST_MAX: usize = 65_000;
 
 impl Books {
-    pub(super) fn allocate(
-        &mut self,
-        id: ClientId,
-        size: u64,
-        page: PageSize,
-        tag: String,
-        wait_ms: u64,
-        now: Instant,
-    ) -> Outcome {
+    pub(super) fn allocate(&mut self, id: ClientId, wait: Wait, wait_ms: u64, now: Instant) -> Outcome {
+        let Wait::Memory { size, page, ref tag, .. } = wait else { return Ok(None) };
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let role = writer(client)?;
         if self.orphaned {
@@ -55,10 +50,7 @@ impl Books {
             return Err(error(Code::Invalid, format!("a layout has at most {ALLOCATIONS_MAX} allocations"), remedy));
         }
         let device = role.device;
-        client.wait = Some((
-            Wait::Memory { size, page, tag, told: None },
-            (wait_ms > 0).then(|| now.checked_add(Duration::from_millis(wait_ms))).flatten(),
-        ));
+        client.wait = Some((wait, (wait_ms > 0).then(|| now.checked_add(Duration::from_millis(wait_ms))).flatten()));
         let queue = self.hungry.entry(device).or_default();
         if queue.is_empty() {
             return self.create(id);
@@ -70,8 +62,18 @@ impl Books {
             return Err(error(Code::OutOfMemory, problem, "wait for it, or free memory"));
         }
         queue.push_back(id);
+        self.announce_hunger(id);
         self.tell_the_hungry(device);
         Ok(None)
+    }
+
+    /// An event for a client that begins to wait for memory.
+    fn announce_hunger(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let (Some((Wait::Memory { size, .. }, _)), Some(role)) = (&client.wait, &client.role) else { return };
+        let (name, process) = (role.domain.clone(), client.process);
+        let reason = self.shortage(&name, role.device, *size);
+        self.event(Some(&name), format!("process {process} waits for memory: {reason}"));
     }
 
     /// Tells those who wait for memory of an NPU what changed for them.
@@ -98,9 +100,12 @@ impl Books {
     /// Asks the keeper for what a client waits for.
     pub(super) fn create(&mut self, id: ClientId) -> Outcome {
         let Some(client) = self.clients.get(&id) else { return Ok(None) };
-        let (Some((Wait::Memory { size, page, tag, .. }, _)), Some(role)) = (&client.wait, &client.role) else {
+        let (Some((Wait::Memory { size, page, tag, id: number, .. }, _)), Some(role)) = (&client.wait, &client.role)
+        else {
             return Ok(None);
         };
+        let last = role.layout.allocations.last().map_or(0, |last| last.id);
+        let number = number.filter(|&number| number > last && number < NUMBER_END);
         let (size, page, user, domain, device) = (*size, *page, client.peer.user, role.domain.clone(), role.device);
         for (quota, used) in self.policy.quotas.iter().zip(&self.used) {
             if quota.counts(user, &domain) && size > quota.bytes.saturating_sub(*used) {
@@ -120,8 +125,9 @@ impl Books {
             let problem = format!("NPU {device} is not served any more");
             return Err(error(Code::OtherDevice, problem, "open the domain on another NPU"));
         };
-        self.last_id += 1;
-        let allocation = Allocation { id: self.last_id, size, page, tag: tag.clone() };
+        let number = number.unwrap_or(self.last_id + 1);
+        self.last_id = self.last_id.max(number);
+        let allocation = Allocation { id: number, size, page, tag: tag.clone() };
         self.charge(user, &domain, device, size);
         let everyone = self.policy.trust_everyone;
         let order = Order::Create { id: allocation.id, device: logical, size, page, everyone };
@@ -190,7 +196,7 @@ impl Books {
                 let remedy = "the process cannot import; open the domain again in a new process";
                 Answer::Error(error(Code::Driver, text, remedy))
             }
-            Kept::Done | Kept::Created { .. } | Kept::Memory { .. } => {
+            Kept::Done | Kept::Created { .. } | Kept::Memory { .. } | Kept::Taken => {
                 let role = self.clients.get(&client).and_then(|client| client.role.as_ref());
                 role.map_or(Answer::Shares { shares: Vec::new() }, |role| self.share_list(role, ids))
             }
@@ -222,8 +228,8 @@ impl Books {
                 match role {
                     Some(role) => {
                         let token = role.token;
-                        push(&mut Rc::make_mut(&mut role.layout).allocations, allocation.clone());
-                        push(Rc::make_mut(&mut role.handles), handle);
+                        push(Rc::make_mut(&mut role.layout.allocations), allocation.clone());
+                        push(Rc::make_mut(&mut role.layout.handles), handle);
                         self.unwait(id);
                         let record = Record::Allocated { token, allocation: allocation.clone(), user };
                         self.effects.push(Effect::Record(record));
@@ -240,6 +246,17 @@ impl Books {
                 memory.free = free.unwrap_or(memory.free);
                 memory.total = total.unwrap_or(memory.total);
                 self.never_fits(id, &domain, device, allocation.size)
+            }
+            Kept::Taken => {
+                self.refund(user, &domain, device, allocation.size);
+                let Some(client) = self.clients.get_mut(&id) else { return };
+                let Some((Wait::Memory { id: number, .. }, _)) = &mut client.wait else { return };
+                *number = None;
+                if let Err(refused) = self.create(id) {
+                    self.hungry.entry(device).or_default().retain(|&waiting| waiting != id);
+                    self.effects.push(Effect::Answer(id, Answer::Error(refused)));
+                }
+                return;
             }
             Kept::Refused { text } => Some(error(Code::Driver, text, "the service's log has more")),
             Kept::Done | Kept::Memory { .. } => Some(error(Code::Driver, "the keeper did not create it", "try again")),
@@ -259,6 +276,9 @@ impl Books {
                 let wait = self.clients.get(&id).and_then(|client| client.wait.as_ref());
                 let first_time = matches!(wait, Some((Wait::Memory { told: None, .. }, _)));
                 self.tell_the_hungry(device);
+                if first_time && !was_first {
+                    self.announce_hunger(id);
+                }
                 if first_time {
                     self.reclaim(device, allocation.size, now);
                 }
@@ -368,7 +388,7 @@ impl Books {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         let user = client.peer.user;
         let role = writer(client)?;
-        if role.mode == Mode::Update || !role.layout.entries.is_empty() {
+        if role.mode == Mode::Update || !role.puts.is_empty() {
             let problem = "free: the layout has entries, or is changed in place";
             return Err(error(Code::Invalid, problem, "free memory before the first put"));
         }
@@ -378,9 +398,9 @@ impl Books {
             return Err(error(Code::Invalid, problem, "nothing of this request was freed"));
         }
         let gone: BTreeSet<u64> = ids.iter().copied().collect();
-        let allocations = &mut Rc::make_mut(&mut role.layout).allocations;
+        let allocations = Rc::make_mut(&mut role.layout.allocations);
         let mut stay = allocations.iter().map(|allocation| !gone.contains(&allocation.id));
-        Rc::make_mut(&mut role.handles).retain(|_| stay.next().unwrap_or(true));
+        Rc::make_mut(&mut role.layout.handles).retain(|_| stay.next().unwrap_or(true));
         let freed: Vec<_> = allocations.iter().filter(|allocation| gone.contains(&allocation.id)).cloned().collect();
         allocations.retain(|allocation| !gone.contains(&allocation.id));
         let (domain, device) = (role.domain.clone(), role.device);
@@ -482,7 +502,7 @@ impl Books {
     fn share_list(&self, role: &RoleState, ids: &[u64]) -> Answer {
         let share = |&id: &u64| {
             let place = role.layout.allocations.binary_search_by_key(&id, |it| it.id).ok()?;
-            let (allocation, handle) = (&role.layout.allocations[place], *role.handles.get(place)?);
+            let (allocation, handle) = (&role.layout.allocations[place], *role.layout.handles.get(place)?);
             let mut ticket = *self.tickets.get(&role.device)?;
             (ticket.size, ticket.page) = (allocation.size, allocation.page.into());
             ticket.handle = ShareableHandle::from_u64(handle)?;

@@ -1,8 +1,9 @@
 //! The books of a front that takes over: from the journal and what the keeper holds.
 
-use super::{Books, ClientId, ClientState, Committed, Effect, Handles, RoleState};
+use super::{Books, ClientId, ClientState, Committed, Effect, RoleState, Served};
+use crate::entries::Puts;
 use crate::journal::{Record, RoleRecord, Token};
-use crate::layout::{Allocation, Layout};
+use crate::layout::Allocation;
 use crate::link::HeldMemory;
 use crate::name::DomainName;
 use crate::policy::Peer;
@@ -24,7 +25,9 @@ struct Replay {
 
 struct Version {
     device: u32,
-    layout: Rc<Layout>,
+    /// Its handles are known to the keeper.
+    layout: Served,
+    hash: [u8; 16],
     /// Who pays for the memory.
     user: u32,
     dirty: bool,
@@ -49,7 +52,7 @@ impl Books {
         }
         let mut memories: BTreeMap<u64, u64> = held.into_iter().map(|memory| (memory.id, memory.handle)).collect();
         self.last_id = memories.last_key_value().map_or(0, |(id, _)| *id).max(self.last_id);
-        for ((name, version), it) in replay.versions {
+        for ((name, version), mut it) in replay.versions {
             if let Some(listed) = replay.listed.remove(&version) {
                 self.listed.insert(version, listed);
             }
@@ -60,9 +63,9 @@ impl Books {
             self.charge(it.user, &name, it.device, it.layout.bytes());
             let domain = self.domains.entry(name.clone()).or_default();
             domain.device = Some(it.device);
-            let hash = it.layout.hash();
-            let Version { layout, user, dirty, time, .. } = it;
-            let newer = Committed { layout, handles: Handles::new(handles), user, hash, version, dirty, time };
+            it.layout.handles = Rc::new(handles);
+            let Version { layout, hash, user, dirty, time, .. } = it;
+            let newer = Committed { layout, user, hash, version, dirty, time };
             if let Some(older) = domain.committed.replace(newer) {
                 domain.older.insert(older.version, older);
             }
@@ -115,19 +118,19 @@ impl Books {
                 self.last_id = self.last_id.max(allocation.id);
                 replay.drafts.insert(allocation.id, (token, allocation));
             }
-            Record::Drafted { token, layout } => {
-                let allocations = layout.allocations.iter().cloned();
+            Record::Drafted { token, allocations } => {
+                let allocations = allocations.iter().cloned();
                 replay.drafts.extend(allocations.map(|allocation| (allocation.id, (token, allocation))));
             }
             Record::Freed { id } => drop(replay.drafts.remove(&id)),
-            Record::Committed { domain, writer, version, device, layout, users, time } => {
+            Record::Committed { domain, writer, version, device, user, time, hash, allocations, keys } => {
                 self.last_version = self.last_version.max(version);
-                self.last_id = layout.allocations.last().map_or(0, |last| last.id).max(self.last_id);
-                let user = users.first().copied().unwrap_or_default();
+                self.last_id = allocations.last().map_or(0, |last| last.id).max(self.last_id);
                 if let Some(role) = writer.and_then(|writer| replay.roles.get_mut(&writer)) {
                     (role.mode, role.version, role.began) = (Mode::Read, version, false);
                 }
-                replay.versions.insert((domain, version), Version { device, layout, user, dirty: false, time });
+                let layout = Served { allocations, keys, ..Served::default() };
+                replay.versions.insert((domain, version), Version { device, layout, hash, user, dirty: false, time });
             }
             Record::Dirty { domain } => {
                 let of = |name: &DomainName| *name == domain;
@@ -151,18 +154,15 @@ impl Books {
         let domain = self.domains.entry(record.domain.clone()).or_default();
         domain.device = Some(record.device);
         let memory = match record.mode {
-            Mode::Read | Mode::Update => {
-                domain.version(record.version).map(|it| (it.layout.clone(), it.handles.clone()))
-            }
-            _ => Some((Rc::new(Layout { allocations: draft, entries: BTreeMap::new() }), Handles::new(handles))),
+            Mode::Read | Mode::Update => domain.version(record.version).map(|it| it.layout.clone()),
+            _ => Some(Served { allocations: Rc::new(draft), handles: Rc::new(handles), ..Served::default() }),
         };
-        let Some((layout, handles)) = memory else { return };
+        let Some(layout) = memory else { return };
         if record.mode == Mode::Read {
             domain.readers.insert(id, record.version);
         } else {
             domain.writer = Some(id);
         }
-        let metadata = layout.metadata();
         let role = RoleState {
             token: record.token,
             domain: record.domain,
@@ -170,12 +170,11 @@ impl Books {
             mode: record.mode,
             version: record.version,
             layout,
-            handles,
+            puts: Puts::default(),
             allow_update: record.allow_update,
             lends: record.lends,
             began: record.began,
             asleep: record.asleep,
-            metadata,
         };
         let peer = Peer { user: record.user, pid: record.pid, start: record.start, ..Peer::default() };
         let client = ClientState {
@@ -214,10 +213,11 @@ impl Books {
         for (name, domain) in &self.domains {
             let device = domain.device.unwrap_or_default();
             for it in domain.older.values().chain(&domain.committed) {
-                let Committed { layout, user, version, dirty, time, .. } = it;
-                let (domain, users, layout, version, time) =
-                    (name.clone(), vec![*user], layout.clone(), *version, *time);
-                records.push(Record::Committed { domain, writer: None, version, device, layout, users, time });
+                let Committed { layout, user, hash, version, dirty, time } = it;
+                let (allocations, keys) = (layout.allocations.clone(), layout.keys.clone());
+                let (domain, writer, user, version, time, hash) = (name.clone(), None, *user, *version, *time, *hash);
+                let record = Record::Committed { domain, writer, version, device, user, time, hash, allocations, keys };
+                records.push(record);
                 if *dirty {
                     records.push(Record::Dirty { domain: name.clone() });
                 }
@@ -238,7 +238,7 @@ impl Books {
             let Some(role) = client.role.as_ref().filter(|it| !matches!(it.mode, Mode::Read | Mode::Update)) else {
                 continue;
             };
-            records.push(Record::Drafted { token: role.token, layout: role.layout.clone() });
+            records.push(Record::Drafted { token: role.token, allocations: role.layout.allocations.clone() });
         }
         records
     }

@@ -4,11 +4,11 @@ use super::{
     Books, ClientId, ClientState, Domain, Effect, Order, Outcome, Pending, RoleState, Wait, any_role, error,
     keeper_gone, waiting,
 };
+use crate::entries::Puts;
 use crate::journal::{Record, RoleRecord};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Mode, ServiceError};
 use ascend_vmm::Bytes;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 impl Books {
@@ -41,14 +41,13 @@ impl Books {
         let deadline = now.checked_add(Duration::from_millis(wait_ms));
         client.wait = Some((Wait::Role { domain: name.clone(), mode, device, allow_update, lends }, deadline));
         self.admit(&name);
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
-        if client.wait.is_none() {
-            return Ok(None);
-        }
+        let Some(client) = self.clients.get(&id).filter(|client| client.wait.is_some()) else { return Ok(None) };
         let reason = self.obstacle(&name, mode);
         if wait_ms == 0 {
             return Err(self.give_up(id, now).unwrap_or_else(|| error(Code::Timeout, reason, "wait for it")));
         }
+        let text = format!("process {} ({}) waits, mode {}: {reason}", client.process, client.program, mode.name());
+        self.event(Some(&name), text);
         Ok(Some(waiting(reason)))
     }
 
@@ -179,14 +178,12 @@ impl Books {
         domain.device = Some(device);
         let committed = domain.committed.as_ref().filter(|_| matches!(mode, Mode::Read | Mode::Update));
         let version = committed.map_or(0, |committed| committed.version);
-        let layout = committed.map_or_else(Rc::default, |committed| committed.layout.clone());
-        let handles = committed.map_or_else(Rc::default, |committed| committed.handles.clone());
+        let layout = committed.map(|committed| committed.layout.clone()).unwrap_or_default();
         if mode == Mode::Read {
             domain.readers.insert(id, version);
         } else {
             domain.writer = Some(id);
         }
-        let metadata = layout.metadata();
         let role = RoleState {
             token,
             domain: name.clone(),
@@ -194,12 +191,11 @@ impl Books {
             mode,
             version,
             layout,
-            handles,
+            puts: Puts::default(),
             allow_update,
             lends,
             began: false,
             asleep: false,
-            metadata,
         };
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.role = Some(role);
@@ -241,7 +237,7 @@ impl Books {
             version: role.version,
             hash: hash.to_vec(),
             allocations: role.layout.allocations.len() as u64,
-            entries: role.layout.entries.len() as u64,
+            entries: role.layout.keys.len() as u64,
             bytes: role.layout.bytes(),
             token: role.token.to_vec(),
         };
@@ -282,6 +278,7 @@ impl Books {
     /// A reader that sleeps wants to import again.
     pub(super) fn wake(&mut self, id: ClientId, wait_ms: u64, now: Instant) -> Outcome {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        let process = client.process;
         let role = any_role(client)?;
         if role.writes() {
             return Err(error(Code::Invalid, "wake: this connection writes", "only readers sleep"));
@@ -304,6 +301,7 @@ impl Books {
         if wait_ms == 0 {
             return Err(self.give_up(id, now).unwrap_or_else(|| error(Code::Timeout, reason, "wait for it")));
         }
+        self.event(Some(&name), format!("process {process} waits with its waking: {reason}"));
         Ok(Some(waiting(reason)))
     }
 

@@ -105,6 +105,7 @@ impl Rig {
                     let total = self.free + self.foreign + self.held.values().sum::<u64>();
                     Kept::OutOfMemory { free: Some(self.free), total: Some(total), text: "no memory".into() }
                 }
+                Order::Create { id, .. } if self.held.contains_key(&id) => Kept::Taken,
                 Order::Create { id, size, .. } => {
                     self.free -= size;
                     assert_eq!(self.held.insert(id, size), None, "a number is used once");
@@ -169,7 +170,7 @@ impl Rig {
     }
 
     fn allocate(&mut self, id: u64, size: u64, wait_ms: u64) -> Option<Answer> {
-        self.ask(id, Request::Allocate { size, page: PageSize::Huge, tag: String::new(), wait_ms })
+        self.ask(id, Request::Allocate { size, page: PageSize::Huge, tag: String::new(), wait_ms, id: None })
     }
 
     /// Writes and commits `size` bytes; the version.
@@ -179,7 +180,10 @@ impl Rig {
         let allocated = self.allocate(id, size, 0);
         let Some(Answer::Allocated { allocation }) = allocated else { panic!("{allocated:?}") };
         let entry = Entry { allocation: allocation.id, offset: 0, size, value: vec![1] };
-        assert_eq!(self.ask(id, Request::Put { entries: vec![("w".into(), entry)] }), Some(Answer::Done {}));
+        assert_eq!(
+            self.ask(id, Request::Put { entries: [("w".into(), entry)].into_iter().collect() }),
+            Some(Answer::Done {})
+        );
         match self.ask(id, Request::Commit {}) {
             Some(Answer::Committed { version, .. }) => version,
             other => panic!("{other:?}"),
@@ -906,8 +910,18 @@ fn keys_and_values_of_a_layout_have_an_end() {
         }
     }
     assert_eq!(refused, 17, "15 requests of 4 MiB and a little fit into 64 MiB");
-    // What takes the place of something counts once.
-    (0..100).for_each(|_| assert_eq!(rig.ask(1, put(0)), Some(Answer::Done {})));
+    // What is put twice before a commit counts twice, and a commit has it once.
+    assert_eq!(code(rig.ask(1, put(0))), Code::Invalid);
+    assert!(matches!(rig.ask(1, Request::Commit {}), Some(Answer::Committed { .. })));
+    rig.close(1);
+    assert!(matches!(rig.open(2, "a", Mode::Update, 0), Some(Answer::Opened { entries: 960, .. })));
+    (0..15).for_each(|_| assert_eq!(rig.ask(2, put(0)), Some(Answer::Done {})));
+    assert!(matches!(rig.ask(2, Request::Commit {}), Some(Answer::Committed { .. })));
+    rig.close(2);
+    // What was put before stays with it, and both together have the same end.
+    assert!(matches!(rig.open(3, "a", Mode::Update, 0), Some(Answer::Opened { entries: 960, .. })));
+    assert_eq!(rig.ask(3, put(4096)), Some(Answer::Done {}));
+    assert_eq!(code(rig.ask(3, Request::Commit {})), Code::Invalid);
 }
 
 #[test]
@@ -958,4 +972,75 @@ fn a_role_whose_process_lives_waits_for_it_as_long_as_that_lives() {
     assert_eq!(version(rig.resume(11, 1, token)), first);
     rig.close(11);
     assert_eq!(version(rig.last(2)), first);
+}
+
+#[test]
+fn a_number_from_a_snapshot_is_used_again_if_it_is_free() {
+    let mut rig = Rig::new(64 * MIB);
+    let ask = |rig: &mut Rig, id: u64, number: u64| {
+        let (size, page, tag) = (2 * MIB, PageSize::Huge, String::new());
+        match rig.ask(id, Request::Allocate { size, page, tag, wait_ms: 0, id: Some(number) }) {
+            Some(Answer::Allocated { allocation }) => allocation.id,
+            other => panic!("{other:?}"),
+        }
+    };
+    rig.open(1, "a", Mode::Write, 0);
+    assert_eq!([700, 900].map(|number| ask(&mut rig, 1, number)), [700, 900]);
+    assert!(ask(&mut rig, 1, 800) > 900, "numbers of a layout grow");
+    assert!(ask(&mut rig, 1, u64::MAX) < 1000, "and never end");
+    rig.open(2, "b", Mode::Write, 0);
+    assert_eq!(ask(&mut rig, 2, 500), 500);
+    assert!(ask(&mut rig, 2, 900) > 900, "it is taken");
+    assert!(matches!(rig.ask(1, Request::Commit {}), Some(Answer::Committed { .. })));
+    rig.kill_front();
+    // Nobody comes back.
+    rig.pass(Duration::from_secs(3600));
+    rig.connect(3);
+    assert_eq!(rig.ask(3, Request::Remove { domain: "a".parse().unwrap() }), Some(Answer::Done {}));
+    rig.open(4, "c", Mode::Write, 0);
+    assert_eq!([500, 700].map(|number| ask(&mut rig, 4, number)), [500, 700]);
+}
+
+#[test]
+fn the_beginning_of_every_wait_and_the_end_of_every_version_is_an_event() {
+    let mut rig = Rig::new(16 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    let events = |rig: &Rig, words: &str| rig.books.events.iter().filter(|event| event.text.contains(words)).count();
+    // For a role, for a version, for memory.
+    rig.open(2, "b", Mode::Read, 1000);
+    assert_eq!(events(&rig, "process 2 (engine-2) waits, mode read: nothing is committed in b"), 1);
+    rig.connect(3);
+    rig.ask(3, Request::Wait { newer_than: 7, domain: Some("a".parse().unwrap()), wait_ms: 1000 });
+    assert_eq!(events(&rig, "process 3 waits for a version after 7"), 1);
+    rig.open(4, "c", Mode::Write, 0);
+    rig.allocate(4, 10 * MIB, 10_000);
+    assert_eq!(events(&rig, "process 4 waits for memory: 10 MiB were asked for, 8 MiB are free"), 1);
+    rig.open(5, "d", Mode::Write, 0);
+    rig.allocate(5, 2 * MIB, 10_000);
+    assert_eq!(events(&rig, "process 5 waits for memory"), 1, "behind the other");
+    rig.pass(Duration::from_secs(2));
+    assert_eq!(events(&rig, "waits for memory"), 2, "each once");
+    rig.close(4);
+    rig.close(5);
+    // A version that is replaced goes with its last reader.
+    rig.close(2);
+    rig.commit(6, "a", 2 * MIB);
+    assert_eq!(events(&rig, "version 1 was dropped"), 0);
+    rig.close(1);
+    assert_eq!(events(&rig, "version 1 was dropped"), 1);
+}
+
+#[test]
+fn a_front_that_speaks_other_packets_than_the_keeper_does_not_take_over() {
+    let mut rig = Rig::new(16 * MIB);
+    let peer = Peer { pid: 1, user: nix::unistd::getuid().as_raw(), ..Peer::default() };
+    rig.books.connect(ClientId(1), peer, rig.now);
+    rig.ask(1, Request::Hello { version: VERSION, process: 1, program: String::new() });
+    for link in [0, LINK + 1] {
+        let refused = rig.ask(1, Request::Replace { state: STATE, link });
+        assert!(format!("{refused:?}").contains(&format!("the new front version {link}")), "{refused:?}");
+        assert_eq!(code(refused), Code::Invalid);
+    }
+    let effects = rig.books.request(ClientId(1), Request::Replace { state: STATE, link: LINK }, rig.now);
+    assert_eq!(effects, [Effect::HandOver(ClientId(1))]);
 }

@@ -1,10 +1,13 @@
 //! Versions: committed, changed in place, waited for and removed.
 
-use super::{Books, ClientId, Committed, Effect, Outcome, Wait, error, keeper_gone, unix_time, waiting, writer};
+use super::{
+    Books, ClientId, Committed, Effect, Outcome, Served, Wait, error, keeper_gone, unix_time, unreadable, waiting,
+    writer,
+};
 use crate::journal::Record;
-use crate::layout::{Entry, Layout};
+use crate::layout::hash_of;
 use crate::name::DomainName;
-use crate::protocol::{Answer, Code, Mode, PAGE_MAX};
+use crate::protocol::{Answer, Code, Mode};
 use ascend_vmm::Bytes;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -38,20 +41,27 @@ impl Books {
         if self.orphaned {
             return Err(keeper_gone());
         }
-        if let (Some(layout), Some(handles)) = (Rc::get_mut(&mut role.layout), Rc::get_mut(&mut role.handles)) {
-            layout.allocations.shrink_to_fit();
-            handles.shrink_to_fit();
-        }
-        if role.layout.allocations.is_empty() {
+        let layout = &mut role.layout;
+        if layout.allocations.is_empty() {
             return Err(error(Code::Invalid, "commit: nothing was allocated", "allocate and write first"));
         }
+        if let (Some(allocations), Some(handles)) =
+            (Rc::get_mut(&mut layout.allocations), Rc::get_mut(&mut layout.handles))
+        {
+            allocations.shrink_to_fit();
+            handles.shrink_to_fit();
+        }
+        let keys = role.puts.commit(&layout.keys).map_err(unreadable)?;
+        let keys = keys.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing was committed"))?;
+        let mut hasher = hash_of(&layout.allocations);
+        keys.with_bytes(|bytes| hasher.write(bytes)).map_err(unreadable)?;
+        let hash = hasher.finish_128().to_le_bytes();
+        layout.keys = Rc::new(keys);
         self.last_version += 1;
         let version = self.last_version;
         let (layout, token, name, device) = (role.layout.clone(), role.token, role.domain.clone(), role.device);
-        let handles = role.handles.clone();
         let update = role.mode == Mode::Update;
         (role.mode, role.version, role.began) = (Mode::Read, version, false);
-        let hash = layout.hash();
         let time = unix_time();
         let Some(domain) = self.domains.get_mut(&name) else { return Ok(None) };
         // Whoever changes memory in place does not pay for it.
@@ -61,11 +71,13 @@ impl Books {
             writer: Some(token),
             version,
             device,
-            layout: layout.clone(),
-            users: vec![user],
+            user,
             time,
+            hash,
+            allocations: layout.allocations.clone(),
+            keys: layout.keys.clone(),
         }));
-        let newer = Committed { layout: layout.clone(), handles, user, hash, version, dirty: false, time };
+        let newer = Committed { layout: layout.clone(), user, hash, version, dirty: false, time };
         let before = domain.committed.replace(newer);
         domain.writer = None;
         domain.readers.insert(id, version);
@@ -137,6 +149,8 @@ impl Books {
         let version = committed.version;
         self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version }));
         self.listed.remove(&version);
+        let text = format!("version {version} was dropped: nobody reads it any more, and it is not served");
+        self.event(Some(name), text);
         self.release(committed.user, name, device, &committed.layout.allocations);
     }
 
@@ -163,7 +177,9 @@ impl Books {
         }
         self.domains.entry(name.clone()).or_default().watchers.push(id);
         let deadline = now.checked_add(Duration::from_millis(wait_ms));
-        client.wait = Some((Wait::Version { domain: name, newer_than }, deadline));
+        let process = client.process;
+        client.wait = Some((Wait::Version { domain: name.clone(), newer_than }, deadline));
+        self.event(Some(&name), format!("process {process} waits for a version after {newer_than}"));
         Ok(Some(waiting(reason)))
     }
 
@@ -189,20 +205,7 @@ impl Books {
     }
 }
 
-/// Entries behind a key that fit into one answer.
-pub(super) fn page_of(layout: &Layout, after: Option<String>) -> Vec<(String, Entry)> {
-    use std::ops::Bound;
-    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-    let mut bytes = 0;
-    let fits = |(key, entry): &(&String, &Entry)| {
-        bytes += key.len() + entry.value.len() + 64;
-        bytes <= crate::protocol::FRAME_MAX / 2
-    };
-    let range = layout.entries.range::<String, _>((from, Bound::Unbounded));
-    range.take(PAGE_MAX).take_while(fits).map(|(key, entry)| (key.clone(), entry.clone())).collect()
-}
-
-pub(super) fn count(layout: &Layout) -> String {
+pub(super) fn count(layout: &Served) -> String {
     match layout.allocations.len() {
         1 => "1 allocation".into(),
         number => format!("{number} allocations"),

@@ -263,7 +263,7 @@ mod tests {
         let allocation = |id| Allocation { id, size: 4 << 20, page: PageSize::Huge, tag: String::new() };
         let mut layout = Layout { allocations: vec![allocation(3), allocation(5)], entries: BTreeMap::new() };
         let entry = Entry { allocation: 3, offset: 0, size: 6 << 20, value: b"v".to_vec() };
-        layout.put(vec![("w".into(), entry)]).unwrap();
+        layout.entries.insert("w".into(), entry);
         let share = |share| ShareableHandle::from_u64(share).unwrap();
         let handle =
             |number| FabricHandle { kind: HandleKind::Fabric, sdid: 1 << 22, physical: 0, handle: share(number) };

@@ -1,12 +1,14 @@
 //! A connection to the service, and one that has a role.
 
 use super::{Error, OpenOptions, Result};
+use crate::entries::Entries;
 use crate::layout::{Allocation, Entry};
 use crate::name::DomainName;
 use crate::protocol::{self, Answer, Code, Request, ServiceError, Share, VERSION, Waiting};
 use ascend_vmm::Device;
 use ascend_vmm::share::BareTgid;
 use std::any::Any;
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,6 +23,9 @@ pub(super) const ANSWER: Duration = Duration::from_secs(30);
 const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a client tries to reach a front that is being replaced.
 const REACH: Duration = Duration::from_secs(10);
+
+/// So many bytes are worth sending before more is prepared.
+pub(super) const PART: usize = 256 << 10;
 
 /// A connection to the service.
 #[derive(Debug)]
@@ -76,7 +81,7 @@ impl Line {
             Some((first, wait)) => (vec![&hello, first], wait),
             None => (vec![&hello], Duration::ZERO),
         };
-        let mut answers = line.ask_all(&requests, wait)?.into_iter();
+        let mut answers = line.ask_all(requests, wait)?.into_iter();
         match answers.next() {
             Some(Answer::Hello { instance, .. }) => {
                 line.instance = instance;
@@ -93,32 +98,54 @@ impl Line {
 
     /// Sends a request and waits for its answer. `wait` is how long the service itself may wait.
     pub(super) fn ask(&mut self, request: &Request, wait: Duration) -> Result<Answer> {
-        let mut answers = self.ask_all(&[request], wait)?;
+        let mut answers = self.ask_all([request], wait)?;
         answers.pop().ok_or_else(|| self.unreachable(io::ErrorKind::UnexpectedEof.into()))
     }
 
     /// Sends several requests at once, and waits for all of their answers: one round trip.
-    pub(super) fn ask_all(&mut self, requests: &[&Request], wait: Duration) -> Result<Vec<Answer>> {
+    pub(super) fn ask_all<R: Borrow<Request>>(
+        &mut self,
+        requests: impl IntoIterator<Item = R>,
+        wait: Duration,
+    ) -> Result<Vec<Answer>> {
         if self.owner != std::process::id() {
             return Err(Error::Forked(self.path.display().to_string()));
-        }
-        let mut frames = Vec::new();
-        for request in requests {
-            frames.extend(protocol::encode(request)?);
         }
         // The service gives up by itself; this is for a service that does not answer at all.
         let deadline = Instant::now().checked_add(wait.saturating_add(ANSWER));
         self.socket.set_write_timeout(Some(ANSWER)).map_err(|error| self.unreachable(error))?;
-        if let Err(error) = self.socket.write_all(&frames) {
-            // A service that has no place for a client says so before it hangs up.
-            return Err(match self.next(deadline) {
-                Ok(Some(Answer::Error(refused))) => refused.into(),
-                _ => self.unreachable(error),
-            });
+        let (mut frames, mut asked, mut refused) = (Vec::new(), 0, None);
+        let mut requests = requests.into_iter();
+        loop {
+            let request = requests.next().filter(|_| refused.is_none());
+            let last = request.is_none();
+            match request.map(|request| protocol::encode(request.borrow())) {
+                Some(Ok(frame)) => {
+                    frames.extend(frame);
+                    asked += 1;
+                }
+                // Answers to those before it will come.
+                Some(Err(too_long)) => refused = Some(too_long),
+                None => {}
+            }
+            // While the service reads much, more is prepared.
+            if frames.len() < PART && !last {
+                continue;
+            }
+            if let Err(error) = self.socket.write_all(&frames) {
+                // A service that has no place for a client says so before it hangs up.
+                return Err(match self.next(deadline) {
+                    Ok(Some(Answer::Error(refused))) => refused.into(),
+                    _ => self.unreachable(error),
+                });
+            }
+            if last {
+                break;
+            }
+            frames.clear();
         }
         let mut answers = Vec::new();
-        let mut refused = None;
-        while answers.len() < requests.len() {
+        while answers.len() < asked {
             let next = match (self.next(deadline), refused.take()) {
                 // A connection that ends with an error has nothing else to say.
                 (Err(Error::Unreachable { .. }), Some(refused)) => return Err(Error::Service(refused)),
@@ -334,13 +361,13 @@ impl Role {
             &Request::Shares { allocations: Vec::new() },
             &Request::Entries { after: None },
         ];
-        let mut answers = self.persist(|role| role.line.ask_all(&first, Duration::ZERO))?.into_iter();
+        let mut answers = self.persist(|role| role.line.ask_all(first, Duration::ZERO))?.into_iter();
         let (mut allocations, mut shares, mut entries) = match (answers.next(), answers.next(), answers.next()) {
             (
                 Some(Answer::Allocations { allocations }),
                 Some(Answer::Shares { shares }),
                 Some(Answer::Entries { entries }),
-            ) => (allocations, shares, BTreeMap::from_iter(entries)),
+            ) => (allocations, shares, BTreeMap::from_iter(owned(&entries))),
             (other, ..) => return Err(strange(&other.unwrap_or(Answer::Done {}))),
         };
         while (allocations.len() as u64) < self.allocations {
@@ -354,7 +381,7 @@ impl Role {
         while (entries.len() as u64) < self.entries {
             let after = entries.last_key_value().map(|(key, _): (&String, &Entry)| key.clone());
             match self.ask(&Request::Entries { after }, ANSWER)? {
-                Answer::Entries { entries: more } if !more.is_empty() => entries.extend(more),
+                Answer::Entries { entries: more } if !more.is_empty() => entries.extend(owned(&more)),
                 other => return Err(strange(&other)),
             }
         }
@@ -385,6 +412,10 @@ impl Role {
         }
         Ok(all)
     }
+}
+
+fn owned(entries: &Entries) -> impl Iterator<Item = (String, Entry)> {
+    entries.iter().map(|entry| (entry.key.to_owned(), entry.to_entry()))
 }
 
 pub(super) fn milliseconds(time: Duration) -> u64 {

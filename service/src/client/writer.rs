@@ -1,12 +1,13 @@
 //! The writer of a layout.
 
-use super::line::{ANSWER, Role, done, milliseconds, strange};
+use super::line::{ANSWER, PART, Role, done, milliseconds, strange};
 use super::reader::{Reader, reader};
 use super::space::Space;
 use super::{Error, OpenOptions, Result};
-use crate::layout::{Entry, Layout};
+use crate::entries::{Entries, EntryRef};
+use crate::layout::{ENTRY_BYTES, Entry, Layout};
 use crate::name::DomainName;
-use crate::protocol::{self, Answer, Code, Request, ServiceError};
+use crate::protocol::{Answer, Code, Request, ServiceError};
 use ascend_vmm::Device;
 use ascend_vmm::copy::Slice;
 use std::collections::BTreeMap;
@@ -102,9 +103,14 @@ impl Writer {
     ///
     /// No memory, quota, or capacity.
     pub fn allocate(&mut self, size: u64, tag: &str) -> Result<(u64, u64)> {
+        self.allocate_as(None, size, tag)
+    }
+
+    /// The same, with the number that it had before if that is free.
+    fn allocate_as(&mut self, id: Option<u64>, size: u64, tag: &str) -> Result<(u64, u64)> {
         let wait = self.options.wait;
-        let request =
-            Request::Allocate { size, page: self.options.page, tag: tag.to_owned(), wait_ms: milliseconds(wait) };
+        let (page, tag, wait_ms) = (self.options.page, tag.to_owned(), milliseconds(wait));
+        let request = Request::Allocate { size, page, tag, wait_ms, id };
         let known = self.space.places.len() as u64;
         let allocation = self.role.persist(|role| {
             // A front that was replaced in the middle may have carried it out.
@@ -141,7 +147,7 @@ impl Writer {
         let mut numbers = BTreeMap::new();
         for allocation in &layout.allocations {
             self.options.page = allocation.page;
-            let (id, _) = self.allocate(allocation.size, &allocation.tag)?;
+            let (id, _) = self.allocate_as(Some(allocation.id), allocation.size, &allocation.tag)?;
             numbers.insert(allocation.id, id);
         }
         for (key, entry) in &layout.entries {
@@ -221,17 +227,20 @@ impl Writer {
 
 /// Puts all entries, and commits.
 pub(super) fn publish(role: &mut Role, entries: &BTreeMap<String, Entry>) -> Result<()> {
-    let mut part = Vec::new();
-    let mut bytes = 0;
-    let mut rest = entries.iter().peekable();
-    while let Some((key, entry)) = rest.next() {
-        bytes += key.len() + entry.value.len() + 64;
-        part.push((key.clone(), entry.clone()));
-        if bytes > protocol::FRAME_MAX / 4 || rest.peek().is_none() {
-            bytes = 0;
-            done(role.line.ask(&Request::Put { entries: std::mem::take(&mut part) }, ANSWER)?)?;
+    let mut rest = entries.iter();
+    let puts = std::iter::from_fn(|| {
+        let (mut part, mut bytes) = (Entries::default(), 0);
+        for (key, entry) in rest.by_ref() {
+            bytes += key.len() + entry.value.len() + ENTRY_BYTES;
+            part.push(EntryRef::new(key, entry));
+            if bytes > PART {
+                break;
+            }
         }
-    }
+        (!part.is_empty()).then_some(Request::Put { entries: part })
+    });
+    // None may fail: what is committed is whole.
+    role.line.ask_all(puts, ANSWER)?.into_iter().try_for_each(done)?;
     match role.line.ask(&Request::Commit {}, ANSWER)? {
         Answer::Committed { version, hash } => {
             (role.version, role.hash, role.writes) = (version, hash, false);

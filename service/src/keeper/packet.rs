@@ -11,6 +11,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use zerocopy::little_endian::{I32, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The version of these packets. The keeper outlives programs: it says its version to each front,
+/// and a front that speaks another one does not take over. What never changes is the first packet
+/// of each, [`op::START`] and [`status::LINK`].
+pub(crate) const LINK: u32 = 1;
 /// Most memories that one packet names.
 pub(crate) const BATCH: usize = 4096;
 /// Most bytes of a packet.
@@ -26,8 +30,8 @@ pub(crate) mod op {
     pub(crate) const MEMORY: u32 = 4;
     /// The journal, as a descriptor. It is not answered.
     pub(crate) const JOURNAL: u32 = 5;
-    /// From a front that has just started. Answered by a packet for each NPU and each memory, and
-    /// one with the journal at the end.
+    /// From a front that has just started. Answered by the version of the packets, a packet for
+    /// each NPU and each memory, and one with the journal at the end.
     pub(crate) const START: u32 = 6;
     /// Nothing but an answer.
     pub(crate) const PING: u32 = 7;
@@ -46,6 +50,10 @@ pub(crate) mod status {
     pub(crate) const NPU: u32 = 5;
     pub(crate) const HELD: u32 = 6;
     pub(crate) const STARTED: u32 = 7;
+    /// The version of the keeper's packets, as its number.
+    pub(crate) const LINK: u32 = 8;
+    /// There is memory with this number already.
+    pub(crate) const TAKEN: u32 = 9;
 }
 
 /// From the front. Up to [`BATCH`] numbers of memories follow.

@@ -10,7 +10,7 @@ use ascend_emulator::Emulator;
 use ascend_vmm::{Device, LogicalId, Session};
 use ascend_vmm_service::protocol::Status;
 use ascend_vmm_service::{Client, DomainName, Mode, OpenOptions, Policy, Reader};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 const SOCKET: &str = "SERVICE_TEST_SOCKET";
 const POLICY: &str = "SERVICE_TEST_POLICY";
 const REPLACES: &str = "SERVICE_TEST_REPLACES";
+const SIGNALS: &str = "SERVICE_TEST_SIGNALS";
 
 pub const MIB: u64 = 1 << 20;
 /// How long a test waits for something that happens soon, on a busy machine. What a scenario may
@@ -29,7 +30,11 @@ fn patience() -> Duration {
 
 /// This test binary again, as another process of the service.
 fn process(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    process_of(&std::env::current_exe().unwrap(), test)
+}
+
+fn process_of(program: &Path, test: &str) -> Command {
+    let mut command = Command::new(program);
     command.args([test, "--exact", "--nocapture"]).stdin(Stdio::null());
     if scenarios::is_client() && std::env::var_os(scenarios::ROOT).is_none() {
         command.env(scenarios::ROOT, std::process::id().to_string());
@@ -59,12 +64,32 @@ fn successor() -> Command {
 #[test]
 fn front_process() {
     scenarios::report_broken_promises();
+    if std::env::var_os(SIGNALS).is_some() {
+        interrupt_every_millisecond();
+    }
     if let Some(path) = std::env::var_os(REPLACES) {
         // It ends with its keeper, or when it is replaced.
         let _ = ascend_vmm_service::replace_front(Path::new(&path), policy(), &successor());
     } else if std::env::var_os("ASCEND_VMM_FRONT").is_some() {
         let _ = ascend_vmm_service::run_front(policy());
     }
+}
+
+/// From now on every blocking call of this thread is interrupted soon.
+fn interrupt_every_millisecond() {
+    extern "C" fn nothing(_: i32) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
+    // SAFETY: it takes nothing.
+    let own = unsafe { nix::libc::pthread_self() } as usize;
+    std::thread::spawn(move || {
+        loop {
+            // SAFETY: the front's thread lives as long as its process.
+            unsafe { nix::libc::pthread_kill(own as nix::libc::pthread_t, nix::libc::SIGUSR1) };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
 }
 
 /// Not a test: the keeper's process. Without a socket it does nothing.
@@ -86,10 +111,20 @@ pub struct Service {
 
 impl Service {
     pub fn start(policy: &str) -> Service {
+        Service::start_by(process("support::keeper_process"), policy)
+    }
+
+    /// A service whose fronts are interrupted every millisecond.
+    pub fn start_with_signals() -> Service {
+        let mut command = process("support::keeper_process");
+        command.env(SIGNALS, "1");
+        Service::start_by(command, "")
+    }
+
+    fn start_by(mut command: Command, policy: &str) -> Service {
         let number = std::process::id();
         let directory = std::env::temp_dir().join(format!("ascend-vmm-service-{number}"));
         std::fs::create_dir_all(&directory).unwrap();
-        let mut command = process("support::keeper_process");
         command.env(SOCKET, directory.join("socket")).env(POLICY, policy);
         let service = Service { keeper: command.spawn().unwrap(), directory, policy: policy.into() };
         service.status();
@@ -167,8 +202,13 @@ impl Service {
 
     /// Starts a front that takes over from the one that serves.
     pub fn replace_front(&self) -> Child {
+        self.replace_front_by(&std::env::current_exe().unwrap())
+    }
+
+    /// The same with another program.
+    pub fn replace_front_by(&self, program: &Path) -> Child {
         let before = self.status().front;
-        let mut command = process("support::front_process");
+        let mut command = process_of(program, "support::front_process");
         let child = command.env(REPLACES, self.path()).env(POLICY, &self.policy).spawn().unwrap();
         let deadline = Instant::now() + patience();
         while self.status().front == before {

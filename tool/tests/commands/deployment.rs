@@ -110,6 +110,22 @@ fn the_job_for_kubernetes_runs_in_a_container_that_has_only_the_tool() {
     }
 }
 
+#[test]
+fn the_files_for_kubernetes_fit_its_own_schemas() {
+    const VALIDATOR: &str = "kubernetes-validate";
+    if Command::new(VALIDATOR).arg("--version").output().is_err() {
+        eprintln!("skipped: there is no {VALIDATOR} here (pip install {VALIDATOR})");
+        return;
+    }
+    for file in ["docs/deploy/job.yaml", "docs/deploy/service.yaml"] {
+        for version in ["1.25", "1.31", "1.37"] {
+            let mut validator = Command::new(VALIDATOR);
+            let checked = validator.args(["--strict", "-k", version]).arg(root().join(file)).output().unwrap();
+            assert!(checked.status.success(), "{version}: {}{}", stdout(&checked), stderr(&checked));
+        }
+    }
+}
+
 #[cfg(feature = "service")]
 #[test]
 fn the_service_for_kubernetes_serves_and_an_engine_is_ready_when_its_weights_are_committed() {
