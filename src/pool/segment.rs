@@ -28,7 +28,7 @@ pub(super) type BeforeUnmap = Arc<dyn Fn(&[Range<u64>]) + Send + Sync>;
 
 /// Where a segment is, and how it grows.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{PageCache, Segment, SegmentOptions};
@@ -121,7 +121,7 @@ impl SegmentOptions {
 
 /// Reserved addresses with memory behind any part of them.
 ///
-/// ```standalone_crate
+/// ```
 /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
 /// # emulator.attach()?;
 /// use ascend_vmm::pool::{PageCache, Segment};
