@@ -23,6 +23,12 @@ pub mod module {
     pub const SVM: &str = "SVM";
     /// Memory, third generation: Ascend 950. Not supported by this project.
     pub const SVM_V3: &str = "svm";
+    /// Task scheduler of a device: streams, events and queues.
+    pub const TSDRV: &str = "TSDRV";
+    /// Mappings of the task scheduler's queues.
+    pub const TSDRV_MMAP: &str = "TSDRV_MMAP";
+    /// Events between processes of the host and of a device.
+    pub const ESCHED: &str = "ESCHED";
 }
 
 declare_layouts! {
@@ -30,7 +36,8 @@ declare_layouts! {
     pub struct OpenArg = "davinci_intf_open_arg", 260 {
         /// NUL-terminated; the kernel forces the last byte to NUL.
         pub module_name: [u8; 256] = "module_name" @ 0,
-        /// Stored and not used; 0 for all modules that this project uses.
+        /// Physical id of a device for `TSDRV`, `TSDRV_MMAP` and `ESCHED`; the other modules do not use
+        /// it.
         pub device_id: i32 = "device_id" @ 256,
     }
 

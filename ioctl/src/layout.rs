@@ -62,6 +62,8 @@ pub fn layouts() -> impl Iterator<Item = &'static Layout> {
         crate::svm::LAYOUTS,
         crate::hdc::LAYOUTS,
         crate::klog::LAYOUTS,
+        crate::tsdrv::LAYOUTS,
+        crate::esched::LAYOUTS,
     ]
     .into_iter()
     .flatten()
@@ -80,6 +82,9 @@ pub fn constants() -> impl Iterator<Item = &'static Constant> {
         crate::hdc::CONSTANTS,
         crate::hdc::error::CONSTANTS,
         crate::klog::CONSTANTS,
+        crate::tsdrv::CONSTANTS,
+        crate::esched::CONSTANTS,
+        crate::esched::code::CONSTANTS,
     ]
     .into_iter()
     .flatten()
@@ -117,6 +122,8 @@ pub fn commands(generation: Generation) -> impl Iterator<Item = &'static Command
         crate::urd::COMMANDS,
         crate::devmng::COMMANDS,
         crate::hdc::COMMANDS,
+        crate::tsdrv::COMMANDS,
+        crate::esched::COMMANDS,
     ]
     .into_iter()
     .flatten()

@@ -42,11 +42,13 @@
 pub mod command;
 pub mod davinci;
 pub mod devmng;
+pub mod esched;
 mod generation;
 pub mod hdc;
 pub mod klog;
 pub mod layout;
 pub mod svm;
+pub mod tsdrv;
 pub mod uda;
 pub mod urd;
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub struct Unit {
     /// What the headers describe.
     pub name: &'static str,
-    /// The headers, relative to the tree.
+    /// The headers, relative to the tree; a name without a directory is looked for everywhere.
     pub headers: &'static [&'static str],
     /// Directories in which the headers' own includes are looked for first.
     pub include: &'static [&'static str],
@@ -40,7 +40,7 @@ pub const DEFINES: [&str; 9] = [
 const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 
 /// The units. If two declare the same name, the first counts, so headers of the kernel come first.
-pub const UNITS: [Unit; 8] = [
+pub const UNITS: [Unit; 10] = [
     Unit {
         name: "memory",
         headers: &[MEMORY_HEADER],
@@ -84,6 +84,21 @@ pub const UNITS: [Unit; 8] = [
         name: "host-device channel",
         headers: &["src/sdk_driver/hdc/command/ioctl/hdcdrv_cmd_ioctl.h", "src/sdk_driver/hdc/inc/hdcdrv_cmd_enum.h"],
         include: &["src/sdk_driver/hdc/command/ioctl"],
+        foreign: &[],
+        all_requests: false,
+    },
+    Unit {
+        name: "task scheduler",
+        // Its directory has another name in 8.5.0.
+        headers: &["trs_ioctl.h"],
+        include: &["src/sdk_driver/inc", "pkg_inc"],
+        foreign: &[],
+        all_requests: false,
+    },
+    Unit {
+        name: "event scheduler",
+        headers: &["src/sdk_driver/esched/command/ioctl/esched_ioctl.h"],
+        include: &["src/sdk_driver/esched/command/ioctl", "src/sdk_driver/inc", "pkg_inc"],
         foreign: &[],
         all_requests: false,
     },
@@ -150,7 +165,10 @@ impl DriverTree {
     /// The headers of `unit`. The error names the first that is missing.
     pub fn headers(&self, unit: &Unit) -> Result<Vec<PathBuf>, String> {
         let header = |path: &&str| {
-            let found = self.root.join(path);
+            let found = match self.headers.get(*path).and_then(|found| found.first()) {
+                Some(found) => found.clone(),
+                None => self.root.join(path),
+            };
             if found.is_file() { Ok(found) } else { Err(format!("the tree has no {path} ({})", unit.name)) }
         };
         unit.headers.iter().map(header).collect()
