@@ -106,6 +106,12 @@ impl Manager {
         self.command(&davinci::OPEN, &mut arg)
     }
 
+    /// OPEN of a module for one device, by its physical id.
+    pub fn bind_to(&self, module: &str, physical: u32) -> Answer<i32> {
+        let mut arg = davinci::OpenArg { device_id: physical as i32, ..davinci::OpenArg::new(module) };
+        self.command(&davinci::OPEN, &mut arg)
+    }
+
     /// CLOSE.
     pub fn announce_close(&self) -> Answer<i32> {
         self.command_at(&davinci::CLOSE, 0)

@@ -116,6 +116,16 @@ fn a_host_without_the_packet_node_skips_what_needs_it() {
 }
 
 #[test]
+fn a_host_without_task_scheduler_or_events_skips_their_rules() {
+    let config = Config { missing_modules: vec!["TSDRV".into(), "ESCHED".into()], ..Config::default() };
+    let (output, code) = run(config, &["trs_fops", "esched"]);
+    assert!(output.contains("skip an_absent_device_has_no_tasks: this host has no task scheduler"), "{output}");
+    assert!(output.contains("skip a_group_is_made_once: this host has no events"), "{output}");
+    assert!(!output.contains("FAIL") && !output.contains("\nok "), "{output}");
+    assert_eq!(code, Some(0), "{output}");
+}
+
+#[test]
 fn what_may_cost_memory_for_good_runs_on_request_only() {
     let name = "an_import_in_the_name_of_another_server_is_never_forgotten";
     let (output, _) = run(Config::default(), &[name]);

@@ -15,7 +15,8 @@ use std::fs::File;
 use std::mem::offset_of;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A module behind the multiplexer, in the order of loading: `asdrv_pbl`, `asdrv_dms`, `asdrv_svm`.
+/// A module behind the multiplexer, in the order of loading: `asdrv_pbl`, `asdrv_dms`, `asdrv_svm`,
+/// `asdrv_esched`, `asdrv_trs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Module {
     /// Device numbering.
@@ -34,10 +35,16 @@ pub enum Module {
     Svm,
     /// The next memory driver. Can be bound; every command is EINVAL.
     SvmV3,
+    /// Events.
+    Esched,
+    /// Task schedulers.
+    Tsdrv,
+    /// Mappings of queues. Can be bound; every command is EINVAL.
+    TsdrvMmap,
 }
 
 impl Module {
-    const ALL: [Module; 8] = [
+    const ALL: [Module; 11] = [
         Module::Uda,
         Module::Urd,
         Module::Resmng,
@@ -46,6 +53,9 @@ impl Module {
         Module::Devmng,
         Module::Svm,
         Module::SvmV3,
+        Module::Esched,
+        Module::Tsdrv,
+        Module::TsdrvMmap,
     ];
 
     /// The name that OPEN takes.
@@ -59,6 +69,9 @@ impl Module {
             Module::Devmng => module::DEVMNG,
             Module::Svm => module::SVM,
             Module::SvmV3 => module::SVM_V3,
+            Module::Esched => module::ESCHED,
+            Module::Tsdrv => module::TSDRV,
+            Module::TsdrvMmap => module::TSDRV_MMAP,
         }
     }
 
@@ -114,8 +127,9 @@ impl ManagerFile {
         }
     }
 
-    /// OPEN: returns the module that the file is to be bound to. The caller binds it.
-    pub fn open(&mut self, config: &Config, caller: &Caller, arg: u64) -> Result<Module, Errno> {
+    /// OPEN: returns the module that the file is to be bound to, and the device. The caller opens
+    /// the module and then calls [`ManagerFile::bind`].
+    pub fn open(&self, config: &Config, caller: &Caller, arg: u64) -> Result<(Module, u32), Errno> {
         let mut open = OpenArg::new_zeroed();
         if arg == 0 {
             return Err(Errno::EINVAL);
@@ -129,10 +143,13 @@ impl ManagerFile {
             return Err(Errno::ENOSYS);
         }
         let module = std::str::from_utf8(name).ok().and_then(|name| Module::registered(config, name));
-        let module = module.ok_or(Errno::EINVAL)?;
+        Ok((module.ok_or(Errno::EINVAL)?, open.device_id as u32))
+    }
+
+    /// The module took the file.
+    pub fn bind(&mut self, module: Module) {
         self.announcement = Announcement::Bound;
         self.module = Some(module);
-        Ok(module)
     }
 
     /// CLOSE. Ignored unless the opener calls it. A file that is not bound can never be bound

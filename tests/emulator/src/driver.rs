@@ -8,11 +8,13 @@ use crate::caller::{Caller, Outcome};
 use crate::config::{Config, Door};
 use crate::davinci::{self, ManagerFile, Module};
 use crate::devmng::Devmng;
+use crate::esched::Esched;
 use crate::fault::{DeviceFault, Fault};
 use crate::hdc::Hdc;
 use crate::machine::Machine;
 use crate::state::{DeviceProcessState, FileState, State};
 use crate::svm::Svm;
+use crate::tsdrv::Tsdrv;
 use crate::{dp_proc_mng, uda, urd};
 use ascend_ioctl::command::{magic, number};
 use ascend_ioctl::{davinci as ioctl, hdc};
@@ -113,6 +115,8 @@ pub struct Driver {
     pub svm: Svm,
     devmng: Devmng,
     hdc: Hdc,
+    tsdrv: Tsdrv,
+    esched: Esched,
     files: BTreeMap<FileId, OpenFile>,
     opened: u64,
 }
@@ -125,6 +129,8 @@ impl Driver {
             svm: Svm::default(),
             devmng: Devmng::default(),
             hdc: Hdc::default(),
+            tsdrv: Tsdrv::default(),
+            esched: Esched::default(),
             files: BTreeMap::new(),
             opened: 0,
         }
@@ -200,6 +206,8 @@ impl Driver {
             Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
             Some(Module::DpProcMng) => dp_proc_mng::ioctl(machine, caller, request, arg),
+            Some(Module::Tsdrv) => self.tsdrv.ioctl(machine, &mut self.svm, caller, file, request, arg),
+            Some(Module::Esched) => self.esched.ioctl(machine, caller, file, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }
     }
@@ -220,7 +228,19 @@ impl Driver {
         if number != ioctl::OPEN.number {
             return Err(Errno::EINVAL);
         }
-        let module = manager.open(&self.machine.config, caller, arg)?;
+        let (module, device) = manager.open(&self.machine.config, caller, arg)?;
+        let machine = &self.machine;
+        let answer = match module {
+            Module::Tsdrv => self.tsdrv.open(machine, caller, file, device)?,
+            Module::TsdrvMmap => self.tsdrv.open_mmap(machine, caller, device)?,
+            Module::Esched => self.esched.open(machine, caller, file, device),
+            _ => 0,
+        };
+        // A positive answer is a refusal, too.
+        if answer != 0 {
+            return Ok(answer);
+        }
+        manager.bind(module);
         match (module, manager.backing.take()) {
             (Module::Svm, Some(backing)) => self.svm.open(file, caller, backing),
             (Module::Devmng, _) => self.devmng.open(caller),
@@ -260,6 +280,8 @@ impl Driver {
             _ if manager.torn => Err(Errno::EBADFD),
             None => Err(Errno::EBADFD),
             Some(Module::Svm) => self.svm.mmap(&mut self.machine, caller, file, mmap),
+            // Empty: no queue is ever mapped into it.
+            Some(Module::TsdrvMmap) => Ok(()),
             Some(_) => Err(Errno::EINVAL),
         }
     }
@@ -315,6 +337,8 @@ impl Driver {
             sessions: self.hdc.sessions().collect(),
             peer_requests: self.machine.peers.requests().collect(),
             memory: self.svm.state(),
+            tasks: self.tsdrv.state(),
+            event_groups: self.esched.groups(),
         }
     }
 
@@ -353,6 +377,8 @@ impl Driver {
             match module {
                 Some(Module::Devmng) => self.devmng.release(&mut self.machine, manager.tgid),
                 Some(Module::Svm) => self.svm.release(&mut self.machine, id, alive),
+                Some(Module::Tsdrv) => self.tsdrv.release(id),
+                Some(Module::Esched) => self.esched.release(id),
                 _ => {}
             }
         }
@@ -399,6 +425,7 @@ mod tests {
             let mut files: Vec<FileId> =
                 processes.iter().flat_map(|it| names.map(|name| rig.module(*it, name).unwrap())).collect();
             files.extend(processes.map(|process| rig.open(process, hdc::PATH).unwrap()));
+            files.extend(["TSDRV", "ESCHED"].map(|name| rig.module(processes[0], name).unwrap()));
             let arg = rig.heap.put(&[0; 512]);
             for _ in 0..4_000 {
                 for offset in (0..512).step_by(4) {
@@ -408,7 +435,7 @@ mod tests {
                     }
                 }
                 let file = files[random.next() as usize % files.len()];
-                let magics = [0x5500, 0x5600, 0x4D00, 0x4800, 0x5A00];
+                let magics = [0x5500, 0x5600, 0x4D00, 0x4800, 0x5A00, 0x5700, 0x5800];
                 let mut request = magics[random.next() as usize % magics.len()] | (random.next() as u32 % 256);
                 // CLOSE would end the file's use.
                 request = if request == ioctl::CLOSE.request() { 0x5601 } else { request };

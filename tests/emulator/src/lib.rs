@@ -32,6 +32,7 @@ pub mod davinci;
 mod devmng;
 mod dp_proc_mng;
 pub mod driver;
+mod esched;
 pub mod fault;
 pub mod front;
 mod hdc;
@@ -51,6 +52,7 @@ pub mod state;
 pub mod svm;
 pub mod trap;
 mod tsd;
+mod tsdrv;
 mod uda;
 mod urd;
 

@@ -11,7 +11,7 @@ pub mod buffer;
 
 pub use buffer::Buffer;
 
-use ascend_ioctl::{Command, Generation, command, davinci, devmng, hdc, svm, uda, urd};
+use ascend_ioctl::{Command, Generation, command, davinci, devmng, esched, hdc, svm, tsdrv, uda, urd};
 use nix::errno::Errno;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::File;
@@ -132,6 +132,8 @@ pub fn command(generation: Generation, module: &str, request: u32) -> Option<&'s
         "URD" => urd::COMMANDS,
         "DEVMNG" => devmng::COMMANDS,
         "hdc" => hdc::COMMANDS,
+        "TSDRV" => tsdrv::COMMANDS,
+        "ESCHED" => esched::COMMANDS,
         _ => return None,
     };
     commands.iter().find(|command| command.number == number)
@@ -140,8 +142,8 @@ pub fn command(generation: Generation, module: &str, request: u32) -> Option<&'s
 /// The names of all commands of a generation.
 pub(crate) fn names(generation: Generation) -> impl Iterator<Item = &'static str> {
     let svm = generation.svm_commands().map(|svm| svm.command.name);
-    let others =
-        [davinci::COMMANDS, uda::COMMANDS, urd::COMMANDS, devmng::COMMANDS, hdc::COMMANDS].into_iter().flatten();
+    let others = [davinci::COMMANDS, uda::COMMANDS, urd::COMMANDS, devmng::COMMANDS, hdc::COMMANDS];
+    let others = others.into_iter().chain([tsdrv::COMMANDS, esched::COMMANDS]).flatten();
     others.map(|command| command.name).chain(svm)
 }
 

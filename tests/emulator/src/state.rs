@@ -1,6 +1,7 @@
 //! The state of the model for tests: what clients hold.
 
 use crate::svm::SvmState;
+use crate::tsdrv::TasksState;
 use serde::Serialize;
 
 /// Everything that clients hold.
@@ -18,6 +19,10 @@ pub struct State {
     pub peer_requests: Vec<(i32, u32, u32, u32)>,
     /// What the memory module holds.
     pub memory: SvmState,
+    /// What the task schedulers hold.
+    pub tasks: TasksState,
+    /// Groups that wait for events.
+    pub event_groups: usize,
 }
 
 impl State {

@@ -326,6 +326,30 @@ impl Svm {
         answer
     }
 
+    /// A copy that a device makes for a stream of the caller.
+    pub(crate) fn stream_copy(
+        &mut self,
+        machine: &mut Machine,
+        caller: &Caller,
+        device: u32,
+        destination: u64,
+        source: u64,
+        size: u64,
+    ) -> Result<(), Errno> {
+        let id = self.sessions.get(&caller.tgid).copied();
+        let process = id.and_then(|id| self.processes.get_mut(&id)).ok_or(Errno::ESRCH)?;
+        let world = &mut self.world;
+        let pace = Call::pace(&world.holds, Duration::ZERO, Op::Memcpy, None);
+        let mut call = Call { machine, caller, world, process, logical: device, physical: device, pace };
+        let answer = call.stream_copy(destination, source, size);
+        machine.traps.append(&mut world.traps);
+        match answer {
+            Ok(()) => Ok(()),
+            Err(Stop::Refused(errno, _)) => Err(errno),
+            Err(_) => Err(Errno::EIO),
+        }
+    }
+
     /// The holds of tests.
     pub(crate) fn holds(&mut self) -> &mut Holds {
         &mut self.world.holds

@@ -236,6 +236,11 @@ impl Machine {
         table.devices.iter().position(|id| *id == physical).map(|index| index as u32)
     }
 
+    /// Whether the caller may use a device by its physical id.
+    pub(crate) fn may_use(&self, caller: &Caller, physical: u32) -> bool {
+        self.is_admin(caller) || self.logical(caller, physical).is_some()
+    }
+
     /// Whether the caller's namespace has a table.
     pub(crate) fn has_table(&self, caller: &Caller) -> bool {
         self.tables.find(self.namespace(caller), caller.tgid).is_some()

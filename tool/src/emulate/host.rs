@@ -345,7 +345,7 @@ fn check(config: &Config) -> Result<(), String> {
         return Err("the name of a chip has 1 to 31 ASCII characters".into());
     }
     for module in &config.missing_modules {
-        const MODULES: [&str; 4] = ["uda", "URD", "DEVMNG", "SVM"];
+        const MODULES: [&str; 6] = ["uda", "URD", "DEVMNG", "SVM", "TSDRV", "ESCHED"];
         if !MODULES.contains(&module.as_str()) {
             return Err(format!("without-module: there is no module `{module}`, but {}", MODULES.join(", ")));
         }

@@ -112,6 +112,8 @@ fn of(module: &str, name: &str) -> Option<&'static Layout> {
         "uda" => ascend_ioctl::uda::LAYOUTS,
         "URD" => ascend_ioctl::urd::LAYOUTS,
         "DEVMNG" => ascend_ioctl::devmng::LAYOUTS,
+        "TSDRV" => ascend_ioctl::tsdrv::LAYOUTS,
+        "ESCHED" => ascend_ioctl::esched::LAYOUTS,
         _ => &[],
     };
     own.iter().find(|layout| layout.name == name).or_else(|| layout::layouts().find(|layout| layout.name == name))

@@ -12,6 +12,7 @@ mod device_handles;
 mod device_process;
 mod discovery;
 mod dynamic_ranges;
+mod events;
 mod fill;
 mod heaps;
 mod host_handles;
@@ -28,6 +29,7 @@ mod rows;
 mod runtime_questions;
 mod segments;
 mod share;
+mod tasks;
 mod vendor_stack;
 
 use crate::rule::Rule;
@@ -62,6 +64,8 @@ const ALL: &[&[Rule]] = &[
     named::RULES,
     register::RULES,
     convert::RULES,
+    tasks::RULES,
+    events::RULES,
 ];
 
 /// Every rule, in the order in which they run.
@@ -78,7 +82,7 @@ mod tests {
     fn every_rule_has_a_name_of_its_own() {
         let names: BTreeSet<_> = rules().map(|rule| rule.name).collect();
         assert_eq!(names.len(), rules().count());
-        assert!(names.len() >= 833, "{}", names.len());
+        assert!(names.len() >= 879, "{}", names.len());
     }
 
     /// `function, file.c`: an identifier, and a path that ends in the name of a C file.

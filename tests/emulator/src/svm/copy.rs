@@ -267,6 +267,12 @@ impl Call<'_, '_> {
         Ok(())
     }
 
+    /// A copy by a task of a stream.
+    pub(super) fn stream_copy(&mut self, destination: u64, source: u64, size: u64) -> SvmResult {
+        let plan = self.plan(destination, source, size, svm::COPY_DETECT, Mode::Sync)?;
+        self.carry(plan, destination, source, size)
+    }
+
     /// The checks of a copy before the transfer (`devmm_memcpy_proc`).
     pub(super) fn plan(
         &mut self,
