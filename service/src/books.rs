@@ -387,7 +387,7 @@ impl Books {
                 self.allocate(id, Wait::Memory { size, page, tag, id: number, told: None }, wait_ms, now)
             }
             Request::Free { allocations } => self.free(id, &allocations),
-            Request::Put { entries } => put(writer(client)?, &entries),
+            Request::Put { entries } => put(writer(client)?, entries),
             Request::Begin {} => self.begin(id),
             Request::Commit {} => self.commit(id),
             Request::Allocations { from } => {
@@ -593,7 +593,7 @@ fn unreadable(problem: std::io::Error) -> ServiceError {
     error(Code::Driver, format!("the keys cannot be read: {problem}"), "commit them again")
 }
 
-fn put(role: &mut RoleState, entries: &Entries) -> Outcome {
+fn put(role: &mut RoleState, entries: Entries) -> Outcome {
     let put = role.puts.add(&role.layout.allocations, entries);
     put.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing of this request was put"))?;
     Ok(Some(Answer::Done {}))

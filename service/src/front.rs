@@ -8,7 +8,7 @@ use crate::books::{Books, ClientId, Effect, Order};
 use crate::journal::{Journal, Token};
 use crate::link::KeeperLink;
 use crate::policy::{Peer, Policy};
-use crate::protocol::{self, Answer, Code, Request, ServiceError};
+use crate::protocol::{self, Answer, Code, ServiceError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers that a client has not read are at most so many bytes.
 const UNREAD: usize = 2 * protocol::FRAME_MAX;
+/// Most bytes that are read of a client before others have their turn.
+const READ: u64 = 256 << 10;
 /// How often the keeper is asked for free memory while there are clients.
 const LOOK: Duration = Duration::from_secs(2);
 /// A journal that is shorter is not written anew.
@@ -310,18 +312,14 @@ impl Front {
 
     fn read(&mut self, id: ClientId, now: Instant) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        let mut part = [0; 64 << 10];
-        let read = connection.socket.read(&mut part);
-        match read {
-            Ok(0) => return self.gone(id, now),
-            Ok(count) => {
-                if connection.input.is_empty() && connection.unfinished.is_none() {
-                    connection.unfinished = Some(now);
-                }
-                connection.input.extend_from_slice(&part[..count]);
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(()),
-            Err(_) => return self.gone(id, now),
+        let before = connection.input.len();
+        let read = (&connection.socket).take(READ).read_to_end(&mut connection.input);
+        let blocked = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        if connection.input.len() == before {
+            return if blocked { Ok(()) } else { self.gone(id, now) };
+        }
+        if before == 0 && connection.unfinished.is_none() {
+            connection.unfinished = Some(now);
         }
         self.serve(id, now)
     }
@@ -349,7 +347,7 @@ impl Front {
             if connection.ending || !self.books.is_ready(id) || connection.output.len() >= protocol::FRAME_MAX {
                 break;
             }
-            match protocol::decode::<Request>(&input[served..]) {
+            match protocol::decode_request(&input[served..]) {
                 Ok(None) => break,
                 Ok(Some((length, request))) => {
                     served += length;

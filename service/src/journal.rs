@@ -10,6 +10,7 @@ use crate::name::DomainName;
 use crate::protocol::Mode;
 use serde::{Deserialize, Serialize, Serializer};
 use std::fs::File;
+use std::hash::Hasher;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -49,7 +50,7 @@ pub(crate) enum Record {
         hash: [u8; 16],
         #[serde(serialize_with = "without_names")]
         allocations: Rc<Vec<Allocation>>,
-        /// At the end: there the front finds them again.
+        /// Their length; their bytes follow the record.
         keys: Rc<Keys>,
     },
     /// What is served is being changed in place.
@@ -139,7 +140,13 @@ impl Journal {
         let mut records = Vec::new();
         while let Some(body) = next(&bytes[journal.end as usize..]) {
             let record = rmp_serde::from_slice(body);
-            let record = record.map_err(|error| bad(format!("the state of the service is not understood: {error}")))?;
+            let mut record =
+                record.map_err(|error| bad(format!("the state of the service is not understood: {error}")))?;
+            if let Record::Committed { keys, .. } = &mut record {
+                let begins = body.len().checked_sub(keys.length());
+                let read = begins.and_then(|begins| Keys::from_bytes(&body[begins..]));
+                *keys = Rc::new(read.ok_or_else(|| bad("keys in the state of the service are not whole".into()))?);
+            }
             journal.end += (HEAD + body.len()) as u64;
             journal.holds(&record);
             records.push(record);
@@ -151,12 +158,23 @@ impl Journal {
     pub(crate) fn append(&mut self, record: &Record) -> io::Result<()> {
         let mut bytes = vec![0; HEAD];
         rmp_serde::encode::write_named(&mut bytes, record).map_err(io::Error::other)?;
-        let length = (bytes.len() - HEAD) as u32;
-        let checksum = checksum(&bytes[HEAD..]);
+        let mut checksum = XxHash3_64::new();
+        checksum.write(&bytes[HEAD..]);
+        let mut end = self.end + bytes.len() as u64;
+        if let Record::Committed { keys, .. } = record {
+            let mut written = Ok(());
+            keys.each_part(|part| {
+                checksum.write(part);
+                written = std::mem::replace(&mut written, Ok(())).and_then(|()| self.file.write_all_at(part, end));
+                end += part.len() as u64;
+            })?;
+            written?;
+        }
+        let length = (end - self.end) as u32 - HEAD as u32;
         bytes[..4].copy_from_slice(&length.to_le_bytes());
-        bytes[4..HEAD].copy_from_slice(&checksum);
+        bytes[4..HEAD].copy_from_slice(&checksum.finish().to_le_bytes());
         self.file.write_all_at(&bytes, self.end)?;
-        self.end += bytes.len() as u64;
+        self.end = end;
         self.holds(record);
         Ok(())
     }
@@ -178,15 +196,11 @@ impl Journal {
     }
 }
 
-fn checksum(body: &[u8]) -> [u8; 8] {
-    XxHash3_64::oneshot(body).to_le_bytes()
-}
-
 /// The first record of some bytes; `None` if it is not whole.
 fn next(bytes: &[u8]) -> Option<&[u8]> {
     let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
     let body = bytes.get(HEAD..HEAD.checked_add(length)?)?;
-    (length > 0 && checksum(body) == bytes[4..HEAD]).then_some(body)
+    (length > 0 && XxHash3_64::oneshot(body).to_le_bytes() == bytes[4..HEAD]).then_some(body)
 }
 
 #[cfg(test)]

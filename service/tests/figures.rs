@@ -317,7 +317,7 @@ fn a_commit_of_ten_thousand_keys_costs_a_few_times_its_bytes_through_a_socket_pa
         });
         let bytes = protocol::encode(&Request::Put { entries: entries.collect() }).unwrap().len();
         // The best of some: whatever else the machine does makes both slower.
-        let best = |time: &dyn Fn() -> Duration| (0..9).map(|_| time()).min().unwrap();
+        let best = |time: &dyn Fn() -> Duration| (0..30).map(|_| time()).min().unwrap();
         let commit = best(&|| commit_keys(&client, &device, "w", KEYS));
         let ratio = commit.as_secs_f64() / best(&|| through_a_socket_pair(bytes)).as_secs_f64();
         println!("a commit of {KEYS} keys takes {ratio:.1} times as long as {bytes} bytes");

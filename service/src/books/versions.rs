@@ -54,7 +54,7 @@ impl Books {
         let keys = role.puts.commit(&layout.keys).map_err(unreadable)?;
         let keys = keys.map_err(|bad| error(Code::Invalid, bad.to_string(), "nothing was committed"))?;
         let mut hasher = hash_of(&layout.allocations);
-        keys.with_bytes(|bytes| hasher.write(bytes)).map_err(unreadable)?;
+        keys.each_part(|part| hasher.write(part)).map_err(unreadable)?;
         let hash = hasher.finish_128().to_le_bytes();
         layout.keys = Rc::new(keys);
         self.last_version += 1;
