@@ -6,7 +6,7 @@
 
 use crate::layout::{Allocation, BadLayout, ENTRY_BYTES, Entry, KEYS_MAX, METADATA_MAX, check};
 use crate::protocol::{FRAME_MAX, PAGE_MAX};
-use serde::de::{SeqAccess, Visitor};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::cell::RefCell;
 use std::fmt;
@@ -74,6 +74,11 @@ impl<'a> EntryRef<'a> {
         bytes
     }
 
+    /// How many bytes it has.
+    fn length(&self) -> usize {
+        HEAD + self.key.len() + self.value.len()
+    }
+
     /// The first entry of some bytes, and how many bytes it has.
     fn first(bytes: &'a [u8]) -> Option<(EntryRef<'a>, usize)> {
         let (head, rest) = Head::read_from_prefix(bytes).ok()?;
@@ -86,7 +91,7 @@ impl<'a> EntryRef<'a> {
             size: head.size.get(),
             value,
         };
-        Some((entry, HEAD + key.len() + value.len()))
+        Some((entry, entry.length()))
     }
 }
 
@@ -160,164 +165,21 @@ impl fmt::Debug for Entries {
     }
 }
 
-/// An entry in a message, behind its key.
-#[derive(Serialize, Deserialize)]
-struct Fields<'a> {
-    allocation: u64,
-    offset: u64,
-    size: u64,
-    #[serde(borrow, with = "serde_bytes")]
-    value: &'a [u8],
-}
-
 impl Serialize for Entries {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let fields =
-            |EntryRef { key, allocation, offset, size, value }| (key, Fields { allocation, offset, size, value });
-        let mut sequence = serializer.serialize_seq(Some(self.count))?;
-        for entry in self.iter() {
-            serde::ser::SerializeSeq::serialize_element(&mut sequence, &fields(entry))?;
-        }
-        serde::ser::SerializeSeq::end(sequence)
+        serializer.serialize_bytes(&self.bytes)
     }
-}
-
-/// What a whole `put` begins with: a map of one, `put`, and its only field.
-const PUT: &[u8] = b"\x81\xA3put\x81\xA7entries";
-
-impl Entries {
-    /// The entries of a `put`, if its bytes are those that this library writes. Whatever else has
-    /// to be read by serde, which takes ten times as long: a commit consists of this.
-    pub(crate) fn of_put(message: &[u8]) -> Option<Entries> {
-        let mut rest = message.strip_prefix(PUT)?;
-        let count = length(&mut rest, 0x90, 0x0F, [None, Some(0xDC), Some(0xDD)])?;
-        let mut entries = Entries { bytes: Vec::with_capacity(rest.len()), count: 0 };
-        for _ in 0..count {
-            literal(&mut rest, b"\x92")?;
-            let key = length(&mut rest, 0xA0, 0x1F, [Some(0xD9), Some(0xDA), Some(0xDB)])?;
-            let key = std::str::from_utf8(take(&mut rest, key)?).ok()?;
-            literal(&mut rest, b"\x84\xAAallocation")?;
-            let allocation = number(&mut rest)?;
-            literal(&mut rest, b"\xA6offset")?;
-            let offset = number(&mut rest)?;
-            literal(&mut rest, b"\xA4size")?;
-            let size = number(&mut rest)?;
-            literal(&mut rest, b"\xA5value")?;
-            let value = length(&mut rest, 0, 0, [Some(0xC4), Some(0xC5), Some(0xC6)])?;
-            let value = take(&mut rest, value)?;
-            entries.push(EntryRef { key, allocation, offset, size, value });
-        }
-        rest.is_empty().then_some(entries)
-    }
-}
-
-impl Entries {
-    /// The same bytes as serde's, in a quarter of the time.
-    pub(crate) fn write_put(&self, message: &mut Vec<u8>) {
-        message.reserve(PUT.len() + 5 + self.bytes.len() + 40 * self.count);
-        message.extend_from_slice(PUT);
-        write_length(message, self.count, (0x90, 15), [None, Some(0xDC), Some(0xDD)]);
-        for entry in self.iter() {
-            message.push(0x92);
-            write_length(message, entry.key.len(), (0xA0, 31), [Some(0xD9), Some(0xDA), Some(0xDB)]);
-            message.extend_from_slice(entry.key.as_bytes());
-            message.extend_from_slice(b"\x84\xAAallocation");
-            write_number(message, entry.allocation);
-            message.extend_from_slice(b"\xA6offset");
-            write_number(message, entry.offset);
-            message.extend_from_slice(b"\xA4size");
-            write_number(message, entry.size);
-            message.extend_from_slice(b"\xA5value");
-            // There is no short form for bytes.
-            write_length(message, entry.value.len(), (0, -1), [Some(0xC4), Some(0xC5), Some(0xC6)]);
-            message.extend_from_slice(entry.value);
-        }
-    }
-}
-
-/// In the marker itself up to a limit, or in one, two or four bytes behind a marker of its own.
-fn write_length(message: &mut Vec<u8>, length: usize, short: (u8, i32), markers: [Option<u8>; 3]) {
-    let bytes = (length as u32).to_be_bytes();
-    match (markers, length) {
-        _ if (length as i64) <= i64::from(short.1) => message.push(short.0 | bytes[3]),
-        ([Some(marker), ..], 0..=0xFF) => message.extend_from_slice(&[marker, bytes[3]]),
-        ([_, Some(marker), _], 0..=0xFFFF) => message.extend_from_slice(&[marker, bytes[2], bytes[3]]),
-        ([.., marker], _) => {
-            message.extend(marker);
-            message.extend_from_slice(&bytes);
-        }
-    }
-}
-
-fn write_number(message: &mut Vec<u8>, number: u64) {
-    let bytes = number.to_be_bytes();
-    let (marker, from) = match number {
-        0..=0x7F => return message.push(bytes[7]),
-        0..=0xFF => (0xCC, 7),
-        0..=0xFFFF => (0xCD, 6),
-        0..=0xFFFF_FFFF => (0xCE, 4),
-        _ => (0xCF, 0),
-    };
-    message.push(marker);
-    message.extend_from_slice(&bytes[from..]);
-}
-
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
-    let (taken, after) = rest.split_at_checked(count)?;
-    *rest = after;
-    Some(taken)
-}
-
-fn literal(rest: &mut &[u8], bytes: &[u8]) -> Option<()> {
-    *rest = rest.strip_prefix(bytes)?;
-    Some(())
-}
-
-/// A number of so many bytes, the most significant one first.
-fn big_endian(rest: &mut &[u8], bytes: usize) -> Option<u64> {
-    take(rest, bytes).map(|bytes| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
-}
-
-/// An unsigned number of MessagePack.
-fn number(rest: &mut &[u8]) -> Option<u64> {
-    match take(rest, 1)?[0] {
-        small @ 0..=0x7F => Some(small.into()),
-        marker @ 0xCC..=0xCF => big_endian(rest, 1 << (marker - 0xCC)),
-        _ => None,
-    }
-}
-
-/// A length of MessagePack: in the marker itself, where `mask` is not 0, or in one, two or four
-/// bytes behind one of the markers.
-fn length(rest: &mut &[u8], short: u8, mask: u8, markers: [Option<u8>; 3]) -> Option<usize> {
-    let marker = take(rest, 1)?[0];
-    if mask != 0 && marker & !mask == short {
-        return Some(usize::from(marker & mask));
-    }
-    let place = markers.iter().position(|known| *known == Some(marker))?;
-    big_endian(rest, 1 << place).map(|length| length as usize)
 }
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
-        struct All;
-        impl<'de> Visitor<'de> for All {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array of keys with their entries")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Entries, A::Error> {
-                let mut entries = Entries::default();
-                while let Some((key, fields)) = all.next_element::<(&str, Fields<'de>)>()? {
-                    let Fields { allocation, offset, size, value } = fields;
-                    entries.push(EntryRef { key, allocation, offset, size, value });
-                }
-                Ok(entries)
-            }
+        let bytes: Vec<u8> = serde_bytes::deserialize(deserializer)?;
+        let whole = walk(&bytes).fold((0, 0), |(count, end), (_, entry)| (count + 1, end + entry.length()));
+        if whole.1 != bytes.len() {
+            let (count, end) = whole;
+            return Err(D::Error::custom(format_args!("entry {count}, at byte {end} of them, is not whole")));
         }
-        deserializer.deserialize_seq(All)
+        Ok(Entries { bytes, count: whole.0 })
     }
 }
 
@@ -442,7 +304,7 @@ impl Keys {
 
     /// From the bytes of another front; `None` if they are not whole.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Keys> {
-        let end = walk(bytes).last().map_or(0, |(at, last)| at + HEAD + last.key.len() + last.value.len());
+        let end = walk(bytes).last().map_or(0, |(at, last)| at + last.length());
         (end == bytes.len()).then(|| Keys::new(vec![bytes.to_vec()]))
     }
 
@@ -569,40 +431,30 @@ mod tests {
     }
 
     #[test]
-    fn a_put_is_read_the_same_with_and_without_serde() {
-        use crate::protocol::{Request, decode, encode, encode_request};
-        let entry = |size: usize, number: u64| {
-            (
-                format!("{:k$}", number, k = size % 300),
-                Entry { allocation: number, offset: number / 3, size: number >> 17, value: vec![7; size] },
-            )
+    fn bytes_that_are_not_whole_entries_are_refused() {
+        let entry = Entry { allocation: 3, offset: 1, size: 2, value: vec![7; 40] };
+        let entries: Entries = [("key".to_owned(), entry.clone()), ("other".to_owned(), entry)].into_iter().collect();
+        let read = |bytes: &[u8]| {
+            let message = rmp_serde::to_vec(serde_bytes::Bytes::new(bytes)).unwrap();
+            rmp_serde::from_slice::<Entries>(&message)
         };
-        let numbers = [0, 127, 128, 255, 256, 65_535, 65_536, u64::from(u32::MAX), 1 << 32, u64::MAX];
-        let sizes = [1, 31, 32, 255, 256, 299, 70_000];
-        let all: Vec<(String, Entry)> =
-            numbers.iter().flat_map(|number| sizes.iter().map(|size| entry(*size, *number))).collect();
-        for count in [0, 1, 2, 15, 16, 17, all.len()] {
-            let entries: Entries = all[..count].iter().cloned().collect();
-            let put = Request::Put { entries: entries.clone() };
-            let frame = encode_request(&put).unwrap();
-            assert!(frame == encode(&put).unwrap(), "{count}");
-            assert_eq!(Entries::of_put(&frame[4..]), Some(entries), "{count}");
+        let first = EntryRef::first(&entries.bytes).unwrap().0.length();
+        assert_eq!(read(&entries.bytes).unwrap(), entries);
+        assert!(read(&[]).unwrap().is_empty());
+        for end in (1..entries.bytes.len()).filter(|end| *end != first) {
+            let error = read(&entries.bytes[..end]).unwrap_err().to_string();
+            let number = usize::from(end > first);
+            assert!(error.contains(&format!("entry {number}, at byte {} of them", number * first)), "{end}: {error}");
         }
-        // Whatever is changed is read the same, or left to serde.
-        let good = encode(&Request::Put { entries: all[..2].iter().cloned().collect() }).unwrap();
-        let mut understood = 0;
-        for at in 4..good.len() {
-            for byte in 0..=255 {
-                let mut frame = good.clone();
-                frame[at] = byte;
-                if let Some(entries) = Entries::of_put(&frame[4..]) {
-                    understood += 1;
-                    assert_eq!(decode(&frame), Ok(Some((frame.len(), Request::Put { entries }))), "{byte} at {at}");
-                }
-                assert_eq!(Entries::of_put(&frame[4..at]), None);
-            }
+        for at in 0..8 {
+            // A key or a value of which there is too little.
+            let mut bytes = entries.bytes.clone();
+            bytes[at] = 0xFF;
+            assert!(read(&bytes).is_err(), "{at}");
         }
-        assert!(understood > 10_000, "{understood}");
+        let mut bytes = entries.bytes.clone();
+        bytes[HEAD] = 0xFF;
+        assert!(read(&bytes).is_err(), "a key that is not UTF-8");
     }
 
     proptest! {
@@ -631,7 +483,9 @@ mod tests {
                 let before = keys.read(0..keys.length).unwrap();
                 file.write_all_at(&before, 5).unwrap();
                 prop_assert_eq!(&Keys::from_bytes(&before).unwrap(), &keys);
-                prop_assert!(before.is_empty() || Keys::from_bytes(&before[1..]).is_none());
+                if let Some((_, cut)) = before.split_last() {
+                    prop_assert!(Keys::from_bytes(cut).is_none());
+                }
                 if before.len() % 2 == 0 {
                     keys.moved_to(&file, 5);
                 }

@@ -8,7 +8,7 @@ use crate::books::{Books, ClientId, Effect, Order};
 use crate::journal::{Journal, Token};
 use crate::link::KeeperLink;
 use crate::policy::{Peer, Policy};
-use crate::protocol::{self, Answer, Code, ServiceError};
+use crate::protocol::{self, Answer, Code, Request, ServiceError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
@@ -347,7 +347,7 @@ impl Front {
             if connection.ending || !self.books.is_ready(id) || connection.output.len() >= protocol::FRAME_MAX {
                 break;
             }
-            match protocol::decode_request(&input[served..]) {
+            match protocol::decode::<Request>(&input[served..]) {
                 Ok(None) => break,
                 Ok(Some((length, request))) => {
                     served += length;

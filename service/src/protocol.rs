@@ -462,21 +462,8 @@ pub struct Event {
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, ServiceError> {
     let mut frame = vec![0; 4];
     let written = rmp_serde::encode::write_named(&mut frame, message);
-    finish(frame, written.is_ok())
-}
-
-/// The same for a request, faster for those of which a commit consists.
-pub(crate) fn encode_request(request: &Request) -> Result<Vec<u8>, ServiceError> {
-    let Request::Put { entries } = request else { return encode(request) };
-    let mut frame = vec![0; 4];
-    entries.write_put(&mut frame);
-    finish(frame, true)
-}
-
-/// Writes the length of a frame before it.
-fn finish(mut frame: Vec<u8>, whole: bool) -> Result<Vec<u8>, ServiceError> {
     let length = frame.len() - 4;
-    if !whole || length > FRAME_MAX {
+    if written.is_err() || length > FRAME_MAX {
         return Err(ServiceError {
             code: Code::Invalid,
             problem: format!("the message has {length} bytes, and {FRAME_MAX} are allowed"),
@@ -494,30 +481,6 @@ fn finish(mut frame: Vec<u8>, whole: bool) -> Result<Vec<u8>, ServiceError> {
 ///
 /// A length that is not allowed, or bytes that are no message.
 pub fn decode<'a, T: Deserialize<'a>>(arrived: &'a [u8]) -> Result<Option<(usize, T)>, ServiceError> {
-    let Some(message) = next_message(arrived)? else { return Ok(None) };
-    let length = message.len();
-    let mut reader = rmp_serde::Deserializer::from_read_ref(message);
-    match T::deserialize(&mut reader) {
-        Ok(message) => Ok(Some((4 + length, message))),
-        Err(error) => Err(ServiceError {
-            code: Code::Protocol,
-            problem: format!("the message is not understood: {error}"),
-            remedy: "docs/service.md has the messages of this version".into(),
-        }),
-    }
-}
-
-/// The same for a request, faster for those of which a commit consists.
-pub(crate) fn decode_request(arrived: &[u8]) -> Result<Option<(usize, Request)>, ServiceError> {
-    let Some(message) = next_message(arrived)? else { return Ok(None) };
-    match Entries::of_put(message) {
-        Some(entries) => Ok(Some((4 + message.len(), Request::Put { entries }))),
-        None => decode(arrived),
-    }
-}
-
-/// The message of the next frame, if it is whole.
-fn next_message(arrived: &[u8]) -> Result<Option<&[u8]>, ServiceError> {
     let Some((length, rest)) = arrived.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
     if length > FRAME_MAX {
@@ -527,7 +490,16 @@ fn next_message(arrived: &[u8]) -> Result<Option<&[u8]>, ServiceError> {
             remedy: "a frame begins with its length in four bytes, least significant first".into(),
         });
     }
-    Ok(rest.get(..length))
+    let Some(message) = rest.get(..length) else { return Ok(None) };
+    let mut reader = rmp_serde::Deserializer::from_read_ref(message);
+    match T::deserialize(&mut reader) {
+        Ok(message) => Ok(Some((4 + length, message))),
+        Err(error) => Err(ServiceError {
+            code: Code::Protocol,
+            problem: format!("the message is not understood: {error}"),
+            remedy: "docs/service.md has the messages of this version".into(),
+        }),
+    }
 }
 
 #[cfg(test)]

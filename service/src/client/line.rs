@@ -119,7 +119,7 @@ impl Line {
         loop {
             let request = requests.next().filter(|_| refused.is_none());
             let last = request.is_none();
-            match request.map(|request| protocol::encode_request(request.borrow())) {
+            match request.map(|request| protocol::encode(request.borrow())) {
                 Some(Ok(frame)) if frames.is_empty() => (frames, asked) = (frame, asked + 1),
                 Some(Ok(frame)) => {
                     frames.extend(frame);
