@@ -449,11 +449,14 @@ impl Call<'_, '_> {
 }
 
 impl Scheduler {
-    /// A task ended: the head moves, and a report goes to the stream's logical CQ if the task wants
-    /// one or failed.
+    /// A task ended: the head moves, or the queue stops at a task that failed. A report goes to the
+    /// stream's logical CQ if the task wants one or failed.
     fn finish(&mut self, id: u32, task: &Task, done: Done) {
         let Some(queue) = self.queues.get_mut(&id) else { return };
-        queue.advance();
+        match done {
+            Done::Failed(_) => queue.enabled = false,
+            _ => queue.advance(),
+        }
         let Some(mut report) = task.report(done) else { return };
         (report.queue, report.head) = (id as u16, queue.head as u16);
         let Some(logical) = self.bound.get(&u32::from(report.stream)).and_then(|id| self.logical.get_mut(id)) else {
