@@ -252,7 +252,9 @@ impl Esched {
             return Err(code::PARAMETER);
         }
         let mut message = vec![0; length as usize];
-        caller.memory.read(event.message, &mut message).map_err(|_| code::COPY)?;
+        if length > 0 && caller.memory.read(event.message, &mut message).is_err() {
+            return Err(code::COPY);
+        }
         if event.engine != ioctl::ENGINE_HOST && event.engine != ioctl::ENGINE_AI_CPU_HOST {
             if !on_device(machine, caller, device, event.pid) {
                 return Err(code::NO_PROCESS);

@@ -128,6 +128,9 @@ fn inner(layout: &str, field: &str) -> Option<&'static Layout> {
         ("MemSetAttr" | "MemGetAttr", "value") => ("SVM", "ShareAttr"),
         ("MemGetInfo", "info") => ("SVM", "ShareInfo"),
         ("MemHandleAttr", "value") => ("SVM", "HandleAttr"),
+        ("Wait", "input") => ("ESCHED", "WaitInput"),
+        ("Wait", "event") => ("ESCHED", "GotEvent"),
+        ("Submit", "event") => ("ESCHED", "EventInfo"),
         _ => return None,
     };
     of(module, name)
@@ -155,6 +158,12 @@ fn kind(layout: &str, field: &str) -> FieldKind {
         ("Head", _) => Plain,
         // What only one kind of struct has.
         ("DevInfo" | "DevInfo85", "cpu_system_count" | "monotonic_raw_time_ns") => Time,
+        ("Attach", "time") => Time,
+        ("EventInfo", "timestamp" | "time_of_day") => Time,
+        ("GotEvent", "published_by_user" | "published_by_kernel" | "published" | "woken" | "subscribed") => Time,
+        ("QueueAlloc", "extension") | ("TaskSend", "tasks") | ("ReportReceive", "reports") => Pointer,
+        ("QueueAlloc", "map") | ("QueryInfo", "input" | "output") => Pointer,
+        ("WaitInput" | "GotEvent" | "EventInfo", "message") => Pointer,
         ("DevInfo" | "DevInfo85" | "PciInfo" | "PcieIdInfo" | "MachineFlag" | "Health", "device") => Plain,
         ("DevInfo" | "DevInfo85" | "PciInfo" | "PcieIdInfo" | "MachineFlag" | "Health", _) => Machine,
         ("InitProcess", _) => Machine,

@@ -1,13 +1,13 @@
 //! The buffers that arguments point to, as far as they are part of the call: lists of processes,
 //! addresses and sizes, queries and their answers, messages to the daemon that starts device
-//! processes.
+//! processes, tasks, messages of events.
 //!
 //! Memory that a program copies to or from a device is never read. Of queries whose key is not
 //! known, and of packets to other services than that daemon's, only the lengths are kept.
 
 use crate::caller::Memory;
 use crate::record::hex;
-use ascend_ioctl::{Generation, hdc, svm, urd};
+use ascend_ioctl::{Generation, hdc, svm, tsdrv, urd};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -171,6 +171,16 @@ impl Sessions {
                 let length = after.map_or_else(|| half(before, 40), |after| half(after, 56));
                 vec![at("destination", 32, length, used)]
             }
+            ("TSDRV", "SQCQ_ALLOC") => vec![at("map", 72, size_of::<tsdrv::QueueMap>() as u64, input)],
+            ("TSDRV", "SQCQ_SEND") => {
+                vec![at("tasks", 16, tsdrv::TASK_SIZE as u64 * half(before, 24).min(LONGEST_LIST), input)]
+            }
+            ("ESCHED", "SUBMIT") => vec![at("message", 48, half(before, 40), input)],
+            ("ESCHED", "QUERY_INFO") => {
+                // A refusal is positive, and fills nothing.
+                vec![at("input", 16, half(before, 24), input), at("output", 32, half(before, 40), opaque)]
+            }
+            ("ESCHED", "WAIT") => vec![at("message", 24, half(before, 16), opaque)],
             _ => Vec::new(),
         }
     }
