@@ -36,8 +36,8 @@ declare_layouts! {
     pub struct OpenArg = "davinci_intf_open_arg", 260 {
         /// NUL-terminated; the kernel forces the last byte to NUL.
         pub module_name: [u8; 256] = "module_name" @ 0,
-        /// Physical id of a device for `TSDRV`, `TSDRV_MMAP` and `ESCHED`; the other modules do not use
-        /// it.
+        /// Physical id of a device for `TSDRV`, `TSDRV_MMAP` and `ESCHED`; the other modules do not
+        /// use it.
         pub device_id: i32 = "device_id" @ 256,
     }
 

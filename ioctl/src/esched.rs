@@ -1,9 +1,9 @@
 //! Module `ESCHED`: events between processes of the host and of a device.
 //!
 //! A file is bound to one device, by the *physical* id in [`crate::davinci::OpenArg`]. A process is
-//! attached to the device, makes groups, and its threads subscribe to events of a group and wait for
-//! them. A refusal is a *positive* number, a [`code`], and not an errno. The library does not use
-//! this module.
+//! attached to the device, makes groups, and its threads subscribe to events of a group and wait
+//! for them. A refusal is a *positive* number, a [`code`], and not an errno. The library does not
+//! use this module.
 
 use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};

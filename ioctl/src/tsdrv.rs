@@ -2,8 +2,8 @@
 //!
 //! A file is bound to one device, by the *physical* id in [`crate::davinci::OpenArg`]; a process
 //! opens each device once. A *submission queue* (SQ) takes tasks of 64 bytes and belongs to a
-//! stream, its *completion queue* (CQ) tells their ends. What a client reads is a *logical* CQ, which
-//! the driver fills from the others. The library does not use this module.
+//! stream, its *completion queue* (CQ) tells their ends. What a client reads is a *logical* CQ,
+//! which the driver fills from the others. The library does not use this module.
 
 use crate::command::{Command, Direction, Typed};
 use crate::layout::{declare_constants, declare_layouts};

@@ -296,7 +296,14 @@ impl Dice {
 
 #[test]
 fn whatever_bytes_come_reading_them_ends_and_writes_them_the_same() {
-    let seeds = seeds();
+    let mut seeds = seeds();
+    let found = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/corpus/service_frames.txt");
+    let found = std::fs::read_to_string(found).unwrap();
+    for line in found.lines().filter(|line| !line.starts_with('#')) {
+        let digits = line.as_bytes().chunks(2).map(|two| std::str::from_utf8(two).unwrap());
+        seeds.push(digits.map(|two| u8::from_str_radix(two, 16).unwrap()).collect());
+    }
+    assert!(seeds.len() > 200, "{}", seeds.len());
     seeds.iter().for_each(|seed| untrusted::frames(seed));
     let mut dice = Dice(0xF1F2);
     for _ in 0..100_000 {

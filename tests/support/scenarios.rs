@@ -1,8 +1,8 @@
 //! Scenarios: programs of several processes and threads under seeded schedules of the emulated
 //! driver.
 //!
-//! Most are the test binary itself, run again for one test with [`CLIENT`] set. This runs more seeds
-//! than a test run has time for:
+//! Most are the test binary itself, run again for one test with [`CLIENT`] set. This runs more
+//! seeds than a test run has time for:
 //!
 //! ```sh
 //! export ASCEND_SCENARIO=1

@@ -284,7 +284,7 @@ mod tests {
         says(|_| panic!("the third body ran"), "the third body ran");
     }
 
-    /// A body whose panic ends the test with these words. In the process of another body it is none.
+    /// A body whose panic ends the test with these words. In another body's process there is none.
     fn says(body: fn(&Emulator), words: &str) {
         let ended = catch_unwind(|| isolated(Config::default(), body));
         if std::env::var_os(MARKER).is_none() {

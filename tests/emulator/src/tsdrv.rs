@@ -2,8 +2,8 @@
 //!
 //! A file is one process's context on one device, and ends with everything that the process has
 //! there. From the driver's `trsdrv/trs/trs_core` (in 8.5.0 `trs/trs_core`) and, for tasks,
-//! `ts_agent`. Queues are never mapped, so every task is sent by SQCQ_SEND: the driver does so where
-//! a mapping fails. What the device makes of a task is in [`task`].
+//! `ts_agent`. Queues are never mapped, so every task is sent by SQCQ_SEND: the driver does so
+//! where a mapping fails. What the device makes of a task is in [`task`].
 
 mod queue;
 mod task;
