@@ -39,7 +39,7 @@ declare_layouts! {
         pub reserved: [u32; 4] = "rsv" @ 16,
     }
 
-    /// Argument of [`SQCQ_ALLOC`], [`SQCQ_GET`] and [`SQCQ_RESTORE`].
+    /// Argument of [`SQCQ_ALLOC`] and of SQCQ_GET and SQCQ_RESTORE, which nothing here uses.
     pub struct QueueAlloc = "halSqCqInputInfo", 96 {
         /// A `TYPE_*` value.
         pub kind: u32 = "type" @ 0,
