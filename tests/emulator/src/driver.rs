@@ -206,7 +206,11 @@ impl Driver {
             Some(Module::Devmng) => self.devmng.ioctl(machine, caller, request, arg),
             Some(Module::Svm) => self.svm.ioctl(machine, caller, file, request, arg),
             Some(Module::DpProcMng) => dp_proc_mng::ioctl(machine, caller, request, arg),
-            Some(Module::Tsdrv) => self.tsdrv.ioctl(machine, &mut self.svm, caller, file, request, arg),
+            Some(Module::Tsdrv) => {
+                let outcome = self.tsdrv.ioctl(machine, &mut self.svm, caller, file, request, arg);
+                self.tsdrv.notices.drain(..).for_each(|notice| self.esched.deliver(notice));
+                outcome
+            }
             Some(Module::Esched) => self.esched.ioctl(machine, caller, file, request, arg),
             Some(_) => Errno::EINVAL.into(),
         }

@@ -51,6 +51,24 @@ const NOT_MATCHED: i64 = 70;
 /// The group is full.
 const FULL: i64 = 76;
 
+/// The event of calls of host functions.
+pub(crate) const HOST_FUNCTION: u32 = 26;
+
+/// A message to a process of the host from the task scheduler of a device, or from the module
+/// `TSDRV`.
+#[derive(Debug)]
+pub(crate) struct Notice {
+    pub device: u32,
+    pub pid: i32,
+    pub from: i32,
+    pub group: u32,
+    /// Any, if there is none.
+    pub thread: Option<u32>,
+    pub event: u32,
+    pub sub_event: u32,
+    pub message: Vec<u8>,
+}
+
 /// An answer: a number other than 0 is a refusal.
 type Answer = Result<(), i64>;
 
@@ -311,6 +329,19 @@ impl Esched {
         };
         // Nobody is told if nobody waits.
         let _ = self.publish(device, (first >> 6 & 0x3F_FFFF) as i32, second & 0x3F, event);
+    }
+
+    /// Gives a message to the group that it is for. Nobody is told if there is none.
+    pub fn deliver(&mut self, notice: Notice) {
+        let event = Event {
+            number: notice.event,
+            sub: notice.sub_event,
+            thread: notice.thread.unwrap_or(ANY),
+            from: notice.from,
+            message: notice.message,
+            sent: now(),
+        };
+        let _ = self.publish(notice.device, notice.pid, notice.group, event);
     }
 
     /// Gives an event to a group of the host.

@@ -11,6 +11,7 @@ mod task;
 use crate::caller::{Caller, Outcome};
 use crate::config::Attachment;
 use crate::driver::FileId;
+use crate::esched::Notice;
 use crate::machine::Machine;
 use crate::svm::Svm;
 use ascend_ioctl::command::number;
@@ -53,8 +54,7 @@ fn capacity(kind: i32) -> u32 {
         ioctl::ID_NOTIFY => 8192,
         ioctl::ID_CMO => 64,
         ioctl::QUEUE_LOGICAL => 1024,
-        // Host functions.
-        10 | 11 => 128,
+        queue::CALLBACK_SUBMISSION | queue::CALLBACK_COMPLETION => 128,
         _ => 0,
     }
 }
@@ -69,6 +69,8 @@ struct Scheduler {
     /// Submission queues, each with a completion queue of the same number.
     queues: BTreeMap<u32, Queue>,
     logical: BTreeMap<u32, LogicalQueue>,
+    /// Threads of queues for host functions.
+    callbacks: BTreeMap<u32, u32>,
     /// Events that happened, and notifies that nobody took.
     events: BTreeSet<u32>,
     notifies: BTreeSet<u32>,
@@ -97,6 +99,8 @@ pub struct TasksState {
 pub(crate) struct Tsdrv {
     contexts: BTreeMap<FileId, Context>,
     schedulers: BTreeMap<u32, Scheduler>,
+    /// Messages that the last call sent to processes of the host.
+    pub notices: Vec<Notice>,
 }
 
 /// A call on a context.
@@ -106,6 +110,7 @@ struct Call<'a, 'm> {
     caller: &'a Caller<'m>,
     device: u32,
     scheduler: &'a mut Scheduler,
+    notices: &'a mut Vec<Notice>,
 }
 
 impl Tsdrv {
@@ -174,7 +179,7 @@ impl Tsdrv {
             return Errno::ENODEV.into();
         }
         let scheduler = self.schedulers.entry(device).or_default();
-        let mut call = Call { machine, svm, caller: &owner, device, scheduler };
+        let mut call = Call { machine, svm, caller: &owner, device, scheduler, notices: &mut self.notices };
         match number {
             0..=10 => call.on_ids(number, arg).into(),
             11 => call.write(arg + offset_of!(SsidQuery, ssid) as u64, &tgid).into(),
@@ -226,6 +231,7 @@ impl Scheduler {
             ioctl::ID_NOTIFY => drop(self.notifies.remove(&id)),
             ioctl::QUEUE_SUBMISSION => drop(self.queues.remove(&id)),
             ioctl::QUEUE_LOGICAL => drop(self.logical.remove(&id)),
+            queue::CALLBACK_COMPLETION => drop(self.callbacks.remove(&id)),
             _ => {}
         }
     }

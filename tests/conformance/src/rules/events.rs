@@ -33,7 +33,7 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// A file that is bound to the events of device 0.
-struct Events(Manager);
+pub(super) struct Events(Manager);
 
 impl Events {
     fn open(host: &Host) -> Result<Events, Failure> {
@@ -45,7 +45,7 @@ impl Events {
     }
 
     /// A file of an attached process.
-    fn attached(host: &Host) -> Result<Events, Failure> {
+    pub(super) fn attached(host: &Host) -> Result<Events, Failure> {
         let events = Events::open(host)?;
         events.gives(&esched::ATTACH, &mut Attach::default(), 0)?;
         Ok(events)
@@ -58,14 +58,14 @@ impl Events {
     }
 
     #[track_caller]
-    fn group(&self, group: u32, name: &[u8], answer: i64) -> Verdict {
+    pub(super) fn group(&self, group: u32, name: &[u8], answer: i64) -> Verdict {
         let mut para = AddGroup { group, mode: esched::GROUP_CONTROL_CPU, threads: 2, ..Default::default() };
         para.name[..name.len()].copy_from_slice(name);
         self.gives(&esched::ADD_GROUP, &mut para, answer)
     }
 
     #[track_caller]
-    fn subscribe(&self, group: u32, thread: u32, events: u64, answer: i64) -> Verdict {
+    pub(super) fn subscribe(&self, group: u32, thread: u32, events: u64, answer: i64) -> Verdict {
         let mut para = Subscribe { group, thread, events, ..Default::default() };
         self.gives(&esched::SUBSCRIBE, &mut para, answer)
     }
@@ -90,7 +90,7 @@ impl Events {
     }
 
     /// Waits as a thread of a group; the answer, the event and the message.
-    fn wait(&self, group: u32, thread: u32, timeout: i32, room: u32) -> Answer<(i64, Wait, [u8; 128])> {
+    pub(super) fn wait(&self, group: u32, thread: u32, timeout: i32, room: u32) -> Answer<(i64, Wait, [u8; 128])> {
         let mut message = [0u8; 128];
         let address = message.as_mut_ptr() as u64;
         let input = WaitInput { group, thread, timeout, message_length: room, message: address, ..Default::default() };
@@ -101,7 +101,7 @@ impl Events {
     }
 
     #[track_caller]
-    fn waits(&self, group: u32, thread: u32, timeout: i32, answer: i64) -> Verdict {
+    pub(super) fn waits(&self, group: u32, thread: u32, timeout: i32, answer: i64) -> Verdict {
         equal("WAIT", self.wait(group, thread, timeout, 128).granted()?.0, answer)
     }
 }

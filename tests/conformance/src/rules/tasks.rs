@@ -2,6 +2,7 @@
 //!
 //! The rules ask for queues that are not mapped, so every driver takes their tasks by SQCQ_SEND.
 
+use super::events::Events;
 use crate::host::Host;
 use crate::manager::{Manager, NOWHERE};
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
@@ -9,9 +10,9 @@ use crate::session::{ABSENT, MIB2, Session};
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::tsdrv::{
     self, HardwareInfo, ID_EVENT, ID_MODEL, ID_NOTIFY, ID_STREAM, QUEUE_SUBMISSION, QueueAlloc, QueueConfig, QueueFree,
-    QueueMap, QueueQuery, ReportReceive, ResourceId, TYPE_LOGICAL, TYPE_NORMAL, TaskSend,
+    QueueMap, QueueQuery, ReportReceive, ResourceId, TYPE_CALLBACK, TYPE_LOGICAL, TYPE_NORMAL, TaskSend,
 };
-use ascend_ioctl::{Command, Typed};
+use ascend_ioctl::{Command, Typed, esched};
 use libc::{EEXIST, EFAULT, EINVAL, ENOSPC, EOPNOTSUPP, EPERM, ESHUTDOWN, ESRCH, ETIMEDOUT};
 
 pub const RULES: &[Rule] = &[
@@ -36,8 +37,20 @@ pub const RULES: &[Rule] = &[
     rule!(reports_are_waited_for, Source).decided_by("trs_logic_cq_recv, trs_logic_cq.c"),
     rule!(a_copy_without_limit_is_einval, Source)
         .decided_by("tsagent_sqe_update_check_sqe_type, ts_agent_update_sqe.c"),
-    rule!(only_own_events_are_recorded, Source).decided_by("sqe_proc_event, ts_agent_update_sqe.c"),
-    rule!(a_copy_task_wants_addresses_of_the_process, Source).decided_by("sqe_proc_sdma, ts_agent_update_sqe.c"),
+    rule!(tasks_are_sent_to_queues_of_streams_alone, Source).decided_by("trs_cb_sqcq_send, trs_cb_sqcq.c"),
+    rule!(freeing_a_queue_of_host_functions_wakes_its_thread, Source)
+        .decided_by("trs_cb_send_event_on_free, trs_cb_sqcq.c"),
+    rule!(a_host_function_is_told_to_its_thread, Inferred).decided_by("esched_ccpu_sched_task, esched_drv.c"),
+    rule!(a_message_of_a_task_may_name_its_receiver, Inferred)
+        .decided_by("esched_restore_mb_user_data, topic_sched_drv.c"),
+    rule!(a_host_function_without_a_listener_is_passed_over, Inferred)
+        .decided_by("esched_ccpu_sched_task, esched_drv.c"),
+    rule!(a_record_of_another_event_fails, Inferred).decided_by("sqe_proc_event, ts_agent_update_sqe.c"),
+    rule!(a_reset_of_another_event_fails, Inferred)
+        .decided_by("sqe_proc_write_value_check_event_addr, ts_agent_update_sqe.c"),
+    rule!(a_copy_task_wants_addresses_of_the_process, Inferred).decided_by("sqe_proc_sdma, ts_agent_update_sqe.c"),
+    rule!(a_question_of_the_old_version_gets_all_reports, Source)
+        .decided_by("trs_logic_cq_non_match_copy, trs_logic_cq.c"),
     rule!(a_task_that_wants_it_is_reported, Inferred).decided_by("trs_hw_cq_recv, trs_hw_sqcq.c"),
     rule!(a_full_queue_is_enospc, Inferred).decided_by("trs_chan_submit, chan_rxtx.c"),
     rule!(a_stream_waits_for_an_event_of_another, Inferred).decided_by("trs_chan_submit, chan_rxtx.c"),
@@ -51,11 +64,13 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// Kinds of tasks.
+const TO_PROCESS: u8 = 1;
 const PLACEHOLDER: u8 = 3;
 const EVENT_RECORD: u8 = 4;
 const EVENT_WAIT: u8 = 5;
 const NOTIFY_RECORD: u8 = 6;
 const NOTIFY_WAIT: u8 = 7;
+const WRITE_VALUE: u8 = 8;
 const SDMA: u8 = 11;
 const PCIE_DMA: u8 = 17;
 
@@ -211,6 +226,21 @@ impl Task {
         Task::new(SDMA).word(16, 0b110 << 8).word(28, size).long(32, source).long(40, destination)
     }
 
+    /// A message of 24 bytes to a group of a process of the host.
+    fn message(process: u32, group: u32, event: u32, flags: u32) -> Task {
+        let mut task =
+            Task::new(TO_PROCESS).word(56, 9 | event << 12 | group << 18 | 24 << 24 | flags).word(60, process);
+        task.0[11] = 4;
+        task
+    }
+
+    /// A call of a host function by a thread of the group for them.
+    fn host_function(thread: u16) -> Task {
+        let mut task = Task::message(std::process::id(), GROUP, HOST_FUNCTION, 0).long(32, 0x1234_5678_9ABC);
+        task.0[18..20].copy_from_slice(&thread.to_le_bytes());
+        task
+    }
+
     /// A copy through PCI Express; the driver converts its addresses.
     fn transfer(destination: u64, source: u64, size: u64) -> Task {
         Task::new(PCIE_DMA).long(32, source).long(40, destination).long(48, size)
@@ -218,6 +248,29 @@ impl Task {
 }
 
 const LOGICAL: QueueAlloc = QueueAlloc { kind: TYPE_LOGICAL, report_size: 32, report_depth: 1024, ..EMPTY };
+
+/// Group and event of host functions.
+const GROUP: u32 = 11;
+const HOST_FUNCTION: u32 = 26;
+
+/// A queue of host functions, for thread 1 of their group.
+const CALLBACK: QueueAlloc = QueueAlloc {
+    kind: TYPE_CALLBACK,
+    task_size: 64,
+    report_size: 32,
+    task_depth: 1024,
+    report_depth: 1024,
+    group: 1,
+    ..EMPTY
+};
+
+/// A process whose thread 1 waits for calls of host functions.
+fn listening(host: &Host) -> Result<Events, Failure> {
+    let events = Events::attached(host)?;
+    events.group(GROUP, b"", 0)?;
+    events.subscribe(GROUP, 1, 1 << HOST_FUNCTION, 0)?;
+    Ok(events)
+}
 
 /// The queue of a stream.
 fn normal(stream: u32) -> QueueAlloc {
@@ -453,18 +506,128 @@ fn a_copy_without_limit_is_einval(host: &Host) -> Verdict {
     stream.send(&task, 1).map(drop).refused(EINVAL)
 }
 
-fn only_own_events_are_recorded(host: &Host) -> Verdict {
+fn tasks_are_sent_to_queues_of_streams_alone(host: &Host) -> Verdict {
+    let tasks = Tasks::open(host)?;
+    let (queue, _) = tasks.alloc(CALLBACK).granted()?;
+    let task = Task::new(PLACEHOLDER).0;
+    for kind in [TYPE_CALLBACK, tsdrv::TYPES - 1] {
+        let address = task.as_ptr() as u64;
+        let para = TaskSend { kind, submission: queue.submission, tasks: address, count: 1, ..Default::default() };
+        tasks.0.command(&tsdrv::SQCQ_SEND, &mut { para }).refused(EINVAL)?;
+    }
+    Ok(())
+}
+
+fn freeing_a_queue_of_host_functions_wakes_its_thread(host: &Host) -> Verdict {
+    let events = listening(host)?;
+    let tasks = Tasks::open(host)?;
+    let (queue, _) = tasks.alloc(CALLBACK).granted()?;
+    let (submission, completion) = (queue.submission, queue.completion);
+    let mut para = QueueFree { kind: TYPE_CALLBACK, submission, completion, ..Default::default() };
+    tasks.0.command(&tsdrv::SQCQ_FREE, &mut para).granted()?;
+    let (answer, told, _) = events.wait(GROUP, 1, 1000, 128).granted()?;
+    equal("answer", answer, 0)?;
+    equal("event", (told.event.event, told.event.sub_event), (HOST_FUNCTION, 0xFEE))?;
+    equal("length", told.event.message_length, 0)
+}
+
+fn a_host_function_is_told_to_its_thread(host: &Host) -> Verdict {
+    let events = listening(host)?;
+    let tasks = Tasks::open(host)?;
+    let logical = tasks.logical()?;
+    let stream = tasks.stream(logical)?;
+    let event = tasks.new_id(ID_EVENT)?;
+    stream.send(&Task::host_function(1), 1).granted()?;
+    // The stream waits until the function has returned.
+    stream.send(&Task::new(EVENT_WAIT).word(8, event), 1).granted()?;
+    stream.send(&Task::new(PLACEHOLDER).reported(7), 1).granted()?;
+    let (answer, told, message) = events.wait(GROUP, 1, 1000, 128).granted()?;
+    equal("answer", answer, 0)?;
+    equal("event", (told.event.event, told.event.sub_event), (HOST_FUNCTION, 9))?;
+    equal("length", told.event.message_length, 24)?;
+    equal("the function", message[16..22].to_vec(), vec![0xBC, 0x9A, 0x78, 0x56, 0x34, 0x12])?;
+    equal("it waits", stream.query(tsdrv::PROPERTY_HEAD).granted()?, 1)?;
+    let record = ResourceId { kind: ID_EVENT, id: event, property: 2, ..Default::default() };
+    tasks.ids(&tsdrv::RES_ID_CFG, &mut { record }).granted()?;
+    let report = tasks.receive(logical, 1000).granted()?.ok_or_else(|| Failure::broken("no report"))?;
+    equal("task", report[0] >> 16, 7)
+}
+
+fn a_message_of_a_task_may_name_its_receiver(host: &Host) -> Verdict {
+    let events = Events::attached(host)?;
+    events.group(3, b"", 0)?;
+    for thread in [0, 1] {
+        events.subscribe(3, thread, 1 << 50, 0)?;
+    }
+    let tasks = Tasks::open(host)?;
+    let stream = tasks.stream(tasks.logical()?)?;
+    // Behind the message: 2 bytes of thread, 4 of process.
+    let mut task = Task::message(1, 3, 50, 1 << 31).word(36, std::process::id());
+    task.0[34..36].copy_from_slice(&1u16.to_le_bytes());
+    task.0[11] |= 0x80;
+    stream.send(&task, 1).granted()?;
+    events.waits(3, 0, 50, esched::code::WAIT_TIMEOUT)?;
+    let (answer, told, _) = events.wait(3, 1, 1000, 128).granted()?;
+    equal("answer", answer, 0)?;
+    equal("what is left of 24 bytes", told.event.message_length, 18)
+}
+
+fn a_host_function_without_a_listener_is_passed_over(host: &Host) -> Verdict {
+    let tasks = Tasks::open(host)?;
+    let logical = tasks.logical()?;
+    let stream = tasks.stream(logical)?;
+    stream.send(&Task::host_function(1), 1).granted()?;
+    // A length of 24 bytes that is too short for its flags.
+    stream.send(&Task::message(1, GROUP, HOST_FUNCTION, 3 << 30).word(56, 3 << 30), 1).granted()?;
+    stream.send(&Task::new(PLACEHOLDER).reported(8), 1).granted()?;
+    let report = tasks.receive(logical, 1000).granted()?.ok_or_else(|| Failure::broken("no report"))?;
+    equal("task", report[0] >> 16, 8)
+}
+
+/// A task that the driver sends, and the device refuses.
+fn fails(tasks: &Tasks, task: Task) -> Verdict {
+    let logical = tasks.logical()?;
+    let stream = tasks.stream(logical)?;
+    stream.send(&task.reported(6), 1).granted()?;
+    let report = tasks.receive(logical, 1000).granted()?.ok_or_else(|| Failure::broken("no report"))?;
+    equal("task", report[0] >> 16, 6)?;
+    holds("the error bit", report[3] >> 18 & 1 == 1)
+}
+
+fn a_record_of_another_event_fails(host: &Host) -> Verdict {
     let tasks = Tasks::open(host)?;
     let stream = tasks.stream(tasks.logical()?)?;
     let event = tasks.new_id(ID_EVENT)?;
-    stream.send(&Task::new(EVENT_RECORD).word(8, event + 1), 1).map(drop).refused(EINVAL)?;
-    stream.send(&Task::new(EVENT_RECORD).word(8, event), 1).granted().map(drop)
+    stream.send(&Task::new(EVENT_RECORD).word(8, event), 1).granted()?;
+    stream.reaches(1)?;
+    fails(&tasks, Task::new(EVENT_RECORD).word(8, event + 1))
+}
+
+fn a_reset_of_another_event_fails(host: &Host) -> Verdict {
+    let tasks = Tasks::open(host)?;
+    let event = tasks.new_id(ID_EVENT)?;
+    // The register that it would write is none of an event.
+    fails(&tasks, Task::new(WRITE_VALUE).word(24, event + 1).word(28, 1))
 }
 
 fn a_copy_task_wants_addresses_of_the_process(host: &Host) -> Verdict {
+    fails(&Tasks::open(host)?, Task::new(SDMA))
+}
+
+fn a_question_of_the_old_version_gets_all_reports(host: &Host) -> Verdict {
     let tasks = Tasks::open(host)?;
-    let stream = tasks.stream(tasks.logical()?)?;
-    stream.send(&Task::new(SDMA), 1).map(drop).refused(EINVAL)
+    let logical = tasks.logical()?;
+    let stream = tasks.stream(logical)?;
+    stream.send(&Task::new(PLACEHOLDER).reported(1), 3).granted()?;
+    stream.reaches(3)?;
+    let mut reports = [[0u32; 8]; 4];
+    let address = reports.as_mut_ptr() as u64;
+    let para =
+        ReportReceive { kind: TYPE_LOGICAL, completion: logical, reports: address, count: 1, ..Default::default() };
+    let mut para = para;
+    tasks.0.command(&tsdrv::SQCQ_RECV, &mut para).granted()?;
+    equal("reports", std::hint::black_box(para).received, 3)?;
+    equal("the third", std::hint::black_box(reports)[2][0] >> 16, 1)
 }
 
 fn a_task_that_wants_it_is_reported(host: &Host) -> Verdict {

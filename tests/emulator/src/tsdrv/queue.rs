@@ -7,6 +7,7 @@
 use super::task::{Done, Task};
 use super::{Call, Scheduler};
 use crate::caller::Outcome;
+use crate::esched::{HOST_FUNCTION, Notice};
 use ascend_ioctl::tsdrv::{
     self as ioctl, QueueAlloc, QueueConfig, QueueFree, QueueMap, QueueQuery, ReportReceive, TASK_SIZE, TaskSend,
 };
@@ -17,14 +18,17 @@ use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Id kinds of queues for host functions.
-const CALLBACK_SUBMISSION: i32 = 10;
-const CALLBACK_COMPLETION: i32 = 11;
+pub(super) const CALLBACK_SUBMISSION: i32 = 10;
+pub(super) const CALLBACK_COMPLETION: i32 = 11;
 /// Longest extension of SQCQ_ALLOC.
 const EXTENSION: u32 = 256;
 /// Deepest logical CQ.
 const LOGICAL_DEPTH: u32 = 64 * 1024;
-/// Groups of host functions.
-const CALLBACK_GROUPS: u32 = 1024;
+/// Threads that call host functions, the group that they are in, and what a thread is told when its
+/// queue is freed.
+const CALLBACK_THREADS: u32 = 1024;
+const CALLBACK_GROUP: u32 = 11;
+const CALLBACK_FREED: u32 = 0xFEE;
 
 /// Where the device has the registers of queues, for tasks that write there. Made up.
 const REGISTERS: u64 = 0xE200_0000_0000;
@@ -129,15 +133,18 @@ impl LogicalQueue {
     }
 
     /// Which reports a question takes: where they begin and how many there are. One that is for a
-    /// certain task ends the run if it is the wanted one, and is passed over before the run.
+    /// certain task ends the run if it is the wanted one, and is passed over before the run. A
+    /// question of the old version gets all, whatever its room.
     fn wanted(&self, para: &ReportReceive) -> (usize, usize) {
-        let by_task = para.reserved[0] == 1;
+        if para.reserved[0] != 1 {
+            return (0, self.reports.len());
+        }
         let (mut start, mut count) = (0, 0);
         for (at, report) in self.reports.iter().enumerate() {
             if count >= para.count as usize {
                 break;
             }
-            let for_one = by_task && report.flags & MATCHED != 0;
+            let for_one = report.flags & MATCHED != 0;
             let is_it = u32::from(report.stream) == para.stream && u32::from(report.task) == para.task;
             if for_one && !is_it {
                 if count != 0 {
@@ -186,11 +193,12 @@ impl Call<'_, '_> {
             }
             ioctl::TYPE_CALLBACK => {
                 let fits = (32..=1024).contains(&para.report_depth) && (32..=64).contains(&para.report_size);
-                if !fits || para.task_size != TASK_SIZE as u32 || para.group >= CALLBACK_GROUPS {
+                if !fits || para.task_size != TASK_SIZE as u32 || para.group >= CALLBACK_THREADS {
                     return Err(Errno::EINVAL);
                 }
                 para.submission = self.scheduler.take(tgid, CALLBACK_SUBMISSION)?;
                 self.scheduler.ids.insert((CALLBACK_COMPLETION, para.submission), tgid);
+                self.scheduler.callbacks.insert(para.submission, para.group);
                 para.completion = para.submission;
             }
             _ => return Err(Errno::EOPNOTSUPP),
@@ -244,6 +252,18 @@ impl Call<'_, '_> {
         // Both must be of one pair.
         if kinds[0].1 != kinds[1].1 {
             return Err(Errno::EINVAL);
+        }
+        if para.kind == ioctl::TYPE_CALLBACK {
+            self.notices.push(Notice {
+                device: self.device,
+                pid: self.caller.tgid,
+                from: self.caller.tgid,
+                group: CALLBACK_GROUP,
+                thread: self.scheduler.callbacks.get(&para.completion).copied(),
+                event: HOST_FUNCTION,
+                sub_event: CALLBACK_FREED,
+                message: Vec::new(),
+            });
         }
         for (kind, id) in kinds {
             self.scheduler.give_back(kind, id);
@@ -337,10 +357,11 @@ impl Call<'_, '_> {
         // It waits before the first task that finds no room. What it has filled in by then is sent
         // later, so nothing is filled in here before there is room for all.
         if para.count > room {
-            let until = self.caller.arrived + Duration::from_millis(para.timeout.max(0) as u64);
+            // A negative time has no end.
+            let limit = u64::try_from(para.timeout).ok().map(Duration::from_millis);
             let may_run = queue.next().is_some() && para.count < queue.depth;
-            if may_run && self.caller.arrived.elapsed() < until - self.caller.arrived {
-                return self.glance(Some(until));
+            if may_run && limit.is_none_or(|limit| self.caller.arrived.elapsed() < limit) {
+                return self.glance(limit.map(|limit| self.caller.arrived + limit));
             }
             return Errno::ENOSPC.into();
         }
@@ -370,8 +391,9 @@ impl Call<'_, '_> {
             return Err(Errno::EINVAL);
         }
         Self::only_scheduler(para.scheduler)?;
+        // The hardware has no queue for host functions, and nobody has one of a debugger.
         if para.kind != ioctl::TYPE_NORMAL {
-            return Err(Errno::EOPNOTSUPP);
+            return Err(Errno::EINVAL);
         }
         self.has(ioctl::QUEUE_SUBMISSION, para.submission)?;
         let queue = self.scheduler.queues.get(&para.submission).ok_or(Errno::EINVAL)?;
@@ -419,8 +441,12 @@ impl Call<'_, '_> {
             return Err(Errno::EINVAL);
         }
         Self::only_scheduler(para.scheduler)?;
-        if para.kind != ioctl::TYPE_LOGICAL {
-            return Err(Errno::EOPNOTSUPP);
+        match para.kind {
+            ioctl::TYPE_LOGICAL => {}
+            ioctl::TYPE_NORMAL => {
+                return self.has(ioctl::QUEUE_COMPLETION, para.completion).and(Err(Errno::EOPNOTSUPP));
+            }
+            _ => return Err(Errno::EINVAL),
         }
         self.has(ioctl::QUEUE_LOGICAL, para.completion)?;
         if para.timeout < -1 { Err(Errno::EINVAL) } else { Ok(para) }

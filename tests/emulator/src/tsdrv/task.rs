@@ -2,11 +2,13 @@
 //!
 //! The layouts, and the checks that the host makes when a task is sent, are those of the driver's
 //! `ts_agent` (`task_struct.h`, `ts_agent_update_sqe.c`). What the scheduler of the device does is
-//! inferred: copies, events, notifies and placeholders are carried out in the order of their queue;
-//! everything else, kernels of AI cores and AI CPUs first of all, ends with an error.
+//! inferred: copies, events, notifies, placeholders and calls of host functions are carried out in
+//! the order of their queue; everything else, kernels of AI cores and AI CPUs first of all, ends with
+//! an error.
 
 use super::Call;
 use super::queue::{FAILED, MATCHED, Report};
+use crate::esched::{HOST_FUNCTION, Notice};
 use ascend_ioctl::tsdrv::{ID_EVENT, ID_NOTIFY, TASK_SIZE};
 use nix::errno::Errno;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,13 +26,18 @@ const SDMA: u8 = 11;
 const PCIE_DMA: u8 = 17;
 /// Kinds from here on do not exist.
 const KINDS: u8 = 21;
-/// What the driver makes of a kind that does not exist.
+/// What the driver makes of a task that fails its checks. The device then reports the failure.
 const INVALID: u8 = 63;
 
 /// WRITE_VALUE that resets an event.
 const EVENT_RESET: u32 = 1;
-/// A time limit that only waits and kernels may have: none.
+/// No time limit, which only these may have.
 const NO_LIMIT: u8 = 0xFF;
+const MAY_LAST: [u8; 4] = [NOTIFY_WAIT, EVENT_WAIT, AI_CPU, FFTS];
+/// An AI_CPU task that is a message to a process of the host (`TOPIC_TYPE_HOST_CTRL_CPU`).
+const TO_HOST: u16 = 4;
+/// Where such a task has its message, which is 40 bytes long at most.
+const MESSAGE: std::ops::Range<usize> = 16..56;
 /// Bits of an SDMA task's word 4: addresses are those of the process.
 const VIRTUAL: u32 = 0b110 << 8;
 /// A PCIE_DMA task whose addresses were converted before, or that updates another task.
@@ -75,6 +82,39 @@ impl Task {
         self.0[0] & 0x3F
     }
 
+    /// The message of a task to a process of the host (`topic_sched_sqe`). A length that is too
+    /// short for what the flags promise makes none.
+    fn notice(&self, device: u32) -> Option<Notice> {
+        let (about, flags) = (self.word(56), self.half(10));
+        let mut left = (about >> 24 & 0x3F) as usize;
+        let mut message = self.0[MESSAGE].to_vec();
+        message.resize(left.max(message.len()), 0);
+        // The process, thread and device may be told behind the message, in this order from its end.
+        let mut last = |is_there: bool, length: usize| {
+            let start = left.checked_sub(if is_there { length } else { 0 })?;
+            let value = message[start..left].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
+            left = start;
+            Some(is_there.then_some(value))
+        };
+        let pid = last(flags & 0x8000 != 0, 4)?;
+        let thread = last(about >> 31 != 0, 2)?;
+        let other = last(about >> 30 & 1 != 0, 2)?;
+        let event = about >> 12 & 0x3F;
+        // A host function has its thread inside of the message.
+        let thread = if event == HOST_FUNCTION { Some(self.half(MESSAGE.start + 2).into()) } else { thread };
+        message.truncate(left);
+        Some(Notice {
+            device: other.unwrap_or(device),
+            pid: pid.unwrap_or(self.word(60) & 0x7FFF_FFFF) as i32,
+            from: -1,
+            group: about >> 18 & 0x3F,
+            thread,
+            event,
+            sub_event: about & 0xFFF,
+            message,
+        })
+    }
+
     /// The event or notify.
     fn event(&self) -> u32 {
         match self.kind() {
@@ -113,21 +153,22 @@ impl Task {
 }
 
 impl Call<'_, '_> {
-    /// The host's checks of a task, and what it changes.
+    /// The host's checks of a task. Only a wrong time limit is refused.
     pub(super) fn checked(&self, mut task: Task) -> Result<Task, Errno> {
         let kind = task.kind();
-        if kind >= KINDS {
-            task.0[0] = task.0[0] & !0x3F | INVALID;
-            return Ok(task);
-        }
-        if task.0[14] == NO_LIMIT && ![NOTIFY_WAIT, EVENT_WAIT, AI_CPU, FFTS].contains(&kind) {
+        if kind < KINDS && task.0[14] == NO_LIMIT && !MAY_LAST.contains(&kind) {
             return Err(Errno::EINVAL);
         }
-        match kind {
-            EVENT_RECORD => self.has(ID_EVENT, task.event())?,
-            NOTIFY_RECORD => self.has(ID_NOTIFY, task.event())?,
-            SDMA if task.0[15] & 1 == 0 && task.word(16) & VIRTUAL != VIRTUAL => return Err(Errno::EINVAL),
-            _ => {}
+        let is_valid = match kind {
+            KINDS.. => false,
+            EVENT_RECORD => self.has(ID_EVENT, task.event()).is_ok(),
+            NOTIFY_RECORD => self.has(ID_NOTIFY, task.event()).is_ok(),
+            WRITE_VALUE if task.word(28) == EVENT_RESET => self.has(ID_EVENT, task.word(24)).is_ok(),
+            SDMA => task.0[15] & 1 != 0 || task.word(16) & VIRTUAL == VIRTUAL,
+            _ => true,
+        };
+        if !is_valid {
+            task.0[0] = task.0[0] & !0x3F | INVALID;
         }
         Ok(task)
     }
@@ -136,6 +177,11 @@ impl Call<'_, '_> {
     pub(super) fn carry_out(&mut self, task: &Task) -> Done {
         match task.kind() {
             PLACEHOLDER => Done::Well,
+            // The scheduler goes on at once, also if nobody takes the message.
+            AI_CPU if task.half(10) >> 8 & 0xF == TO_HOST => {
+                self.notices.extend(task.notice(self.device));
+                Done::Well
+            }
             EVENT_RECORD => {
                 self.scheduler.events.insert(task.event());
                 Done::Well
