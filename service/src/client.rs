@@ -16,9 +16,11 @@ use crate::layout::PageSize;
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
 use ascend_vmm::discovery::Npu;
+use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, discovery};
 pub use fabric::{FabricReader, FabricTicket};
-use line::{ANSWER, Line, Role, done, milliseconds, strange};
+use line::{ANSWER, Line, done, milliseconds, strange};
+pub use line::{Role, ServedLayout};
 pub use reader::Reader;
 use reader::reader;
 use std::path::PathBuf;
@@ -69,6 +71,9 @@ pub enum Error {
     /// The object was made in another process, before a fork.
     #[error("the role in {0} belongs to the process that opened it, and not to its child; open it again here")]
     Forked(String),
+    /// The program gave up while it waited.
+    #[error("the program gave up waiting for the memory service at {0}; open the domain again")]
+    Interrupted(PathBuf),
     /// The memory is not mapped.
     #[error("{0} is asleep; wake it first")]
     Asleep(DomainName),
@@ -97,6 +102,7 @@ pub struct OpenOptions {
     page: PageSize,
     program: String,
     progress: Progress,
+    give_up: GiveUp,
 }
 
 impl Default for OpenOptions {
@@ -110,6 +116,7 @@ impl Default for OpenOptions {
             page: PageSize::Huge,
             program: program.unwrap_or_default(),
             progress: Progress::default(),
+            give_up: GiveUp::default(),
         }
     }
 }
@@ -152,6 +159,26 @@ impl OpenOptions {
         self
     }
 
+    /// Asked every 50 ms while the service is waited for; true ends the wait and the connection, and
+    /// with it the role. For a program that a user may interrupt.
+    pub fn give_up(mut self, give_up: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.give_up = GiveUp(Some(Arc::new(give_up)));
+        self
+    }
+
+    /// The message that opens a domain with these options: see [`Role::open`].
+    pub fn request(&self, domain: &DomainName, mode: Mode, device: u32, identity: String) -> Request {
+        Request::Open {
+            domain: domain.clone(),
+            mode,
+            device,
+            identity,
+            wait_ms: milliseconds(self.wait),
+            allow_update: self.allow_update,
+            lends: self.lends,
+        }
+    }
+
     /// What this program is called in lists: its rank, for instance.
     pub fn program(mut self, program: impl Into<String>) -> Self {
         self.program = program.into();
@@ -168,6 +195,16 @@ struct Progress(Option<Arc<ProgressFn>>);
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Progress" } else { "None" })
+    }
+}
+
+/// A function that is asked whether to give up.
+#[derive(Clone, Default)]
+struct GiveUp(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl fmt::Debug for GiveUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "GiveUp" } else { "None" })
     }
 }
 
@@ -273,9 +310,18 @@ impl Client {
     ///
     /// [`Code::Timeout`]; the service cannot be reached.
     pub fn wait(&self, domain: &DomainName, newer_than: u64, wait: Duration) -> Result<u64> {
-        let wait_ms = milliseconds(wait);
-        let request = Request::Wait { newer_than, domain: Some(domain.clone()), wait_ms };
-        match self.line()?.ask(&request, wait)? {
+        self.wait_with(domain, newer_than, &OpenOptions::default().wait(wait))
+    }
+
+    /// The same with other options: how long to wait, whom to tell, when to give up.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Client::wait`]; [`Error::Interrupted`].
+    pub fn wait_with(&self, domain: &DomainName, newer_than: u64, options: &OpenOptions) -> Result<u64> {
+        let wait = options.wait;
+        let request = Request::Wait { newer_than, domain: Some(domain.clone()), wait_ms: milliseconds(wait) };
+        match Line::connect(&self.path, std::process::id() as i32, options)?.ask(&request, wait)? {
             Answer::Version { version, .. } => Ok(version),
             other => Err(strange(&other)),
         }
@@ -299,16 +345,10 @@ impl Client {
             }
         };
         let npu = npus.iter().find(|npu| npu.logical == device.id());
-        let request = Request::Open {
-            domain: domain.clone(),
-            mode,
-            device: npu.map_or(u32::MAX, |npu| npu.physical.0),
-            identity: npu.map(|npu| npu.identity.to_string()).unwrap_or_default(),
-            wait_ms: line::milliseconds(options.wait),
-            allow_update: options.allow_update,
-            lends: options.lends,
-        };
-        Role::open(&self.path, device, domain, &request, options)
+        let identity = npu.map(|npu| npu.identity.to_string()).unwrap_or_default();
+        let request = options.request(domain, mode, npu.map_or(u32::MAX, |npu| npu.physical.0), identity);
+        let process = BareTgid::of_this_process(&device.session())?.as_raw();
+        Role::open(&self.path, process, &request, options)
     }
 
     /// A connection without a role. The number of the process counts for imports only.

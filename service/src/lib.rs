@@ -36,7 +36,9 @@ mod sealed;
 mod serve;
 mod snapshot;
 
-pub use client::{Client, Error, FabricReader, FabricTicket, OpenOptions, Opened, Reader, Result, Writer};
+pub use client::{
+    Client, Error, FabricReader, FabricTicket, OpenOptions, Opened, Reader, Result, Role, ServedLayout, Writer,
+};
 pub use entries::{Entries, EntryRef};
 pub use keeper::Told;
 pub use layout::{Allocation, BadLayout, Entry, Layout, PageSize};

@@ -361,3 +361,28 @@ fn client_holding(service: &Service, device: &ascend_vmm::Device) -> Result<(), 
     drop(service.client().write(device, &name("b"), Mode::Write, MIB, &options())?);
     Ok(())
 }
+
+#[test]
+fn a_program_that_gives_up_waits_no_longer_and_ends_its_role() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let gives_up = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&gives_up);
+        let options = OpenOptions::new().wait(Duration::from_secs(3600)).give_up(move || asked.load(Ordering::SeqCst));
+        let (client, device) = (service.client(), device());
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It waits: nothing is committed.
+                until("a reader waits", || service.status().clients.iter().any(|client| !client.waits.is_empty()));
+                gives_up.store(true, Ordering::SeqCst);
+            });
+            let ended = client.read(&device, &name("w"), &options).unwrap_err();
+            assert!(matches!(ended, Error::Interrupted(_)), "{ended}");
+        });
+        assert!(started.elapsed() < Duration::from_secs(600));
+        until("nobody waits", || service.status().clients.iter().all(|client| client.waits.is_empty()));
+        drop(device);
+        service.end(emulator);
+    });
+}

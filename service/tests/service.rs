@@ -186,6 +186,19 @@ fn a_layout_that_changed_while_a_reader_slept_is_not_mapped() {
         check_weights(&reader, KEYS);
         assert!(reader.wait_for_newer(Duration::ZERO).unwrap() > reader.version());
         drop(reader);
+        // A change in place gives its keys other values.
+        let mut reader = client.read(&device, &domain, &options()).unwrap();
+        reader.sleep().unwrap();
+        let mut writer = client.write(&device, &domain, Mode::Update, 0, &options()).unwrap();
+        writer.put("other", MIB, b"another type").unwrap();
+        drop(writer.commit().unwrap());
+        // As often as it is asked.
+        for _ in 0..2 {
+            let refused = reader.wake().unwrap_err();
+            assert!(matches!(refused, Error::Stale { .. }), "{refused}");
+            assert!(matches!(reader.get("other"), Err(Error::Asleep(_))));
+        }
+        drop(reader);
         drop(device);
         service.end(emulator);
     });

@@ -2,15 +2,15 @@
 
 use super::{Error, OpenOptions, Result};
 use crate::entries::Entries;
-use crate::layout::{Allocation, Entry};
+use crate::entries::EntryRef;
+use crate::layout::{Allocation, ENTRY_BYTES, Entry, PageSize};
 use crate::name::DomainName;
 use crate::protocol::{self, Answer, Code, Request, ServiceError, Share, VERSION, Waiting};
-use ascend_vmm::Device;
-use ascend_vmm::share::BareTgid;
 use std::any::Any;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,9 @@ pub(super) const ANSWER: Duration = Duration::from_secs(30);
 const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a client tries to reach a front that is being replaced.
 const REACH: Duration = Duration::from_secs(10);
+
+/// How often a program that may give up is asked.
+const ASKING: Duration = Duration::from_millis(50);
 
 /// So many bytes are worth sending before more is prepared.
 pub(super) const PART: usize = 256 << 10;
@@ -90,6 +93,15 @@ impl Line {
             Some(other) => Err(strange(&other)),
             None => Err(line.unreachable(io::ErrorKind::UnexpectedEof.into())),
         }
+    }
+
+    /// Ends the connection if the program gives up: an answer may still come, and nobody waits for it.
+    fn check_give_up(&self) -> Result<()> {
+        if !self.options.give_up.0.as_ref().is_some_and(|give_up| give_up()) {
+            return Ok(());
+        }
+        let _ = self.socket.shutdown(Shutdown::Both);
+        Err(Error::Interrupted(self.path.clone()))
     }
 
     fn unreachable(&self, error: io::Error) -> Error {
@@ -201,6 +213,11 @@ impl Line {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
+            self.check_give_up()?;
+            let left = match self.options.give_up.0 {
+                Some(_) => Some(left.unwrap_or(Duration::MAX).min(ASKING)),
+                None => left,
+            };
             self.socket.set_read_timeout(left).map_err(|error| self.unreachable(error))?;
             let mut part = [0; 64 << 10];
             match self.socket.read(&mut part) {
@@ -227,14 +244,20 @@ pub(super) fn done(answer: Answer) -> Result<()> {
 }
 
 /// A layout, with what is needed to import it.
-pub(super) struct ServedLayout {
-    pub(super) allocations: Vec<(Allocation, Share)>,
-    pub(super) entries: BTreeMap<String, Entry>,
+#[derive(Debug)]
+pub struct ServedLayout {
+    /// Allocations in their order, and how this process imports them.
+    pub allocations: Vec<(Allocation, Share)>,
+    /// What the writer put, by key.
+    pub entries: BTreeMap<String, Entry>,
 }
 
 /// A connection with a role, which comes back when the front is replaced.
+///
+/// For programs that import and map by other means than this library's: those that run the vendor's
+/// stack. The others have [`Reader`](crate::Reader) and [`Writer`](crate::Writer).
 #[derive(Debug)]
-pub(super) struct Role {
+pub struct Role {
     pub(super) line: Line,
     pub(super) domain: DomainName,
     pub(super) token: Vec<u8>,
@@ -274,15 +297,20 @@ impl Drop for Role {
 }
 
 impl Role {
-    pub(super) fn open(
-        path: &Path,
-        device: &Device,
-        domain: &DomainName,
-        request: &Request,
-        options: &OpenOptions,
-    ) -> Result<Role> {
-        let process = BareTgid::of_this_process(&device.session())?.as_raw();
-        let (line, answer) = Line::connect_with(path, process, options, Some((request, options.wait)))?;
+    /// Opens a domain ([`Request::Open`]) at the service of a socket. `process` is this process as
+    /// the driver's trust lists know it. The service waits as long as the request says.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn open(path: &Path, process: i32, request: &Request, options: &OpenOptions) -> Result<Role> {
+        let Request::Open { domain, wait_ms, .. } = request else {
+            let problem = "a role begins with `open`".into();
+            let remedy = "send another request to a role that is open".into();
+            return Err(ServiceError { code: Code::Protocol, problem, remedy }.into());
+        };
+        let first = Some((request, Duration::from_millis(*wait_ms)));
+        let (line, answer) = Line::connect_with(path, process, options, first)?;
         let mut role = Role {
             line,
             domain: domain.clone(),
@@ -299,6 +327,36 @@ impl Role {
         role.opened(answer)?;
         role.line.deliver_panic();
         Ok(role)
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &DomainName {
+        &self.domain
+    }
+
+    /// The version that is read or updated; 0 for a writer of a new layout.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The hash of that version's layout.
+    pub fn hash(&self) -> &[u8] {
+        &self.hash
+    }
+
+    /// Bytes of all allocations of that version.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True for a writer.
+    pub fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// A number of the service's life: allocations of another one are others.
+    pub fn instance(&self) -> u64 {
+        self.line.instance
     }
 
     pub(super) fn opened(&mut self, answer: Answer) -> Result<()> {
@@ -329,6 +387,7 @@ impl Role {
             match tried {
                 Err(Error::Unreachable { .. }) if Instant::now() < deadline => {
                     self.broken = true;
+                    self.line.check_give_up()?;
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(error @ Error::Unreachable { .. }) => {
@@ -356,7 +415,11 @@ impl Role {
 
     /// The whole layout with what is needed to import it, in one round trip for each thousand
     /// entries or less.
-    pub(super) fn layout(&mut self) -> Result<ServedLayout> {
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn layout(&mut self) -> Result<ServedLayout> {
         let first = [
             &Request::Allocations { from: 0 },
             &Request::Shares { allocations: Vec::new() },
@@ -392,7 +455,12 @@ impl Role {
         Ok(ServedLayout { allocations: allocations.into_iter().zip(shares).collect(), entries })
     }
 
-    pub(super) fn all_allocations(&mut self) -> Result<Vec<Allocation>> {
+    /// Allocations of the layout, in their order.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn all_allocations(&mut self) -> Result<Vec<Allocation>> {
         let mut all: Vec<Allocation> = Vec::new();
         while (all.len() as u64) < self.allocations {
             match self.ask(&Request::Allocations { from: all.len() as u64 }, ANSWER)? {
@@ -403,15 +471,134 @@ impl Role {
         Ok(all)
     }
 
-    pub(super) fn shares(&mut self, ids: &[u64]) -> Result<Vec<Share>> {
+    /// Lets this process import allocations of the layout, and says how.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn shares(&mut self, ids: &[u64]) -> Result<Vec<Share>> {
         let mut all = Vec::new();
         for part in ids.chunks(protocol::PAGE_MAX) {
             match self.ask(&Request::Shares { allocations: part.to_vec() }, ANSWER)? {
-                Answer::Shares { shares } if shares.len() == part.len() => all.extend(shares),
+                Answer::Shares { shares } if shares.iter().map(|share| share.allocation).eq(part.iter().copied()) => {
+                    all.extend(shares);
+                }
                 other => return Err(strange(&other)),
             }
         }
         Ok(all)
+    }
+
+    /// New memory of a writer that has `known` allocations. A front that is replaced in the middle
+    /// makes no second one.
+    ///
+    /// # Errors
+    ///
+    /// No memory, or quota; the service cannot be reached.
+    pub fn allocate(
+        &mut self,
+        known: u64,
+        size: u64,
+        page: PageSize,
+        tag: &str,
+        id: Option<u64>,
+        wait: Duration,
+    ) -> Result<Allocation> {
+        let request = Request::Allocate { size, page, tag: tag.to_owned(), wait_ms: milliseconds(wait), id };
+        let allocation = self.persist(|role| {
+            let answer = match role.allocations > known {
+                true => role.line.ask(&Request::Allocations { from: known }, ANSWER)?,
+                false => role.line.ask(&request, wait)?,
+            };
+            match answer {
+                Answer::Allocated { allocation } => Ok(allocation),
+                Answer::Allocations { mut allocations } if !allocations.is_empty() => Ok(allocations.swap_remove(0)),
+                other => Err(strange(&other)),
+            }
+        });
+        match allocation {
+            Ok(allocation) => {
+                self.allocations = known + 1;
+                Ok(allocation)
+            }
+            Err(error) => {
+                self.line.deliver_panic();
+                Err(error)
+            }
+        }
+    }
+
+    /// Marks the domain as dirty before the first write in place.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn begin(&mut self) -> Result<()> {
+        // From the first write on the domain is dirty, and nobody knows better when that is.
+        done(self.ask(&Request::Begin {}, ANSWER)?)
+    }
+
+    /// Puts all entries and commits; the role reads from then on. A front that is replaced in the
+    /// middle may have done it.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses or cannot be reached; then nothing is published.
+    pub fn commit(&mut self, entries: &BTreeMap<String, Entry>) -> Result<()> {
+        self.persist(|role| if role.writes { role.publish(entries) } else { Ok(()) })
+    }
+
+    fn publish(&mut self, entries: &BTreeMap<String, Entry>) -> Result<()> {
+        let mut rest = entries.iter();
+        let puts = std::iter::from_fn(|| {
+            let (mut part, mut bytes) = (Entries::default(), 0);
+            for (key, entry) in rest.by_ref() {
+                bytes += key.len() + entry.value.len() + ENTRY_BYTES;
+                part.push(EntryRef::new(key, entry));
+                if bytes > PART {
+                    break;
+                }
+            }
+            (!part.is_empty()).then_some(Request::Put { entries: part })
+        });
+        // None may fail: what is committed is whole.
+        self.line.ask_all(puts, ANSWER)?.into_iter().try_for_each(done)?;
+        match self.line.ask(&Request::Commit {}, ANSWER)? {
+            Answer::Committed { version, hash } => {
+                (self.version, self.hash, self.writes) = (version, hash, false);
+                Ok(())
+            }
+            other => Err(strange(&other)),
+        }
+    }
+
+    /// Asks whether the service and the owner of the memory live.
+    ///
+    /// # Errors
+    ///
+    /// One of them does not answer.
+    pub fn ping(&mut self) -> Result<()> {
+        done(self.ask(&Request::Ping {}, ANSWER)?)
+    }
+
+    /// Tells the service that this reader has unmapped the memory.
+    ///
+    /// # Errors
+    ///
+    /// The owner of the memory does not answer, or the service cannot be reached.
+    pub fn sleep(&mut self) -> Result<()> {
+        done(self.ask(&Request::Sleep {}, ANSWER)?)
+    }
+
+    /// Waits, before this reader imports again, until nobody changes the memory in place.
+    ///
+    /// # Errors
+    ///
+    /// The service refuses, or cannot be reached.
+    pub fn wake(&mut self, wait: Duration) -> Result<()> {
+        let answer = self.ask(&Request::Wake { wait_ms: milliseconds(wait) }, wait);
+        self.line.deliver_panic();
+        self.opened(answer?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The reader of a layout.
 
-use super::line::{ANSWER, Role, ServedLayout, done, milliseconds, strange};
+use super::line::{ANSWER, Role, ServedLayout, milliseconds, strange};
 use super::space::Space;
 use super::{Error, OpenOptions, Result};
 use crate::layout::{Allocation, Entry};
@@ -117,7 +117,7 @@ impl Reader {
         if !self.awake {
             return Ok(());
         }
-        done(self.role.ask(&Request::Ping {}, ANSWER)?)?;
+        self.role.ping()?;
         while let Some(mapping) = self.space.mappings.pop() {
             if let Err(failed) = mapping.unmap() {
                 let error = failed.error;
@@ -128,7 +128,7 @@ impl Reader {
         }
         self.awake = false;
         // From now on the memory may be changed in place.
-        if let Err(error) = self.role.ask(&Request::Sleep {}, ANSWER).and_then(done) {
+        if let Err(error) = self.role.sleep() {
             // The owner is gone after all, and the memory with it if nobody else maps it.
             self.map_all()?;
             self.awake = true;
@@ -149,10 +149,7 @@ impl Reader {
             return Ok(());
         }
         let (before, hash) = (self.role.version, self.role.hash.clone());
-        let wake = Request::Wake { wait_ms: milliseconds(self.wait) };
-        let answer = self.role.ask(&wake, self.wait);
-        self.role.line.deliver_panic();
-        self.role.opened(answer?)?;
+        self.role.wake(self.wait)?;
         if self.role.hash != hash {
             let allocations = self.role.all_allocations()?;
             let sizes = |all: &mut dyn Iterator<Item = &Allocation>| all.map(|it| it.size).sum::<u64>();
@@ -162,7 +159,10 @@ impl Reader {
             } else {
                 "keys or places differ".to_owned()
             };
-            return Err(Error::Stale { domain: self.role.domain.clone(), before, now: self.role.version, difference });
+            let (domain, now) = (self.role.domain.clone(), self.role.version);
+            // What it compares with the next time.
+            (self.role.version, self.role.hash) = (before, hash);
+            return Err(Error::Stale { domain, before, now, difference });
         }
         self.map_all()?;
         self.awake = true;

@@ -1,13 +1,12 @@
 //! The writer of a layout.
 
-use super::line::{ANSWER, PART, Role, done, milliseconds, strange};
+use super::line::{ANSWER, Role, done};
 use super::reader::{Reader, reader};
 use super::space::Space;
 use super::{Error, OpenOptions, Result};
-use crate::entries::{Entries, EntryRef};
-use crate::layout::{ENTRY_BYTES, Entry, Layout};
+use crate::layout::{Entry, Layout};
 use crate::name::DomainName;
-use crate::protocol::{Answer, Code, Request, ServiceError};
+use crate::protocol::{Code, Request, ServiceError};
 use ascend_vmm::Device;
 use ascend_vmm::copy::Slice;
 use std::collections::BTreeMap;
@@ -108,30 +107,8 @@ impl Writer {
 
     /// The same, with the number that it had before if that is free.
     fn allocate_as(&mut self, id: Option<u64>, size: u64, tag: &str) -> Result<(u64, u64)> {
-        let wait = self.options.wait;
-        let (page, tag, wait_ms) = (self.options.page, tag.to_owned(), milliseconds(wait));
-        let request = Request::Allocate { size, page, tag, wait_ms, id };
         let known = self.space.places.len() as u64;
-        let allocation = self.role.persist(|role| {
-            // A front that was replaced in the middle may have carried it out.
-            let answer = match role.allocations > known {
-                true => role.line.ask(&Request::Allocations { from: known }, ANSWER)?,
-                false => role.line.ask(&request, wait)?,
-            };
-            match answer {
-                Answer::Allocated { allocation } => Ok(allocation),
-                Answer::Allocations { mut allocations } if !allocations.is_empty() => Ok(allocations.swap_remove(0)),
-                other => Err(strange(&other)),
-            }
-        });
-        let allocation = match allocation {
-            Ok(allocation) => allocation,
-            Err(error) => {
-                self.role.line.deliver_panic();
-                return Err(error);
-            }
-        };
-        self.role.allocations = known + 1;
+        let allocation = self.role.allocate(known, size, self.options.page, tag, id, self.options.wait)?;
         let shares = self.role.shares(&[allocation.id])?;
         let offset = self.space.end;
         for share in &shares {
@@ -217,36 +194,9 @@ impl Writer {
     /// The service refuses or cannot be reached; then nothing is published, and the domain serves
     /// what it served before.
     pub fn commit(mut self) -> Result<Reader> {
-        let entries = &self.entries;
-        // A front that was replaced in the middle may have carried it out.
-        self.role.persist(|role| if role.writes { publish(role, entries) } else { Ok(()) })?;
+        self.role.commit(&self.entries)?;
         let Writer { role, space, entries, options, .. } = self;
         Ok(Reader { role, space, entries, awake: true, wait: options.wait })
-    }
-}
-
-/// Puts all entries, and commits.
-pub(super) fn publish(role: &mut Role, entries: &BTreeMap<String, Entry>) -> Result<()> {
-    let mut rest = entries.iter();
-    let puts = std::iter::from_fn(|| {
-        let (mut part, mut bytes) = (Entries::default(), 0);
-        for (key, entry) in rest.by_ref() {
-            bytes += key.len() + entry.value.len() + ENTRY_BYTES;
-            part.push(EntryRef::new(key, entry));
-            if bytes > PART {
-                break;
-            }
-        }
-        (!part.is_empty()).then_some(Request::Put { entries: part })
-    });
-    // None may fail: what is committed is whole.
-    role.line.ask_all(puts, ANSWER)?.into_iter().try_for_each(done)?;
-    match role.line.ask(&Request::Commit {}, ANSWER)? {
-        Answer::Committed { version, hash } => {
-            (role.version, role.hash, role.writes) = (version, hash, false);
-            Ok(())
-        }
-        other => Err(strange(&other)),
     }
 }
 
@@ -258,8 +208,7 @@ pub(super) fn writer(role: Role, device: &Device, capacity: u64, options: &OpenO
         return Ok(Writer { role, space, entries, used: 0, options, in_place });
     }
     let mut reader = reader(role, device, options)?;
-    // From the first write on the domain is dirty, and nobody knows better when that is than here.
-    done(reader.role.ask(&Request::Begin {}, ANSWER)?)?;
+    reader.role.begin()?;
     let used = reader.space.end;
     Ok(Writer {
         role: reader.role,
