@@ -26,6 +26,7 @@ use nix::sys::stat::Mode;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
+use std::{fs, io};
 
 /// The nodes `/dev/davinciN` that exist.
 #[derive(Debug)]
@@ -37,12 +38,12 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Tries every number: on the host for writing, as the driver will; in a container for reading,
-    /// which takes the device.
+    /// Opens them: on the host for writing, as the driver will; in a container for reading, which
+    /// takes the device.
     pub(super) fn open(uda: &Uda) -> Nodes {
         let flags = if uda.is_admin() { OFlag::O_WRONLY } else { OFlag::O_RDONLY };
         let mut nodes = Nodes { files: Vec::new(), closed: Vec::new() };
-        for number in 0..uda.max_physical().min(MAX_PHYSICAL * 2) {
+        for number in numbers(uda.max_physical().min(MAX_PHYSICAL * 2)) {
             let node = format!("/dev/davinci{number}");
             match open(node.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty()).map_err(Errno::of) {
                 Ok(file) => nodes.files.push(file),
@@ -57,6 +58,20 @@ impl Nodes {
     pub(super) fn opened(&self) -> usize {
         self.files.len()
     }
+}
+
+/// Numbers below `count` of the nodes in `/dev`; all of them where it cannot be listed.
+fn numbers(count: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/dev").and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let Ok(entries) = entries else { return (0..count).collect() };
+    let number = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let number = name.strip_prefix("davinci")?.parse().ok()?;
+        (number < count && name == format!("davinci{number}")).then_some(number)
+    };
+    let mut numbers: Vec<u32> = entries.into_iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 /// An answer for which a thread waits in the kernel. The thread goes on to its end, also when

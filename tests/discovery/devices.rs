@@ -60,6 +60,17 @@ fn with_functions(functions: &[&str]) -> Directory {
 }
 
 #[test]
+fn only_the_nodes_that_exist_are_opened() {
+    isolated(Config { devices: 3, ..Config::default() }, |emulator| {
+        emulator.record();
+        assert_eq!(ids(&survey()), [(0, 0), (1, 1), (2, 2)]);
+        let opened: Vec<String> = emulator.records().into_iter().filter_map(|record| record.path).collect();
+        let nodes = opened.iter().filter(|path| !path.ends_with("manager") && !path.ends_with("hdc"));
+        assert_eq!(nodes.collect::<Vec<_>>(), ["/dev/davinci0", "/dev/davinci1", "/dev/davinci2"]);
+    });
+}
+
+#[test]
 fn a_healthy_host_shows_every_device_with_all_its_facts() {
     on_each_generation(Config::default(), |generation, _| {
         let survey = survey();
