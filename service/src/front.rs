@@ -6,10 +6,12 @@
 
 use crate::books::{Books, ClientId, Effect, Order};
 use crate::journal::{Journal, Token};
+use crate::keeper::lives;
 use crate::link::KeeperLink;
 use crate::policy::{Peer, Policy};
 use crate::protocol::{self, Answer, Code, Request, ServiceError};
 use nix::errno::Errno;
+use nix::libc::{SO_PEERGROUPS, SOL_SOCKET, getsockopt as getsockopt_raw, socklen_t};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
 use nix::sys::socket::{ControlMessage, MsgFlags, getsockopt, sendmsg};
@@ -284,8 +286,14 @@ impl Front {
             }
             self.last_client += 1;
             let id = ClientId(self.last_client);
-            let groups = groups_of(pid);
-            self.books.connect(id, Peer { pid, start: started(pid), user, groups, container: container_of(pid) }, now);
+            let (mut groups, mut start, mut container) =
+                (groups_of(&connection.socket), started(pid), container_of(pid));
+            groups.push(credentials.gid());
+            if !connection.pidfd.as_ref().is_some_and(lives) {
+                // The number may be that of another process by now.
+                (start, container) = (0, String::new());
+            }
+            self.books.connect(id, Peer { pid, start, user, groups, container }, now);
             self.connections.insert(id, connection);
         }
     }
@@ -560,13 +568,25 @@ fn started(pid: i32) -> u64 {
     after.split_ascii_whitespace().nth(19).and_then(|start| start.parse().ok()).unwrap_or(0)
 }
 
-/// The supplementary groups of a process.
-fn groups_of(pid: i32) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-    let own = line("Gid:").and_then(|line| line.split_whitespace().nth(1).map(str::to_owned));
-    let others = line("Groups:").unwrap_or_default();
-    own.iter().map(String::as_str).chain(others.split_whitespace()).filter_map(|group| group.parse().ok()).collect()
+/// The supplementary groups that the process at the other end had when it connected. What it does
+/// afterwards, such as running a program of another group, gives it no rights.
+fn groups_of(socket: &UnixStream) -> Vec<u32> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut length = size_of_val(&groups[..]) as socklen_t;
+        let (level, option, buffer) = (SOL_SOCKET, SO_PEERGROUPS, groups.as_mut_ptr().cast());
+        // SAFETY: the kernel writes at most `length` bytes to the buffer, which has so many.
+        let done = unsafe { getsockopt_raw(socket.as_raw_fd(), level, option, buffer, &raw mut length) };
+        let count = length as usize / size_of::<u32>();
+        match Errno::result(done) {
+            Ok(_) => {
+                groups.truncate(count);
+                return groups;
+            }
+            Err(Errno::ERANGE) if count > groups.len() => groups.resize(count, 0),
+            Err(_) => return Vec::new(),
+        }
+    }
 }
 
 /// The first characters of the id of a process's container: the longest word of hexadecimal digits
@@ -584,4 +604,40 @@ pub(crate) fn random() -> Token {
         let _ = random.read_exact(&mut token);
     }
     token
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::{ForkResult, Gid, fork, getgroups, getuid, setgroups};
+
+    #[test]
+    fn a_peer_has_the_groups_with_which_it_connected() {
+        let (own, _other) = UnixStream::pair().unwrap();
+        let mut before: Vec<u32> = getgroups().unwrap().into_iter().map(Gid::as_raw).collect();
+        let mut groups = groups_of(&own);
+        before.sort_unstable();
+        groups.sort_unstable();
+        assert_eq!(groups, before);
+        if !getuid().is_root() {
+            return;
+        }
+        // Only root can have other groups, and more than are expected.
+        // SAFETY: the child makes system calls, and ends.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let many: Vec<Gid> = (1..=300).map(Gid::from_raw).collect();
+                let changed = setgroups(&many).is_ok();
+                let same = groups_of(&own).len() == groups.len();
+                let pair = UnixStream::pair();
+                let all = pair.is_ok_and(|(new, _)| groups_of(&new).len() == many.len());
+                // SAFETY: it ends this process.
+                unsafe { nix::libc::_exit(i32::from(!(changed && same && all))) };
+            }
+            ForkResult::Parent { child } => {
+                let ended = nix::sys::wait::waitpid(child, None).unwrap();
+                assert_eq!(ended, nix::sys::wait::WaitStatus::Exited(child, 0));
+            }
+        }
+    }
 }
