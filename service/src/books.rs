@@ -206,6 +206,7 @@ enum Wait {
         device: u32,
         allow_update: bool,
         lends: bool,
+        token: Token,
     },
     /// `told` is what the client was told last.
     Memory {
@@ -377,9 +378,10 @@ impl Books {
         }
         match request {
             Request::Hello { version, process, program } => self.hello(id, version, process, program),
-            Request::Open { domain, mode, device, identity, wait_ms, allow_update, lends } => {
+            Request::Open { domain, mode, device, identity, wait_ms, allow_update, lends, token } => {
                 self.check_device(device, &identity)?;
-                self.open(id, Wait::Role { domain, mode, device, allow_update, lends }, wait_ms, now)
+                let token = self.new_token(&token)?;
+                self.open(id, Wait::Role { domain, mode, device, allow_update, lends, token }, wait_ms, now)
             }
             Request::Close {} => self.close(id, now),
             Request::Resume { token } => self.resume(id, &token),
@@ -570,10 +572,16 @@ impl Books {
     fn event(&mut self, domain: Option<&DomainName>, text: String) {
         tracing::info!(domain = domain.map(DomainName::as_str), "{text}");
         self.last_event += 1;
+        let event = Event { number: self.last_event, time: unix_time(), domain: domain.cloned(), text };
+        self.effects.push(Effect::Record(Record::Event(event.clone())));
+        self.remember(event);
+    }
+
+    fn remember(&mut self, event: Event) {
         if self.events.len() == EVENTS {
             self.events.pop_front();
         }
-        self.events.push_back(Event { number: self.last_event, time: unix_time(), domain: domain.cloned(), text });
+        self.events.push_back(event);
     }
 }
 

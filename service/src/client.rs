@@ -12,6 +12,7 @@ mod reader;
 mod space;
 mod writer;
 
+use crate::front::random;
 use crate::layout::PageSize;
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Event, Mode, Request, ServiceError, Status, Waiting};
@@ -19,13 +20,13 @@ use ascend_vmm::discovery::Npu;
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{Device, discovery};
 pub use fabric::{FabricReader, FabricTicket};
-use line::{ANSWER, Line, done, milliseconds, strange};
+use line::{ANSWER, Line, anew, done, milliseconds, strange};
 pub use line::{Role, ServedLayout};
 pub use reader::Reader;
 use reader::reader;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 pub use writer::Writer;
 use writer::writer;
@@ -176,6 +177,7 @@ impl OpenOptions {
             wait_ms: milliseconds(self.wait),
             allow_update: self.allow_update,
             lends: self.lends,
+            token: random().to_vec(),
         }
     }
 
@@ -286,7 +288,7 @@ impl Client {
     ///
     /// The service cannot be reached.
     pub fn status(&self) -> Result<Status> {
-        match self.line()?.ask(&Request::Status {}, ANSWER)? {
+        match anew(|| self.line()?.ask(&Request::Status {}, ANSWER))? {
             Answer::Status(status) => Ok(status),
             other => Err(strange(&other)),
         }
@@ -298,7 +300,7 @@ impl Client {
     ///
     /// The service cannot be reached.
     pub fn events(&self, after: u64) -> Result<Vec<Event>> {
-        match self.line()?.ask(&Request::Events { after }, ANSWER)? {
+        match anew(|| self.line()?.ask(&Request::Events { after }, ANSWER))? {
             Answer::Events { events } => Ok(events),
             other => Err(strange(&other)),
         }
@@ -319,9 +321,13 @@ impl Client {
     ///
     /// Those of [`Client::wait`]; [`Error::Interrupted`].
     pub fn wait_with(&self, domain: &DomainName, newer_than: u64, options: &OpenOptions) -> Result<u64> {
-        let wait = options.wait;
-        let request = Request::Wait { newer_than, domain: Some(domain.clone()), wait_ms: milliseconds(wait) };
-        match Line::connect(&self.path, std::process::id() as i32, options)?.ask(&request, wait)? {
+        let begun = Instant::now();
+        let answer = anew(|| {
+            let left = options.wait.saturating_sub(begun.elapsed());
+            let request = Request::Wait { newer_than, domain: Some(domain.clone()), wait_ms: milliseconds(left) };
+            Line::connect(&self.path, std::process::id() as i32, options)?.ask(&request, left)
+        });
+        match answer? {
             Answer::Version { version, .. } => Ok(version),
             other => Err(strange(&other)),
         }

@@ -7,7 +7,7 @@
 use crate::entries::Keys;
 use crate::layout::Allocation;
 use crate::name::DomainName;
-use crate::protocol::Mode;
+use crate::protocol::{Event, Mode};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fs::File;
 use std::hash::Hasher;
@@ -59,6 +59,8 @@ pub(crate) enum Record {
     Removed { domain: DomainName, version: u64 },
     /// Processes that were put on the driver's lists for a version.
     Listed { version: u64, processes: Vec<i32> },
+    /// What happened, for people.
+    Event(Event),
 }
 
 /// Who has which role.
@@ -104,7 +106,7 @@ const HEAD: usize = 12;
 /// The version of the records. A front reads its own version, and those before it that were
 /// released: none yet. A record that cannot be understood by older fronts needs a new one. New
 /// fields with a default do not.
-pub(crate) const STATE: u32 = 3;
+pub(crate) const STATE: u32 = 4;
 /// How a journal begins, before its version.
 const MAGIC: [u8; 4] = *b"AVMJ";
 /// Bytes of the magic and the version.
@@ -236,7 +238,7 @@ mod tests {
         journal.append(&Record::Freed { id: 8 }).unwrap();
         journal.file().write_all_at(&(STATE + 1).to_le_bytes(), 4).unwrap();
         let refused = Journal::read(journal.file().try_clone().unwrap()).unwrap_err();
-        assert!(refused.to_string().contains("has version 4, and this program reads 3"), "{refused}");
+        assert!(refused.to_string().contains("has version 5, and this program reads 4"), "{refused}");
         journal.file().write_all_at(b"else", 0).unwrap();
         assert!(Journal::read(journal.file().try_clone().unwrap()).is_err());
         let empty = nix::sys::memfd::memfd_create("empty", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();

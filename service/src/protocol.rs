@@ -53,13 +53,17 @@ pub enum Request {
         /// A writer that gives memory back when it is asked to.
         #[serde(default)]
         lends: bool,
+        /// 16 random bytes for [`Request::Resume`]; without them the service chooses. A client whose
+        /// connection breaks before the answer comes can find out whether it got the role.
+        #[serde(default, with = "serde_bytes")]
+        token: Vec<u8>,
     },
     /// Ends the role; the connection stays. A connection that just ends does the same, but a client
     /// that wants to be sure, whichever front serves it, waits for the answer to this.
     Close {},
     /// Takes back the role of a connection that ended because the service was replaced.
     Resume {
-        /// From [`Answer::Opened`].
+        /// From [`Answer::Opened`] or [`Request::Open`].
         #[serde(with = "serde_bytes")]
         token: Vec<u8>,
     },
@@ -517,6 +521,7 @@ mod tests {
             wait_ms: u64::MAX,
             allow_update: true,
             lends: false,
+            token: vec![2; 16],
         };
         let put = Request::Put {
             entries: [("k".into(), Entry { allocation: 1, offset: 2, size: 3, value: vec![0, 255] })]

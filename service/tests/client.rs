@@ -246,6 +246,26 @@ fn a_reader_hears_of_the_next_version_and_maps_it() {
 }
 
 #[test]
+fn who_waits_for_a_role_or_a_version_waits_on_when_the_front_is_killed() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let client = service.client();
+        let reader = fork(|| check_weights(&client.read(&device(), &name("w"), &options()).unwrap(), KEYS));
+        let watcher = fork(|| assert!(client.wait(&name("w"), 0, Duration::from_secs(120)).unwrap() > 0));
+        for _ in 0..3 {
+            until("both wait", || service.status().domains.iter().any(|domain| domain.waiting == 2));
+            let front = service.status().front;
+            service.kill_front();
+            until("another front serves", || service.status().front != front);
+        }
+        fork(|| drop(write_weights(&client, &device(), &name("w"), KEYS))).join();
+        reader.join();
+        watcher.join();
+        service.end(emulator);
+    });
+}
+
+#[test]
 fn readers_that_sleep_let_weights_be_changed_in_place_and_see_them_at_the_same_addresses() {
     isolated(Config::default(), |emulator| {
         let service = Service::start("");

@@ -195,6 +195,7 @@ fn two_hundred_and_fifty_six_clients_are_served_at_once() {
                         wait_ms: 60_000,
                         allow_update: false,
                         lends: false,
+                        token: Vec::new(),
                     };
                     let mut sockets: Vec<UnixStream> = (0..32).map(|_| greet(&service.path())).collect();
                     for socket in &mut sockets {

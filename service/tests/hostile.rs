@@ -80,6 +80,7 @@ impl Attacker {
             wait_ms: 60_000,
             allow_update: false,
             lends: false,
+            token: Vec::new(),
         };
         assert!(matches!(self.ask(&open), Answer::Opened { writes: true, .. }));
     }
@@ -230,6 +231,7 @@ fn seeds() -> Vec<Vec<u8>> {
             wait_ms: 1,
             allow_update: true,
             lends: true,
+            token: Vec::new(),
         },
         Request::Close {},
         Request::Resume { token: vec![7; 16] },

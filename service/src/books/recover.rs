@@ -23,6 +23,18 @@ struct Replay {
     listed: HashMap<u64, BTreeSet<i32>>,
 }
 
+impl Replay {
+    /// A version was changed in place: its memory, its readers and its list are those of the next.
+    fn updated(&mut self, domain: &DomainName, before: u64, version: u64) {
+        self.versions.remove(&(domain.clone(), before));
+        let readers = self.roles.values_mut().filter(|role| role.domain == *domain && role.version == before);
+        readers.for_each(|role| role.version = version);
+        if let Some(listed) = self.listed.remove(&before) {
+            self.listed.insert(version, listed);
+        }
+    }
+}
+
 struct Version {
     device: u32,
     /// Its handles are known to the keeper.
@@ -126,8 +138,13 @@ impl Books {
             Record::Committed { domain, writer, version, device, user, time, hash, allocations, keys } => {
                 self.last_version = self.last_version.max(version);
                 self.last_id = allocations.last().map_or(0, |last| last.id).max(self.last_id);
+                let writes = writer.and_then(|writer| replay.roles.get_mut(&writer));
+                let written = writes.map(|role| (std::mem::replace(&mut role.mode, Mode::Read), role.version));
+                if let Some((Mode::Update, before)) = written {
+                    replay.updated(&domain, before, version);
+                }
                 if let Some(role) = writer.and_then(|writer| replay.roles.get_mut(&writer)) {
-                    (role.mode, role.version, role.began) = (Mode::Read, version, false);
+                    (role.version, role.began) = (version, false);
                 }
                 let layout = Served { allocations, keys, ..Served::default() };
                 replay.versions.insert((domain, version), Version { device, layout, hash, user, dirty: false, time });
@@ -146,6 +163,12 @@ impl Books {
                 replay.versions.remove(&(domain, version));
             }
             Record::Listed { version, processes } => replay.listed.entry(version).or_default().extend(processes),
+            // Those of the moment in which a front took over are there twice.
+            Record::Event(event) if event.number > self.last_event => {
+                self.last_event = event.number;
+                self.remember(event);
+            }
+            Record::Event(_) => {}
         }
     }
 
@@ -210,6 +233,7 @@ impl Books {
     pub(crate) fn snapshot(&mut self) -> Vec<Record> {
         let (number, last_version, last_id) = (self.instance, self.last_version, self.last_id);
         let mut records = vec![Record::Instance { number, last_version, last_id }];
+        records.extend(self.events.iter().cloned().map(Record::Event));
         for (name, domain) in &self.domains {
             let device = domain.device.unwrap_or_default();
             for it in domain.older.values().chain(&domain.committed) {

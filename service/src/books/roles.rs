@@ -5,7 +5,7 @@ use super::{
     keeper_gone, waiting,
 };
 use crate::entries::Puts;
-use crate::journal::{Record, RoleRecord};
+use crate::journal::{Record, RoleRecord, Token};
 use crate::name::DomainName;
 use crate::protocol::{Answer, Code, Mode, ServiceError};
 use ascend_vmm::Bytes;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 impl Books {
     pub(super) fn open(&mut self, id: ClientId, wait: Wait, wait_ms: u64, now: Instant) -> Outcome {
-        let Wait::Role { domain: name, mode, device, allow_update, lends } = wait else { return Ok(None) };
+        let Wait::Role { domain: name, mode, device, allow_update, lends, token } = wait else { return Ok(None) };
         let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
         if client.role.is_some() {
             return Err(error(Code::Protocol, "open: this connection has a role already", "use another connection"));
@@ -39,7 +39,7 @@ impl Books {
         }
         domain.queue.push_back(id);
         let deadline = now.checked_add(Duration::from_millis(wait_ms));
-        client.wait = Some((Wait::Role { domain: name.clone(), mode, device, allow_update, lends }, deadline));
+        client.wait = Some((Wait::Role { domain: name.clone(), mode, device, allow_update, lends, token }, deadline));
         self.admit(&name);
         let Some(client) = self.clients.get(&id).filter(|client| client.wait.is_some()) else { return Ok(None) };
         let reason = self.obstacle(&name, mode);
@@ -49,6 +49,25 @@ impl Books {
         let text = format!("process {} ({}) waits, mode {}: {reason}", client.process, client.program, mode.name());
         self.event(Some(&name), text);
         Ok(Some(waiting(reason)))
+    }
+
+    /// The token of a role that a client wants: its own, or one that is chosen here.
+    pub(super) fn new_token(&self, wanted: &[u8]) -> Result<Token, ServiceError> {
+        if wanted.is_empty() {
+            return Ok((self.random)());
+        }
+        let Ok(token) = Token::try_from(wanted) else {
+            let problem = format!("token: {} bytes", wanted.len());
+            return Err(error(Code::Invalid, problem, "use 16 random ones, or none"));
+        };
+        let taken = |client: &ClientState| {
+            let waits = matches!(&client.wait, Some((Wait::Role { token: other, .. }, _)) if *other == token);
+            waits || client.role.as_ref().is_some_and(|role| role.token == token)
+        };
+        match self.clients.values().any(taken) {
+            true => Err(error(Code::Invalid, "token: another role has it", "use new random bytes for each role")),
+            false => Ok(token),
+        }
     }
 
     /// Refuses an NPU that the service does not have, or has under another identity.
@@ -165,7 +184,7 @@ impl Books {
     }
 
     pub(super) fn give_role(&mut self, id: ClientId, name: &DomainName, mode: Mode) {
-        let Some(Wait::Role { device, allow_update, lends, .. }) = self.unwait(id) else { return };
+        let Some(Wait::Role { device, allow_update, lends, token, .. }) = self.unwait(id) else { return };
         if mode == Mode::Discard {
             let version = self.domains.get(name).and_then(|it| it.committed.as_ref()).map(|it| it.version);
             if let Some(version) = version {
@@ -173,7 +192,6 @@ impl Books {
                 self.event(Some(name), format!("version {version} was discarded by its next writer"));
             }
         }
-        let token = (self.random)();
         let Some(domain) = self.domains.get_mut(name) else { return };
         domain.device = Some(device);
         let committed = domain.committed.as_ref().filter(|_| matches!(mode, Mode::Read | Mode::Update));

@@ -165,6 +165,7 @@ impl Rig {
                 wait_ms,
                 allow_update: false,
                 lends: false,
+                token: Vec::new(),
             },
         )
     }
@@ -384,6 +385,7 @@ fn readers_that_allow_updates_stay_and_see_the_new_version() {
         wait_ms: 0,
         allow_update: true,
         lends: false,
+        token: Vec::new(),
     };
     rig.ask(2, open);
     rig.open(3, "a", Mode::Update, 0);
@@ -480,6 +482,7 @@ fn those_who_lend_are_asked_and_named_if_they_do_not_answer() {
             wait_ms: 0,
             allow_update: false,
             lends: true,
+            token: Vec::new(),
         };
         rig.ask(id, open);
     }
@@ -513,6 +516,7 @@ fn who_waits_with_another_npu_than_the_writers_is_refused_at_the_commit() {
         wait_ms: 1000,
         allow_update: false,
         lends: false,
+        token: Vec::new(),
     };
     assert!(matches!(rig.ask(2, open), Some(Answer::Waiting(_))));
     rig.commit(1, "a", 4 * MIB);
@@ -534,6 +538,7 @@ fn a_reader_on_another_npu_is_refused() {
         wait_ms: 0,
         allow_update: false,
         lends: false,
+        token: Vec::new(),
     };
     assert_eq!(code(rig.ask(2, open(5))), Code::OtherDevice);
     assert_eq!(code(rig.ask(2, open(0))), Code::OtherDevice);
@@ -583,6 +588,193 @@ fn nothing_committed_is_lost_with_a_front_and_roles_come_back() {
     rig.kill_front();
     rig.pass(Duration::from_secs(31));
     assert_eq!(rig.free, 60 * MIB, "b alone");
+}
+
+/// What a step of a client must leave, wherever in it the front is killed.
+fn cut_everywhere(prepare: impl Fn(&mut Rig), step: impl Fn(&mut Rig), check: impl Fn(&mut Rig, bool)) {
+    let mut rig = Rig::new(64 * MIB);
+    prepare(&mut rig);
+    let before = rig.journal.len();
+    step(&mut rig);
+    let after = rig.journal.len();
+    assert!(after > before, "the step is written down");
+    for records in before..=after {
+        let mut rig = Rig::new(64 * MIB);
+        prepare(&mut rig);
+        // Memory is released when everything is written down, so behind every cut.
+        rig.slow = true;
+        step(&mut rig);
+        if rig.orders.iter().all(|(_, order)| matches!(order, Order::Create { .. })) {
+            rig.keep();
+        }
+        rig.journal.truncate(records);
+        rig.slow = false;
+        rig.kill_front();
+        check(&mut rig, records == after);
+        rig.pass(Duration::from_secs(31));
+        let committed: u64 = rig.books.status(rig.now).domains.iter().map(|it| it.bytes).sum();
+        assert_eq!(rig.held.values().sum::<u64>(), committed, "{records} of {after} records");
+    }
+}
+
+#[test]
+fn a_front_may_be_killed_between_each_pair_of_records() {
+    let update = |rig: &mut Rig| {
+        rig.commit(1, "a", 8 * MIB);
+        rig.close(1);
+        rig.open(2, "a", Mode::Update, 0);
+        rig.ask(2, Request::Begin {});
+    };
+    cut_everywhere(
+        update,
+        |rig| drop(rig.ask(2, Request::Commit {})),
+        |rig, whole| {
+            let domain = rig.domain("a").unwrap();
+            assert_eq!((domain.bytes, domain.superseded), (8 * MIB, 0));
+            assert!(!whole || domain.state == "committed", "{domain:?}");
+            let dirty = domain.state == "dirty";
+            let token = rig.books.clients.values().find_map(|client| client.role.as_ref()).unwrap().token.to_vec();
+            // The writer comes back, and either it has committed or it commits again.
+            let Some(Answer::Opened { writes, .. }) = rig.resume(12, 2, token) else { panic!() };
+            assert_eq!(writes, dirty);
+            if writes {
+                assert!(version(rig.ask(12, Request::Commit {})) > 0);
+            }
+            assert_eq!(rig.domain("a").unwrap().state, "committed");
+        },
+    );
+    let replace = |rig: &mut Rig| {
+        rig.commit(1, "a", 8 * MIB);
+        rig.close(1);
+        rig.open(2, "a", Mode::Write, 0);
+        rig.allocate(2, 4 * MIB, 0);
+    };
+    let served = |rig: &mut Rig, _| {
+        let domain = rig.domain("a").unwrap();
+        assert!([4, 8].contains(&(domain.bytes / MIB)) && domain.version > 0, "{domain:?}");
+    };
+    cut_everywhere(replace, |rig| drop(rig.ask(2, Request::Commit {})), served);
+    cut_everywhere(replace, |rig| rig.close(2), served);
+    cut_everywhere(
+        replace,
+        |rig| drop(rig.allocate(2, 2 * MIB, 0)),
+        |rig, whole| {
+            served(rig, whole);
+            assert!([4, 6].contains(&(rig.domain("a").unwrap().uncommitted / MIB)));
+        },
+    );
+    // Readers that allow updates are moved to the new version with the commit.
+    let with_readers = |rig: &mut Rig| {
+        rig.commit(1, "a", 8 * MIB);
+        for reader in 3..6 {
+            rig.connect(reader);
+            let (domain, identity) = ("a".parse().unwrap(), String::new());
+            let (mode, device, wait_ms) = (Mode::Read, 4, 0);
+            rig.ask(
+                reader,
+                Request::Open {
+                    domain,
+                    mode,
+                    device,
+                    identity,
+                    wait_ms,
+                    allow_update: true,
+                    lends: false,
+                    token: Vec::new(),
+                },
+            );
+        }
+        rig.close(1);
+        rig.open(2, "a", Mode::Update, 0);
+        rig.ask(2, Request::Begin {});
+    };
+    cut_everywhere(
+        with_readers,
+        |rig| drop(rig.ask(2, Request::Commit {})),
+        |rig, _| {
+            let domain = rig.domain("a").unwrap();
+            let expected = if domain.state == "dirty" { 3 } else { 4 };
+            assert_eq!((domain.readers, domain.bytes, domain.superseded), (expected, 8 * MIB, 0), "{domain:?}");
+        },
+    );
+}
+
+#[test]
+fn a_role_whose_answer_was_lost_is_found_by_the_token_of_its_request() {
+    let mut rig = Rig::new(64 * MIB);
+    let open = |token: &[u8]| Request::Open {
+        domain: "a".parse().unwrap(),
+        mode: Mode::Write,
+        device: 4,
+        identity: String::new(),
+        wait_ms: 1000,
+        allow_update: false,
+        lends: false,
+        token: token.to_vec(),
+    };
+    (1..4).for_each(|id| rig.connect(id));
+    assert!(matches!(rig.ask(1, open(&[7; 16])), Some(Answer::Opened { token, .. }) if token == [7; 16]));
+    assert!(waits(&rig.ask(2, open(&[8; 16]))));
+    for token in [&[7; 16][..], &[8; 16], &[1; 15], &[1; 17]] {
+        assert_eq!(code(rig.ask(3, open(token))), Code::Invalid, "{token:?}");
+    }
+    rig.kill_front();
+    assert!(matches!(rig.resume(11, 1, vec![7; 16]), Some(Answer::Opened { writes: true, .. })));
+    assert_eq!(code(rig.resume(12, 2, vec![8; 16])), Code::Unknown, "it only waited");
+}
+
+#[test]
+fn the_next_front_knows_what_happened_before_it() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.commit(1, "a", 8 * MIB);
+    let before: Vec<Event> = rig.books.events.iter().cloned().collect();
+    assert!(before.iter().any(|event| event.text.contains("committed version")));
+    for _ in 0..2 {
+        rig.kill_front();
+    }
+    let after: Vec<Event> = rig.books.events.iter().cloned().collect();
+    assert_eq!(after[..before.len()], before);
+    assert!(after.windows(2).all(|two| two[0].number + 1 == two[1].number), "{after:?}");
+    assert_eq!(after.iter().filter(|event| event.text.contains("took over")).count(), 2);
+    // And not more than are kept.
+    (0..2 * EVENTS).for_each(|_| rig.books.event(None, "again".into()));
+    rig.journal = rig.books.snapshot();
+    rig.kill_front();
+    assert_eq!(rig.books.events.len(), EVENTS);
+}
+
+/// The time that this thread has computed.
+fn computed() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
+#[test]
+fn a_request_costs_the_same_beside_ten_thousand_domains() {
+    let mut rig = Rig::new(1 << 40);
+    rig.commit(1, "a", 2 * MIB);
+    let cost = |rig: &mut Rig| {
+        let batch = |rig: &mut Rig| {
+            let start = computed();
+            for _ in 0..100 {
+                assert!(version(rig.open(2, "a", Mode::Read, 0)) > 0);
+                rig.pass(Duration::ZERO);
+                rig.ask(2, Request::Close {});
+                assert!(version(rig.open(2, "a", Mode::Write, 0)) == 0);
+                rig.allocate(2, 2 * MIB, 0);
+                rig.ask(2, Request::Close {});
+            }
+            computed() - start
+        };
+        (0..10).map(|_| batch(rig)).min().unwrap()
+    };
+    let few = cost(&mut rig);
+    for number in 0..10_000 {
+        rig.commit(3, &format!("many/{number}"), 2 * MIB);
+        rig.ask(3, Request::Close {});
+    }
+    let many = cost(&mut rig);
+    // A walk over all of them takes a thousand times as long.
+    assert!(many < 5 * few, "{few:?} for 100 with one domain, {many:?} with ten thousand");
 }
 
 #[test]
@@ -937,6 +1129,7 @@ fn an_npu_is_compared_by_its_identity_as_far_as_both_sides_know_it() {
         wait_ms: 0,
         allow_update: false,
         lends: false,
+        token: Vec::new(),
     };
     for other in ["c1:00.0/4", "c0:00.1/4", "c0:00.0/5", "\u{7}", &"x".repeat(1 << 20)] {
         assert_eq!(code(rig.ask(2, open(other))), Code::OtherDevice, "{}", other.len());

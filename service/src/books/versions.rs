@@ -83,7 +83,8 @@ impl Books {
         domain.readers.insert(id, version);
         if let Some(before) = before {
             if update {
-                // Those who stayed see the new contents, whether they look or not.
+                // Those who stayed see the new contents, whether they look or not. The record of the
+                // commit says that too: a front may be killed between two records.
                 let stayed: Vec<_> =
                     domain.readers.iter().filter(|(_, of)| **of == before.version).map(|(it, _)| *it).collect();
                 for reader in stayed {
@@ -92,15 +93,10 @@ impl Books {
                         (role.version, role.layout) = (version, layout.clone());
                     }
                 }
-                let readers: Vec<_> = domain.readers.keys().copied().filter(|reader| *reader != id).collect();
-                self.effects.push(Effect::Record(Record::Removed { domain: name.clone(), version: before.version }));
-                // It is the same memory, and its lists go on.
+                // It is the same memory, and its list goes on.
                 if let Some(listed) = self.listed.remove(&before.version) {
-                    let processes = listed.iter().copied().collect();
                     self.listed.insert(version, listed);
-                    self.effects.push(Effect::Record(Record::Listed { version, processes }));
                 }
-                readers.into_iter().for_each(|reader| self.record_role(reader));
             } else if domain.readers_of(before.version) > 0 {
                 domain.older.insert(before.version, before);
             } else {

@@ -95,6 +95,34 @@ impl Line {
         }
     }
 
+    /// Connects and opens a domain. If the front is replaced before it answers, it may have given
+    /// the role or not: the token of the request tells.
+    fn open(
+        path: &Path,
+        process: i32,
+        options: &OpenOptions,
+        request: &Request,
+        wait: Duration,
+        token: &[u8],
+    ) -> Result<(Line, Option<Answer>)> {
+        let (mut request, begun) = (request.clone(), Instant::now());
+        let resume = Request::Resume { token: token.to_vec() };
+        let mut tried = false;
+        anew(|| {
+            if std::mem::replace(&mut tried, true) {
+                match Line::connect_with(path, process, options, Some((&resume, Duration::ZERO))) {
+                    Err(error) if error.code() == Some(Code::Unknown) => {}
+                    resumed => return resumed,
+                }
+            }
+            let left = wait.saturating_sub(begun.elapsed());
+            if let Request::Open { wait_ms, .. } = &mut request {
+                *wait_ms = milliseconds(left);
+            }
+            Line::connect_with(path, process, options, Some((&request, left)))
+        })
+    }
+
     /// Ends the connection if the program gives up: an answer may still come, and nobody waits for it.
     fn check_give_up(&self) -> Result<()> {
         if !self.options.give_up.0.as_ref().is_some_and(|give_up| give_up()) {
@@ -231,6 +259,32 @@ impl Line {
     }
 }
 
+/// Does something on a new connection, and again if that breaks: the front was killed or replaced.
+/// While its keeper lives, nobody is refused a connection.
+pub(super) fn anew<T>(mut step: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut first_break = None;
+    loop {
+        let begun = Instant::now();
+        let error = match step() {
+            Err(error) if is_broken(&error) => error,
+            done => return done,
+        };
+        let now = Instant::now();
+        // One that worked for long is not in a row with those before it.
+        first_break = first_break.filter(|_| now < begun + REACH);
+        if now > *first_break.get_or_insert(now) + REACH {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_broken(error: &Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let Error::Unreachable { error, .. } = error else { return false };
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
 pub(super) fn strange(answer: &Answer) -> Error {
     let problem = format!("the service answered {answer:?}").chars().take(200).collect();
     ServiceError { code: Code::Protocol, problem, remedy: "is it a memory service at this socket?".into() }.into()
@@ -297,20 +351,20 @@ impl Drop for Role {
 }
 
 impl Role {
-    /// Opens a domain ([`Request::Open`]) at the service of a socket. `process` is this process as
-    /// the driver's trust lists know it. The service waits as long as the request says.
+    /// Opens a domain ([`OpenOptions::request`]) at the service of a socket. `process` is this
+    /// process as the driver's trust lists know it. The service waits as long as the request says.
     ///
     /// # Errors
     ///
     /// The service refuses, or cannot be reached.
     pub fn open(path: &Path, process: i32, request: &Request, options: &OpenOptions) -> Result<Role> {
-        let Request::Open { domain, wait_ms, .. } = request else {
+        let Request::Open { domain, wait_ms, token, .. } = request else {
             let problem = "a role begins with `open`".into();
             let remedy = "send another request to a role that is open".into();
             return Err(ServiceError { code: Code::Protocol, problem, remedy }.into());
         };
-        let first = Some((request, Duration::from_millis(*wait_ms)));
-        let (line, answer) = Line::connect_with(path, process, options, first)?;
+        let wait = Duration::from_millis(*wait_ms);
+        let (line, answer) = Line::open(path, process, options, request, wait, token)?;
         let mut role = Role {
             line,
             domain: domain.clone(),

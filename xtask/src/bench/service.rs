@@ -248,6 +248,7 @@ fn open_and_close(socket: &Path, name: &DomainName, device: u32) -> Outcome<Dura
         wait_ms: 0,
         allow_update: false,
         lends: false,
+        token: Vec::new(),
     };
     let mut times = Vec::new();
     for _ in 0..1001 {

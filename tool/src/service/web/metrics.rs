@@ -16,7 +16,7 @@ pub(super) fn text(seen: Option<(&Status, Option<&Event>)>) -> String {
     let alive = u64::from(status.keeper != 0);
     metric(&mut text, "keeper_up", "gauge", "1 if the process that owns the memory lives.", one(alive));
     let events = last.map_or(0, |event| event.number);
-    metric(&mut text, "events_total", "counter", "Events since the front was started.", one(events));
+    metric(&mut text, "events_total", "counter", "Events since the keeper was started.", one(events));
     let of_devices = |value: fn(&DeviceStatus) -> u64| {
         let label = |it: &DeviceStatus| format!("device=\"{}\",identity=\"{}\"", it.physical, escape(&it.identity));
         status.devices.iter().map(|it| (label(it), value(it))).collect::<Vec<_>>()
