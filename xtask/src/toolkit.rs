@@ -1,6 +1,7 @@
 //! `cargo xtask toolkit`: writes the tree of files that programs for CANN are built against and run
 //! with: header, libraries, environment.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -17,6 +18,12 @@ pub struct Toolkit {
     #[arg(long, value_name = "NAME", default_value = RELEASE)]
     profile: String,
 }
+
+/// The engines' side of the memory service.
+const SERVICE_HEADERS: [(&str, &str); 2] = [
+    ("ascend_vmm_service.h", include_str!("../../bindings/engine/include/ascend_vmm_service.h")),
+    ("ascend_vmm_service.hpp", include_str!("../../bindings/engine/include/ascend_vmm_service.hpp")),
+];
 
 /// The profile of libraries that are used for more than a test.
 pub const RELEASE: &str = "release";
@@ -36,7 +43,8 @@ pub fn run(options: Toolkit) -> ExitCode {
 pub fn write(tree: &Path, profile: &str) -> Result<(), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(&cargo)
-        .args(["build", "--quiet", "--profile", profile, "--package", "ascend-acl", "--manifest-path"])
+        .args(["build", "--quiet", "--profile", profile, "--package", "ascend-acl", "--package", "ascend-vmm-engine"])
+        .arg("--manifest-path")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
         .status()
         .map_err(|error| format!("cargo cannot be started: {error}"))?;
@@ -45,7 +53,15 @@ pub fn write(tree: &Path, profile: &str) -> Result<(), String> {
     }
     let built = built(profile)?;
     let (library, archive) = (built.join(ascendcl::toolkit::LIBRARY), built.join(ascendcl::toolkit::ARCHIVE));
-    let written = ascendcl::toolkit::write(tree, &library, Some(&archive));
+    let written = ascendcl::toolkit::write(tree, &library, Some(&archive)).and_then(|()| {
+        for (name, text) in SERVICE_HEADERS {
+            fs::write(tree.join("include").join(name), text)?;
+        }
+        // Renamed, so that a program which has the old one loaded keeps it.
+        let (new, library) = (tree.join("lib64/service.new"), tree.join("lib64/libascend_vmm_service.so"));
+        fs::copy(built.join("libascend_vmm_engine.so"), &new)?;
+        fs::rename(new, library)
+    });
     written.map_err(|error| format!("{} cannot be written: {error}", tree.display()))
 }
 
