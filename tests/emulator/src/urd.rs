@@ -41,6 +41,8 @@ const PUBLISH_85: (u32, u32) = (0x60064, 0);
 /// The next fault of a device, and all that it has. Their output may be longer than [`MAX_LENGTH`].
 pub(crate) const NEXT_FAULT: Key = Key { main: MAIN_BASIC, sub: 0, filter: "" };
 pub(crate) const FAULTS: Key = Key { main: MAIN_BASIC, sub: 28, filter: "" };
+/// How the devices are connected.
+const CONNECTION: Key = Key { main: MAIN_BASIC, sub: 49, filter: "" };
 /// Bytes of a fault, and of the list of 128.
 const FAULT: usize = 344;
 const FAULT_LIST: usize = 8 + 128 * FAULT;
@@ -202,10 +204,11 @@ fn handler(generation: Generation, main: u32, sub: u32, filter: &[u8]) -> Option
     let newer = generation >= Generation::V9_0_0;
     let publish = if newer { PUBLISH } else { PUBLISH_85 };
     let refused: Handler = |_| Err(Errno::EINVAL.into());
-    let features: [(Key, bool, Handler); 16] = [
+    let features: [(Key, bool, Handler); 17] = [
         (HEALTH, true, health),
         (NEXT_FAULT, true, next_fault),
         (FAULTS, true, faults),
+        (CONNECTION, true, connection),
         (PCIE_INFO, true, pcie_info),
         (SPLIT_MODE, true, split_mode),
         (INIT_STATUS, true, init_status),
@@ -316,6 +319,14 @@ fn faults(call: &mut Query) -> QueryResult {
     }
     call.target().map_err(|_| Refusal::Number(NO_DEVICE))?;
     Ok(Vec::new())
+}
+
+/// It tells two ways of connection alone, and this is the one that is not that of Ascend 950.
+fn connection(call: &mut Query) -> QueryResult {
+    if call.machine.physical_ids().next().is_none() {
+        return Err(Errno::EAGAIN.into());
+    }
+    call.output(|length| length == 8, &0u64)
 }
 
 fn pcie_info(call: &mut Query) -> QueryResult {

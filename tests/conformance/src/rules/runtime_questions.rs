@@ -1,10 +1,11 @@
 //! What the vendor's runtime asks beside memory: the chip, the state of an address and of the
 //! device process, registers of the device, its statistics and its faults.
 
+use super::plain_memory::managed;
 use crate::host::Host;
 use crate::manager::{Manager, NOWHERE};
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, note_command, rule};
-use crate::session::{ABSENT, GIB, MIB2, Session, heap_address};
+use crate::session::{ABSENT, GIB, MIB2, Session, heap_address, poke};
 use crate::tsd::{Channel, question, register, shake_hands};
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::svm::{self, Op};
@@ -17,6 +18,8 @@ pub const RULES: &[Rule] = &[
     rule!(the_hardware_version_names_a_chip_of_this_driver, Inferred)
         .decided_by("devdrv_manager_get_devinfo, devdrv_manager_ioctl.c"),
     rule!(an_address_tells_what_lies_behind_it, Source).decided_by("devmm_ioctl_get_va_status_info, devmm_proc_info.c"),
+    rule!(managed_memory_tells_where_its_pages_are, Source)
+        .decided_by("devmm_ioctl_get_va_status_info, devmm_proc_info.c"),
     rule!(an_address_outside_of_heaps_tells_nothing, Source).decided_by("devmm_get_page_bitmap, devmm_proc_info.c"),
     rule!(a_new_device_process_has_no_status, Source)
         .decided_by("devmm_ioctl_query_process_status, svm_master_process_status_mng.c"),
@@ -37,6 +40,7 @@ pub const RULES: &[Rule] = &[
     rule!(a_wait_for_a_fault_ends, Source).decided_by("dms_event_get_exception, dms_event_distribute.c"),
     rule!(a_wait_for_a_fault_has_a_limit, Source).decided_by("dms_event_wait_interrupt, dms_event_distribute.c"),
     rule!(the_faults_of_a_device_are_listed, Source).decided_by("dms_event_get_current_fault_event, dms_event.c"),
+    rule!(the_connection_of_devices_is_told, Source).decided_by("devdrv_get_connect_type_urd, msg_chan_urd_adapt.c"),
     rule!(the_daemon_tells_its_class_of_service, Inferred).decided_by("hdcdrv_send, hdcdrv_core.c").needs(&[Need::Hdc]),
 ];
 
@@ -68,6 +72,19 @@ fn an_address_tells_what_lies_behind_it(host: &Host) -> Verdict {
     equal("host memory", status(&session, near).granted()?, (2, 0))?;
     session.unmap(far).granted()?;
     equal("after the unmap", status(&session, far).granted()?, (1, 0))
+}
+
+fn managed_memory_tells_where_its_pages_are(host: &Host) -> Verdict {
+    let session = Session::start(host)?;
+    let address = managed(&session, 3 * MIB2)?;
+    equal("no pages", status(&session, address).granted()?, (1, 0))?;
+    session.prefetch(0, address, MIB2).granted()?;
+    equal("on the device", status(&session, address + 7).granted()?, (4, 0))?;
+    session.write(address + MIB2, b"some bytes").granted()?;
+    equal("after a copy from the host", status(&session, address + MIB2).granted()?, (2, 0))?;
+    poke(address + 2 * MIB2, 1);
+    equal("after a touch of the CPU", status(&session, address + 2 * MIB2).granted()?, (2, 0))?;
+    session.free(address).granted()
 }
 
 fn an_address_outside_of_heaps_tells_nothing(host: &Host) -> Verdict {
@@ -163,30 +180,34 @@ fn the_host_has_no_other_command_for_statistics(_: &Host) -> Verdict {
     file.request(0xC030_4102, address).refused(EINVAL)
 }
 
-/// The next fault, and the list of faults.
+/// The next fault, the list of faults, and how the devices are connected.
 const NEXT_FAULT: u32 = 0;
 const FAULTS: u32 = 28;
+const CONNECTION: u32 = 49;
 const FAULT: usize = 344;
 const FAULT_LIST: usize = 44_040;
 
 /// A query about faults.
 fn faults(sub: u32, input: &[u32], output: usize) -> Result<Answer<i32>, Failure> {
+    query(sub, input, &mut vec![0u8; output])
+}
+
+fn query(sub: u32, input: &[u32], room: &mut [u8]) -> Result<Answer<i32>, Failure> {
     let file = Manager::bound(module::URD)?;
-    let mut room = vec![0u8; output];
     let mut arg = CallArg {
         key: CallKey { main: urd::MAIN_BASIC, sub, ..Default::default() },
         buffers: CallBuffers {
-            input: input.as_ptr() as u64,
+            input: if input.is_empty() { 0 } else { input.as_ptr() as u64 },
             input_length: size_of_val(input) as u32,
             output: room.as_mut_ptr() as u64,
-            output_length: output as u32,
+            output_length: room.len() as u32,
             ..Default::default()
         },
         ..Default::default()
     };
     let answer = file.command(&urd::CALL, &mut arg);
     drop(file);
-    note_command("the question about faults");
+    note_command("the question");
     Ok(answer)
 }
 
@@ -229,6 +250,14 @@ fn a_wait_for_a_fault_has_a_limit(host: &Host) -> Verdict {
 fn the_faults_of_a_device_are_listed(_: &Host) -> Verdict {
     equal("a device", faults(FAULTS, &[0], FAULT_LIST)?.granted()?, 0)?;
     equal("an absent device", faults(FAULTS, &[ABSENT], FAULT_LIST)?.granted()?, 1)
+}
+
+fn the_connection_of_devices_is_told(_: &Host) -> Verdict {
+    let mut connection = [0xFF; 8];
+    equal("answer", query(CONNECTION, &[], &mut connection)?.granted()?, 0)?;
+    // The link of Ascend 950 is 2.
+    equal("the connection", std::hint::black_box(connection), [0; 8])?;
+    query(CONNECTION, &[], &mut connection[..4])?.map(drop).refused(EINVAL)
 }
 
 fn the_daemon_tells_its_class_of_service(_: &Host) -> Verdict {
