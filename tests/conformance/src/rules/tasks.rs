@@ -5,8 +5,9 @@
 use super::events::Events;
 use crate::host::Host;
 use crate::manager::{Manager, NOWHERE};
+use crate::peer::Peer;
 use crate::rule::{Answer, Failure, Judge, Need, Rule, Verdict, equal, holds, rule};
-use crate::session::{ABSENT, MIB2, Session};
+use crate::session::{ABSENT, MIB2, Session, eventually};
 use ascend_ioctl::davinci::module;
 use ascend_ioctl::tsdrv::{
     self, HardwareInfo, ID_EVENT, ID_MODEL, ID_NOTIFY, ID_STREAM, QUEUE_SUBMISSION, QueueAlloc, QueueConfig, QueueFree,
@@ -61,6 +62,9 @@ pub const RULES: &[Rule] = &[
         .needs(&[Need::Pcie]),
     rule!(a_task_of_an_unknown_kind_fails, Inferred).decided_by("tsagent_sqe_update, ts_agent_update_sqe.c"),
     rule!(the_tasks_of_a_process_end_with_its_file, Source).decided_by("trs_release_prepare, trs_fops.c"),
+    rule!(a_process_that_is_killed_in_a_wait_leaves_no_tasks, Source).decided_by("trs_proc_recycle, trs_proc.c"),
+    rule!(an_extension_of_a_queue_that_is_not_there_is_answered_with_its_length, Source)
+        .decided_by("trs_hw_sqcq_alloc, trs_hw_sqcq.c"),
 ];
 
 /// Kinds of tasks.
@@ -736,4 +740,35 @@ fn the_tasks_of_a_process_end_with_its_file(host: &Host) -> Verdict {
         equal("ids of a new file", again.ask(&tsdrv::RES_ID_USED_NUM_QUERY, kind, 0).granted()?, 0)?;
     }
     Ok(())
+}
+
+fn a_process_that_is_killed_in_a_wait_leaves_no_tasks(host: &Host) -> Verdict {
+    let mut peer = Peer::start(|link| {
+        link.receive()?;
+        let tasks = Tasks::open(host)?;
+        let logical = tasks.logical()?;
+        tasks.stream(logical)?;
+        link.send(0)?;
+        // Nothing is sent, so no report comes.
+        tasks.receive(logical, -1).map(drop).granted()
+    })?;
+    let tasks = Tasks::open(host)?;
+    let free = || tasks.ask(&tsdrv::RES_ID_AVAIL_NUM_QUERY, ID_STREAM, 0).granted();
+    let before = free()?;
+    peer.link.send(0)?;
+    peer.link.receive()?;
+    equal("with the other's stream", free()?, before - 1)?;
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    peer.kill();
+    eventually("the stream is free", || free().is_ok_and(|now| now == before))
+}
+
+fn an_extension_of_a_queue_that_is_not_there_is_answered_with_its_length(host: &Host) -> Verdict {
+    let tasks = Tasks::open(host)?;
+    let stream = tasks.new_id(ID_STREAM)?;
+    let mut map = QueueMap::default();
+    let para = QueueAlloc { extension: NOWHERE, extension_length: 40, ..normal(stream) };
+    let mut para = para.with_map(std::ptr::from_mut(&mut map) as u64);
+    equal("answer", tasks.0.command(&tsdrv::SQCQ_ALLOC, &mut para).granted()?, 40)?;
+    tasks.stream(tasks.logical()?).map(drop)
 }

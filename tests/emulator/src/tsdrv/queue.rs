@@ -176,7 +176,10 @@ impl Call<'_, '_> {
         let tgid = self.caller.tgid;
         match para.kind {
             ioctl::TYPE_NORMAL => {
-                self.check_normal(&para)?;
+                let unread = self.check_normal(&para)?;
+                if unread != 0 {
+                    return Ok(unread);
+                }
                 let id = self.scheduler.take(tgid, ioctl::QUEUE_SUBMISSION)?;
                 self.scheduler.ids.insert((ioctl::QUEUE_COMPLETION, id), tgid);
                 self.scheduler.queues.insert(id, Queue::new(tgid, para.task_depth));
@@ -208,14 +211,21 @@ impl Call<'_, '_> {
         self.write(para.map_address(), &map)
     }
 
-    fn check_normal(&self, para: &QueueAlloc) -> Result<(), Errno> {
+    /// The checks of a queue of tasks. An extension that cannot be read is answered with how many
+    /// bytes are missing.
+    fn check_normal(&self, para: &QueueAlloc) -> Result<i64, Errno> {
         let mut of_stream = true;
         if para.extension != 0 {
             if !(1..=EXTENSION).contains(&para.extension_length) {
                 return Err(Errno::EINVAL);
             }
+            let mut extension = [0; EXTENSION as usize];
+            let extension = &mut extension[..para.extension_length as usize];
+            if self.caller.memory.read(para.extension, extension).is_err() {
+                return Ok(para.extension_length.into());
+            }
             // The first word is the kind of channel; 0 is that of streams.
-            of_stream = self.read::<u32>(para.extension)? == 0;
+            of_stream = extension.iter().take(4).all(|byte| *byte == 0);
         }
         if of_stream && para.info[0] != u32::MAX {
             self.has(ioctl::ID_STREAM, para.info[0])?;
@@ -225,7 +235,7 @@ impl Call<'_, '_> {
             return Err(Errno::EINVAL);
         }
         // A ring of fewer than two has no room. The driver's own limit is 32 Ki.
-        if (2..=32 * 1024).contains(&para.task_depth) { Ok(()) } else { Err(Errno::EINVAL) }
+        if (2..=32 * 1024).contains(&para.task_depth) { Ok(0) } else { Err(Errno::EINVAL) }
     }
 
     /// SQCQ_FREE.
