@@ -36,6 +36,8 @@ pub(crate) enum Fault {
         /// What the kernel answered.
         errno: i32,
     },
+    /// What the memory service or the vendor's library said.
+    Service(ascend_vmm_engine::Error),
     /// A Python exception.
     Python(PyErr),
     /// The failure of a copy, shared by everyone who waits for it.
@@ -47,6 +49,12 @@ pub(crate) type Outcome<T> = Result<T, Fault>;
 impl From<Error> for Fault {
     fn from(error: Error) -> Fault {
         Fault::Library(error)
+    }
+}
+
+impl From<ascend_vmm_engine::Error> for Fault {
+    fn from(error: ascend_vmm_engine::Error) -> Fault {
+        Fault::Service(error)
     }
 }
 
@@ -100,6 +108,11 @@ fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
             fields.set_item("errno", errno.raw())?;
             fields.set_item("errno_name", format!("{errno:?}"))?;
             ("FileFailed", format!("cannot {operation} ({}): {errno}", path.display()))
+        }
+        Fault::Service(error) => {
+            let (problem, remedy) = error.problem_and_remedy();
+            let of = py.import("ascend_vmm.service._errors")?.getattr("of")?;
+            return Ok(PyErr::from_value(of.call1((error.kind().name(), error.to_string(), problem, remedy))?));
         }
         Fault::Python(error) => return Ok(error.clone_ref(py)),
         Fault::Shared(fault) => return raised(py, fault),

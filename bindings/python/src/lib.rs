@@ -1,5 +1,6 @@
 //! The compiled half of the Python package `ascend_vmm`: the library's nouns as classes, errors as
-//! exceptions, the emulated driver, and the tool's commands.
+//! exceptions, the emulated driver, the tool's commands, and the engines' side of the memory
+//! service.
 //!
 //! One file for each noun. Every call that may reach the kernel is made without the interpreter's
 //! lock, and holds a reference of its own to what it uses (`node.rs`). Buffers of other objects are
@@ -20,6 +21,7 @@ mod node;
 mod pending;
 mod pool;
 mod reservation;
+mod service;
 mod session;
 mod share;
 mod size;
@@ -63,6 +65,11 @@ fn _ascend_vmm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<share::Export>()?;
     module.add_class::<share::Ticket>()?;
     module.add_class::<emulator::Emulator>()?;
+    module.add_class::<service::ServiceOpening>()?;
+    module.add_class::<service::ServedDomain>()?;
+    module.add_function(wrap_pyfunction!(service::service_wait, module)?)?;
+    module.add_function(wrap_pyfunction!(service::pool_enter, module)?)?;
+    module.add_function(wrap_pyfunction!(service::pool_leave, module)?)?;
     module.add_function(wrap_pyfunction!(acl::acl_functions, module)?)?;
     module.add_function(wrap_pyfunction!(acl::acl_call, module)?)?;
     module.add_function(wrap_pyfunction!(check_interpreter, module)?)?;

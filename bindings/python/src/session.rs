@@ -6,7 +6,7 @@ use crate::memory::PhysicalMemory;
 use crate::node::{Ends, Node, closable, lock};
 use crate::reservation::Reservation;
 use crate::size::Size;
-use crate::wait::{handler_raised, interruptible_open};
+use crate::wait::{handler_raised, interruptible_call};
 use ascend_vmm::device_process::{Policy, Settings};
 use ascend_vmm::share::BareTgid;
 use ascend_vmm::{LogicalId, ReserveOptions};
@@ -116,7 +116,7 @@ closable! { Session {
     #[pyo3(signature = (id=0))]
     fn device(&self, py: Python<'_>, id: u32) -> Outcome<Device> {
         let session = self.node.get()?;
-        let device = interruptible_open(py, || session.device(LogicalId(id)))?;
+        let device = interruptible_call(py, || session.device(LogicalId(id)))?;
         Ok(Device { node: Node::new(device, [self.node.clone()]) })
     }
 

@@ -4,7 +4,7 @@
 //! waits through signals, so long calls run on a thread of their own, and this thread checks from
 //! time to time whether a handler has raised.
 
-use crate::error::Outcome;
+use crate::error::{Fault, Outcome};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::cell::RefCell;
@@ -84,27 +84,28 @@ pub(crate) fn interruptible<T: Send>(
 }
 
 thread_local! {
-    /// `Some` while this thread waits for a device: what a signal's handler has raised meanwhile.
+    /// `Some` while this thread waits in a call that asks [`handler_raised`]: what a handler has
+    /// raised meanwhile.
     static WAITING: RefCell<Option<PyResult<()>>> = const { RefCell::new(None) };
 }
 
-/// Opens a device without the interpreter's lock, until it is open or a signal's handler raises:
-/// the library calls [`handler_raised`]. Runs on this thread: the driver knows which thread
-/// registers a process.
-pub(crate) fn interruptible_open<T: Send>(
+/// Runs a call without the interpreter's lock, which asks [`handler_raised`] while it waits. Runs
+/// on this thread: the driver knows which thread registers a process, and the vendor's library
+/// which one has a device.
+pub(crate) fn interruptible_call<T: Send, E: Into<Fault> + Send>(
     py: Python<'_>,
-    work: impl FnOnce() -> ascend_vmm::Result<T> + Send,
+    work: impl FnOnce() -> Result<T, E> + Send,
 ) -> Outcome<T> {
     if WAITING.with_borrow(Option::is_some) {
         // It would deadlock.
-        let text = "a signal's handler cannot open a device while its thread waits for one";
+        let text = "a signal's handler cannot call this while its thread waits in such a call";
         return Err(PyRuntimeError::new_err(text).into());
     }
     WAITING.set(Some(Ok(())));
     let result = py.detach(work);
     match WAITING.take() {
         Some(Err(raised)) => Err(raised.into()),
-        _ => Ok(result?),
+        _ => result.map_err(Into::into),
     }
 }
 

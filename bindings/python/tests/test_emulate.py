@@ -41,7 +41,7 @@ def test_the_tool_offers_what_works_from_python_and_nothing_else():
     listed = tool("--help").stdout.split("Commands:\n")[1].split("\n\n")[0]
     names = [line.split()[0] for line in listed.splitlines()]
     # `completions` and `man` are about an installed `ascend-vmm`, which this is not.
-    assert names == ["probe", "demo", "selftest", "emulate", "trace", "help"]
+    assert names == ["probe", "demo", "selftest", "emulate", "trace", "serve", "service", "help"]
     itself = [sys.executable, "-m", "ascend_vmm"]
     # Each of these starts a second process of the tool.
     for arguments in [["demo", "--size", "2MiB"], ["selftest"], ["trace", "--", *itself, "probe"]]:

@@ -75,7 +75,7 @@ def test_a_handler_cannot_open_a_device_under_the_wait_for_one():
         except RuntimeError as error:
             print(error)
     """
-    assert "while its thread waits for one" in on_a_host("--daemon", "silent", program=program)
+    assert "while its thread waits in such a call" in on_a_host("--daemon", "silent", program=program)
 
 
 def test_where_no_thread_can_be_started_an_exchange_is_an_error():
