@@ -1,10 +1,11 @@
-//! The C header.
+//! The C headers.
 
 use crate::{list, text as word};
 use serde_json::Value;
 use std::fmt::{self, Write};
 
-const BEGINNING: &str = "\
+/// The beginnings of the two headers.
+pub const ACL: &str = "\
 /* The C interface of ascend-acl: memory of Ascend NPUs without CANN.
  *
  * Written from bindings/acl/facts/acl-abi.json; change that, not this file. docs/cann.md says what
@@ -13,6 +14,19 @@ const BEGINNING: &str = "\
 #ifndef ASCEND_ACL_ACL_H
 #define ASCEND_ACL_ACL_H
 
+#define ACL_FUNC_VISIBILITY
+";
+pub const HAL: &str = "\
+/* Names of the driver's own library, by ascend-acl.
+ *
+ * Written from bindings/acl/facts/hal-abi.json; change that, not this file. docs/cann.md says what
+ * programs can expect.
+ */
+#ifndef ASCEND_ACL_ASCEND_HAL_H
+#define ASCEND_ACL_ASCEND_HAL_H
+";
+
+const BEGINNING: &str = "
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +34,6 @@ const BEGINNING: &str = "\
 extern \"C\" {
 #endif
 
-#define ACL_FUNC_VISIBILITY
 ";
 
 const END: &str = "
@@ -38,9 +51,9 @@ const CLASSES: [(&str, &str); 3] = [
     ("absent", "by name only, they answer 207000, NULL, 0 or nothing, by what they return"),
 ];
 
-/// The text of the header.
-pub fn text(facts: &Value) -> Result<String, fmt::Error> {
-    let mut text = String::from(BEGINNING);
+/// The text of a header.
+pub fn text(facts: &Value, beginning: &str) -> Result<String, fmt::Error> {
+    let mut text = format!("{beginning}{BEGINNING}");
     for names in ["error_codes", "macros"] {
         writeln!(text)?;
         for number in list(facts, names) {
@@ -71,8 +84,12 @@ pub fn text(facts: &Value) -> Result<String, fmt::Error> {
         writeln!(text, "}} {name};")?;
     }
     for (class, meaning) in CLASSES {
-        writeln!(text, "\n/* {class}: {meaning} */")?;
-        for function in list(facts, "functions").iter().filter(|it| it["class"] == class && is_of_header(it)) {
+        let functions: Vec<&Value> =
+            list(facts, "functions").iter().filter(|it| it["class"] == class && is_of_header(it)).collect();
+        if !functions.is_empty() {
+            writeln!(text, "\n/* {class}: {meaning} */")?;
+        }
+        for function in functions {
             let parameters = list(function, "params").iter();
             let parameters: Vec<String> = parameters.map(|it| declaration(word(&it[0]), word(&it[1]))).collect();
             // Without parameters C wants to be told so.

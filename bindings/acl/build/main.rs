@@ -1,5 +1,4 @@
-//! Writes what is derived from `facts/acl-abi.json`: the C header, and the functions that exist by
-//! name only.
+//! Writes what is derived from `facts`: the C headers, and the functions that exist by name only.
 //!
 //! The shared library gets the name under which programs look for it, and stays when a program
 //! unloads it: its threads go on, and the driver's session is the process's.
@@ -14,6 +13,8 @@ use std::path::Path;
 use std::{env, fs};
 
 const FACTS: &str = "facts/acl-abi.json";
+/// The driver's own library.
+const HAL: &str = "facts/hal-abi.json";
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Not `rustc-cdylib-link-arg`: cargo passes that on to every shared library that contains this
@@ -22,9 +23,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build");
     println!("cargo:rerun-if-changed={FACTS}");
+    println!("cargo:rerun-if-changed={HAL}");
     let facts: Value = serde_json::from_str(&fs::read_to_string(FACTS)?)?;
     let directory = env::var("OUT_DIR")?;
-    fs::write(Path::new(&directory).join("acl.h"), header::text(&facts)?)?;
+    fs::write(Path::new(&directory).join("acl.h"), header::text(&facts, header::ACL)?)?;
+    let hal: Value = serde_json::from_str(&fs::read_to_string(HAL)?)?;
+    fs::write(Path::new(&directory).join("ascend_hal.h"), header::text(&hal, header::HAL)?)?;
     fs::write(Path::new(&directory).join("absent.rs"), absent(&facts)?)?;
     Ok(())
 }

@@ -277,6 +277,12 @@ pub struct Access {
     reserved: [u8; 12],
 }
 
+impl Access {
+    pub(crate) fn new(flags: i32, location: Location) -> Access {
+        Access { flags, location, reserved: [0; 12] }
+    }
+}
+
 const READ_WRITE: i32 = 3;
 
 /// The driver's device numbers are below this.

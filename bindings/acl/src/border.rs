@@ -5,6 +5,7 @@
 //! `aclGetRecentErrMsg`, and a line in the log if `ASCEND_ACL_LOG` is set.
 
 use crate::fault::{Fault, Outcome, code};
+use crate::hal;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +63,17 @@ static AT_LOAD: extern "C" fn() = register;
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     mark_used();
     ask(name, body)
+}
+
+/// A call under a name of the driver's own library: it returns that library's codes, and leaves its
+/// message but not its code with the thread.
+pub(crate) fn call_driver(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    let last = LAST.try_with(Cell::get);
+    let code = call(name, body);
+    if let Ok(last) = last {
+        let _ = LAST.try_with(|now| now.set(last));
+    }
+    hal::error(code)
 }
 
 /// From now on there may be something that a child of fork must not touch.

@@ -94,7 +94,7 @@ unsafe fn read(to: u64, from: u64, size: usize) -> Outcome {
 }
 
 /// Copies, whatever the two sides are.
-fn copy(to: u64, from: u64, size: usize) -> Outcome {
+pub(crate) fn copy(to: u64, from: u64, size: usize) -> Outcome {
     check_range(to, size)?;
     check_range(from, size)?;
     match (is_drivers(to), is_drivers(from)) {
@@ -151,7 +151,7 @@ fn between(to: &Slice<'_>, from: &Slice<'_>) -> Outcome {
 }
 
 /// Sets bytes, whatever the memory is.
-fn fill(address: u64, size: usize, value: u8) -> Outcome {
+pub(crate) fn fill(address: u64, size: usize, value: u8) -> Outcome {
     check_range(address, size)?;
     if is_drivers(address) {
         return with_slice(address, size as u64, |slice| Ok(slice.fill(value)?));
@@ -256,7 +256,7 @@ pub fn memset(address: Address, room: usize, value: i32, size: usize) -> Outcome
     fill(address, size, value as u8)
 }
 
-fn check_room(size: usize, room: usize) -> Outcome {
+pub(crate) fn check_room(size: usize, room: usize) -> Outcome {
     if size <= room { Ok(()) } else { Err(refused(format!("{size} bytes do not fit into maxCount, {room}."))) }
 }
 

@@ -62,6 +62,11 @@ fn found() -> Outcome<&'static Found> {
     }
 }
 
+/// All devices, with the driver's numbers.
+pub(crate) fn all() -> Outcome<&'static [Npu]> {
+    Ok(&found()?.survey.devices)
+}
+
 /// A device by the number that the program uses.
 pub(crate) fn by_user(id: i64) -> Outcome<&'static Npu> {
     let found = found()?;

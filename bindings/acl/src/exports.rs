@@ -11,7 +11,7 @@ use crate::malloc::Config;
 use crate::memory_pool::PoolProperties;
 use crate::physical::{Location, Properties};
 use crate::{
-    addresses, border, context, copy, devices, event, host, ipc, malloc, memory_pool, notify, physical, process,
+    addresses, border, context, copy, devices, event, hal, host, ipc, malloc, memory_pool, notify, physical, process,
     report, settings, share, stream,
 };
 use libc::{c_char, c_void};
@@ -34,7 +34,7 @@ pub struct Signature {
 /// Exports functions. Each line is a C function and the Rust function that serves it; `by` names
 /// the function of the border that calls it.
 macro_rules! exports {
-    ($(by $border:ident {
+    ($list:ident: $(by $border:ident {
         $($name:ident($($argument:ident: $kind:ty),* $(,)?) => $serves:expr;)*
     })*) => {
         $($(
@@ -50,8 +50,8 @@ macro_rules! exports {
             }
         )*)*
 
-        /// The functions that return a code.
-        pub const CODES: &[Signature] = &[$($(
+        /// The functions of this face that return a code.
+        pub const $list: &[Signature] = &[$($(
             Signature { name: stringify!($name), parameters: &[$(stringify!($kind)),*], returns: "i32" },
         )*)*];
     };
@@ -83,6 +83,7 @@ macro_rules! exports_other {
 }
 
 exports! {
+    CODES:
     by ask {
         aclGetCannAttribute(attribute: i32, value: Out<i32>) => settings::attribute;
         aclGetCannAttributeList(list: Out<*const i32>, count: Out<usize>) => settings::attribute_list;
@@ -336,6 +337,50 @@ exports_other! {
         aclrtCreateStreamConfigHandle() -> *mut stream::StreamConfig = null_mut() => stream::new_config;
         aclGetCompileoptSize(option: i32) -> usize = 0 => settings::compile_option_size;
         aclrtGetSocName() -> *const c_char = null() => devices::soc_name;
+    }
+}
+
+exports! {
+    HAL:
+    by call_driver {
+        drvDeviceGetIndexByPhyId(physical: u32, index: Out<u32>) => hal::logical_id;
+        drvDeviceGetPhyIdByIndex(index: u32, physical: Out<u32>) => hal::physical_id;
+        drvGetDevIDs(ids: Out<u32>, length: u32) => hal::device_ids;
+        drvGetDevNum(count: Out<u32>) => hal::device_count;
+        drvMemcpy(to: u64, room: usize, from: u64, size: usize) => hal::memcpy;
+        drvMemsetD8(address: u64, room: usize, value: u8, count: usize) => hal::memset;
+        halMemAddressFree(address: Address) => addresses::release;
+        halMemAddressReserve(address: Out<Address>, size: usize, alignment: usize, wanted: Address, flags: u64)
+            => hal::reserve;
+        halMemCreate(handle: Out<Handle>, size: usize, properties: In<hal::Properties>, flags: u64) => hal::create;
+        halMemExportToShareableHandle(handle: Handle, kind: i32, flags: u64, shareable: Out<u64>) => hal::export;
+        halMemExportToShareableHandleV2(handle: Handle, kind: i32, flags: u64, shareable: Out<[u8; 128]>)
+            => hal::export_v2;
+        halMemGetAccess(address: Address, location: In<Location>, flags: Out<u64>) => addresses::get_access;
+        halMemGetAddressRange(address: u64, base: Out<Address>, size: Out<usize>)
+            => |address, base, size| addresses::range(Address(address), base, size);
+        halMemGetAllocationGranularity(properties: In<hal::Properties>, option: i32, granularity: Out<usize>)
+            => hal::granularity;
+        halMemImportFromShareableHandle(shareable: u64, device: u32, handle: Out<Handle>) => hal::import;
+        halMemImportFromShareableHandleV2(kind: i32, shareable: In<[u8; 128]>, device: u32, handle: Out<Handle>)
+            => hal::import_v2;
+        halMemMap(address: Address, size: usize, offset: usize, handle: Handle, flags: u64) => addresses::map;
+        halMemRelease(handle: Handle) => physical::free;
+        halMemRetainAllocationHandle(handle: Out<Handle>, address: Address) => hal::retain;
+        halMemSetAccess(address: Address, size: usize, grants: In<hal::Grant>, count: usize) => hal::set_access;
+        halMemSetPidToShareableHandle(shareable: u64, processes: In<i32>, count: u32)
+            => |shareable, processes, count| share::trust(shareable, processes, count as usize);
+        halMemShareHandleSetAttribute(shareable: u64, attribute: i32, value: hal::ShareAttribute)
+            => hal::set_attribute;
+        halMemTransShareableHandle(kind: i32, shareable: In<[u8; 128]>, server: Out<u32>, short: Out<u64>)
+            => hal::short_form;
+        halMemUnmap(address: Address) => addresses::unmap;
+    }
+}
+
+exports_other! {
+    HAL_OTHER {
+        drvDeviceGetBareTgid() -> i32 = -1 => hal::bare_tgid;
     }
 }
 

@@ -1,4 +1,4 @@
-//! The C header, which the build writes from `facts/acl-abi.json`.
+//! The C headers, which the build writes from `facts`.
 //!
 //! All names stand in `acl/acl.h`. The other names under which programs include them are one-line
 //! files, so that any mixture of includes declares each name once.
@@ -22,6 +22,12 @@ pub const FORWARDING: &[&str] = &[
 
 /// The text of [`MAIN`].
 pub const TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/acl.h"));
+
+/// The header of the driver's own library.
+pub const HAL: &str = "ascend_hal.h";
+
+/// The text of [`HAL`].
+pub const HAL_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/ascend_hal.h"));
 
 /// The text of a file that forwards to [`MAIN`], by its path below `acl/`.
 pub fn forwarding(path: &str) -> String {

@@ -22,6 +22,7 @@ mod devices;
 mod event;
 pub mod exports;
 pub mod fault;
+pub mod hal;
 pub mod handles;
 pub mod header;
 mod host;

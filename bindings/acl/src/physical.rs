@@ -179,6 +179,16 @@ pub fn allocate(handle: Out<Handle>, size: usize, properties: In<Properties>, fl
     Ok(())
 }
 
+/// Enters memory that was created under a name of the driver's own library.
+pub(crate) fn enter_created(memory: PhysicalMemory, attribute: i32, location: Location) -> Outcome<Handle> {
+    enter(Physical::new(memory, attribute, location))
+}
+
+/// Where the memory behind a handle is.
+pub(crate) fn place(handle: Handle) -> Outcome<Place> {
+    with(handle, |physical| physical.memory.location()).ok_or_else(unknown)
+}
+
 /// Enters memory.
 fn enter(physical: Physical) -> Outcome<Handle> {
     TABLES.lock().physical.insert(physical)

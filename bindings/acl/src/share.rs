@@ -68,13 +68,7 @@ fn check_kind(kind: i32) -> Outcome {
 /// `aclrtMemSetPidToShareableHandle`.
 pub fn trust(shareable: u64, processes: In<i32>, count: usize) -> Outcome {
     let processes = read_processes(processes, count)?;
-    let export = physical::export_of(shareable).ok_or_else(|| {
-        let text = format!(
-            "{shareable:#x} is not a shareable handle of this process. Only the exporter can trust processes, \
-             while it has the memory."
-        );
-        Fault::new(code::RT_INVALID_HANDLE, text)
-    })?;
+    let export = physical::export_of(shareable).ok_or_else(not_exported)?;
     match export.trust(&processes) {
         // A process that does not exist cannot import, and the vendor's library takes it.
         Err(Error::Invalid(_)) => processes.iter().try_for_each(|&process| match export.trust(&[process]) {
@@ -83,6 +77,12 @@ pub fn trust(shareable: u64, processes: In<i32>, count: usize) -> Outcome {
         }),
         trusted => Ok(trusted?),
     }
+}
+
+pub(crate) fn not_exported() -> Box<Fault> {
+    let text = "this is not a shareable handle of this process. Only the exporter can trust processes, while it has \
+                the memory.";
+    Fault::new(code::RT_INVALID_HANDLE, text)
 }
 
 /// `aclrtMemSetPidToShareableHandleV2`.
@@ -114,11 +114,11 @@ fn short_form(shareable: In<Bytes>, kind: i32) -> Outcome<u64> {
     Ok(long_form(shareable)?.handle.to_u64())
 }
 
-fn long_form(shareable: In<Bytes>) -> Outcome<FabricHandle> {
+pub(crate) fn long_form(shareable: In<Bytes>) -> Outcome<FabricHandle> {
     FabricHandle::from_bytes(&shareable.read("shareableHandle")?).ok_or_else(malformed)
 }
 
-fn malformed() -> Box<Fault> {
+pub(crate) fn malformed() -> Box<Fault> {
     Fault::new(code::RT_INVALID_HANDLE, "this is not a shareable handle. Pass what the exporter got, unchanged.")
 }
 
@@ -150,7 +150,7 @@ pub fn import_v2(shareable: In<Bytes>, kind: i32, flags: u64, handle: Out<Handle
 }
 
 /// Imports on a device. Memory that this process has already imported there gets the same handle.
-fn import_on(device: LogicalId, source: Source<'_>) -> Outcome<Handle> {
+pub(crate) fn import_on(device: LogicalId, source: Source<'_>) -> Outcome<Handle> {
     let target = process::device(device)?;
     let memory = share::import(&target, source).map_err(Fault::driver)?;
     match physical::retain_same(&memory) {

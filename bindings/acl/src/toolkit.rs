@@ -21,6 +21,7 @@ pub const LINKS: &[&str] = &[
     "libacl_op_compiler.so",
     "libacl_rt.so",
     "libacl_tdt_channel.so",
+    "libascend_hal.so",
     "libge_runner.so",
     "libgraph.so",
     "libhccl.so",
@@ -107,6 +108,7 @@ pub fn write(tree: &Path, library: &Path, archive: Option<&Path>) -> io::Result<
     for path in header::FORWARDING {
         fs::write(include.join(path), header::forwarding(path))?;
     }
+    fs::write(tree.join("include").join(header::HAL), header::HAL_TEXT)?;
     let elastic = tree.join("include/kvcached");
     fs::create_dir_all(&elastic)?;
     fs::write(elastic.join("gpu_vmm.hpp"), ELASTIC_KV)?;

@@ -1,9 +1,9 @@
 //! What the library exports is what the facts say: every name, and every argument as C passes it.
 
-use crate::support::facts::{list, served, text};
+use crate::support::facts::{functions, list, served, text};
 use crate::support::{Linked, compile_file, library, tree};
 use ascendcl::absent;
-use ascendcl::exports::{CODES, ERRORS, OTHER, Signature};
+use ascendcl::exports::{CODES, ERRORS, HAL, HAL_OTHER, OTHER, Signature};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -15,7 +15,7 @@ fn the_shared_library_exports_the_names_of_the_facts_and_no_others() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let symbols = String::from_utf8(output.stdout).unwrap();
     let exported: BTreeSet<&str> = symbols.lines().filter_map(|line| line.split(' ').nth(2)).collect();
-    let functions = list("functions").iter().map(|function| text(&function["name"]));
+    let functions = functions().map(|function| text(&function["name"]));
     let others = list("linked").iter().chain(list("loaded")).map(text);
     let named: BTreeSet<&str> = functions.chain(others).collect();
     let missing: Vec<&&str> = named.difference(&exported).collect();
@@ -35,6 +35,8 @@ fn the_shared_library_has_the_name_that_programs_look_for() {
 fn passed(kind: &str) -> &str {
     match kind.replace(' ', "").as_str() {
         "i32" => "i32",
+        "u8" => "u8",
+        "hal::ShareAttribute" => "record",
         "u32" => "u32",
         "i64" => "i64",
         "u64" => "u64",
@@ -47,9 +49,8 @@ fn passed(kind: &str) -> &str {
 
 #[test]
 fn every_argument_is_passed_as_the_facts_say() {
-    let facts: BTreeMap<&str, &Value> =
-        list("functions").iter().map(|function| (text(&function["name"]), function)).collect();
-    let signatures: Vec<&Signature> = [CODES, OTHER, ERRORS].into_iter().flatten().collect();
+    let facts: BTreeMap<&str, &Value> = functions().map(|function| (text(&function["name"]), function)).collect();
+    let signatures: Vec<&Signature> = [CODES, OTHER, ERRORS, HAL, HAL_OTHER].into_iter().flatten().collect();
     for signature in &signatures {
         let fact = facts[signature.name];
         let expected: Vec<&str> =

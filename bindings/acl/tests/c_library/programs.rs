@@ -22,6 +22,11 @@ fn physical_memory_reservations_mappings_and_access() {
 }
 
 #[test]
+fn the_names_of_the_drivers_library_are_on_the_same_books() {
+    run_on_each_generation("hal.c");
+}
+
+#[test]
 fn memory_by_address_host_memory_and_copies() {
     run_on_each_generation("malloc.c");
 }
