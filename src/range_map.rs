@@ -1,7 +1,7 @@
 //! A map of address ranges: each range has a value and is found by any address inside it.
 //!
-//! Ranges do not overlap. They start and end at multiples of a unit. 64 units form a row, which has
-//! a bit for each range that starts in it. 64 rows form a region, which has a bit for each row that
+//! Ranges do not overlap. They start and end at multiples of a unit. A row is the sorted list of
+//! the ranges that start in its 64 units. 64 rows form a region, which has a bit for each row that
 //! is not empty. A region is allocated for its first range and found by binary search. So the
 //! address space may have any size, and unused parts cost nothing. Inserting, removing and finding
 //! take a few steps, which hardly depend on how many ranges there are and how long they are.
@@ -30,26 +30,18 @@ pub(crate) struct RangeMap<V, const UNIT: u64> {
 struct Region<V> {
     /// A bit for each row that is not empty.
     used: u64,
-    rows: [Row<V>; 64],
-}
-
-#[derive(Debug)]
-struct Row<V> {
-    /// A bit for each unit in which a range starts.
-    starts: u64,
-    /// Size and value of each of those ranges, in order.
-    ranges: Vec<(u64, V)>,
+    rows: [Vec<RangeEntry<V>>; 64],
 }
 
 /// A range and its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found<V> {
+pub(crate) struct RangeEntry<V> {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) value: V,
 }
 
-impl<V> Found<V> {
+impl<V> RangeEntry<V> {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.size
     }
@@ -62,42 +54,41 @@ impl<V, const UNIT: u64> Default for RangeMap<V, UNIT> {
 }
 
 impl<V, const UNIT: u64> RangeMap<V, UNIT> {
-    /// Inserts a range. Returns the value if the range overlaps another.
+    /// Inserts a range. Returns the value if the range overlaps another: of the ranges that start
+    /// before its end, the last one also ends last.
     pub(crate) fn insert(&mut self, start: u64, size: u64, value: V) -> Result<(), V> {
         debug_assert!(start % UNIT == 0 && size % UNIT == 0 && size > 0, "{start:#x} {size:#x}");
-        if self.overlaps(start, size) {
+        let (last, (number, row)) = (start + (size - 1), Self::place(start));
+        let region = self.region(number);
+        let last_region = if Self::place(last).0 == number { region } else { self.region(Self::place(last).0) };
+        if self.last_in(last_region, last).is_some_and(|found| found.end() > start) {
             return Err(value);
         }
-        let (number, row, bit) = place::<UNIT>(start);
-        let at = self.region(number).unwrap_or_else(|at| {
-            let rows = [const { Row { starts: 0, ranges: Vec::new() } }; 64];
+        let at = region.unwrap_or_else(|at| {
+            let rows = [const { Vec::new() }; 64];
             self.regions.insert(at, (number, Box::new(Region { used: 0, rows })));
             at
         });
         let region = &mut self.regions[at].1;
         region.used |= 1 << row;
         let row = &mut region.rows[row];
-        if row.ranges.is_empty() {
+        if row.is_empty() {
             // Room for one at first: large ranges have a row to themselves.
-            row.ranges.reserve_exact(1);
+            row.reserve_exact(1);
         }
-        row.ranges.insert(row.index(bit), (size, value));
-        row.starts |= 1 << bit;
+        row.insert(count_until(row, start), RangeEntry { start, size, value });
         Ok(())
     }
 
     /// Removes the range that starts at an address.
     pub(crate) fn remove(&mut self, start: u64) -> Option<V> {
-        let (number, row, bit) = place::<UNIT>(start);
+        let (number, row) = Self::place(start);
         let at = self.region(number).ok()?;
         let region = &mut self.regions[at].1;
         let ranges = &mut region.rows[row];
-        if start % UNIT != 0 || !ranges.has(bit) {
-            return None;
-        }
-        let (_, value) = ranges.ranges.remove(ranges.index(bit));
-        ranges.starts &= !(1 << bit);
-        if ranges.starts == 0 {
+        let index = starting_at(ranges, start)?;
+        let value = ranges.remove(index).value;
+        if ranges.is_empty() {
             region.used &= !(1 << row);
             if region.used == 0 {
                 self.free_emptied(number);
@@ -109,8 +100,11 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
     /// Frees the region that became empty before this one, if it is still empty.
     fn free_emptied(&mut self, number: u64) {
         let before = std::mem::replace(&mut self.emptied, number);
+        if before == number {
+            return;
+        }
         if let Ok(at) = self.region(before) {
-            if before != number && self.regions[at].1.used == 0 {
+            if self.regions[at].1.used == 0 {
                 self.regions.remove(at);
             }
         }
@@ -118,21 +112,20 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
 
     /// The value of the range that starts at an address.
     pub(crate) fn get_mut(&mut self, start: u64) -> Option<&mut V> {
-        let (number, row, bit) = place::<UNIT>(start);
+        let (number, row) = Self::place(start);
         let at = self.region(number).ok()?;
         let row = &mut self.regions[at].1.rows[row];
-        let index = row.index(bit);
-        let found = start % UNIT == 0 && row.has(bit);
-        row.ranges.get_mut(index).filter(|_| found).map(|(_, value)| value)
+        let index = starting_at(row, start)?;
+        Some(&mut row[index].value)
     }
 
     /// The range that starts at an address.
-    pub(crate) fn get(&self, start: u64) -> Option<Found<&V>> {
+    pub(crate) fn get(&self, start: u64) -> Option<&RangeEntry<V>> {
         self.last_until(start).filter(|found| found.start == start)
     }
 
     /// The range that contains an address.
-    pub(crate) fn at(&self, address: u64) -> Option<Found<&V>> {
+    pub(crate) fn at(&self, address: u64) -> Option<&RangeEntry<V>> {
         self.last_until(address).filter(|found| address - found.start < found.size)
     }
 
@@ -143,41 +136,48 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
     }
 
     /// The last range that starts at an address or before it.
-    pub(crate) fn last_until(&self, address: u64) -> Option<Found<&V>> {
-        let (number, row, bit) = place::<UNIT>(address);
-        let before = match self.region(number) {
+    pub(crate) fn last_until(&self, address: u64) -> Option<&RangeEntry<V>> {
+        self.last_in(self.region(Self::place(address).0), address)
+    }
+
+    /// The same, where the region of the address was looked up.
+    fn last_in(&self, region: Result<usize, usize>, address: u64) -> Option<&RangeEntry<V>> {
+        let before = match region {
             Ok(at) => {
+                let (_, row) = Self::place(address);
                 let region = &self.regions[at].1;
-                let found = region.row::<UNIT>(number, row, |starts| (starts & upto(bit)).checked_ilog2());
-                if let Some(found) = found.or_else(|| region.last::<UNIT>(number, upto(row as u32) >> 1)) {
+                let ranges = &region.rows[row];
+                let found = count_until(ranges, address).checked_sub(1).map(|last| &ranges[last]);
+                if let Some(found) = found.or_else(|| region.last((1 << row) - 1)) {
                     return Some(found);
                 }
                 at
             }
             Err(at) => at,
         };
-        self.regions[..before].iter().rev().find_map(|(number, region)| region.last::<UNIT>(*number, u64::MAX))
+        self.regions[..before].iter().rev().find_map(|(_, region)| region.last(u64::MAX))
     }
 
     /// The first range that starts at an address or after it.
-    pub(crate) fn first_from(&self, address: u64) -> Option<Found<&V>> {
-        let (number, row, bit) = place::<UNIT>(address.checked_next_multiple_of(UNIT)?);
+    pub(crate) fn first_from(&self, address: u64) -> Option<&RangeEntry<V>> {
+        let (number, row) = Self::place(address);
         let after = match self.region(number) {
             Ok(at) => {
                 let region = &self.regions[at].1;
-                let found = region.row::<UNIT>(number, row, |starts| first_bit(starts & u64::MAX << bit));
-                if let Some(found) = found.or_else(|| region.first::<UNIT>(number, !upto(row as u32))) {
+                let ranges = &region.rows[row];
+                let next = ranges.get(ranges.partition_point(|range| range.start < address));
+                if let Some(found) = next.or_else(|| region.first(u64::MAX << row << 1)) {
                     return Some(found);
                 }
                 at + 1
             }
             Err(at) => at,
         };
-        self.regions[after..].iter().find_map(|(number, region)| region.first::<UNIT>(*number, u64::MAX))
+        self.regions[after..].iter().find_map(|(_, region)| region.first(u64::MAX))
     }
 
     /// The ranges that start inside `range`, in order.
-    pub(crate) fn starting_in(&self, range: Range<u64>) -> impl Iterator<Item = Found<&V>> {
+    pub(crate) fn starting_in(&self, range: Range<u64>) -> impl Iterator<Item = &RangeEntry<V>> {
         let mut next = Some(range.start);
         std::iter::from_fn(move || {
             let found = self.first_from(next?).filter(|found| found.start < range.end)?;
@@ -188,69 +188,48 @@ impl<V, const UNIT: u64> RangeMap<V, UNIT> {
 
     /// All values, in order.
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
-        let rows = self.regions.iter_mut().flat_map(|(_, region)| &mut region.rows);
-        rows.flat_map(|row| row.ranges.iter_mut().map(|(_, value)| value))
+        let ranges = self.regions.iter_mut().flat_map(|(_, region)| region.rows.iter_mut().flatten());
+        ranges.map(|found| &mut found.value)
     }
 
     /// All ranges, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Found<&V>> {
-        self.starting_in(0..u64::MAX)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RangeEntry<V>> {
+        self.regions.iter().flat_map(|(_, region)| region.rows.iter().flatten())
     }
 
     /// The index of a region, or the index to insert it at.
     fn region(&self, number: u64) -> Result<usize, usize> {
         self.regions.binary_search_by_key(&number, |region| region.0)
     }
+
+    /// Region and row of an address.
+    fn place(address: u64) -> (u64, usize) {
+        let unit = address / UNIT;
+        (unit / REGION, (unit % REGION / ROW) as usize)
+    }
 }
 
 impl<V> Region<V> {
     /// The last range in the rows that a mask selects.
-    fn last<const UNIT: u64>(&self, number: u64, mask: u64) -> Option<Found<&V>> {
+    fn last(&self, mask: u64) -> Option<&RangeEntry<V>> {
         let row = (self.used & mask).checked_ilog2()?;
-        self.row::<UNIT>(number, row as usize, u64::checked_ilog2)
+        self.rows[row as usize].last()
     }
 
     /// The first range in the rows that a mask selects.
-    fn first<const UNIT: u64>(&self, number: u64, mask: u64) -> Option<Found<&V>> {
-        let row = first_bit(self.used & mask)?;
-        self.row::<UNIT>(number, row as usize, first_bit)
-    }
-
-    /// The range whose start `choose` picks from a row's starts.
-    fn row<const UNIT: u64>(&self, number: u64, row: usize, choose: impl Fn(u64) -> Option<u32>) -> Option<Found<&V>> {
-        let ranges = &self.rows[row];
-        let bit = choose(ranges.starts)?;
-        let (size, value) = ranges.ranges.get(ranges.index(bit))?;
-        let unit = number * REGION + row as u64 * ROW + u64::from(bit);
-        Some(Found { start: unit * UNIT, size: *size, value })
+    fn first(&self, mask: u64) -> Option<&RangeEntry<V>> {
+        self.rows.get((self.used & mask).trailing_zeros() as usize)?.first()
     }
 }
 
-impl<V> Row<V> {
-    /// True if a range starts in a unit.
-    fn has(&self, bit: u32) -> bool {
-        self.starts >> bit & 1 == 1
-    }
-
-    /// The number of ranges that start before a unit.
-    fn index(&self, bit: u32) -> usize {
-        (self.starts & (upto(bit) >> 1)).count_ones() as usize
-    }
+/// The number of ranges that start at an address or before it.
+fn count_until<V>(ranges: &[RangeEntry<V>], address: u64) -> usize {
+    ranges.partition_point(|range| range.start <= address)
 }
 
-/// Region, row in the region and bit in the row of an address.
-fn place<const UNIT: u64>(address: u64) -> (u64, usize, u32) {
-    let unit = address / UNIT;
-    (unit / REGION, (unit % REGION / ROW) as usize, (unit % ROW) as u32)
-}
-
-/// All bits up to and including this one.
-fn upto(bit: u32) -> u64 {
-    u64::MAX >> (63 - bit)
-}
-
-fn first_bit(bits: u64) -> Option<u32> {
-    (bits != 0).then(|| bits.trailing_zeros())
+/// The index of the range that starts at an address.
+fn starting_at<V>(ranges: &[RangeEntry<V>], start: u64) -> Option<usize> {
+    ranges.binary_search_by_key(&start, |range| range.start).ok()
 }
 
 #[cfg(test)]
@@ -266,17 +245,13 @@ mod tests {
     struct Model(BTreeMap<u64, (u64, u32)>);
 
     impl Model {
-        fn last_until(&self, address: u64) -> Option<Found<u32>> {
-            self.0.range(..=address).next_back().map(|(&start, &(size, value))| Found { start, size, value })
+        fn last_until(&self, address: u64) -> Option<RangeEntry<u32>> {
+            self.0.range(..=address).next_back().map(|(&start, &(size, value))| RangeEntry { start, size, value })
         }
 
-        fn first_from(&self, address: u64) -> Option<Found<u32>> {
-            self.0.range(address..).next().map(|(&start, &(size, value))| Found { start, size, value })
+        fn first_from(&self, address: u64) -> Option<RangeEntry<u32>> {
+            self.0.range(address..).next().map(|(&start, &(size, value))| RangeEntry { start, size, value })
         }
-    }
-
-    fn copied(found: Option<Found<&u32>>) -> Option<Found<u32>> {
-        found.map(|Found { start, size, value }| Found { start, size, value: *value })
     }
 
     /// Addresses near each other and at both ends of 256 TiB, in units.
@@ -305,9 +280,9 @@ mod tests {
                 }
                 for address in [0, start, start + 1, start + size, u64::MAX] {
                     let expected = model.last_until(address);
-                    prop_assert_eq!(copied(map.last_until(address)), expected);
-                    prop_assert_eq!(copied(map.at(address)), expected.filter(|found| address < found.end()));
-                    prop_assert_eq!(copied(map.first_from(address)), model.first_from(address));
+                    prop_assert_eq!(map.last_until(address).copied(), expected);
+                    prop_assert_eq!(map.at(address).copied(), expected.filter(|found| address < found.end()));
+                    prop_assert_eq!(map.first_from(address).copied(), model.first_from(address));
                 }
             }
             let all: Vec<u64> = map.iter().map(|found| found.start).collect();

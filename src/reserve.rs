@@ -17,7 +17,7 @@ use crate::slots::lock;
 use arena::Unavailable;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Where a reservation may be: anywhere at a multiple of 2 MiB, by default.
@@ -95,6 +95,8 @@ pub(crate) struct Reserved {
     pub(crate) start: u64,
     pub(crate) size: u64,
     owner: Mutex<Option<Owner>>,
+    /// The kernel has mapped memory here, and will keep the owner until the reservation is freed.
+    was_mapped: AtomicBool,
     pub(crate) session: Arc<Live<SessionInner>>,
 }
 
@@ -127,7 +129,8 @@ impl Reservation {
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
         session.reserved.fetch_add(size, Ordering::Relaxed);
-        let reserved = Reserved { start, size, owner: Mutex::default(), session: session.clone() };
+        let (owner, was_mapped) = (Mutex::default(), AtomicBool::new(false));
+        let reserved = Reserved { start, size, owner, was_mapped, session: session.clone() };
         Ok(Reservation { inner: Arc::new(Live::new(reserved)) })
     }
 
@@ -166,21 +169,20 @@ impl Reserved {
     /// Call under the lock of the mappings.
     pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<(), Owner> {
         let mut owner = lock(&self.owner);
-        let owner = owner.get_or_insert(Owner { device, imported, mapped: false });
-        if (owner.device, owner.imported) == (device, imported) { Ok(()) } else { Err(*owner) }
+        let wanted = Owner { device, imported };
+        let owner = *owner.get_or_insert(wanted);
+        if owner == wanted { Ok(()) } else { Err(owner) }
     }
 
     /// Makes the claim last until the reservation is freed, because a mapping was made.
     pub(crate) fn confirm(&self) {
-        if let Some(owner) = lock(&self.owner).as_mut() {
-            owner.mapped = true;
-        }
+        self.was_mapped.store(true, Ordering::Relaxed);
     }
 
     /// Undoes the claims of mappings that were refused, unless a mapping was ever made. Call under
     /// the lock of the mappings, when none is being made.
     pub(crate) fn unclaim(&self) {
-        lock(&self.owner).take_if(|owner| !owner.mapped);
+        lock(&self.owner).take_if(|_| !self.was_mapped.load(Ordering::Relaxed));
     }
 }
 
@@ -206,12 +208,10 @@ impl Undo for Reserved {
 }
 
 /// Whose memory a reservation holds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) device: u32,
     pub(crate) imported: bool,
-    /// The kernel has mapped memory here. Before that, a mapping is only being made.
-    mapped: bool,
 }
 
 /// Takes addresses from the arena, with a new heap if needed.

@@ -287,6 +287,7 @@ macro_rules! ops {
             pub const ALL: &[Op] = &[$(Op::$name),*];
 
             /// Short name, as traces and errors print it.
+            #[inline]
             pub const fn name(self) -> &'static str {
                 match self { $(Op::$name => stringify!($constant)),* }
             }

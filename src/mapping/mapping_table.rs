@@ -8,7 +8,7 @@
 use super::Mapped;
 use crate::driver::svm::HUGE_PAGE;
 use crate::physical::PhysicalBlock;
-use crate::range_map::{Found, RangeMap};
+use crate::range_map::{RangeEntry, RangeMap};
 use crate::session::undo::Live;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ struct Entry {
 impl MappingTable {
     /// The mapping that contains an address, if it can be used. Nothing is kept alive, so the owner
     /// can unmap and free at any time.
-    fn at(&self, address: u64) -> Option<Found<&Entry>> {
+    fn at(&self, address: u64) -> Option<&RangeEntry<Entry>> {
         self.0.at(address).filter(|found| found.value.mapped.strong_count() > 0)
     }
 

@@ -133,7 +133,7 @@ impl Blocks {
     fn run_at(&self, address: u64) -> Option<u32> {
         let area = self.areas.at(address)?;
         let before = self.used.last_until(address).filter(|before| before.start >= area.start);
-        let mut run = before.map_or(*area.value, |before| before.value.run);
+        let mut run = before.map_or(area.value, |before| before.value.run);
         while self.fit[run].end() <= address {
             run = self.fit.after(run)?;
         }

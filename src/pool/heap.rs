@@ -282,6 +282,7 @@ impl Heap {
 
     /// Slow path: maps memory for a block, or waits for a thread that maps or unmaps. Returns
     /// `None` if there may be room now.
+    #[cold]
     fn allocate_new<'a>(
         self: &'a Arc<Self>,
         books: MutexGuard<'a, Books>,

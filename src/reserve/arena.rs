@@ -5,7 +5,7 @@
 //! are few and large and are enabled on demand, and the arena chooses addresses inside them.
 
 use crate::driver::svm::{DYNAMIC_START, HEAP_UNIT, HUGE_PAGE, NORMAL_START, RESERVE_HEAP_MAX, SVM_START};
-use crate::range_map::{Found, RangeMap};
+use crate::range_map::RangeMap;
 use crate::segregated_fit::{RunState, SegregatedFit};
 use std::ops::Range;
 
@@ -58,7 +58,7 @@ impl Arena {
     /// Removes and returns all heaps. Nothing may be reserved.
     pub(crate) fn take_heaps(&mut self) -> Vec<Window> {
         let heaps = std::mem::take(self).heaps;
-        heaps.iter().map(|Found { start, size, .. }| Window { start, size }).collect()
+        heaps.iter().map(|heap| Window { start: heap.start, size: heap.size }).collect()
     }
 
     /// Takes `size` bytes at a multiple of `alignment`. Both are multiples of 2 MiB, and the
@@ -81,11 +81,11 @@ impl Arena {
         if end > heap.end() {
             return Err(Unavailable::Border);
         }
-        let &Some(first) = heap.value else { return Err(Unavailable::Reserved) };
+        let Some(first) = heap.value else { return Err(Unavailable::Reserved) };
         // Adjacent free runs are merged, so a free address lies in the run right after the previous
         // reservation, or in the first run of the heap.
         let before = self.reserved.last_until(address).filter(|before| before.start >= heap.start);
-        let run = before.map_or(Some(first), |before| self.fit.after(*before.value));
+        let run = before.map_or(Some(first), |before| self.fit.after(before.value));
         let run = run.filter(|&run| self.fit[run].state == RunState::Free && self.fit[run].start <= address);
         let run = run.filter(|&run| end <= self.fit[run].end()).ok_or(Unavailable::Reserved)?;
         let run = self.fit.set(run, address, size, RunState::Used);
@@ -182,7 +182,7 @@ mod tests {
 
     /// The heaps.
     fn windows(arena: &Arena) -> Vec<Window> {
-        arena.heaps.iter().map(|Found { start, size, .. }| Window { start, size }).collect()
+        arena.heaps.iter().map(|heap| Window { start: heap.start, size: heap.size }).collect()
     }
 
     /// Takes addresses as a reservation does, with a new heap if one is needed.
