@@ -123,7 +123,7 @@ pub enum Environment {
 pub enum MemoryDriver {
     /// SVM v2, which this library drives.
     V2,
-    /// SVM v3 (Ascend 950), which has another interface.
+    /// SVM v3 (Ascend950), which has another interface.
     V3,
     /// None.
     Missing,

@@ -19,9 +19,9 @@ pub mod module {
     pub const URD: &str = "URD";
     /// Device management: identity of processes and devices.
     pub const DEVMNG: &str = "DEVMNG";
-    /// Memory, second generation: Ascend 910, 910B, 910_93, 310P.
+    /// Memory, second generation: Ascend910, 910B, 910_93, 310P.
     pub const SVM: &str = "SVM";
-    /// Memory, third generation: Ascend 950. Not supported by this project.
+    /// Memory, third generation: Ascend950. Not supported by this project.
     pub const SVM_V3: &str = "svm";
     /// Task scheduler of a device: streams, events and queues.
     pub const TSDRV: &str = "TSDRV";

@@ -236,6 +236,7 @@ impl Npu {
         }
         match (self.instance, self.split) {
             (Some(_), _) => findings.push(Finding::VirtualInstance(self.logical)),
+            _ if self.machine == Some(Machine::Virtual) => findings.push(Finding::VirtualMachine(self.logical)),
             (None, Some(Split::Whole) | None) => {}
             (None, Some(_)) => findings.push(Finding::Split(self.logical)),
         }

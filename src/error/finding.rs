@@ -158,6 +158,8 @@ pub enum Finding {
     VirtualInstance(LogicalId),
     /// `split-device`: the card is split for others.
     Split(LogicalId),
+    /// `virtual-machine`: this is a virtual machine, which has a part of a card.
+    VirtualMachine(LogicalId),
     /// `memory-driver-v3`: the memory driver is the next generation's.
     MemoryDriverV3,
     /// `memory-driver-missing`: there is no memory driver.
@@ -276,7 +278,8 @@ impl Finding {
         const KERNEL_LOG: &str = "Look into the kernel log.";
         const UNSET: &str = "Set it to logical ids separated by commas, such as 0,1, or unset it.";
         const WAIT: &str = "Wait until it is ready.";
-        const HEALTH: &str = "Look at npu-smi info -t health and the kernel log; reset the device.";
+        const HEALTH: &str = "Look at npu-smi info -t health and the kernel log; reset the \
+            device (of a virtual machine, on its host).";
         const NPU_SMI_INIT: &str = "npu-smi: dcmi module initialize failed, -8005";
         const OCCUPIED: &str = "npu-smi: -8020 or -8005; driver error 87";
         const NOT_SET_UP: &str = "aclrtSetDevice: 507033";
@@ -336,7 +339,8 @@ impl Finding {
             Finding::NoDevice => fatal(
                 "no-device",
                 "the driver is loaded and has no NPU",
-                "Check that the card is seated and that the host shows it (lspci -d 19e5:).",
+                "Check that the card is seated and that the host shows it (lspci -d 19e5:); of a virtual machine, that \
+                 its definition gives it one.",
             ),
             Finding::NoneCameUp { on_pci } => fatal(
                 "none-came-up",
@@ -457,7 +461,8 @@ impl Finding {
             Finding::Removed(device) => warning(
                 "device-removed",
                 "was removed, although the driver still lists it",
-                "Put the device back or reset it (npu-smi set -t reset); until then leave it out.",
+                "Put the device back or reset it (npu-smi set -t reset; of a virtual machine, on its host); until then \
+                 leave it out.",
             )
             .of(device)
             .shown_as("aclrt…: 507899"),
@@ -485,10 +490,17 @@ impl Finding {
                 "To share memory between processes, use a device that is not split.",
             )
             .of(device),
+            Finding::VirtualMachine(device) => note(
+                "virtual-machine",
+                "is the part of a card that this virtual machine has: its memory cannot be shared",
+                "Allocate and map as usual, and keep what several would share in one process. A card is split on \
+                 the virtual machine's host: nothing in here changes that.",
+            )
+            .of(device),
             Finding::MemoryDriverV3 => fatal(
                 "memory-driver-v3",
-                "the memory driver is of the third kind (Ascend 950), which ascend-vmm does not speak",
-                "ascend-vmm drives Ascend 910, 910B, 910_93 and 310P; use the vendor's library here.",
+                "the memory driver is of the third kind (Ascend950), which ascend-vmm does not speak",
+                "ascend-vmm drives Ascend910, 910B, 910_93 and 310P; use the vendor's library here.",
             ),
             Finding::MemoryDriverMissing => fatal(
                 "memory-driver-missing",

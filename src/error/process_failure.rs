@@ -213,7 +213,7 @@ fn transport(code: i32) -> (&'static str, &'static str) {
         error::RESET => ("the device was reset", "Open the device again once it is back."),
         error::NOT_SUPPORTED => (
             "the driver has no such service for this device; devices on a UB link have another one",
-            "Ascend 950 is not supported by ascend-vmm.",
+            "Ascend950 is not supported by ascend-vmm.",
         ),
         error::NOBODY_LISTENS => (
             "the daemon that starts processes does not run on the device",

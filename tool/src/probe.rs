@@ -36,14 +36,15 @@ pub struct Probe {
     /// Print one line with all columns for each device, however wide.
     #[arg(long, conflicts_with = "json")]
     wide: bool,
-    /// Repeat after this many seconds, until interrupted. On a terminal the text is redrawn.
+    /// Repeat after this many seconds, until interrupted, and show what changes: memory, states,
+    /// processes, what is wrong. On a terminal the text is redrawn.
     #[arg(long, value_name = "SECONDS", conflicts_with = "open")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     watch: Option<u64>,
-    /// Longest wait for devices that are still starting, in seconds. The kernel may wait for up to
-    /// 160.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
-    timeout: u64,
+    /// How long all of it may take, in seconds: 10 by default, 60 with --open. After the driver was
+    /// loaded, the first question may wait for devices for 160.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: Option<u64>,
     /// Where the host's /proc, /sys and /etc are, if not here: in a container that has the host's
     /// root directory mounted.
     #[arg(long, value_name = "DIRECTORY", default_value = "/")]
@@ -58,6 +59,9 @@ const NO_DEVICE: u8 = 3;
 impl Probe {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
+        if let Err(error) = std::fs::read_dir(&self.root) {
+            return crate::impossible(format!("--root {} cannot be read: {error}", self.root.display()));
+        }
         if let Some(seconds) = self.watch {
             self.watch(Duration::from_secs(seconds));
         }
@@ -77,18 +81,24 @@ impl Probe {
     }
 
     fn look(&self) -> Document {
-        let options = Options::default().timeout(Duration::from_secs(self.timeout)).root(&self.root);
+        let timeout = Duration::from_secs(self.timeout.unwrap_or(if self.open { 60 } else { 10 }));
+        let until = Instant::now() + timeout;
+        let options = Options::default().timeout(timeout).root(&self.root);
         let waiting = self.watch.is_none().then(|| terminal::waiting("asking the driver")).flatten();
         let survey = discovery::survey(&options);
         if let Some(waiting) = waiting {
             waiting.finish_and_clear();
         }
-        let trials = self.open.then(|| trial::run(&survey));
-        Document::new(&survey, trials.as_ref(), holders::read(&self.root))
+        let trials = self.open.then(|| trial::run(&survey, until));
+        Document::new(&survey, trials, holders::read(&self.root))
     }
 
     fn lines(&self, document: &Document) -> Vec<String> {
-        if self.wide { text::wide(document) } else { text::lines(document, terminal::width()) }
+        match (self.wide, self.watch) {
+            (true, _) => text::wide(document),
+            (false, Some(_)) => text::watched(document, terminal::width()),
+            (false, None) => text::lines(document, terminal::width()),
+        }
     }
 
     /// Looks again and again, until a signal or a closed pipe ends this process.

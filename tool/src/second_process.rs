@@ -12,6 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The command line that starts this program, where it is not the running executable.
@@ -43,7 +44,9 @@ impl Drop for Directory {
 
 /// Starts this program with these arguments and the path of a socket, and waits until it connects.
 pub(crate) fn start(arguments: &[&str]) -> io::Result<(Child, UnixStream)> {
-    let directory = Directory(std::env::temp_dir().join(format!("ascend-vmm-{}", std::process::id())));
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let name = format!("ascend-vmm-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+    let directory = Directory(std::env::temp_dir().join(name));
     std::fs::create_dir(&directory.0).map_err(|error| {
         let place = directory.0.display();
         io::Error::new(error.kind(), format!("{place} cannot be made: {error}; TMPDIR can name another directory"))

@@ -18,9 +18,9 @@ pub(crate) struct Chip {
     pub dies: u32,
 }
 
-/// Chip of the Ascend 910B and 910_93.
+/// Chip of the Ascend910B and 910_93.
 const CLOUD_V2: u32 = 5;
-/// Chip of the Ascend 950.
+/// Chip of the Ascend950.
 const CLOUD_V4: u32 = 15;
 
 impl Chip {

@@ -190,7 +190,7 @@ impl Tsdrv {
             18 => call.query(arg).into(),
             19 => call.send(arg),
             20 => call.receive(arg),
-            // The link of Ascend 950; without it the driver does nothing.
+            // The link of Ascend950; without it the driver does nothing.
             25 => Ok(0).into(),
             26 => call.close_type(arg).into(),
             _ => Errno::EOPNOTSUPP.into(),

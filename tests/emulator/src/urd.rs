@@ -411,7 +411,7 @@ fn physical_info(call: &mut Query) -> QueryResult {
     call.output(|length| length >= size, &PhysicalInfo { chip, die, ..Default::default() })
 }
 
-/// The host passes this on to the firmware. Whether that of an Ascend 910B answers is not known;
+/// The host passes this on to the firmware. Whether that of an Ascend910B answers is not known;
 /// here it does not.
 fn memory_info(call: &mut Query) -> QueryResult {
     let input: MemoryInfoIn = call.input()?;

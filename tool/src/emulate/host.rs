@@ -107,7 +107,7 @@ pub(super) struct Host {
     #[arg(long, value_name = "MODULE")]
     #[serde(default)]
     without_module: Vec<String>,
-    /// The host has the next memory driver (Ascend 950), which has no commands here.
+    /// The host has the next memory driver (Ascend950), which has no commands here.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     next_memory_driver: Option<bool>,
     /// The memory driver is of no known generation.
@@ -167,19 +167,19 @@ enum SplitFor {
 /// addresses, core counts, NUMA nodes, and everything else are made up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Like {
-    /// Eight Ascend 910B with 64 GiB, on PCI Express.
+    /// Eight Ascend910B with 64 GiB, on PCI Express.
     #[value(name = "atlas-800-a2")]
     Atlas800A2,
-    /// Sixteen Ascend 910B with 64 GiB, on PCI Express; memory is not shared by name between cards.
+    /// Sixteen Ascend910B with 64 GiB, on PCI Express; memory is not shared by name between cards.
     #[value(name = "atlas-200t-a2-box16")]
     Atlas200TA2Box16,
-    /// Sixteen dies of Ascend 910_93 with 64 GiB, on HCCS, in a super pod; 1 GiB pages of the host.
+    /// Sixteen dies of Ascend910_93 with 64 GiB, on HCCS, in a super pod; 1 GiB pages of the host.
     #[value(name = "atlas-800-a3")]
     Atlas800A3,
-    /// Eight Ascend 950, whose memory driver is the next one.
+    /// Eight Ascend950, whose memory driver is the next one.
     #[value(name = "ascend-950")]
     Ascend950,
-    /// A container that was given one of eight Ascend 910B.
+    /// A container that was given one of eight Ascend910B.
     #[value(name = "container-on-atlas-800-a2")]
     Container,
 }

@@ -1,7 +1,7 @@
 //! What `probe` found: docs/schema/probe.json.
 
 use super::holders::Holder;
-use super::trial::Trials;
+use super::trial::{Trials, may_work};
 use ascend_vmm::Bytes;
 use ascend_vmm::discovery::{self, Environment, Finding, Machine, MemoryDriver, Npu, Severity, Split, Survey};
 use ascend_vmm::{Kind, Page};
@@ -183,12 +183,25 @@ impl Found {
 }
 
 impl Document {
-    pub(super) fn new(survey: &Survey, trials: Option<&Trials>, holders: Vec<Holder>) -> Document {
+    pub(super) fn new(survey: &Survey, trials: Option<Trials>, holders: Vec<Holder>) -> Document {
         let versions = &survey.versions;
-        let mut findings: Vec<Found> = survey.findings.iter().map(Found::new).collect();
+        let tried = trials.as_ref();
+        let devices: Vec<Device> = survey.devices.iter().map(|npu| Device::new(npu, survey, tried)).collect();
+        let all_work = !devices.is_empty() && devices.iter().all(|device| device.features.vmm.offered == Some(true));
+        // Where every device works, it is no fault that none could be given a process.
+        let stale = |finding: &&Finding| all_work && matches!(finding, Finding::NoDaemonNode(..));
+        let mut findings: Vec<Found> =
+            survey.findings.iter().filter(|finding| !stale(finding)).map(Found::new).collect();
+        let host_giant_pages = match tried.map(|trials| trials.host_giant_pages.clone()) {
+            Some(tried) => tried,
+            None => match driver_obstacle(survey) {
+                Some(obstacle) => Feature::no(obstacle),
+                None => untried(),
+            },
+        };
         // The worst come first, and what was tried is a warning.
         let notes = findings.iter().position(|found| found.severity == "note").unwrap_or(findings.len());
-        findings.splice(notes..notes, trials.map(Trials::findings).unwrap_or_default());
+        findings.splice(notes..notes, trials.map(Trials::into_findings).unwrap_or_default());
         Document {
             version: 1,
             tool: env!("CARGO_PKG_VERSION"),
@@ -205,16 +218,8 @@ impl Document {
                 },
             },
             granularity: granularity(survey),
-            host: HostFeatures {
-                giant_pages: match trials.map(|trials| trials.host_giant_pages.clone()) {
-                    Some(tried) => tried,
-                    None => match driver_obstacle(survey) {
-                        Some(obstacle) => Feature::no(obstacle),
-                        None => untried(),
-                    },
-                },
-            },
-            devices: survey.devices.iter().map(|npu| Device::new(npu, survey, trials)).collect(),
+            host: HostFeatures { giant_pages: host_giant_pages },
+            devices,
             holders,
             findings,
         }
@@ -289,9 +294,11 @@ impl Device {
     }
 }
 
+const NOT_TRIED: &str = "not tried; `probe --open` does";
+
 /// What was not tried.
 fn untried() -> Feature {
-    Feature::unknown("not tried; `probe --open` does")
+    Feature::unknown(NOT_TRIED)
 }
 
 impl Features {
@@ -311,16 +318,21 @@ impl Features {
         };
         let split = || npu.sharing_obstacle().map(Feature::no);
         let others: Vec<&Npu> =
-            survey.devices.iter().filter(|other| other.logical != npu.logical && other.is_usable()).collect();
+            survey.devices.iter().filter(|other| other.logical != npu.logical && may_work(other)).collect();
         let alone = || others.is_empty().then(|| Feature::pointless("there is no other device to use it with"));
+        let unanswered = silence(survey).map(Feature::unknown);
         let fabric = match npu.super_pod {
+            None if unanswered.is_some() => unanswered.clone(),
             None => Some(Feature::no("the device is in no super pod (the vendor's code is 207000)")),
             Some(_) => Some(Feature::unknown("only an import on another server of the super pod shows it")),
         };
         Features {
             sharing: needs_memory(split(), tried.map(|tried| tried.sharing.clone())),
             fabric: needs_memory(split().or(fabric), None),
-            peer: needs_memory(alone().or_else(|| no_link(npu, &others)), tried.map(|tried| tried.peer.clone())),
+            peer: needs_memory(
+                alone().or_else(|| unanswered.clone()).or_else(|| no_link(npu, &others)),
+                tried.map(|tried| tried.peer.clone()),
+            ),
             host_access: needs_memory(None, tried.map(|tried| tried.host_access.clone())),
             giant_pages: needs_memory(None, tried.map(|tried| tried.giant_pages.clone())),
             between_devices: needs_memory(split().or_else(alone), tried.map(|tried| tried.between_devices.clone())),
@@ -338,10 +350,22 @@ fn driver_obstacle(survey: &Survey) -> Option<String> {
     match survey.memory_driver {
         Some(MemoryDriver::V2) if survey.generation.is_none() => Some("the driver's generation is unknown".into()),
         Some(MemoryDriver::V2) => None,
-        Some(MemoryDriver::V3) => Some("the memory interface is v3 (Ascend 950), which is not served here".into()),
+        Some(MemoryDriver::V3) => Some("the memory interface is v3 (Ascend950), which is not served here".into()),
         Some(MemoryDriver::Missing) => Some("the driver's memory module is not loaded".into()),
         None => Some("the driver's memory module could not be queried".into()),
     }
+}
+
+/// Why the driver did not answer questions about the devices themselves.
+fn silence(survey: &Survey) -> Option<String> {
+    let silent = |finding: &&Finding| match finding {
+        Finding::ModuleMissing(module) | Finding::ModuleUnloading(module) | Finding::ModuleRefused(module, _) => {
+            *module == "URD"
+        }
+        Finding::Unanswered { .. } | Finding::NoThread { .. } => true,
+        _ => false,
+    };
+    survey.findings.iter().find(silent).map(Finding::to_string)
 }
 
 /// Why memory of this device cannot be used, as far as queries tell. A device of which nothing is
@@ -383,7 +407,8 @@ impl Device {
         let yes: Vec<&str> = yes.into_iter().filter_map(short).collect();
         match self.features.vmm.offered {
             Some(false) => "nothing".to_owned(),
-            None if yes.is_empty() => "not tried (--open)".to_owned(),
+            None if self.features.vmm.reason.as_deref() == Some(NOT_TRIED) => "not tried (--open)".to_owned(),
+            None => "not known".to_owned(),
             _ => yes.join(", "),
         }
     }

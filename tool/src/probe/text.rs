@@ -6,38 +6,57 @@ use ascend_vmm::Bytes;
 
 /// The text in lines of at most `width` columns: what is wrong, a short table, and the details.
 pub(super) fn lines(document: &Document, width: usize) -> Vec<String> {
-    let mut lines = header(document, width);
-    if !document.devices.is_empty() {
-        lines.push(String::new());
-        lines.extend(short_table(document).lines(width));
-    }
-    for (found, others) in grouped(&document.findings) {
-        lines.push(String::new());
-        lines.extend(finding(found, width));
+    let mut parts = vec![header(document, width)];
+    parts.extend(grouped(&document.findings).iter().map(|(found, others)| {
+        let mut lines = finding(found, width);
         if !others.is_empty() {
-            lines.extend(wrap(&format!("The same is true of {}.", devices(&others)), width, "  ", "  "));
+            lines.extend(wrap(&format!("The same is true of {}.", devices(others)), width, "  ", "  "));
         }
+        lines
+    }));
+    if document.devices.is_empty() && document.findings.is_empty() {
+        parts.push(vec!["no device".to_owned()]);
     }
     if !document.devices.is_empty() {
-        lines.push(String::new());
-        lines.extend(capabilities(document, width));
-        lines.push(String::new());
-        for device in &document.devices {
-            lines.extend(details(device, width));
-        }
+        parts.push(short_table(document).lines(width));
+        parts.push(capabilities(document, width));
+        parts.push(document.devices.iter().flat_map(|device| details(device, width)).collect());
     }
-    if !document.holders.is_empty() {
-        lines.push(String::new());
-        lines.push("in use, as far as the driver tells:".to_owned());
-        let held = document.holders.iter().flat_map(|holder| holder.lines());
-        lines.extend(held.flat_map(|line| wrap(&line, width, "  ", "    ")));
+    parts.push(in_use(document, width));
+    apart(parts)
+}
+
+/// What of it changes while somebody watches, in few lines: a finding is its sentence.
+pub(super) fn watched(document: &Document, width: usize) -> Vec<String> {
+    let mut parts = vec![header(document, width)];
+    let sentence = |(found, others): &(&Found, Vec<u32>)| {
+        let others =
+            if others.is_empty() { String::new() } else { format!("; the same is true of {}", devices(others)) };
+        wrap(&format!("{}{others}", found.sentence), width, &format!("{}: ", found.severity), "  ")
+    };
+    parts.push(grouped(&document.findings).iter().flat_map(sentence).collect());
+    if document.devices.is_empty() {
+        parts.push(vec!["no device".to_owned()]);
+    } else {
+        parts.push(short_table(document).lines(width));
     }
-    if document.devices.is_empty() && document.findings.is_empty() {
-        lines.push("no device".to_owned());
+    parts.push(in_use(document, width));
+    apart(parts)
+}
+
+/// Parts with an empty line between them.
+fn apart(parts: Vec<Vec<String>>) -> Vec<String> {
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(&[String::new()][..])
+}
+
+/// Who has devices and memory.
+fn in_use(document: &Document, width: usize) -> Vec<String> {
+    if document.holders.is_empty() {
+        return Vec::new();
     }
-    if lines.first().is_some_and(String::is_empty) {
-        lines.remove(0);
-    }
+    let mut lines = vec!["in use, as far as the driver tells:".to_owned()];
+    let held = document.holders.iter().flat_map(|holder| holder.lines());
+    lines.extend(held.flat_map(|line| wrap(&line, width, "  ", "    ")));
     lines
 }
 
@@ -81,7 +100,9 @@ fn memory(device: &Device) -> String {
 }
 
 fn chip(device: &Device) -> String {
-    device.soc.clone().or_else(|| device.chip.clone()).unwrap_or_else(|| "-".to_owned())
+    // Some devices tell only the short name.
+    let chip = || device.chip.as_deref().map(|chip| format!("Ascend{}", chip.trim_start_matches("Ascend")));
+    device.soc.clone().or_else(chip).unwrap_or_else(|| "-".to_owned())
 }
 
 fn short_table(document: &Document) -> Table {
@@ -184,9 +205,9 @@ pub(super) fn wide(document: &Document) -> Vec<String> {
         table.row(cells);
     }
     let mut lines = header(document, usize::MAX);
+    lines.extend(document.findings.iter().flat_map(|found| finding(found, usize::MAX)));
     if !document.devices.is_empty() {
         lines.extend(table.lines(usize::MAX));
     }
-    lines.extend(document.findings.iter().flat_map(|found| finding(found, usize::MAX)));
     lines
 }

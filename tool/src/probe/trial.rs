@@ -2,6 +2,8 @@
 //!
 //! A trial uses 2 MiB of a device, and one page of 1 GiB if one is free. Sharing is tried with a
 //! second process, which is this program again. Everything is freed afterwards.
+//!
+//! The devices are opened, and then tried, at the same time. What does not end in time is unknown.
 
 use super::document::{Feature, Found};
 use crate::selftest::Failure;
@@ -14,6 +16,9 @@ use ascend_vmm::share::BareTgid;
 use ascend_vmm::{
     Capabilities, Device, Kind, LogicalId, Mapping, MemoryInfo, MemoryKind, Page, ReserveOptions, Session,
 };
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
 
 const PAGE: u64 = 2 << 20;
 const GIANT: u64 = 1 << 30;
@@ -23,8 +28,7 @@ pub(super) struct Trials {
     /// Whether the host has pages of 1 GiB.
     pub(super) host_giant_pages: Feature,
     devices: Vec<(LogicalId, Tried)>,
-    /// What failed as a whole.
-    failures: Vec<(Option<LogicalId>, String)>,
+    failures: Vec<Found>,
 }
 
 /// What was tried on a device.
@@ -40,18 +44,17 @@ pub(super) struct Tried {
 }
 
 impl Tried {
-    /// A device on which nothing can be tried.
-    fn nothing(reason: &str) -> Tried {
-        let no = || Feature::no(reason);
+    /// A device on which nothing could be tried.
+    fn nothing(answer: Feature) -> Tried {
         Tried {
             capabilities: None,
             info: None,
-            memory: no(),
-            giant_pages: no(),
-            host_access: no(),
-            sharing: no(),
-            between_devices: no(),
-            peer: no(),
+            memory: answer.clone(),
+            giant_pages: answer.clone(),
+            host_access: answer.clone(),
+            sharing: answer.clone(),
+            between_devices: answer.clone(),
+            peer: answer,
         }
     }
 }
@@ -63,70 +66,165 @@ impl Trials {
     }
 
     /// What failed as a whole.
-    pub(super) fn findings(&self) -> Vec<Found> {
-        let remedy = "The sentence above says which step failed. `selftest --device-process` tries each step alone.";
-        let found = |(device, sentence): &(Option<LogicalId>, String)| match device {
-            Some(device) => Found::tried(
-                "device-not-opened",
-                Some(device.0),
-                format!("device {device} could not be opened: {sentence}"),
-                remedy,
-            ),
-            None => Found::tried("session-not-opened", None, format!("no memory session: {sentence}"), remedy),
+    pub(super) fn into_findings(self) -> Vec<Found> {
+        self.failures
+    }
+
+    /// A device that could not be opened, or the session: nothing was tried on it.
+    fn failed(&mut self, device: Option<LogicalId>, error: &str) {
+        const REMEDY: &str =
+            "The sentence above says which step failed. `selftest --device-process` tries each step alone.";
+        let (code, sentence) = match device {
+            Some(device) => ("device-not-opened", format!("device {device} could not be opened: {error}")),
+            None => ("session-not-opened", format!("no memory session: {error}")),
         };
-        self.failures.iter().map(found).collect()
+        self.failures.push(Found::tried(code, device.map(|device| device.0), sentence, REMEDY));
+    }
+
+    /// Something did not end in time.
+    fn unfinished(&mut self, device: Option<LogicalId>, what: &str) {
+        const REMEDY: &str = "Allow more time (--timeout); if that does not help, look at the device's health and \
+            the kernel log.";
+        let what = match device {
+            Some(device) => format!("device {device} {what}"),
+            None => what.to_owned(),
+        };
+        self.failures.push(Found::tried("not-tried-in-time", device.map(|device| device.0), what, REMEDY));
     }
 }
 
-/// Tries everything on every device that may work.
-pub(super) fn run(survey: &Survey) -> Trials {
+/// Does each piece of work in a thread of its own, until this time, and returns the results in the
+/// same order. Work that has not ended then has none; nobody waits for its thread.
+fn at_once<T: Send + 'static, W: FnOnce() -> T + Send + 'static>(
+    work: impl IntoIterator<Item = W>,
+    until: Instant,
+    progress: impl Fn(usize),
+) -> Vec<Option<T>> {
+    let (sender, results) = mpsc::channel();
+    let mut done = Vec::new();
+    for (index, work) in work.into_iter().enumerate() {
+        done.push(None);
+        let sender = sender.clone();
+        // Without a thread its sender is dropped, and the work has no result.
+        let _ = thread::Builder::new().spawn(move || {
+            let result = work();
+            let _ = sender.send((index, result));
+        });
+    }
+    drop(sender);
+    for number in 1..=done.len() {
+        match results.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok((index, result)) => done[index] = Some(result),
+            Err(_) => break,
+        }
+        progress(number);
+    }
+    done
+}
+
+/// Tries everything on every device that may work, on all of them at once, until this time.
+pub(super) fn run(survey: &Survey, until: Instant) -> Trials {
+    let bar = terminal::waiting("opening a session");
+    let trials = try_devices(survey, until, &|text| {
+        if let Some(bar) = &bar {
+            bar.set_message(text);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    trials
+}
+
+fn try_devices(survey: &Survey, until: Instant, show: &dyn Fn(String)) -> Trials {
     let mut trials = Trials {
         host_giant_pages: Feature::unknown("no memory session could be opened"),
         devices: Vec::new(),
         failures: Vec::new(),
     };
-    let worth_trying = |npu: &&discovery::Npu| matches!(npu.state, DeviceState::Working | DeviceState::Unknown);
-    let ids: Vec<LogicalId> = survey.devices.iter().filter(worth_trying).map(|npu| npu.logical).collect();
+    let ids: Vec<LogicalId> = survey.devices.iter().filter(|npu| may_work(npu)).map(|npu| npu.logical).collect();
     if survey.memory_driver != Some(MemoryDriver::V2) || survey.generation.is_none() || ids.is_empty() {
         return trials;
     }
-    // Each device is opened, and then tried.
-    let bar = terminal::steps("opening a session", 2 * ids.len() as u64);
-    let session = match Session::open() {
-        Ok(session) => session,
-        Err(error) => {
-            let reason = "no memory session could be opened";
-            trials.devices = ids.iter().map(|id| (*id, Tried::nothing(reason))).collect();
-            trials.failures.push((None, error.to_string()));
+    let say =
+        |what: &str, done: usize| show(format!("{what} {} ({done} done)", terminal::counted(ids.len(), "device")));
+    let open = || Session::open().map(|session| (host_giant_pages(&session), session));
+    let session = match at_once([open], until, |_| {}).remove(0) {
+        Some(Ok((giant_pages, session))) => {
+            trials.host_giant_pages = giant_pages;
+            session
+        }
+        Some(Err(error)) => {
+            let nothing = |id: &LogicalId| (*id, Tried::nothing(Feature::no("no memory session could be opened")));
+            trials.devices = ids.iter().map(nothing).collect();
+            trials.failed(None, &error.to_string());
+            return trials;
+        }
+        None => {
+            let nothing = |id: &LogicalId| (*id, Tried::nothing(Feature::unknown("there was no time to try it")));
+            trials.devices = ids.iter().map(nothing).collect();
+            trials.unfinished(None, "no memory session was opened in time");
             return trials;
         }
     };
-    trials.host_giant_pages = host_giant_pages(&session);
+    // A device that takes too long must leave time to try the others.
+    let half = Instant::now() + until.saturating_duration_since(Instant::now()) / 2;
+    say("opening", 0);
+    let work = ids.iter().map(|&id| {
+        let session = session.clone();
+        move || session.device(id)
+    });
+    let results = at_once(work, half, |done| say("opening", done));
     let mut opened = Vec::new();
-    for id in ids {
-        bar.set_message(format!("opening device {id}"));
-        bar.inc(1);
-        match session.device(id) {
-            Ok(device) => opened.push(device),
-            Err(error) => {
-                trials.devices.push((id, Tried::nothing("the device could not be opened")));
-                trials.failures.push((Some(id), error.to_string()));
+    for (&id, result) in ids.iter().zip(results) {
+        let nothing = match result {
+            Some(Ok(device)) => {
+                opened.push(device);
+                continue;
             }
+            Some(Err(error)) => {
+                trials.failed(Some(id), &error.to_string());
+                Feature::no("the device could not be opened")
+            }
+            None => {
+                trials.unfinished(Some(id), "was not open after half of the time");
+                Feature::unknown("the device was not open in time")
+            }
+        };
+        trials.devices.push((id, Tried::nothing(nothing)));
+    }
+    say("trying", 0);
+    let tried: Vec<LogicalId> = opened.iter().map(Device::id).collect();
+    let work = tried.iter().enumerate().map(|(index, id)| {
+        let mut others = opened.clone();
+        let split = survey.device(*id).and_then(|npu| npu.sharing_obstacle()).is_some();
+        move || {
+            let device = others.remove(index);
+            Tried::on(&device, &others, split)
+        }
+    });
+    let results = at_once(work, until, |done| say("trying", done));
+    // The last thread that uses a device closes it.
+    drop(opened);
+    for (&id, result) in tried.iter().zip(results) {
+        let result = result.unwrap_or_else(|| {
+            trials.unfinished(Some(id), "was not tried to the end in time");
+            Tried::nothing(Feature::unknown("it was not tried to the end in time"))
+        });
+        trials.devices.push((id, result));
+    }
+    // Otherwise the end of this process closes it.
+    if trials.failures.iter().all(|failure| failure.code != "not-tried-in-time") {
+        if let Some(Err(failed)) = at_once([|| session.close()], until, |_| {}).remove(0) {
+            trials.failed(None, &failed.error.to_string());
         }
     }
-    for device in &opened {
-        bar.set_message(format!("trying device {}", device.id()));
-        bar.inc(1);
-        let others: Vec<&Device> = opened.iter().filter(|other| other.id() != device.id()).collect();
-        let splits = survey.device(device.id()).and_then(|npu| npu.sharing_obstacle()).is_some();
-        trials.devices.push((device.id(), Tried::on(device, &others, splits)));
-    }
-    drop(opened);
-    bar.finish_and_clear();
-    if let Err(failed) = session.close() {
-        trials.failures.push((None, failed.error.to_string()));
-    }
     trials
+}
+
+/// True if nothing is known that keeps a device from working.
+pub(super) fn may_work(npu: &discovery::Npu) -> bool {
+    matches!(npu.state, DeviceState::Working | DeviceState::Unknown)
 }
 
 /// The text of an error in one line.
@@ -143,13 +241,13 @@ fn feature(tried: Result<Option<String>, Failure>) -> Feature {
 }
 
 impl Tried {
-    fn on(device: &Device, others: &[&Device], split: bool) -> Tried {
+    fn on(device: &Device, others: &[Device], split: bool) -> Tried {
         let capabilities = device.capabilities();
         let info = device.memory_info(MemoryKind::Hbm).ok();
         let mapping = match mapped(device) {
             Ok(mapping) => mapping,
             Err(Failure::Failed(error) | Failure::Skipped(error)) => {
-                let nothing = Tried::nothing(&line(error));
+                let nothing = Tried::nothing(Feature::no(line(error)));
                 return Tried { capabilities: Some(capabilities), info, ..nothing };
             }
         };
@@ -249,7 +347,7 @@ fn share(mapping: &Mapping, with: &Device) -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-fn peers(mapping: &Mapping, device: &Device, others: &[&Device]) -> Feature {
+fn peers(mapping: &Mapping, device: &Device, others: &[Device]) -> Feature {
     let (mut granted, mut refused) = (Vec::new(), None);
     for other in others {
         let reached = discovery::can_access(other.id(), device.id()).and_then(|linked| {

@@ -10,6 +10,7 @@ use crate::session_options::SessionOptions;
 use ascend_vmm::LogicalId;
 use ascend_vmm::share::{self, BareTgid, Ticket};
 use ascend_vmm::{Device, PhysicalMemory};
+use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -177,6 +178,8 @@ impl SelftestPeer {
     }
 
     fn serve(&self) -> Result<(), Box<dyn std::error::Error>> {
+        // It may be opening a device when the process that started it gives up and ends.
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
         let socket = UnixStream::connect(&self.socket)?;
         let session = self.session.open()?;
         let device = session.device(LogicalId(self.device))?;

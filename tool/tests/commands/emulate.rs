@@ -244,7 +244,7 @@ fn every_condition_of_a_host_has_an_option() {
         (&["--resetting", "1"], "device-resetting"),
         (&["--virtual-instances", "103", "--in-container", "103"], "virtual-instance"),
         (&["--split-for", "containers"], "split-device"),
-        (&["--virtual-machine"], "split-device"),
+        (&["--virtual-machine"], "virtual-machine"),
         (&["--without-module", "URD"], "module-missing"),
         (&["--next-memory-driver"], "memory-driver-v3"),
         (&["--unknown-generation"], "unknown-generation"),

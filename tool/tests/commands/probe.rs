@@ -2,7 +2,7 @@
 
 use crate::support::{PROGRAM, refusal, run_emulated, stderr, stdout};
 use ascend_emulator::Config;
-use ascend_emulator::config::{Daemon, Door, Phase, Place};
+use ascend_emulator::config::{Daemon, DeviceProcess, Door, Phase, Place};
 use ascend_ioctl::Generation;
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -126,6 +126,79 @@ fn one_device_that_cannot_be_opened_does_not_spoil_the_other() {
     assert_eq!(output.status.code(), Some(1), "{document:#}");
     assert_eq!([0, 1, 2].map(|device| offered(&document, device, "vmm") == true), [true, false, true], "{document:#}");
     assert_eq!(offered(&document, 0, "peer"), true, "{document:#}");
+}
+
+#[test]
+fn a_device_that_does_not_answer_leaves_time_to_try_the_others() {
+    let mut command = Command::new(PROGRAM);
+    command.args(["probe", "--open", "--json", "--timeout", "40"]);
+    let config = Config { devices: 3, daemon: Daemon::Late(Duration::from_secs(1)), ..Config::default() };
+    let begun = Instant::now();
+    let output = run_emulated(config, &["device1=silent:600s"], &mut command);
+    let document = crate::support::document(&output, "probe");
+    assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", begun.elapsed());
+    assert_eq!(codes(&document), ["not-tried-in-time"], "{document:#}");
+    assert_eq!(document["findings"][0]["device"], 1);
+    assert_eq!([0, 1, 2].map(|device| offered(&document, device, "vmm") == true), [true, false, true], "{document:#}");
+    assert_eq!(offered(&document, 1, "vmm"), &Value::Null);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_time_limit_ends_waits_for_every_device() {
+    let begun = Instant::now();
+    let config = Config { devices: 8, daemon: Daemon::Silent, ..Config::default() };
+    let output = probe(config, &["--open", "--timeout", "2"]);
+    // One device alone would be waited for 30 s.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let text = stdout(&output);
+    assert!(text.contains("working  not known") && text.contains("same is true of devices 1 to 7"), "{text}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn what_a_missing_module_would_answer_is_unknown_and_not_absent() {
+    let config = Config { missing_modules: vec!["URD".into()], ..Config::default() };
+    let document = finds(config.clone(), "module-missing", 2, 1);
+    for feature in ["fabric", "peer", "between_devices"] {
+        let feature = &document["devices"][0]["features"][feature];
+        assert_eq!(feature["offered"], Value::Null, "{document:#}");
+    }
+    let (opened, _) = opened(config);
+    for feature in ["fabric", "peer"] {
+        let feature = &opened["devices"][0]["features"][feature];
+        assert_eq!(feature["offered"], Value::Null, "{opened:#}");
+        assert_eq!(feature["reason"], "the driver's module URD is not loaded");
+    }
+}
+
+#[test]
+fn where_everything_works_nothing_is_said_about_starting_processes() {
+    let config = Config { device_process: DeviceProcess::Automatic, hdc_door: Door::Missing, ..Config::default() };
+    let (document, status) = opened(config.clone());
+    assert_eq!((codes(&document), status), (vec![], 0), "{document:#}");
+    finds(config, "no-daemon-node", 2, 1);
+}
+
+#[test]
+fn chips_have_the_same_name_whoever_tells_it() {
+    for config in [
+        Config { phases: vec![(1, Phase::Removed)], ..Config::default() },
+        Config { missing_modules: vec!["DEVMNG".into()], ..Config::default() },
+        Config { missing_modules: vec!["URD".into()], ..Config::default() },
+    ] {
+        let text = stdout(&probe(config, &[]));
+        assert_eq!(text.matches("  Ascend910B3  ").count(), 2, "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_stands_above_the_table() {
+    for arguments in [&[][..], &["--wide"]] {
+        let text = stdout(&probe(Config { phases: vec![(1, Phase::Removed)], ..Config::default() }, arguments));
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what}: {text}"));
+        assert!(at("\nwarning: device 1") < at("memory free"), "{text}");
+    }
 }
 
 #[test]
@@ -366,6 +439,32 @@ fn watching_prints_one_document_after_the_other() {
     }
     drop(lines);
     assert_eq!(runner.wait().unwrap().code(), Some(141));
+}
+
+#[test]
+fn watching_shows_what_changes_and_what_is_wrong_in_few_lines() {
+    let mut command = Command::new(PROGRAM);
+    command.args(["emulate", "--devices", "8", "--removed", "3", "--", PROGRAM, "probe", "--watch", "1"]);
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/host");
+    let mut runner = command.args(["--root", root]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(runner.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut shown: Vec<String> = lines.by_ref().take_while(|line| !line.contains("process 4711")).collect();
+    drop(lines);
+    runner.wait().unwrap();
+    shown.retain(|line| !line.is_empty());
+    let of = |what: &str| shown.iter().position(|line| line.contains(what)).unwrap_or(usize::MAX);
+    assert!(of("warning: device 3 was removed") < of("memory free"), "{shown:#?}");
+    assert!(of("memory free") < of("in use, as far"), "{shown:#?}");
+    // With the title and the empty lines it fits 24 rows.
+    assert!(shown.len() <= 16, "{shown:#?}");
+}
+
+#[test]
+fn a_root_that_is_no_directory_is_an_error() {
+    for root in ["/no/such/directory", "/dev/null"] {
+        let error = refusal(&["probe", "--root", root]);
+        assert!(error.starts_with(&format!("error: --root {root} cannot be read: ")), "{error}");
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn the_hardware_version_names_a_chip_of_this_driver(host: &Host) -> Verdict {
         size if size == size_of::<devmng::DevInfo85>() => offset_of!(devmng::DevInfo85, hardware_version),
         _ => offset_of!(devmng::DevInfo, hardware_version),
     };
-    // Bits 8 to 15: Ascend 910, 310P, and 910B or 910_93.
+    // Bits 8 to 15: Ascend910, 310P, and 910B or 910_93.
     holds("the chip is 1, 4 or 5", [1, 4, 5].contains(&bytes[offset + 1]))
 }
 

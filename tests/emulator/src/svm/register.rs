@@ -20,7 +20,7 @@ use std::ops::Range;
 /// another process on the device and the host's I/O memory.
 ///
 /// A device has either the first or the fourth kind of ordinary memory, as its firmware says
-/// (`feature_pcie_th`). The vendor's runtime asks for the fourth on Ascend 910B, 910_93 and 950
+/// (`feature_pcie_th`). The vendor's runtime asks for the fourth on Ascend910B, 910_93 and 950
 /// (`RT_FEATURE_MEM_HOST_REGISTER_PCIE_THROUGH` in its tables of chips), so the emulated ones have
 /// that.
 const HOST_MEMORY: u32 = 0;
