@@ -100,10 +100,10 @@ pub fn text(facts: &Value, beginning: &str) -> Result<String, fmt::Error> {
     Ok(text + END)
 }
 
-/// Whether a function is declared. Those of the profiler are not: programs that call them include
-/// its own header, which declares them too.
+/// Whether a function is declared. Those of the profiler and of the runtime's inner layer are not:
+/// programs that call them have declarations of their own.
 fn is_of_header(function: &Value) -> bool {
-    !word(&function["name"]).starts_with("Msprof")
+    !["Msprof", "rt"].iter().any(|of| word(&function["name"]).starts_with(of))
 }
 
 /// A C declaration of a name with a type: `char[4]` and `void (*)(void)` go around the name, and

@@ -12,7 +12,7 @@ use crate::memory_pool::PoolProperties;
 use crate::physical::{Location, Properties};
 use crate::{
     addresses, border, context, copy, devices, event, hal, host, ipc, malloc, memory_pool, notify, physical, process,
-    report, settings, share, stream,
+    report, rt, settings, share, stream,
 };
 use libc::{c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -124,6 +124,8 @@ exports! {
         aclrtSetOpExecuteTimeOut(timeout: u32) => settings::set_timeout;
         aclrtSetOpExecuteTimeOutV2(timeout: u64, actual: Out<u64>) => settings::set_execute_timeout;
         aclrtSetOpWaitTimeout(timeout: u32) => settings::set_timeout;
+        rtGetDeviceInfo(device: u32, module: i32, kind: i32, value: Out<i64>) => rt::device_info;
+        rtGetLogicDevIdByUserDevId(user: i32, logical: Out<i32>) => devices::logical_by_user;
     }
     by call {
         aclFinalize() => process::finalize;
@@ -314,6 +316,16 @@ exports! {
         aclrtUnmapMem(address: Address) => addresses::unmap;
         aclrtValueWait(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_wait;
         aclrtValueWrite(address: Address, value: u64, flags: u32, stream: Handle) => copy::value_write;
+        rtDeviceGetBareTgid(process: Out<u32>) => rt::bare_tgid;
+        rtDisableP2P(device: u32, peer: u32) => rt::disable_peer_access;
+        rtEnableP2P(device: u32, peer: u32, flags: u32) => rt::enable_peer_access;
+        rtIpcCloseMemory(address: Address) => ipc::close_at;
+        rtIpcDestroyMemoryName(key: Text) => ipc::destroy;
+        rtIpcOpenMemory(address: Out<Address>, key: Text) => |address, key| ipc::import(address, key, 0);
+        rtIpcSetMemoryName(address: Address, size: u64, key: Out<c_char>, length: u32) => rt::name;
+        rtMemcpyAsyncWithoutCheckKind(to: Address, room: u64, from: Address, size: u64, kind: u32, stream: Handle)
+            => rt::memcpy_async;
+        rtSetIpcMemorySuperPodPid(key: Text, sdid: u32, processes: In<i32>, count: i32) => rt::trust;
     }
     // These touch no lock and no object, so a child of fork may call them.
     by call_anywhere {

@@ -187,6 +187,27 @@ pub fn close(key: Text) -> Outcome {
     Ok(())
 }
 
+/// `rtIpcDestroyMemoryName`: the export, also where the same process has imported it.
+pub fn destroy(key: Text) -> Outcome {
+    let export = EXPORTS.lock().remove(&read_key(key)?).ok_or_else(unknown)?;
+    drop(export);
+    Ok(())
+}
+
+/// `rtIpcCloseMemory`: an import by its address.
+pub fn close_at(address: Address) -> Outcome {
+    let address = address.check("ptr")?;
+    let mut imports = IMPORTS.lock();
+    let at = |import: &Import| import.memory.address() + import.offset == address;
+    let (key, import) = imports.iter_mut().find(|(_, import)| at(import)).ok_or_else(unknown)?;
+    import.count -= 1;
+    let ended = (import.count == 0).then_some(*key);
+    let last = ended.and_then(|key| imports.remove(&key));
+    drop(imports);
+    drop(last);
+    Ok(())
+}
+
 /// The device that memory was imported on.
 pub(crate) fn device_of(memory: &Arc<NamedMemory>) -> LogicalId {
     let imports = IMPORTS.lock();

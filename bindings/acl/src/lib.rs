@@ -34,6 +34,7 @@ mod physical;
 mod point;
 mod process;
 mod report;
+mod rt;
 mod settings;
 mod share;
 mod stream;

@@ -1,5 +1,6 @@
 /* The names of the driver's own library: memory, addresses, access and sharing without a context,
- * and the same objects by the names of the other library. It starts itself as `hal importer`. */
+ * and the same objects by the names of the other library; names of the runtime's inner layer. It
+ * starts itself as `hal importer`. */
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,8 +22,23 @@
     } while (0)
 #define GOOD(call) DRV(call, DRV_ERROR_NONE)
 
+/* Programs that load these names by themselves declare them. */
+int32_t rtDeviceGetBareTgid(uint32_t *process);
+int32_t rtDisableP2P(uint32_t device, uint32_t peer);
+int32_t rtEnableP2P(uint32_t device, uint32_t peer, uint32_t flag);
+int32_t rtGetDeviceInfo(uint32_t device, int32_t module, int32_t info, int64_t *value);
+int32_t rtGetLogicDevIdByUserDevId(int32_t user, int32_t *logical);
+int32_t rtIpcCloseMemory(const void *memory);
+int32_t rtIpcDestroyMemoryName(const char *name);
+int32_t rtIpcOpenMemory(void **memory, const char *name);
+int32_t rtIpcSetMemoryName(const void *memory, uint64_t size, char *name, uint32_t length);
+int32_t rtMemcpyAsyncWithoutCheckKind(void *to, uint64_t room, const void *from, uint64_t size, uint32_t kind,
+                                      void *stream);
+int32_t rtSetIpcMemorySuperPodPid(const char *name, uint32_t sdid, int32_t *processes, int32_t count);
+
 struct shared {
     int32_t process;
+    char key[65];
     uint64_t plain;
     struct MemShareHandle fabric;
 };
@@ -91,6 +107,16 @@ static int importer(void)
     GOOD(drvMemcpy((DVdeviceptr)(uintptr_t)bytes, SIZE, (DVdeviceptr)(uintptr_t)place, SIZE));
     CHECK(has_pattern(bytes, SIZE, 2));
     end(place, handle);
+    OK(aclrtSetDevice(0));
+    void *memory = NULL;
+    /* promise: rtIpcOpenMemory: by a key of the exporter */
+    OK(rtIpcOpenMemory(&memory, shared.key));
+    memset(bytes, 0, SIZE);
+    OK(aclrtMemcpy(bytes, SIZE, memory, SIZE, ACL_MEMCPY_DEVICE_TO_HOST));
+    CHECK(has_pattern(bytes, SIZE, 3));
+    /* promise: rtIpcCloseMemory: by the address, once */
+    OK(rtIpcCloseMemory(memory));
+    IS(rtIpcCloseMemory(memory), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
     free(bytes);
     give(1, &shared);
     return 0;
@@ -210,6 +236,41 @@ static void books(void)
     OK(aclrtResetDevice(1));
 }
 
+/* The runtime's inner layer, in one process. */
+static void inner(void)
+{
+    OK(aclrtSetDevice(0));
+    uint32_t process = 0, peer = 0;
+    int32_t logical = 9;
+    /* promise: rtDeviceGetBareTgid: of this process */
+    OK(rtDeviceGetBareTgid(&process));
+    CHECK(process == (uint32_t)getpid());
+    /* promise: rtGetLogicDevIdByUserDevId: all devices are visible */
+    OK(rtGetLogicDevIdByUserDevId(1, &logical));
+    CHECK(logical == 1);
+    GOOD(drvDeviceGetPhyIdByIndex(1, &peer));
+    /* promise: rtEnableP2P, rtDisableP2P: the peer by its number on the host */
+    OK(rtEnableP2P(0, peer, 0));
+    IS(rtEnableP2P(0, 77, 0), ACL_ERROR_RT_PARAM_INVALID);
+    OK(rtDisableP2P(0, peer));
+    void *memory = NULL, *host = NULL;
+    aclrtStream stream = NULL;
+    OK(aclrtCreateStream(&stream));
+    OK(aclrtMalloc(&memory, SIZE, ACL_MEM_MALLOC_HUGE_FIRST));
+    OK(aclrtMallocHost(&host, SIZE));
+    fill_pattern(host, SIZE, 5);
+    /* promise: rtMemcpyAsyncWithoutCheckKind: in both directions, whatever kind is named */
+    OK(rtMemcpyAsyncWithoutCheckKind(memory, SIZE, host, SIZE, 2, stream));
+    OK(aclrtSynchronizeStream(stream));
+    memset(host, 0, SIZE);
+    OK(rtMemcpyAsyncWithoutCheckKind(host, SIZE, memory, SIZE, 1, stream));
+    OK(aclrtSynchronizeStream(stream));
+    CHECK(has_pattern(host, SIZE, 5));
+    OK(aclrtFreeHost(host));
+    OK(aclrtFree(memory));
+    OK(aclrtDestroyStream(stream));
+}
+
 static void sharing(const char *self)
 {
     int to[2], from[2], status = 0;
@@ -259,8 +320,31 @@ static void sharing(const char *self)
     DRV(halMemShareHandleSetAttribute(local, SHR_HANDLE_ATTR_NO_WLIST_IN_SERVER, attribute), DRV_ERROR_NOT_SUPPORT);
     attribute.enableFlag = 1;
     GOOD(halMemShareHandleSetAttribute(local, SHR_HANDLE_ATTR_NO_WLIST_IN_SERVER, attribute));
+    void *named = NULL;
+    int64_t sdid = 0, other = 0;
+    OK(aclrtSetDevice(0));
+    OK(aclrtMalloc(&named, SIZE, ACL_MEM_MALLOC_HUGE_FIRST));
+    fill_pattern(bytes, SIZE, 3);
+    OK(aclrtMemcpy(named, SIZE, bytes, SIZE, ACL_MEMCPY_HOST_TO_DEVICE));
+    /* promise: rtIpcSetMemoryName: a key */
+    OK(rtIpcSetMemoryName(named, SIZE, shared.key, sizeof(shared.key)));
+    /* promise: rtGetDeviceInfo: the place in the super pod */
+    OK(rtGetDeviceInfo(0, 0, 26, &sdid));
+    OK(rtGetDeviceInfo(0, 0, 27, &other));
+    CHECK(other == 3 && sdid >> 22 == 3);
+    IS(rtGetDeviceInfo(0, 4, 3, &other), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+    IS(rtGetDeviceInfo(2, 0, 26, &other), ACL_ERROR_RT_INVALID_DEVICEID);
+    /* promise: rtSetIpcMemorySuperPodPid: processes of this server */
+    OK(rtSetIpcMemorySuperPodPid(shared.key, (uint32_t)sdid, &process, 1));
+    IS(rtSetIpcMemorySuperPodPid(shared.key, (uint32_t)sdid ^ 1u << 22, &process, 1),
+       ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+    IS(rtSetIpcMemorySuperPodPid(shared.key, (uint32_t)sdid, &process, -1), ACL_ERROR_RT_PARAM_INVALID);
     give(to[1], &shared);
     take(from[0]);
+    /* promise: rtIpcDestroyMemoryName: once */
+    OK(rtIpcDestroyMemoryName(shared.key));
+    IS(rtIpcDestroyMemoryName(shared.key), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    OK(aclrtFree(named));
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     end(places[0], listed);
     end(places[1], open);
@@ -277,6 +361,7 @@ int main(int count, char **arguments)
     devices();
     memory();
     books();
+    inner();
     sharing(arguments[0]);
     return 0;
 }
