@@ -252,11 +252,13 @@ enum Pending {
     Release,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct DeviceMemory {
     total: u64,
     free: u64,
     held: u64,
+    /// Why the NPU does not say how much is free.
+    problem: String,
 }
 
 /// The state of the service.

@@ -390,6 +390,9 @@ pub struct DeviceStatus {
     pub free: u64,
     /// Bytes that this service holds.
     pub held: u64,
+    /// Why it does not answer, as a sentence; empty if it does.
+    #[serde(default)]
+    pub problem: String,
 }
 
 /// A domain.

@@ -205,6 +205,10 @@ fn lines(status: &Status, width: usize) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(devices.lines(width));
+    for it in status.devices.iter().filter(|device| !device.problem.is_empty()) {
+        lines.push(String::new());
+        lines.extend(wrap(&format!("NPU {} does not answer: {}", it.physical, it.problem), width, "", "  "));
+    }
     if !status.domains.is_empty() {
         let mut domains = Table::new(&["domain", "NPU", "state", "version", "held", "readers", "waiting", "age"]);
         domains.cut(0);
@@ -280,6 +284,11 @@ mod tests {
                     total: 64 << 30,
                     free: 1 << 20,
                     held: 63 << 30,
+                    problem: if id == 3 {
+                        "cannot query the free memory (device 3): no such device ".repeat(4)
+                    } else {
+                        String::new()
+                    },
                 })
                 .collect(),
             domains: vec![DomainStatus {
@@ -316,5 +325,6 @@ mod tests {
         let lines = lines(&status, 80);
         assert!(lines.iter().any(|line| line.contains("1 d")), "{lines:#?}");
         assert!(lines.iter().any(|line| line.contains("1 min")), "{lines:#?}");
+        assert_eq!(lines.iter().filter(|line| line.contains("does not answer: ")).count(), 1, "{lines:#?}");
     }
 }

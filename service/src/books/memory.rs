@@ -173,7 +173,16 @@ impl Books {
             (Some(Pending::Memory { device }), Kept::Memory { free, total }) => {
                 let memory = self.memory.entry(device).or_default();
                 (memory.free, memory.total) = (free, total);
+                if !std::mem::take(&mut memory.problem).is_empty() {
+                    self.event(None, format!("NPU {device} answers again: what was on it before a reset is lost"));
+                }
                 self.tell_the_hungry(device);
+            }
+            (Some(Pending::Memory { device }), Kept::Refused { text }) => {
+                let memory = self.memory.entry(device).or_default();
+                if std::mem::replace(&mut memory.problem, text.clone()).is_empty() {
+                    self.event(None, format!("NPU {device} does not answer: {text}"));
+                }
             }
             (Some(Pending::Ping { client }), _) if self.unwait(client).is_some() => {
                 self.effects.push(Effect::Answer(client, Answer::Done {}));
@@ -321,7 +330,7 @@ impl Books {
 
     /// A sentence with the numbers.
     pub(super) fn shortage(&self, name: &DomainName, device: u32, asked: u64) -> String {
-        let memory = self.memory.get(&device).copied().unwrap_or_default();
+        let memory = self.memory.get(&device).cloned().unwrap_or_default();
         let committed = self.domains.get(name).and_then(|it| it.committed.as_ref()).map_or(0, |it| it.layout.bytes());
         let mut text = format!(
             "{} were asked for, {} are free on NPU {device}; the service holds {} there",

@@ -16,7 +16,7 @@ impl Books {
 
     pub(super) fn status(&self, now: Instant) -> Status {
         let devices = self.npus.iter().map(|npu| {
-            let memory = self.memory.get(&npu.physical).copied().unwrap_or_default();
+            let memory = self.memory.get(&npu.physical).cloned().unwrap_or_default();
             DeviceStatus {
                 logical: npu.logical,
                 physical: npu.physical,
@@ -24,6 +24,7 @@ impl Books {
                 total: memory.total,
                 free: memory.free,
                 held: memory.held,
+                problem: memory.problem,
             }
         });
         let mut domains: Vec<_> = self.domains.iter().map(|(name, domain)| self.domain_status(name, domain)).collect();

@@ -21,6 +21,8 @@ pub(super) fn text(seen: Option<(&Status, Option<&Event>)>) -> String {
         let label = |it: &DeviceStatus| format!("device=\"{}\",identity=\"{}\"", it.physical, escape(&it.identity));
         status.devices.iter().map(|it| (label(it), value(it))).collect::<Vec<_>>()
     };
+    let up = of_devices(|it| it.problem.is_empty().into());
+    metric(&mut text, "device_up", "gauge", "1 if the NPU answers.", up);
     metric(&mut text, "device_bytes", "gauge", "Memory of the NPU.", of_devices(|it| it.total));
     metric(&mut text, "device_free_bytes", "gauge", "Free memory of the NPU.", of_devices(|it| it.free));
     metric(&mut text, "device_held_bytes", "gauge", "Memory that the service holds.", of_devices(|it| it.held));

@@ -58,9 +58,11 @@ const bar = (device, domains) => {
     }
     const others = device.total - device.free - device.held;
     if (device.total > 0 && others > 0) parts.push(part('other processes', 'others', others, device.total));
+    const text = device.problem ? `does not answer: ${device.problem}`
+        : device.total > 0 ? `${bytes(device.held)} held, ${bytes(device.free)} free of ${bytes(device.total)}`
+        : 'not looked at yet';
     const label = element('div', '', `NPU ${device.physical} `, element('small', '', device.identity),
-        element('br'), element('small', '', device.total > 0
-            ? `${bytes(device.held)} held, ${bytes(device.free)} free of ${bytes(device.total)}` : 'not looked at yet'));
+        element('br'), element('small', device.problem ? 'problem' : '', text));
     return element('div', 'device', label, element('div', 'bar', ...parts));
 };
 
