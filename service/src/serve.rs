@@ -10,6 +10,7 @@ use ascend_vmm::Session;
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, getsockopt, recvmsg,
     socket, sockopt,
@@ -189,7 +190,7 @@ const DESCRIPTORS: &str = "ASCEND_VMM_FRONT";
 /// Keeps memory, and starts `front` whenever none runs. `front` is a command that calls
 /// [`run_front`]; it inherits the listening socket. A front that replaced another may have left a
 /// command of its own ([`replace_front`]), which is used instead. `told` hears when a front
-/// serves.
+/// serves. From then on this process ignores SIGHUP.
 ///
 /// Returns when the first front cannot be started. Later ones are tried for ever: with the keeper,
 /// memory would be lost.
@@ -203,6 +204,9 @@ pub fn keep(
     mut front: impl FnMut() -> Command,
     mut told: impl FnMut(Told),
 ) -> Result<(), ServeError> {
+    // A terminal that is closed does not end the owner of the memory. Its fronts inherit this.
+    // SAFETY: no handler runs.
+    unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) }.map_err(|error| system("ignore SIGHUP")(error.into()))?;
     let mut keeper = Keeper::new(session);
     let mut children = Vec::new();
     let mut first = true;

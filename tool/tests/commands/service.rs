@@ -4,6 +4,8 @@ use crate::support::{PROGRAM, refusal, run_emulated, run_program, stderr, stdout
 use ascend_emulator::pod::Pod;
 use ascend_emulator::{Config, Emulator};
 use ascend_vmm_service::{Client, FabricTicket};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -85,6 +87,24 @@ fn a_service_is_looked_at_and_its_front_is_replaced() {
     assert!(text.contains("the front took over"), "{text}");
     drop(served);
     drop(directory);
+}
+
+#[test]
+fn a_closed_terminal_ends_neither_the_keeper_nor_its_front() {
+    let directory = Directory::new("hangup");
+    let socket = directory.socket();
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let _served = serve(&emulator, &socket);
+    write_weights(&emulator, &socket);
+    let before = Client::new(&socket).status().unwrap();
+    for process in [before.front, before.keeper] {
+        kill(Pid::from_raw(process), Signal::SIGHUP).unwrap();
+    }
+    for _ in 0..20 {
+        let now = Client::new(&socket).status().unwrap();
+        assert_eq!((now.keeper, now.front, now.domains.len()), (before.keeper, before.front, 1));
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Not a test: an engine that writes a few tensors. Without a socket it does nothing.
