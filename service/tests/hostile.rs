@@ -218,6 +218,86 @@ fn many_connections_of_one_process_leave_room_for_others() {
     });
 }
 
+/// Every request with a number in each of its fields that has one.
+fn with_number(number: u64, process: i32) -> Vec<Request> {
+    let short = number.min(10);
+    let open = |mode, device, token| Request::Open {
+        domain: name("extremes"),
+        mode,
+        device,
+        identity: String::new(),
+        wait_ms: short,
+        allow_update: false,
+        lends: false,
+        token,
+    };
+    let put = |allocation, offset, size| {
+        let entry = Entry { allocation, offset, size, value: Vec::new() };
+        Request::Put { entries: [("k".into(), entry)].into_iter().collect() }
+    };
+    let allocate = |size, id| {
+        [PageSize::Huge, PageSize::Giant].map(|page| {
+            let (tag, wait_ms) = (String::new(), short);
+            Request::Allocate { size, page, tag, wait_ms, id }
+        })
+    };
+    let mut all = vec![
+        Request::Hello { version: number as u32, process, program: String::new() },
+        open(Mode::Write, number as u32, Vec::new()),
+        open(Mode::Write, 0, vec![1; short as usize]),
+        open(Mode::Write, 0, Vec::new()),
+        Request::Free { allocations: vec![number; 3] },
+        Request::Shares { allocations: vec![number; 3] },
+        put(number, 0, 1),
+        put(1, number, number),
+        Request::Allocations { from: number },
+        Request::Entries { after: Some(number.to_string()) },
+        Request::Wait { newer_than: number, domain: Some(name("extremes")), wait_ms: short },
+        Request::Wake { wait_ms: number },
+        Request::Gave { reclaim: number },
+        Request::Events { after: number },
+        Request::Replace { state: number as u32 & 1, link: number as u32 },
+        Request::Resume { token: vec![0; short as usize] },
+    ];
+    all.extend(allocate(number, None).into_iter().chain(allocate(2 * MIB, Some(number))));
+    all
+}
+
+#[test]
+fn every_number_may_be_as_great_as_it_can() {
+    attack(|service| {
+        let process = std::process::id() as i32;
+        for number in [0, 1, i32::MAX as u64, u64::from(u32::MAX), 1 << 46, (1 << 63) - 1, 1 << 63, u64::MAX] {
+            // A writer, and one that has no role.
+            for writes in [true, false] {
+                let mut attacker = Attacker::new(service);
+                if writes {
+                    attacker.write_role(service, &format!("extremes/{number}"));
+                }
+                for request in with_number(number, process) {
+                    match attacker.ask(&request) {
+                        Answer::Error(error) if error.code == Code::Protocol => {
+                            assert_eq!(attacker.next(), None, "{request:?}");
+                            attacker = Attacker::new(service);
+                            if writes {
+                                attacker.write_role(service, &format!("extremes/{number}"));
+                            }
+                        }
+                        Answer::Error(error) => assert!(!error.problem.is_empty() && !error.remedy.is_empty()),
+                        Answer::Waiting(_) => assert!(attacker.next().is_some(), "{request:?}"),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        for process in [0, -1, i32::MIN, i32::MAX] {
+            let mut attacker = Attacker { socket: UnixStream::connect(service.path()).unwrap(), arrived: Vec::new() };
+            attacker.send(&protocol::encode(&Request::Hello { version: 1, process, program: String::new() }).unwrap());
+            assert_eq!(attacker.last_words().code, Code::Protocol, "{process}");
+        }
+    });
+}
+
 /// Frames of every kind of request.
 fn seeds() -> Vec<Vec<u8>> {
     let entry = Entry { allocation: 1, offset: 2, size: 3, value: vec![9; 40] };

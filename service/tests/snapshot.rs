@@ -202,6 +202,29 @@ fn a_load_that_is_killed_commits_nothing() {
 }
 
 #[test]
+fn a_load_goes_on_when_the_front_is_killed_in_the_middle() {
+    isolated(Config::default(), |emulator| {
+        let service = Service::start("");
+        let (client, directories) = (service.client(), [service.directory.join("one")]);
+        elsewhere(|| drop(write_shards(&client)));
+        elsewhere(|| drop(saved(&client, &directories).unwrap()));
+        elsewhere(|| {
+            let count = std::sync::atomic::AtomicUsize::new(0);
+            let snapshot = SavedSnapshot::open(&directories).unwrap();
+            let loaded = snapshot.load(&client, &device(), &domain(), Mode::Write, &options(), &|_| {
+                if count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 3 {
+                    service.kill_front();
+                }
+            });
+            check_shards(&loaded.unwrap());
+        });
+        assert_eq!(service.status().domains[0].version, 2);
+        assert_eq!(service.client().events(0).unwrap().iter().filter(|it| it.text.contains("took over")).count(), 1);
+        service.end(emulator);
+    });
+}
+
+#[test]
 fn a_damaged_file_is_named_and_nothing_is_committed() {
     isolated(Config::default(), |emulator| {
         let service = Service::start("");
