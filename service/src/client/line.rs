@@ -27,8 +27,9 @@ const REACH: Duration = Duration::from_secs(10);
 /// How often a program that may give up is asked.
 const ASKING: Duration = Duration::from_millis(50);
 
-/// So many bytes are worth sending before more is prepared.
-pub(super) const PART: usize = 256 << 10;
+/// So many bytes are worth sending before more is prepared. Buffers of this size come from memory
+/// that was used before; larger ones are new pages of the kernel's each time.
+pub(super) const PART: usize = 64 << 10;
 
 /// A connection to the service.
 #[derive(Debug)]
