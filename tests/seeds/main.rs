@@ -264,6 +264,10 @@ fn failures_lose_nothing() {
                 Ok(()) => {}
             }
         }
+        // One that was lost while memory was dropped says so only now.
+        if let Some(error) = device.create(MIB2).err().filter(Error::is_device_lost) {
+            panic!("{error}");
+        }
         let left = session.statistics();
         if (left.physical, left.reserved, left.mapped, left.mappings, left.left) != (0, 0, 0, 0, 0) {
             holds(Err(format!("the library still holds {left:?}")))
