@@ -71,6 +71,10 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> ServeError {
 /// [`ServeError::Taken`] if a service answers there; [`ServeError::Socket`].
 pub fn bind(path: &Path, policy: &Policy) -> Result<UnixListener, ServeError> {
     let failed = |error| ServeError::Socket { path: path.to_owned(), error };
+    if UnixAddr::new(path) == Err(Errno::ENAMETOOLONG) {
+        let length = path.as_os_str().len();
+        return Err(failed(io::Error::other(format!("its path has {length} bytes, and 107 are allowed"))));
+    }
     // Of two services that start at once, one finds the other.
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");

@@ -107,6 +107,29 @@ fn a_closed_terminal_ends_neither_the_keeper_nor_its_front() {
     }
 }
 
+#[test]
+fn with_a_wrong_configuration_the_memory_stays_until_it_is_mended() {
+    let directory = Directory::new("wrong");
+    let (socket, config) = (directory.socket(), directory.0.join("service.toml"));
+    std::fs::write(&config, "clients = 200").unwrap();
+    let emulator = Emulator::start(Config::default()).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["serve", "--socket"]).arg(&socket).arg("--config").arg(&config);
+    let _served = Served(emulator.spawn(command.stdout(Stdio::null()).stderr(Stdio::null())).unwrap());
+    let front = await_front(&socket, |_| true);
+    write_weights(&emulator, &socket);
+    std::fs::remove_file(&config).unwrap();
+    std::fs::create_dir(&config).unwrap();
+    kill(Pid::from_raw(front), Signal::SIGKILL).unwrap();
+    // Nobody is served now; some fronts end meanwhile.
+    std::thread::sleep(Duration::from_millis(500));
+    std::fs::remove_dir(&config).unwrap();
+    std::fs::write(&config, "clients = 200").unwrap();
+    await_front(&socket, |now| now != front);
+    let domains = Client::new(&socket).status().unwrap().domains;
+    assert_eq!((domains.len(), domains[0].version), (1, 1));
+}
+
 /// Not a test: an engine that writes a few tensors. Without a socket it does nothing.
 #[test]
 fn engine_process() {
@@ -287,6 +310,14 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     let error = refusal(&["serve", "--socket", path]);
     assert!(error.contains("it is no socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "a file of somebody");
+    let error = refusal(&["serve", "--socket", directory.0.to_str().unwrap()]);
+    assert!(error.contains("it is no socket"), "{error}");
+    let error = refusal(&["serve", "--socket", path, "--config", directory.0.to_str().unwrap()]);
+    assert!(error.contains("Is a directory"), "{error}");
+    let before = std::fs::read_dir(&directory.0).unwrap().count();
+    let error = refusal(&["serve", "--socket", directory.0.join("s".repeat(108)).to_str().unwrap()]);
+    assert!(error.contains("bytes, and 107 are allowed"), "{error}");
+    assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), before, "nothing is left of it");
     let emulator = Emulator::start(Config::default()).unwrap();
     let socket = directory.0.join("other");
     let served = serve(&emulator, &socket);
