@@ -17,6 +17,27 @@ use std::time::{Duration, Instant};
 pub enum Compat {
     /// PyTorch with its NPU back end, from the Python package index: about 7 GB for each version.
     Torch(Torch),
+    /// Engines with PyTorch, the memory service, and weights that outlive them: the same packages.
+    Service(Service),
+}
+
+/// Options of `compat service`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  cargo xtask compat service --torch 2.9.0")]
+pub struct Service {
+    /// Version of PyTorch; the newest release of its NPU back end is taken. Can be given several
+    /// times.
+    #[arg(long = "torch", value_name = "VERSION", default_values = ["2.8.0", "2.9.0"])]
+    versions: Vec<String>,
+    /// Where the virtual environments are: those of `compat torch`.
+    #[arg(long, value_name = "DIR")]
+    venvs: Option<PathBuf>,
+    /// Generation of the emulated driver. Can be given several times.
+    #[arg(long = "driver", value_name = "GENERATION", default_values_t = [Generation::NEWEST])]
+    drivers: Vec<Generation>,
+    /// Profile of cargo that our libraries are built with.
+    #[arg(long, value_name = "NAME", default_value = toolkit::RELEASE)]
+    profile: String,
 }
 
 /// Options of `compat torch`.
@@ -83,36 +104,99 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// Runs the command and returns its exit status.
 pub fn run(command: Compat) -> ExitCode {
-    let Compat::Torch(options) = command;
-    match torch(&options) {
+    let passed = match command {
+        Compat::Torch(options) => torch(&options),
+        Compat::Service(options) => service(&options),
+    };
+    match passed {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(reason) => ascend_vmm_tool::impossible(reason),
     }
 }
 
-fn torch(options: &Torch) -> Result<bool, String> {
-    let place = crate::dist::target_directory()?.join("compat/torch");
-    let venvs = options.venvs.clone().unwrap_or_else(|| place.clone());
-    for directory in [&place, &venvs] {
-        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+/// The story of engines and a service.
+fn service(options: &Service) -> Result<bool, String> {
+    let Tools { place, venvs, tree, site } = Tools::prepare("service", options.venvs.as_deref(), &options.profile)?;
+    let script = write(&place, "service_steps.py", include_str!("compat/service_steps.py"))?;
+    let one_hook = one_hook(&place)?;
+    let mut failed = Vec::new();
+    for version in &options.versions {
+        let python = environment(&venvs.join(format!("venv-{version}")), version)?;
+        for &generation in &options.drivers {
+            let installed = installed(&python)?;
+            outln!("{installed}, driver {generation}");
+            let mut command = framework(&python, &script, &place, &tree, &site);
+            command.arg("story").env("ASCEND_VMM_SERVICE", place.join("socket"));
+            if needs_one_hook(version) {
+                command.env("ONE_HOOK", &one_hook);
+            }
+            if !run_part(generation, &mut command)? {
+                failed.push(format!("{installed} FAILED on {generation}"));
+            }
+        }
     }
-    let tree = place.join("toolkit");
-    toolkit::write(&tree, &options.profile)?;
-    let site = python_package(&place, &options.profile)?;
-    let write = |name: &str, text: &str| {
-        let path = place.join(name);
-        std::fs::write(&path, text).map(|()| path.clone()).map_err(|error| format!("{}: {error}", path.display()))
-    };
-    let script = write("torch_steps.py", include_str!("compat/torch_steps.py"))?;
+    failed.iter().for_each(|line| outln!("{line}"));
+    Ok(failed.is_empty())
+}
+
+/// What the programs run with.
+struct Tools {
+    /// A directory for their files.
+    place: PathBuf,
+    venvs: PathBuf,
+    tree: PathBuf,
+    /// Where Python finds our package.
+    site: PathBuf,
+}
+
+impl Tools {
+    fn prepare(name: &str, venvs: Option<&Path>, profile: &str) -> Result<Tools, String> {
+        let compat = crate::dist::target_directory()?.join("compat");
+        let (place, venvs) = (compat.join(name), venvs.map_or_else(|| compat.join("torch"), Path::to_owned));
+        for directory in [&place, &venvs] {
+            std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        }
+        let tree = place.join("toolkit");
+        toolkit::write(&tree, profile)?;
+        let site = python_package(&place, profile)?;
+        Ok(Tools { place, venvs, tree, site })
+    }
+}
+
+fn write(place: &Path, name: &str, text: &str) -> Result<PathBuf, String> {
+    let path = place.join(name);
+    std::fs::write(&path, text).map(|()| path.clone()).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn one_hook(place: &Path) -> Result<PathBuf, String> {
+    let one_hook = place.join("one_hook.so");
+    let source = write(place, "one_hook.cpp", include_str!("compat/one_hook.cpp"))?;
+    compile(&source, &one_hook, |command| command.arg("-ldl"))?;
+    Ok(one_hook)
+}
+
+/// A script of ours with the framework, on our libraries.
+fn framework(python: &Path, script: &Path, place: &Path, tree: &Path, site: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.arg(script).current_dir(place).env("LD_LIBRARY_PATH", tree.join("lib64"));
+    let packages = format!("{0}:{0}/ascend_vmm/_acl", site.display());
+    command.env("PYTHONPATH", packages).env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+    for variable in ["ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn torch(options: &Torch) -> Result<bool, String> {
+    let Tools { place, venvs, tree, site } = Tools::prepare("torch", options.venvs.as_deref(), &options.profile)?;
+    let script = write(&place, "torch_steps.py", include_str!("compat/torch_steps.py"))?;
     let allocator = place.join("allocator.so");
-    let source = write("allocator.cpp", include_str!("compat/allocator.cpp"))?;
+    let source = write(&place, "allocator.cpp", include_str!("compat/allocator.cpp"))?;
     compile(&source, &allocator, |command| {
         command.arg("-I").arg(tree.join("include")).arg("-L").arg(tree.join("lib64")).arg("-lascendcl")
     })?;
-    let one_hook = place.join("one_hook.so");
-    let source = write("one_hook.cpp", include_str!("compat/one_hook.cpp"))?;
-    compile(&source, &one_hook, |command| command.arg("-ldl"))?;
+    let one_hook = one_hook(&place)?;
     let mut results = Vec::new();
     for version in &options.versions {
         let venv = venvs.join(format!("venv-{version}"));
@@ -164,14 +248,8 @@ impl Run<'_> {
                     continue;
                 }
                 outln!("driver {generation}, {part}");
-                let mut command = Command::new(self.python);
-                command.arg(self.script).arg(part).current_dir(self.place).envs(variables.iter().copied());
-                command.env("LD_LIBRARY_PATH", self.tree.join("lib64")).envs(self.variables.iter().copied());
-                let packages = format!("{0}:{0}/ascend_vmm/_acl", self.site.display());
-                command.env("PYTHONPATH", packages).env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
-                for variable in ["ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES"] {
-                    command.env_remove(variable);
-                }
+                let mut command = framework(self.python, self.script, self.place, self.tree, self.site);
+                command.arg(part).envs(variables.iter().copied()).envs(self.variables.iter().copied());
                 if !run_part(generation, &mut command)? {
                     failed.push(format!("{part} FAILED on {generation}"));
                 }

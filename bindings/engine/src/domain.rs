@@ -270,6 +270,30 @@ impl Domain {
         mapped.map(|()| start)
     }
 
+    /// Gives back memory of a writer that nobody uses: every allocation that begins at `used` or
+    /// behind. Returns how many bytes that were.
+    ///
+    /// # Errors
+    ///
+    /// Something was put already; the service or the vendor's library refuses.
+    pub fn trim(&mut self, used: u64) -> Result<u64> {
+        self.check_writes()?;
+        let mut freed = 0;
+        while let Some(place) = self.space.places.last().filter(|place| place.start >= used) {
+            if self.in_place || !self.entries.is_empty() {
+                return invalid(format!("keys of {} are put", self.name()), "trim before the first is put");
+            }
+            let (id, size) = (place.allocation.id, place.allocation.size);
+            self.broken = true;
+            self.space.remove_last(self.acl)?;
+            self.role.free_last(self.space.places.len() as u64, id)?;
+            self.broken = false;
+            freed += size;
+        }
+        self.used = self.used.min(self.space.end);
+        Ok(freed)
+    }
+
     fn map_new(&mut self, allocation: Allocation) -> Result<()> {
         for share in self.role.shares(&[allocation.id])? {
             self.space.add(self.acl, allocation.clone(), &share)?;

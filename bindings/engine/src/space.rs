@@ -69,6 +69,19 @@ impl Space {
         self.map(acl, self.places.len() - 1, share.handle)
     }
 
+    /// Unmaps the last allocation, and forgets it.
+    pub(crate) fn remove_last(&mut self, acl: &Acl) -> Result<()> {
+        let address = self.address();
+        let Some(place) = self.places.last_mut() else { return Ok(()) };
+        if place.import.is_some() {
+            acl.unmap(address + place.start)?;
+        }
+        let import = place.import.take();
+        self.end = place.start;
+        self.places.pop();
+        import.map_or(Ok(()), |import| import.release(acl))
+    }
+
     /// Maps an allocation, which is imported if it is not.
     pub(crate) fn map(&mut self, acl: &Acl, at: usize, shareable: u64) -> Result<()> {
         let address = self.address();

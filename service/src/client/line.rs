@@ -583,6 +583,22 @@ impl Role {
         }
     }
 
+    /// Gives back the newest memory of a writer that has put nothing and has `known` allocations
+    /// without it. It is unmapped already.
+    ///
+    /// # Errors
+    ///
+    /// Something was put; the service cannot be reached.
+    pub fn free_last(&mut self, known: u64, id: u64) -> Result<()> {
+        self.persist(|role| match role.allocations {
+            // A front that was replaced in the middle may have carried it out.
+            left if left == known => Ok(()),
+            _ => done(role.line.ask(&Request::Free { allocations: vec![id] }, ANSWER)?),
+        })?;
+        self.allocations = known;
+        Ok(())
+    }
+
     /// Marks the domain as dirty before the first write in place.
     ///
     /// # Errors

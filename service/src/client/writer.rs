@@ -166,13 +166,7 @@ impl Writer {
             (Some(mapping), Some((allocation, start))) => {
                 mapping.unmap().map_err(|failed| failed.error)?;
                 self.space.end = start;
-                let known = self.space.places.len() as u64;
-                self.role.persist(|role| match role.allocations {
-                    // A front that was replaced in the middle may have carried it out.
-                    left if left == known => Ok(()),
-                    _ => done(role.line.ask(&Request::Free { allocations: vec![allocation.id] }, ANSWER)?),
-                })?;
-                self.role.allocations = known;
+                self.role.free_last(self.space.places.len() as u64, allocation.id)?;
                 allocation.size
             }
             _ => 0,

@@ -217,6 +217,29 @@ fn a_call_that_fails_while_opening_leaves_nothing() {
 }
 
 #[test]
+fn what_a_writer_does_not_need_is_given_back() {
+    with_stand_in(&stand_in(&[]), |stack, service| {
+        let mut writer = open(service, Mode::Write).unwrap();
+        for _ in 0..3 {
+            writer.allocate(2 * MIB, "", LONG).unwrap();
+        }
+        let held = service.status().devices[0].held;
+        // The second is used in part.
+        assert_eq!(writer.trim(2 * MIB + 1).unwrap(), 2 * MIB);
+        assert_eq!((writer.bytes(), stack.held()), (4 * MIB, [2, 2, 1]));
+        assert_eq!(service.status().devices[0].held, held - 2 * MIB);
+        let address = writer.address();
+        writer.place("k", address, 4 * MIB, b"").unwrap();
+        assert_eq!(writer.trim(2 * MIB + 1).unwrap(), 0);
+        assert_eq!(kind(writer.trim(0)).0, Kind::Invalid);
+        writer.commit().unwrap();
+        assert_eq!(writer.entries().len(), 1);
+        let reader = open(service, Mode::Read).unwrap();
+        assert_eq!(reader.bytes(), 4 * MIB);
+    });
+}
+
+#[test]
 fn two_readers_in_one_process_have_one_import() {
     with_stand_in(&stand_in(&[]), |stack, service| {
         let mut one = open(service, Mode::Read).unwrap();
