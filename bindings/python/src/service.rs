@@ -174,6 +174,10 @@ impl ServedDomain {
         self.call(py, |it| it.place(key, address, size.0, value))
     }
 
+    fn trim(&self, py: Python<'_>, used: u64) -> Outcome<u64> {
+        self.call(py, |it| it.trim(used))
+    }
+
     fn commit(&self, py: Python<'_>) -> Outcome<()> {
         self.call(py, Domain::commit)
     }

@@ -137,7 +137,7 @@ def test_an_engine_without_a_device_is_told_to_set_one(socket):
 def test_importing_it_calls_no_driver(ascend_npu):
     """Nor does connecting, before memory is mapped."""
     ascend_npu.record()
-    program = "import ascend_vmm.service"
+    program = "import ascend_vmm.service, ascend_vmm.service.torch, ascend_vmm.service.vllm"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
     program = "import ascend_vmm.service as s\ntry: s.Client('/no').wait('w')\nexcept s.Unreachable: pass"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -96,9 +96,11 @@ class Engine:
         from ascend_vmm.service.torch import Client
 
         torch.npu.set_device(0)
-        self.torch, self.client = torch, Client(os.environ["ASCEND_VMM_SERVICE"], program=sys.argv[2])
+        self.torch, self.npu = torch, torch_npu
+        self.client = Client(os.environ["ASCEND_VMM_SERVICE"], program=sys.argv[2])
         self.domain = self.module = None
-        self.loaded = f"torch {torch.__version__}, torch_npu {torch_npu.__version__} in {time.monotonic() - began:.0f} s"
+        took = time.monotonic() - began
+        self.loaded = f"torch {torch.__version__}, torch_npu {torch_npu.__version__} in {took:.0f} s"
 
     def say_hello(self):
         return self.loaded
@@ -113,6 +115,7 @@ class Engine:
         module.load_state_dict({**tensors, "head.weight": tensors["embed.weight"]}, strict=False)
         with domain.pool("192MiB", timeout=600):
             module = module.to("npu")
+            module.packed = self.npu.empty_with_format((64, 64), dtype=self.torch.float16, device="npu", acl_format=29)
         took = time.monotonic() - began
         self.pending = domain, module
         return {"seconds": took, "version": domain.version}
@@ -139,8 +142,9 @@ class Engine:
         domain, names = self.domain, self.domain.entries
         ties = self.module.head.weight is self.module.embed.weight
         counted = self.torch.npu.memory_allocated()
+        form = int(self.npu.get_npu_format(self.module.packed))
         return {"version": domain.version, "bytes": domain.nbytes, "handles": domain.allocations,
-                "tensors": len(names), "tied": ties, "counted": counted, "address": domain.address}
+                "tensors": len(names), "tied": ties, "counted": counted, "format": form}
 
     def hashes(self):
         def of(tensor):
@@ -279,7 +283,8 @@ def ms(seconds):
 
 def story(started):
     def begin(*command):
-        started.append(subprocess.Popen([sys.executable, "-m", "ascend_vmm", *command], stdout=subprocess.PIPE, text=True))
+        command = [sys.executable, "-m", "ascend_vmm", *command]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
     def engine(name):
@@ -309,6 +314,7 @@ def story(started):
     step(f"B finds {found['bytes'] // MIB} MiB: open and map {ms(found['opened'])}, {found['tensors']} tensors "
          f"{ms(found['bound'])}", found["version"] == 1)
     step("its bytes are those of the file, and its head is tied", b.do("hashes") == first and found["tied"])
+    step("a matrix in the NPU's own format keeps it", done["format"] == found["format"] == 29)
     step("the framework counts none of it", found["counted"] < MIB)
     c, d = engine("C"), engine("D")
     for reader in (c, d):

@@ -18,8 +18,7 @@ The pool hands out pieces of memory that is mapped before it is entered, so the 
 never waits. A tensor does not own the memory behind it: `close` refuses while tensors of the domain
 live. Whoever writes to a bound tensor changes it for every engine that reads the domain.
 
-After `commit` the memory that the pool did not hand out stays with the domain; give `pool` the size
-that the weights have.
+Of the memory that the pool did not hand out, whole pieces of 1 GiB are given back at the commit.
 """
 
 import atexit
@@ -59,8 +58,8 @@ class _Place(NamedTuple):
 
 
 def _frameworks():
-    import torch
-    import torch_npu
+    import torch  # type: ignore
+    import torch_npu  # type: ignore
 
     return torch, torch_npu
 
@@ -100,6 +99,19 @@ def _mismatch(domain, differences, remedy):
     return error
 
 
+def _described(domain, name, value):
+    """What `commit` recorded about a tensor."""
+    try:
+        told = json.loads(value)
+        known = told["kind"] in ("parameter", "buffer", "attribute") and len(told["shape"]) == len(told["stride"])
+        numbers = [*told["shape"], *told["stride"], told["offset"], told["format"]]
+        if known and all(isinstance(number, int) and number >= 0 for number in numbers):
+            return told
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise _mismatch(domain, [f"{name} is no tensor of a module"], "bind what was committed with a module")
+
+
 def _last_byte(shape, stride, offset, item):
     """How many bytes of a storage a tensor needs."""
     if 0 in shape:
@@ -110,7 +122,7 @@ def _last_byte(shape, stride, offset, item):
 class Domain(_Domain):
     """A domain with tensors in it, from `Client.open`."""
 
-    def __init__(self, name, served):
+    def __init__(self, name: str, served: _ascend_vmm.ServedDomain) -> None:
         super().__init__(name, served)
         self._storages: List[Tuple[str, Any]] = []
         self._spare = (0, 0)
@@ -156,7 +168,8 @@ class Domain(_Domain):
                 self._spare = (start + used, end)
                 if failed is not None and refused is not None:
                     remedy = "the framework asks for 2 MiB for small tensors, 20 MiB for medium ones, and rounds up"
-                    raise _explained(f"the pool of {self.name} refused {refused}", remedy, NoMemory, "out-of-memory") from failed
+                    problem = f"the pool of {self.name} refused {refused}"
+                    raise _explained(problem, remedy, NoMemory, "out-of-memory") from failed
 
     def commit(self, module=None, *, outside: str = "refuse") -> None:
         """Publishes the tensors of a module, and reads them from then on.
@@ -171,18 +184,23 @@ class Domain(_Domain):
         torch.npu.synchronize()
         super().commit()
 
-    def _put_all(self, module, outside):
+    def _put_all(self, module: Any, outside: str) -> None:
         torch, torch_npu = _frameworks()
         if outside not in ("refuse", "copy"):
             _refuse(f"outside is {outside!r}", 'pass "refuse" or "copy"')
         self._check_device()
         torch.npu.synchronize()
+        if self._spare[1] and not self.entries:
+            # Whole allocations that the pool did not need.
+            self._served.trim(self._spare[0] - self.address)
+            self._spare = (self._spare[0], min(self._spare[1], self.address + self.nbytes))
         first, last = self.address, self.address + self.nbytes
         places = _tensors(module)
-        elsewhere = [name for name, it in places.items() if it.tensor.numel() and not self._holds(it.tensor, first, last)]
+        filled = [name for name, place in places.items() if place.tensor.numel()]
+        elsewhere = [name for name in filled if not self._holds(places[name].tensor, first, last)]
         if elsewhere and outside == "refuse":
-            raise _mismatch(self.name, [f"{name} is not in its memory" for name in elsewhere],
-                            'load it within the pool, or commit with outside="copy"')
+            remedy = 'load it within the pool, or commit with outside="copy"'
+            raise _mismatch(self.name, [f"{name} is not in its memory" for name in elsewhere], remedy)
         copied = self._copy_in({name: places[name] for name in elsewhere})
         named: Dict[int, str] = {}
         rows = []
@@ -197,10 +215,11 @@ class Domain(_Domain):
             if size:
                 self._remember(name, storage)
         # Nothing has failed: the module gets what was copied, unless it stays on the host.
-        for name, place in places.items():
+        hung: Dict[Any, Any] = {}
+        for place in places.values():
             tensor, onto = copied.get(named[id(place.tensor)], (None, ""))
             if tensor is not None and onto == "npu":
-                _hang(torch, place, name, tensor, {})
+                _hang(torch, place, tensor, hung)
 
     def _value(self, place, tensor, onto, alias):
         _, torch_npu = _frameworks()
@@ -249,17 +268,13 @@ class Domain(_Domain):
         for name, tensor, offset, size in sources.values():
             there = _raw(start + offset, size, self.device)
             if tensor.device.type == "cpu":
-                source = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                there.copy_(source)
-                made = _tensor(start + offset, size, self.device, tensor.dtype, tensor.shape, tensor.stride(),
-                               tensor.storage_offset(), 2)
-                copied[name] = (made, "cpu")
-                continue
-            form = int(torch_npu.get_npu_format(tensor))
-            there.copy_(_raw(tensor.untyped_storage().data_ptr(), size, self.device))
-            made = _tensor(start + offset, size, self.device, tensor.dtype, tensor.shape, tensor.stride(),
-                           tensor.storage_offset(), form)
-            copied[name] = (made, "npu")
+                onto, form = "cpu", 2
+                there.copy_(torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()))
+            else:
+                onto, form = "npu", int(torch_npu.get_npu_format(tensor))
+                there.copy_(_raw(tensor.untyped_storage().data_ptr(), size, self.device))
+            view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), form)
+            copied[name] = (_tensor(start + offset, size, self.device, *view), onto)
         torch.npu.synchronize()
         return copied
 
@@ -278,17 +293,17 @@ class Domain(_Domain):
         if not self.awake:
             _refuse(f"{self.name} is asleep", "wake it first", _errors.Asleep, "asleep")
         entries = self.entries
-        values = {name: json.loads(entry.value) for name, entry in entries.items()}
+        values = {name: _described(self.name, name, entry.value) for name, entry in entries.items()}
         places, owners = _tensors(module), dict(module.named_modules(remove_duplicate=False))
         differences = [f"{name} is not served" for name in places if name not in values]
         for name, value in values.items():
             owner, _, attribute = name.rpartition(".")
             shape, dtype = tuple(value["shape"]), getattr(torch, value["dtype"], None)
-            known = places.get(name)
+            known, size = places.get(name), entries[name].size
             if not isinstance(dtype, torch.dtype):
                 differences.append(f"{name} has the unknown type {value['dtype']}")
-            elif _last_byte(shape, value["stride"], value["offset"], dtype.itemsize) > entries[name].size and value["format"] == 2:
-                differences.append(f"{name} goes beyond its {entries[name].size} bytes")
+            elif _last_byte(shape, value["stride"], value["offset"], dtype.itemsize) > size:
+                differences.append(f"{name} goes beyond its {size} bytes")
             elif known is None and (strict and value["kind"] != "attribute" or owner not in owners):
                 differences.append(f"{name} is not in the module")
             elif strict and known is not None and known.tensor.shape != shape:
@@ -305,11 +320,11 @@ class Domain(_Domain):
                 made[name] = made[alias]
                 continue
             made[name] = self._made(torch, entries[name], value, storages)
-        bound = {}
+        bound: Dict[Any, Any] = {}
         for name, value in values.items():
             owner, _, attribute = name.rpartition(".")
             place = _Place(owners[owner], attribute, value["kind"], None)
-            _hang(torch, place, name, made[name], bound, value)
+            _hang(torch, place, made[name], bound, value)
             if entries[name].size and value.get("device", "npu") == "npu":
                 self._remember(name, made[name].untyped_storage())
 
@@ -326,7 +341,7 @@ class Domain(_Domain):
         return torch.empty(0, dtype=dtype).set_(bytes.untyped_storage(), value["offset"], shape, tuple(value["stride"]))
 
     def _remember(self, name, storage):
-        from torch.multiprocessing.reductions import StorageWeakRef
+        from torch.multiprocessing.reductions import StorageWeakRef  # type: ignore
 
         self._storages.append((name, StorageWeakRef(storage)))
 
@@ -435,14 +450,14 @@ def _raw(address, size, device):
     return _tensor(address, size, device, torch.uint8, (size,), (1,), 0, 2)
 
 
-def _hang(torch, place, name, tensor, bound, value=None):
+def _hang(torch, place, tensor, bound, value=None):
     """Puts a tensor where it belongs; tensors with one name before stay one object."""
     if place.kind == "parameter":
-        parameter = bound.get(id(tensor))
+        parameter, _ = bound.get(id(tensor), (None, None))
         if parameter is None:
-            parameter = tensor if isinstance(tensor, torch.nn.Parameter) else torch.nn.Parameter(tensor, requires_grad=False)
-            bound[id(tensor)] = parameter
-            bound.setdefault("kept", []).append(tensor)
+            parameter = torch.nn.Parameter(tensor, requires_grad=False)
+            # With the tensor, so that its number is not used again meanwhile.
+            bound[id(tensor)] = parameter, tensor
         place.owner._parameters[place.attribute] = parameter
     elif place.kind == "buffer":
         place.owner._buffers[place.attribute] = tensor
