@@ -124,7 +124,8 @@ impl Line {
         })
     }
 
-    /// Ends the connection if the program gives up: an answer may still come, and nobody waits for it.
+    /// Ends the connection if the program gives up: an answer may still come, which nobody waits
+    /// for.
     fn check_give_up(&self) -> Result<()> {
         if !self.options.give_up.0.as_ref().is_some_and(|give_up| give_up()) {
             return Ok(());
