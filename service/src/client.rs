@@ -160,7 +160,7 @@ impl OpenOptions {
         self
     }
 
-    /// Asked every 50 ms while the service is waited for. True ends the wait and the connection, and
+    /// Asked every 50 ms while the service is waited for. True ends the wait, the connection and
     /// with it the role: for a program that a user may interrupt.
     pub fn give_up(mut self, give_up: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.give_up = GiveUp(Some(Arc::new(give_up)));
