@@ -42,6 +42,7 @@ use crate::trap::Trap;
 use nix::errno::Errno;
 use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use nix::unistd::gettid;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -79,8 +80,8 @@ pub(crate) static EMULATORS: AtomicUsize = AtomicUsize::new(0);
 
 /// A request of the owner to the server thread.
 pub(crate) enum Order {
-    /// Listen to the filter whose descriptor came with the wake-up.
-    Listen,
+    /// Listen to the filter of this thread, whose descriptor came with the wake-up.
+    Listen(i32),
     /// This thread is the waker.
     Waker(i32),
     /// Report the state, after all earlier closes have been processed.
@@ -163,7 +164,7 @@ impl Emulator {
         // the server has ended, it would wait for itself.
         let no_forks = NoForks::new();
         let listener = listener::install(self.scheduled)?;
-        self.order(Order::Listen, Some(listener));
+        self.order(Order::Listen(gettid().as_raw()), Some(listener));
         drop(no_forks);
         // The first filter is in most cases the only one.
         if !self.has_waker.swap(true, Ordering::Relaxed) {

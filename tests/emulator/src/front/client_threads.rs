@@ -12,6 +12,7 @@ use super::EMULATORS;
 use libc::c_long;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ struct Watched {
     order: u64,
     /// Its number in the schedule, from its first call on.
     number: Option<u32>,
-    syscall: File,
-    schedstat: File,
+    /// Its `syscall` and `schedstat`, unless there are too many threads to keep them open.
+    files: Option<[File; 2]>,
     /// Nanoseconds on a CPU, at the last choice.
     ran_before: u64,
 }
@@ -62,6 +63,7 @@ pub struct ClientThreads {
     filters: u32,
     threads: BTreeMap<i32, Watched>,
     loadavg: Option<File>,
+    /// The last id that was given out before the last look.
     last_id: Option<i32>,
     /// Ids that were given out and had no thread yet.
     unborn: Vec<i32>,
@@ -73,6 +75,9 @@ pub struct ClientThreads {
 
 /// More new ids than this are not looked up one by one.
 const MOST_NEW_IDS: i32 = 2000;
+
+/// Files are kept open for so many threads: a process may open 1024 in most places.
+const MOST_WITH_FILES: usize = 100;
 
 /// A thread that used a CPU for this long without a call computes.
 const COMPUTES: Duration = Duration::from_millis(100);
@@ -88,7 +93,7 @@ impl ClientThreads {
     pub fn new() -> Self {
         let own = std::process::id() as i32;
         let tid = nix::unistd::gettid().as_raw();
-        ClientThreads {
+        let mut threads = ClientThreads {
             own,
             filters: Status::read(tid).map_or(0, |status| status.filters),
             threads: BTreeMap::new(),
@@ -98,12 +103,10 @@ impl ClientThreads {
             found: 0,
             numbers: 0,
             first: None,
-        }
-    }
-
-    /// Looks at every process again: a thread of this one was attached.
-    pub fn attached(&mut self) {
-        self.last_id = None;
+        };
+        // Clients come later than this.
+        threads.last_id = threads.newest_id();
+        threads
     }
 
     /// The number of a thread in the schedule, if it has one.
@@ -135,8 +138,13 @@ impl ClientThreads {
         }
     }
 
-    /// Adds a thread that made a call, if it is not known.
+    /// Adds a thread that was attached or made a call, if it is not known.
     pub fn add(&mut self, tid: i32) {
+        if self.threads.contains_key(&tid) {
+            return;
+        }
+        // Those that were started before it come first, whoever calls first.
+        self.discover();
         if !self.threads.contains_key(&tid) {
             if let Some(status) = Status::read(tid) {
                 self.watch(tid, &status);
@@ -145,20 +153,28 @@ impl ClientThreads {
     }
 
     fn watch(&mut self, tid: i32, status: &Status) {
-        let open = |name: &str| File::open(format!("/proc/{}/task/{tid}/{name}", status.tgid));
-        let (Ok(syscall), Ok(schedstat)) = (open("syscall"), open("schedstat")) else { return };
         let (tgid, parent, order) = (status.tgid, status.parent, self.found);
+        let mut thread = Watched { tgid, parent, order, number: None, files: None, ran_before: 0 };
+        let (Ok(syscall), Ok(schedstat)) = (thread.open(tid, "syscall"), thread.open(tid, "schedstat")) else {
+            return;
+        };
+        if self.threads.len() < MOST_WITH_FILES {
+            thread.files = Some([syscall, schedstat]);
+        }
         self.found += 1;
-        self.threads.insert(tid, Watched { tgid, parent, order, number: None, syscall, schedstat, ran_before: 0 });
+        self.threads.insert(tid, thread);
+    }
+
+    /// The last id that was given out.
+    fn newest_id(&self) -> Option<i32> {
+        let mut text = [0; 128];
+        let length = self.loadavg.as_ref()?.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(4)?.parse().ok()
     }
 
     /// Looks for new threads.
     fn discover(&mut self) {
-        let last = self.loadavg.as_ref().and_then(|file| {
-            let mut text = [0; 128];
-            let length = file.read_at(&mut text, 0).ok()?;
-            std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(4)?.parse::<i32>().ok()
-        });
+        let last = self.newest_id();
         let new: Vec<i32> = match (self.last_id, last) {
             (Some(before), Some(last)) if last == before && self.unborn.is_empty() => return,
             (Some(before), Some(last)) if last >= before && last - before <= MOST_NEW_IDS => {
@@ -194,7 +210,7 @@ impl ClientThreads {
         let tids: Vec<i32> = self.threads.keys().copied().filter(|tid| !waiting.contains(tid)).collect();
         for tid in tids {
             let Some(thread) = self.threads.get(&tid) else { continue };
-            let (turns, _) = thread.runs();
+            let (turns, _) = thread.runs(tid);
             match thread.doing(tid) {
                 Doing::Ended => drop(self.threads.remove(&tid)),
                 Doing::Waits { timed } => {
@@ -214,7 +230,7 @@ impl ClientThreads {
             for (tid, turns) in sleepers {
                 let Some(thread) = self.threads.get(&tid) else { continue };
                 let asleep = matches!(thread.doing(tid), Doing::Waits { .. } | Doing::Stopped);
-                if !asleep || thread.runs().0 != turns {
+                if !asleep || thread.runs(tid).0 != turns {
                     return Look::Busy;
                 }
             }
@@ -233,7 +249,7 @@ impl ClientThreads {
         time >= LONGEST_WAIT
             || self.threads.iter().filter(|(tid, _)| !waiting.contains(tid)).all(|(tid, thread)| {
                 match thread.doing(*tid) {
-                    Doing::Runs => thread.runs().1.saturating_sub(thread.ran_before) >= COMPUTES.as_nanos() as u64,
+                    Doing::Runs => thread.runs(*tid).1.saturating_sub(thread.ran_before) >= COMPUTES.as_nanos() as u64,
                     Doing::SoonBack => time >= UNKNOWN_WAIT,
                     Doing::Waits { .. } | Doing::Stopped | Doing::Ended => true,
                 }
@@ -243,7 +259,7 @@ impl ClientThreads {
     /// Remembers how long each thread has run.
     pub fn chosen(&mut self, tid: i32) {
         if let Some(thread) = self.threads.get_mut(&tid) {
-            thread.ran_before = thread.runs().1;
+            thread.ran_before = thread.runs(tid).1;
         }
     }
 
@@ -286,7 +302,7 @@ impl ClientThreads {
                 _ if waiting.contains(tid) => "waits for the driver".to_owned(),
                 Doing::Runs => "runs".into(),
                 Doing::SoonBack => "waits for Linux".into(),
-                Doing::Waits { .. } => format!("waits in {}", thread.call().map_or("a call", name_of)),
+                Doing::Waits { .. } => format!("waits in {}", thread.call(*tid).map_or("a call", name_of)),
                 Doing::Stopped => "is stopped".into(),
                 Doing::Ended => return None,
             };
@@ -297,27 +313,38 @@ impl ClientThreads {
 }
 
 impl Watched {
+    fn open(&self, tid: i32, name: &str) -> io::Result<File> {
+        File::open(format!("/proc/{}/task/{tid}/{name}", self.tgid))
+    }
+
+    /// What one of its files says now.
+    fn read<'a>(&self, tid: i32, name: &str, text: &'a mut [u8; 256]) -> io::Result<&'a str> {
+        let length = match &self.files {
+            Some([syscall, _]) if name == "syscall" => syscall.read_at(text, 0)?,
+            Some([_, schedstat]) => schedstat.read_at(text, 0)?,
+            None => self.open(tid, name)?.read_at(text, 0)?,
+        };
+        Ok(std::str::from_utf8(&text[..length]).unwrap_or(""))
+    }
+
     /// How often it had a turn on a CPU, and for how long in nanoseconds.
-    fn runs(&self) -> (u64, u64) {
-        let mut text = [0; 96];
-        let length = self.schedstat.read_at(&mut text, 0).unwrap_or(0);
-        let text = std::str::from_utf8(&text[..length]).unwrap_or("");
+    fn runs(&self, tid: i32) -> (u64, u64) {
+        let mut text = [0; 256];
+        let text = self.read(tid, "schedstat", &mut text).unwrap_or("");
         let mut numbers = text.split_ascii_whitespace().map(|number| number.parse().unwrap_or(0));
         let ran = numbers.next().unwrap_or(0);
         (numbers.nth(1).unwrap_or(0), ran)
     }
 
     /// The number of the system call in which it sleeps.
-    fn call(&self) -> Option<c_long> {
+    fn call(&self, tid: i32) -> Option<c_long> {
         let mut text = [0; 256];
-        let length = self.syscall.read_at(&mut text, 0).ok()?;
-        std::str::from_utf8(&text[..length]).ok()?.split(' ').next()?.parse().ok()
+        self.read(tid, "syscall", &mut text).ok()?.split(' ').next()?.parse().ok()
     }
 
     fn doing(&self, tid: i32) -> Doing {
         let mut text = [0; 256];
-        let Ok(length) = self.syscall.read_at(&mut text, 0) else { return self.state(tid) };
-        let text = std::str::from_utf8(&text[..length]).unwrap_or("");
+        let Ok(text) = self.read(tid, "syscall", &mut text) else { return self.state(tid) };
         if text.starts_with("running") {
             return Doing::Runs;
         }
@@ -355,7 +382,8 @@ fn wait(number: c_long, arguments: &[u64; 6]) -> Option<bool> {
     let milliseconds = |index: usize| arguments[index] as i32 > 0;
     let pointer = |index: usize| arguments[index] != 0;
     Some(match number {
-        libc::SYS_futex => pointer(3) && arguments[1] & 1 == 0,
+        // The other commands of a futex do not wait.
+        libc::SYS_futex => pointer(3),
         libc::SYS_read | libc::SYS_readv | libc::SYS_recvmsg | libc::SYS_recvfrom => false,
         libc::SYS_write | libc::SYS_writev | libc::SYS_sendmsg | libc::SYS_sendto => false,
         libc::SYS_accept | libc::SYS_accept4 | libc::SYS_connect => false,
@@ -416,7 +444,9 @@ struct Status {
 
 impl Status {
     fn read(id: i32) -> Option<Status> {
-        let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+        // Without room the whole file is read in many small parts.
+        let mut text = String::with_capacity(4096);
+        File::open(format!("/proc/{id}/status")).ok()?.read_to_string(&mut text).ok()?;
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<i32>().ok();
         Some(Status {
             tgid: field("Tgid:")?,

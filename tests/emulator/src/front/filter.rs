@@ -24,10 +24,18 @@ use crate::seccomp::{Filter, Program, Test, high, low};
 pub const DRIVER_AREA: u64 = 16 << 30;
 
 /// The whole program. Under a schedule it also catches what gives up the CPU for others or for a
-/// time, and random numbers.
+/// time, random numbers, connections, and the first call that glibc makes in a new thread and in a
+/// fork's child: so the seed decides whether they or their parents go first, and who connects first.
 pub fn program(scheduled: bool) -> Program {
     let filter = Filter::notifying();
-    let waits = [libc::SYS_sched_yield, libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_getrandom];
+    let waits = [
+        libc::SYS_sched_yield,
+        libc::SYS_nanosleep,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_getrandom,
+        libc::SYS_connect,
+        libc::SYS_set_robust_list,
+    ];
     let waits = waits.into_iter().filter(|_| scheduled).map(|number| filter.always(number));
     let calls = [
         filter.ioctl(),

@@ -2,10 +2,12 @@
 
 use crate::again;
 use ascend_emulator::schedule::{Event, Schedule, Summary};
-use ascend_emulator::{Config, Emulator, isolated, oracle};
+use ascend_emulator::{Config, Emulator, fork, isolated, oracle};
 use std::collections::BTreeSet;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Set in a client.
@@ -76,6 +78,51 @@ fn processes_are_put_in_order_whichever_called_first() {
     let of: Vec<BTreeSet<u64>> = (0..4).map(traces).collect();
     assert!(of.iter().all(|traces| traces.len() == 1), "{of:?}");
     assert_eq!(of.iter().flatten().collect::<BTreeSet<_>>().len(), 4);
+}
+
+#[test]
+fn threads_and_processes_that_start_or_are_stopped_make_the_same_calls_in_each_run() {
+    let calls = || (0..12).for_each(|_| assert!(std::fs::exists("/dev/davinci1").unwrap()));
+    if std::env::var_os(CLIENT).is_some() {
+        // The one that takes the lock first makes its calls before the others.
+        let lock = Mutex::new(());
+        let alone = || drop((lock.lock().unwrap(), calls()));
+        std::thread::scope(|scope| {
+            let child = fork(calls);
+            scope.spawn(alone);
+            alone();
+            child.join();
+        });
+        std::process::exit(0);
+    }
+    let mut client = again("schedule::threads_and_processes_that_start_or_are_stopped_make_the_same_calls_in_each_run");
+    client.env(CLIENT, "").stdout(Stdio::null());
+    let mut stops = 0;
+    for seed in 0..6 {
+        let runs: Vec<Summary> =
+            (0..6).map(|_| run(Schedule::seed(seed).with(&Event::HARMLESS), &mut client).1).collect();
+        stops += runs[0].events.iter().filter(|event| event.contains(" stop of ")).count();
+        let traces: BTreeSet<u64> = runs.iter().map(|run| run.trace).collect();
+        assert_eq!(traces.len(), 1, "{runs:#?}");
+    }
+    assert!(stops > 0);
+}
+
+/// Whether Linux ends a thread's wait after a time, and not the seed.
+#[test]
+fn a_wait_for_a_lock_with_a_time_limit_is_counted() {
+    if std::env::var_os(CLIENT).is_some() {
+        let (_sender, receiver) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || receiver.recv_timeout(Duration::from_millis(200)));
+            (0..20).for_each(|_| assert!(std::fs::exists("/dev/davinci1").unwrap()));
+        });
+        std::process::exit(0);
+    }
+    let mut client = again("schedule::a_wait_for_a_lock_with_a_time_limit_is_counted");
+    client.env(CLIENT, "").stdout(Stdio::null());
+    let (_, summary) = seeded(0, &mut client);
+    assert!(summary.timed >= 20, "{summary}");
 }
 
 #[test]

@@ -45,10 +45,10 @@ impl Server {
         };
         // If the requester is gone, a reply that cannot be sent does not matter.
         match order {
-            Order::Listen => {
+            Order::Listen(tid) => {
                 self.listeners.extend(descriptor.map(|descriptor| Rc::new(Listener::new(descriptor))));
                 if let Some(schedule) = &mut self.schedule {
-                    schedule.attached();
+                    schedule.attached(tid);
                 }
             }
             Order::Waker(tid) => self.waker.expect(tid),

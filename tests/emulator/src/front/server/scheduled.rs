@@ -77,8 +77,8 @@ impl Scheduled {
     }
 
     /// A thread of this process was attached.
-    pub fn attached(&mut self) {
-        self.threads.attached();
+    pub fn attached(&mut self, tid: i32) {
+        self.threads.add(tid);
     }
 
     /// What was done so far.
@@ -244,6 +244,7 @@ impl Server {
     fn go_on(&mut self, scheduled: &mut Scheduled) -> bool {
         let step = scheduled.scheduler.summary.choices;
         let Scheduled { stopped, dead, .. } = scheduled;
+        let before = stopped.len();
         stopped.retain(|(tgid, until)| {
             let stays = step < *until;
             if !stays {
@@ -251,6 +252,10 @@ impl Server {
             }
             stays
         });
+        if stopped.len() < before {
+            // The process runs.
+            return true;
+        }
         dead.retain(|(device, until)| {
             let stays = step < *until;
             if !stays {
@@ -268,11 +273,8 @@ impl Server {
             Some(Event::Late) => true,
             Some(event) => {
                 self.happen(scheduled, event);
-                if event == Event::Kill {
-                    // The dying process runs.
-                    return true;
-                }
-                false
+                // A process that got a signal may run.
+                return true;
             }
             None => false,
         };
