@@ -276,7 +276,9 @@ fn the_action_runs_a_command_on_each_generation_and_annotates_what_is_left() {
     assert!(clean.status.success(), "{}", stderr(&clean));
     assert_eq!(stdout(&clean), "here\nhere\n");
     let leaky = "sleep 60 3<>/dev/davinci_manager & exit 0";
-    for (github, start) in [(true, "::error title=driver 8.5.0, seed 0::"), (false, "error: driver 8.5.0, seed 0: ")] {
+    for (github, start) in
+        [(true, "::error title=driver 8.5.0 with seed 0::"), (false, "error: driver 8.5.0 with seed 0: ")]
+    {
         let output = on_emulated_npus(leaky, github);
         let text = stdout(&output);
         assert_eq!(output.status.code(), Some(1), "{text}");
