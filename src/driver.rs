@@ -64,7 +64,7 @@ unsafe fn ioctl_uninterrupted(fd: &OwnedFd, request: u32, arg: *mut libc::c_void
 
 /// Repeats a system call that a signal interrupted before it did anything: open, mmap and the like.
 /// Not for ioctls of `/dev/hisi_hdc`, which would wait their full time again.
-fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> Result<T, Errno> {
     loop {
         match call() {
             Err(nix::Error::EINTR) => {}

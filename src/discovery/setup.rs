@@ -15,8 +15,8 @@
 //! program, and for restricted users would set up its own table and not ours.)
 
 use crate::deadline::Deadline;
-use crate::driver::Answer;
 use crate::driver::uda::{MAX_PHYSICAL, Uda};
+use crate::driver::{Answer, uninterrupted};
 use crate::error::{Errno, Finding};
 use crate::fork::PerProcess;
 use crate::signals;
@@ -45,7 +45,7 @@ impl Nodes {
         let mut nodes = Nodes { files: Vec::new(), closed: Vec::new() };
         for number in numbers(uda.max_physical().min(MAX_PHYSICAL * 2)) {
             let node = format!("/dev/davinci{number}");
-            match open(node.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty()).map_err(Errno::of) {
+            match uninterrupted(|| open(node.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())) {
                 Ok(file) => nodes.files.push(file),
                 Err(Errno::ENOENT | Errno::ENOTDIR) => {}
                 Err(errno) => nodes.closed.push((number, errno)),
