@@ -343,16 +343,17 @@ impl Client {
     }
 
     fn open(&self, device: &Device, domain: &DomainName, mode: Mode, options: &OpenOptions) -> Result<Role> {
-        let npus = match self.npus.get() {
-            Some(npus) => npus,
+        let find = |npus: &[Npu]| npus.iter().find(|npu| npu.logical == device.id()).cloned();
+        let npu = match self.npus.get().and_then(|npus| find(npus)) {
+            Some(npu) => npu,
             None => {
                 let npus = discovery::list()?;
-                self.npus.get_or_init(|| npus)
+                let npu = find(&npus).ok_or_else(|| not_listed(device))?;
+                let _ = self.npus.set(npus);
+                npu
             }
         };
-        let npu = npus.iter().find(|npu| npu.logical == device.id());
-        let identity = npu.map(|npu| npu.identity.to_string()).unwrap_or_default();
-        let request = options.request(domain, mode, npu.map_or(u32::MAX, |npu| npu.physical.0), identity);
+        let request = options.request(domain, mode, npu.physical.0, npu.identity.to_string());
         let process = BareTgid::of_this_process(&device.session())?.as_raw();
         Role::open(&self.path, process, &request, options)
     }
@@ -361,4 +362,10 @@ impl Client {
     fn line(&self) -> Result<Line> {
         Line::connect(&self.path, std::process::id() as i32, &OpenOptions::default())
     }
+}
+
+/// A device of this process that the driver does not list now.
+fn not_listed(device: &Device) -> Error {
+    let problem = format!("the driver does not list device {} of this process", device.id());
+    ServiceError { code: Code::OtherDevice, problem, remedy: "look at it with `ascend-vmm probe`".into() }.into()
 }
