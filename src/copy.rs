@@ -624,6 +624,21 @@ pub fn write_batch(copies: &[(Slice<'_>, &[u8])]) -> Result<()> {
 
 /// Copies from many places into many buffers, as [`write_batch`] does in the other direction.
 ///
+/// ```
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::copy::read_batch;
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let memory = Session::open()?.device(LogicalId(0))?.create(2 << 20)?;
+/// let mapping = memory.session().reserve(2 << 20)?.map(0, &memory)?;
+/// mapping.write(0, b"one, two")?;
+/// let (mut first, mut second) = ([0; 3], [0; 3]);
+/// read_batch(&mut [(mapping.slice(0, 3)?, &mut first), (mapping.slice(5, 3)?, &mut second)])?;
+/// assert_eq!((&first, &second), (b"one", b"two"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// Those of [`Mapping::write`]; some of the buffers may have been copied.

@@ -73,6 +73,19 @@ pub enum Order {
 }
 
 /// How device processes are started, and how long each step may take.
+///
+/// ```
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::device_process::{Settings, Step};
+/// use ascend_vmm::{LogicalId, Session};
+/// use std::time::Duration;
+///
+/// let patient = Settings::default().limit(Step::Start, Duration::from_secs(120));
+/// let session = Session::builder().device_process(patient).open()?;
+/// session.device(LogicalId(0))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct Settings {

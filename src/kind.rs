@@ -120,6 +120,17 @@ impl FromStr for MemoryKind {
 pub struct UnknownMemoryKind;
 
 /// A kind of memory.
+///
+/// ```
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::{Kind, LogicalId, MemoryKind, Page, Session};
+///
+/// let kind = Kind { page: Page::Giant, memory: MemoryKind::Hbm };
+/// let memory = Session::open()?.device(LogicalId(0))?.create_with(1 << 30, kind)?;
+/// assert_eq!((memory.page(), memory.memory_kind()), (Page::Giant, MemoryKind::Hbm));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Kind {
     /// Size of its pages.

@@ -284,7 +284,7 @@ fn other_owner(reserved: &Reserved, block: &PhysicalBlock, owner: &Owner) -> Err
         format!(
             "the reservation at {:#x} holds, or held, {} and this is {}",
             reserved.start,
-            name(owner.device, owner.imported),
+            name(owner.device.into(), owner.imported),
             name(block.device.id, block.is_imported())
         ),
         "A reservation holds memory of one device only, and either own or imported memory, until it \

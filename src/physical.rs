@@ -172,8 +172,8 @@ impl PhysicalMemory {
         }
         match device.session.svm.mem_create(device.id, size, kind, node) {
             Ok(handle) => {
-                let block = PhysicalBlock::new(device, handle, size, MemoryOrigin::Created, NOT_SHARED);
-                block.set_kind(kind.page == Page::Giant, kind.memory.code());
+                let kind = (kind.page == Page::Giant, kind.memory.code());
+                let block = PhysicalBlock::new(device, handle, size, kind, MemoryOrigin::Created, NOT_SHARED);
                 Ok(PhysicalMemory { block: Arc::new(Live::new(block)) })
             }
             Err(refused) => Err(not_created(device, size, kind, node, refused)),
@@ -235,18 +235,15 @@ impl PhysicalBlock {
         device: &Arc<Live<DeviceInner>>,
         handle: Handle,
         size: u64,
+        (giant, memory): (bool, u32),
         origin: MemoryOrigin,
         share: i32,
     ) -> PhysicalBlock {
         device.session.physical.fetch_add(size, Ordering::Relaxed);
-        let (giant, memory, share) = (AtomicBool::new(false), AtomicU8::new(0), AtomicI32::new(share));
-        PhysicalBlock { device: device.clone(), size, handle, giant, memory, half_released: false, origin, share }
-    }
-
-    fn set_kind(&self, giant: bool, memory: u32) {
-        self.giant.store(giant, Ordering::Relaxed);
         // A larger number is an unknown kind.
-        self.memory.store(memory.min(u8::MAX.into()) as u8, Ordering::Relaxed);
+        let (giant, memory) = (AtomicBool::new(giant), AtomicU8::new(memory.min(u8::MAX.into()) as u8));
+        let (device, share) = (device.clone(), AtomicI32::new(share));
+        PhysicalBlock { device, size, handle, giant, memory, half_released: false, origin, share }
     }
 
     /// Memory that was just imported, with the details of its ticket.
@@ -263,8 +260,8 @@ impl PhysicalBlock {
             0 => MemoryOrigin::Server { exporter, process },
             sdid => MemoryOrigin::OtherServer { exporter, sdid },
         };
-        let block = PhysicalBlock::new(device, answer.handle, answer.size, origin, key.share as i32);
-        block.set_kind(Page::from_code(answer.page) == Some(Page::Giant), answer.memory);
+        let kind = (Page::from_code(answer.page) == Some(Page::Giant), answer.memory);
+        let block = PhysicalBlock::new(device, answer.handle, answer.size, kind, origin, key.share as i32);
         if let Some(ticket) = ticket {
             block.take_over(ticket);
         }
@@ -481,6 +478,3 @@ fn host_available() -> Option<u64> {
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib << 10)
 }
-
-/// The allocator gives an `Arc` of it 80 bytes; one field more would make that 96.
-const _: () = assert!(size_of::<Live<PhysicalBlock>>() <= 56);

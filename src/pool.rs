@@ -135,6 +135,22 @@ pub struct Statistics {
 /// Memory of freed blocks stays mapped, and new blocks use it without a system call.
 /// [`Pool::trim`] gives it back. If the device runs out of memory, the pool gives its free memory
 /// back before it returns an error.
+///
+/// ```
+/// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+/// # emulator.attach()?;
+/// use ascend_vmm::pool::{PageCache, Pool, PoolOptions, Tag};
+/// use ascend_vmm::{LogicalId, Session};
+///
+/// let cache = PageCache::new(&Session::open()?.device(LogicalId(0))?);
+/// // Grows by 64 MiB at least.
+/// let pool = Pool::with(&cache, PoolOptions::default().step(64 << 20));
+/// let block = pool.allocate(1 << 20, 512, Tag(0))?;
+/// assert_eq!(pool.statistics().mapped, 64 << 20);
+/// drop(block);
+/// assert_eq!(pool.trim()?, 64 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     context: Arc<PoolContext>,

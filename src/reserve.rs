@@ -17,7 +17,7 @@ use crate::slots::lock;
 use arena::Unavailable;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// Where a reservation may be: anywhere at a multiple of 2 MiB, by default.
@@ -95,8 +95,6 @@ pub(crate) struct Reserved {
     pub(crate) start: u64,
     pub(crate) size: u64,
     owner: Mutex<Option<Owner>>,
-    /// The kernel has mapped memory here, and will keep the owner until the reservation is freed.
-    was_mapped: AtomicBool,
     pub(crate) session: Arc<Live<SessionInner>>,
 }
 
@@ -129,8 +127,7 @@ impl Reservation {
             return Err(refused.operation(OPERATION).arguments(arguments).into());
         }
         session.reserved.fetch_add(size, Ordering::Relaxed);
-        let (owner, was_mapped) = (Mutex::default(), AtomicBool::new(false));
-        let reserved = Reserved { start, size, owner, was_mapped, session: session.clone() };
+        let reserved = Reserved { start, size, owner: Mutex::default(), session: session.clone() };
         Ok(Reservation { inner: Arc::new(Live::new(reserved)) })
     }
 
@@ -169,20 +166,22 @@ impl Reserved {
     /// Call under the lock of the mappings.
     pub(crate) fn claim(&self, device: u32, imported: bool) -> Result<(), Owner> {
         let mut owner = lock(&self.owner);
-        let wanted = Owner { device, imported };
-        let owner = *owner.get_or_insert(wanted);
-        if owner == wanted { Ok(()) } else { Err(owner) }
+        // The ids of open devices are below 100, and the host's is 65.
+        let owner = owner.get_or_insert(Owner { device: device as u8, imported, mapped: false });
+        if (owner.device.into(), owner.imported) == (device, imported) { Ok(()) } else { Err(*owner) }
     }
 
     /// Makes the claim last until the reservation is freed, because a mapping was made.
     pub(crate) fn confirm(&self) {
-        self.was_mapped.store(true, Ordering::Relaxed);
+        if let Some(owner) = lock(&self.owner).as_mut() {
+            owner.mapped = true;
+        }
     }
 
     /// Undoes the claims of mappings that were refused, unless a mapping was ever made. Call under
     /// the lock of the mappings, when none is being made.
     pub(crate) fn unclaim(&self) {
-        lock(&self.owner).take_if(|_| !self.was_mapped.load(Ordering::Relaxed));
+        lock(&self.owner).take_if(|owner| !owner.mapped);
     }
 }
 
@@ -208,10 +207,13 @@ impl Undo for Reserved {
 }
 
 /// Whose memory a reservation holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
-    pub(crate) device: u32,
+    /// A byte: every reservation has room for it.
+    pub(crate) device: u8,
     pub(crate) imported: bool,
+    /// The kernel has mapped memory here. Before that, a mapping is only being made.
+    mapped: bool,
 }
 
 /// Takes addresses from the arena, with a new heap if needed.

@@ -5,6 +5,10 @@ use std::path::Path;
 /// Escapes each character that could control a terminal or reverse the text around it. Applied
 /// where text of a peer, the kernel, the device or a file enters the library, so that errors,
 /// events and fields are safe to print. Line breaks stay.
+///
+/// ```
+/// assert_eq!(ascend_vmm::error::printable("red\x1b[31m\n"), "red\\u{1b}[31m\n");
+/// ```
 pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {

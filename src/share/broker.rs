@@ -40,6 +40,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The limits of a broker's clients.
+///
+/// ```
+/// use ascend_vmm::share::BrokerOptions;
+/// use std::time::Duration;
+///
+/// let few_and_quick = BrokerOptions::default().clients(8).timeout(Duration::from_secs(1));
+/// assert_ne!(few_and_quick, BrokerOptions::default());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct BrokerOptions {
