@@ -8,6 +8,7 @@ mod anonymise;
 pub mod decode;
 pub mod field;
 mod files;
+mod filter;
 mod objects;
 mod overhead;
 mod page;
@@ -23,6 +24,7 @@ use ascend_emulator::record::Record;
 use ascend_ioctl::Generation;
 use ascend_vmm::error::printable;
 use decode::Modules;
+use filter::Filter;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -35,7 +37,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 use summary::Summary;
@@ -58,6 +60,11 @@ pub struct Trace {
     /// Write no text.
     #[arg(short, long, conflicts_with = "output")]
     quiet: bool,
+    /// Write only these calls as text: modules (SVM), calls (open, MEM_*) and outcomes (ok, failed,
+    /// ENOMEM), separated by commas; `!` before the first excludes them. Given several times, a call
+    /// must fit each.
+    #[arg(short = 'e', long = "filter", value_name = "WORDS", conflicts_with = "quiet")]
+    filters: Vec<Filter>,
     /// Write the calls to this file as JSON lines, in the format of `emulate --record`.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -115,7 +122,11 @@ impl Child {
 /// Where the calls go.
 struct Output {
     text: Option<Box<dyn Write>>,
+    filters: Vec<Filter>,
+    /// The last calls, if they looked for nodes: the first, the last, how many, and their time.
+    scan: Option<(Record, Record, usize, u64)>,
     json: Option<BufWriter<File>>,
+    html: Option<File>,
     summary: Summary,
     page: Option<Page>,
     anonymiser: Option<Anonymiser>,
@@ -128,19 +139,26 @@ struct Output {
 const PATIENCE: usize = 1000;
 
 impl Output {
-    fn open(options: &Trace) -> io::Result<Self> {
+    fn open(options: &Trace) -> Result<Self, String> {
+        let create = |path: &PathBuf| {
+            File::create(path).map_err(|error| format!("{} cannot be written: {error}", path.display()))
+        };
         let text: Option<Box<dyn Write>> = match &options.output {
-            Some(path) => Some(Box::new(BufWriter::new(File::create(path)?))),
+            Some(path) => Some(Box::new(BufWriter::new(create(path)?))),
             None if options.quiet => None,
             None => Some(Box::new(io::stderr())),
         };
-        let json = options.json.as_ref().map(File::create).transpose()?.map(BufWriter::new);
+        let json = options.json.as_ref().map(create).transpose()?.map(BufWriter::new);
+        let html = options.html.as_ref().map(create).transpose()?;
         let anonymiser = options.anonymise.then(Anonymiser::default);
         Ok(Output {
             text,
+            filters: options.filters.clone(),
+            scan: None,
             json,
             anonymiser,
-            page: options.html.is_some().then(Page::new),
+            page: html.is_some().then(Page::new),
+            html,
             summary: Summary::new(),
             modules: Modules::default(),
             waiting: VecDeque::new(),
@@ -178,10 +196,8 @@ impl Output {
         if let Some(page) = self.page.as_mut().filter(|_| record.call != "end") {
             page.add(record, module, generation);
         }
-        if let Some(text) = &mut self.text {
-            if writeln!(text, "{}", decode::line(record, module, generation)).is_err() {
-                self.text = None;
-            }
+        if self.text.is_some() && self.filters.iter().all(|filter| filter.passes(record, module)) {
+            self.print(record, module, generation);
         }
         if let Some(json) = &mut self.json {
             let written = serde_json::to_writer(&mut *json, record).map_err(io::Error::from);
@@ -192,11 +208,43 @@ impl Output {
         }
     }
 
+    /// Writes a call as text. Those of a search for nodes are one line.
+    fn print(&mut self, record: &Record, module: &str, generation: Generation) {
+        if decode::is_absent_node(record) {
+            match &mut self.scan {
+                Some((_, last, count, us)) => {
+                    *last = record.clone();
+                    *count += 1;
+                    *us = us.saturating_add(record.us);
+                }
+                scan => *scan = Some((record.clone(), record.clone(), 1, record.us)),
+            }
+            return;
+        }
+        self.print_scan(generation);
+        self.print_line(&decode::line(record, module, generation));
+    }
+
+    fn print_scan(&mut self, generation: Generation) {
+        match self.scan.take() {
+            Some((only, _, 1, _)) => self.print_line(&decode::line(&only, "", generation)),
+            Some((first, last, count, us)) => self.print_line(&decode::absent_nodes(&first, &last, count, us)),
+            None => {}
+        }
+    }
+
+    fn print_line(&mut self, line: &str) {
+        if self.text.as_mut().is_some_and(|text| writeln!(text, "{line}").is_err()) {
+            self.text = None;
+        }
+    }
+
     /// Writes what the trace says as a whole.
     fn conclude(&mut self, options: &Trace, recogniser: &Recogniser, cost: Option<String>) {
+        self.print_scan(recogniser.best());
         let driver = Summary::driver(recogniser, options.driver.is_some());
         let calls = crate::terminal::counted(self.summary.calls, "call");
-        let mut parts = vec![format!("{calls} on the driver; {driver}\n")];
+        let mut parts = vec![format!("{calls} on the driver, {} failed; {driver}\n", self.summary.failed)];
         if options.summary {
             parts.push(self.summary.table());
         }
@@ -206,7 +254,8 @@ impl Output {
         }
         parts.push(self.summary.unreleased());
         parts.retain(|part| !part.is_empty());
-        let text = parts.join("\n");
+        // Names and errors of a file that is read can have anything in them.
+        let text = printable(&parts.join("\n"));
         match &mut self.text {
             Some(file) if options.output.is_some() => drop(write!(file, "{text}")),
             _ if options.quiet && !(options.summary || options.unsupported) => {}
@@ -215,8 +264,8 @@ impl Output {
     }
 
     /// Writes the page.
-    fn render(&self, options: &Trace, recogniser: &Recogniser) -> io::Result<()> {
-        let (Some(page), Some(path)) = (&self.page, &options.html) else { return Ok(()) };
+    fn render(&mut self, options: &Trace, recogniser: &Recogniser) -> io::Result<()> {
+        let (Some(page), Some(file)) = (&self.page, &mut self.html) else { return Ok(()) };
         let title = match (&options.read, options.pid) {
             (Some(file), _) => file.display().to_string(),
             (None, Some(pid)) => format!("process {pid}"),
@@ -227,7 +276,7 @@ impl Output {
         };
         let driver = Summary::driver(recogniser, options.driver.is_some());
         let objects = &self.summary.objects.all;
-        std::fs::write(path, page.render(&title, &driver, &self.summary.rows(), objects)?)
+        file.write_all(page.render(&title, &driver, &self.summary.rows(), objects)?.as_bytes())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -241,12 +290,20 @@ impl Output {
 impl Trace {
     /// Runs the command and returns its exit status.
     pub fn run(self) -> ExitCode {
+        // Read first, so that an output can have the same name.
+        let read = self.read.as_ref().map(|file| {
+            crate::replay::records(file).map_err(|reason| format!("cannot read {}: {reason}", file.display()))
+        });
+        let read = match read.transpose() {
+            Ok(read) => read,
+            Err(reason) => return impossible(reason),
+        };
         let mut output = match Output::open(&self) {
             Ok(output) => output,
-            Err(error) => return impossible(format!("cannot write the trace: {error}")),
+            Err(reason) => return impossible(reason),
         };
-        if let Some(file) = &self.read {
-            return self.reread(file, output);
+        if let Some(records) = read {
+            return self.reread(records, output);
         }
         let mut watch = Watch::new(Recogniser::new(self.driver));
         let tracer = match self.pid {
@@ -298,12 +355,8 @@ impl Trace {
 }
 
 impl Trace {
-    /// Reads the calls from a file.
-    fn reread(&self, file: &Path, mut output: Output) -> ExitCode {
-        let records = match crate::replay::records(file) {
-            Ok(records) => records,
-            Err(reason) => return impossible(format!("cannot read {}: {reason}", file.display())),
-        };
+    /// Shows calls that were recorded before.
+    fn reread(&self, records: Vec<Record>, mut output: Output) -> ExitCode {
         let mut recogniser = Recogniser::new(self.driver);
         let mut modules = Modules::default();
         for record in &records {

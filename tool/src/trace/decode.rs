@@ -80,6 +80,20 @@ pub fn argument(record: &Record, module: &str, generation: Generation) -> (Vec<u
     (before, after)
 }
 
+/// True for an open(2) of a device's node that is not there: a program that looks for devices tries
+/// every number, and no such answer is a fault.
+pub fn is_absent_node(record: &Record) -> bool {
+    let number = record.path.as_deref().and_then(|path| path.strip_prefix("/dev/davinci"));
+    record.call == "open"
+        && matches!(record.errno.as_deref(), Some("ENOENT" | "ENXIO" | "ENODEV"))
+        && number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// True for a call that failed, unless that is no fault: a search for nodes, or a signal.
+pub fn has_failed(record: &Record) -> bool {
+    record.errno.is_some() && !was_interrupted(record) && !is_absent_node(record)
+}
+
 /// What a call is called: the command, its number, or the system call.
 pub fn name(record: &Record, module: &str) -> String {
     match (record.call, record.cmd) {
@@ -102,8 +116,17 @@ pub fn name(record: &Record, module: &str) -> String {
             let module = if module.is_empty() { "unbound file" } else { module };
             format!("{module} #{} ({request:#x})", command::number(request))
         }
+        ("open", _) if is_absent_node(record) => "open, no such device".into(),
         (call, _) => call.to_owned(),
     }
+}
+
+/// The line for several calls that looked for nodes, from the first to the last.
+pub fn absent_nodes(first: &Record, last: &Record, count: usize, us: u64) -> String {
+    let path = |record: &Record| record.path.clone().unwrap_or_default();
+    let [from, to] = [first, last].map(path);
+    let errno = last.errno.as_deref().unwrap_or_default();
+    printable(&format!("{}open({from:?} … {to:?}) = -1 {errno}, {count} times <{us} µs>", start(first)))
 }
 
 /// The line for a call. What it quotes comes from another process or from a file.
@@ -111,11 +134,16 @@ pub fn line(record: &Record, module: &str, generation: Generation) -> String {
     printable(&written(record, module, generation))
 }
 
-fn written(record: &Record, module: &str, generation: Generation) -> String {
-    let mut line = match record.at {
+/// Who made a call, and when.
+fn start(record: &Record) -> String {
+    match record.at {
         Some(at) => format!("{:>7} {:>10.6} ", record.tid.max(record.pid), at as f64 / 1e6),
         None => format!("{:>7} ", record.tid.max(record.pid)),
-    };
+    }
+}
+
+fn written(record: &Record, module: &str, generation: Generation) -> String {
+    let mut line = start(record);
     let file = record.file.map(|file| format!("file {file}")).unwrap_or_default();
     // Writing to a string cannot fail.
     let _ = match record.call {

@@ -7,6 +7,7 @@
 use super::recognise::Recogniser;
 use super::tracer::{self, Tracer};
 use super::watch::Watch;
+use crate::terminal;
 use nix::unistd::getppid;
 use std::fs::File;
 use std::process::ExitCode;
@@ -70,10 +71,10 @@ pub fn report(filtered: bool, calls: usize, took: Duration) -> String {
         Ok(((plain, other), (traced, traced_other))) => {
             let micro = |nanos: f64| nanos.max(0.0) / 1000.0;
             let added = (traced - plain).max(0.0);
-            format!(
-                "Tracing adds {:.1} µs to a call on the driver (an open of a missing node takes {:.1} µs, traced\n\
-                 {:.1} µs: {:.1} times) and {:.1} µs to any other call. In this run: {calls} calls on the driver,\n\
-                 about {:.1} ms of {:.1} ms.\n",
+            let text = format!(
+                "Tracing adds {:.1} µs to a call on the driver (an open of a missing node takes {:.1} µs, traced \
+                 {:.1} µs: {:.1} times) and {:.1} µs to any other call. In this run: {calls} calls on the driver, \
+                 about {:.1} ms of {:.1} ms.",
                 micro(added),
                 micro(plain),
                 micro(traced),
@@ -81,7 +82,8 @@ pub fn report(filtered: bool, calls: usize, took: Duration) -> String {
                 micro(traced_other - other),
                 added * calls as f64 / 1e6,
                 took.as_secs_f64() * 1e3,
-            )
+            );
+            terminal::wrap(&text, terminal::width(), "", "").join("\n") + "\n"
         }
         Err(reason) => format!("What tracing costs could not be measured: {reason}\n"),
     }

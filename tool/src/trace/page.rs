@@ -151,8 +151,12 @@ impl Page {
         if !self.pids.contains(&record.pid) {
             self.pids.push(record.pid);
         }
-        let failed = record.errno.is_some() || record.unfinished;
-        let errno = record.errno.as_deref().unwrap_or(if record.unfinished { "not finished" } else { "" });
+        let failed = decode::has_failed(record) || record.unfinished;
+        let errno = match &record.errno {
+            Some(errno) if failed => errno,
+            _ if record.unfinished => "not finished",
+            _ => "",
+        };
         self.errno.push(self.errnos.number(errno));
         self.failures += usize::from(failed);
         let slow = self.slowest.len() < SLOWEST || self.slowest.first().is_some_and(|(us, _)| record.us > *us);

@@ -32,6 +32,8 @@ pub struct Summary {
     pub objects: Objects,
     /// Calls on the driver.
     pub calls: usize,
+    /// Calls that failed, without searches for nodes.
+    pub failed: usize,
     unfinished: usize,
 }
 
@@ -47,6 +49,7 @@ impl Summary {
             missing: BTreeMap::new(),
             objects: Objects::default(),
             calls: 0,
+            failed: 0,
             unfinished: 0,
         }
     }
@@ -58,6 +61,7 @@ impl Summary {
             return;
         }
         self.calls += 1;
+        self.failed += usize::from(decode::has_failed(record));
         let name = decode::name(record, module);
         if record.call == "ioctl" {
             let key = record.in_hex.as_deref().and_then(|text| bytes(text, 64)).map(|argument| {
@@ -80,7 +84,7 @@ impl Summary {
             return;
         }
         let command = self.commands.entry(name).or_default();
-        command.failed += usize::from(record.errno.is_some());
+        command.failed += usize::from(decode::has_failed(record));
         command.times.push(record.us);
     }
 

@@ -189,7 +189,8 @@ fn a_summary_fits_a_terminal_and_says_what_tracing_costs() {
     assert!(output.status.success(), "{text}");
     // The shell's open, and the close by the end of what it became.
     assert!(text.contains("2 calls on the driver"), "{text}");
-    assert!(text.contains("Tracing adds ") && text.contains(" times) and "), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("Tracing adds ") && words.contains(" times) and "), "{text}");
     assert!(text.contains("every command of this trace was answered"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 }
@@ -269,11 +270,132 @@ fn times_that_overflow_or_go_backwards_are_no_panic() {
     }
 }
 
+/// A file with these calls of process 7.
+fn recording(name: &str, calls: impl IntoIterator<Item = Record>) -> PathBuf {
+    let path = file(name);
+    let lines = calls.into_iter().map(|call| serde_json::to_string(&Record { pid: 7, ..call }).unwrap());
+    std::fs::write(&path, lines.collect::<Vec<_>>().join("\n")).unwrap();
+    path
+}
+
+#[test]
+fn a_search_for_nodes_is_one_line_and_no_failure() {
+    let open = |path: String, errno: Option<&str>| Record {
+        call: "open",
+        path: Some(path),
+        us: 2,
+        ret: -i64::from(errno.is_some()),
+        errno: errno.map(Into::into),
+        ..Record::default()
+    };
+    let absent = (1..1123).map(|number| open(format!("/dev/davinci{number}"), Some("ENOENT")));
+    let others = [
+        open("/dev/davinci2000".into(), Some("EACCES")),
+        open("/dev/davinci3000".into(), Some("ENOENT")),
+        open("/dev/davinci_manager".into(), Some("ENOENT")),
+    ];
+    let here = open("/dev/davinci0".into(), None);
+    let trace = recording("scan.jsonl", [here].into_iter().chain(absent).chain(others));
+    let page = file("scan.html");
+    let output =
+        run_program(&["trace", "--summary", "--read", trace.to_str().unwrap(), "--html", page.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(text.contains("1126 calls on the driver, 2 failed; "), "{text}");
+    let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty() && !line.contains("calls on")).collect();
+    assert_eq!(lines.len(), 5, "{text}");
+    let scan = r#"open("/dev/davinci1" … "/dev/davinci1122") = -1 ENOENT, 1122 times <2244 µs>"#;
+    assert!(lines[1].ends_with(scan), "{text}");
+    // One alone is written as what it is.
+    assert!(lines[3].contains(r#"open("/dev/davinci3000", "#), "{text}");
+    let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().collect();
+    let [absent, open]: [Vec<&str>; 2] = ["open, no such device", "open  "].map(row);
+    assert_eq!((&absent[4..6], &open[1..3]), (&["1123", "0"][..], &["3", "2"][..]), "{text}");
+    let html = std::fs::read_to_string(page).unwrap();
+    assert!(html.contains(r#""failures":2,"#), "the page has other failures");
+}
+
+#[test]
+fn calls_are_filtered_by_module_call_and_outcome_and_the_file_has_all() {
+    let trace = file("all.jsonl");
+    let lines = |filters: &[&str]| {
+        let filters = filters.iter().flat_map(|filter| ["-e", filter]);
+        let arguments = ["trace", "--read", trace.to_str().unwrap()].into_iter().chain(filters);
+        let text = stderr(&run_program(&arguments.collect::<Vec<_>>()));
+        text.lines().take_while(|line| !line.contains("on the driver")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let output = run_program(&[
+        "emulate",
+        "--fault",
+        "MEM_MAP#1=ENOMEM",
+        "--",
+        PROGRAM,
+        "trace",
+        "-e",
+        "MEM_*",
+        "-e",
+        "failed",
+        "--json",
+        trace.to_str().unwrap(),
+        "--",
+        PROGRAM,
+        "probe",
+        "--open",
+    ]);
+    let text = stderr(&output);
+    let shown = text.lines().take_while(|line| !line.contains("on the driver"));
+    let shown: Vec<&str> = shown.filter(|line| !line.contains("the kernel:")).collect();
+    assert!(shown.len() == 1 && shown[0].contains("MEM_MAP(") && shown[0].contains("ENOMEM"), "{text}");
+    let all = lines(&[]).len();
+    let [svm, others] = ["SVM", "!SVM"].map(|filter| lines(&[filter]).len());
+    assert!(svm > 0 && others > 0 && svm + others == all, "{svm} {others} {all}");
+    assert!(lines(&["CHIP_INFO"]).iter().all(|line| line.contains("URD CHIP_INFO(")));
+    assert!(!lines(&["CHIP_INFO"]).is_empty());
+}
+
+#[test]
+fn an_output_that_cannot_be_written_stops_it_before_the_program_starts() {
+    let made = file("made");
+    let _ = std::fs::remove_file(&made);
+    for option in ["--html", "--json", "--output"] {
+        let error = refusal(&["trace", option, "/nonexistent/file", "--", "touch", made.to_str().unwrap()]);
+        assert_eq!(error, "error: /nonexistent/file cannot be written: No such file or directory (os error 2)\n");
+        assert!(!made.exists(), "{option}");
+    }
+}
+
+#[test]
+fn nothing_in_a_file_reaches_the_terminal_as_a_control_character() {
+    const BAD: &str = "\x1b]0;x\x07\u{9b}31m\u{202e}\r";
+    let call = |cmd, value: &str| Record {
+        call: "ioctl",
+        file: Some(1),
+        cmd,
+        value: Some(value.into()),
+        in_hex: Some(ascend_emulator::record::hex(format!("SVM{BAD}").as_bytes())),
+        ret: -1,
+        errno: Some(BAD.into()),
+        log: Some(BAD.into()),
+        ..Record::default()
+    };
+    let open = Record { call: "open", file: Some(1), path: Some(BAD.into()), ..Record::default() };
+    let calls = [open, call(Some("OPEN"), "0x5a00"), call(None, "0x4dee"), call(None, BAD)];
+    let trace = recording("control.jsonl", calls);
+    let output = run_program(&["trace", "--summary", "--unsupported", "--read", trace.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(output.status.success() && text.contains("could not be opened: "), "{text}");
+    let bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+    assert!(!text.contains(bad), "{text:?}");
+}
+
 #[test]
 fn wrong_arguments_are_refused_with_exit_2() {
     for (arguments, reason) in [
         (&["--driver", "7.0", "--", "true"][..], "unknown driver generation"),
-        (&["--json", "/nonexistent/file", "--", "true"], "cannot write the trace"),
+        (&["--json", "/nonexistent/json", "--", "true"], "/nonexistent/json cannot be written: No such file"),
+        (&["--html", "/nonexistent/html", "--", "true"], "/nonexistent/html cannot be written: No such file"),
+        (&["-o", "/nonexistent/text", "--", "true"], "/nonexistent/text cannot be written: No such file"),
+        (&["-e", "MEM_MPA", "--", "true"], "`MEM_MPA` is no module"),
+        (&["-q", "-e", "SVM", "--", "true"], "cannot be used with"),
         (&["--pid", "0"], "0 is not in 1.."),
         (&["--pid", "2147483647"], "there is no such process"),
         (&["--pid", "1", "--", "true"], "cannot be used with"),
