@@ -114,7 +114,7 @@ impl Probe {
                 std::thread::sleep(pause.saturating_sub(begun.elapsed()));
                 continue;
             }
-            let terminal = std::io::stdout().is_terminal();
+            let terminal = std::io::stdout().is_terminal() && !terminal::is_dumb();
             let mut drawn = None;
             loop {
                 // Drawn again when the terminal gets another size.

@@ -87,6 +87,9 @@ pub fn run(path: &Path, describe: impl FnOnce(Config) -> Result<Config, String>)
         Ok(lines) => lines,
         Err(reason) => return impossible(format!("cannot replay {}: {reason}", path.display())),
     };
+    if lines.is_empty() {
+        return impossible(format!("cannot replay {}: it has no calls", path.display()));
+    }
     let told = host::from_trace(generation(&lines), &lines);
     let generation = told.generation;
     let config = match describe(told) {

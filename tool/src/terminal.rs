@@ -1,9 +1,10 @@
 //! Output for people: tables, lines that fit the terminal, colours and counts.
 //!
-//! There is colour only on a terminal, and not if `NO_COLOR` is set. A pipe gets plain text of 80
-//! columns.
+//! There is colour only on a terminal, and not if `NO_COLOR` is set, `CLICOLOR` is 0 or `TERM` is
+//! `dumb`. A pipe gets plain text of 80 columns.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -162,9 +163,14 @@ pub fn transfer(label: &str, bytes: u64) -> ProgressBar {
     styled(ProgressBar::new(bytes), "    {msg:20} {wide_bar} {bytes}/{total_bytes}  {bytes_per_sec}, {eta} left", label)
 }
 
+/// True if a terminal understands no control sequences.
+pub fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
 /// A moving sign on the standard error for a wait of unknown length, if that is a terminal.
 pub fn waiting(label: &str) -> Option<ProgressBar> {
-    std::io::stderr().is_terminal().then(|| {
+    (std::io::stderr().is_terminal() && !is_dumb()).then(|| {
         let bar = styled(ProgressBar::new_spinner(), "{spinner} {msg}, {elapsed}", label);
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
@@ -186,7 +192,9 @@ const RED: [&str; 9] = ["exception", "lost", "removed", "major", "fatal", "fatal
 /// Colours the words of a line that mean good or bad, if the output is a terminal. Only words of
 /// tables and at the start of a line are painted: in a sentence they mean something else.
 pub fn paint(line: &str) -> String {
-    if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+    let set = |name: &str, to: &dyn Fn(&OsStr) -> bool| std::env::var_os(name).is_some_and(|value| to(&value));
+    let unwanted = set("NO_COLOR", &|value| !value.is_empty()) || set("CLICOLOR", &|value| value == "0");
+    if !std::io::stdout().is_terminal() || unwanted || is_dumb() {
         return line.to_owned();
     }
     painted(line)

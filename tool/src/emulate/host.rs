@@ -8,7 +8,11 @@ use ascend_emulator::config::{Attachment, Daemon, DeviceProcess, Door, Namespace
 use ascend_ioctl::Generation;
 use ascend_vmm::Bytes;
 use clap::ValueEnum;
+use nix::libc;
 use serde::{Deserialize, Deserializer};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -217,16 +221,30 @@ impl Like {
 /// Most memory of a device, or of the host.
 const MOST_MEMORY: u64 = 64 << 40;
 
+/// The text of a small regular file. Another kind of file could have no end.
+fn read_small(path: &Path) -> io::Result<String> {
+    const MOST: u64 = 1 << 20;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    if file.take(MOST + 1).read_to_string(&mut text)? as u64 > MOST {
+        return Err(io::Error::other("it is longer than 1 MiB"));
+    }
+    Ok(text)
+}
+
 impl Host {
-    /// Reads a description: JSON if it begins with a brace, TOML otherwise.
+    /// Reads a description: JSON if it is named so or begins with a brace, TOML otherwise.
     pub(super) fn read(path: &Path) -> Result<Host, String> {
         let name = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
-        if text.trim_start().starts_with('{') {
+        let text = read_small(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
+        if path.extension().is_some_and(|extension| extension == "json") || text.trim_start().starts_with('{') {
             serde_json::from_str(&text).map_err(|error| {
                 // Not every message has the key, but its line has.
                 let line = text.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
-                format!("{name}: {error}\n  {}", line.trim())
+                format!("{name}: {error}\n  {}", line.trim()).trim_end().to_owned()
             })
         } else {
             toml::from_str(&text).map_err(|error| format!("{name}: {}", error.to_string().trim_end()))

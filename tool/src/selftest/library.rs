@@ -27,7 +27,10 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
         session = Some(opened);
         Ok(Some(remark))
     });
-    let Some(session) = session else { return };
+    let Some(session) = session else {
+        run.add("host", "all other checks", super::Outcome::Skipped("they need a session".into()));
+        return;
+    };
     run.report.driver = Some(session.generation().to_string());
     host(run, &session);
     let mut opened = Vec::new();
@@ -42,13 +45,13 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
     for device in &opened {
         sharing::check(run, device);
     }
+    let first = opened.first().map(Device::id);
     drop(opened);
     run.check("host", "the session closes and leaves nothing in the driver", || Ok(session.close().map(|()| None)?));
     run.check("host", "a session opens again in the same process", || {
         let session = options.open()?;
-        let device = session.device(LogicalId(devices.first().copied().unwrap_or(0)))?;
-        let memory = device.create(2 * MIB)?;
-        drop((memory, device));
+        let memory = first.map(|id| session.device(id)?.create(2 * MIB)).transpose()?;
+        drop(memory);
         session.close()?;
         Ok(None)
     });
@@ -108,7 +111,10 @@ fn one_device(run: &mut Run<'_>, session: &Session, id: LogicalId) -> Option<Dev
         opened = Some(device);
         Ok(Some(remark))
     });
-    let device = opened?;
+    let Some(device) = opened else {
+        run.add(&group, "all other checks of it", super::Outcome::Skipped("they need the open device".into()));
+        return None;
+    };
     let free = device.memory_info(MemoryKind::Hbm).map(|info| info.huge_free);
     run.check(&group, "its memory sizes are reported", || {
         let info = device.memory_info(MemoryKind::Hbm)?;

@@ -5,6 +5,7 @@
 
 use super::report::{Case, Outcome, Report};
 use ascend_conformance::Options;
+use std::collections::HashMap;
 
 /// Checks every rule; `print` is called with each result. Returns whether there is a device.
 pub fn run(report: &mut Report, exhaustion: bool, mut print: impl FnMut(&Case)) -> bool {
@@ -13,14 +14,21 @@ pub fn run(report: &mut Report, exhaustion: bool, mut print: impl FnMut(&Case)) 
         print(&case);
         report.add(case);
     };
+    // Rules prepare themselves in the same functions: what fails there, such as opening a device, is
+    // the failure of the first, and keeps the others from being checked.
+    let mut first_to_fail: HashMap<String, &'static str> = HashMap::new();
     let result = ascend_conformance::run(&options, &mut |checked| {
         let rule = checked.rule;
         let outcome = match &checked.outcome {
             ascend_conformance::Outcome::Passed => Outcome::Passed(None),
             ascend_conformance::Outcome::Skipped(reason) => Outcome::Skipped(reason.clone()),
-            ascend_conformance::Outcome::Failed(text) => {
-                Outcome::Failed(format!("{text}\ndecided by {}; {}", rule.decided_by, rule.evidence))
-            }
+            ascend_conformance::Outcome::Failed(text) => match first_to_fail.get(text) {
+                Some(first) => Outcome::Skipped(format!("it ended where `{}` failed", first.replace('_', " "))),
+                None => {
+                    first_to_fail.insert(text.clone(), rule.name);
+                    Outcome::Failed(format!("{text}\ndecided by {}; {}", rule.decided_by, rule.evidence))
+                }
+            },
         };
         add(Case::new("rules", &rule.name.replace('_', " "), outcome, checked.time));
     });

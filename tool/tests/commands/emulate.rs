@@ -219,6 +219,11 @@ fn a_mistake_in_a_file_is_named_with_its_key_and_line() {
         ("broken.json", "{\"devices\": 1", &["line 1"]),
         ("many.toml", "devices = 65\n", &["devices is 65"]),
         ("binary.toml", "\u{0}\u{1}", &["line 1"]),
+        // What is named JSON is read as JSON, whatever it begins with.
+        ("words.json", "devices = 2", &["expected value at line 1 column 1"]),
+        ("empty.json", "", &["EOF while parsing"]),
+        ("list-of-hosts.json", "[{\"devices\": 2}]", &["line 1 column"]),
+        ("long.toml", &"#".repeat((1 << 20) + 1), &["long.toml cannot be read: it is longer than 1 MiB"]),
     ] {
         let file = description(name, text);
         let error = refusal(&["emulate", "--host", &file, "--", "true"]);
@@ -226,6 +231,19 @@ fn a_mistake_in_a_file_is_named_with_its_key_and_line() {
             assert!(error.contains(part), "{name}: {part}: {error}");
         }
     }
+}
+
+#[test]
+fn only_a_regular_file_describes_a_host() {
+    let pipe = format!("{}/pipe.toml", env!("CARGO_TARGET_TMPDIR"));
+    let _ = std::fs::remove_file(&pipe);
+    nix::unistd::mkfifo(pipe.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for file in ["/dev/zero", "/dev/full", pipe.as_str()] {
+        let error = refusal(&["emulate", "--host", file, "--", "true"]);
+        assert!(error.contains("cannot be read: it is no regular file"), "{error}");
+    }
+    assert!(refusal(&["emulate", "--host", "/", "--", "true"]).contains("/ cannot be read: it is no regular file"));
+    std::fs::remove_file(pipe).unwrap();
 }
 
 #[test]

@@ -37,6 +37,35 @@ fn every_operation_passes_in_every_generation() {
     }
 }
 
+#[test]
+fn the_checks_of_a_device_that_does_not_open_are_skipped_and_the_cause_is_said_once() {
+    let (closed, status) = document(Config { daemon: Daemon::Absent, ..Config::default() }, &[], &[]);
+    assert_eq!(status, 1, "{closed:#}");
+    let cases = closed["cases"].as_array().unwrap();
+    for device in ["device 0", "device 1"] {
+        let of_device = cases.iter().filter(|case| case["group"] == device);
+        let of_device: Vec<_> = of_device.map(|case| (case["name"].as_str(), case["outcome"].as_str())).collect();
+        let expected = [("the device opens", "failed"), ("all other checks of it", "skipped")];
+        assert_eq!(of_device, expected.map(|(name, outcome)| (Some(name), Some(outcome))), "{closed:#}");
+    }
+    assert_eq!(named(&closed, "failed"), ["the device opens"; 2], "{closed:#}");
+    let (document, _) = document(Config::default(), &["INIT_PROCESS=EIO"], &[]);
+    assert_eq!(named(&document, "failed"), ["a session opens"], "{document:#}");
+    assert!(named(&document, "skipped").contains(&"all other checks"), "{document:#}");
+}
+
+#[test]
+fn rules_that_cannot_be_prepared_are_skipped_and_the_cause_is_said_once() {
+    let (document, status) = document(Config { daemon: Daemon::Absent, ..Config::default() }, &[], &["--raw"]);
+    assert_eq!(status, 1);
+    let failed = named(&document, "failed");
+    assert!((1..10).contains(&failed.len()), "{failed:#?}");
+    let reason = format!("it ended where `{}` failed", failed[0]);
+    let cases = document["cases"].as_array().unwrap();
+    let skipped = cases.iter().filter(|case| case["outcome"] == "skipped" && case["detail"] == reason).count();
+    assert!(skipped > 300, "{skipped} of {}", cases.len());
+}
+
 /// The commands of `selftest --random` on an emulated host: who makes them, with which argument.
 fn random_calls(config: &Config, arguments: &[&str]) -> Vec<(bool, &'static str, Option<String>)> {
     let emulator = Emulator::start(config.clone()).unwrap();
