@@ -34,6 +34,7 @@ mod printable;
 mod process_failure;
 mod refusal;
 mod ticket_error;
+mod words;
 
 pub use errno::Errno;
 pub use finding::{Finding, Health, Severity};
@@ -42,6 +43,7 @@ pub use printable::printable;
 pub(crate) use printable::printable_path;
 pub use process_failure::{ProcessFailure, Step};
 pub use ticket_error::TicketError;
+pub use words::Reader;
 
 use crate::bytes::Bytes;
 use crate::id::LogicalId;
@@ -149,7 +151,8 @@ impl fmt::Debug for Error {
     }
 }
 
-/// A consuming call failed; holds the error and the object.
+/// A consuming call failed; holds the error and the object. `map_err(Error::from)` keeps the error
+/// alone, and `?` does in a function that returns [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Failed<T> {

@@ -148,9 +148,14 @@ fn generation_help(more: &str) -> String {
     format!("Generation of the driver, one of {}.{more}", names.join(", "))
 }
 
+/// The text of an error, without the names of functions of the library.
+fn said(error: impl std::fmt::Display) -> String {
+    ascend_vmm::error::Reader::Tool.words(&error.to_string())
+}
+
 /// Reports why a command could not run: one sentence, and exit status 2.
 pub fn impossible(reason: impl std::fmt::Display) -> ExitCode {
-    errln!("error: {reason}");
+    errln!("error: {}", said(reason));
     ExitCode::from(2)
 }
 

@@ -197,7 +197,7 @@ pub(crate) enum Failure {
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Failed(error.to_string())
+        Failure::Failed(crate::said(error))
     }
 }
 

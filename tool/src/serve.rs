@@ -124,7 +124,7 @@ fn ended(result: Result<(), ServeError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            crate::errln!("error: {error}");
+            crate::errln!("error: {}", crate::said(error));
             ExitCode::FAILURE
         }
     }

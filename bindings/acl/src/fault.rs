@@ -1,7 +1,7 @@
 //! Failures: the vendor's code for the program, and sentences for people.
 
 use ascend_vmm::Error;
-use ascend_vmm::error::Errno;
+use ascend_vmm::error::{Errno, Reader};
 
 /// Codes that functions return. The names are those of the header, without their prefix.
 pub mod code {
@@ -95,7 +95,7 @@ impl Fault {
             Error::Invalid(_) => code::RT_DRIVER,
             _ => code_of(&error),
         };
-        Fault::new(code, error.to_string())
+        Fault::new(code, Reader::C.words(&error.to_string()))
     }
 
     /// The same text with another code, unless memory is used up.
@@ -124,7 +124,7 @@ pub fn unsupported(text: impl Into<String>) -> Box<Fault> {
 
 impl From<Error> for Box<Fault> {
     fn from(error: Error) -> Box<Fault> {
-        Fault::new(code_of(&error), error.to_string())
+        Fault::new(code_of(&error), Reader::C.words(&error.to_string()))
     }
 }
 

@@ -4,6 +4,7 @@
 //! compiled module cannot define for every supported interpreter. Here an error finds its class and
 //! its fields.
 
+use ascend_vmm::error::Reader;
 use ascend_vmm::{Error, Failed};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -89,7 +90,7 @@ fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
 fn raised(py: Python<'_>, fault: &Fault) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let (class, message) = match fault {
-        Fault::Library(error) => (library(error, &fields)?, error.to_string()),
+        Fault::Library(error) => (library(error, &fields)?, Reader::Python.words(&error.to_string())),
         Fault::Closed(class) => {
             fields.set_item("cause", format!("the {class} is closed"))?;
             fields.set_item("remedy", "Make a new one, or use it before it is closed.")?;
@@ -143,7 +144,7 @@ fn library(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> 
     let explain = |operation: &str, cause: &str, remedy: &str| -> PyResult<()> {
         for (name, value) in [("operation", operation), ("cause", cause), ("remedy", remedy)] {
             if !value.is_empty() {
-                fields.set_item(name, value)?;
+                fields.set_item(name, Reader::Python.words(value))?;
             }
         }
         Ok(())

@@ -65,7 +65,7 @@ impl Exporter {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                crate::errln!("error: exporter: {error}");
+                crate::errln!("error: exporter: {}", crate::said(error));
                 ExitCode::FAILURE
             }
         }

@@ -37,7 +37,7 @@ impl Importer {
         match self.share() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                crate::errln!("error: importer: {error}");
+                crate::errln!("error: importer: {}", crate::said(error));
                 ExitCode::FAILURE
             }
         }

@@ -385,7 +385,7 @@ fn no_link(npu: &Npu, others: &[&Npu]) -> Option<Feature> {
         match discovery::can_access(other.logical, npu.logical) {
             Ok(true) => return None,
             Ok(false) => {}
-            Err(error) => reason = Some(error.to_string()),
+            Err(error) => reason = Some(crate::said(error)),
         }
     }
     Some(match reason {

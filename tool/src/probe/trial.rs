@@ -157,7 +157,7 @@ fn try_devices(survey: &Survey, until: Instant, show: &dyn Fn(String)) -> Trials
         Some(Err(error)) => {
             let nothing = |id: &LogicalId| (*id, Tried::nothing(Feature::no("no memory session could be opened")));
             trials.devices = ids.iter().map(nothing).collect();
-            trials.failed(None, &error.to_string());
+            trials.failed(None, &crate::said(error));
             return trials;
         }
         None => {
@@ -183,7 +183,7 @@ fn try_devices(survey: &Survey, until: Instant, show: &dyn Fn(String)) -> Trials
                 continue;
             }
             Some(Err(error)) => {
-                trials.failed(Some(id), &error.to_string());
+                trials.failed(Some(id), &crate::said(error));
                 Feature::no("the device could not be opened")
             }
             None => {
@@ -216,7 +216,7 @@ fn try_devices(survey: &Survey, until: Instant, show: &dyn Fn(String)) -> Trials
     // Otherwise the end of this process closes it.
     if trials.failures.iter().all(|failure| failure.code != "not-tried-in-time") {
         if let Some(Err(failed)) = at_once([|| session.close()], until, |_| {}).remove(0) {
-            trials.failed(None, &failed.error.to_string());
+            trials.failed(None, &crate::said(failed.error));
         }
     }
     trials
@@ -229,7 +229,7 @@ pub(super) fn may_work(npu: &discovery::Npu) -> bool {
 
 /// The text of an error in one line.
 fn line(error: impl std::fmt::Display) -> String {
-    error.to_string().replace('\n', " ")
+    crate::said(error).replace('\n', " ")
 }
 
 /// A capability that was tried.

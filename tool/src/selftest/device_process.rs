@@ -28,7 +28,7 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
                 }
                 Err(error) => {
                     needed = true;
-                    Ok(Some(format!("it was refused, as expected: {error}")))
+                    Ok(Some(crate::said(format!("it was refused, as expected: {error}"))))
                 }
             }
         });
@@ -79,5 +79,5 @@ pub(super) fn run(run: &mut Run<'_>, devices: &[u32]) {
 }
 
 fn explained(failure: device_process::ProcessFailure) -> Failure {
-    Failure::Failed(format!("{failure}. {}", failure.remedy()))
+    Failure::Failed(crate::said(format!("{failure}. {}", failure.remedy())))
 }
