@@ -159,6 +159,8 @@ impl Mapping {
     ///
     /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemset")]
+    #[doc(alias = "cuMemsetD8")]
+    #[doc(alias = "cudaMemset")]
     pub fn fill(&self, offset: u64, size: u64, value: u8) -> Result<()> {
         self.slice(offset, size)?.fill(value)
     }
@@ -384,6 +386,8 @@ impl Slice<'_> {
     ///
     /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemcpy")]
+    #[doc(alias = "cuMemcpy")]
+    #[doc(alias = "cudaMemcpy")]
     pub fn copy_from(&self, from: &Slice<'_>) -> Result<()> {
         const OPERATION: &str = "copy between mapped memory";
         self.same_size(OPERATION, from.size)?;
@@ -452,6 +456,8 @@ impl Slice<'_> {
     ///
     /// Those of [`Mapping::write`].
     #[doc(alias = "aclrtMemcpy2d")]
+    #[doc(alias = "cuMemcpy2D")]
+    #[doc(alias = "cudaMemcpy2D")]
     pub fn write_rows(&self, rows: &Rows, from: &[u8]) -> Result<()> {
         self.check_rows(rows, from.len() as u64)?;
         if self.is_host() || self.is_split() {

@@ -176,6 +176,7 @@ impl Device {
     ///
     /// [`Error::Refused`] if the device does not answer.
     #[doc(alias = "aclrtGetMemInfo")]
+    #[doc(alias = "cudaMemGetInfo")]
     #[doc(alias = "cuMemGetInfo")]
     pub fn memory_info(&self, memory: MemoryKind) -> Result<MemoryInfo> {
         self.inner.memory_info(memory)
@@ -190,6 +191,7 @@ impl Device {
     /// [`Error::Invalid`] for devices of different sessions; [`Error::Refused`] if there is no link
     /// between the two, or this user may not use it.
     #[doc(alias = "aclrtDeviceEnablePeerAccess")]
+    #[doc(alias = "cudaDeviceEnablePeerAccess")]
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn enable_peer_access(&self, peer: &Device) -> Result<()> {
         self.inner.enable_peer_access(peer)

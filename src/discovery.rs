@@ -175,6 +175,7 @@ impl Survey {
 ///
 /// [`Error::NoDevices`] with the most likely reason if there are none.
 #[doc(alias = "aclrtGetDeviceCount")]
+#[doc(alias = "cudaGetDeviceCount")]
 #[doc(alias = "cuDeviceGetCount")]
 pub fn list() -> Result<Vec<Npu>> {
     list_with(&Options::default())

@@ -220,6 +220,34 @@ impl Mapping {
     pub fn unmap(self) -> Result<(), Failed<Mapping>> {
         undo(self.inner).map_err(|(error, inner)| Failed { error, object: Mapping { inner } })
     }
+
+    /// Unmaps, and returns the memory with its contents, which can be mapped again.
+    ///
+    /// ```
+    /// # let emulator = ascend_emulator::Emulator::start(Default::default())?;
+    /// # emulator.attach()?;
+    /// use ascend_vmm::{Error, LogicalId, Session};
+    ///
+    /// let session = Session::open()?;
+    /// let memory = session.device(LogicalId(0))?.create(2 << 20)?;
+    /// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+    /// drop(memory);
+    /// mapping.write(0, b"kept")?;
+    /// let memory = mapping.into_memory().map_err(Error::from)?;
+    /// let mapping = session.reserve(2 << 20)?.map(0, &memory)?;
+    /// let mut text = [0; 4];
+    /// mapping.read(0, &mut text)?;
+    /// assert_eq!(&text, b"kept");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::unmap`].
+    pub fn into_memory(self) -> Result<PhysicalMemory, Failed<Mapping>> {
+        let memory = self.memory();
+        self.unmap().map(|()| memory)
+    }
 }
 
 impl Mapped {

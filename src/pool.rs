@@ -129,6 +129,16 @@ pub struct Statistics {
     pub asleep: u64,
 }
 
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes| Bytes(bytes).rounded();
+        write!(f, "in use {}, peak {}, blocks {}, ", size(self.in_use), size(self.peak), self.blocks)?;
+        write!(f, "mapped {}, reserved {}, ", size(self.mapped), size(self.reserved))?;
+        write!(f, "largest free {}, cached {}, ", size(self.largest_free), size(self.cached))?;
+        write!(f, "asleep {}", size(self.asleep))
+    }
+}
+
 /// Hands out blocks of device memory, from a few bytes to 128 GiB, to any number of threads. A
 /// counted reference; blocks keep their memory alive without it.
 ///
@@ -184,6 +194,8 @@ impl Pool {
     /// memory of the pool does not help; [`Error::Refused`] if the kernel refuses a command. Then
     /// free memory, cache and addresses are as before.
     #[doc(alias = "aclrtMalloc")]
+    #[doc(alias = "cuMemAlloc")]
+    #[doc(alias = "cudaMalloc")]
     pub fn allocate(&self, size: u64, alignment: u64, tag: Tag) -> Result<Block> {
         self.context.cache.check_process()?;
         let Some(request) = BlockRequest::new(size, alignment) else { return Err(impossible(size, alignment)) };
@@ -249,6 +261,8 @@ impl Pool {
     ///
     /// [`Error::Invalid`] if no block begins there, or if it belongs to a [`Block`].
     #[doc(alias = "aclrtFree")]
+    #[doc(alias = "cuMemFree")]
+    #[doc(alias = "cudaFree")]
     pub fn free(&self, address: u64) -> Result<()> {
         self.context.cache.check_process()?;
         match self.context.owner(address) {

@@ -154,6 +154,14 @@ pub struct SessionStatistics {
     pub left: u64,
 }
 
+impl fmt::Display for SessionStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SessionStatistics { physical, reserved, mapped, mappings, left } = *self;
+        let [physical, reserved, mapped] = [physical, reserved, mapped].map(|bytes| Bytes(bytes).rounded());
+        write!(f, "memory {physical}, addresses {reserved}, mapped {mapped}, mappings {mappings}, left {left}")
+    }
+}
+
 /// The session itself.
 pub(crate) struct SessionInner {
     /// Bytes of physical memory and of reserved addresses, for the statistics.
@@ -236,6 +244,7 @@ impl Session {
     /// [`Error::Refused`] if there is no such device or it refuses this process;
     /// [`Error::DeviceProcess`] if it needs a device process and none could be started.
     #[doc(alias = "aclrtSetDevice")]
+    #[doc(alias = "cudaSetDevice")]
     pub fn device(&self, id: LogicalId) -> Result<Device> {
         Device::open(&self.inner, id)
     }
@@ -245,6 +254,10 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::OtherProcess`] in a child of the process that opened the session.
+    #[doc(alias = "pinned")]
+    #[doc(alias = "aclrtMallocHost")]
+    #[doc(alias = "cudaMallocHost")]
+    #[doc(alias = "cuMemHostAlloc")]
     pub fn host(&self) -> Result<Host> {
         self.inner.check_process()?;
         Ok(Host { inner: DeviceInner::host(&self.inner) })

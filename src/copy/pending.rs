@@ -175,6 +175,8 @@ impl Mapping {
     /// [`Error::Invalid`] for a range outside of the mapping; [`Error::Refused`] if the kernel does
     /// not start the copy. The buffer comes back.
     #[doc(alias = "aclrtMemcpyAsync")]
+    #[doc(alias = "cuMemcpyAsync")]
+    #[doc(alias = "cudaMemcpyAsync")]
     pub fn write_async(&self, offset: u64, from: Vec<u8>) -> Result<Pending, Failed<Vec<u8>>> {
         match self.slice(offset, from.len() as u64) {
             Ok(slice) => slice.write_async(from),

@@ -39,6 +39,7 @@ use ascend_ioctl::Generation;
 /// [`Error::Refused`](crate::Error::Refused) if there is no such device,
 /// [`Error::UnknownGeneration`](crate::Error::UnknownGeneration) if the driver fits no table.
 #[doc(alias = "aclrtDeviceCanAccessPeer")]
+#[doc(alias = "cudaDeviceCanAccessPeer")]
 #[doc(alias = "cuDeviceCanAccessPeer")]
 pub fn can_access(device: LogicalId, peer: LogicalId) -> Result<bool> {
     let urd = Urd::open()?;

@@ -5,6 +5,7 @@
 //! takes one ioctl in each direction. Cached memory still belongs to this process, and no other
 //! process can use it: a limit bounds it, and [`PageCache::trim`] releases it.
 
+use crate::bytes::Bytes;
 use crate::device::DeviceInner;
 use crate::error::{Error, Result};
 use crate::kind::{Kind, MemoryKind, Page};
@@ -84,6 +85,14 @@ pub struct CacheStatistics {
     /// How often memory was released: beyond the limit, trimmed, not fit for reuse, or because a
     /// tag of a pool fell asleep.
     pub released: u64,
+}
+
+impl fmt::Display for CacheStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheStatistics { cached, handles, hits, created, released } = *self;
+        let cached = Bytes(cached).rounded();
+        write!(f, "cached {cached}, handles {handles}, hits {hits}, created {created}, released {released}")
+    }
 }
 
 /// Keeps memory of one device, or of the host, for reuse. A counted reference that any number of

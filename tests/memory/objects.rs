@@ -561,6 +561,7 @@ fn a_session_counts_what_it_has() {
         let two = reservation.map(6 * MIB2, &memory).unwrap();
         let full = session.statistics();
         assert_eq!((full.physical, full.reserved, full.mapped, full.mappings), (3 * MIB2, GIB, 6 * MIB2, 2));
+        assert_eq!(full.to_string(), "memory 6 MiB, addresses 1 GiB, mapped 12 MiB, mappings 2, left 0");
         inject(emulator, "MEM_UNMAP#1=EBUSY");
         drop(one);
         assert_eq!(session.statistics().left, 1);
