@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 /// Options of `toolkit`.
 #[derive(clap::Args)]
@@ -30,8 +31,14 @@ pub const RELEASE: &str = "release";
 
 /// Runs the command and returns its exit status.
 pub fn run(options: Toolkit) -> ExitCode {
+    let begun = Instant::now();
+    ascend_vmm_tool::errln!(
+        "building the libraries (profile {}), which takes minutes the first time …",
+        options.profile
+    );
     match write(&options.directory, &options.profile) {
         Ok(()) => {
+            ascend_vmm_tool::errln!("built in {:.0} s; the tree is in:", begun.elapsed().as_secs_f64());
             ascend_vmm_tool::outln!("{}", options.directory.display());
             ExitCode::SUCCESS
         }
