@@ -20,8 +20,10 @@ use nix::unistd::{Gid, chown};
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -177,15 +179,27 @@ pub fn activated() -> Result<Option<UnixListener>, ServeError> {
 
 /// Tells systemd, if it started this process and wants to know.
 pub fn tell_systemd(told: Told) {
-    use sd_notify::NotifyState::{Ready, Status, Watchdog};
     let sent = match told {
-        Told::Serving => sd_notify::notify(&[Ready, Status("serving clients")]),
-        Told::Alive if sd_notify::watchdog_enabled().is_some() => sd_notify::notify(&[Watchdog]),
+        Told::Serving => notify("READY=1\nSTATUS=serving clients"),
+        Told::Alive if sd_notify::watchdog_enabled().is_some() => notify("WATCHDOG=1"),
         Told::Alive => Ok(()),
     };
     if let Err(error) = sent {
         tracing::warn!(%error, "systemd cannot be told");
     }
+}
+
+/// As sd_notify(3), but without waiting: the owner of the memory does not depend on a systemd that
+/// reads nothing, whose socket is full after some messages.
+fn notify(message: &str) -> io::Result<()> {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let address = match path.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(&path)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(message.as_bytes(), &address).map(drop)
 }
 
 /// The environment variable that tells a front its two descriptors.

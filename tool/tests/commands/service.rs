@@ -147,7 +147,10 @@ fn engine_process() {
 /// Lets an engine write `llama/tp1/weights`, on the second NPU.
 pub fn write_weights(emulator: &Emulator, socket: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["service::engine_process", "--exact"]).env("ENGINE_TEST_SOCKET", socket).stdout(Stdio::null());
+    command
+        .args(["service::engine_process", "--exact", "--nocapture"])
+        .env("ENGINE_TEST_SOCKET", socket)
+        .stdout(Stdio::null());
     assert!(emulator.spawn(&mut command).unwrap().wait().unwrap().success());
 }
 

@@ -51,6 +51,10 @@ fn a_socket_of_systemd_is_served_and_systemd_hears_of_it() {
     await_message(&systemd, "WATCHDOG=1");
     await_message(&systemd, "WATCHDOG=1");
     assert_eq!(early.join().unwrap(), served.0.id() as i32);
+    // A systemd that reads nothing stops nobody.
+    let messages = UnixDatagram::unbound().unwrap();
+    messages.set_nonblocking(true).unwrap();
+    while messages.send_to(b"STATUS=one of many", &notify).is_ok() {}
     write_weights(&emulator, &socket);
     assert_eq!(Client::new(&socket).status().unwrap().domains.len(), 1);
     drop(served);
