@@ -240,6 +240,29 @@ fn what_a_writer_does_not_need_is_given_back() {
 }
 
 #[test]
+fn a_child_that_drops_a_domain_calls_nothing() {
+    with_stand_in(&stand_in(&[]), |stack, service| {
+        let weights = open(service, Mode::Read).unwrap();
+        let held = stack.held();
+        // SAFETY: the child ends at once, and runs what the object runs at its end.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: the copy in the parent is another one.
+                drop(unsafe { std::ptr::read(&weights) });
+                // SAFETY: it takes a number.
+                unsafe { libc::_exit(i32::from(stack.held() != held)) };
+            }
+            child => {
+                let mut status = -1;
+                // SAFETY: room for the answer.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0, "the child has unmapped something");
+            }
+        }
+    });
+}
+
+#[test]
 fn two_readers_in_one_process_have_one_import() {
     with_stand_in(&stand_in(&[]), |stack, service| {
         let mut one = open(service, Mode::Read).unwrap();
