@@ -6,6 +6,7 @@ mod abi;
 mod bench;
 mod compat;
 mod dist;
+mod numbers;
 mod toolkit;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Xtask {
     /// Run unmodified programs of others on the C library and an emulated driver.
     #[command(subcommand)]
     Compat(compat::Compat),
+    /// Measure coverage, mutants and seeds, and write the table of docs/numbers.md.
+    Numbers(numbers::Numbers),
     /// Compare our layout tables with a driver source tree.
     #[command(subcommand)]
     Abi(abi::Abi),
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Xtask::Dist(options) => dist::run(options),
         Xtask::Toolkit(options) => toolkit::run(options),
         Xtask::Compat(command) => compat::run(command),
+        Xtask::Numbers(options) => numbers::run(&options),
         Xtask::Abi(command) => abi::run(command),
     }
 }
