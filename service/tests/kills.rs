@@ -196,10 +196,11 @@ fn kill_in(command: &'static str, victim: &'static str) {
         let client = service.client();
         fork(|| drop(write_weights(&client, &device(), &name("w"), KEYS))).join();
         let committed: u64 = emulator.state().memory.used.values().sum();
-        let ready = Line::new();
+        let (ready, go) = (Line::new(), Line::new());
         let writer = fork(|| {
             let device = device();
             ready.send(1);
+            go.receive();
             let wrote = || -> Result<Writer, Error> {
                 let mut writer = client.write(&device, &name("w"), Mode::Write, 8 * MIB, &options())?;
                 writer.put("norm", MIB, b"")?.fill(7)?;
@@ -212,6 +213,7 @@ fn kill_in(command: &'static str, victim: &'static str) {
         });
         ready.receive();
         let hold = emulator.hold(command);
+        go.send(1);
         hold.wait();
         match victim {
             "front" => {
