@@ -89,7 +89,8 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 /// The pages of this repository.
 fn pages() -> Vec<PathBuf> {
-    let named = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| root().join(name));
+    let named = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "bindings/python/README.md"];
+    let named = named.map(|name| root().join(name));
     let docs = files(&root().join("docs")).into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
     named.into_iter().chain(docs).collect()
 }
@@ -116,9 +117,15 @@ fn every_relative_link_leads_to_a_file_and_to_a_heading_in_it() {
     let (mut seen, mut broken) = (0, Vec::new());
     for path in pages() {
         let page = fs::read_to_string(&path).unwrap();
-        for link in links(&page).into_iter().filter(|link| !link.contains("://")) {
+        for link in links(&page) {
+            // Pages of packages name the pages of the repository by their address.
+            let (base, link) = match link.strip_prefix(concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/")) {
+                Some(link) => (root(), link),
+                None if link.contains("://") => continue,
+                None => (path.parent().unwrap(), link),
+            };
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let target = if file.is_empty() { path.clone() } else { base.join(file) };
             let has_anchor = || anchors(&fs::read_to_string(&target).unwrap()).iter().any(|known| known == anchor);
             if !target.exists() || !anchor.is_empty() && !has_anchor() {
                 broken.push(format!("{}: {link}", path.display()));

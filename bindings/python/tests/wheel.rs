@@ -9,6 +9,10 @@ use std::process::{Command, Output};
 /// What the tests import, and what builds the wheel.
 const NEEDED: &str = "import sys, maturin, numpy, pytest; sys.exit(sys.version_info < (3, 9))";
 
+/// Prints what a wheel says of itself.
+const METADATA: &str = "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
+    print(wheel.read(next(name for name in wheel.namelist() if name.endswith('/METADATA'))).decode())";
+
 fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -70,6 +74,11 @@ fn the_wheel_is_built_and_the_python_tests_pass_with_it() {
     assert_eq!(built.len(), 1, "{built:?}");
     let name = built[0].file_name().expect("a name").to_string_lossy().into_owned();
     assert!(name.contains("-cp39-abi3-"), "{name} is not a wheel for every Python from 3.9 on");
+    let about = run(Command::new(&python).args(["-c", METADATA]).arg(&built[0]));
+    let about = String::from_utf8_lossy(&about.stdout).into_owned();
+    for line in ["License-File: LICENSE-MIT", "License-File: LICENSE-APACHE", "Project-URL: Repository, https://"] {
+        assert!(about.contains(line), "no {line} in\n{about}");
+    }
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]).arg(&site).arg(&built[0]);
     run(&mut install);
@@ -90,4 +99,22 @@ fn the_wheel_is_built_and_the_python_tests_pass_with_it() {
             });
         }
     });
+}
+
+#[test]
+fn the_source_distribution_builds_with_the_lock_file_in_it() {
+    let Some(python) = python() else {
+        eprintln!("SKIPPED: there is no Python with maturin here (.ci/run installs it), so no sdist was made");
+        return;
+    };
+    let place = target().join("python-sdist");
+    let _ = std::fs::remove_dir_all(&place);
+    // It ends with what `--locked` would ask of the unpacked archive.
+    let output = run(Command::new(package().join("../../.ci/sdist")).arg(&place).arg(python));
+    let archive = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let listed = run(Command::new("tar").args(["-tzf", &archive]));
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for file in ["Cargo.lock", "LICENSE-MIT", "LICENSE-APACHE", "PKG-INFO", "bindings/python/Cargo.toml"] {
+        assert!(listed.lines().any(|line| line.ends_with(&format!("/{file}"))), "no {file} in\n{listed}");
+    }
 }

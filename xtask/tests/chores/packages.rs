@@ -74,6 +74,31 @@ fn nothing_else_can_be_published_by_mistake() {
     let open = packages.iter().filter(|package| package["publish"].is_null());
     let names: BTreeSet<&str> = open.map(|package| package["name"].as_str().unwrap()).collect();
     assert_eq!(names, BTreeSet::from(PUBLISHED));
+    for package in packages {
+        for field in ["repository", "homepage"] {
+            assert_eq!(package[field], env!("CARGO_PKG_REPOSITORY"), "{field} of {}", package["name"]);
+        }
+    }
+}
+
+#[test]
+fn a_release_names_its_own_repository_in_every_manifest_and_page() {
+    let copy = emptied(target().join("tmp/named"));
+    let clone = ["clone", "--quiet", root().to_str().unwrap(), "."];
+    let Ok(cloned) = Command::new("git").args(clone).current_dir(&copy).output() else {
+        eprintln!("SKIPPED: there is no git here");
+        return;
+    };
+    successful(cloned);
+    // The script of this tree, which may not be committed yet.
+    fs::copy(root().join(".ci/name-repository"), copy.join(".ci/name-repository")).unwrap();
+    let name = || Command::new(copy.join(".ci/name-repository")).arg("https://git.example.com/npu").output().unwrap();
+    successful(name());
+    let named = |file: &str| fs::read_to_string(copy.join(file)).unwrap();
+    assert!(named("Cargo.toml").contains("repository = \"https://git.example.com/npu\""));
+    let page = named("bindings/python/README.md");
+    assert!(page.contains("(https://git.example.com/npu/blob/main/docs/"), "{page}");
+    assert!(stdout(&successful(name())).contains("named already"));
 }
 
 #[test]
