@@ -53,8 +53,8 @@ pub enum Request {
         /// A writer that gives memory back when it is asked to.
         #[serde(default)]
         lends: bool,
-        /// 16 random bytes for [`Request::Resume`]; without them the service chooses. A client whose
-        /// connection breaks before the answer comes can find out whether it got the role.
+        /// 16 random bytes for [`Request::Resume`]; without them the service chooses. A client
+        /// whose connection breaks before the answer comes can find out whether it got the role.
         #[serde(default, with = "serde_bytes")]
         token: Vec<u8>,
     },

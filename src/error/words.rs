@@ -80,8 +80,9 @@ impl Reader {
     /// ```
     /// use ascend_vmm::error::Reader;
     ///
-    /// assert_eq!(Reader::Python.words("Wake it first (Pool::wake)."), "Wake it first (Pool.wake).");
-    /// assert_eq!(Reader::C.words("Wake it first (Pool::wake)."), "Wake it first.");
+    /// let text = "Wake it first (Pool::wake).";
+    /// assert_eq!(Reader::Python.words(text), "Wake it first (Pool.wake).");
+    /// assert_eq!(Reader::C.words(text), "Wake it first.");
     /// ```
     pub fn words(self, text: &str) -> String {
         WORDS.iter().fold(text.to_owned(), |text, (rust, words)| match text.contains(rust) {

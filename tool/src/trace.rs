@@ -61,8 +61,8 @@ pub struct Trace {
     #[arg(short, long, conflicts_with = "output")]
     quiet: bool,
     /// Write only these calls as text: modules (SVM), calls (open, MEM_*) and outcomes (ok, failed,
-    /// ENOMEM), separated by commas; `!` before the first excludes them. Given several times, a call
-    /// must fit each.
+    /// ENOMEM), separated by commas; `!` before the first excludes them. Given several times, a
+    /// call must fit each.
     #[arg(short = 'e', long = "filter", value_name = "WORDS", conflicts_with = "quiet")]
     filters: Vec<Filter>,
     /// Write the calls to this file as JSON lines, in the format of `emulate --record`.

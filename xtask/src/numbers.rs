@@ -1,8 +1,8 @@
 //! `cargo xtask numbers`: measures how well the tests look, and writes the table of
 //! `docs/numbers.md`.
 //!
-//! Coverage needs `rustup component add llvm-tools`, and mutants `cargo install cargo-mutants`. What
-//! is missing is said in the table instead of a number.
+//! Coverage needs `rustup component add llvm-tools`, and mutants `cargo install cargo-mutants`.
+//! What is missing is said in the table instead of a number.
 
 use serde_json::Value;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Names of the runtime's inner layer that libraries for shared memory load by name, with the codes of
-//! the outer one. Nothing here is new: each is a call of the outer layer in other words.
+//! Names of the runtime's inner layer that libraries for shared memory load by name, with the codes
+//! of the outer one. Nothing here is new: each is a call of the outer layer in other words.
 
 use crate::border::{Address, In, Out, Text};
 use crate::fault::{Outcome, refused, unsupported};

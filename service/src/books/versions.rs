@@ -83,8 +83,8 @@ impl Books {
         domain.readers.insert(id, version);
         if let Some(before) = before {
             if update {
-                // Those who stayed see the new contents, whether they look or not. The record of the
-                // commit says that too: a front may be killed between two records.
+                // Those who stayed see the new contents, whether they look or not. The record of
+                // the commit says that too: a front may be killed between two records.
                 let stayed: Vec<_> =
                     domain.readers.iter().filter(|(_, of)| **of == before.version).map(|(it, _)| *it).collect();
                 for reader in stayed {

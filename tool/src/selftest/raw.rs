@@ -14,8 +14,8 @@ pub fn run(report: &mut Report, exhaustion: bool, mut print: impl FnMut(&Case)) 
         print(&case);
         report.add(case);
     };
-    // Rules prepare themselves in the same functions: what fails there, such as opening a device, is
-    // the failure of the first, and keeps the others from being checked.
+    // Rules prepare themselves in the same functions: what fails there, such as opening a device,
+    // is the failure of the first, and keeps the others from being checked.
     let mut first_to_fail: HashMap<String, &'static str> = HashMap::new();
     let result = ascend_conformance::run(&options, &mut |checked| {
         let rule = checked.rule;

@@ -140,8 +140,8 @@ fn restart(
     Ok((calls, keepers, handles))
 }
 
-/// What client and front compute for a commit, as a multiple of what its bytes take through a socket
-/// pair.
+/// What client and front compute for a commit, as a multiple of what its bytes take through a
+/// socket pair.
 fn commit(service: &Service, client: &Client, device: &Device, keys: u64) -> Outcome<f64> {
     let (name, front) = (domain("commit")?, service.status()?.front);
     let (mut commits, mut pairs) = (Vec::new(), Vec::new());

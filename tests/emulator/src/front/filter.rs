@@ -25,7 +25,8 @@ pub const DRIVER_AREA: u64 = 16 << 30;
 
 /// The whole program. Under a schedule it also catches what gives up the CPU for others or for a
 /// time, random numbers, connections, and the first call that glibc makes in a new thread and in a
-/// fork's child: so the seed decides whether they or their parents go first, and who connects first.
+/// fork's child: so the seed decides whether they or their parents go first, and who connects
+/// first.
 pub fn program(scheduled: bool) -> Program {
     let filter = Filter::notifying();
     let waits = [

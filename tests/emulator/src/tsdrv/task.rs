@@ -3,8 +3,8 @@
 //! The layouts, and the checks that the host makes when a task is sent, are those of the driver's
 //! `ts_agent` (`task_struct.h`, `ts_agent_update_sqe.c`). What the scheduler of the device does is
 //! inferred: copies, events, notifies, placeholders and calls of host functions are carried out in
-//! the order of their queue; everything else, kernels of AI cores and AI CPUs first of all, ends with
-//! an error.
+//! the order of their queue; everything else, kernels of AI cores and AI CPUs first of all, ends
+//! with an error.
 
 use super::Call;
 use super::queue::{FAILED, MATCHED, Report};
@@ -89,7 +89,8 @@ impl Task {
         let mut left = (about >> 24 & 0x3F) as usize;
         let mut message = self.0[MESSAGE].to_vec();
         message.resize(left.max(message.len()), 0);
-        // The process, thread and device may be told behind the message, in this order from its end.
+        // The process, thread and device may be told behind the message, in this order from its
+        // end.
         let mut last = |is_there: bool, length: usize| {
             let start = left.checked_sub(if is_there { length } else { 0 })?;
             let value = message[start..left].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
