@@ -71,6 +71,7 @@ fn of_thousands_of_odd_calls_only_those_differ_that_a_trace_cannot_tell() {
                 // that was killed meanwhile.
                 "MEM_IMPORT returned EACCES",
                 "MEMCPY returned 0",
+                "DBG_VA_STATUS answered mem_type 2; emulated: 1",
                 "MEM_GET_INFO returned 0",
                 // Ordinary memory of the process that is not there; what is converted is held.
                 "CONVERT_ADDR returned EFAULT",
