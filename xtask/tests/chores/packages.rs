@@ -84,8 +84,9 @@ fn nothing_else_can_be_published_by_mistake() {
 #[test]
 fn a_release_names_its_own_repository_in_every_manifest_and_page() {
     let copy = emptied(target().join("tmp/named"));
-    let clone = ["clone", "--quiet", root().to_str().unwrap(), "."];
-    let Ok(cloned) = Command::new("git").args(clone).current_dir(&copy).output() else {
+    let mut clone = Command::new("git");
+    clone.args(["clone", "--quiet"]).arg(root()).arg(".").current_dir(&copy);
+    let Ok(cloned) = clone.output() else {
         eprintln!("SKIPPED: there is no git here");
         return;
     };
