@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The directory of cargo's libraries.
 pub fn built() -> PathBuf {
@@ -99,7 +100,9 @@ pub fn stand_in(options: &[&str]) -> PathBuf {
     std::fs::create_dir_all(&directory).unwrap();
     let library = directory.join("libascendcl.so");
     // Another test may compile the same file, or have it loaded.
-    let new = directory.join(format!("new-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let new = directory.join(format!("new-{}-{number}", std::process::id()));
     let mut command = Command::new("cc");
     command.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-Wl,-soname,libascendcl.so"]);
     command.args(options).arg("-o").arg(&new);
