@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// Options of `numbers`.
 #[derive(clap::Args)]
+#[command(after_help = "Example:\n  cargo xtask numbers seeds --seeds 1000")]
 pub struct Numbers {
     /// What is measured anew; the other rows stay. The default is everything, which takes an hour.
     #[arg(value_enum, value_name = "PART")]

@@ -15,7 +15,7 @@ const MEMORY_HEADER: &str = "src/sdk_driver/svm/v2/command/ioctl/svm_ioctl.h";
 
 /// The other files that a driver tree must have. They may be empty: the memory header declares
 /// everything.
-const OTHER_HEADERS: [&str; 15] = [
+const OTHER_HEADERS: [&str; 17] = [
     "src/sdk_driver/inc/davinci_interface.h",
     "src/sdk_driver/pbl/uda/command/ioctl/ascend_dev_num.h",
     "src/sdk_driver/pbl/uda/command/ioctl/uda_cmd.h",
@@ -24,6 +24,8 @@ const OTHER_HEADERS: [&str; 15] = [
     "src/sdk_driver/dms/command/ioctl/dms_urd_forward_uk_msg.h",
     "src/sdk_driver/hdc/command/ioctl/hdcdrv_cmd_ioctl.h",
     "src/sdk_driver/hdc/inc/hdcdrv_cmd_enum.h",
+    "src/sdk_driver/trsdrv/trs/inc/trs_ioctl.h",
+    "src/sdk_driver/esched/command/ioctl/esched_ioctl.h",
     "src/ascend_hal/dmc/logdrv/drv_share_log.c",
     "src/ascend_hal/dms/drv_devmng/inc/devmng_cmd_def.h",
     "src/ascend_hal/inc/devdrv_user_common.h",
