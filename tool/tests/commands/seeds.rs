@@ -14,8 +14,8 @@ fn summary(output: &Output) -> String {
 }
 
 /// Two processes add one to a number in a file, each with a call of the driver in between. The
-/// script fails if one addition is lost. The file has no name from mktemp, which makes a call more in
-/// some of its runs, so that the seed is another order.
+/// script fails if one addition is lost. The file has no name from mktemp, which makes a call more
+/// in some of its runs, so that the seed is another order.
 const LOST_ADDITION: &str = r#"
     f="${TMPDIR:-/tmp}/ascend-vmm-sum.$$"; echo 0 > "$f"
     add() { read n < "$f"; test -e /dev/davinci0; echo $((n + 1)) > "$f"; }
